@@ -1,0 +1,70 @@
+"""Every error edgeasync raises on purpose, and the exit code the command line gives it.
+
+    EdgeAsyncError                1
+    ├── ConfigError               2   a setting, flag or file of settings is wrong
+    ├── DataError                 3   a device's local data cannot be used
+    ├── ProtocolError             4   a peer sent what the protocol does not allow
+    ├── ModelMismatchError        5   two sides speak of different models
+    ├── HubUnreachableError       6   nobody answers at the hub's address
+    ├── RefusedError              7   the hub refused this device for good
+    ├── AddressError              8   an address cannot be bound or understood
+    └── StorageError              9   a file of a run or a device's state cannot be read or written
+
+The codes are a contract: scripts rely on them. Each message says what was wrong, where, and what to do.
+"""
+
+from typing import ClassVar
+
+
+class EdgeAsyncError(Exception):
+    """Root of the tree; catching it catches everything edgeasync raises on purpose."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class ConfigError(EdgeAsyncError):
+    """A setting, flag or file of settings is wrong."""
+
+    exit_code = 2
+
+
+class DataError(EdgeAsyncError):
+    """A device's local data cannot be used."""
+
+    exit_code = 3
+
+
+class ProtocolError(EdgeAsyncError):
+    """A peer sent what the protocol does not allow."""
+
+    exit_code = 4
+
+
+class ModelMismatchError(EdgeAsyncError):
+    """Two sides speak of different models."""
+
+    exit_code = 5
+
+
+class HubUnreachableError(EdgeAsyncError):
+    """Nobody answers at the hub's address."""
+
+    exit_code = 6
+
+
+class RefusedError(EdgeAsyncError):
+    """The hub refused this device for good."""
+
+    exit_code = 7
+
+
+class AddressError(EdgeAsyncError):
+    """An address cannot be bound or understood."""
+
+    exit_code = 8
+
+
+class StorageError(EdgeAsyncError):
+    """A file of a run or of a device's state cannot be read or written."""
+
+    exit_code = 9

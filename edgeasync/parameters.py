@@ -1,0 +1,106 @@
+"""A model as edgeasync sees it: a `ParameterSpec` that names the arrays, and one flat float32 vector.
+
+Gradient, delta, momentum and snapshot are vectors of the same length; the named arrays are views of it.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from edgeasync.errors import ModelMismatchError
+
+Vector = npt.NDArray[np.float32]
+"""A one-dimensional, C-contiguous float32 array."""
+
+Role = Literal["trained", "statistic"]
+"""`trained` entries move by updates; `statistic` entries (batch-norm running values) are merged convexly."""
+
+
+class Parameter(msgspec.Struct, frozen=True, array_like=True):
+    """One named array of a model: its name, shape, and role."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+    shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=1, le=2**40)], ...], msgspec.Meta(max_length=8)]
+    role: Role = "trained"
+
+    @property
+    def size(self) -> int:
+        """How many float32 values the array has."""
+        return math.prod(self.shape)
+
+
+class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
+    """The order, shapes and roles of a model's arrays inside one flat vector.
+
+    Trained arrays come first, statistics after them, so that each role is one contiguous range.
+    Raises `ValueError` when names repeat or a trained array follows a statistic.
+    """
+
+    parameters: Annotated[tuple[Parameter, ...], msgspec.Meta(min_length=1, max_length=100_000)]
+
+    def __post_init__(self) -> None:
+        names = [parameter.name for parameter in self.parameters]
+        if len(set(names)) != len(names):
+            repeated = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"parameter {repeated!r} appears twice")
+        roles = [parameter.role for parameter in self.parameters]
+        if roles != sorted(roles, key=("trained", "statistic").index):
+            raise ValueError("trained parameters must come before statistics")
+
+    @cached_property
+    def length(self) -> int:
+        """Values in the flat vector."""
+        return sum(parameter.size for parameter in self.parameters)
+
+    @cached_property
+    def trained_length(self) -> int:
+        """Values at the front of the vector that are trained; the rest are statistics."""
+        return sum(parameter.size for parameter in self.parameters if parameter.role == "trained")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the flat float32 vector."""
+        return 4 * self.length
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits that two specs share only if they are the same (SHA-256, cut)."""
+        return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()[:32]
+
+    def views(self, vector: Vector) -> dict[str, npt.NDArray[np.float32]]:
+        """Return the named arrays as views into `vector`; writing to one writes to the vector."""
+        self.check(vector)
+        views, start = {}, 0
+        for parameter in self.parameters:
+            views[parameter.name] = vector[start : start + parameter.size].reshape(parameter.shape)
+            start += parameter.size
+        return views
+
+    def flatten(self, arrays: Mapping[str, npt.NDArray[np.float32]]) -> Vector:
+        """Copy named arrays into a new flat vector.
+
+        Raises `ModelMismatchError` when a name or a shape is not the spec's.
+        """
+        if unknown := sorted(set(arrays) - {parameter.name for parameter in self.parameters}):
+            raise ModelMismatchError(f"array {unknown[0]!r} is not part of this model")
+        vector = np.empty(self.length, np.float32)
+        for name, view in self.views(vector).items():
+            if name not in arrays:
+                raise ModelMismatchError(f"array {name!r} of the model is missing")
+            if arrays[name].shape != view.shape:
+                raise ModelMismatchError(f"array {name!r} has shape {arrays[name].shape}, not {view.shape}")
+            view[...] = arrays[name]
+        return vector
+
+    def check(self, vector: Vector) -> None:
+        """Raise `ModelMismatchError` unless `vector` is a flat float32 vector of this spec's length."""
+        if vector.dtype != np.float32 or vector.shape != (self.length,) or not vector.flags.c_contiguous:
+            raise ModelMismatchError(
+                f"expected a flat float32 vector of {self.length} values, got {vector.dtype} {vector.shape}"
+            )

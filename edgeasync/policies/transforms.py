@@ -1,0 +1,99 @@
+"""Transforms: gradient in, update out. The same ones serve the hub's optimizer and a device's own.
+
+As in optax a transform is a pure description. It is split in two so that a hub's decisions are scalars that
+can be written down and replayed: `plan` decides them, `apply` is elementwise arithmetic on any slice.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Protocol
+
+import numpy as np
+from msgspec import Meta
+
+from edgeasync.config import Section
+from edgeasync.parameters import Vector
+
+Scalars = tuple[float, ...]
+
+
+class Transform(Protocol):
+    """One stage of an optimizer."""
+
+    @property
+    def state_vectors(self) -> int:
+        """Vectors of the model's length that the stage keeps between updates; they begin at zero."""
+
+    def plan(self, norm: float, count: int) -> Scalars:
+        """Decide this update's scalars from the gradient's norm and the number of updates before it."""
+
+    def factor(self, scalars: Scalars) -> float | None:
+        """Return the single factor this update amounts to, or `None` if it is not mere scaling."""
+
+    def apply(self, gradient: Vector, state: Sequence[Vector], scalars: Scalars) -> None:
+        """Turn a slice of gradient into update, in place, with the same slice of each state vector."""
+
+
+class SGD(Section, frozen=True, tag_field="kind", tag="sgd"):
+    """Stochastic gradient descent with heavy-ball momentum: `v = momentum v + g`, update `-learning_rate v`.
+
+    Polyak 1964; in the form of Sutskever et al. 2013. With momentum 0 it keeps no state.
+    """
+
+    learning_rate: Annotated[float, Meta(gt=0.0, le=1e6)] = 1.0
+    momentum: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
+
+    @property
+    def state_vectors(self) -> int:
+        """The velocity, if there is momentum."""
+        return 1 if self.momentum else 0
+
+    def plan(self, norm: float, count: int) -> Scalars:  # noqa: ARG002
+        """Return learning rate and momentum: constants here."""
+        return (self.learning_rate, self.momentum)
+
+    def factor(self, scalars: Scalars) -> float | None:
+        """Return minus the learning rate when there is no momentum."""
+        learning_rate, momentum = scalars
+        return None if momentum else -learning_rate
+
+    def apply(self, gradient: Vector, state: Sequence[Vector], scalars: Scalars) -> None:
+        """Turn gradient into update, in place."""
+        learning_rate, momentum = scalars
+        if momentum:
+            (velocity,) = state
+            np.multiply(velocity, np.float32(momentum), out=velocity)
+            np.add(velocity, gradient, out=velocity)
+            np.multiply(velocity, np.float32(-learning_rate), out=gradient)
+        else:
+            np.multiply(gradient, np.float32(-learning_rate), out=gradient)
+
+
+def state_vectors(chain: Sequence[Transform]) -> int:
+    """Return how many state vectors a chain keeps in all."""
+    return sum(transform.state_vectors for transform in chain)
+
+
+def plan_chain(chain: Sequence[Transform], norm: float, count: int) -> tuple[Scalars, ...]:
+    """Return every stage's scalars for one update."""
+    return tuple(transform.plan(norm, count) for transform in chain)
+
+
+def leading_factor(chain: Sequence[Transform], plan: Sequence[Scalars]) -> tuple[float, int]:
+    """Return the product of the stages at the front that merely scale, and how many they are."""
+    product = 1.0
+    for position, (transform, scalars) in enumerate(zip(chain, plan, strict=True)):
+        factor = transform.factor(scalars)
+        if factor is None:
+            return product, position
+        product *= factor
+    return product, len(chain)
+
+
+def apply_chain(
+    chain: Sequence[Transform], gradient: Vector, state: Sequence[Vector], plan: Sequence[Scalars]
+) -> None:
+    """Run a slice of gradient through the chain, in place, with the same slice of each state vector."""
+    used = 0
+    for transform, scalars in zip(chain, plan, strict=True):
+        transform.apply(gradient, state[used : used + transform.state_vectors], scalars)
+        used += transform.state_vectors

@@ -1,0 +1,1 @@
+"""What travels between hub and devices: messages, their frames, tensor codecs, and transfers in pieces."""

@@ -1,0 +1,243 @@
+"""The messages of the protocol, as typed and bounded structs. `docs/wire.md` is their specification.
+
+A field's order is its place on the wire; new fields may only be added at the end, with a default.
+"""
+
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from edgeasync.parameters import ParameterSpec
+
+PROTOCOL_VERSION = 1
+
+DEVICE_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(/[0-9]{1,3})?$"
+
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Unsigned64 = Annotated[int, Meta(ge=0)]
+Identity = Annotated[bytes, Meta(min_length=16, max_length=16)]
+DeviceId = Annotated[str, Meta(pattern=DEVICE_ID_PATTERN)]
+Lineage = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}$")]
+Fingerprint = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
+CodecName = Annotated[str, Meta(min_length=1, max_length=64)]
+Sentence = Annotated[str, Meta(max_length=1024)]
+Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
+
+
+class ModelVersion(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A version of the model: the lineage of hub state it belongs to, and its number there."""
+
+    lineage: Lineage
+    number: Count
+
+
+class Applied(msgspec.Struct, frozen=True, array_like=True, tag="applied", gc=False):
+    """The update is part of the model since version `number`."""
+
+    number: Count
+
+
+class Buffered(msgspec.Struct, frozen=True, array_like=True, tag="buffered", gc=False):
+    """The update waits with others, `count` in all, for the next flush."""
+
+    count: Count
+
+
+class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected", gc=False):
+    """The update will never count."""
+
+    reason: Literal["stale", "not_finite", "foreign_lineage", "future_version"]
+
+
+class Duplicate(msgspec.Struct, frozen=True, array_like=True, tag="duplicate", gc=False):
+    """The update was answered before; `first` is what was decided then."""
+
+    first: Applied | Buffered | Rejected
+
+
+FirstOutcome = Applied | Buffered | Rejected
+Outcome = Applied | Buffered | Rejected | Duplicate
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True):
+    """Base of every message; `kind` is its number in the header frame."""
+
+    kind: ClassVar[int]
+
+
+class DeviceProfile(msgspec.Struct, frozen=True, array_like=True):
+    """What a device says about itself, for people and for policies."""
+
+    machine: Annotated[str, Meta(max_length=64)] = ""
+    cores: Annotated[int, Meta(ge=1, le=4096)] = 1
+    memory_bytes: Count = 0
+    examples: Count = 0
+    software: Annotated[str, Meta(max_length=64)] = ""
+
+
+class Hello(Message, frozen=True):
+    """Device to hub: who I am and what I hold. The first message on every connection."""
+
+    kind = 1
+    protocol_versions: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=16)]
+    device_id: DeviceId
+    state_id: Identity
+    start: Count
+    session: Identity | None = None
+    seq_answered: Count = 0
+    profile: DeviceProfile = DeviceProfile()
+    codecs: Annotated[tuple[CodecName, ...], Meta(max_length=32)] = ("identity",)
+    fingerprint: Fingerprint | None = None
+
+
+class Welcome(Message, frozen=True):
+    """Hub to device: you are a member; this is the model's layout and how we talk."""
+
+    kind = 2
+    session: Identity
+    spec: ParameterSpec
+    settings: dict[str, object]
+    seq_last: Count
+    push_codec: CodecName
+    heartbeat_s: Annotated[float, Meta(gt=0, le=3600)]
+    lease_s: Annotated[float, Meta(gt=0, le=86400)]
+    piece_bytes: Annotated[int, Meta(ge=4096, le=2**30)]
+
+
+class Fetch(Message, frozen=True):
+    """Device to hub: give me an assignment (after a welcome, or when one was refused or lost)."""
+
+    kind = 3
+    session: Identity
+
+
+class Push(Message, frozen=True, gc=False):
+    """Device to hub: what I learnt in `local_steps` steps from `base`. The payload is the coded delta.
+
+    With `transfer` above 0 the payload follows in pieces of that transfer once the hub grants credit.
+    """
+
+    kind = 4
+    session: Identity
+    seq: Annotated[int, Meta(ge=1, le=2**53)]
+    base: ModelVersion
+    local_steps: Annotated[int, Meta(ge=1, le=2**31)]
+    examples: Count
+    loss_mean: float
+    loss_variance: float
+    step_s: Seconds
+    codec: CodecName
+    checksum: Unsigned64
+    payload_bytes: Count
+    transfer: Count = 0
+
+
+class Ack(Message, frozen=True, gc=False):
+    """Hub to device: the outcome of push `seq`. Travels alone or inside an `Assignment`."""
+
+    kind = 5
+    seq: Count
+    outcome: Outcome
+
+
+class Assignment(Message, frozen=True, gc=False):
+    """Hub to device: train `local_steps` steps from this version. The payload is the coded model.
+
+    With `transfer` above 0 the payload follows in pieces once the device grants credit.
+    """
+
+    kind = 6
+    version: ModelVersion
+    local_steps: Annotated[int, Meta(ge=1, le=2**31)]
+    codec: CodecName
+    checksum: Unsigned64
+    payload_bytes: Count
+    transfer: Count = 0
+    ack: Ack | None = None
+
+
+class Piece(Message, frozen=True, gc=False):
+    """Either way: a part of a transfer, in order; the payload frame holds the bytes from `offset` on."""
+
+    kind = 7
+    transfer: Count
+    offset: Count
+    checksum: Unsigned64
+
+
+class Credit(Message, frozen=True, gc=False):
+    """Either way: of this transfer I hold the first `received_bytes`; 0 lets it begin."""
+
+    kind = 8
+    transfer: Count
+    received_bytes: Count
+
+
+class Ping(Message, frozen=True, gc=False):
+    """Device to hub: I live, and have taken `steps_total` local steps since I started."""
+
+    kind = 9
+    session: Identity
+    sent_s: float
+    steps_total: Count
+
+
+class Pong(Message, frozen=True, gc=False):
+    """Hub to device: the answer to a ping, with its `sent_s` unchanged."""
+
+    kind = 10
+    sent_s: float
+
+
+class Leave(Message, frozen=True):
+    """Either way: a clean goodbye. From a hub, `finished` ends the device's work; `stopping` does not."""
+
+    kind = 11
+    reason: Literal["finished", "stopping"]
+    session: Identity | None = None
+
+
+RefusalCode = Literal[
+    "busy",
+    "duplicate_device_id",
+    "hub_full",
+    "malformed",
+    "model_mismatch",
+    "protocol_version",
+    "quarantined",
+    "retired_state",
+    "sequence",
+    "superseded",
+    "unknown_session",
+]
+
+
+class Refuse(Message, frozen=True):
+    """Hub to device: no, by a stable code, with a sentence for a person and when to try again."""
+
+    kind = 12
+    code: RefusalCode
+    sentence: Sentence
+    retry_after_s: Seconds | None = None
+
+
+class StatusRequest(Message, frozen=True):
+    """Anybody to hub: how do you do? Needs no session."""
+
+    kind = 13
+
+
+class Status(Message, frozen=True):
+    """Hub to the asker: the payload frame is one JSON object."""
+
+    kind = 14
+
+
+MESSAGES: dict[int, type[Message]] = {
+    message.kind: message
+    for message in (
+        Hello, Welcome, Fetch, Push, Ack, Assignment, Piece, Credit, Ping, Pong, Leave, Refuse,
+        StatusRequest, Status,
+    )
+}  # fmt: skip

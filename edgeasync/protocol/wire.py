@@ -1,0 +1,66 @@
+"""Frames: a message is one msgpack header frame and at most one flat payload frame.
+
+The header is the array `[protocol version, kind, fields, padding]`, `fields` being the message's own array.
+"""
+
+import msgpack
+import msgspec
+import xxhash
+
+from edgeasync.errors import ProtocolError
+from edgeasync.protocol.messages import MESSAGES, PROTOCOL_VERSION, Message
+
+HEADER_BYTES_MIN = 64
+"""Shorter headers are padded: small unaligned frames before a large one halve libzmq's throughput."""
+
+HEADER_BYTES_MAX = 1 << 20
+"""Longer headers are refused unread."""
+
+Buffer = bytes | bytearray | memoryview
+
+_PADDING = [b"\xc4" + bytes((length,)) + bytes(length) for length in range(HEADER_BYTES_MIN)]
+_pack = msgpack.Packer(autoreset=True).pack
+
+
+class UnsupportedVersionError(ProtocolError):
+    """The header speaks a protocol version this side does not know."""
+
+
+def encode(message: Message) -> bytes:
+    """Return the header frame of `message`, padded to 64 bytes."""
+    fields = msgspec.to_builtins(message, builtin_types=(bytes,))
+    header: bytes = _pack((PROTOCOL_VERSION, message.kind, fields, b""))
+    missing = HEADER_BYTES_MIN - len(header)
+    return header if missing <= 0 else header[:-2] + _PADDING[missing]
+
+
+def decode(header: bytes) -> Message:
+    """Read a header frame into a checked message; raises only `ProtocolError`, whatever the bytes are."""
+    if len(header) > HEADER_BYTES_MAX:
+        raise ProtocolError(f"header of {len(header)} bytes is over the limit of {HEADER_BYTES_MAX}")
+    try:
+        frame = msgpack.unpackb(header)
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise ProtocolError(f"header is not msgpack: {error}") from error
+    if type(frame) is not list or len(frame) != 4 or type(frame[0]) is not int:
+        raise ProtocolError("header is not an array of version, kind, fields and padding")
+    version, kind, fields, _ = frame
+    if version != PROTOCOL_VERSION:
+        raise UnsupportedVersionError(f"protocol version {version} is not {PROTOCOL_VERSION}")
+    message = MESSAGES.get(kind) if type(kind) is int else None
+    if message is None:
+        raise ProtocolError("unknown kind of message")
+    try:
+        return msgspec.convert(fields, message)
+    except (msgspec.ValidationError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise ProtocolError(f"{message.__name__}: {error}") from error
+
+
+def checksum(*payload: Buffer) -> int:
+    """XXH3-64 of a payload frame: guards against corruption, not against forgery."""
+    if len(payload) == 1:
+        return xxhash.xxh3_64_intdigest(payload[0])
+    digest = xxhash.xxh3_64()
+    for part in payload:
+        digest.update(part)
+    return digest.intdigest()
