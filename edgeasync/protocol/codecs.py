@@ -45,7 +45,7 @@ class Identity:
 
     def encode(self, vector: Vector) -> Buffer:
         """Return a view of the vector's own memory."""
-        return memoryview(np.ascontiguousarray(vector, "<f4")).cast("B")
+        return np.ascontiguousarray(vector, "<f4").view(np.uint8).data
 
     def read(self, payload: Buffer, start: int, stop: int, scratch: Vector) -> Vector:  # noqa: ARG002
         """Return a view of the payload."""
@@ -53,7 +53,7 @@ class Identity:
 
 
 class Float16:
-    """`float16`: little-endian IEEE 754 half precision; values beyond 65504 become infinite and are refused."""
+    """`float16`: little-endian IEEE 754 half precision; beyond 65504 values turn infinite, and are refused."""
 
     name = "float16"
     lossless = False
@@ -65,7 +65,7 @@ class Float16:
     def encode(self, vector: Vector) -> Buffer:
         """Round to nearest, ties to even."""
         with np.errstate(over="ignore"):
-            return memoryview(vector.astype("<f2")).cast("B")
+            return vector.astype("<f2").view(np.uint8).data
 
     def read(self, payload: Buffer, start: int, stop: int, scratch: Vector) -> Vector:
         """Widen into `scratch`."""
@@ -84,6 +84,7 @@ def find_codec(name: str, payload_bytes: int, length: int) -> Codec:
         raise ProtocolError(f"unknown codec {name!r}; known: {', '.join(CODECS)}")
     if payload_bytes != codec.payload_bytes(length):
         raise ProtocolError(
-            f"a {name} payload of {length} values has {codec.payload_bytes(length)} bytes, not {payload_bytes}"
+            f"a {name} payload of {length} values has {codec.payload_bytes(length)} bytes, "
+            f"not {payload_bytes}"
         )
     return codec

@@ -48,7 +48,7 @@ class OutgoingTransfer:
         return self._received == len(self.payload)
 
     def credit(self, credit: Credit, now_s: float) -> list[tuple[Piece, memoryview]]:
-        """Take in a credit; return the pieces to send now. Raises `ProtocolError` for an impossible credit."""
+        """Take in a credit, return the pieces to send now; raises `ProtocolError` if it cannot be."""
         if not self._received <= credit.received_bytes <= self._sent:
             raise ProtocolError(f"credit for byte {credit.received_bytes} of a transfer at {self._sent}")
         self._received = credit.received_bytes
