@@ -28,7 +28,7 @@ class Aggregator(Protocol):
         """Whether a device gets its next assignment at once, or when its update is folded."""
 
     def flush_at_s(self, buffered: Sequence[Contribution], devices_live: int) -> float | None:
-        """Return the core time at which `buffered` (never empty) is due to be folded; `None`: not yet known."""
+        """Return the core time at which `buffered` (never empty) is due to be folded, if it is known."""
 
     def weights(self, buffered: Sequence[Contribution]) -> tuple[float, ...]:
         """Return the factor of each contribution in the sum that becomes the pseudo-gradient."""

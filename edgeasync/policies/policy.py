@@ -1,7 +1,9 @@
 """The hub's whole judgement in one value: the `[policy]` table of its settings."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Annotated, Protocol
+
+from msgspec import Meta
 
 from edgeasync.config import Section
 from edgeasync.policies.aggregation import Aggregator, ImmediateAggregator
@@ -21,7 +23,7 @@ class Policy(Section, frozen=True):
 
     staleness: StalenessKind = PolynomialStaleness()
     aggregate: AggregatorKind = ImmediateAggregator()
-    optimizer: tuple[TransformKind, ...] = (SGD(),)
+    optimizer: Annotated[tuple[TransformKind, ...], Meta(min_length=1)] = (SGD(),)  # none would climb
     frequency: FrequencyKind = FixedFrequency()
 
 

@@ -79,11 +79,11 @@ def plan_chain(chain: Sequence[Transform], norm: float, count: int) -> tuple[Sca
 
 
 def leading_factor(chain: Sequence[Transform], plan: Sequence[Scalars]) -> tuple[float, int]:
-    """Return the product of the stages at the front that merely scale, and how many they are."""
+    """Return the product of the stateless stages at the front that merely scale, and how many they are."""
     product = 1.0
     for position, (transform, scalars) in enumerate(zip(chain, plan, strict=True)):
         factor = transform.factor(scalars)
-        if factor is None:
+        if factor is None or transform.state_vectors:
             return product, position
         product *= factor
     return product, len(chain)

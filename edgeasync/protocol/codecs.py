@@ -27,7 +27,7 @@ class Codec(Protocol):
         """Bytes that `length` values take."""
 
     def encode(self, vector: Vector) -> Buffer:
-        """Return the payload; it may be a view of `vector`, which must then stay unchanged while it is sent."""
+        """Return the payload; it may be a view of `vector`, which must not change while it is sent."""
 
     def read(self, payload: Buffer, start: int, stop: int, scratch: Vector) -> Vector:
         """Decode values `start` to `stop`: a read-only view of the payload, or the front of `scratch`."""
@@ -45,15 +45,17 @@ class Identity:
 
     def encode(self, vector: Vector) -> Buffer:
         """Return a view of the vector's own memory."""
-        return np.ascontiguousarray(vector, "<f4").view(np.uint8).data
+        return np.ascontiguousarray(vector, "<f4").data.cast("B")
 
     def read(self, payload: Buffer, start: int, stop: int, scratch: Vector) -> Vector:  # noqa: ARG002
         """Return a view of the payload."""
-        return np.frombuffer(payload, "<f4", stop - start, 4 * start)
+        values = np.frombuffer(payload, "<f4", stop - start, 4 * start)
+        values.flags.writeable = False
+        return values
 
 
 class Float16:
-    """`float16`: little-endian IEEE 754 half precision; beyond 65504 values turn infinite, and are refused."""
+    """`float16`: little-endian IEEE 754 half precision; values beyond 65504 turn infinite and are refused."""
 
     name = "float16"
     lossless = False
@@ -84,7 +86,6 @@ def find_codec(name: str, payload_bytes: int, length: int) -> Codec:
         raise ProtocolError(f"unknown codec {name!r}; known: {', '.join(CODECS)}")
     if payload_bytes != codec.payload_bytes(length):
         raise ProtocolError(
-            f"a {name} payload of {length} values has {codec.payload_bytes(length)} bytes, "
-            f"not {payload_bytes}"
+            f"a {name} payload of {length} values has {codec.payload_bytes(length)} bytes, not {payload_bytes}"
         )
     return codec

@@ -12,14 +12,14 @@ from edgeasync.parameters import ParameterSpec
 
 PROTOCOL_VERSION = 1
 
-DEVICE_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(/[0-9]{1,3})?$"
+DEVICE_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(/[0-9]{1,3})?\Z"
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Unsigned64 = Annotated[int, Meta(ge=0)]
 Identity = Annotated[bytes, Meta(min_length=16, max_length=16)]
 DeviceId = Annotated[str, Meta(pattern=DEVICE_ID_PATTERN)]
-Lineage = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}$")]
-Fingerprint = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
+Lineage = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
+Fingerprint = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 CodecName = Annotated[str, Meta(min_length=1, max_length=64)]
 Sentence = Annotated[str, Meta(max_length=1024)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
@@ -102,7 +102,7 @@ class Welcome(Message, frozen=True):
     push_codec: CodecName
     heartbeat_s: Annotated[float, Meta(gt=0, le=3600)]
     lease_s: Annotated[float, Meta(gt=0, le=86400)]
-    piece_bytes: Annotated[int, Meta(ge=4096, le=2**30)]
+    piece_bytes: Annotated[int, Meta(ge=2**16, le=2**30)]
 
 
 class Fetch(Message, frozen=True):

@@ -49,7 +49,7 @@ class OutgoingTransfer:
 
     def credit(self, credit: Credit, now_s: float) -> list[tuple[Piece, memoryview]]:
         """Take in a credit, return the pieces to send now; raises `ProtocolError` if it cannot be."""
-        if not self._received <= credit.received_bytes <= self._sent:
+        if credit.transfer != self.transfer or not self._received <= credit.received_bytes <= self._sent:
             raise ProtocolError(f"credit for byte {credit.received_bytes} of a transfer at {self._sent}")
         self._received = credit.received_bytes
         if self._mark is not None and self._received >= self._mark[0]:
@@ -91,7 +91,7 @@ class IncomingTransfer:
         end = piece.offset + len(part)
         if piece.transfer != self.transfer or piece.offset != self._received or end > len(self.buffer):
             raise ProtocolError(f"piece at byte {piece.offset} where {self._received} was due")
-        if len(part) < PIECE_BYTES_MIN and end != len(self.buffer):
+        if len(part) < PIECE_BYTES_MIN and (end != len(self.buffer) or len(part) == 0):
             raise ProtocolError(f"a piece of {len(part)} bytes is too small")
         if wire.checksum(part) != piece.checksum:
             raise ProtocolError(f"the piece at byte {piece.offset} is corrupt")

@@ -16,6 +16,8 @@ HEADER_BYTES_MIN = 64
 HEADER_BYTES_MAX = 1 << 20
 """Longer headers are refused unread."""
 
+ERROR_LENGTH_MAX = 240
+
 Buffer = bytes | bytearray | memoryview
 
 _PADDING = [b"\xc4" + bytes((length,)) + bytes(length) for length in range(HEADER_BYTES_MIN)]
@@ -39,9 +41,9 @@ def decode(header: bytes) -> Message:
     if len(header) > HEADER_BYTES_MAX:
         raise ProtocolError(f"header of {len(header)} bytes is over the limit of {HEADER_BYTES_MAX}")
     try:
-        frame = msgpack.unpackb(header)
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise ProtocolError(f"header is not msgpack: {error}") from error
+        frame = msgpack.unpackb(header, ext_hook=_refuse_extension)
+    except (ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
+        raise ProtocolError(f"header is not msgpack: {_brief(error)}") from error
     if type(frame) is not list or len(frame) != 4 or type(frame[0]) is not int:
         raise ProtocolError("header is not an array of version, kind, fields and padding")
     version, kind, fields, _ = frame
@@ -51,9 +53,9 @@ def decode(header: bytes) -> Message:
     if message is None:
         raise ProtocolError("unknown kind of message")
     try:
-        return msgspec.convert(fields, message)
+        return msgspec.convert(fields, message, builtin_types=(bytes,))  # else base64 text passes for bytes
     except (msgspec.ValidationError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise ProtocolError(f"{message.__name__}: {error}") from error
+        raise ProtocolError(f"{message.__name__}: {_brief(error)}") from error
 
 
 def checksum(*payload: Buffer) -> int:
@@ -64,3 +66,13 @@ def checksum(*payload: Buffer) -> int:
     for part in payload:
         digest.update(part)
     return digest.intdigest()
+
+
+def _refuse_extension(code: int, data: bytes) -> object:  # noqa: ARG001
+    raise ValueError(f"extension type {code} is not part of the protocol")
+
+
+def _brief(error: Exception) -> str:
+    """Cut an error's sentence to what a person can read: it may quote what a peer sent, up to a whole header."""
+    sentence = str(error) or type(error).__name__
+    return sentence if len(sentence) <= ERROR_LENGTH_MAX else f"{sentence[:ERROR_LENGTH_MAX]}..."

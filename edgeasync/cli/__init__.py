@@ -1,0 +1,1 @@
+"""The command line: `edgeasync hub | agent | status | demo`."""

@@ -1,0 +1,87 @@
+"""`edgeasync agent`."""
+
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+from edgeasync.cli.output import Printer
+from edgeasync.cli.service import serve
+from edgeasync.config import convert, read_toml, to_table
+from edgeasync.core.device import Tell
+from edgeasync.data.files import load
+from edgeasync.errors import ConfigError
+from edgeasync.protocol.messages import Welcome
+from edgeasync.runtime.agent import Agent
+from edgeasync.runtime.files import DeviceFolder
+from edgeasync.runtime.settings import AgentSection, AgentSettings
+from edgeasync.training.plan import read_plan
+from edgeasync.training.trainer import Trainer
+
+PROGRESS_S = 10.0
+
+
+def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> None:
+    """Run an agent by a settings file, flags, or both; a flag wins over the file."""
+    settings = AgentSettings() if config is None else read_toml(config, AgentSettings)
+    section = convert(to_table(settings.agent) | flags, AgentSection, where="flags")
+    if section.hub is None:
+        raise ConfigError("which hub? give --hub tcp://HOST:PORT, or [agent] hub in a settings file")
+    if section.data is None:
+        raise ConfigError("which data? give --data FILE.npz or FILE.csv, or [agent] data in a settings file")
+    dataset = load(Path(section.data))
+    device_id = section.device_id or default_device_id()
+    folder = DeviceFolder(
+        Path(section.state) if section.state else Path.home() / ".local" / "state" / "edgeasync" / device_id
+    )
+    identity = folder.open(device_id)
+    answered = 0
+
+    def on_tell(tell: Tell) -> None:
+        nonlocal answered
+        if tell.event == "answered":
+            answered += 1
+        elif tell.event == "waiting":
+            printer.event("waiting", detail=f"no hub at {section.hub} yet; trying until there is one")
+        else:
+            printer.event(tell.event, detail=tell.detail)
+
+    def make_trainer(welcome: Welcome) -> Trainer:
+        return read_plan(welcome.settings).make_trainer(dataset, section.seed)
+
+    agent = Agent(
+        section.hub,
+        identity=identity,
+        make_trainer=make_trainer,
+        examples=len(dataset),
+        fingerprint=None if settings.model is None else settings.model.spec.fingerprint,
+        step_s_min=section.step_s_min,
+        on_tell=on_tell,
+    )
+    told = -1
+
+    def on_progress() -> None:
+        nonlocal told
+        if agent.steps_total == told:
+            return
+        told = agent.steps_total
+        if printer.json:
+            printer.event("progress", steps=agent.steps_total, updates_answered=answered)
+        else:
+            printer.event("progress", detail=f"{agent.steps_total} local steps, {answered} updates answered")
+
+    printer.event("started", device=device_id, detail=f"{len(dataset)} examples, start {identity.start}")
+    try:
+        reason = serve(agent, PROGRESS_S, on_progress)
+    finally:
+        folder.close()
+    if printer.json:
+        printer.event("stopped", reason=reason, steps=agent.steps_total, updates_answered=answered)
+    else:
+        printer.event("stopped", detail=f"{reason}: {agent.steps_total} local steps, {answered} updates answered")
+
+
+def default_device_id() -> str:
+    """Return the host's name, cut to what a device id may hold."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64].lstrip("._-")
+    return name or "device"

@@ -1,0 +1,306 @@
+"""`edgeasync demo`: a hub and unequal agents as processes on this machine; one is killed and comes back.
+
+Nothing is staged: the processes are the commands a person would type, the digits are scikit-learn's, every
+device has its own non-IID part, and drops and joins are what the hub itself reports.
+"""
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from edgeasync.cli.output import Printer
+from edgeasync.cli.status import device_table
+from edgeasync.data.dataset import Dataset
+from edgeasync.data.partition import dirichlet
+from edgeasync.errors import ConfigError, EdgeAsyncError, HubUnreachableError, StorageError
+from edgeasync.runtime.files import MODEL_FILE, load_model
+from edgeasync.runtime.status import fetch_status
+from edgeasync.training.numpy_models import MlpModel
+
+SLOWNESS = (1, 1, 3, 10)
+"""How many times slower than the first the agents are, over and over."""
+
+STEP_S = 0.004
+"""Seconds of a local step on the fastest agent: about what a Raspberry Pi 4 needs for a small model."""
+
+HELD_OUT = 0.2
+"""Share of the digits that no agent gets."""
+
+DIRICHLET_ALPHA = 0.5
+
+REFRESH_S = 0.25
+
+MODEL = MlpModel(inputs=64, hidden=(64,), classes=10)
+
+SETTINGS = """\
+[hub]
+bind = "tcp://127.0.0.1:*"
+run = {run}
+seed = {seed}
+
+[model]
+kind = "mlp"
+inputs = 64
+hidden = [64]
+classes = 10
+
+[local]
+batch_size = 32
+optimizer = [{{ kind = "sgd", learning_rate = 0.1 }}]
+
+[policy]
+staleness = {{ kind = "polynomial", exponent = 0.5 }}
+frequency = {{ kind = "fixed", local_steps = 16 }}
+
+[liveness]
+heartbeat_s = 0.5
+lease_s = 1.5
+"""
+
+
+def run_demo(*, devices: int, seconds: float, seed: int, run: Path | None, printer: Printer) -> None:
+    """Run the demo and print its result, with `--json` as the last line."""
+    started_s = time.monotonic()
+    folder = run or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
+    held_out = _prepare(folder, devices, seed)
+    show = Show(printer, devices)
+    demo = Demo(folder, devices, seconds, show)
+    try:
+        with show:
+            status = asyncio.run(demo.run())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    vector, _ = load_model(folder / MODEL_FILE, MODEL.spec)
+    accuracy = float((MODEL.predict(vector, held_out.x) == held_out.y).mean())
+    result = {
+        "accuracy": round(accuracy, 4),
+        "devices_total": devices,
+        "dropped": show.counts["lost"],
+        "rejoined": show.counts["rejoined"],
+        "updates_applied": status["updates_applied"],
+        "updates_rejected": status["updates_rejected"],
+        "duplicates": status["duplicates"],
+        "seconds": round(time.monotonic() - started_s, 1),
+        "model": str((folder / MODEL_FILE).resolve()),
+        "devices": {
+            device["id"]: {
+                "updates_applied": device["updates_applied"],
+                "examples_per_s": device["examples_per_s"],
+            }
+            for device in status["devices"]
+        },
+    }
+    if printer.json:
+        printer.object(result)
+        return
+    for device in status["devices"]:
+        printer.line(f"{device['id']:<12} gave {device['updates_applied']} updates")
+    printer.line(f"accuracy on {len(held_out)} digits that no agent had: {accuracy:.1%}")
+    printer.line(f"dropped {result['dropped']}, rejoined {result['rejoined']}, in {result['seconds']} s")
+    printer.line(f"the model: {result['model']}")
+
+
+def _prepare(folder: Path, devices: int, seed: int) -> Dataset:
+    """Write the hub's settings and every device's part of the digits; return the held-out ones."""
+    try:
+        from sklearn.datasets import load_digits  # noqa: PLC0415
+    except ImportError:
+        raise ConfigError("the demo needs scikit-learn's digits: pip install 'edgeasync[demo]'") from None
+    digits = load_digits()
+    dataset = Dataset.of((digits.data / 16).astype(np.float32), digits.target)
+    order = np.random.default_rng(seed).permutation(len(dataset))
+    split = round(HELD_OUT * len(dataset))
+    parts = dirichlet(dataset.take(order[split:]), devices, DIRICHLET_ALPHA, seed, examples_min=32)
+    try:
+        folder.mkdir(parents=True, exist_ok=False)
+        (folder / "hub.toml").write_text(SETTINGS.format(run=json.dumps(str(folder)), seed=seed))
+        for number, part in enumerate(parts, start=1):
+            np.savez(folder / f"device-{number}.npz", x=part.x, y=part.y)
+    except FileExistsError:
+        raise StorageError(f"{folder} exists already; give another --run") from None
+    except OSError as error:
+        raise StorageError(f"{folder}: cannot be written: {error.strerror}; give another --run") from error
+    return dataset.take(order[:split])
+
+
+class Show:
+    """What the demo shows while it runs: a live table for people, event lines for scripts."""
+
+    def __init__(self, printer: Printer, devices: int) -> None:
+        self.counts = {"joined": 0, "lost": 0, "rejoined": 0}
+        self._devices = devices
+        self._printer = printer
+        self._console = Console(stderr=True)
+        self._live = Live(console=self._console, auto_refresh=False, transient=False)
+        self._lively = not printer.json and self._console.is_terminal
+
+    def __enter__(self) -> Self:
+        if self._lively:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lively:
+            self._live.stop()
+
+    def event(self, event: str, **details: Any) -> None:
+        """Count and print an event."""
+        if event in self.counts:
+            self.counts[event] += 1
+        if self._lively:
+            words = " ".join(str(value) for value in details.values() if value)
+            self._console.print(f"{time.strftime('%H:%M:%S')} {event:<10} {words}", highlight=False)
+        else:
+            self._printer.event(event, **details)
+
+    def table(self, status: dict[str, Any], pids: dict[str, int], done: float) -> None:
+        """Show how things stand."""
+        if self._lively:
+            width = 40
+            bar = "━" * round(width * done) + "╌" * (width - round(width * done))
+            title = Text(
+                f"{bar} {done:4.0%}   version {status['version']}, {status['updates_applied']} updates, "
+                f"hub pid {status['pid']}"
+            )
+            self._live.update(Group(title, device_table(status["devices"], pids)), refresh=True)
+
+
+class Demo:
+    """The processes of the demo."""
+
+    def __init__(self, folder: Path, devices: int, seconds: float, show: Show) -> None:
+        self._folder = folder
+        self._devices = devices
+        self._seconds = seconds
+        self._show = show
+        self._address = ""
+        self._agents: dict[str, asyncio.subprocess.Process] = {}
+        self._lost: dict[str, asyncio.Event] = {}
+
+    async def run(self) -> dict[str, Any]:
+        """Train for the given time; return the hub's last status."""
+        task = asyncio.current_task()
+        assert task is not None
+        loop = asyncio.get_running_loop()
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signal_number, task.cancel)
+        listening: asyncio.Future[str] = loop.create_future()
+        async with self._process("hub", str(self._folder / "hub.toml"), "--json", out=True) as hub:
+            following = asyncio.create_task(self._follow(hub, listening))
+            self._address = await _before(listening, hub, "the hub")
+            try:
+                for number in range(1, self._devices + 1):
+                    await self._start_agent(number)
+                return await self._train(loop.time())
+            finally:
+                for agent in self._agents.values():
+                    await _end(agent)
+                await _end(hub)
+                await following
+
+    async def _train(self, started_s: float) -> dict[str, Any]:
+        """Show progress to the end; half-way kill the second agent, and start it again once the hub misses it."""
+        victim = min(2, self._devices)
+        name = f"device-{victim}"
+        missed = self._lost.setdefault(name, asyncio.Event())
+        killed = restarted = False
+        while (done := (asyncio.get_running_loop().time() - started_s) / self._seconds) < 1:
+            self._show.table(await self._status(), {n: a.pid for n, a in self._agents.items()}, done)
+            if done >= 0.5 and not killed:
+                killed = True
+                missed.clear()
+                self._agents[name].send_signal(signal.SIGKILL)
+                await self._agents[name].wait()
+                self._show.event("killed", device=name, detail=f"pid {self._agents[name].pid} by SIGKILL")
+            if killed and missed.is_set() and not restarted:
+                restarted = True
+                await self._start_agent(victim)
+            for other, agent in self._agents.items():
+                if agent.returncode is not None and not (other == name and killed and not restarted):
+                    raise EdgeAsyncError(f"the agent {other} ended by itself with exit code {agent.returncode}")
+            await asyncio.sleep(REFRESH_S)
+        for agent in self._agents.values():
+            await _end(agent)
+        status = await self._status()
+        self._show.table(status, {n: a.pid for n, a in self._agents.items()}, 1.0)
+        return status
+
+    async def _status(self) -> dict[str, Any]:
+        return await asyncio.to_thread(fetch_status, self._address, 10.0)
+
+    async def _start_agent(self, number: int) -> None:
+        name = f"device-{number}"
+        slowness = SLOWNESS[(number - 1) % len(SLOWNESS)]
+        self._agents[name] = await _spawn(
+            "agent", "--hub", self._address, "--data", str(self._folder / f"{name}.npz"), "--device-id", name,
+            "--state", str(self._folder / name), "--step-s-min", str(STEP_S * slowness), "--json",
+        )  # fmt: skip
+        self._show.event("started", device=name, detail=f"pid {self._agents[name].pid}, {slowness}x slower")
+
+    async def _follow(self, hub: asyncio.subprocess.Process, listening: "asyncio.Future[str]") -> None:
+        """Read the hub's events as they come."""
+        assert hub.stdout is not None
+        async for line in hub.stdout:
+            event = json.loads(line)
+            name, device, detail = event["event"], event.get("device", ""), event.get("detail", "")
+            if name == "listening":
+                listening.set_result(detail)
+            if name in ("joined", "rejoined", "lost", "left", "warning"):
+                self._show.event(name, device=device, detail=detail)
+            if name == "lost":
+                self._lost.setdefault(device, asyncio.Event()).set()
+
+    @contextlib.asynccontextmanager
+    async def _process(self, *arguments: str, out: bool) -> AsyncIterator[asyncio.subprocess.Process]:
+        process = await _spawn(*arguments, out=out)
+        try:
+            yield process
+        finally:
+            await _end(process)
+
+
+async def _spawn(*arguments: str, out: bool = False) -> asyncio.subprocess.Process:
+    """Start an edgeasync command in a process group of its own, so that Ctrl-C reaches only the demo."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "edgeasync", *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE if out else asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+async def _before(
+    future: "asyncio.Future[str]", process: asyncio.subprocess.Process, name: str, timeout_s: float = 30.0
+) -> str:
+    """Wait for `future`, unless the process ends first."""
+    ended = asyncio.create_task(process.wait())
+    waiting: set[asyncio.Future[Any]] = {future, ended}
+    await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    ended.cancel()
+    if not future.done():
+        raise HubUnreachableError(f"{name} did not start; see its message above")
+    return future.result()
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Ask a process to end, and make it after a while."""
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), 5.0)
+    except TimeoutError:
+        process.kill()
+        await process.wait()

@@ -1,0 +1,114 @@
+"""The `edgeasync` command: arguments to settings, errors to one line and an exit code."""
+
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from edgeasync import errors
+from edgeasync.cli.output import Printer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Train one model across many unequal, unreliable devices, without waiting for any of them.",
+    epilog="Exit codes: 0 done, 2 settings, 3 data, 4 protocol, 5 another model, 6 no hub, 7 refused, 8 address, "
+    "9 files, 1 anything else.",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON objects, one a line.")]
+
+
+@app.command()
+def hub(
+    config: Annotated[Path, typer.Argument(help="The hub's settings, a TOML file; it needs [model] at least.")],
+    bind: Annotated[str | None, typer.Option(help="Where to listen [default: tcp://127.0.0.1:5555].")] = None,
+    run: Annotated[
+        str | None, typer.Option(help="Folder of this run, made if missing [default: runs/default].")
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without keys.")] = False,
+    json: Json = False,
+) -> None:
+    """Hold the model, and train it with whatever devices come. Ends by its [hub] stop setting, or Ctrl-C."""
+    from edgeasync.cli.hub import run_hub  # noqa: PLC0415
+
+    flags = {"bind": bind, "run": run, "insecure": insecure or None}
+    run_hub(config, {name: value for name, value in flags.items() if value is not None}, Printer(json=json))
+
+
+@app.command()
+def agent(
+    config: Annotated[Path | None, typer.Argument(help="The agent's settings, a TOML file.")] = None,
+    hub: Annotated[str | None, typer.Option(help="The hub's address, tcp://HOST:PORT.")] = None,
+    data: Annotated[str | None, typer.Option(help="This device's data: .npz with x and y, or .csv.")] = None,
+    device_id: Annotated[str | None, typer.Option(help="This device's name [default: the host's name].")] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(help="Folder of this device's identity [default: ~/.local/state/edgeasync/DEVICE_ID]."),
+    ] = None,
+    step_s_min: Annotated[
+        float | None, typer.Option(help="Draw every local step out to this many seconds: a slower device.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Train on this device's data. Waits for the hub as long as it takes; ends with it, or by Ctrl-C."""
+    from edgeasync.cli.agent import run_agent  # noqa: PLC0415
+
+    flags: dict[str, Any] = {
+        "hub": hub, "data": data, "device_id": device_id, "state": state, "step_s_min": step_s_min,
+    }  # fmt: skip
+    run_agent(config, {name: value for name, value in flags.items() if value is not None}, Printer(json=json))
+
+
+@app.command()
+def status(
+    hub: Annotated[str, typer.Option(help="The hub's address, tcp://HOST:PORT.")] = "tcp://127.0.0.1:5555",
+    timeout_s: Annotated[float, typer.Option(min=0.1, help="How long to wait for an answer.")] = 3.0,
+    json: Json = False,
+) -> None:
+    """Ask a live hub how it and its devices do."""
+    from edgeasync.cli.status import print_status  # noqa: PLC0415
+
+    print_status(hub, timeout_s, Printer(json=json))
+
+
+@app.command()
+def demo(
+    devices: Annotated[int, typer.Option(min=2, max=64, help="How many agents.")] = 4,
+    seconds: Annotated[float, typer.Option(min=6.0, max=3600.0, help="How long to train.")] = 15.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the split of the data and of the model.")] = 0,
+    run: Annotated[Path | None, typer.Option(help="Folder of this run [default: a new one in runs/].")] = None,
+    json: Json = False,
+) -> None:
+    """Train handwritten digits with a hub and unequal agents here, one of which dies and returns."""
+    from edgeasync.cli.demo import run_demo  # noqa: PLC0415
+
+    run_demo(devices=devices, seconds=seconds, seed=seed, run=run, printer=Printer(json=json))
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as installed  # noqa: PLC0415
+
+        sys.stdout.write(f"edgeasync {installed('edgeasync')}, Python {platform.python_version()}\n")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; a user's mistake becomes one line on standard error and an exit code."""
+    try:
+        app()
+    except errors.EdgeAsyncError as error:
+        sys.stderr.write(f"edgeasync: {' '.join(str(error).split())}\n")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.stderr.write("edgeasync: interrupted\n")
+        os._exit(130)

@@ -1,0 +1,50 @@
+"""`edgeasync status`."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from edgeasync.cli.output import Printer
+from edgeasync.runtime.status import fetch_status
+
+
+def print_status(address: str, timeout_s: float, printer: Printer) -> None:
+    """Ask the hub and print what it says."""
+    status = fetch_status(address, timeout_s)
+    if printer.json:
+        printer.object(status)
+        return
+    console = Console()
+    console.print(
+        f"hub {status['address']} (pid {status['pid']}), lineage {status['lineage']}, version {status['version']}"
+    )
+    console.print(
+        f"updates: {status['updates_applied']} applied, {status['updates_rejected']} rejected, "
+        f"{status['duplicates']} duplicates; messages refused: {status['messages_refused']}"
+    )
+    console.print(device_table(status["devices"]))
+
+
+def device_table(devices: list[dict[str, Any]], pids: dict[str, int] | None = None) -> Table:
+    """Return a table of the devices, with process ids where they are known."""
+    columns = ["device", "state", "seen s ago", "updates", "staleness", "local steps", "examples/s"]
+    if pids is not None:
+        columns.insert(1, "pid")
+    table = Table()
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("device", "state") else "right")
+    for device in devices:
+        cells = [
+            device["id"],
+            device["state"],
+            f"{device['last_seen_s']:.1f}",
+            str(device["updates_applied"]),
+            str(device["staleness"]),
+            str(device["local_steps"]),
+            f"{device['examples_per_s']:.0f}",
+        ]
+        if pids is not None:
+            cells.insert(1, str(pids.get(device["id"], "")))
+        table.add_row(*cells)
+    return table

@@ -1,0 +1,411 @@
+"""`DeviceCore`: the device as a deterministic state machine. Events in, effects out; no I/O, no clock.
+
+Two small machines side by side. The *link* is `offline`, `greeting` or `joined`; the *work* is `idle` (it
+wants an assignment), `adopting` (its payload is coming in), `training`, or `pushing` (an update has no answer
+yet). They meet only when the link becomes `joined`: work then says again what was not answered. So training
+goes on while the hub is away, and an update is repeated, under the same number, until it is answered.
+"""
+
+from random import Random
+from typing import Literal
+
+import msgspec
+
+from edgeasync.errors import EdgeAsyncError, ModelMismatchError, RefusedError
+from edgeasync.protocol.messages import (
+    PROTOCOL_VERSION,
+    Ack,
+    Assignment,
+    DeviceProfile,
+    Duplicate,
+    Fetch,
+    Hello,
+    Leave,
+    Message,
+    ModelVersion,
+    Outcome,
+    Ping,
+    Pong,
+    Push,
+    Refuse,
+    Welcome,
+)
+
+GREETING_S = 3.0
+"""How long a new connection may take to be welcomed."""
+
+BACKOFF_MIN_S = 0.1
+BACKOFF_MAX_S = 3.0
+
+DUPLICATE_REFUSALS_MAX = 3
+"""Refusals as a duplicate device, each after the lease it names, before the device gives up."""
+
+
+class Arrived(msgspec.Struct, frozen=True, gc=False):
+    """A message came from the hub. An assignment comes as its header; its payload is taken by `Adopt`."""
+
+    message: Message
+
+
+class Adopted(msgspec.Struct, frozen=True, gc=False):
+    """The assigned model is in the device's memory, whole and checked."""
+
+    assignment: Assignment
+
+
+class AdoptionFailed(msgspec.Struct, frozen=True, gc=False):
+    """The assigned model came in broken."""
+
+    reason: str
+
+
+class TransferMoved(msgspec.Struct, frozen=True, gc=False):
+    """A piece or credit of the transfer under way came in."""
+
+
+class Trained(msgspec.Struct, frozen=True, gc=False):
+    """The assigned local steps are done; the delta is ready to be sent."""
+
+    local_steps: int
+    examples: int
+    loss_mean: float
+    loss_variance: float
+    step_s: float
+
+
+class StopRequested(msgspec.Struct, frozen=True):
+    """The person who runs the device wants the agent to end."""
+
+
+DeviceEvent = Arrived | Adopted | AdoptionFailed | TransferMoved | Trained | StopRequested
+
+
+class Open(msgspec.Struct, frozen=True, gc=False):
+    """Open a fresh connection to the hub; whatever was under way on an older one is void."""
+
+
+class Close(msgspec.Struct, frozen=True, gc=False):
+    """Close the connection."""
+
+
+class Say(msgspec.Struct, frozen=True, gc=False):
+    """Send a message without payload."""
+
+    message: Message
+
+
+class SendPush(msgspec.Struct, frozen=True, gc=False):
+    """Send the delta under this header; the shell fills in codec, checksum, sizes and transfer."""
+
+    push: Push
+
+
+class Join(msgspec.Struct, frozen=True, gc=False):
+    """Make ready to train what the hub describes."""
+
+    welcome: Welcome
+
+
+class Adopt(msgspec.Struct, frozen=True, gc=False):
+    """Take in the payload of this assignment, then report `Adopted`."""
+
+    assignment: Assignment
+
+
+class Train(msgspec.Struct, frozen=True, gc=False):
+    """Take local steps from the adopted model, then report `Trained`."""
+
+    local_steps: int
+
+
+class Tell(msgspec.Struct, frozen=True):
+    """Tell the person at the device what happened."""
+
+    event: str
+    detail: str = ""
+
+
+class Finish(msgspec.Struct, frozen=True):
+    """End the agent; with an error if something is wrong that waiting does not mend."""
+
+    reason: str
+    error: EdgeAsyncError | None = None
+
+
+DeviceEffect = Open | Close | Say | SendPush | Join | Adopt | Train | Tell | Finish
+
+
+class DeviceCore:
+    """A device's decisions. `begin`, `handle` and `tick` return effects to carry out in order."""
+
+    def __init__(
+        self,
+        *,
+        device_id: str,
+        state_id: bytes,
+        start: int,
+        profile: DeviceProfile,
+        codecs: tuple[str, ...],
+        fingerprint: str | None,
+        random: Random,
+    ) -> None:
+        self.device_id = device_id
+        self.link: Literal["offline", "greeting", "joined", "over"] = "offline"
+        self.work: Literal["idle", "adopting", "training", "pushing"] = "idle"
+        self.welcome: Welcome | None = None
+        self.base: ModelVersion | None = None
+        self.round_trip_s: float | None = None
+        self.updates_answered = 0
+        self._state_id = state_id
+        self._start = start
+        self._profile = profile
+        self._codecs = codecs
+        self._fingerprint = fingerprint
+        self._random = random
+        self._push: Push | None = None
+        self._seq_last = 0
+        self._attempts = self._duplicate_refusals = 0
+        self._link_at_s = self._work_at_s = self._ping_at_s = self._heard_s = 0.0
+
+    # -- time ------------------------------------------------------------------------------------------------
+
+    def next_deadline_s(self) -> float | None:
+        """Return when `tick` is next due; `None` once the device has finished."""
+        if self.link == "over":
+            return None
+        if self.link != "joined" or self.welcome is None:
+            return self._link_at_s
+        due = [self._ping_at_s, self._heard_s + self.welcome.lease_s]
+        if self.work != "training":
+            due.append(self._work_at_s)
+        return min(due)
+
+    def begin(self, now_s: float) -> list[DeviceEffect]:
+        """Connect for the first time."""
+        return self._greet(now_s)
+
+    def tick(self, now_s: float, steps_total: int) -> list[DeviceEffect]:
+        """Do what is due: connect again, ping, or repeat what was not answered."""
+        if self.link == "over":
+            return []
+        if self.link == "offline":
+            return self._greet(now_s) if now_s >= self._link_at_s else []
+        if self.link == "greeting" or self.welcome is None:
+            return self._go_offline(now_s, "no answer") if now_s >= self._link_at_s else []
+        if now_s >= self._heard_s + self.welcome.lease_s:
+            return self._go_offline(now_s, f"the hub was silent for {now_s - self._heard_s:.0f} s")
+        effects: list[DeviceEffect] = []
+        if now_s >= self._ping_at_s:
+            self._ping_at_s = now_s + self.welcome.heartbeat_s
+            effects.append(Say(Ping(self.welcome.session, now_s, steps_total)))
+        if self.work != "training" and now_s >= self._work_at_s:
+            effects += self._speak(now_s)
+        return effects
+
+    # -- events ----------------------------------------------------------------------------------------------
+
+    def handle(self, event: DeviceEvent, now_s: float) -> list[DeviceEffect]:
+        """Take in one event; return the effects to carry out in order."""
+        if self.link == "over":
+            return []
+        match event:
+            case Arrived():
+                self._heard_s = now_s
+                return self._arrived(event.message, now_s)
+            case Trained():
+                return self._trained(event, now_s)
+            case Adopted():
+                if self.work != "adopting":
+                    return []
+                self.work = "training"
+                self.base = event.assignment.version
+                return [Train(event.assignment.local_steps)]
+            case AdoptionFailed():
+                return [Tell("warning", event.reason), *self._want_assignment(now_s)]
+            case TransferMoved():
+                self._heard_s = now_s
+                self._wait(now_s)
+                return []
+            case StopRequested():
+                goodbye: list[DeviceEffect] = []
+                if self.link == "joined" and self.welcome is not None:
+                    goodbye.append(Say(Leave("stopping", self.welcome.session)))
+                return [*goodbye, *self._finish("stopped")]
+
+    def _arrived(self, message: Message, now_s: float) -> list[DeviceEffect]:
+        match message:
+            case Welcome():
+                return self._welcomed(message, now_s)
+            case Refuse():
+                return self._refused(message, now_s)
+            case Leave():
+                if message.reason == "finished":
+                    return self._finish("the hub has finished training")
+                return self._go_offline(now_s, "the hub is stopping")
+            case Pong():
+                self.round_trip_s = now_s - message.sent_s
+            case Ack() if self.link == "joined":
+                return self._acknowledged(message, now_s)
+            case Assignment() if self.link == "joined":
+                effects = self._acknowledged(message.ack, now_s) if message.ack is not None else []
+                if self.work in ("idle", "adopting"):
+                    self.work = "adopting"
+                    self._wait(now_s)
+                    effects.append(Adopt(message))
+                return effects
+        return []
+
+    # -- link ------------------------------------------------------------------------------------------------
+
+    def _greet(self, now_s: float) -> list[DeviceEffect]:
+        self.link = "greeting"
+        self._link_at_s = now_s + GREETING_S
+        return [Open(), Say(self._hello())]
+
+    def _hello(self) -> Hello:
+        return Hello(
+            protocol_versions=(PROTOCOL_VERSION,),
+            device_id=self.device_id,
+            state_id=self._state_id,
+            start=self._start,
+            session=None if self.welcome is None else self.welcome.session,
+            seq_answered=self._seq_last,
+            profile=self._profile,
+            codecs=self._codecs,
+            fingerprint=self._fingerprint,
+        )
+
+    def _go_offline(self, now_s: float, cause: str, after_s: float | None = None) -> list[DeviceEffect]:
+        effects: list[DeviceEffect] = [Close()]
+        if self.link == "joined":
+            effects.append(Tell("disconnected", cause))
+        elif self._attempts == 0:
+            effects.append(Tell("waiting", cause))
+        self.link = "offline"
+        if self.work == "adopting":
+            self.work = "idle"
+        if after_s is None:
+            after_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2.0 ** min(self._attempts, 10))
+        self._attempts += 1
+        self._link_at_s = now_s + after_s * self._random.uniform(0.5, 1.0)
+        return effects
+
+    def _welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:
+        if self.link != "greeting":
+            return []
+        before = self.welcome
+        if before is not None and (before.spec, before.settings) != (welcome.spec, welcome.settings):
+            return self._finish(
+                "model mismatch",
+                ModelMismatchError("the hub now trains another model than before; start the agent again"),
+            )
+        self.link = "joined"
+        self.welcome = welcome
+        self._attempts = self._duplicate_refusals = 0
+        self._ping_at_s = now_s + welcome.heartbeat_s * self._random.uniform(0.5, 1.0)
+        effects: list[DeviceEffect] = [Tell("joined", f"as {self.device_id}")]
+        if before is None:
+            effects.append(Join(welcome))
+        if self._push is not None and self._push.seq > welcome.seq_last + 1:
+            # The hub remembers less than it had answered: it was put back to an older state.
+            self._push = msgspec.structs.replace(self._push, seq=welcome.seq_last + 1)
+        if self._push is None:
+            self._seq_last = welcome.seq_last
+        if self.work == "adopting":
+            self.work = "idle"
+        if self.work != "training":
+            effects += self._speak(now_s)
+        return effects
+
+    def _refused(self, refuse: Refuse, now_s: float) -> list[DeviceEffect]:
+        match refuse.code:
+            case "busy":
+                self._work_at_s = now_s + (refuse.retry_after_s or 1.0) * self._random.uniform(1.0, 1.5)
+                return []
+            case "unknown_session" | "sequence":
+                if self.link != "joined":
+                    return []
+                self.link = "greeting"
+                self._link_at_s = now_s + GREETING_S
+                return [Say(self._hello())]
+            case "malformed":
+                self._work_at_s = now_s + BACKOFF_MAX_S * self._random.uniform(0.5, 1.0)
+                return [Tell("warning", f"the hub could not read a message: {refuse.sentence}")]
+            case "duplicate_device_id" if self._duplicate_refusals < DUPLICATE_REFUSALS_MAX:
+                self._duplicate_refusals += 1
+                retry_after_s = (refuse.retry_after_s or 0.0) + BACKOFF_MAX_S
+                return [
+                    Tell("warning", refuse.sentence),
+                    *self._go_offline(now_s, refuse.sentence, retry_after_s),
+                ]
+            case "hub_full" | "quarantined" if refuse.retry_after_s is not None:
+                return [
+                    Tell("warning", refuse.sentence),
+                    *self._go_offline(now_s, refuse.sentence, refuse.retry_after_s + BACKOFF_MAX_S),
+                ]
+            case "model_mismatch":
+                return self._finish("model mismatch", ModelMismatchError(refuse.sentence))
+        return self._finish(refuse.code, RefusedError(refuse.sentence))
+
+    def _finish(self, reason: str, error: EdgeAsyncError | None = None) -> list[DeviceEffect]:
+        self.link = "over"
+        return [Finish(reason, error)]
+
+    # -- work ------------------------------------------------------------------------------------------------
+
+    def _trained(self, result: Trained, now_s: float) -> list[DeviceEffect]:
+        if self.work != "training" or self.base is None or self.welcome is None:
+            return []
+        self.work = "pushing"
+        self._push = Push(
+            session=self.welcome.session,
+            seq=self._seq_last + 1,
+            base=self.base,
+            local_steps=result.local_steps,
+            examples=result.examples,
+            loss_mean=result.loss_mean,
+            loss_variance=result.loss_variance,
+            step_s=result.step_s,
+            codec=self.welcome.push_codec,
+            checksum=0,
+            payload_bytes=0,
+        )
+        return self._speak(now_s) if self.link == "joined" else []
+
+    def _speak(self, now_s: float) -> list[DeviceEffect]:
+        """Say, or say again, what the work waits for."""
+        assert self.welcome is not None
+        self._wait(now_s)
+        if self._push is not None:
+            self._push = msgspec.structs.replace(self._push, session=self.welcome.session)
+            return [SendPush(self._push)]
+        self.work = "idle"
+        return [Say(Fetch(self.welcome.session))]
+
+    def _want_assignment(self, now_s: float) -> list[DeviceEffect]:
+        self.work = "idle"
+        self._work_at_s = now_s + BACKOFF_MIN_S
+        return []
+
+    def _wait(self, now_s: float) -> None:
+        """Give the hub a lease's time to answer before the work speaks again."""
+        assert self.welcome is not None
+        self._work_at_s = now_s + self.welcome.lease_s
+
+    def _acknowledged(self, ack: Ack, now_s: float) -> list[DeviceEffect]:
+        if self._push is None or ack.seq != self._push.seq:
+            return []
+        self._seq_last = ack.seq
+        self._push = None
+        self.work = "idle"
+        self.updates_answered += 1
+        self._wait(now_s)
+        return [Tell("answered", describe(ack.outcome))]
+
+
+def describe(outcome: Outcome) -> str:
+    """Return an outcome in words."""
+    if isinstance(outcome, Duplicate):
+        return f"duplicate of: {describe(outcome.first)}"
+    values = ", ".join(str(value) for value in msgspec.structs.astuple(outcome))
+    return f"{type(outcome).__name__.lower()} {values}"

@@ -1,0 +1,79 @@
+"""What the cores want done, in order. A shell (ZeroMQ, simulator) carries them out."""
+
+import msgspec
+
+from edgeasync.core.events import Peer
+from edgeasync.policies.transforms import Scalars
+from edgeasync.protocol.messages import Ack, Message, ModelVersion, Push
+
+
+class Send(msgspec.Struct, frozen=True, gc=False):
+    """Send a message without payload."""
+
+    peer: Peer
+    message: Message
+
+
+class SendStatus(msgspec.Struct, frozen=True, gc=False):
+    """Send the hub's status to whoever asked."""
+
+    peer: Peer
+
+
+class Assign(msgspec.Struct, frozen=True, gc=False):
+    """Send an assignment with the model at `version`, as soon as that version has been folded."""
+
+    peer: Peer
+    version: ModelVersion
+    local_steps: int
+    codec: str
+    ack: Ack | None
+
+
+class Receive(msgspec.Struct, frozen=True, gc=False):
+    """Open a buffer for the announced push and grant its first credit."""
+
+    peer: Peer
+    push: Push
+
+
+class Fold(msgspec.Struct, frozen=True, gc=False):
+    """Make the next version: current + transforms(-sum of weight times update), then drop the updates."""
+
+    number: int
+    handles: tuple[int, ...]
+    weights: tuple[float, ...]
+    plan: tuple[Scalars, ...]
+
+
+class Discard(msgspec.Struct, frozen=True, gc=False):
+    """Drop a payload that will not be folded."""
+
+    handle: int
+
+
+class Forget(msgspec.Struct, frozen=True, gc=False):
+    """End the transfers of a connection that is no member's any more."""
+
+    peer: Peer
+
+
+class Report(msgspec.Struct, frozen=True):
+    """Tell people what happened; `device_id` is empty where it concerns the hub as a whole."""
+
+    event: str
+    device_id: str = ""
+    detail: str = ""
+
+
+class Save(msgspec.Struct, frozen=True, gc=False):
+    """Write the current model to disk."""
+
+
+class Stop(msgspec.Struct, frozen=True, gc=False):
+    """End the hub once everything before this effect is done."""
+
+    reason: str
+
+
+HubEffect = Send | SendStatus | Assign | Receive | Fold | Discard | Forget | Report | Save | Stop

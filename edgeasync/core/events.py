@@ -1,0 +1,54 @@
+"""What happens to the hub: the inputs of `HubCore`. One event for every message, plus stop and time.
+
+`peer` is the connection a message came on, an opaque routing id. `room` says whether the shell has the memory
+that the message asks for (a place in the queue of updates, a snapshot to send, a transfer buffer).
+"""
+
+import msgspec
+
+from edgeasync.protocol.messages import Fetch, Hello, Leave, Ping, Push, StatusRequest
+
+Peer = bytes
+
+
+class Received(msgspec.Struct, frozen=True, gc=False):
+    """A whole message came in that carries no payload; a `Push` here announces a transfer in pieces."""
+
+    peer: Peer
+    message: Hello | Fetch | Push | Ping | Leave | StatusRequest
+    room: bool = True
+
+
+class PushArrived(msgspec.Struct, frozen=True, gc=False):
+    """A push is here with its whole payload, which had the right length and checksum.
+
+    `handle` names the payload; `norm` is the L2 norm of what it decodes to, not finite if any value is not.
+    """
+
+    peer: Peer
+    push: Push
+    handle: int
+    norm: float
+    room: bool = True
+
+
+class Heard(msgspec.Struct, frozen=True, gc=False):
+    """A piece or a credit came in that belongs to a transfer under way: a sign of life."""
+
+    peer: Peer
+    kind: str
+
+
+class Malformed(msgspec.Struct, frozen=True):
+    """A message came in that cannot be read, or whose payload is not what it was announced to be."""
+
+    peer: Peer
+    reason: str
+    strike: bool = True
+
+
+class StopRequested(msgspec.Struct, frozen=True):
+    """The person who runs the hub wants it to end."""
+
+
+HubEvent = Received | PushArrived | Heard | Malformed | StopRequested

@@ -1,0 +1,472 @@
+"""`HubCore`: the hub as a deterministic state machine. Events in, effects out; scalars only.
+
+It reads no clock (every call is given `now_s`), draws no randomness (`make_session` is given), touches no
+array and never raises for what a peer sent: that becomes a `Refuse`, a counter and, in the end, a quarantine.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from edgeasync.core.effects import (
+    Assign,
+    Discard,
+    Fold,
+    Forget,
+    HubEffect,
+    Receive,
+    Report,
+    Save,
+    Send,
+    SendStatus,
+    Stop,
+)  # fmt: skip
+from edgeasync.core.events import Heard, HubEvent, Malformed, Peer, PushArrived, Received, StopRequested
+from edgeasync.core.membership import Member, Membership, RefusalError
+from edgeasync.core.settings import HubCoreSettings
+from edgeasync.parameters import ParameterSpec
+from edgeasync.policies.aggregation import Contribution
+from edgeasync.policies.policy import Judgement
+from edgeasync.policies.transforms import plan_chain
+from edgeasync.protocol.messages import (
+    PROTOCOL_VERSION,
+    Ack,
+    Applied,
+    Buffered,
+    Duplicate,
+    Fetch,
+    FirstOutcome,
+    Hello,
+    Leave,
+    ModelVersion,
+    Ping,
+    Pong,
+    Push,
+    Rejected,
+    StatusRequest,
+    Welcome,
+)  # fmt: skip
+
+EXAMPLES_RATE_WEIGHT = 0.3
+"""Weight of the newest measurement in a device's moving average of examples per second."""
+
+STRANGERS_MAX = 4096
+"""Connections without a member whose strikes are remembered."""
+
+
+class HubCore:
+    """The hub's decisions. `handle` and `tick` return effects to carry out in order."""
+
+    def __init__(
+        self,
+        *,
+        spec: ParameterSpec,
+        training: dict[str, Any],
+        judgement: Judgement,
+        settings: HubCoreSettings,
+        version: ModelVersion,
+        make_session: Callable[[], bytes],
+        now_s: float,
+    ) -> None:
+        self.spec = spec
+        self.training = training
+        self.judgement = judgement
+        self.settings = settings
+        self.lineage = version.lineage
+        self.version = version.number
+        self.members = Membership(settings.liveness.lease_s, settings.limits.devices_max)
+        self.updates_applied = self.updates_rejected = self.duplicates = self.messages_refused = 0
+        self.messages_accepted: Counter[str] = Counter()
+        self.stopped = False
+        self._make_session = make_session
+        self._buffered: list[Contribution] = []
+        self._flushes = 0
+        self._strangers: dict[Peer, int] = {}
+        self._save_at_s = now_s + settings.save_every_s
+        minutes = settings.stop.minutes
+        self._stop_at_s = math.inf if minutes is None else now_s + 60.0 * minutes
+
+    # -- time ------------------------------------------------------------------------------------------------
+
+    def next_deadline_s(self) -> float:
+        """Return when `tick` is next due; it may be called at any time."""
+        due = [self._save_at_s, self._stop_at_s]
+        if (lease := self.members.next_deadline_s()) is not None:
+            due.append(lease)
+        if self._buffered and (flush := self._flush_at_s()) is not None:
+            due.append(flush)
+        return min(due)
+
+    def tick(self, now_s: float, *, room: bool = True) -> list[HubEffect]:
+        """Do what is due: ended leases, flushes, saving, the end of training."""
+        effects: list[HubEffect] = []
+        if self.stopped:
+            return effects
+        for member in self.members.expired(now_s):
+            silence = now_s - member.seen_s
+            self._lose(member, f"nothing heard for {silence:.1f} s", effects)
+        self._flush_if_due(now_s, effects)
+        self._answer_waiting(effects, room=room)
+        if now_s >= self._save_at_s:
+            self._save_at_s = now_s + self.settings.save_every_s
+            effects.append(Save())
+        if now_s >= self._stop_at_s:
+            self._stop("finished", "the time to train is over", effects)
+        return effects
+
+    # -- events ----------------------------------------------------------------------------------------------
+
+    def handle(self, event: HubEvent, now_s: float) -> list[HubEffect]:
+        """Take in one event; return the effects to carry out in order. Never raises for a peer's fault."""
+        effects: list[HubEffect] = []
+        if self.stopped:
+            return [Discard(event.handle)] if isinstance(event, PushArrived) else effects
+        if isinstance(event, StopRequested):
+            self._stop("stopping", "asked to stop", effects)
+            return effects
+        if isinstance(event, Malformed):
+            self.messages_refused += 1
+            if event.strike and self._strike(event.peer, event.reason, now_s, effects):
+                effects.append(Send(event.peer, RefusalError("malformed", event.reason).refuse))
+            return effects
+        try:
+            kind = self._accept(event, now_s, effects)
+        except RefusalError as refusal:
+            self.messages_refused += 1
+            if isinstance(event, PushArrived):
+                effects.append(Discard(event.handle))
+            effects.append(Send(event.peer, refusal.refuse))
+            if refusal.refuse.code == "sequence":
+                self._strike(event.peer, str(refusal), now_s, effects)
+        else:
+            self.messages_accepted[kind] += 1
+        return effects
+
+    def _accept(self, event: Received | PushArrived | Heard, now_s: float, effects: list[HubEffect]) -> str:
+        """Handle what could be read; return the kind to count it under. Raises `RefusalError`."""
+        if isinstance(event, PushArrived):
+            self._push_arrived(event, now_s, effects)
+            return "piece" if event.push.transfer else "push"
+        if isinstance(event, Heard):
+            if (member := self.members.by_peer(event.peer)) is not None:
+                self._touch(member, event.peer, now_s, effects)
+            return event.kind
+        self._received(event, now_s, effects)
+        return type(event.message).__name__.lower()
+
+    def _received(self, event: Received, now_s: float, effects: list[HubEffect]) -> None:
+        peer, message = event.peer, event.message
+        match message:
+            case Ping():
+                self._ping(peer, message, now_s, effects)
+            case Fetch():
+                member = self._member(peer, message.session, now_s, effects)
+                if not event.room:
+                    raise self._busy()
+                self._assign(member, None, effects)
+            case Push():
+                self._push_offered(peer, message, now_s, effects, room=event.room)
+            case Hello():
+                self._hello(peer, message, now_s, effects)
+            case Leave():
+                self._leave(peer, message, now_s, effects)
+            case StatusRequest():
+                effects.append(SendStatus(peer))
+
+    # -- joining and leaving ---------------------------------------------------------------------------------
+
+    def _hello(self, peer: Peer, hello: Hello, now_s: float, effects: list[HubEffect]) -> None:
+        if self._strangers.get(peer, 0) >= self.settings.limits.strikes_max:
+            raise RefusalError("quarantined", "this connection sent too much that is malformed")
+        if PROTOCOL_VERSION not in hello.protocol_versions:
+            raise RefusalError(
+                "protocol_version",
+                f"this hub speaks protocol version {PROTOCOL_VERSION}, the device "
+                f"{', '.join(map(str, hello.protocol_versions))}; install the same edgeasync on both",
+            )
+        if hello.fingerprint is not None and hello.fingerprint != self.spec.fingerprint:
+            raise RefusalError(
+                "model_mismatch",
+                f"the device's model {hello.fingerprint[:8]} is not the hub's {self.spec.fingerprint[:8]}: "
+                "start the agent without a model of its own, or with the hub's [model] settings",
+            )
+        known = self.members.members.get(hello.device_id)
+        was_live, peer_before = (known.live, known.peer) if known is not None else (False, b"")
+        member, event = self.members.greet(hello, peer, self._make_session(), now_s)
+        if peer_before not in (b"", peer):
+            effects.append(Forget(peer_before))
+        if was_live and event == "rejoined":
+            effects.append(Report("lost", member.device_id, f"replaced by its start {member.start}"))
+        effects.append(Report(event, member.device_id, f"start {member.start}"))
+        preferred = self.settings.push_codec
+        member.codec_push = preferred if preferred in hello.codecs else "identity"
+        liveness = self.settings.liveness
+        welcome = Welcome(
+            session=member.session,
+            spec=self.spec,
+            settings=self.training,
+            seq_last=member.seq_last,
+            push_codec=member.codec_push,
+            heartbeat_s=liveness.heartbeat_s,
+            lease_s=liveness.lease_s,
+            piece_bytes=int(self.settings.limits.piece_bytes),
+        )
+        effects.append(Send(peer, welcome))
+
+    def _leave(self, peer: Peer, leave: Leave, now_s: float, effects: list[HubEffect]) -> None:
+        member = self._member(peer, leave.session or b"", now_s, effects)
+        self.members.retire(member, "left")
+        effects += [Forget(peer), Report("left", member.device_id, leave.reason)]
+
+    def _lose(self, member: Member, cause: str, effects: list[HubEffect]) -> None:
+        self.members.retire(member, "lost")
+        effects += [Forget(member.peer), Report("lost", member.device_id, cause)]
+
+    def _stop(self, reason: str, detail: str, effects: list[HubEffect]) -> None:
+        self.stopped = True
+        goodbye = Leave("finished" if reason == "finished" else "stopping")
+        effects.append(Report(reason, detail=detail))
+        effects += [Send(m.peer, goodbye) for m in self.members.members.values() if m.live and m.peer]
+        effects += [Discard(contribution.handle) for contribution in self._buffered]
+        self._buffered.clear()
+        effects += [Save(), Stop(reason)]
+
+    # -- liveness --------------------------------------------------------------------------------------------
+
+    def _member(self, peer: Peer, session: bytes, now_s: float, effects: list[HubEffect]) -> Member:
+        member = self.members.by_session(session)
+        self._touch(member, peer, now_s, effects)
+        return member
+
+    def _touch(self, member: Member, peer: Peer, now_s: float, effects: list[HubEffect]) -> None:
+        if member.state == "quarantined":
+            if now_s < member.quarantined_until_s:
+                raise RefusalError(
+                    "quarantined",
+                    f"{member.device_id} is in quarantine",
+                    member.quarantined_until_s - now_s,
+                )
+            member.strikes = 0
+        if (replaced := self.members.bind(member, peer)) is not None:
+            effects.append(Forget(replaced))
+        self.members.renew(member, now_s)
+        if not member.live:
+            self.members.revive(member)
+            effects.append(Report("rejoined", member.device_id, "spoke again"))
+
+    def _ping(self, peer: Peer, ping: Ping, now_s: float, effects: list[HubEffect]) -> None:
+        member = self._member(peer, ping.session, now_s, effects)
+        if ping.steps_total != member.steps_total:
+            member.steps_total = ping.steps_total
+            self._progress(member, now_s, effects)
+        elif member.state == "training" and now_s - member.progress_s > self.settings.liveness.progress_s:
+            member.state = "paused"
+            stalled_s = now_s - member.progress_s
+            effects.append(Report("paused", member.device_id, f"no local step for {stalled_s:.0f} s"))
+        effects.append(Send(peer, Pong(ping.sent_s)))
+
+    def _progress(self, member: Member, now_s: float, effects: list[HubEffect]) -> None:
+        member.progress_s = now_s
+        if member.state == "paused":
+            effects.append(Report("resumed", member.device_id))
+        member.state = "training"
+
+    def _strike(self, peer: Peer, reason: str, now_s: float, effects: list[HubEffect]) -> bool:
+        """Count a fault against whoever is on the connection; return whether it still deserves an answer."""
+        limits = self.settings.limits
+        member = self.members.by_peer(peer)
+        if member is None:
+            strikes = self._strangers.pop(peer, 0) + 1
+            self._strangers[peer] = strikes
+            if len(self._strangers) > STRANGERS_MAX:
+                del self._strangers[next(iter(self._strangers))]
+            return strikes <= limits.strikes_max
+        if member.state == "quarantined":
+            return False
+        member.strikes += 1
+        if member.strikes >= limits.strikes_max:
+            self.members.retire(member, "quarantined")
+            member.quarantined_until_s = now_s + limits.quarantine_s
+            effects += [Forget(peer), Report("quarantined", member.device_id, reason)]
+        return True
+
+    # -- updates ---------------------------------------------------------------------------------------------
+
+    def _push_offered(self, peer: Peer, push: Push, now_s: float, effects: list[HubEffect], *, room: bool) -> None:
+        """Answer the announcement of a push in pieces: grant it, or spare the device the transfer."""
+        member = self._member(peer, push.session, now_s, effects)
+        if push.seq <= member.seq_last:
+            self._duplicate(member, push, effects, room=room)
+            return
+        self._check_sequence(member, push)
+        if not room:
+            raise self._busy()
+        effects.append(Receive(peer, push))
+
+    def _push_arrived(self, event: PushArrived, now_s: float, effects: list[HubEffect]) -> None:
+        push = event.push
+        member = self._member(event.peer, push.session, now_s, effects)
+        if push.seq <= member.seq_last:
+            effects.append(Discard(event.handle))
+            self._duplicate(member, push, effects, room=event.room)
+            return
+        self._check_sequence(member, push)
+        if not event.room and not push.transfer:
+            raise self._busy()
+        self._progress(member, now_s, effects)
+        outcome = self._decide(member, push, event, now_s, effects)
+        member.seq_last = push.seq
+        member.outcome_last = outcome
+        ack = Ack(push.seq, outcome)
+        if isinstance(outcome, Buffered) and self.judgement.aggregate.answer == "at_flush":
+            member.waiting = True
+            effects.append(Send(member.peer, ack))
+        else:
+            self._assign_or_defer(member, ack, effects, room=event.room)
+            self._answer_waiting(effects, room=event.room)
+        updates = self.settings.stop.updates
+        if updates is not None and self.updates_applied >= updates:
+            self._stop("finished", f"{self.updates_applied} updates applied", effects)
+
+    def _decide(
+        self, member: Member, push: Push, event: PushArrived, now_s: float, effects: list[HubEffect]
+    ) -> FirstOutcome:
+        """Weigh an update; buffer and perhaps fold it, or reject it."""
+        staleness = self.version - push.base.number
+        history = member.history
+        history.local_steps = push.local_steps
+        history.step_s = push.step_s
+        history.loss_mean = push.loss_mean
+        history.loss_variance = push.loss_variance
+        history.updates += 1
+        if push.local_steps * push.step_s > 0:
+            rate = push.examples / (push.local_steps * push.step_s)
+            history.examples_per_s += (rate - history.examples_per_s) * (
+                EXAMPLES_RATE_WEIGHT if history.examples_per_s else 1.0
+            )
+        rejected: Rejected | None = None
+        weight: float | None = 0.0
+        if push.base.lineage != self.lineage:
+            rejected = Rejected("foreign_lineage")
+        elif staleness < 0:
+            rejected = Rejected("future_version")
+        else:
+            history.staleness = staleness
+            if not math.isfinite(event.norm):
+                rejected = Rejected("not_finite")
+            elif (weight := self.judgement.staleness(staleness)) is None:
+                rejected = Rejected("stale")
+        if rejected is not None:
+            self.updates_rejected += 1
+            effects.append(Discard(event.handle))
+            return rejected
+        assert weight is not None
+        self._buffered.append(
+            Contribution(event.handle, member.device_id, weight, event.norm, push.examples, staleness, now_s)
+        )
+        if self._flush_if_due(now_s, effects):
+            return Applied(self.version)
+        return Buffered(len(self._buffered))
+
+    def _flush_at_s(self) -> float | None:
+        return self.judgement.aggregate.flush_at_s(self._buffered, self.members.live_count)
+
+    def _flush_if_due(self, now_s: float, effects: list[HubEffect]) -> bool:
+        """Fold the buffer into the next version if its time has come, or if it is full."""
+        buffered = self._buffered
+        if not buffered:
+            return False
+        due_s = self._flush_at_s()
+        full = len(buffered) >= self.settings.limits.queued_updates_max
+        if not full and (due_s is None or due_s > now_s):
+            return False
+        weights = self.judgement.aggregate.weights(buffered)
+        norm_bound = sum(abs(w) * c.norm for w, c in zip(weights, buffered, strict=True))
+        plan = plan_chain(self.judgement.optimizer, norm_bound, self._flushes)
+        self._flushes += 1
+        self.version += 1
+        effects.append(Fold(self.version, tuple(c.handle for c in buffered), weights, plan))
+        for contribution in buffered:
+            if (member := self.members.members.get(contribution.device_id)) is not None:
+                member.updates_applied += 1
+        self.updates_applied += len(buffered)
+        buffered.clear()
+        return True
+
+    def _check_sequence(self, member: Member, push: Push) -> None:
+        if push.seq != member.seq_last + 1:
+            raise RefusalError("sequence", f"push {push.seq} where {member.seq_last + 1} was due")
+
+    def _duplicate(self, member: Member, push: Push, effects: list[HubEffect], *, room: bool) -> None:
+        """Repeat the recorded outcome; an older one than the last is only counted."""
+        self.duplicates += 1
+        if push.seq != member.seq_last or member.outcome_last is None or member.waiting:
+            return
+        self._assign_or_defer(member, Ack(push.seq, Duplicate(member.outcome_last)), effects, room=room)
+
+    # -- assignments -----------------------------------------------------------------------------------------
+
+    def _assign_or_defer(self, member: Member, ack: Ack | None, effects: list[HubEffect], *, room: bool) -> None:
+        """Answer with the newest model, or, without room to send it, say when to fetch it."""
+        if room:
+            self._assign(member, ack, effects)
+            return
+        if ack is not None:
+            effects.append(Send(member.peer, ack))
+        effects.append(Send(member.peer, self._busy().refuse))
+
+    def _assign(self, member: Member, ack: Ack | None, effects: list[HubEffect]) -> None:
+        local_steps = self.judgement.frequency(member.device_id, self.members.histories)
+        member.waiting = False
+        version = ModelVersion(self.lineage, self.version)
+        effects.append(Assign(member.peer, version, local_steps, self.settings.model_codec, ack))
+
+    def _answer_waiting(self, effects: list[HubEffect], *, room: bool) -> None:
+        if self._buffered or self.judgement.aggregate.answer == "now":
+            return
+        for member in self.members.members.values():
+            if member.waiting:
+                member.waiting = False
+                self._assign_or_defer(member, None, effects, room=room)
+
+    def _busy(self) -> RefusalError:
+        return RefusalError("busy", "the hub is busy; try again", self.settings.limits.retry_after_s)
+
+    # -- looking in ------------------------------------------------------------------------------------------
+
+    def status(self, now_s: float) -> dict[str, Any]:
+        """Return the hub's state for people and scripts; the keys are a contract (docs/wire.md)."""
+        return {
+            "lineage": self.lineage,
+            "version": self.version,
+            "updates_applied": self.updates_applied,
+            "updates_rejected": self.updates_rejected,
+            "updates_buffered": len(self._buffered),
+            "duplicates": self.duplicates,
+            "messages_accepted": dict(sorted(self.messages_accepted.items())),
+            "messages_refused": self.messages_refused,
+            "devices": [
+                {
+                    "id": member.device_id,
+                    "state": member.state,
+                    "staleness": member.history.staleness,
+                    "local_steps": member.history.local_steps,
+                    "last_seen_s": round(now_s - member.seen_s, 3),
+                    "examples_per_s": round(member.history.examples_per_s, 1),
+                    "updates_applied": member.updates_applied,
+                }
+                for member in self.members.members.values()
+            ],
+        }
+
+    def check(self) -> None:
+        """Raise `AssertionError` where the state contradicts itself; for tests and simulation."""
+        self.members.check()
+        assert len(self._buffered) < self.settings.limits.queued_updates_max
+        assert len(self._strangers) <= STRANGERS_MAX
+        assert self.version >= self._flushes
+        assert self.updates_applied >= self._flushes
+        for member in self.members.members.values():
+            assert member.seq_last >= 0
+            assert not (member.waiting and not member.live)

@@ -1,0 +1,229 @@
+"""Who takes part: device ids, state ids, start counters, sessions and leases. Part of `HubCore`; no I/O.
+
+A device folder makes one random *state id*; every start of an agent on it has a higher *start* counter. Same
+state id: the higher start wins. A new state id (a reflashed card) is let in only when the old one is silent;
+it begins a new space of sequence numbers, and the old state id is remembered as retired.
+"""
+
+import heapq
+from collections import deque
+from typing import Literal
+
+from edgeasync.core.events import Peer
+from edgeasync.errors import EdgeAsyncError
+from edgeasync.policies.frequency import DeviceHistory
+from edgeasync.protocol.messages import DeviceProfile, FirstOutcome, Hello, RefusalCode, Refuse
+
+DeviceState = Literal["joining", "training", "paused", "lost", "left", "quarantined"]
+
+RETIRED_STATES_MAX = 8
+
+
+class RefusalError(EdgeAsyncError):
+    """A message is refused; carries the `Refuse` to answer with."""
+
+    def __init__(self, code: RefusalCode, sentence: str, retry_after_s: float | None = None) -> None:
+        super().__init__(sentence)
+        self.refuse = Refuse(code, sentence[:1024], retry_after_s)
+
+
+class Member:
+    """One device the hub knows, alive or not."""
+
+    __slots__ = (
+        "codec_push", "device_id", "history", "lease_until_s", "outcome_last", "peer", "profile",
+        "progress_s", "quarantined_until_s", "retired", "seen_s", "seq_last", "session", "start", "state",
+        "state_id", "steps_total", "strikes", "updates_applied", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, hello: Hello) -> None:
+        self.device_id = hello.device_id
+        self.state_id = hello.state_id
+        self.start = hello.start
+        self.session = b""
+        self.peer: Peer = b""
+        self.state: DeviceState = "left"
+        self.profile: DeviceProfile = hello.profile
+        self.codec_push = "identity"
+        self.seq_last = hello.seq_answered
+        self.outcome_last: FirstOutcome | None = None
+        self.retired: deque[bytes] = deque(maxlen=RETIRED_STATES_MAX)
+        self.history = DeviceHistory(examples=hello.profile.examples)
+        self.seen_s = self.lease_until_s = self.progress_s = self.quarantined_until_s = 0.0
+        self.steps_total = self.strikes = self.updates_applied = 0
+        self.waiting = False
+
+    @property
+    def live(self) -> bool:
+        """Whether the device holds its lease."""
+        return self.state in ("joining", "training", "paused")
+
+
+class Membership:
+    """The members, found by device id, session or connection, and when their leases end."""
+
+    def __init__(self, lease_s: float, devices_max: int) -> None:
+        self.lease_s = lease_s
+        self.devices_max = devices_max
+        self.members: dict[str, Member] = {}
+        self.histories: dict[str, DeviceHistory] = {}
+        self._by_session: dict[bytes, Member] = {}
+        self._by_peer: dict[Peer, Member] = {}
+        self._leases: list[tuple[float, str]] = []
+        self._watched: set[str] = set()
+        self.live_count = 0
+
+    def by_session(self, session: bytes) -> Member:
+        """Return the member of a session; raises `RefusalError` if there is none."""
+        member = self._by_session.get(session)
+        if member is None:
+            raise RefusalError("unknown_session", "the hub does not know this session; say hello again")
+        return member
+
+    def by_peer(self, peer: Peer) -> Member | None:
+        """Return the member on a connection, if it is one's."""
+        return self._by_peer.get(peer)
+
+    def greet(self, hello: Hello, peer: Peer, session: bytes, now_s: float) -> tuple[Member, str]:
+        """Admit a device; return its member and the event: `joined`, `rejoined` or `reconnected`.
+
+        Raises `RefusalError` for a stale start, a retired state, a second live state or a full hub.
+        """
+        member = self.members.get(hello.device_id)
+        if member is None:
+            self._make_place()
+            member = Member(hello)
+            self.members[hello.device_id] = member
+            self.histories[hello.device_id] = member.history
+            event = "joined"
+        else:
+            event = self._readmit(member, hello, peer, now_s)
+        member.profile = hello.profile
+        member.history.examples = hello.profile.examples
+        self._by_session.pop(member.session, None)
+        member.session = session
+        self._by_session[session] = member
+        self.bind(member, peer)
+        member.waiting = False
+        member.steps_total = 0
+        member.progress_s = now_s
+        self.renew(member, now_s)
+        self.revive(member)
+        return member, event
+
+    def bind(self, member: Member, peer: Peer) -> Peer | None:
+        """Make `peer` the member's connection; return the one it replaces, if any."""
+        if member.peer == peer:
+            return None
+        replaced = member.peer if self._by_peer.pop(member.peer, None) is not None else None
+        if (previous := self._by_peer.get(peer)) is not None:
+            previous.peer = b""
+        member.peer = peer
+        self._by_peer[peer] = member
+        return replaced
+
+    def renew(self, member: Member, now_s: float) -> None:
+        """Any traffic is a sign of life."""
+        member.seen_s = now_s
+        member.lease_until_s = now_s + self.lease_s
+
+    def revive(self, member: Member) -> None:
+        """Give the member its lease, newly or again, and watch over it."""
+        if not member.live:
+            self.live_count += 1
+        member.state = "joining"
+        if member.device_id not in self._watched:
+            self._watched.add(member.device_id)
+            heapq.heappush(self._leases, (member.lease_until_s, member.device_id))
+
+    def retire(self, member: Member, state: Literal["lost", "left", "quarantined"]) -> None:
+        """End a member's lease; it stays known, with its sequence numbers."""
+        if member.live:
+            self.live_count -= 1
+        member.state = state
+        member.waiting = False
+
+    def next_deadline_s(self) -> float | None:
+        """Return when the next lease may end; never too late, sometimes too early."""
+        return self._leases[0][0] if self._leases else None
+
+    def expired(self, now_s: float) -> list[Member]:
+        """Return the live members whose lease has ended; each is returned once."""
+        ended = []
+        while self._leases and self._leases[0][0] <= now_s:
+            _, device_id = heapq.heappop(self._leases)
+            member = self.members.get(device_id)
+            if member is not None and member.live and member.lease_until_s > now_s:
+                heapq.heappush(self._leases, (member.lease_until_s, device_id))
+                continue
+            self._watched.remove(device_id)
+            if member is not None and member.live:
+                ended.append(member)
+        return ended
+
+    def check(self) -> None:
+        """Raise `AssertionError` where the tables contradict one another."""
+        assert len(self.members) <= self.devices_max
+        assert self.live_count == sum(member.live for member in self.members.values())
+        assert set(self.histories) == set(self.members)
+        for session, member in self._by_session.items():
+            assert member.session == session
+            assert self.members[member.device_id] is member
+        for peer, member in self._by_peer.items():
+            assert member.peer == peer
+        assert self._watched == {device_id for _, device_id in self._leases}
+        assert len(self._watched) == len(self._leases)
+        assert all(device_id in self._watched for device_id, member in self.members.items() if member.live)
+
+    def _readmit(self, member: Member, hello: Hello, peer: Peer, now_s: float) -> str:
+        if member.state == "quarantined" and now_s < member.quarantined_until_s:
+            raise RefusalError(
+                "quarantined",
+                f"{member.device_id} sent too much that is malformed; see the hub's events",
+                member.quarantined_until_s - now_s,
+            )
+        if hello.state_id != member.state_id:
+            self._replace_state(member, hello, now_s)
+            return "rejoined"
+        if hello.start < member.start:
+            raise RefusalError("superseded", f"a later start of {member.device_id} has taken its place")
+        if hello.start == member.start and member.live:
+            same = hello.session == member.session or peer == member.peer or member.state == "joining"
+            if not same:
+                raise self._duplicate(member, now_s)
+            return "reconnected"
+        member.start = hello.start
+        return "rejoined"
+
+    def _replace_state(self, member: Member, hello: Hello, now_s: float) -> None:
+        if hello.state_id in member.retired:
+            raise RefusalError(
+                "retired_state",
+                f"this state of {member.device_id} was replaced by a newer one; delete its state folder",
+            )
+        if member.live:
+            raise self._duplicate(member, now_s)
+        member.retired.append(member.state_id)
+        member.state_id = hello.state_id
+        member.start = hello.start
+        member.seq_last = hello.seq_answered
+        member.outcome_last = None
+
+    def _duplicate(self, member: Member, now_s: float) -> RefusalError:
+        return RefusalError(
+            "duplicate_device_id",
+            f"another device is live as {member.device_id}; give one of them another --device-id",
+            max(0.0, member.lease_until_s - now_s),
+        )
+
+    def _make_place(self) -> None:
+        if len(self.members) < self.devices_max:
+            return
+        silent = [member for member in self.members.values() if member.state in ("lost", "left")]
+        if not silent:
+            raise RefusalError("hub_full", f"the hub has its {self.devices_max} devices", self.lease_s)
+        oldest = min(silent, key=lambda member: member.seen_s)
+        del self.members[oldest.device_id]
+        del self.histories[oldest.device_id]
+        self._by_session.pop(oldest.session, None)
+        self._by_peer.pop(oldest.peer, None)

@@ -1,0 +1,55 @@
+"""What a person may set about the hub's core: liveness, limits, when to stop, and the codecs it prefers."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from edgeasync.config import ByteCount, Section
+
+
+class Liveness(Section, frozen=True):
+    """How the hub tells the living from the lost."""
+
+    heartbeat_s: Annotated[float, Meta(gt=0, le=3600)] = 5.0
+    lease_s: Annotated[float, Meta(gt=0, le=86400)] = 15.0
+    progress_s: Annotated[float, Meta(gt=0)] = 300.0
+
+    def __post_init__(self) -> None:
+        if self.lease_s <= self.heartbeat_s:
+            raise ValueError(f"lease_s ({self.lease_s:g}) must be longer than heartbeat_s ({self.heartbeat_s:g})")
+
+
+class Limits(Section, frozen=True):
+    """What a hub takes on at most; over a limit a device is told when to try again."""
+
+    devices_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
+    parameters_max: Annotated[int, Meta(ge=1)] = 250_000_000
+    piece_bytes: ByteCount = ByteCount(1 << 20)
+    queued_updates_max: Annotated[int, Meta(ge=1)] = 64
+    transfers_max: Annotated[int, Meta(ge=1)] = 16
+    snapshots_max: Annotated[int, Meta(ge=2)] = 8
+    strikes_max: Annotated[int, Meta(ge=1)] = 20
+    quarantine_s: Annotated[float, Meta(ge=0)] = 300.0
+    retry_after_s: Annotated[float, Meta(gt=0)] = 0.5
+
+    def __post_init__(self) -> None:
+        if not 1 << 16 <= self.piece_bytes <= 1 << 30:
+            raise ValueError("piece_bytes must be from 64 KiB to 1 GiB")
+
+
+class StopCondition(Section, frozen=True):
+    """When training is finished; what is left out never ends it."""
+
+    updates: Annotated[int, Meta(ge=1)] | None = None
+    minutes: Annotated[float, Meta(gt=0)] | None = None
+
+
+class HubCoreSettings(Section, frozen=True):
+    """Everything about the core that is fixed for a run."""
+
+    liveness: Liveness = Liveness()
+    limits: Limits = Limits()
+    stop: StopCondition = StopCondition()
+    save_every_s: Annotated[float, Meta(gt=0)] = 60.0
+    push_codec: str = "identity"
+    model_codec: str = "identity"

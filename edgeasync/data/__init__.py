@@ -1,0 +1,1 @@
+"""A device's local data: examples in memory, where they come from, and how to part them among devices."""

@@ -1,0 +1,113 @@
+"""Reading a device's data from a file: numpy's `.npz`, or `.csv` with a header row."""
+
+import csv
+import math
+import zipfile
+import zlib
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from edgeasync.data.dataset import Dataset
+from edgeasync.errors import DataError
+
+
+def load(path: Path) -> Dataset:
+    """Read the examples of a file by its suffix.
+
+    `.npz`: arrays `x`, real numbers (n, features...), and `y`, integers (n,). `.csv`: a header row, then one
+    example a line; column `y`, or else the last one, is the label and all others are features.
+    Raises `DataError` naming the file and, in a CSV, line and column.
+    """
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise DataError(
+            f"{path}: cannot read {path.suffix or 'a file without suffix'}; give {' or '.join(_READERS)}"
+        )
+    try:
+        return reader(path)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; give the path of a {' or '.join(_READERS)} file") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _load_npz(path: Path) -> Dataset:
+    try:
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise DataError(f"{path}: holds a single array; save x and y with numpy.savez")
+            for name in ("x", "y"):
+                if name not in archive.files:
+                    names = ", ".join(archive.files) or "nothing"
+                    raise DataError(f"{path}: array {name!r} is missing, there is {names}; save it as {name!r}")
+            x, y = archive["x"], archive["y"]
+    # What a damaged archive raises depends on which byte is wrong.
+    except (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path}: not a readable npz file of plain arrays; save it with numpy.savez") from error
+    return Dataset.of(x, y, where=str(path))
+
+
+def _load_csv(path: Path) -> Dataset:
+    # Typed arrays hold a value in 4 bytes where a list of floats takes 32.
+    features, labels = array("f"), array("q")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.reader(file)
+            header = _header(rows, path)
+            label_column = header.index("y") if "y" in header else len(header) - 1
+            for row in rows:
+                if not row:
+                    continue
+                where = f"{path}: line {rows.line_num}"
+                if len(row) != len(header):
+                    raise DataError(f"{where}: {len(row)} columns, the header has {len(header)}; make them alike")
+                labels.append(_label(row.pop(label_column), f"{where}, column {header[label_column]!r}"))
+                features.extend(_numbers(row, header[:label_column] + header[label_column + 1 :], where))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: not a CSV file in UTF-8: {error}") from error
+    if not labels:
+        raise DataError(f"{path}: there are no examples under the header; give at least one")
+    x = np.frombuffer(features, np.float32).reshape(len(labels), -1)
+    return Dataset.of(x, np.frombuffer(labels, np.int64), where=str(path))
+
+
+def _header(rows: Iterator[list[str]], path: Path) -> list[str]:
+    header = [name.strip() for name in next(rows, [])]
+    if len(header) < 2:
+        raise DataError(f"{path}: the first row names {len(header)} columns; name features and a label")
+    if all(_finite(name) is not None for name in header):
+        raise DataError(f"{path}: the first row holds numbers; put a row with the columns' names above it")
+    return header
+
+
+def _label(text: str, where: str) -> int:
+    number = _finite(text)
+    if number is None or not number.is_integer() or not 0 <= number < 2**53:
+        raise DataError(f"{where}: label {text!r} is not an integer of 0 or more; number the classes from 0")
+    return int(number)
+
+
+def _numbers(texts: list[str], columns: list[str], where: str) -> list[float]:
+    try:
+        numbers = [float(text) for text in texts]
+        if all(map(math.isfinite, numbers)):
+            return numbers
+    except ValueError:
+        pass
+    column, text = next(cell for cell in zip(columns, texts, strict=True) if _finite(cell[1]) is None)
+    raise DataError(f"{where}, column {column!r}: {text!r} is not a finite number; mend or drop the line")
+
+
+def _finite(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+_READERS: dict[str, Callable[[Path], Dataset]] = {".npz": _load_npz, ".csv": _load_csv}

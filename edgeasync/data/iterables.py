@@ -1,0 +1,35 @@
+"""Data that comes one example at a time: a generator, a sensor, another library's dataset."""
+
+from collections.abc import Iterable
+from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeasync.data.dataset import Dataset
+from edgeasync.errors import DataError
+
+
+def from_iterable(samples: Iterable[tuple[npt.ArrayLike, int]], count_max: int) -> Dataset:
+    """Gather at most `count_max` examples, each its features and its label, into memory.
+
+    While they are joined they lie in memory twice. Raises `DataError` as `Dataset.of` does, and for an
+    example whose shape is not the first one's.
+    """
+    examples: list[npt.NDArray[np.float32]] = []
+    labels: list[int] = []
+    for number, (features, label) in enumerate(islice(samples, count_max)):
+        try:
+            # A copy, since a source may fill one buffer again and again.
+            example = np.array(features, np.float32, ndmin=1)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"sample {number}: its features are not an array of real numbers") from error
+        if examples and example.shape != examples[0].shape:
+            raise DataError(
+                f"sample {number}: shape {example.shape}, the first has {examples[0].shape}; make them alike"
+            )
+        examples.append(example)
+        labels.append(label)
+    if not examples:
+        raise DataError("the iterable gave no samples; give at least one")
+    return Dataset.of(np.stack(examples), labels, where="the samples")

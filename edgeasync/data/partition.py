@@ -1,0 +1,55 @@
+"""Parting one dataset among simulated devices: evenly at random, or with skewed labels."""
+
+import numpy as np
+
+from edgeasync.data.dataset import Dataset
+from edgeasync.errors import ConfigError, DataError
+
+
+def iid(dataset: Dataset, parts: int, seed: int) -> list[Dataset]:
+    """Part examples evenly at random, every one in exactly one part; sizes differ by one at most.
+
+    Raises `ConfigError` for fewer than one part, `DataError` for more parts than examples.
+    """
+    _check(dataset, parts, 1)
+    generator = np.random.Generator(np.random.PCG64(seed))
+    return [dataset.take(indices) for indices in np.array_split(generator.permutation(len(dataset)), parts)]
+
+
+def dirichlet(dataset: Dataset, parts: int, alpha: float, seed: int, *, examples_min: int = 1) -> list[Dataset]:
+    """Part examples with skewed labels, every one in exactly one part.
+
+    Each class is shared out by proportions drawn from Dirichlet(alpha) over the parts: near 0 a class falls
+    to one part, a large `alpha` is as good as even. The skew is that of Hsu et al. 2019 (arXiv:1909.06335);
+    drawing by class and not by part, as Yurochkin et al. 2019 (arXiv:1905.12022), leaves no example over
+    and makes sizes uneven too. A part below `examples_min` then gets random examples of the largest parts.
+
+    Raises `ConfigError` for a setting out of range, `DataError` for too few examples.
+    """
+    if not (np.isfinite(alpha) and alpha > 0):
+        raise ConfigError(f"alpha is {alpha}; give a finite number above 0")
+    _check(dataset, parts, examples_min)
+    generator = np.random.Generator(np.random.PCG64(seed))
+    shares: list[list[int]] = [[] for _ in range(parts)]
+    for label in np.unique(dataset.y):
+        indices = generator.permutation(np.flatnonzero(dataset.y == label))
+        ends = np.cumsum(generator.dirichlet(np.full(parts, alpha)))[:-1] * len(indices)
+        for share, piece in zip(shares, np.split(indices, ends.astype(np.int64)), strict=True):
+            share.extend(piece.tolist())
+    # Shuffled, so that what a large part gives away is not all of its last class.
+    shares = [generator.permutation(np.array(share, np.int64)).tolist() for share in shares]
+    for share in shares:
+        while len(share) < examples_min:
+            share.append(max(shares, key=len).pop())
+    return [dataset.take(np.array(share, np.int64)) for share in shares]
+
+
+def _check(dataset: Dataset, parts: int, examples_min: int) -> None:
+    if parts < 1:
+        raise ConfigError(f"parts is {parts}; give 1 or more")
+    if examples_min < 0:
+        raise ConfigError(f"examples_min is {examples_min}; give 0 or more")
+    if len(dataset) < parts * examples_min:
+        raise DataError(
+            f"{len(dataset)} examples do not give {parts} parts {examples_min} each; ask for fewer parts"
+        )

@@ -1,0 +1,126 @@
+"""A ZeroMQ socket on an asyncio loop: plain non-blocking calls, driven by the socket's file descriptor.
+
+The descriptor is edge-triggered: it becomes readable once, and stays silent until everything has been read.
+So every wake-up reads until the socket is empty, in batches that leave the loop air to breathe; and because
+sending also takes in what the descriptor would have told, every send outside a wake-up is followed by a read.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import zmq
+
+from edgeasync.protocol.wire import Buffer
+
+BATCH = 64
+"""Messages read before the loop gets its turn."""
+
+COPY_BELOW_BYTES = 1 << 16
+"""Smaller frames are copied: without a copy they would pin libzmq's shared receive buffer, maybe unaligned."""
+
+OnMessage = Callable[[bytes, bytes, Buffer | None], None]
+
+_MORE = zmq.SNDMORE | zmq.NOBLOCK
+
+
+class Channel:
+    """Receives whole messages (peer, header, payload) and sends them, on a ROUTER or a DEALER socket.
+
+    On a DEALER the peer is always `b""`. A message of more than two frames (routing id aside) is read to its
+    end and handed on with an empty header, which no message has.
+    """
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        loop: asyncio.AbstractEventLoop,
+        on_message: OnMessage,
+        on_idle: Callable[[], None] | None = None,
+    ) -> None:
+        self.large_payloads = False
+        self._socket = socket
+        self._loop = loop
+        self._on_message = on_message
+        self._on_idle = on_idle
+        self._routed = socket.socket_type == zmq.ROUTER
+        self._reading = self._scheduled = self._closed = False
+        loop.add_reader(socket.FD, self._read)
+        self._schedule()
+
+    def send(self, peer: bytes, header: bytes, payload: Buffer | None = None) -> bool:
+        """Send a message without blocking; return whether the socket took it.
+
+        A payload of 64 KiB or more is not copied: it must not change while anything refers to it.
+        """
+        if self._closed:
+            return False
+        send = self._socket.send
+        try:
+            if self._routed:
+                send(peer, _MORE)
+            if payload is None:
+                send(header, zmq.NOBLOCK)
+            else:
+                send(header, _MORE)
+                send(payload, zmq.NOBLOCK, copy=len(payload) < COPY_BELOW_BYTES)
+        except zmq.ZMQError as error:
+            if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                return False
+            raise
+        if not self._reading:
+            self._schedule()
+        return True
+
+    def close(self, linger_ms: int) -> None:
+        """Stop reading and close the socket, which may take `linger_ms` more to send what it holds."""
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_reader(self._socket.FD)
+            self._socket.close(linger_ms)
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._read)
+
+    def _read(self) -> None:
+        """Read one batch; come back soon if there may be more."""
+        self._scheduled = False
+        if self._closed:
+            return
+        self._reading = True
+        try:
+            for _ in range(BATCH):
+                message = self._receive()
+                if message is None:
+                    break
+                self._on_message(*message)
+                if self._socket.closed:  # by what the message led to
+                    return
+            else:
+                self._schedule()
+        finally:
+            self._reading = False
+        if self._on_idle is not None:
+            self._on_idle()
+
+    def _receive(self) -> tuple[bytes, bytes, Buffer | None] | None:
+        receive, more = self._socket.recv, self._socket.getsockopt
+        try:
+            first = receive(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        peer, header = (first, receive(zmq.NOBLOCK)) if self._routed else (b"", first)
+        if not more(zmq.RCVMORE):
+            return peer, header, None
+        payload: Buffer
+        if self.large_payloads:
+            frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+            payload = frame.bytes if len(frame.buffer) < COPY_BELOW_BYTES else frame.buffer
+        else:
+            payload = receive(zmq.NOBLOCK)
+        if not more(zmq.RCVMORE):
+            return peer, header, payload
+        while more(zmq.RCVMORE):
+            receive(zmq.NOBLOCK)
+        return peer, b"", None

@@ -1,0 +1,83 @@
+"""The settings files of a hub and of an agent, as frozen structs. `docs/settings.md` lists every key."""
+
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
+
+from edgeasync.config import Section, to_table
+from edgeasync.core.settings import HubCoreSettings, Limits, Liveness, StopCondition
+from edgeasync.policies.policy import Policy
+from edgeasync.protocol.messages import DEVICE_ID_PATTERN
+from edgeasync.runtime.hub import Hub, OnReport
+from edgeasync.training.numpy_models import Model
+from edgeasync.training.plan import LocalTraining, TrainingPlan
+
+
+class HubSection(Section, frozen=True):
+    """`[hub]`: where it listens, where its run lies, and when it ends."""
+
+    bind: str = "tcp://127.0.0.1:5555"
+    run: str = "runs/default"
+    seed: Annotated[int, Meta(ge=0, lt=2**62)] = 0
+    save_every_s: Annotated[float, Meta(gt=0)] = 60.0
+    stop: StopCondition = StopCondition()
+    insecure: bool = False
+
+
+class CodecSection(Section, frozen=True):
+    """`[codec]`: how payloads travel, by name; a device that does not know a codec sends `identity`."""
+
+    push: str = "identity"
+    model: str = "identity"
+
+
+class HubSettings(Section, frozen=True):
+    """A hub's settings file: everything has a default but the model."""
+
+    model: Model
+    hub: HubSection = HubSection()
+    local: LocalTraining = LocalTraining()
+    policy: Policy = Policy()
+    codec: CodecSection = CodecSection()
+    liveness: Liveness = Liveness()
+    limits: Limits = Limits()
+
+    def make_hub(self, on_report: OnReport | None = None) -> Hub:
+        """Return a hub that is not yet running; raises `AddressError` or `ConfigError`."""
+        return Hub(
+            spec=self.model.spec,
+            initial=lambda: self.model.initial(self.hub.seed),
+            judgement=self.policy,
+            bind=self.hub.bind,
+            run=Path(self.hub.run),
+            settings=HubCoreSettings(
+                liveness=self.liveness,
+                limits=self.limits,
+                stop=self.hub.stop,
+                save_every_s=self.hub.save_every_s,
+                push_codec=self.codec.push,
+                model_codec=self.codec.model,
+            ),
+            training=to_table(TrainingPlan(model=self.model, local=self.local)),
+            insecure=self.hub.insecure,
+            on_report=on_report,
+        )
+
+
+class AgentSection(Section, frozen=True):
+    """`[agent]`: which hub, which data, and who this device is."""
+
+    hub: str | None = None
+    data: str | None = None
+    device_id: Annotated[str, Meta(pattern=DEVICE_ID_PATTERN)] | None = None
+    state: str | None = None
+    seed: Annotated[int, Meta(ge=0, lt=2**62)] = 0
+    step_s_min: Annotated[float, Meta(ge=0, le=3600)] = 0.0
+
+
+class AgentSettings(Section, frozen=True):
+    """An agent's settings file; with `[model]` it insists on that model."""
+
+    agent: AgentSection = AgentSection()
+    model: Model | None = None

@@ -1,0 +1,38 @@
+"""One background thread that does what it is given, in order."""
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+
+class Worker:
+    """A daemon thread, so that a step of training that takes minutes never keeps a stopped process alive.
+
+    `on_error` is called, in the thread, with whatever a piece of work raises.
+    """
+
+    def __init__(self, name: str, on_error: Callable[[BaseException], None]) -> None:
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._on_error = on_error
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Do `work` after all that was submitted before."""
+        self._queue.put(work)
+
+    def close(self, timeout_s: float) -> bool:
+        """Let the thread end after the work it has; return whether it did so in time."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (work := self._queue.get()) is not None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001
+                self._on_error(error)

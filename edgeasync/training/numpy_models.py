@@ -1,0 +1,162 @@
+"""Classifiers in plain numpy, for devices and simulations that need nothing larger.
+
+A softmax regression is a multilayer perceptron without hidden layers, and both share their code here. The
+loss is the mean softmax cross-entropy; hidden layers are rectified. Arrays are float32.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import Annotated
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Meta
+
+from edgeasync.config import Section
+from edgeasync.data.dataset import Dataset
+from edgeasync.errors import DataError
+from edgeasync.parameters import Parameter, ParameterSpec, Vector
+
+Array = npt.NDArray[np.float32]
+Labels = npt.NDArray[np.int64]
+
+_Width = Annotated[int, Meta(ge=1, le=2**24)]
+_Classes = Annotated[int, Meta(ge=2, le=2**24)]
+
+
+class SoftmaxModel(Section, frozen=True, tag_field="kind", tag="softmax", dict=True, kw_only=True):
+    """Softmax regression: one linear layer from `inputs` features to `classes` scores."""
+
+    inputs: _Width
+    classes: _Classes
+
+    @cached_property
+    def spec(self) -> ParameterSpec:
+        """`layer0.weight` (inputs, classes) and `layer0.bias` (classes,)."""
+        return _spec((self.inputs, self.classes))
+
+    def initial(self, seed: int) -> Vector:  # noqa: ARG002
+        """Return zeros, whatever the seed: the loss is convex."""
+        return np.zeros(self.spec.length, np.float32)
+
+    def check_data(self, dataset: Dataset) -> None:
+        """Raise `DataError` unless the examples' features, flattened, and labels fit the model."""
+        _check_data(self.inputs, self.classes, dataset)
+
+    def gradient(self, parameters: Vector, x: Array, y: Labels, out: Vector) -> float:
+        """Write the gradient of the batch's mean loss to `out` and return the loss."""
+        return _gradient(self.spec, parameters, x, y, out)
+
+    def predict(self, parameters: Vector, x: Array) -> Labels:
+        """Return the likeliest class of each example, int64 (n,)."""
+        return _predict(self.spec, parameters, x)
+
+
+class MlpModel(Section, frozen=True, tag_field="kind", tag="mlp", dict=True, kw_only=True):
+    """A multilayer perceptron: rectified layers of the widths `hidden` between features and scores."""
+
+    inputs: _Width
+    hidden: Annotated[tuple[_Width, ...], Meta(min_length=1, max_length=8)] = (64,)
+    classes: _Classes
+
+    @cached_property
+    def spec(self) -> ParameterSpec:
+        """`layerN.weight` (from, to) and `layerN.bias` (to,), from the features on."""
+        return _spec((self.inputs, *self.hidden, self.classes))
+
+    def initial(self, seed: int) -> Vector:
+        """Return normal weights scaled as by He et al. 2015 (arXiv:1502.01852), and zero biases."""
+        generator = np.random.Generator(np.random.PCG64(seed))
+        vector = np.zeros(self.spec.length, np.float32)
+        for position, (weight, _) in enumerate(_layers(self.spec, vector)):
+            generator.standard_normal(dtype=np.float32, out=weight)
+            # Rectifying halves the variance; the last layer is not rectified.
+            gain = 2.0 if position < len(self.hidden) else 1.0
+            np.multiply(weight, np.float32(math.sqrt(gain / len(weight))), out=weight)
+        return vector
+
+    def check_data(self, dataset: Dataset) -> None:
+        """Raise `DataError` unless the examples' features, flattened, and labels fit the model."""
+        _check_data(self.inputs, self.classes, dataset)
+
+    def gradient(self, parameters: Vector, x: Array, y: Labels, out: Vector) -> float:
+        """Write the gradient of the batch's mean loss to `out` and return the loss."""
+        return _gradient(self.spec, parameters, x, y, out)
+
+    def predict(self, parameters: Vector, x: Array) -> Labels:
+        """Return the likeliest class of each example, int64 (n,)."""
+        return _predict(self.spec, parameters, x)
+
+
+Model = SoftmaxModel | MlpModel
+"""Any of the models here; `kind` tells them apart in settings."""
+
+
+def _spec(widths: Sequence[int]) -> ParameterSpec:
+    parameters = []
+    for layer, shape in enumerate(pairwise(widths)):
+        parameters += [Parameter(f"layer{layer}.weight", shape), Parameter(f"layer{layer}.bias", shape[1:])]
+    return ParameterSpec(tuple(parameters))
+
+
+def _layers(spec: ParameterSpec, vector: Vector) -> list[tuple[Array, Array]]:
+    # Made anew for each step: some microseconds, and no vector is kept alive by a cache.
+    arrays = list(spec.views(vector).values())
+    return list(zip(arrays[::2], arrays[1::2], strict=True))
+
+
+def _check_data(inputs: int, classes: int, dataset: Dataset) -> None:
+    features = math.prod(dataset.x.shape[1:])
+    if features != inputs:
+        raise DataError(
+            f"the data has {features} features, the hub's model takes {inputs}: "
+            "give this device data with the same features as the others"
+        )
+    if (label := int(dataset.y.max())) >= classes:
+        raise DataError(
+            f"label {label} is not under {classes} classes, as the hub's model has: number the classes from 0"
+        )
+
+
+def _forward(layers: list[tuple[Array, Array]], x: Array) -> list[Array]:
+    """Return the input of every layer, and last the scores (n, classes)."""
+    arrays = [x.reshape(len(x), -1)]
+    for position, (weight, bias) in enumerate(layers):
+        product = arrays[-1] @ weight
+        product += bias
+        if position < len(layers) - 1:
+            np.maximum(product, np.float32(0.0), out=product)
+        arrays.append(product)
+    return arrays
+
+
+def _gradient(spec: ParameterSpec, parameters: Vector, x: Array, y: Labels, out: Vector) -> float:
+    layers = _layers(spec, parameters)
+    *inputs, scores = _forward(layers, x)
+    rows = np.arange(len(y))
+    # Scores under their largest: the exponentials cannot overflow.
+    scores -= scores.max(axis=1, keepdims=True)
+    true_scores = scores[rows, y]
+    np.exp(scores, out=scores)
+    sums = scores.sum(axis=1, keepdims=True)
+    loss = float((np.log(sums[:, 0]) - true_scores).mean(dtype=np.float64))
+    scores /= sums
+    scores[rows, y] -= 1.0
+    scores /= np.float32(len(y))
+    slope = scores
+    gradients = _layers(spec, out)
+    for position in reversed(range(len(layers))):
+        weight_gradient, bias_gradient = gradients[position]
+        np.matmul(inputs[position].T, slope, out=weight_gradient)
+        slope.sum(axis=0, out=bias_gradient)
+        if position:
+            slope = slope @ layers[position][0].T
+            slope *= inputs[position] > 0.0
+    return loss
+
+
+def _predict(spec: ParameterSpec, parameters: Vector, x: Array) -> Labels:
+    classes: Labels = _forward(_layers(spec, parameters), x)[-1].argmax(axis=1).astype(np.int64, copy=False)
+    return classes

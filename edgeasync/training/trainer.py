@@ -1,0 +1,158 @@
+"""What a device runs between two exchanges: a `Trainer`, and the loop that takes its local steps."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from edgeasync.data.dataset import Batch
+from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.policies.transforms import Transform, apply_chain, plan_chain, state_vectors
+
+Gradient = Callable[[Vector, npt.NDArray[np.float32], npt.NDArray[np.int64], Vector], float]
+"""`gradient(parameters, x, y, out)` writes the mean loss's gradient to `out` and returns the loss."""
+
+# 256 KiB of float32: gradient, one state and parameters of a chunk stay together in a small board's cache.
+_CHUNK_VALUES = 65536
+
+
+class StepResult(msgspec.Struct, frozen=True, gc=False):
+    """What one local step saw: its mean loss and the number of examples."""
+
+    loss: float
+    examples: int
+
+
+class Trainer(Protocol):
+    """What a device runs. Who brings code of their own implements these two methods and the spec."""
+
+    @property
+    def spec(self) -> ParameterSpec:
+        """The arrays of the model."""
+
+    def begin(self, parameters: Vector) -> None:
+        """Begin an assignment: train this vector, in place, from now on."""
+
+    def step(self) -> StepResult:
+        """Take one local step, on one batch."""
+
+
+class TrainingResult(msgspec.Struct, frozen=True, gc=False):
+    """What the local steps of one assignment came to; the loss's mean and variance may be infinite or NaN."""
+
+    local_steps: int
+    examples: int
+    loss_mean: float
+    loss_variance: float
+    step_s: float
+
+
+def take_local_steps(
+    trainer: Trainer,
+    local_steps: int,
+    *,
+    should_stop: Callable[[], bool],
+    on_step: Callable[[], None],
+    wait: Callable[[float], object],
+    clock: Callable[[], float] = time.perf_counter,
+    step_s_min: float = 0.0,
+) -> TrainingResult | None:
+    """Take `local_steps` steps, or return `None` as soon as `should_stop` says so: the work is abandoned.
+
+    To stand for a slower device, every step is drawn out to `step_s_min` by `wait(remaining_s)`; `step_s` of
+    the result, mean seconds a step, includes it. `on_step` is called after each step. The variance is the
+    population's. Raises `ValueError` if `local_steps` is below 1.
+    """
+    if local_steps < 1:
+        raise ValueError(f"local_steps is {local_steps}; give 1 or more")
+    examples, total_s = 0, 0.0
+    # Welford 1962: sums of squares would cancel once the losses are nearly alike.
+    mean, squares = 0.0, 0.0
+    for count in range(1, local_steps + 1):
+        if should_stop():
+            return None
+        started = clock()
+        result = trainer.step()
+        remaining_s = step_s_min - (clock() - started)
+        if remaining_s > 0.0:
+            wait(remaining_s)
+        total_s += clock() - started
+        examples += result.examples
+        deviation = result.loss - mean
+        mean += deviation / count
+        squares += deviation * (result.loss - mean)
+        on_step()
+    return TrainingResult(local_steps, examples, mean, squares / local_steps, total_s / local_steps)
+
+
+class GradientTrainer:
+    """A `Trainer` from a gradient function, an optimizer and a stream of batches.
+
+    It keeps one vector of the model's length for the gradient, and as many as the optimizer has state.
+    Only trained entries go through the optimizer; statistics are the gradient function's own to move.
+    """
+
+    def __init__(
+        self,
+        spec: ParameterSpec,
+        gradient: Gradient,
+        optimizer: Sequence[Transform],
+        batches: Iterator[Batch],
+        *,
+        keep_optimizer_state: bool = False,
+    ) -> None:
+        self._spec = spec
+        self._gradient_of = gradient
+        self._optimizer = tuple(optimizer)
+        self._batches = batches
+        self._keep_optimizer_state = keep_optimizer_state
+        self._gradient = np.zeros(spec.length, np.float32)
+        self._state = [np.zeros(spec.length, np.float32) for _ in range(state_vectors(self._optimizer))]
+        self._count = 0
+        self._parameters: Vector | None = None
+
+    @property
+    def spec(self) -> ParameterSpec:
+        """The arrays of the model."""
+        return self._spec
+
+    def begin(self, parameters: Vector) -> None:
+        """Begin an assignment: train this vector, in place, from now on.
+
+        The stream of batches goes on where it was. The optimizer's state begins anew, since momentum gathered
+        on another model pulls the wrong way, unless `keep_optimizer_state` was asked for.
+        Raises `ModelMismatchError` for a vector that is not of the spec.
+        """
+        self._spec.check(parameters)
+        self._parameters = parameters
+        if not self._keep_optimizer_state:
+            self._count = 0
+            for state in self._state:
+                state.fill(0.0)
+
+    def step(self) -> StepResult:
+        """Take one batch, its gradient and the optimizer's update; raises `RuntimeError` before `begin`."""
+        if self._parameters is None:
+            raise RuntimeError("step() before begin(): there are no parameters to train")
+        x, y = next(self._batches)
+        # A model that diverges shows in its loss; a warning for each step would tell nobody more.
+        with np.errstate(over="ignore", invalid="ignore"):
+            loss = self._gradient_of(self._parameters, x, y, self._gradient)
+            self._update(self._parameters)
+        return StepResult(loss, len(y))
+
+    def _update(self, parameters: Vector) -> None:
+        trained = self._spec.trained_length
+        chunks = [slice(at, min(at + _CHUNK_VALUES, trained)) for at in range(0, trained, _CHUNK_VALUES)]
+        # One pass of reading, little beside the gradient's own work, so that a stage may clip by the norm.
+        squares = sum(float(np.vdot(self._gradient[chunk], self._gradient[chunk])) for chunk in chunks)
+        plan = plan_chain(self._optimizer, math.sqrt(squares), self._count)
+        for chunk in chunks:
+            update = self._gradient[chunk]
+            apply_chain(self._optimizer, update, [state[chunk] for state in self._state], plan)
+            parameters[chunk] += update
+        self._count += 1

@@ -1,0 +1,146 @@
+from typing import Annotated
+
+import pytest
+from msgspec import Meta
+
+from edgeasync.config import ByteCount, Section, convert, read_toml, to_table
+from edgeasync.errors import ConfigError
+
+
+class Hub(Section, frozen=True):
+    bind: str
+    count: Annotated[int, Meta(ge=1)] = 1
+    payload_bytes_max: ByteCount = ByteCount(1024)
+
+
+class File(Section, frozen=True):
+    hub: Hub
+    steps: tuple[Hub, ...] = ()
+
+
+@pytest.fixture
+def toml(tmp_path):
+    def write(text):
+        path = tmp_path / "hub.toml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write
+
+
+def complaint(path):
+    """What the person reads: one line that begins with the file."""
+    with pytest.raises(ConfigError) as caught:
+        read_toml(path, File)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert len(message.splitlines()) == 1
+    return message.removeprefix(f"{path}: ")
+
+
+def test_reads_a_file_with_defaults(toml):
+    path = toml('[hub]\nbind = "tcp://*:5555"\npayload_bytes_max = "64 MiB"\n[[steps]]\nbind = "x"\n')
+    assert read_toml(path, File) == File(
+        hub=Hub(bind="tcp://*:5555", payload_bytes_max=ByteCount(64 * 2**20)), steps=(Hub(bind="x"),)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[hub]\nbind = "x"\nbnd = 1', "hub: unknown key `bnd`"),
+        ('[hub]\nbind = "x"\n[hbu]\n', "unknown key `hbu`"),
+        ("[hub]\n", "hub: missing key `bind`"),
+        ("hub = 3", "hub: expected `object`, got `int`"),
+        ("[hub]\nbind = 3", "hub.bind: expected `str`, got `int`"),
+        ('[hub]\nbind = "x"\ncount = 0', "hub.count: expected `int` >= 1"),
+        ('[hub]\nbind = "x"\ncount = "4"', "hub.count: expected `int`, got `str`"),
+        ('[hub]\nbind = "x"\ncount = true', "hub.count: expected `int`, got `bool`"),
+        ('[hub]\nbind = "x"\n[[steps]]\nbind = "y"\nstop = 1', "steps[0]: unknown key `stop`"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_path(toml, text, message):
+    assert complaint(toml(text)) == message
+
+
+@pytest.mark.parametrize("text", ["[hub", "bind = ", "a = 1\na = 2", b"a = '\xff'", b"\x00", "hub = 1979-13-01"])
+def test_broken_toml_is_one_line(toml, text):
+    assert complaint(toml(text)).startswith("not valid TOML: ")
+
+
+def test_missing_file_says_what_to_give(tmp_path):
+    assert "no such file; give the path of a TOML settings file" in complaint(tmp_path / "none.toml")
+
+
+def test_folder_instead_of_file(tmp_path):
+    assert complaint(tmp_path).startswith("cannot be read: ")
+
+
+@pytest.mark.xfail(strict=True, reason="tomllib raises a bare ValueError or RecursionError; read_toml lets it by")
+@pytest.mark.parametrize("text", ["a = " + "9" * 5000, "a = " + "[" * 20_000], ids=["digits", "nesting"])
+def test_toml_beyond_the_parser_is_a_config_error(toml, text):
+    assert complaint(toml(text)).startswith("not valid TOML: ")
+
+
+@pytest.mark.xfail(strict=True, reason="_explain quotes a key as it is, line breaks and ` - at ` included")
+@pytest.mark.parametrize("key", [r"a\nb", "a - at b"])
+def test_strange_key_stays_whole_and_on_one_line(toml, key):
+    message = complaint(toml(f'[hub]\nbind = "x"\n"{key}" = 1'))
+    assert message.startswith("hub: unknown key ")
+    assert key in message
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [
+        (0, 0),
+        (2**40, 2**40),
+        ("0 B", 0),
+        ("512B", 512),
+        ("500 kB", 500_000),
+        ("3 MB", 3_000_000),
+        ("2 GB", 2_000_000_000),
+        ("1 KiB", 1024),
+        ("64 MiB", 64 * 2**20),
+        (" 1.5  GiB ", 3 * 2**29),
+    ],
+)
+def test_sizes(value, size):
+    parsed = ByteCount.parse(value)
+    assert type(parsed) is ByteCount
+    assert parsed == size
+
+
+@pytest.mark.parametrize(
+    "value", [-1, 1.5, True, None, "", "64", "64 MIB", "64 KB", "64 kiB", "-1 B", "1e3 B", "1 TiB", "B", [1]]
+)
+def test_what_is_not_a_size_is_refused_with_the_units(value):
+    with pytest.raises(ValueError, match="is not a size; write bytes or one of B, kB, MB, GB, KiB, MiB, GiB"):
+        ByteCount.parse(value)
+
+
+def test_wrong_size_has_its_path(toml):
+    message = complaint(toml('[hub]\nbind = "x"\npayload_bytes_max = "64 mb"'))
+    assert message.startswith("hub.payload_bytes_max: '64 mb' is not a size")
+
+
+@pytest.mark.xfail(strict=True, raises=OverflowError, reason="sizes go through a float, which overflows")
+def test_endless_size_is_a_config_error(toml):
+    complaint(toml(f'[hub]\nbind = "x"\npayload_bytes_max = "{"9" * 400} B"'))
+
+
+@pytest.mark.xfail(strict=True, reason="sizes go through a float: whole numbers beyond 2**53 are rounded")
+def test_whole_sizes_are_exact():
+    assert ByteCount.parse("9007199254740993 B") == 2**53 + 1
+
+
+def test_convert_says_where_the_table_came_from():
+    with pytest.raises(ConfigError, match=r"^--set hub: missing key `bind`$"):
+        convert({}, Hub, where="--set hub")
+
+
+def test_table_and_settings_round_trip():
+    settings = File(hub=Hub(bind="x", payload_bytes_max=ByteCount(7)), steps=(Hub(bind="y"),))
+    table = to_table(settings)
+    assert table["hub"] == {"bind": "x", "count": 1, "payload_bytes_max": 7}
+    assert convert(table, File, where="again") == settings

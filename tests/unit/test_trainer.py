@@ -1,0 +1,175 @@
+import math
+import tracemalloc
+from itertools import islice, repeat
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeasync.data.dataset import Dataset, batches
+from edgeasync.errors import ModelMismatchError
+from edgeasync.parameters import Parameter, ParameterSpec
+from edgeasync.policies.transforms import SGD
+from edgeasync.training.trainer import GradientTrainer, StepResult, TrainingResult, take_local_steps
+
+SPEC = ParameterSpec((Parameter("w", (3,)),))
+BATCH = (np.ones((4, 3), np.float32), np.zeros(4, np.int64))
+
+
+class FakeTrainer:
+    """Reports given losses and takes given times on the fake clock it is."""
+
+    spec = SPEC
+
+    def __init__(self, losses, times_s=None):
+        self.steps = zip(losses, times_s or [0.0] * len(losses), strict=True)
+        self.now_s = 100.0
+        self.waits_s = []
+        self.taken = 0
+
+    def begin(self, parameters):
+        pass
+
+    def step(self):
+        loss, time_s = next(self.steps)
+        self.now_s += time_s
+        self.taken += 1
+        return StepResult(loss, 4)
+
+    def wait(self, remaining_s):
+        self.waits_s.append(remaining_s)
+        self.now_s += remaining_s
+
+    def run(self, local_steps, *, stop_after=math.inf, step_s_min=0.0, on_step=lambda: None):
+        return take_local_steps(
+            self,
+            local_steps,
+            should_stop=lambda: self.taken >= stop_after,
+            on_step=on_step,
+            wait=self.wait,
+            clock=lambda: self.now_s,
+            step_s_min=step_s_min,
+        )
+
+
+def test_steps_are_padded_and_measured():
+    trainer = FakeTrainer([1.0, 2.0, 6.0], [0.25, 1.0, 0.5])
+    called = []
+    result = trainer.run(3, step_s_min=0.5, on_step=lambda: called.append(trainer.taken))
+    assert result == TrainingResult(3, 12, 3.0, pytest.approx(14 / 3), 2.0 / 3)
+    assert trainer.waits_s == [0.25]
+    assert called == [1, 2, 3]
+
+
+@pytest.mark.parametrize("stop_after", [0, 1, 2])
+def test_a_stop_abandons_the_work(stop_after):
+    trainer = FakeTrainer([1.0] * 3)
+    assert trainer.run(3, stop_after=stop_after) is None
+    assert trainer.taken == stop_after
+    with pytest.raises(ValueError, match="local_steps is 0"):
+        trainer.run(0)
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=50), st.sampled_from([0.0, 1e8]))
+def test_the_variance_is_sound_far_from_zero(losses, offset):
+    shifted = [loss + offset for loss in losses]
+    result = FakeTrainer(shifted).run(len(shifted))
+    exact = np.array([loss - offset for loss in shifted])
+    assert result.loss_mean - offset == pytest.approx(exact.mean(), abs=1e-5)
+    assert result.loss_variance == pytest.approx(exact.var(), rel=1e-5, abs=1e-3)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e308])
+def test_a_loss_that_is_no_number_is_reported_not_raised(bad):
+    result = FakeTrainer([1.0, bad, -bad, 1.0]).run(4)
+    assert result.local_steps == 4
+    assert not math.isfinite(result.loss_variance)
+
+
+def towards_one(parameters, x, y, out):
+    """Half the squared distance from one, and its gradient."""
+    np.subtract(parameters, 1.0, out=out)
+    return float(0.5 * np.vdot(out, out))
+
+
+def test_gradient_trainer_takes_the_optimizers_steps():
+    trainer = GradientTrainer(SPEC, towards_one, [SGD(learning_rate=0.1, momentum=0.9)], repeat(BATCH))
+    with pytest.raises(RuntimeError, match="before begin"):
+        trainer.step()
+    with pytest.raises(ModelMismatchError):
+        trainer.begin(np.zeros(4, np.float32))
+    parameters, expected, velocity = np.zeros(3, np.float32), 0.0, 0.0
+    trainer.begin(parameters)
+    for _ in range(5):
+        assert trainer.step() == StepResult(pytest.approx(1.5 * (expected - 1.0) ** 2), 4)
+        velocity = 0.9 * velocity + (expected - 1.0)
+        expected -= 0.1 * velocity
+        assert parameters == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_an_assignment_resets_the_optimizer_unless_told_and_never_the_data(keep):
+    data = Dataset.of(np.zeros((9, 3)), np.arange(9))
+    seen = []
+
+    def gradient(parameters, x, y, out):
+        seen.extend(y.tolist())
+        return towards_one(parameters, x, y, out)
+
+    optimizer = [SGD(learning_rate=0.1, momentum=0.9)]
+    trainer = GradientTrainer(SPEC, gradient, optimizer, batches(data, 3, 0), keep_optimizer_state=keep)
+    firsts = []
+    for _ in range(3):
+        parameters = np.zeros(3, np.float32)
+        trainer.begin(parameters)
+        trainer.step()
+        firsts.append(float(parameters[0]))
+    assert sorted(seen) == list(range(9))
+    assert firsts == pytest.approx([0.1, 0.19, 0.271] if keep else [0.1, 0.1, 0.1])
+
+
+class NormRecorder(SGD, frozen=True):
+    """SGD that shows the norm and count it was planned with in its learning rate."""
+
+    def plan(self, norm, count):
+        return (norm * 10**count, 0.0)
+
+
+def test_a_long_model_is_updated_whole_with_its_norm_and_only_where_trained():
+    spec = ParameterSpec((Parameter("w", (200_000,)), Parameter("running", (3,), "statistic")))
+    parameters = np.zeros(spec.length, np.float32)
+
+    def gradient(parameters, x, y, out):
+        out.fill(2.0)
+        parameters[-3:] = 7.0
+        return 0.0
+
+    trainer = GradientTrainer(spec, gradient, [NormRecorder()], repeat(BATCH))
+    trainer.begin(parameters)
+    trainer.step()
+    norm = 2.0 * math.sqrt(200_000)
+    assert np.allclose(parameters[:-3], -2.0 * norm)
+    trainer.step()
+    assert np.allclose(parameters[:-3], -22.0 * norm)
+    assert (parameters[-3:] == 7.0).all()
+
+
+def test_a_step_allocates_nothing_of_the_models_length():
+    spec = ParameterSpec((Parameter("w", (2**21,)),))
+    trainer = GradientTrainer(spec, towards_one, [SGD(momentum=0.9)], repeat(BATCH))
+    trainer.begin(np.zeros(spec.length, np.float32))
+    trainer.step()
+    tracemalloc.start()
+    for _ in islice(repeat(None), 3):
+        trainer.step()
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < spec.nbytes / 50
+
+
+def test_a_diverging_model_neither_raises_nor_warns():
+    trainer = GradientTrainer(SPEC, towards_one, [SGD(learning_rate=1e6)], repeat(BATCH))
+    trainer.begin(np.zeros(3, np.float32))
+    losses = [trainer.step().loss for _ in range(30)]
+    assert not math.isfinite(losses[-1])

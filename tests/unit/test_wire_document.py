@@ -1,0 +1,137 @@
+"""docs/wire.md is what others write their agents from: it must not drift from the structs."""
+
+import json
+import re
+from pathlib import Path
+from typing import get_args
+
+import msgpack
+import msgspec
+import pytest
+from msgspec import inspect
+
+from edgeasync.core.membership import DeviceState
+from edgeasync.parameters import Parameter, ParameterSpec
+from edgeasync.protocol import wire
+from edgeasync.protocol.codecs import CODECS
+from edgeasync.protocol.messages import (
+    MESSAGES,
+    Applied,
+    Buffered,
+    DeviceProfile,
+    Duplicate,
+    ModelVersion,
+    RefusalCode,
+    Rejected,
+)
+from edgeasync.protocol.transfers import PIECE_BYTES_MIN
+
+TEXT = (Path(__file__).parents[2] / "docs" / "wire.md").read_text(encoding="utf-8")
+every_message = pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: MESSAGES[kind].__name__)
+
+
+def section(heading):
+    """Return the text under a heading, up to the next one of any level."""
+    _, found, rest = TEXT.partition(f"\n{heading}\n")
+    assert found, f"no heading {heading!r}"
+    return re.split(r"\n#+ ", rest, maxsplit=1)[0]
+
+
+def rows(text):
+    """Return the table rows whose first cell is code: that code, and the rest of the row."""
+    return dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", text, re.MULTILINE))
+
+
+def check_fields(struct, text):
+    table = rows(text)
+    assert tuple(table) == struct.__struct_fields__
+    for field in msgspec.structs.fields(struct):
+        assert ("default" in table[field.name]) == (not field.required), field.name
+
+
+def test_the_messages_are_all_there_in_order():
+    headings = re.findall(r"^### (\w+) \((\d+)\)$", TEXT, re.MULTILINE)
+    assert headings == [(message.__name__, str(kind)) for kind, message in MESSAGES.items()]
+
+
+@every_message
+def test_every_field_is_described_in_order_with_its_default(kind):
+    message = MESSAGES[kind]
+    check_fields(message, section(f"### {message.__name__} ({kind})"))
+
+
+@pytest.mark.parametrize("struct", [ModelVersion, DeviceProfile, ParameterSpec, Parameter])
+def test_inner_arrays_are_described_in_order(struct):
+    check_fields(struct, section(f"#### {struct.__name__}"))
+
+
+@every_message
+def test_bounds_stand_in_the_row_of_their_field(kind):
+    table = rows(section(f"### {MESSAGES[kind].__name__} ({kind})"))
+    for field in inspect.type_info(MESSAGES[kind]).fields:
+        name = field.encode_name
+        wire_type, bound, _ = (cell.strip() for cell in f"{table[name]} ".split("|"))
+        if wire_type in ("count", "u64"):  # their bounds stand under Types
+            assert (field.type.ge, field.type.le) == (0, 2**53 if wire_type == "count" else None), name
+            continue
+        values = [getattr(field.type, limit, None) for limit in ("ge", "gt", "le")]
+        for value in values:
+            assert value is None or written(value) in bound.replace(" ", ""), name
+        if isinstance(field.type, inspect.LiteralType) and name != "code":
+            assert re.findall(r"`(\w+)`", bound) == sorted(field.type.values)
+
+
+def written(value):
+    powers = {2**53: "2⁵³", 2**31: "2³¹", 2**30: "2³⁰", 1e9: "10⁹"}
+    return powers.get(value, f"{value:g}" if value < 1e5 else str(int(value)))
+
+
+def test_outcomes_and_reasons():
+    text = section("### Outcomes")
+    outcomes = [
+        (outcome.__struct_config__.tag, *outcome.__struct_fields__)
+        for outcome in (Applied, Buffered, Rejected, Duplicate)
+    ]
+    assert re.findall(r'`\["(\w+)", (\w+)\]`', text) == outcomes
+    (reason,) = inspect.type_info(Rejected).fields
+    assert sorted(rows(text)) == sorted(reason.type.values)
+
+
+def test_refusals_codecs_and_states():
+    assert tuple(rows(section("## Refusals"))) == get_args(RefusalCode)
+    codecs = rows(section("### Codecs"))
+    assert tuple(codecs) == tuple(CODECS)
+    assert all(cells.startswith(f"{CODECS[name].payload_bytes(1)} length") for name, cells in codecs.items())
+    assert tuple(re.findall(r"`(\w+)`", rows(section("## The status"))["state"])) == get_args(DeviceState)
+
+
+def test_limits():
+    text = TEXT.replace(" ", "")
+    assert f"atleast{wire.HEADER_BYTES_MIN}byteslong" in text
+    assert f"atmost{wire.HEADER_BYTES_MAX}bytes" in text
+    assert f"atleast{PIECE_BYTES_MIN}." in text
+
+
+def shown(value):
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def test_examples_decode_to_what_they_say():
+    examples = re.findall(r"```hex\n(.+?)```\s+```json\n(.+?)```", TEXT, re.DOTALL)
+    assert len(examples) == 2
+    for digits, described in examples:
+        header = bytes.fromhex(digits)
+        name, fields = json.loads(described)
+        message = wire.decode(header)
+        assert type(message).__name__ == name
+        assert tuple(fields) == message.__struct_fields__
+        assert list(fields.values()) == [shown(value) for value in msgpack.unpackb(header)[2]]
+        assert wire.encode(message) == header
+
+
+def test_the_examples_payload_has_its_checksum_and_values():
+    (digits,) = re.findall(r"```payload\n(.+?)```", TEXT, re.DOTALL)
+    payload = bytes.fromhex(digits)
+    assert f"`{wire.checksum(payload):016x}`" in TEXT
+    assert f'"checksum": {wire.checksum(payload)}, "payload_bytes": {len(payload)}' in TEXT
+    assert list(memoryview(payload).cast("f")) == [0.5, -1.0, 0.25]
