@@ -6,6 +6,7 @@ share: the reading, sizes written as `"64 MiB"`, and errors a person can act upo
 
 import re
 import tomllib
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,8 +33,8 @@ class ByteCount(int):
             return cls(value)
         if isinstance(value, str) and (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMG]?i?B)\s*", value)):
             number, unit = match.groups()
-            if unit in _UNITS:
-                return cls(float(number) * _UNITS[unit])
+            if unit in _UNITS and len(number) < 20:
+                return cls(Fraction(number) * _UNITS[unit])
         raise ValueError(f"{value!r} is not a size; write bytes or one of {', '.join(_UNITS)} as in '64 MiB'")
 
 
@@ -46,7 +47,7 @@ def read_toml(path: Path, settings: type[Settings]) -> Settings:
         raise ConfigError(f"{path}: no such file; give the path of a TOML settings file") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
     return convert(table, settings, where=str(path))
 
@@ -71,11 +72,14 @@ def _decode(wanted: type, value: object) -> object:
 
 
 def _explain(message: str) -> str:
-    """Turn msgspec's `... - at `$.hub.stop`` into `[hub.stop] ...`, with known keys left to --help and docs."""
-    message, _, path = message.partition(" - at ")
-    path = path.strip("`").removeprefix("$").removeprefix(".")
-    message = message.replace("Object contains unknown field", "unknown key").replace(
-        "Object missing required field", "missing key"
-    )
-    message = message[0].lower() + message[1:]
+    """Turn msgspec's ``... - at `$.hub.stop` `` into ``hub.stop: ...``, on one line whatever a key may hold."""
+    message = message.replace("\n", "\\n").replace("\r", "\\r")
+    if message.endswith("`") and " - at `$" in message:
+        message, _, path = message.rpartition(" - at `$")
+        path = path.removesuffix("`").removeprefix(".")
+    else:
+        path = ""
+    message = message.replace("Object contains unknown field", "unknown key")
+    message = message.replace("Object missing required field", "missing key")
+    message = message[:1].lower() + message[1:]
     return f"{path}: {message}" if path else message

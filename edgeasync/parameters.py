@@ -45,10 +45,11 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
     parameters: Annotated[tuple[Parameter, ...], msgspec.Meta(min_length=1, max_length=100_000)]
 
     def __post_init__(self) -> None:
-        names = [parameter.name for parameter in self.parameters]
-        if len(set(names)) != len(names):
-            repeated = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"parameter {repeated!r} appears twice")
+        names: set[str] = set()
+        for parameter in self.parameters:
+            if parameter.name in names:
+                raise ValueError(f"parameter {parameter.name!r} appears twice")
+            names.add(parameter.name)
         roles = [parameter.role for parameter in self.parameters]
         if roles != sorted(roles, key=("trained", "statistic").index):
             raise ValueError("trained parameters must come before statistics")

@@ -25,15 +25,11 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
     """Run an agent by a settings file, flags, or both; a flag wins over the file."""
     settings = AgentSettings() if config is None else read_toml(config, AgentSettings)
     section = convert(to_table(settings.agent) | flags, AgentSection, where="flags")
-    if section.hub is None:
-        raise ConfigError("which hub? give --hub tcp://HOST:PORT, or [agent] hub in a settings file")
-    if section.data is None:
-        raise ConfigError("which data? give --data FILE.npz or FILE.csv, or [agent] data in a settings file")
-    dataset = load(Path(section.data))
+    address, data = _needed(section)
+    dataset = load(data)
     device_id = section.device_id or default_device_id()
-    folder = DeviceFolder(
-        Path(section.state) if section.state else Path.home() / ".local" / "state" / "edgeasync" / device_id
-    )
+    state = Path(section.state) if section.state else Path.home() / ".local" / "state" / "edgeasync" / device_id
+    folder = DeviceFolder(state)
     identity = folder.open(device_id)
     answered = 0
 
@@ -42,7 +38,7 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
         if tell.event == "answered":
             answered += 1
         elif tell.event == "waiting":
-            printer.event("waiting", detail=f"no hub at {section.hub} yet; trying until there is one")
+            printer.event("waiting", detail=f"no hub at {address} yet; trying until there is one")
         else:
             printer.event(tell.event, detail=tell.detail)
 
@@ -50,7 +46,7 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
         return read_plan(welcome.settings).make_trainer(dataset, section.seed)
 
     agent = Agent(
-        section.hub,
+        address,
         identity=identity,
         make_trainer=make_trainer,
         examples=len(dataset),
@@ -79,6 +75,14 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
         printer.event("stopped", reason=reason, steps=agent.steps_total, updates_answered=answered)
     else:
         printer.event("stopped", detail=f"{reason}: {agent.steps_total} local steps, {answered} updates answered")
+
+
+def _needed(section: AgentSection) -> tuple[str, Path]:
+    if section.hub is None:
+        raise ConfigError("which hub? give --hub tcp://HOST:PORT, or [agent] hub in a settings file")
+    if section.data is None:
+        raise ConfigError("which data? give --data FILE.npz or FILE.csv, or [agent] data in a settings file")
+    return section.hub, Path(section.data)
 
 
 def default_device_id() -> str:

@@ -64,7 +64,7 @@ class TransferMoved(msgspec.Struct, frozen=True, gc=False):
 
 
 class Trained(msgspec.Struct, frozen=True, gc=False):
-    """The assigned local steps are done; the delta is ready to be sent."""
+    """The assigned local steps are done. The loss's mean and variance may be infinite or NaN."""
 
     local_steps: int
     examples: int

@@ -38,7 +38,7 @@ class Receive(msgspec.Struct, frozen=True, gc=False):
 
 
 class Fold(msgspec.Struct, frozen=True, gc=False):
-    """Make the next version: current + transforms(-sum of weight times update), then drop the updates."""
+    """Make the next version: current - transforms(-sum of weight times delta); then drop the updates."""
 
     number: int
     handles: tuple[int, ...]

@@ -341,7 +341,8 @@ class HubCore:
         history.loss_variance = push.loss_variance
         history.updates += 1
         if push.local_steps * push.step_s > 0:
-            rate = push.examples / (push.local_steps * push.step_s)
+            # No device is so fast that a step takes less than a nanosecond; a liar must not reach infinity.
+            rate = push.examples / (push.local_steps * max(push.step_s, 1e-9))
             history.examples_per_s += (rate - history.examples_per_s) * (
                 EXAMPLES_RATE_WEIGHT if history.examples_per_s else 1.0
             )

@@ -125,20 +125,21 @@ class Model:
         trained, length = self.spec.trained_length, self.spec.length
         factor, used = leading_factor(self.optimizer, fold.plan)
         rest, plan = self.optimizer[used:], fold.plan[used:]
+        # The pseudo-gradient of a delta is minus the delta.
         scales = [-weight * factor for weight in fold.weights]
         for start in range(0, trained, CHUNK):
             stop = min(start + CHUNK, trained)
             step = self._weighted_sum(updates, scales, start, stop)
             if rest:
                 apply_chain(rest, step, [vector[start:stop] for vector in self._state], plan)
-            np.add(current[start:stop], step, out=target[start:stop])
+            np.subtract(current[start:stop], step, out=target[start:stop])
         if trained < length:
             share = max(1.0, sum(fold.weights))
-            shares = [weight / share for weight in fold.weights]
+            shares = [-weight / share for weight in fold.weights]
             for start in range(trained, length, CHUNK):
                 stop = min(start + CHUNK, length)
                 step = self._weighted_sum(updates, shares, start, stop)
-                np.add(current[start:stop], step, out=target[start:stop])
+                np.subtract(current[start:stop], step, out=target[start:stop])
         return Snapshot(fold.number, target)
 
     def advance(self, snapshot: Snapshot) -> None:

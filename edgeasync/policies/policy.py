@@ -23,7 +23,7 @@ class Policy(Section, frozen=True):
 
     staleness: StalenessKind = PolynomialStaleness()
     aggregate: AggregatorKind = ImmediateAggregator()
-    optimizer: Annotated[tuple[TransformKind, ...], Meta(min_length=1)] = (SGD(),)  # none would climb
+    optimizer: Annotated[tuple[TransformKind, ...], Meta(min_length=1)] = (SGD(),)
     frequency: FrequencyKind = FixedFrequency()
 
 

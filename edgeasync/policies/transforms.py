@@ -1,4 +1,6 @@
-"""Transforms: gradient in, update out. The same ones serve the hub's optimizer and a device's own.
+"""Transforms: gradient in, step out. The same ones serve the hub's optimizer and a device's own.
+
+A step is what is *subtracted* from the parameters, so stages chain without changing its sign.
 
 As in optax a transform is a pure description. It is split in two so that a hub's decisions are scalars that
 can be written down and replayed: `plan` decides them, `apply` is elementwise arithmetic on any slice.
@@ -30,11 +32,11 @@ class Transform(Protocol):
         """Return the single factor this update amounts to, or `None` if it is not mere scaling."""
 
     def apply(self, gradient: Vector, state: Sequence[Vector], scalars: Scalars) -> None:
-        """Turn a slice of gradient into update, in place, with the same slice of each state vector."""
+        """Turn a slice of gradient into a step, in place, with the same slice of each state vector."""
 
 
 class SGD(Section, frozen=True, tag_field="kind", tag="sgd"):
-    """Stochastic gradient descent with heavy-ball momentum: `v = momentum v + g`, update `-learning_rate v`.
+    """Stochastic gradient descent with heavy-ball momentum: `v = momentum v + g`, step `learning_rate v`.
 
     Polyak 1964; in the form of Sutskever et al. 2013. With momentum 0 it keeps no state.
     """
@@ -52,20 +54,20 @@ class SGD(Section, frozen=True, tag_field="kind", tag="sgd"):
         return (self.learning_rate, self.momentum)
 
     def factor(self, scalars: Scalars) -> float | None:
-        """Return minus the learning rate when there is no momentum."""
+        """Return the learning rate when there is no momentum."""
         learning_rate, momentum = scalars
-        return None if momentum else -learning_rate
+        return None if momentum else learning_rate
 
     def apply(self, gradient: Vector, state: Sequence[Vector], scalars: Scalars) -> None:
-        """Turn gradient into update, in place."""
+        """Turn gradient into step, in place."""
         learning_rate, momentum = scalars
         if momentum:
             (velocity,) = state
             np.multiply(velocity, np.float32(momentum), out=velocity)
             np.add(velocity, gradient, out=velocity)
-            np.multiply(velocity, np.float32(-learning_rate), out=gradient)
+            np.multiply(velocity, np.float32(learning_rate), out=gradient)
         else:
-            np.multiply(gradient, np.float32(-learning_rate), out=gradient)
+            np.multiply(gradient, np.float32(learning_rate), out=gradient)
 
 
 def state_vectors(chain: Sequence[Transform]) -> int:

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from edgeasync.core.device import Trained
 from edgeasync.data.dataset import Batch
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.policies.transforms import Transform, apply_chain, plan_chain, state_vectors
@@ -41,16 +42,6 @@ class Trainer(Protocol):
         """Take one local step, on one batch."""
 
 
-class TrainingResult(msgspec.Struct, frozen=True, gc=False):
-    """What the local steps of one assignment came to; the loss's mean and variance may be infinite or NaN."""
-
-    local_steps: int
-    examples: int
-    loss_mean: float
-    loss_variance: float
-    step_s: float
-
-
 def take_local_steps(
     trainer: Trainer,
     local_steps: int,
@@ -60,7 +51,7 @@ def take_local_steps(
     wait: Callable[[float], object],
     clock: Callable[[], float] = time.perf_counter,
     step_s_min: float = 0.0,
-) -> TrainingResult | None:
+) -> Trained | None:
     """Take `local_steps` steps, or return `None` as soon as `should_stop` says so: the work is abandoned.
 
     To stand for a slower device, every step is drawn out to `step_s_min` by `wait(remaining_s)`; `step_s` of
@@ -86,7 +77,7 @@ def take_local_steps(
         mean += deviation / count
         squares += deviation * (result.loss - mean)
         on_step()
-    return TrainingResult(local_steps, examples, mean, squares / local_steps, total_s / local_steps)
+    return Trained(local_steps, examples, mean, squares / local_steps, total_s / local_steps)
 
 
 class GradientTrainer:
@@ -152,7 +143,7 @@ class GradientTrainer:
         squares = sum(float(np.vdot(self._gradient[chunk], self._gradient[chunk])) for chunk in chunks)
         plan = plan_chain(self._optimizer, math.sqrt(squares), self._count)
         for chunk in chunks:
-            update = self._gradient[chunk]
-            apply_chain(self._optimizer, update, [state[chunk] for state in self._state], plan)
-            parameters[chunk] += update
+            step = self._gradient[chunk]
+            apply_chain(self._optimizer, step, [state[chunk] for state in self._state], plan)
+            parameters[chunk] -= step
         self._count += 1

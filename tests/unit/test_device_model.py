@@ -4,7 +4,7 @@ import pytest
 from edgeasync.errors import ProtocolError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.protocol.codecs import CODECS
-from edgeasync.training.device_model import DeviceModel
+from edgeasync.core.device_model import DeviceModel
 
 # More than two chunks, and not a whole number of them.
 LENGTH = 150_000

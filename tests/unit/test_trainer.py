@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgeasync.core.device import Trained
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.errors import ModelMismatchError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.transforms import SGD
-from edgeasync.training.trainer import GradientTrainer, StepResult, TrainingResult, take_local_steps
+from edgeasync.training.trainer import GradientTrainer, StepResult, take_local_steps
 
 SPEC = ParameterSpec((Parameter("w", (3,)),))
 BATCH = (np.ones((4, 3), np.float32), np.zeros(4, np.int64))
@@ -57,7 +58,7 @@ def test_steps_are_padded_and_measured():
     trainer = FakeTrainer([1.0, 2.0, 6.0], [0.25, 1.0, 0.5])
     called = []
     result = trainer.run(3, step_s_min=0.5, on_step=lambda: called.append(trainer.taken))
-    assert result == TrainingResult(3, 12, 3.0, pytest.approx(14 / 3), 2.0 / 3)
+    assert result == Trained(3, 12, 3.0, pytest.approx(14 / 3), 2.0 / 3)
     assert trainer.waits_s == [0.25]
     assert called == [1, 2, 3]
 

@@ -23,13 +23,13 @@ def run(chain, gradients):
 
 def test_sgd_by_hand():
     updates, _ = run([SGD(learning_rate=0.5)], [[1.0, -2.0, 0.0], [4.0, 0.25, -1.0]])
-    np.testing.assert_array_equal(updates, np.array([[-0.5, 1.0, 0.0], [-2.0, -0.125, 0.5]], F))
+    np.testing.assert_array_equal(updates, np.array([[0.5, -1.0, 0.0], [2.0, 0.125, -0.5]], F))
 
 
 def test_momentum_by_hand():
-    """v = v / 2 + g: 1, 1.5, 0.75, 4.375; the update is minus a quarter of it."""
+    """v = v / 2 + g: 1, 1.5, 0.75, 4.375; the step is a quarter of it."""
     updates, (velocity,) = run([SGD(learning_rate=0.25, momentum=0.5)], [[1.0], [1.0], [0.0], [4.0]])
-    assert [float(update[0]) for update in updates] == [-0.25, -0.375, -0.1875, -1.09375]
+    assert [float(update[0]) for update in updates] == [0.25, 0.375, 0.1875, 1.09375]
     assert float(velocity[0]) == 4.375
 
 
@@ -71,10 +71,10 @@ def test_slices_give_the_whole_to_the_bit(chain, seed, cuts):
     ("chain", "product", "used"),
     [
         ([], 1.0, 0),
-        ([SGD(learning_rate=0.5)], -0.5, 1),
+        ([SGD(learning_rate=0.5)], 0.5, 1),
         ([SGD(learning_rate=0.5), SGD(learning_rate=4.0)], 2.0, 2),
         ([SGD(momentum=0.5)], 1.0, 0),
-        ([SGD(learning_rate=0.5), SGD(momentum=0.5), SGD(learning_rate=3.0)], -0.5, 1),
+        ([SGD(learning_rate=0.5), SGD(momentum=0.5), SGD(learning_rate=3.0)], 0.5, 1),
     ],
 )
 def test_leading_factor_gathers_only_the_front(chain, product, used):

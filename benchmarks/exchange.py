@@ -1,0 +1,200 @@
+"""How many updates per second our hub exchanges, against two blocking baselines, in turns in one run.
+
+Run as `python -m benchmarks.exchange`. Every case has three servers, each a process of its own, and the same
+client processes for all of them; a round gives each server its turn, one after the other, while the others
+sleep. A ratio is the median over rounds of ours over the baseline's, from the same round.
+"""
+
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from typing import Self
+
+from benchmarks.exchange_clients import Counted, Round, Window, run_clients
+from benchmarks.exchange_parts import measure_parts
+from benchmarks.exchange_servers import SERVERS
+from benchmarks.processes import cpu_seconds
+from benchmarks.report import Results, make_parser, show_progress, show_results
+
+START_S = 30.0
+"""How long a process may take to be ready."""
+
+TARGET_FAIR = 0.80
+
+
+@dataclass(frozen=True)
+class Case:
+    """A size of model and a number of clients, spread evenly over processes."""
+
+    name: str
+    length: int
+    clients: int
+    processes: int
+    target_bare: float | None
+    window_s: float
+    window_quick_s: float
+
+
+CASES = (
+    Case("4 KB x 16", 1_000, 16, 2, 0.55, 1.5, 0.5),
+    Case("1 MB x 4", 250_000, 4, 4, 0.55, 1.5, 0.5),
+    Case("10 MB x 4", 2_500_000, 4, 4, 0.65, 2.0, 0.8),
+    Case("100 MB x 2", 25_000_000, 2, 2, None, 4.0, 1.5),
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One server's turn in a round."""
+
+    updates_per_s: float
+    server_cpu_us: float
+    clients_cpu_us: float
+    refusals: int
+
+
+class Bench:
+    """The processes of one case: three servers, and the clients that speak with each in turn."""
+
+    def __init__(self, case: Case, folder: str) -> None:
+        self._case = case
+        self._folder = folder
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["benchmarks.exchange_clients", "benchmarks.exchange_servers"])
+        self._addresses: dict[str, str] = {}
+        self._servers: dict[str, BaseProcess] = {}
+        self._clients: list[tuple[BaseProcess, "Connection[Round | Window | None, Counted | None]"]] = []
+        self._rounds = 0
+
+    def __enter__(self) -> Self:
+        for name in SERVERS:
+            self._servers[name], self._addresses[name] = start_server(
+                self._context, name, self._case.length, f"{self._folder}/{self._case.length}"
+            )
+        for _ in range(self._case.processes):
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(target=run_clients, args=(self._case.length, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._clients.append((process, ours))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in [*self._servers.values(), *(process for process, _ in self._clients)]:
+            process.kill()
+            process.join()
+
+    def measure(self, server: str, warm_up_s: float, window_s: float) -> Measured:
+        """Give a server its turn."""
+        self._rounds += 1
+        case = self._case
+        each = case.clients // case.processes
+        for number, (_, pipe) in enumerate(self._clients):
+            names = tuple(f"{self._rounds}-{number}-{client}" for client in range(each))
+            pipe.send(Round(self._addresses[server], names))
+        self._collect()
+        begin_s = time.monotonic() + warm_up_s
+        window = Window(begin_s, begin_s + window_s)
+        for _, pipe in self._clients:
+            pipe.send(window)
+        server_s, clients_s = self._cpu_in(window, self._servers[server])
+        counted = [item for item in self._collect() if item is not None]
+        updates = max(1, sum(item.updates for item in counted))
+        return Measured(
+            sum(item.updates_per_s for item in counted),
+            1e6 * server_s / updates,
+            1e6 * clients_s / updates,
+            sum(item.refusals for item in counted),
+        )
+
+    def _collect(self) -> list[Counted | None]:
+        """Hear from every client process; one that has failed has said why on standard error."""
+        answers = []
+        for _, pipe in self._clients:
+            if not pipe.poll(START_S):
+                raise TimeoutError(f"{self._case.name}: a client process does not answer")
+            try:
+                answers.append(pipe.recv())
+            except EOFError:
+                raise RuntimeError(f"{self._case.name}: a client process has failed") from None
+        return answers
+
+    def _cpu_in(self, window: Window, server: BaseProcess) -> tuple[float, float]:
+        """Sleep through the window; return the processor seconds of the server and of all clients in it."""
+        pids = [[server.pid], [process.pid for process, _ in self._clients]]
+        used = []
+        for moment_s in (window.begin_s, window.end_s):
+            time.sleep(max(0.0, moment_s - time.monotonic()))
+            used.append([sum(cpu_seconds(pid) for pid in group) for group in pids])
+        return used[1][0] - used[0][0], used[1][1] - used[0][1]
+
+
+def start_server(context: ForkServerContext, name: str, length: int, run: str) -> tuple[BaseProcess, str]:
+    """Start a server in a process of its own; return it with its address."""
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=SERVERS[name], args=(length, run, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    if not ours.poll(START_S):
+        raise TimeoutError(f"the server {name} does not start")
+    return process, ours.recv()
+
+
+def run_case(case: Case, results: Results, *, rounds: int, quick: bool) -> None:
+    """Measure one case and add what was found."""
+    measured: dict[str, list[Measured]] = {name: [] for name in SERVERS}
+    with tempfile.TemporaryDirectory() as folder, Bench(case, folder) as bench:
+        for number in range(rounds):
+            show_progress(f"{case.name}: round {number + 1} of {rounds}")
+            for name in SERVERS:
+                window_s = case.window_quick_s if quick else case.window_s
+                measured[name].append(bench.measure(name, 0.25 * window_s, window_s))
+    for baseline, target in (("fair", TARGET_FAIR), ("bare", case.target_bare)):
+        ratio_name = f"{case.name} {baseline}"
+        results.ratios[ratio_name] = round(_paired_ratio(measured["ours"], measured[baseline]), 3)
+        if target is not None:
+            results.targets[ratio_name] = target
+    for name, turns in measured.items():
+        results.add("updates per second", case.name, {name: _median(turn.updates_per_s for turn in turns)})
+        results.add("server CPU, us per update", case.name, {name: _median(turn.server_cpu_us for turn in turns)})
+        results.add(
+            "clients CPU, us per update", case.name, {name: _median(turn.clients_cpu_us for turn in turns)}
+        )
+        results.add("refused as busy", case.name, {name: sum(turn.refusals for turn in turns)})
+
+
+def _paired_ratio(ours: list[Measured], baseline: list[Measured]) -> float:
+    return statistics.median(
+        mine.updates_per_s / theirs.updates_per_s for mine, theirs in zip(ours, baseline, strict=True)
+    )
+
+
+def _median(values: Iterable[float]) -> float:
+    return round(statistics.median(values), 2)
+
+
+def main() -> None:
+    """Run all cases, or those whose name begins with `--case`."""
+    parser = make_parser("Updates per second of the hub against blocking baselines.")
+    parser.add_argument("--case", default="", help="only cases whose name begins so, such as '10 MB'")
+    parser.add_argument("--rounds", type=int, help="turns of each server, 9 if left out, 3 with --quick")
+    arguments = parser.parse_args()
+    rounds = arguments.rounds or (3 if arguments.quick else 9)
+    results = Results()
+    for case in CASES:
+        if case.name.startswith(arguments.case):
+            run_case(case, results, rounds=rounds, quick=arguments.quick)
+            show_progress(f"{case.name}: the parts by themselves")
+            parts = measure_parts(case.length, case.clients, 0.1 if arguments.quick else 0.5)
+            results.add("parts in isolation, us per update", case.name, parts)
+    show_results(results, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()

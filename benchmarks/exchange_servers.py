@@ -1,0 +1,361 @@
+"""The three hubs of the exchange benchmark: ours, and two blocking baselines with the same frames.
+
+`fair` does the hub's whole work on a model (decode, checksum, norm, fold, snapshot, checksum, encode) in a plain
+blocking loop, without sessions, membership or an event loop. `bare` only moves bytes: it is the ceiling.
+"""
+
+import asyncio
+import itertools
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import zmq
+
+from edgeasync.core.effects import Fold, Report
+from edgeasync.core.model import Model, Snapshot, Update
+from edgeasync.core.settings import HubCoreSettings, Limits
+from edgeasync.parameters import Parameter, ParameterSpec, Vector
+from edgeasync.policies.policy import Policy
+from edgeasync.policies.transforms import plan_chain
+from edgeasync.protocol import wire
+from edgeasync.protocol.codecs import CODECS
+from edgeasync.protocol.messages import (
+    Ack,
+    Applied,
+    Assignment,
+    Credit,
+    Fetch,
+    Hello,
+    Message,
+    ModelVersion,
+    Piece,
+    Push,
+    Welcome,
+)
+from edgeasync.protocol.transfers import CreditWindow, IncomingTransfer, OutgoingTransfer
+from edgeasync.runtime.channel import COPY_BELOW_BYTES
+from edgeasync.runtime.hub import QUEUED_MESSAGES_MAX, Hub
+
+ADDRESS = "tcp://127.0.0.1:*"
+LINEAGE = "0" * 16
+PIECE_BYTES = int(Limits().piece_bytes)
+WINDOW_PIECES = 4
+"""Pieces under way when the credit window is fully open, as it is on a loopback link."""
+
+SAVE_NEVER_S = 1e6
+
+Frames = tuple[bytes, bytes, wire.Buffer | None]
+
+
+def make_spec(length: int) -> ParameterSpec:
+    """Return the layout of a model of one array."""
+    return ParameterSpec((Parameter("weights", (length,)),))
+
+
+def serve_ours(length: int, run: str, pipe: "Connection[str, None]") -> None:
+    """Run the real hub, as `edgeasync hub` would."""
+
+    def on_report(report: Report) -> None:
+        if report.event == "listening":
+            pipe.send(report.detail)
+
+    hub = Hub(
+        spec=make_spec(length),
+        initial=lambda: np.zeros(length, np.float32),
+        judgement=Policy(),
+        bind=ADDRESS,
+        run=Path(run),
+        settings=HubCoreSettings(save_every_s=SAVE_NEVER_S),
+        on_report=on_report,
+    )
+    with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
+        runner.run(hub.run())
+
+
+def serve_fair(length: int, run: str, pipe: "Connection[str, None]") -> None:  # noqa: ARG001
+    """Run the baseline that does our work in a blocking loop."""
+    FairServer(*_bind(pipe), length).serve()
+
+
+def serve_bare(length: int, run: str, pipe: "Connection[str, None]") -> None:  # noqa: ARG001
+    """Run the baseline that only moves bytes."""
+    BareServer(*_bind(pipe), length).serve()
+
+
+SERVERS: dict[str, Callable[[int, str, "Connection[str, None]"], None]] = {
+    "ours": serve_ours,
+    "fair": serve_fair,
+    "bare": serve_bare,
+}
+
+
+def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return the maker of the loop that `edgeasync hub` runs on."""
+    if sys.platform == "win32":
+        return None
+    import uvloop  # noqa: PLC0415
+
+    return uvloop.new_event_loop
+
+
+def _bind(pipe: "Connection[str, None]") -> "tuple[zmq.Context[zmq.Socket[bytes]], zmq.Socket[bytes]]":
+    """Make a ROUTER with the options of our hub and tell its address."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.ROUTER)
+    socket.set(zmq.ROUTER_MANDATORY, 1)
+    socket.set(zmq.MAXMSGSIZE, max(wire.HEADER_BYTES_MAX, PIECE_BYTES))
+    socket.set(zmq.BACKLOG, 4096)
+    socket.set(zmq.SNDHWM, QUEUED_MESSAGES_MAX)
+    socket.set(zmq.RCVHWM, QUEUED_MESSAGES_MAX)
+    socket.set(zmq.LINGER, 0)
+    socket.bind(ADDRESS)
+    pipe.send(socket.getsockopt_string(zmq.LAST_ENDPOINT))
+    return context, socket
+
+
+class BlockingServer:
+    """A blocking loop around a ROUTER: receives and sends with the copy modes of our `Channel`."""
+
+    def __init__(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", socket: "zmq.Socket[bytes]", length: int
+    ) -> None:
+        self.spec = make_spec(length)
+        self._context = context
+        self._socket = socket
+        self._large = self.spec.nbytes >= COPY_BELOW_BYTES
+
+    def serve(self) -> NoReturn:
+        """Answer one message after the other until the process is ended."""
+        while True:
+            self.on_message(*self._receive())
+
+    def on_message(self, peer: bytes, header: bytes, payload: wire.Buffer | None) -> None:
+        """Answer a message."""
+        raise NotImplementedError
+
+    def send(self, peer: bytes, header: bytes, payload: wire.Buffer | None = None) -> None:
+        """Send a message; one for a peer that has gone is dropped."""
+        send = self._socket.send
+        try:
+            send(peer, zmq.SNDMORE)
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                return
+            raise
+        if payload is None:
+            send(header)
+        else:
+            send(header, zmq.SNDMORE)
+            send(payload, 0, len(payload) < COPY_BELOW_BYTES)
+
+    def make_welcome(self) -> bytes:
+        """Return the answer to every hello."""
+        return wire.encode(
+            Welcome(
+                session=bytes(16),
+                spec=self.spec,
+                settings={},
+                seq_last=0,
+                push_codec="identity",
+                heartbeat_s=5.0,
+                lease_s=15.0,
+                piece_bytes=PIECE_BYTES,
+            )
+        )
+
+    def _receive(self) -> Frames:
+        receive = self._socket.recv
+        peer, header = receive(), receive()
+        if not self._socket.getsockopt(zmq.RCVMORE):
+            return peer, header, None
+        if not self._large:
+            return peer, header, receive()
+        frame = self._socket.recv(copy=False)
+        return peer, header, frame.bytes if len(frame.buffer) < COPY_BELOW_BYTES else frame.buffer
+
+
+class FairServer(BlockingServer):
+    """Everything our hub does to a model, with its own functions, one message after the other."""
+
+    def __init__(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", socket: "zmq.Socket[bytes]", length: int
+    ) -> None:
+        super().__init__(context, socket, length)
+        self._policy = Policy()
+        self._model = Model(self.spec, np.zeros(length, np.float32), 0, self._policy.optimizer)
+        self._incoming: dict[bytes, tuple[Push, IncomingTransfer]] = {}
+        self._outgoing: dict[bytes, OutgoingTransfer] = {}
+        self._windows: dict[bytes, CreditWindow] = {}
+        self._transfers = itertools.count(1)
+
+    def on_message(self, peer: bytes, header: bytes, payload: wire.Buffer | None) -> None:
+        """Fold what is pushed and answer with the new model."""
+        match wire.decode(header):
+            case Push() as push:
+                self._push(peer, push, payload)
+            case Piece() as piece:
+                self._piece(peer, piece, payload)
+            case Credit() as credit:
+                self._credit(peer, credit)
+            case Hello():
+                self.send(peer, self.make_welcome())
+            case Fetch():
+                self._assign(peer, None)
+            case _:
+                self._forget(peer)
+
+    def _push(self, peer: bytes, push: Push, payload: wire.Buffer | None) -> None:
+        if push.transfer:
+            transfer = IncomingTransfer(push.transfer, push.payload_bytes, push.checksum)
+            self._incoming[peer] = (push, transfer)
+            self._send(peer, transfer.credit())
+            return
+        if payload is None or wire.checksum(payload) != push.checksum:
+            raise ValueError("the payload is missing or damaged")
+        self._fold(peer, push, payload)
+
+    def _piece(self, peer: bytes, piece: Piece, payload: wire.Buffer | None) -> None:
+        push, transfer = self._incoming[peer]
+        assert payload is not None
+        transfer.accept(piece, payload)
+        if not transfer.complete:
+            self._send(peer, transfer.credit())
+            return
+        del self._incoming[peer]
+        self._fold(peer, push, transfer.buffer)
+
+    def _fold(self, peer: bytes, push: Push, payload: wire.Buffer) -> None:
+        model, policy = self._model, self._policy
+        update = Update(CODECS[push.codec], payload)
+        norm = update.norm(self.spec.length)
+        weight = policy.staleness(model.current.number - push.base.number)
+        assert weight is not None
+        number = model.current.number + 1
+        plan = plan_chain(policy.optimizer, weight * norm, number)
+        model.advance(model.fold(Fold(number, (0,), (weight,), plan), [update]))
+        self._assign(peer, Ack(push.seq, Applied(number)))
+
+    def _assign(self, peer: bytes, ack: Ack | None) -> None:
+        snapshot = self._model.current
+        payload, checksum = snapshot.payload("identity")
+        transfer = 0
+        if len(payload) > PIECE_BYTES:
+            transfer = next(self._transfers)
+            window = self._windows.setdefault(peer, CreditWindow(PIECE_BYTES))
+            self._outgoing[peer] = OutgoingTransfer(transfer, payload, PIECE_BYTES, window)
+        self._send(
+            peer,
+            make_assignment(snapshot, checksum, len(payload), transfer, ack),
+            None if transfer else payload,
+        )
+
+    def _credit(self, peer: bytes, credit: Credit) -> None:
+        transfer = self._outgoing[peer]
+        for piece, part in transfer.credit(credit, time.monotonic()):
+            self._send(peer, piece, part)
+        if transfer.complete:
+            del self._outgoing[peer]
+
+    def _forget(self, peer: bytes) -> None:
+        for table in (self._incoming, self._outgoing, self._windows):
+            _drop(table, peer)
+
+    def _send(self, peer: bytes, message: Message, payload: wire.Buffer | None = None) -> None:
+        self.send(peer, wire.encode(message), payload)
+
+
+class BareServer(BlockingServer):
+    """Moves bytes: looks at the kind of a header and at lengths, and answers with frames made beforehand."""
+
+    def __init__(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", socket: "zmq.Socket[bytes]", length: int
+    ) -> None:
+        super().__init__(context, socket, length)
+        vector: Vector = np.zeros(length, np.float32)
+        self._payload = CODECS["identity"].encode(vector)
+        self._in_pieces = len(self._payload) > PIECE_BYTES
+        transfer = int(self._in_pieces)
+        checksum = wire.checksum(self._payload)
+        ack = Ack(1, Applied(1))
+        snapshot = Snapshot(1, vector)
+        self._assignment = wire.encode(make_assignment(snapshot, checksum, len(self._payload), transfer, ack))
+        self._welcome = self.make_welcome()
+        self._pieces = self._make_pieces() if self._in_pieces else []
+        self._credits: dict[int, bytes] = {}
+        self._received: dict[bytes, int] = {}
+        self._sent: dict[bytes, int] = {}
+
+    def _make_pieces(self) -> list[tuple[bytes, memoryview]]:
+        view = memoryview(self._payload)
+        parts = [(start, view[start : start + PIECE_BYTES]) for start in range(0, len(view), PIECE_BYTES)]
+        return [(wire.encode(Piece(1, start, wire.checksum(part))), part) for start, part in parts]
+
+    def on_message(self, peer: bytes, header: bytes, payload: wire.Buffer | None) -> None:
+        """Answer with bytes of the right length."""
+        kind = header[2]  # after the array's own byte and the protocol version
+        if kind == Push.kind:
+            if self._in_pieces:
+                self._received[peer] = 0
+                self.send(peer, self._credit(0))
+            else:
+                self.send(peer, self._assignment, self._payload)
+        elif kind == Piece.kind:
+            self._piece(peer, payload)
+        elif kind == Credit.kind:
+            self._send_pieces(peer)
+        elif kind == Hello.kind:
+            self.send(peer, self._welcome)
+        elif kind == Fetch.kind:
+            self._assign(peer)
+        else:
+            _drop(self._received, peer)
+            _drop(self._sent, peer)
+
+    def _piece(self, peer: bytes, payload: wire.Buffer | None) -> None:
+        assert payload is not None
+        received = self._received[peer] = self._received[peer] + len(payload)
+        if received == len(self._payload):
+            self._assign(peer)
+        else:
+            self.send(peer, self._credit(received))
+
+    def _assign(self, peer: bytes) -> None:
+        self._sent[peer] = 0
+        self.send(peer, self._assignment, None if self._in_pieces else self._payload)
+
+    def _send_pieces(self, peer: bytes) -> None:
+        """Open the window on the first credit of a transfer; every further one makes place for a piece."""
+        sent = self._sent[peer]
+        for header, part in self._pieces[sent : sent + (1 if sent else WINDOW_PIECES)]:
+            self.send(peer, header, part)
+            self._sent[peer] += 1
+
+    def _credit(self, received: int) -> bytes:
+        header = self._credits.get(received)
+        if header is None:
+            header = self._credits[received] = wire.encode(Credit(1, received))
+        return header
+
+
+def make_assignment(
+    snapshot: Snapshot, checksum: int, payload_bytes: int, transfer: int, ack: Ack | None
+) -> Assignment:
+    """Return the answer that carries a snapshot."""
+    return Assignment(
+        version=ModelVersion(LINEAGE, snapshot.number),
+        local_steps=16,
+        codec="identity",
+        checksum=checksum,
+        payload_bytes=payload_bytes,
+        transfer=transfer,
+        ack=ack,
+    )
+
+
+def _drop(table: dict[bytes, Any], peer: bytes) -> None:
+    table.pop(peer, None)

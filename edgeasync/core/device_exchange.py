@@ -1,0 +1,255 @@
+"""Between frames and `DeviceCore`: decodes what comes in, keeps vectors and transfers, carries effects out.
+
+Still no I/O: a `DeviceShell` connects, sends, trains, and runs work in the background. The ZeroMQ agent and
+the simulator are two such shells around this one exchange.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from edgeasync.core.device import (
+    Adopt,
+    Adopted,
+    AdoptionFailed,
+    Arrived,
+    Close,
+    DeviceCore,
+    DeviceEffect,
+    DeviceEvent,
+    Finish,
+    Join,
+    Open,
+    Say,
+    SendPush,
+    Tell,
+    Train,
+    Trained,
+    TransferMoved,
+)
+from edgeasync.core.device_model import DeviceModel
+from edgeasync.errors import ModelMismatchError, ProtocolError
+from edgeasync.protocol import wire
+from edgeasync.protocol.codecs import CODECS, find_codec
+from edgeasync.protocol.messages import Assignment, Credit, Message, Piece, Push, Welcome
+from edgeasync.protocol.transfers import CreditWindow, IncomingTransfer, OutgoingTransfer
+
+PARAMETERS_MAX = 250_000_000
+"""A hub that describes a larger model is not believed."""
+
+Result = TypeVar("Result")
+
+
+class DeviceShell(Protocol):
+    """What the exchange needs done in the world."""
+
+    def open(self) -> None:
+        """Open a fresh connection to the hub."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+    def send(self, header: bytes, payload: wire.Buffer | None) -> None:
+        """Send a message, or drop it if there is no connection."""
+
+    def prepare(self, welcome: Welcome) -> None:
+        """Make ready to train what the hub describes; may raise what waiting does not mend."""
+
+    def train(self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None]) -> None:
+        """Train `model.parameters` in the background, then call `then`; not if training was stopped."""
+
+    def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
+        """Do `work` in the background, one after the other with training, then call `then`."""
+
+    def tell(self, tell: Tell) -> None:
+        """Tell the person at the device."""
+
+    def finish(self, finish: Finish) -> None:
+        """End the agent."""
+
+
+class DeviceExchange:
+    """Frames in, frames out. `now_s` is asked for the time; no call blocks for longer than a copy."""
+
+    def __init__(self, core: DeviceCore, shell: DeviceShell, now_s: Callable[[], float]) -> None:
+        self.core = core
+        self._shell = shell
+        self._now_s = now_s
+        self._model: DeviceModel | None = None
+        self._window: CreditWindow | None = None
+        self._inline_payload: wire.Buffer | None = None
+        self._incoming: tuple[Assignment, IncomingTransfer] | None = None
+        self._outgoing: OutgoingTransfer | None = None
+        self._payload: wire.Buffer = b""
+        self._codec = "identity"
+        self._checksum = 0
+        self._times_sent = 0
+
+    def begin(self) -> None:
+        """Connect for the first time."""
+        self._execute(self.core.begin(self._now_s()))
+
+    def tick(self, steps_total: int) -> None:
+        """Do what is due; `core.next_deadline_s` says when that is."""
+        self._execute(self.core.tick(self._now_s(), steps_total))
+
+    def handle(self, event: DeviceEvent) -> None:
+        """Give the core an event and carry out what follows."""
+        self._execute(self.core.handle(event, self._now_s()))
+
+    def on_message(self, header: bytes, payload: wire.Buffer | None) -> None:
+        """Take in one message from the hub."""
+        try:
+            message = wire.decode(header)
+            match message:
+                case Piece():
+                    self._piece(message, payload)
+                case Credit():
+                    self._credit(message)
+                case _:
+                    self._inline_payload = payload
+                    self.handle(Arrived(message))
+                    self._inline_payload = None
+        except ProtocolError as error:
+            self._shell.tell(Tell("warning", f"from the hub: {error}"))
+
+    def _piece(self, piece: Piece, payload: wire.Buffer | None) -> None:
+        if self._incoming is None or payload is None:
+            return
+        assignment, transfer = self._incoming
+        if piece.transfer != transfer.transfer:
+            return
+        try:
+            transfer.accept(piece, payload)
+        except ProtocolError as error:
+            self._incoming = None
+            self.handle(AdoptionFailed(str(error)))
+            return
+        self._send(transfer.credit())
+        self.handle(TransferMoved())
+        if transfer.complete:
+            self._incoming = None
+            self._decode(assignment, transfer.buffer)
+
+    def _credit(self, credit: Credit) -> None:
+        if self._outgoing is None or credit.transfer != self._outgoing.transfer:
+            return
+        for piece, part in self._outgoing.credit(credit, self._now_s()):
+            self._send(piece, part)
+        self.handle(TransferMoved())
+
+    # -- effects out -----------------------------------------------------------------------------------------
+
+    def _execute(self, effects: list[DeviceEffect]) -> None:
+        for effect in effects:
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: DeviceEffect) -> None:
+        match effect:
+            case Open():
+                self._forget_transfers()
+                self._shell.open()
+            case Close():
+                self._forget_transfers()
+                self._shell.close()
+            case Say():
+                self._send(effect.message)
+            case SendPush():
+                self._push(effect.push)
+            case Join():
+                self._join(effect.welcome)
+            case Adopt():
+                self._adopt(effect.assignment)
+            case Train() if self._model is not None:
+                self._shell.train(self._model, effect.local_steps, self._trained)
+            case Tell():
+                self._shell.tell(effect)
+            case Finish():
+                self._shell.finish(effect)
+
+    def _forget_transfers(self) -> None:
+        self._incoming = self._outgoing = None
+
+    def _join(self, welcome: Welcome) -> None:
+        if welcome.spec.length > PARAMETERS_MAX:
+            raise ModelMismatchError(f"the hub's model has {welcome.spec.length} parameters: too many to believe")
+        self._shell.prepare(welcome)
+        self._model = DeviceModel(welcome.spec)
+        self._window = CreditWindow(welcome.piece_bytes)
+
+    def _adopt(self, assignment: Assignment) -> None:
+        """Take the assignment's payload from the message that brought it, or open its transfer."""
+        assert self.core.welcome is not None
+        payload = self._inline_payload
+        self._forget_transfers()
+        try:
+            find_codec(assignment.codec, assignment.payload_bytes, self.core.welcome.spec.length)
+        except ProtocolError as error:
+            self.handle(AdoptionFailed(str(error)))
+            return
+        if assignment.transfer:
+            transfer = IncomingTransfer(assignment.transfer, assignment.payload_bytes, assignment.checksum)
+            self._incoming = (assignment, transfer)
+            self._send(transfer.credit())
+        elif payload is None or len(payload) != assignment.payload_bytes:
+            self.handle(AdoptionFailed("the model's payload is not as long as its header says"))
+        elif wire.checksum(payload) != assignment.checksum:
+            self.handle(AdoptionFailed("the model's payload does not have its checksum"))
+        else:
+            self._decode(assignment, payload)
+
+    def _decode(self, assignment: Assignment, payload: wire.Buffer) -> None:
+        assert self._model is not None
+        if self._times_sent > 1:
+            # A repeated push may still be on its way out of the very memory the model is to go into.
+            self._model.release()
+        self._shell.run_in_background(partial(_adopt_into, self._model, assignment, payload), self.handle)
+
+    def _trained(self, trained: Trained) -> None:
+        """Code the delta in the background, then let the core decide when it is sent."""
+        assert self._model is not None
+        assert self.core.welcome is not None
+        codec = CODECS[self.core.welcome.push_codec]
+        self._codec = codec.name
+        model = self._model
+
+        def encode() -> tuple[wire.Buffer, int]:
+            payload = model.encode_delta(codec)
+            return payload, wire.checksum(payload)
+
+        def encoded(coded: tuple[wire.Buffer, int]) -> None:
+            self._payload, self._checksum = coded
+            self._times_sent = 0
+            self.handle(trained)
+
+        self._shell.run_in_background(encode, encoded)
+
+    def _push(self, push: Push) -> None:
+        assert self.core.welcome is not None
+        assert self._window is not None
+        piece_bytes = self.core.welcome.piece_bytes
+        in_pieces = len(self._payload) > piece_bytes
+        push = msgspec.structs.replace(
+            push,
+            codec=self._codec,
+            checksum=self._checksum,
+            payload_bytes=len(self._payload),
+            transfer=push.seq if in_pieces else 0,
+        )
+        self._times_sent += 1
+        if in_pieces:
+            self._outgoing = OutgoingTransfer(push.transfer, self._payload, piece_bytes, self._window)
+        self._send(push, None if in_pieces else self._payload)
+
+    def _send(self, message: Message, payload: wire.Buffer | None = None) -> None:
+        self._shell.send(wire.encode(message), payload)
+
+
+def _adopt_into(model: DeviceModel, assignment: Assignment, payload: wire.Buffer) -> DeviceEvent:
+    try:
+        model.adopt(payload, CODECS[assignment.codec])
+    except ProtocolError as error:
+        return AdoptionFailed(str(error))
+    return Adopted(assignment)

@@ -1,0 +1,282 @@
+"""Between frames and `HubCore`: decodes what comes in, keeps payloads and transfers, carries effects out.
+
+Still no I/O: a `HubShell` sends, runs work in the background, and saves. The ZeroMQ daemon and the simulator
+are two such shells around this one exchange.
+
+Small models are measured and folded at once, which takes microseconds. Large ones are given to the shell's
+background worker, in order; whatever depends on a fold (answers, saving, the end) waits in line behind it,
+while heartbeats are answered at once.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from edgeasync.core.effects import (
+    Assign,
+    Discard,
+    Fold,
+    Forget,
+    HubEffect,
+    Receive,
+    Report,
+    Save,
+    Send,
+    SendStatus,
+    Stop,
+)
+from edgeasync.core.events import Heard, HubEvent, Malformed, Peer, PushArrived, Received, StopRequested
+from edgeasync.core.hub import HubCore
+from edgeasync.core.model import Model, Snapshot, Update
+from edgeasync.errors import ProtocolError
+from edgeasync.protocol import wire
+from edgeasync.protocol.codecs import CODECS, find_codec
+from edgeasync.protocol.messages import (
+    Assignment,
+    Credit,
+    Fetch,
+    Hello,
+    Leave,
+    Message,
+    Piece,
+    Ping,
+    Push,
+    Refuse,
+    Status,
+    StatusRequest,
+)
+from edgeasync.protocol.transfers import CreditWindow, IncomingTransfer, OutgoingTransfer
+
+INLINE_BYTES_MAX = 2 << 20
+"""Models up to this size are folded at once: that takes less time than handing them over and back."""
+
+Result = TypeVar("Result")
+
+
+class HubShell(Protocol):
+    """What the exchange needs done in the world."""
+
+    def send(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
+        """Send a message, or drop it if the peer is gone or takes nothing in: its lease will tell."""
+
+    def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
+        """Do `work` in the background, one after the other, then call `then` with its result."""
+
+    def save(self, snapshot: Snapshot, *, last: bool) -> None:
+        """Write the model to disk in the background; the `last` time for certain."""
+
+    def report(self, report: Report) -> None:
+        """Tell people."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what only the shell knows, to be added to the status."""
+
+    def stop(self, reason: str) -> None:
+        """End: everything before has been done."""
+
+
+class HubExchange:
+    """Frames in, frames out. Every call is given the time; none blocks for longer than a small fold."""
+
+    def __init__(self, core: HubCore, model: Model, shell: HubShell) -> None:
+        self.core = core
+        self.model = model
+        self._shell = shell
+        self._spec = core.spec
+        self._limits = core.settings.limits
+        self._inline = core.spec.nbytes <= INLINE_BYTES_MAX
+        self._incoming: dict[Peer, tuple[Push, IncomingTransfer]] = {}
+        self._outgoing: dict[Peer, OutgoingTransfer] = {}
+        self._windows: dict[Peer, CreditWindow] = {}
+        self._transfers = 0
+        self._measuring = 0
+        self._ordered: deque[HubEffect] = deque()
+        self._folding = False
+        self._now_s = 0.0
+
+    def tick(self, now_s: float) -> None:
+        """Do what is due; `core.next_deadline_s` says when that is."""
+        self._now_s = now_s
+        self._execute(self.core.tick(now_s, room=self._room_to_send()))
+
+    def request_stop(self, now_s: float) -> None:
+        """Say goodbye, save, and stop once everything before is done."""
+        self._now_s = now_s
+        self._execute(self.core.handle(StopRequested(), now_s))
+
+    # -- messages in -----------------------------------------------------------------------------------------
+
+    def on_message(self, peer: Peer, header: bytes, payload: wire.Buffer | None, now_s: float) -> None:
+        """Take in one message, whatever it is."""
+        self._now_s = now_s
+        try:
+            event = self._event(peer, wire.decode(header), payload)
+        except wire.UnsupportedVersionError as error:
+            sentence = f"{error}; install the same edgeasync on both"
+            self._shell.send(peer, wire.encode(Refuse("protocol_version", sentence)), None)
+            event = Malformed(peer, str(error), strike=False)
+        except ProtocolError as error:
+            event = Malformed(peer, str(error))
+        if event is not None:
+            self._execute(self.core.handle(event, now_s))
+
+    def _event(self, peer: Peer, message: Message, payload: wire.Buffer | None) -> HubEvent | None:
+        """Turn a message into the core's event; `None` where the worker makes it later."""
+        if isinstance(message, Push):
+            return self._push(peer, message, payload)
+        if isinstance(message, Piece):
+            return self._piece(peer, message, payload)
+        if payload is not None:
+            raise ProtocolError(f"a {type(message).__name__} has no payload")
+        if isinstance(message, Credit):
+            return self._credit(peer, message)
+        if isinstance(message, Hello | Fetch | Ping | Leave | StatusRequest):
+            return Received(peer, message, self._room_to_send())
+        raise ProtocolError(f"a {type(message).__name__} is for devices, not for a hub")
+
+    def _push(self, peer: Peer, push: Push, payload: wire.Buffer | None) -> HubEvent:
+        codec = find_codec(push.codec, push.payload_bytes, self._spec.length)
+        if push.transfer:
+            if payload is not None:
+                raise ProtocolError("a push in pieces carries its payload itself")
+            room = self._room_to_receive() and len(self._incoming) < self._limits.transfers_max
+            return Received(peer, push, room)
+        if payload is None or len(payload) != push.payload_bytes:
+            raise ProtocolError("the payload is not as long as its header says")
+        if wire.checksum(payload) != push.checksum:
+            raise ProtocolError("the payload does not have the checksum it was announced with")
+        update = Update(codec, payload)
+        norm = update.norm(self._spec.length)
+        room = self._room_to_receive() and self._room_to_send()
+        return PushArrived(peer, push, self.model.keep(update), norm, room)
+
+    def _piece(self, peer: Peer, piece: Piece, payload: wire.Buffer | None) -> HubEvent | None:
+        under_way = self._incoming.get(peer)
+        if under_way is None or payload is None:
+            return Malformed(peer, "a piece without a transfer", strike=False)
+        push, transfer = under_way
+        try:
+            transfer.accept(piece, payload)
+        except ProtocolError:
+            del self._incoming[peer]
+            raise
+        if not transfer.complete:
+            self._send(peer, transfer.credit())
+            return Heard(peer, "piece")
+        del self._incoming[peer]
+        self._measuring += 1
+        update = Update(CODECS[push.codec], transfer.buffer)
+
+        def measured(norm: float) -> None:
+            self._measuring -= 1
+            event = PushArrived(peer, push, self.model.keep(update), norm, self._room_to_send())
+            self._execute(self.core.handle(event, self._now_s))
+
+        self._shell.run_in_background(lambda: update.norm(self._spec.length), measured)
+        return None
+
+    def _credit(self, peer: Peer, credit: Credit) -> HubEvent:
+        transfer = self._outgoing.get(peer)
+        if transfer is None or transfer.transfer != credit.transfer:
+            return Malformed(peer, "credit without a transfer", strike=False)
+        for piece, part in transfer.credit(credit, self._now_s):
+            self._send(peer, piece, part)
+        if transfer.complete:
+            del self._outgoing[peer]
+        return Heard(peer, "credit")
+
+    def _room_to_receive(self) -> bool:
+        return self.model.updates_waiting + self._measuring < self._limits.queued_updates_max
+
+    def _room_to_send(self) -> bool:
+        return (
+            self.model.snapshots_alive < self._limits.snapshots_max
+            and len(self._outgoing) < self._limits.transfers_max
+        )
+
+    # -- effects out -----------------------------------------------------------------------------------------
+
+    def _execute(self, effects: list[HubEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send():
+                    self._send(effect.peer, effect.message)
+                case Assign() | Fold() | Save() | Stop():
+                    self._ordered.append(effect)
+                case Discard():
+                    self.model.release(effect.handle)
+                case Receive():
+                    self._receive(effect.peer, effect.push)
+                case SendStatus():
+                    status = self.core.status(self._now_s) | self._shell.describe()
+                    self._shell.send(effect.peer, wire.encode(Status()), msgspec.json.encode(status))
+                case Forget():
+                    self._incoming.pop(effect.peer, None)
+                    self._outgoing.pop(effect.peer, None)
+                    self._windows.pop(effect.peer, None)
+                case Report():
+                    self._shell.report(effect)
+        self._advance()
+
+    def _advance(self) -> None:
+        """Carry out what is in line, up to a fold that the worker is busy with."""
+        while self._ordered and not self._folding:
+            effect = self._ordered.popleft()
+            match effect:
+                case Fold():
+                    self._fold(effect)
+                case Assign():
+                    self._assign(effect)
+                case Save():
+                    self._shell.save(self.model.current, last=self.core.stopped)
+                case Stop():
+                    self._shell.stop(effect.reason)
+
+    def _fold(self, fold: Fold) -> None:
+        updates = [self.model.release(handle) for handle in fold.handles]
+        if self._inline:
+            self.model.advance(self.model.fold(fold, updates))
+            return
+        self._folding = True
+
+        def work() -> Snapshot:
+            snapshot = self.model.fold(fold, updates)
+            snapshot.payload(self.core.settings.model_codec)
+            return snapshot
+
+        def folded(snapshot: Snapshot) -> None:
+            self._folding = False
+            self.model.advance(snapshot)
+            self._advance()
+
+        self._shell.run_in_background(work, folded)
+
+    def _assign(self, effect: Assign) -> None:
+        payload, checksum = self.model.current.payload(effect.codec)
+        piece_bytes = int(self._limits.piece_bytes)
+        transfer = 0
+        if len(payload) > piece_bytes:
+            self._transfers += 1
+            transfer = self._transfers
+            window = self._windows.setdefault(effect.peer, CreditWindow(piece_bytes))
+            self._outgoing[effect.peer] = OutgoingTransfer(transfer, payload, piece_bytes, window)
+        message = Assignment(
+            version=effect.version,
+            local_steps=effect.local_steps,
+            codec=effect.codec,
+            checksum=checksum,
+            payload_bytes=len(payload),
+            transfer=transfer,
+            ack=effect.ack,
+        )
+        self._send(effect.peer, message, None if transfer else payload)
+
+    def _receive(self, peer: Peer, push: Push) -> None:
+        transfer = IncomingTransfer(push.transfer, push.payload_bytes, push.checksum)
+        self._incoming[peer] = (push, transfer)
+        self._send(peer, transfer.credit())
+
+    def _send(self, peer: Peer, message: Message, payload: wire.Buffer | None = None) -> None:
+        self._shell.send(peer, wire.encode(message), payload)

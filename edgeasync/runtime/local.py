@@ -1,0 +1,73 @@
+"""A hub and its agents in one process: the real shells, over ZeroMQ's in-process transport."""
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import zmq
+
+from edgeasync.core.hub import HubCore
+from edgeasync.core.settings import HubCoreSettings, StopCondition
+from edgeasync.errors import EdgeAsyncError
+from edgeasync.parameters import Vector
+from edgeasync.policies.policy import Judgement, Policy
+from edgeasync.runtime.agent import Agent
+from edgeasync.runtime.files import MODEL_FILE, DeviceIdentity, load_model
+from edgeasync.runtime.hub import Hub, OnReport
+from edgeasync.training.trainer import Trainer
+
+
+async def train_locally(
+    trainers: Sequence[Trainer],
+    initial: Vector,
+    run: Path,
+    *,
+    updates: int,
+    policy: Judgement | None = None,
+    settings: HubCoreSettings | None = None,
+    on_report: OnReport | None = None,
+) -> tuple[Vector, HubCore]:
+    """Train with one agent a trainer until `updates` have been applied; return the model and the hub's core.
+
+    `initial` is a flat float32 vector of the trainers' spec; the model is kept in `run`. Raises what a hub or
+    an agent raises, and `ValueError` without trainers.
+    """
+    if not trainers:
+        raise ValueError("give at least one trainer")
+    spec = trainers[0].spec
+    spec.check(initial)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    address = f"inproc://{secrets.token_hex(8)}"
+    hub = Hub(
+        spec=spec,
+        initial=lambda: np.array(initial),
+        judgement=policy or Policy(),
+        bind=address,
+        run=run,
+        settings=msgspec.structs.replace(settings or HubCoreSettings(), stop=StopCondition(updates=updates)),
+        on_report=on_report,
+        context=context,
+    )
+    agents = [
+        Agent(
+            address,
+            identity=DeviceIdentity(f"local-{number}", secrets.token_hex(16), 1),
+            make_trainer=lambda _, trainer=trainer: trainer,  # type: ignore[misc]
+            fingerprint=trainer.spec.fingerprint,
+            context=context,
+        )
+        for number, trainer in enumerate(trainers, start=1)
+    ]
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(hub.run())
+            for agent in agents:
+                group.create_task(agent.run())
+    except* EdgeAsyncError as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        context.destroy(linger=0)
+    return load_model(run / MODEL_FILE, spec)[0], hub.core

@@ -1,0 +1,148 @@
+"""The cores in virtual time: learning, unequal speeds, links, pieces, and exact repetition."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from edgeasync.core.settings import HubCoreSettings, Liveness, StopCondition
+from edgeasync.data.dataset import Dataset, batches
+from edgeasync.data.partition import dirichlet
+from edgeasync.policies.policy import Policy
+from edgeasync.policies.transforms import SGD
+from edgeasync.simulation.clock import VirtualClock
+from edgeasync.simulation.fleet import SimulatedDevice, SimulatedHub
+from edgeasync.simulation.link import LinkProfile
+from edgeasync.training.numpy_models import MlpModel
+from edgeasync.training.trainer import GradientTrainer, StepResult
+
+SLOWNESS = (1, 1, 3, 10)
+
+
+class Digits:
+    """Four unequal devices on the digits, non-IID, each with a link of its own."""
+
+    def __init__(self, *, link=None, settings=None, hidden=(64,)):
+        digits = load_digits()
+        dataset = Dataset.of((digits.data / 16).astype(np.float32), digits.target)
+        order = np.random.default_rng(0).permutation(len(dataset))
+        self.held_out = dataset.take(order[:360])
+        self.network = MlpModel(inputs=64, hidden=hidden, classes=10)
+        self.clock = VirtualClock()
+        self.hub = SimulatedHub(
+            self.clock,
+            spec=self.network.spec,
+            initial=self.network.initial(0),
+            judgement=Policy(),
+            settings=settings or HubCoreSettings(),
+            seed=0,
+        )
+        parts = dirichlet(dataset.take(order[360:]), 4, 0.5, 0, examples_min=32)
+        self.devices = [
+            SimulatedDevice(
+                self.clock,
+                self.hub,
+                f"device-{number}",
+                GradientTrainer(
+                    self.network.spec,
+                    self.network.gradient,
+                    [SGD(learning_rate=0.1)],
+                    batches(part, 32, number),
+                ),
+                step_s=0.004 * slowness,
+                link=link or LinkProfile(),
+                examples=len(part),
+            )
+            for number, (part, slowness) in enumerate(zip(parts, SLOWNESS, strict=True), start=1)
+        ]
+
+    def train(self, updates, limit_s=3600.0):
+        for device in self.devices:
+            device.start()
+        done = self.clock.run(lambda: self.hub.core.updates_applied >= updates, limit_s)
+        self.hub.core.check()
+        return done
+
+    def accuracy(self):
+        predicted = self.network.predict(self.hub.model, self.held_out.x)
+        return float((predicted == self.held_out.y).mean())
+
+
+def test_unequal_devices_learn_and_the_fast_give_more():
+    fleet = Digits()
+    assert fleet.train(updates=400)
+    assert fleet.accuracy() >= 0.95
+    given = [fleet.hub.core.members.members[f"device-{n}"].updates_applied for n in (1, 2, 3, 4)]
+    assert given[0] == pytest.approx(given[1], abs=2)
+    assert given[0] / given[2] == pytest.approx(3, rel=0.1)
+    assert given[0] / given[3] == pytest.approx(10, rel=0.2)
+
+
+def test_the_same_seed_gives_the_same_run_to_the_bit():
+    def trace():
+        fleet = Digits()
+        fleet.train(updates=60)
+        return hashlib.sha256(fleet.hub.model).hexdigest(), fleet.clock.now_s, fleet.hub.core.status(0.0)
+
+    assert trace() == trace()
+
+
+def test_a_link_costs_its_bytes_and_its_delay():
+    link = LinkProfile(up_bytes_per_s=20_000, down_bytes_per_s=40_000, delay_s=0.25)
+    fleet = Digits(link=link)
+    assert fleet.train(updates=8)
+    fast = fleet.devices[0]
+    payload = fleet.network.spec.nbytes
+    cycle_s = 16 * 0.004 + payload / 20_000 + payload / 40_000 + 2 * 0.25
+    answered = [time_s for time_s, tell in fast.told if tell.event == "answered"]
+    assert np.diff(answered) == pytest.approx(cycle_s, rel=0.05)
+
+
+def test_a_ping_measures_the_delay_of_the_link():
+    settings = HubCoreSettings(liveness=Liveness(heartbeat_s=1.0, lease_s=5.0))
+    fleet = Digits(link=LinkProfile(delay_s=0.2), settings=settings)
+    assert fleet.train(updates=20)
+    assert fleet.devices[3].exchange.core.round_trip_s == pytest.approx(0.4, rel=0.05)
+
+
+def test_large_models_travel_in_pieces_both_ways():
+    fleet = Digits(hidden=(4096,))
+    assert fleet.network.spec.nbytes > fleet.hub.core.settings.limits.piece_bytes
+    assert fleet.train(updates=12)
+    accepted = fleet.hub.core.messages_accepted
+    assert accepted["piece"] >= 12
+    assert accepted["credit"] >= 12
+    assert fleet.hub.core.messages_refused == 0
+
+
+def test_a_finished_hub_sends_its_devices_home():
+    fleet = Digits(settings=HubCoreSettings(stop=StopCondition(updates=10)))
+    assert fleet.train(updates=10)
+    assert fleet.clock.run(lambda: all(device.finished for device in fleet.devices), 60.0)
+    assert {device.finished.error for device in fleet.devices} == {None}
+    assert fleet.hub.stopped == "finished"
+    assert fleet.hub.saved[-1] == fleet.hub.core.version
+
+
+class Diverging:
+    """A trainer whose model turns into not-a-number."""
+
+    def __init__(self, spec):
+        self.spec = spec
+
+    def begin(self, parameters):
+        self._parameters = parameters
+
+    def step(self):
+        self._parameters[0] = np.nan
+        return StepResult(float("nan"), 1)
+
+
+def test_a_diverging_device_is_rejected_and_the_others_train_on():
+    fleet = Digits()
+    fleet.devices[0]._trainer = Diverging(fleet.network.spec)
+    assert fleet.train(updates=60)
+    assert np.isfinite(fleet.hub.model).all()
+    assert fleet.hub.core.updates_rejected > 10
+    assert fleet.hub.core.members.members["device-1"].updates_applied == 0
