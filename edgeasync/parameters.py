@@ -86,7 +86,7 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
     def flatten(self, arrays: Mapping[str, npt.NDArray[np.float32]]) -> Vector:
         """Copy named arrays into a new flat vector.
 
-        Raises `ModelMismatchError` when a name or a shape is not the spec's.
+        Raises `ModelMismatchError` when a name, shape or dtype is not the spec's.
         """
         if unknown := sorted(set(arrays) - {parameter.name for parameter in self.parameters}):
             raise ModelMismatchError(f"array {unknown[0]!r} is not part of this model")
@@ -96,6 +96,8 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
                 raise ModelMismatchError(f"array {name!r} of the model is missing")
             if arrays[name].shape != view.shape:
                 raise ModelMismatchError(f"array {name!r} has shape {arrays[name].shape}, not {view.shape}")
+            if arrays[name].dtype != np.float32:
+                raise ModelMismatchError(f"array {name!r} is {arrays[name].dtype}, not float32")
             view[...] = arrays[name]
         return vector
 

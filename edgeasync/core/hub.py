@@ -90,7 +90,9 @@ class HubCore:
     # -- time ------------------------------------------------------------------------------------------------
 
     def next_deadline_s(self) -> float:
-        """Return when `tick` is next due; it may be called at any time."""
+        """Return when `tick` is next due, never once stopped; it may be called at any time."""
+        if self.stopped:
+            return math.inf
         due = [self._save_at_s, self._stop_at_s]
         if (lease := self.members.next_deadline_s()) is not None:
             due.append(lease)
@@ -111,7 +113,8 @@ class HubCore:
         if now_s >= self._save_at_s:
             self._save_at_s = now_s + self.settings.save_every_s
             effects.append(Save())
-        if now_s >= self._stop_at_s:
+        self._stop_if_enough(effects)
+        if now_s >= self._stop_at_s and not self.stopped:
             self._stop("finished", "the time to train is over", effects)
         return effects
 
@@ -199,8 +202,9 @@ class HubCore:
         if was_live and event == "rejoined":
             effects.append(Report("lost", member.device_id, f"replaced by its start {member.start}"))
         effects.append(Report(event, member.device_id, f"start {member.start}"))
-        preferred = self.settings.push_codec
-        member.codec_push = preferred if preferred in hello.codecs else "identity"
+        for_push, for_model = self.settings.push_codec, self.settings.model_codec
+        member.codec_push = for_push if for_push in hello.codecs else "identity"
+        member.codec_model = for_model if for_model in hello.codecs else "identity"
         liveness = self.settings.liveness
         welcome = Welcome(
             session=member.session,
@@ -221,7 +225,14 @@ class HubCore:
 
     def _lose(self, member: Member, cause: str, effects: list[HubEffect]) -> None:
         self.members.retire(member, "lost")
-        effects += [Forget(member.peer), Report("lost", member.device_id, cause)]
+        if member.peer:
+            effects.append(Forget(member.peer))
+        effects.append(Report("lost", member.device_id, cause))
+
+    def _stop_if_enough(self, effects: list[HubEffect]) -> None:
+        updates = self.settings.stop.updates
+        if updates is not None and self.updates_applied >= updates:
+            self._stop("finished", f"{self.updates_applied} updates applied", effects)
 
     def _stop(self, reason: str, detail: str, effects: list[HubEffect]) -> None:
         self.stopped = True
@@ -325,9 +336,7 @@ class HubCore:
         else:
             self._assign_or_defer(member, ack, effects, room=event.room)
             self._answer_waiting(effects, room=event.room)
-        updates = self.settings.stop.updates
-        if updates is not None and self.updates_applied >= updates:
-            self._stop("finished", f"{self.updates_applied} updates applied", effects)
+        self._stop_if_enough(effects)
 
     def _decide(
         self, member: Member, push: Push, event: PushArrived, now_s: float, effects: list[HubEffect]
@@ -402,9 +411,13 @@ class HubCore:
     def _duplicate(self, member: Member, push: Push, effects: list[HubEffect], *, room: bool) -> None:
         """Repeat the recorded outcome; an older one than the last is only counted."""
         self.duplicates += 1
-        if push.seq != member.seq_last or member.outcome_last is None or member.waiting:
+        if push.seq != member.seq_last or member.outcome_last is None:
             return
-        self._assign_or_defer(member, Ack(push.seq, Duplicate(member.outcome_last)), effects, room=room)
+        ack = Ack(push.seq, Duplicate(member.outcome_last))
+        if member.waiting:
+            effects.append(Send(member.peer, ack))
+        else:
+            self._assign_or_defer(member, ack, effects, room=room)
 
     # -- assignments -----------------------------------------------------------------------------------------
 
@@ -421,7 +434,7 @@ class HubCore:
         local_steps = self.judgement.frequency(member.device_id, self.members.histories)
         member.waiting = False
         version = ModelVersion(self.lineage, self.version)
-        effects.append(Assign(member.peer, version, local_steps, self.settings.model_codec, ack))
+        effects.append(Assign(member.peer, version, local_steps, member.codec_model, ack))
 
     def _answer_waiting(self, effects: list[HubEffect], *, room: bool) -> None:
         if self._buffered or self.judgement.aggregate.answer == "now":

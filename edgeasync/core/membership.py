@@ -31,7 +31,7 @@ class Member:
     """One device the hub knows, alive or not."""
 
     __slots__ = (
-        "codec_push", "device_id", "history", "lease_until_s", "outcome_last", "peer", "profile",
+        "codec_model", "codec_push", "device_id", "history", "lease_until_s", "outcome_last", "peer", "profile",
         "progress_s", "quarantined_until_s", "retired", "seen_s", "seq_last", "session", "start", "state",
         "state_id", "steps_total", "strikes", "updates_applied", "waiting",
     )  # fmt: skip
@@ -44,7 +44,7 @@ class Member:
         self.peer: Peer = b""
         self.state: DeviceState = "left"
         self.profile: DeviceProfile = hello.profile
-        self.codec_push = "identity"
+        self.codec_push = self.codec_model = "identity"
         self.seq_last = hello.seq_answered
         self.outcome_last: FirstOutcome | None = None
         self.retired: deque[bytes] = deque(maxlen=RETIRED_STATES_MAX)
@@ -91,7 +91,7 @@ class Membership:
         """
         member = self.members.get(hello.device_id)
         if member is None:
-            self._make_place()
+            self._make_place(now_s)
             member = Member(hello)
             self.members[hello.device_id] = member
             self.histories[hello.device_id] = member.history
@@ -118,6 +118,7 @@ class Membership:
         replaced = member.peer if self._by_peer.pop(member.peer, None) is not None else None
         if (previous := self._by_peer.get(peer)) is not None:
             previous.peer = b""
+            previous.waiting = False
         member.peer = peer
         self._by_peer[peer] = member
         return replaced
@@ -176,12 +177,14 @@ class Membership:
         assert all(device_id in self._watched for device_id, member in self.members.items() if member.live)
 
     def _readmit(self, member: Member, hello: Hello, peer: Peer, now_s: float) -> str:
-        if member.state == "quarantined" and now_s < member.quarantined_until_s:
-            raise RefusalError(
-                "quarantined",
-                f"{member.device_id} sent too much that is malformed; see the hub's events",
-                member.quarantined_until_s - now_s,
-            )
+        if member.state == "quarantined":
+            if now_s < member.quarantined_until_s:
+                raise RefusalError(
+                    "quarantined",
+                    f"{member.device_id} sent too much that is malformed; see the hub's events",
+                    member.quarantined_until_s - now_s,
+                )
+            member.strikes = 0
         if hello.state_id != member.state_id:
             self._replace_state(member, hello, now_s)
             return "rejoined"
@@ -216,10 +219,14 @@ class Membership:
             max(0.0, member.lease_until_s - now_s),
         )
 
-    def _make_place(self) -> None:
+    def _make_place(self, now_s: float) -> None:
         if len(self.members) < self.devices_max:
             return
-        silent = [member for member in self.members.values() if member.state in ("lost", "left")]
+        silent = [
+            member
+            for member in self.members.values()
+            if not member.live and (member.state != "quarantined" or now_s >= member.quarantined_until_s)
+        ]
         if not silent:
             raise RefusalError("hub_full", f"the hub has its {self.devices_max} devices", self.lease_s)
         oldest = min(silent, key=lambda member: member.seen_s)

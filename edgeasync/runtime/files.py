@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import numpy as np
 import safetensors
 import safetensors.numpy
 from msgspec import Meta
@@ -59,11 +60,14 @@ def load_model(path: Path, spec: ParameterSpec) -> tuple[Vector, int]:
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise StorageError(f"{path}: not a readable safetensors file ({error}); move it away") from error
     try:
-        return spec.flatten(arrays), max(0, version)
+        vector = spec.flatten(arrays)
     except ModelMismatchError as error:
         raise ModelMismatchError(
             f"{path} holds another model than the settings describe: {error}; choose another run folder"
         ) from error
+    if not np.isfinite(vector).all():
+        raise StorageError(f"{path} has values that are not finite: training diverged; move it away")
+    return vector, max(0, version)
 
 
 class DeviceIdentity(msgspec.Struct, frozen=True):
@@ -91,24 +95,34 @@ class DeviceFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            known = msgspec.json.decode(file.read_bytes(), type=DeviceIdentity) if file.exists() else None
+            identity = _next_start(file, device_id)
+            replace_file(file, msgspec.json.encode(identity))
         except BlockingIOError:
+            self.close()
             raise StorageError(
                 f"{self.path}: another agent runs as {device_id!r} here; give this one another --device-id"
             ) from None
         except OSError as error:
+            self.close()
             raise StorageError(f"{self.path}: cannot be used: {error.strerror}; choose another --state") from error
-        except msgspec.DecodeError as error:
-            raise StorageError(f"{file}: damaged ({error}); delete it to begin anew") from error
-        if known is None or known.device_id != device_id:
-            known = DeviceIdentity(device_id, secrets.token_hex(16), 1)
-        else:
-            known = msgspec.structs.replace(known, start=known.start + 1)
-        replace_file(file, msgspec.json.encode(known))
-        return known
+        except StorageError:
+            self.close()
+            raise
+        return identity
 
     def close(self) -> None:
         """Let another agent have the folder."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def _next_start(file: Path, device_id: str) -> DeviceIdentity:
+    """Return the identity of the start after the one on disk, or a new one for another device."""
+    try:
+        known = msgspec.json.decode(file.read_bytes(), type=DeviceIdentity) if file.exists() else None
+    except msgspec.DecodeError as error:
+        raise StorageError(f"{file}: damaged ({error}); delete it to begin anew") from error
+    if known is None or known.device_id != device_id:
+        return DeviceIdentity(device_id, secrets.token_hex(16), 1)
+    return msgspec.structs.replace(known, start=known.start + 1)

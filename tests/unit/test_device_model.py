@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
+from edgeasync.core.device_model import DeviceModel
 from edgeasync.errors import ProtocolError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.protocol.codecs import CODECS
-from edgeasync.core.device_model import DeviceModel
 
 # More than two chunks, and not a whole number of them.
 LENGTH = 150_000
