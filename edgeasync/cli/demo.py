@@ -185,7 +185,9 @@ class Demo:
         self._seconds = seconds
         self._show = show
         self._address = ""
+        self._processes: list[asyncio.subprocess.Process] = []
         self._agents: dict[str, asyncio.subprocess.Process] = {}
+        self._interrupted = False
         self._lost: dict[str, asyncio.Event] = {}
 
     async def run(self) -> dict[str, Any]:
@@ -193,8 +195,18 @@ class Demo:
         task = asyncio.current_task()
         assert task is not None
         loop = asyncio.get_running_loop()
+
+        def interrupt() -> None:
+            if not self._interrupted:
+                self._interrupted = True
+                task.cancel()
+                return
+            # Cancelling once more would leave processes behind: an impatient person has them killed instead.
+            for process in self._processes:
+                _send(process, signal.SIGKILL)
+
         for signal_number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(signal_number, task.cancel)
+            loop.add_signal_handler(signal_number, interrupt)
         listening: asyncio.Future[str] = loop.create_future()
         async with self._process("hub", str(self._folder / "hub.toml"), "--json", out=True) as hub:
             following = asyncio.create_task(self._follow(hub, listening))
@@ -204,8 +216,7 @@ class Demo:
                     await self._start_agent(number)
                 return await self._train(loop.time())
             finally:
-                for agent in self._agents.values():
-                    await _end(agent)
+                await self._end_agents()
                 await _end(hub)
                 await following
 
@@ -230,8 +241,7 @@ class Demo:
                 if agent.returncode is not None and not (other == name and killed and not restarted):
                     raise EdgeAsyncError(f"the agent {other} ended by itself with exit code {agent.returncode}")
             await asyncio.sleep(REFRESH_S)
-        for agent in self._agents.values():
-            await _end(agent)
+        await self._end_agents()
         status = await self._status()
         self._show.table(status, {n: a.pid for n, a in self._agents.items()}, 1.0)
         return status
@@ -242,7 +252,7 @@ class Demo:
     async def _start_agent(self, number: int) -> None:
         name = f"device-{number}"
         slowness = SLOWNESS[(number - 1) % len(SLOWNESS)]
-        self._agents[name] = await _spawn(
+        self._agents[name] = await self._spawn(
             "agent", "--hub", self._address, "--data", str(self._folder / f"{name}.npz"), "--device-id", name,
             "--state", str(self._folder / name), "--step-s-min", str(STEP_S * slowness), "--json",
         )  # fmt: skip
@@ -261,23 +271,27 @@ class Demo:
             if name == "lost":
                 self._lost.setdefault(device, asyncio.Event()).set()
 
+    async def _end_agents(self) -> None:
+        await asyncio.gather(*map(_end, self._agents.values()))
+
     @contextlib.asynccontextmanager
     async def _process(self, *arguments: str, out: bool) -> AsyncIterator[asyncio.subprocess.Process]:
-        process = await _spawn(*arguments, out=out)
+        process = await self._spawn(*arguments, out=out)
         try:
             yield process
         finally:
             await _end(process)
 
-
-async def _spawn(*arguments: str, out: bool = False) -> asyncio.subprocess.Process:
-    """Start an edgeasync command in a process group of its own, so that Ctrl-C reaches only the demo."""
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "edgeasync", *arguments,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE if out else asyncio.subprocess.DEVNULL,
-        start_new_session=True,
-    )  # fmt: skip
+    async def _spawn(self, *arguments: str, out: bool = False) -> asyncio.subprocess.Process:
+        """Start an edgeasync command in a process group of its own, so that Ctrl-C reaches only the demo."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "edgeasync", *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE if out else asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        self._processes.append(process)
+        return process
 
 
 async def _before(
@@ -295,12 +309,16 @@ async def _before(
 
 async def _end(process: asyncio.subprocess.Process) -> None:
     """Ask a process to end, and make it after a while."""
-    if process.returncode is not None:
-        return
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
+    _send(process, signal.SIGTERM)
     try:
         await asyncio.wait_for(process.wait(), 5.0)
     except TimeoutError:
-        process.kill()
+        _send(process, signal.SIGKILL)
         await process.wait()
+
+
+def _send(process: asyncio.subprocess.Process, signal_number: signal.Signals) -> None:
+    """Send a signal, unless the process has ended."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal_number)

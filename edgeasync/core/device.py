@@ -163,6 +163,7 @@ class DeviceCore:
         self._fingerprint = fingerprint
         self._random = random
         self._push: Push | None = None
+        self._adopting: Assignment | None = None
         self._seq_last = 0
         self._attempts = self._duplicate_refusals = 0
         self._link_at_s = self._work_at_s = self._ping_at_s = self._heard_s = 0.0
@@ -215,13 +216,9 @@ class DeviceCore:
             case Trained():
                 return self._trained(event, now_s)
             case Adopted():
-                if self.work != "adopting":
-                    return []
-                self.work = "training"
-                self.base = event.assignment.version
-                return [Train(event.assignment.local_steps)]
+                return self._adopted(event.assignment)
             case AdoptionFailed():
-                return [Tell("warning", event.reason), *self._want_assignment(now_s)]
+                return self._adoption_failed(event.reason, now_s)
             case TransferMoved():
                 self._heard_s = now_s
                 self._wait(now_s)
@@ -250,6 +247,7 @@ class DeviceCore:
                 effects = self._acknowledged(message.ack, now_s) if message.ack is not None else []
                 if self.work in ("idle", "adopting"):
                     self.work = "adopting"
+                    self._adopting = message
                     self._wait(now_s)
                     effects.append(Adopt(message))
                 return effects
@@ -275,7 +273,7 @@ class DeviceCore:
             fingerprint=self._fingerprint,
         )
 
-    def _go_offline(self, now_s: float, cause: str, after_s: float | None = None) -> list[DeviceEffect]:
+    def _go_offline(self, now_s: float, cause: str, retry_after_s: float | None = None) -> list[DeviceEffect]:
         effects: list[DeviceEffect] = [Close()]
         if self.link == "joined":
             effects.append(Tell("disconnected", cause))
@@ -284,10 +282,12 @@ class DeviceCore:
         self.link = "offline"
         if self.work == "adopting":
             self.work = "idle"
-        if after_s is None:
-            after_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2.0 ** min(self._attempts, 10))
+        backoff_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2.0 ** min(self._attempts, 10))
+        wait_s = 0.0
+        if retry_after_s is not None:
+            wait_s, backoff_s = retry_after_s, BACKOFF_MAX_S
         self._attempts += 1
-        self._link_at_s = now_s + after_s * self._random.uniform(0.5, 1.0)
+        self._link_at_s = now_s + wait_s + backoff_s * self._random.uniform(0.5, 1.0)
         return effects
 
     def _welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:
@@ -306,16 +306,29 @@ class DeviceCore:
         effects: list[DeviceEffect] = [Tell("joined", f"as {self.device_id}")]
         if before is None:
             effects.append(Join(welcome))
-        if self._push is not None and self._push.seq > welcome.seq_last + 1:
-            # The hub remembers less than it had answered: it was put back to an older state.
-            self._push = msgspec.structs.replace(self._push, seq=welcome.seq_last + 1)
-        if self._push is None:
-            self._seq_last = welcome.seq_last
+        effects += self._agree_on_seq(welcome.seq_last)
         if self.work == "adopting":
             self.work = "idle"
         if self.work != "training":
             effects += self._speak(now_s)
         return effects
+
+    def _agree_on_seq(self, seq_last: int) -> list[DeviceEffect]:
+        """Take the hub's word for the last number it answered."""
+        push = self._push
+        if push is not None and seq_last <= push.seq <= seq_last + 1:
+            return []
+        self._seq_last = seq_last
+        if push is None:
+            return []
+        if push.seq > seq_last:
+            # The hub remembers less than it had answered: it was put back to an older state.
+            self._push = msgspec.structs.replace(push, seq=seq_last + 1)
+            return []
+        # A copy of this device went further. The push may have counted, so it must not get a new number.
+        self._push = None
+        self.work = "idle"
+        return [Tell("warning", f"the hub has answered push {seq_last}, but {push.seq} was due: it is dropped")]
 
     def _refused(self, refuse: Refuse, now_s: float) -> list[DeviceEffect]:
         match refuse.code:
@@ -333,15 +346,14 @@ class DeviceCore:
                 return [Tell("warning", f"the hub could not read a message: {refuse.sentence}")]
             case "duplicate_device_id" if self._duplicate_refusals < DUPLICATE_REFUSALS_MAX:
                 self._duplicate_refusals += 1
-                retry_after_s = (refuse.retry_after_s or 0.0) + BACKOFF_MAX_S
                 return [
                     Tell("warning", refuse.sentence),
-                    *self._go_offline(now_s, refuse.sentence, retry_after_s),
+                    *self._go_offline(now_s, refuse.sentence, refuse.retry_after_s or 0.0),
                 ]
             case "hub_full" | "quarantined" if refuse.retry_after_s is not None:
                 return [
                     Tell("warning", refuse.sentence),
-                    *self._go_offline(now_s, refuse.sentence, refuse.retry_after_s + BACKOFF_MAX_S),
+                    *self._go_offline(now_s, refuse.sentence, refuse.retry_after_s),
                 ]
             case "model_mismatch":
                 return self._finish("model mismatch", ModelMismatchError(refuse.sentence))
@@ -352,6 +364,20 @@ class DeviceCore:
         return [Finish(reason, error)]
 
     # -- work ------------------------------------------------------------------------------------------------
+
+    def _adopted(self, assignment: Assignment) -> list[DeviceEffect]:
+        # Of two that came in one after the other only the second is what lies in memory in the end.
+        if self.work != "adopting" or assignment is not self._adopting:
+            return []
+        self.work = "training"
+        self.base = assignment.version
+        return [Train(assignment.local_steps)]
+
+    def _adoption_failed(self, reason: str, now_s: float) -> list[DeviceEffect]:
+        if self.work == "adopting":
+            self.work = "idle"
+            self._work_at_s = now_s + BACKOFF_MIN_S
+        return [Tell("warning", reason)]
 
     def _trained(self, result: Trained, now_s: float) -> list[DeviceEffect]:
         if self.work != "training" or self.base is None or self.welcome is None:
@@ -381,11 +407,6 @@ class DeviceCore:
             return [SendPush(self._push)]
         self.work = "idle"
         return [Say(Fetch(self.welcome.session))]
-
-    def _want_assignment(self, now_s: float) -> list[DeviceEffect]:
-        self.work = "idle"
-        self._work_at_s = now_s + BACKOFF_MIN_S
-        return []
 
     def _wait(self, now_s: float) -> None:
         """Give the hub a lease's time to answer before the work speaks again."""

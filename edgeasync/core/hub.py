@@ -392,11 +392,13 @@ class HubCore:
         if not full and (due_s is None or due_s > now_s):
             return False
         weights = self.judgement.aggregate.weights(buffered)
-        norm_bound = sum(abs(w) * c.norm for w, c in zip(weights, buffered, strict=True))
+        norm_bound = 0.0
+        for weight, contribution in zip(weights, buffered, strict=True):
+            norm_bound += abs(weight) * contribution.norm
         plan = plan_chain(self.judgement.optimizer, norm_bound, self._flushes)
         self._flushes += 1
         self.version += 1
-        effects.append(Fold(self.version, tuple(c.handle for c in buffered), weights, plan))
+        effects.append(Fold(self.version, tuple([c.handle for c in buffered]), weights, plan))
         for contribution in buffered:
             if (member := self.members.members.get(contribution.device_id)) is not None:
                 member.updates_applied += 1

@@ -21,6 +21,9 @@ from edgeasync.protocol.codecs import CODECS, Codec
 CHUNK = 1 << 16
 """Values a fold works on at a time: three such arrays fit the second-level cache of small machines."""
 
+ROW = 1 << 12
+"""Values whose squares are summed in one go: few enough for float32, and for BLAS to stay on this thread."""
+
 POOLED_BYTES_MIN = 1 << 16
 """Snapshots from this size on are sent without copying, and their buffers are used again."""
 
@@ -56,21 +59,29 @@ class Update:
 
     def norm(self, length: int) -> float:
         """L2 norm of the `length` values; not finite if any of them is not."""
-        square_sum = 0.0
-        scratch = np.empty(min(CHUNK, length), np.float32)
-        for start in range(0, length, CHUNK):
-            values = self.codec.read(self.payload, start, min(start + CHUNK, length), scratch)
-            # Rows short enough that BLAS stays on this thread; each row's sum is exact enough in float32.
-            whole = values.size - values.size % 4096
-            rows = np.vecdot(values[:whole].reshape(-1, 4096), values[:whole].reshape(-1, 4096))
-            square_sum += float(rows.sum(dtype=np.float64)) + float(np.dot(values[whole:], values[whole:]))
+        with np.errstate(over="ignore", invalid="ignore"):  # what a peer sends must not warn, let alone raise
+            square_sum = self._square_sum(length)
         if math.isinf(square_sum):
-            square_sum = self._norm_in_float64(length, scratch)
+            square_sum = self._square_sum_in_float64(length)
         return math.sqrt(square_sum) if square_sum >= 0 else math.nan
 
-    def _norm_in_float64(self, length: int, scratch: Vector) -> float:
+    def _square_sum(self, length: int) -> float:
+        square_sum = 0.0
+        scratch = np.empty(min(CHUNK, length), np.float32)
+        if length <= ROW:
+            values = self.codec.read(self.payload, 0, length, scratch)
+            return float(np.dot(values, values))
+        for start in range(0, length, CHUNK):
+            values = self.codec.read(self.payload, start, min(start + CHUNK, length), scratch)
+            whole = values.size - values.size % ROW
+            rows = np.vecdot(values[:whole].reshape(-1, ROW), values[:whole].reshape(-1, ROW))
+            square_sum += float(rows.sum(dtype=np.float64)) + float(np.dot(values[whole:], values[whole:]))
+        return square_sum
+
+    def _square_sum_in_float64(self, length: int) -> float:
         """Sum the squares again: large finite values overflow float32, infinite ones do not go away."""
         square_sum = 0.0
+        scratch = np.empty(min(CHUNK, length), np.float32)
         for start in range(0, length, CHUNK):
             values = self.codec.read(self.payload, start, min(start + CHUNK, length), scratch)
             square_sum += float(np.square(values, dtype=np.float64).sum())

@@ -48,4 +48,4 @@ class ImmediateAggregator(Section, frozen=True, tag_field="kind", tag="immediate
 
     def weights(self, buffered: Sequence[Contribution]) -> tuple[float, ...]:
         """Return the staleness weights unchanged."""
-        return tuple(contribution.weight for contribution in buffered)
+        return tuple([contribution.weight for contribution in buffered])

@@ -77,7 +77,7 @@ def state_vectors(chain: Sequence[Transform]) -> int:
 
 def plan_chain(chain: Sequence[Transform], norm: float, count: int) -> tuple[Scalars, ...]:
     """Return every stage's scalars for one update."""
-    return tuple(transform.plan(norm, count) for transform in chain)
+    return tuple([transform.plan(norm, count) for transform in chain])
 
 
 def leading_factor(chain: Sequence[Transform], plan: Sequence[Scalars]) -> tuple[float, int]:

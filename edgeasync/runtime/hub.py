@@ -246,7 +246,8 @@ def check_bind(address: str, *, insecure: bool) -> None:
     if transport in ("ipc", "inproc") and place:
         return
     host, _, port = place.rpartition(":")
-    if transport != "tcp" or not host or not (port.isdigit() or port == "*"):
+    # libzmq would cut a larger port to 16 bits, and listen somewhere else.
+    if transport != "tcp" or not host or not (port == "*" or (port.isdecimal() and int(port) < 1 << 16)):
         raise AddressError(f"{address!r} is not an address; write tcp://HOST:PORT, such as tcp://127.0.0.1:5555")
     loopback = host in ("localhost", "[::1]") or host.startswith("127.")
     if not loopback and not insecure:

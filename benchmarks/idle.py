@@ -1,0 +1,171 @@
+"""What devices cost that only wait: processor, memory and the hub's reaction time with thousands of them.
+
+Run as `python -m benchmarks.idle`. Every device is a real connection that joins and then pings once a second,
+the pings spread evenly. In the second case two more devices exchange a model of ten million parameters all the
+while: answering heartbeats must not wait for their folds. How late the hub's event loop wakes is measured inside
+the hub, and at the same time inside a process that does nothing else, which tells what the machine itself adds.
+"""
+
+import itertools
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from typing import Any, Self
+
+from benchmarks.exchange_clients import Counted, Round, Window, run_clients
+from benchmarks.idle_processes import Looked, run_control, run_hub, run_idle_devices
+from benchmarks.processes import cpu_seconds, resident_bytes
+from benchmarks.report import Results, make_parser, show_progress, show_results
+
+LAG_BOUND_MS = 10.0
+DEVICE_PROCESSES = 2
+START_S = 60.0
+SETTLE_S = 2.0
+"""From the last device's joining to the beginning of the measurement."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What goes on beside the idle devices."""
+
+    name: str
+    length: int
+    exchanging: int
+
+
+CASES = (Case("idle", 1_000, 0), Case("idle + 2 x 10M exchanging", 10_000_000, 2))
+
+
+class Child:
+    """A process and our end of its pipe."""
+
+    def __init__(self, context: ForkServerContext, target: Callable[..., None], *arguments: object) -> None:
+        self.pipe: Connection[Any, Any]
+        self.pipe, theirs = context.Pipe()
+        self.process: BaseProcess = context.Process(target=target, args=(*arguments, theirs), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def hear(self) -> Any:
+        """Return the next thing that the process says."""
+        if not self.pipe.poll(START_S):
+            raise TimeoutError(f"{self.process.name} does not answer")
+        return self.pipe.recv()
+
+    def ask(self) -> Looked:
+        """Have a process with a lag probe say what it saw since it was last asked."""
+        self.pipe.send(None)
+        looked = self.hear()
+        assert isinstance(looked, Looked)
+        return looked
+
+
+class Bench:
+    """The processes of one case."""
+
+    def __init__(self, case: Case, devices: int, folder: str) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["benchmarks.idle_processes", "benchmarks.exchange_clients"])
+        self._case = case
+        self._devices = devices
+        self._folder = folder
+        self._children: list[Child] = []
+
+    def __enter__(self) -> Self:
+        self._hub = self._start(run_hub, self._case.length, f"{self._folder}/{self._case.length}")
+        self._address = str(self._hub.hear())
+        self._control = self._start(run_control)
+        self._bytes_before = resident_bytes(self._hub.process.pid)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in self._children:
+            child.process.kill()
+            child.process.join()
+
+    def measure(self, seconds: float) -> dict[str, float]:
+        """Let all devices join, then measure for some time; return the columns of the table."""
+        joined_s = self._join()
+        bytes_joined = resident_bytes(self._hub.process.pid)
+        exchanging = self._start_exchanging(seconds)
+        time.sleep(SETTLE_S)
+        for child in (self._hub, self._control):
+            child.ask()
+        begin_s, cpu_s = time.monotonic(), cpu_seconds(self._hub.process.pid)
+        time.sleep(seconds)
+        looked, control = self._hub.ask(), self._control.ask()
+        elapsed_s = time.monotonic() - begin_s
+        cpu_s = cpu_seconds(self._hub.process.pid) - cpu_s
+        counted = [child.hear() for child in exchanging]
+        rate = sum(found.updates_per_s for found in counted if isinstance(found, Counted))
+        if looked.live != self._devices + self._case.exchanging:
+            raise RuntimeError(f"{looked.live} devices are left of {self._devices + self._case.exchanging}")
+        return {
+            "devices": self._devices,
+            "all joined, s": joined_s,
+            "hub CPU, %": 100.0 * cpu_s / elapsed_s,
+            "resident, MB": resident_bytes(self._hub.process.pid) / 1e6,
+            "bytes a device": (bytes_joined - self._bytes_before) / self._devices,
+            "pongs per second": looked.pings / elapsed_s,
+            "updates per second": rate,
+            "lag p50, ms": looked.lag_p50_ms,
+            "lag p99, ms": looked.lag_p99_ms,
+            "lag max, ms": looked.lag_max_ms,
+            "idle loop p99, ms": control.lag_p99_ms,
+        }
+
+    def _start(self, target: Callable[..., None], *arguments: object) -> Child:
+        child = Child(self._context, target, *arguments)
+        self._children.append(child)
+        return child
+
+    def _join(self) -> float:
+        """Start the idle devices; return how long it took until the last one was a member."""
+        start_s = time.monotonic()
+        bounds = [self._devices * number // DEVICE_PROCESSES for number in range(DEVICE_PROCESSES + 1)]
+        children = [
+            self._start(run_idle_devices, self._address, first, last) for first, last in itertools.pairwise(bounds)
+        ]
+        for child in children:
+            child.hear()
+        return time.monotonic() - start_s
+
+    def _start_exchanging(self, seconds: float) -> list[Child]:
+        """Let the devices that exchange begin; they go on until a little after the measurement."""
+        children = [self._start(run_clients, self._case.length) for _ in range(self._case.exchanging)]
+        for number, child in enumerate(children):
+            child.pipe.send(Round(self._address, (f"exchanging-{number}",)))
+        for child in children:
+            child.hear()
+        begin_s = time.monotonic() + SETTLE_S
+        for child in children:
+            child.pipe.send(Window(begin_s, begin_s + seconds + 0.5))
+        return children
+
+
+def main() -> None:
+    """Measure both cases."""
+    parser = make_parser("Processor, memory and loop lag of a hub with thousands of idle devices.")
+    arguments = parser.parse_args()
+    devices, seconds = (500, 5.0) if arguments.quick else (5_000, 20.0)
+    results = Results()
+    for case in CASES:
+        name = f"{devices:,} {case.name}"
+        show_progress(f"{name}: {seconds:g} s")
+        with tempfile.TemporaryDirectory() as folder, Bench(case, devices, folder) as bench:
+            columns = bench.measure(seconds)
+        for column, value in columns.items():
+            results.add("hub", column, {name: round(value, 3)})
+        ratio_name = f"{name}: 10 ms over loop lag p99"
+        results.ratios[ratio_name] = round(LAG_BOUND_MS / max(columns["lag p99, ms"], 0.1), 3)
+        results.targets[ratio_name] = 1.0
+    show_results(results, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()

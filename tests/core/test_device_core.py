@@ -1,0 +1,582 @@
+"""Tables of the device's transitions: what comes in, what goes out, and what it does next."""
+
+from functools import cache
+from random import Random
+
+import msgspec
+import pytest
+
+from edgeasync.core.device import (
+    Adopt,
+    Adopted,
+    AdoptionFailed,
+    Arrived,
+    Close,
+    DeviceCore,
+    Finish,
+    Join,
+    Open,
+    Say,
+    SendPush,
+    StopRequested,
+    Tell,
+    Train,
+    Trained,
+    TransferMoved,
+)
+from edgeasync.errors import ModelMismatchError, RefusedError
+from edgeasync.parameters import Parameter, ParameterSpec
+from edgeasync.protocol.messages import (
+    Ack,
+    Applied,
+    Assignment,
+    Buffered,
+    DeviceProfile,
+    Duplicate,
+    Fetch,
+    Hello,
+    Leave,
+    ModelVersion,
+    Ping,
+    Pong,
+    Refuse,
+    Rejected,
+    Welcome,
+)
+
+SPEC = ParameterSpec((Parameter("weights", (3,)),))
+HEARTBEAT_S, LEASE_S = 5.0, 15.0
+PROFILE = DeviceProfile(examples=100)
+
+
+class DeviceBench:
+    """A device core, a clock, and the effects of the last event."""
+
+    def __init__(self, seed=0):
+        self.core = DeviceCore(
+            device_id="pi-1",
+            state_id=b"s" * 16,
+            start=3,
+            profile=PROFILE,
+            codecs=("identity",),
+            fingerprint=None,
+            random=Random(seed),
+        )
+        self.now_s = 100.0
+        self.effects = self.core.begin(self.now_s)
+        self.sessions = 0
+
+    def give(self, event, at_s=None):
+        self.now_s = self.now_s if at_s is None else at_s
+        self.effects = self.core.handle(event, self.now_s)
+        return self
+
+    def hears(self, message, at_s=None):
+        return self.give(Arrived(message), at_s)
+
+    def tick(self, at_s=None, steps=0):
+        self.now_s = self.now_s if at_s is None else at_s
+        self.effects = self.core.tick(self.now_s, steps)
+        deadline_s = self.core.next_deadline_s()
+        assert deadline_s is None or deadline_s > self.now_s
+        return self
+
+    def until(self, kind, limit_s=1000.0):
+        """Tick from deadline to deadline, the hub answering pings, until an effect of `kind`; return it."""
+        end_s = self.now_s + limit_s
+        while True:
+            self.tick(self.core.next_deadline_s())
+            assert self.now_s <= end_s, f"no {kind.__name__} within {limit_s} s"
+            for effect in self.effects:
+                said = effect.message if isinstance(effect, Say) else effect
+                if isinstance(said, kind):
+                    return said
+                if isinstance(said, Ping):
+                    assert self.core.handle(Arrived(Pong(said.sent_s)), self.now_s) == []
+
+    def welcome(self, seq_last=0, spec=SPEC, settings=None, at_s=None):
+        self.sessions += 1
+        message = Welcome(
+            self.session, spec, settings or {}, seq_last, "identity", HEARTBEAT_S, LEASE_S, 1 << 20
+        )  # fmt: skip
+        return self.hears(message, at_s)
+
+    @property
+    def session(self):
+        return self.sessions.to_bytes(16, "big")
+
+    def assigned(self, number=0, ack=None, at_s=None):
+        return self.hears(assignment(number, ack), at_s)
+
+    def training(self, number=0, seq_last=0):
+        """Go the happy way as far as training."""
+        return self.welcome(seq_last).assigned(number).give(Adopted(assignment(number)))
+
+    def trained(self, at_s=None):
+        return self.give(Trained(8, 64, 0.5, 0.25, 0.125), at_s)
+
+    def reconnect(self, seq_last=0):
+        """Lose the connection and be welcomed again."""
+        self.hears(Leave("stopping"))
+        self.until(Open)
+        return self.welcome(seq_last)
+
+    @property
+    def said(self):
+        return [effect.message for effect in self.effects if isinstance(effect, Say)]
+
+    @property
+    def pushed(self):
+        """The seqs of the pushes in the last effects."""
+        return [effect.push.seq for effect in self.effects if isinstance(effect, SendPush)]
+
+    @property
+    def told(self):
+        return [effect.event for effect in self.effects if isinstance(effect, Tell)]
+
+    @property
+    def kinds(self):
+        return [type(effect) for effect in self.effects]
+
+
+def assignment(number=0, ack=None):
+    """Return the one object that stands for this assignment: the core knows it again by identity."""
+    return one_assignment(number, ack)
+
+
+@cache
+def one_assignment(number, ack):
+    return Assignment(ModelVersion("0" * 16, number), 8, "identity", 0, 12, 0, ack)
+
+
+# -- the way there -------------------------------------------------------------------------------------------
+
+
+def test_the_happy_way():
+    device = DeviceBench()
+    hello = Hello((1,), "pi-1", b"s" * 16, 3, profile=PROFILE)
+    assert device.effects == [Open(), Say(hello)]
+    device.welcome(seq_last=6)
+    assert device.kinds == [Tell, Join, Say]
+    assert device.told == ["joined"]
+    assert device.said == [Fetch(device.session)]
+    device.assigned(10)
+    assert device.effects == [Adopt(assignment(10))]
+    device.give(Adopted(assignment(10)))
+    assert device.effects == [Train(8)]
+    for seq, base in ((7, 10), (8, 17)):
+        device.trained()
+        (effect,) = device.effects
+        push = effect.push
+        assert (push.session, push.seq, push.base) == (device.session, seq, ModelVersion("0" * 16, base))
+        assert (push.local_steps, push.examples, push.loss_mean) == (8, 64, 0.5)
+        assert (push.loss_variance, push.step_s, push.codec) == (0.25, 0.125, "identity")
+        answer = assignment(17, Ack(seq, Applied(17)))
+        device.hears(answer)
+        assert device.effects == [Tell("answered", "applied 17"), Adopt(answer)]
+        device.give(Adopted(answer))
+        assert device.effects == [Train(8)]
+    assert device.core.updates_answered == 2
+
+
+def test_an_acknowledgement_alone_is_followed_by_the_assignment():
+    device = DeviceBench().training().trained()
+    device.hears(Ack(1, Buffered(2)))
+    assert device.effects == [Tell("answered", "buffered 2")]
+    device.assigned(1)
+    assert device.kinds == [Adopt]
+    device.give(Adopted(assignment(1))).trained()
+    assert device.pushed == [2]
+
+
+def test_an_assignment_that_does_not_follow_is_fetched():
+    device = DeviceBench().training().trained()
+    device.hears(Ack(1, Buffered(2)))
+    since_s = device.now_s
+    assert device.until(Fetch) == Fetch(device.session)
+    assert device.now_s == since_s + LEASE_S
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        (Rejected("stale"), "rejected stale"),
+        (Duplicate(Applied(4)), "duplicate of: applied 4"),
+        (Duplicate(Buffered(4)), "duplicate of: buffered 4"),
+    ],
+)
+def test_every_outcome_ends_the_push(outcome, words):
+    device = DeviceBench().training().trained()
+    device.assigned(4, Ack(1, outcome))
+    assert device.effects[0] == Tell("answered", words)
+    device.give(Adopted(assignment(4, Ack(1, outcome)))).trained()
+    assert device.pushed == [2]
+
+
+# -- no hub --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_way_to_an_absent_hub_is_tried_for_as_long_as_it_takes(seed):
+    device = DeviceBench(seed)
+    pauses, waits = [], 0
+    for _ in range(50):
+        opened_s = device.now_s
+        device.tick(opened_s + 2.99)
+        assert device.effects == []
+        device.tick(device.core.next_deadline_s())
+        assert device.now_s == opened_s + 3.0
+        waits += "waiting" in device.told
+        assert Close in device.kinds
+        silent_s = device.now_s
+        device.until(Open)
+        assert isinstance(device.said[0], Hello)
+        pauses.append(device.now_s - silent_s)
+    assert waits == 1
+    limits = [min(3.0, 0.1 * 2**attempt) for attempt in range(50)]
+    slack = 1e-9
+    for pause, limit in zip(pauses, limits, strict=True):
+        assert limit / 2 - slack <= pause <= limit + slack
+    assert len({round(pause, 6) for pause in pauses[10:]}) > 30
+
+
+def test_a_welcome_begins_the_back_off_anew():
+    device = DeviceBench()
+    for _ in range(10):
+        device.until(Open)
+    device.welcome()
+    since_s = device.now_s
+    device.hears(Leave("stopping"))
+    assert device.kinds == [Close, Tell]
+    device.until(Open)
+    assert device.now_s - since_s <= 0.1
+
+
+def test_training_goes_on_while_the_hub_is_silent():
+    device = DeviceBench().training()
+    heard_s = device.now_s
+    pings = []
+    while "disconnected" not in device.told:
+        device.tick(device.core.next_deadline_s(), steps=7)
+        pings += device.said
+    assert device.now_s == heard_s + LEASE_S
+    assert [type(ping) for ping in pings] == [Ping] * len(pings)
+    assert pings[0] == Ping(device.session, pings[0].sent_s, 7)
+    assert 2 <= len(pings) <= 4
+    assert device.core.work == "training"
+    device.trained()
+    assert device.effects == []
+    hello = device.until(Hello)
+    assert (hello.session, hello.seq_answered) == (device.session, 0)
+    device.welcome()
+    assert Join not in device.kinds
+    assert device.pushed == [1]
+    (effect,) = [effect for effect in device.effects if isinstance(effect, SendPush)]
+    assert effect.push.session == device.session
+
+
+def test_what_is_trained_on_goes_on_after_the_reconnect():
+    device = DeviceBench().training().reconnect()
+    assert (device.kinds, device.core.work) == ([Tell], "training")
+    device.trained()
+    assert device.pushed == [1]
+
+
+def test_pongs_keep_the_link_and_measure_it():
+    device = DeviceBench().training()
+    for _ in range(100):
+        ping = device.until(Ping, 10.0)
+        assert ping.sent_s == device.now_s
+        device.hears(Pong(ping.sent_s), device.now_s + 0.25)
+        assert device.core.round_trip_s == 0.25
+    assert device.core.link == "joined"
+
+
+# -- saying it again -----------------------------------------------------------------------------------------
+
+
+def test_a_push_is_repeated_under_its_number_until_it_is_answered():
+    device = DeviceBench().training(seq_last=4).trained()
+    assert device.pushed == [5]
+    said_s = device.now_s
+    for repeat in range(1, 4):
+        device.until(SendPush)
+        assert device.pushed == [5]
+        assert device.now_s == said_s + repeat * LEASE_S
+    device.reconnect(seq_last=4)
+    assert device.pushed == [5]
+    device.reconnect(seq_last=5)
+    assert device.pushed == [5]
+    device.assigned(1)
+    assert device.effects == []
+    device.assigned(1, Ack(4, Applied(1)))
+    assert device.effects == []
+    device.assigned(1, Ack(5, Duplicate(Applied(1))))
+    assert device.kinds == [Tell, Adopt]
+
+
+def test_a_transfer_that_moves_is_given_time():
+    device = DeviceBench().training().trained()
+    said_s = device.now_s
+    for _ in range(10):
+        device.give(TransferMoved(), device.now_s + 10.0)
+        device.tick()
+        assert device.pushed == []
+    device.until(SendPush)
+    assert device.now_s == said_s + 100.0 + LEASE_S
+
+
+@pytest.mark.parametrize("work", ["fetch", "push"])
+def test_busy_is_tried_again_but_never_too_early(work):
+    pauses = []
+    for seed in range(20):
+        device = DeviceBench(seed).welcome() if work == "fetch" else DeviceBench(seed).training().trained()
+        said_s = device.now_s
+        device.hears(Refuse("busy", "later", 0.5))
+        assert device.effects == []
+        assert isinstance(device.until(Fetch if work == "fetch" else SendPush), Fetch | SendPush)
+        pauses.append(device.now_s - said_s)
+        assert device.pushed in ([], [1])
+    assert min(pauses) >= 0.5
+    assert max(pauses) <= 0.75 + 1e-9
+    assert len(set(pauses)) == 20
+
+
+def test_malformed_is_told_and_tried_again():
+    device = DeviceBench().training().trained()
+    said_s = device.now_s
+    device.hears(Refuse("malformed", "bits fell out"))
+    assert device.told == ["warning"]
+    device.until(SendPush)
+    assert 1.5 <= device.now_s - said_s <= 3.0
+
+
+@pytest.mark.parametrize("code", ["unknown_session", "sequence"])
+def test_a_hub_that_forgot_is_greeted_on_the_same_connection(code):
+    device = DeviceBench().training().trained()
+    device.hears(Refuse(code, "say hello"))
+    assert device.kinds == [Say]
+    assert isinstance(device.said[0], Hello)
+    device.hears(Refuse(code, "say hello"))
+    assert device.effects == []
+    device.welcome()
+    assert device.pushed == [1]
+    device.hears(Refuse(code, "say hello"))
+    assert device.until(Open) == Open()
+
+
+SEQUENCES = {
+    "nothing lost": (5, 5, 6),
+    "the answer was lost": (5, 6, 6),
+    "the hub remembers less": (5, 2, 3),
+    "the hub remembers nothing": (5, 0, 1),
+}
+
+
+@pytest.mark.parametrize(("before", "seq_last", "expected"), SEQUENCES.values(), ids=SEQUENCES)
+def test_numbers_after_a_reconnect(before, seq_last, expected):
+    device = DeviceBench().training(seq_last=before).trained()
+    device.reconnect(seq_last)
+    assert device.pushed == [expected]
+    device.assigned(1, Ack(expected, Applied(1)))
+    device.give(Adopted(assignment(1, Ack(expected, Applied(1))))).trained()
+    assert device.pushed == [expected + 1]
+
+
+def test_numbers_that_went_back_stay_back():
+    """A hub put back to older state and then started anew must not hold the numbers of before for answered."""
+    device = DeviceBench().training(seq_last=5).trained().reconnect(seq_last=2)
+    device.hears(Leave("stopping"))
+    assert device.until(Hello).seq_answered == 2
+    device.welcome(seq_last=2)
+    assert device.pushed == [3]
+
+
+def test_a_push_the_hub_has_gone_past_is_given_up():
+    """A copy of this device went further. The push would never be answered; numbered anew it could count twice."""
+    device = DeviceBench().training(seq_last=5).trained().reconnect(seq_last=9)
+    assert device.told == ["joined", "warning"]
+    assert device.said == [Fetch(device.session)]
+    device.assigned(20).give(Adopted(assignment(20))).trained()
+    assert device.pushed == [10]
+
+
+def test_a_device_that_restarts_takes_the_hubs_word_for_its_numbers():
+    device = DeviceBench().training(seq_last=41).trained()
+    assert device.pushed == [42]
+
+
+# -- assignments ---------------------------------------------------------------------------------------------
+
+
+def test_assignments_that_come_twice():
+    device = DeviceBench().training(3)
+    device.assigned(4)
+    assert device.effects == []
+    device.give(Adopted(assignment(3)))
+    assert device.effects == []
+    device.trained()
+    device.assigned(4)
+    assert device.effects == []
+    answer = assignment(5, Ack(1, Applied(5)))
+    copy = msgspec.structs.replace(answer)
+    device.hears(answer)
+    assert Adopt in device.kinds
+    device.hears(copy)
+    assert device.effects == [Adopt(copy)]
+    assert device.give(Adopted(answer)).effects == []
+    assert device.give(Adopted(copy)).effects == [Train(8)]
+
+
+def test_only_the_newest_of_two_assignments_is_trained_from():
+    """Both are decoded into the same memory, so what lies there in the end is the second."""
+    device = DeviceBench().welcome().assigned(3).assigned(4)
+    device.give(Adopted(assignment(3)))
+    assert device.effects == []
+    device.give(Adopted(assignment(4)))
+    assert device.effects == [Train(8)]
+    assert device.core.base.number == 4
+
+
+def test_a_model_that_comes_in_broken_is_fetched_again():
+    device = DeviceBench().welcome().assigned(3)
+    device.give(AdoptionFailed("checksum"))
+    assert device.told == ["warning"]
+    since_s = device.now_s
+    device.until(Fetch)
+    assert device.now_s == pytest.approx(since_s + 0.1)
+
+
+@pytest.mark.parametrize("work", ["training", "pushing"])
+def test_a_broken_copy_of_what_is_adopted_already_disturbs_nothing(work):
+    device = DeviceBench().training()
+    if work == "pushing":
+        device.trained()
+    device.give(AdoptionFailed("a second copy of the assignment came in broken"))
+    assert device.told == ["warning"]
+    assert device.core.work == work
+    if work == "training":
+        device.trained()
+        assert device.pushed == [1]
+    device.assigned(1, Ack(1, Applied(1)))
+    assert Adopt in device.kinds
+
+
+def test_a_model_that_was_coming_in_when_the_link_broke_is_fetched_again():
+    device = DeviceBench().welcome().assigned(3).reconnect()
+    assert device.said == [Fetch(device.session)]
+    device.give(Adopted(assignment(3)))
+    assert device.effects == []
+    device.assigned(4).give(Adopted(assignment(4)))
+    assert device.effects == [Train(8)]
+
+
+def test_a_model_that_never_comes_is_fetched_again():
+    device = DeviceBench().welcome().assigned(3)
+    since_s = device.now_s
+    device.until(Fetch)
+    assert device.now_s == since_s + LEASE_S
+
+
+# -- the end -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changed", ["spec", "settings"])
+def test_another_model_at_the_same_address_is_an_error(changed):
+    device = DeviceBench().training()
+    device.hears(Leave("stopping"))
+    device.until(Open)
+    other = ParameterSpec((Parameter("weights", (4,)),))
+    device.welcome(**{changed: other if changed == "spec" else {"learning_rate": 0.2}})
+    (finish,) = device.effects
+    assert isinstance(finish.error, ModelMismatchError)
+
+
+FATAL = {
+    "protocol_version": RefusedError,
+    "retired_state": RefusedError,
+    "superseded": RefusedError,
+    "model_mismatch": ModelMismatchError,
+    "quarantined": RefusedError,
+    "hub_full": RefusedError,
+}
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize(("code", "error"), FATAL.items())
+def test_refusals_that_waiting_does_not_mend(code, error, joined):
+    device = DeviceBench().training() if joined else DeviceBench()
+    device.hears(Refuse(code, "go away"))
+    (finish,) = device.effects
+    assert type(finish.error) is error
+    assert str(finish.error) == "go away"
+    assert device.core.next_deadline_s() is None
+    assert device.tick().effects == device.welcome().effects == device.trained().effects == []
+
+
+@pytest.mark.parametrize("code", ["hub_full", "quarantined", "duplicate_device_id"])
+def test_refusals_that_time_may_mend(code):
+    pauses = []
+    for seed in range(20):
+        device = DeviceBench(seed)
+        device.hears(Refuse(code, "later", 30.0))
+        assert device.told[0] == "warning"
+        assert Close in device.kinds
+        since_s = device.now_s
+        device.until(Open)
+        pauses.append(device.now_s - since_s)
+    assert min(pauses) >= 31.5
+    assert max(pauses) <= 33.0
+    assert len(set(pauses)) == 20
+
+
+def test_a_duplicate_gives_up_after_three_leases():
+    device = DeviceBench()
+    for _ in range(3):
+        device.hears(Refuse("duplicate_device_id", "another is live", 15.0))
+        device.until(Open)
+    device.hears(Refuse("duplicate_device_id", "another is live", 15.0))
+    (finish,) = device.effects
+    assert type(finish.error) is RefusedError
+    device = DeviceBench()
+    for _ in range(10):
+        device.hears(Refuse("duplicate_device_id", "another is live", 15.0))
+        device.until(Open)
+        device.welcome()
+        device.hears(Leave("stopping"))
+        device.until(Open)
+
+
+def test_a_hub_that_has_finished_ends_the_device_and_one_that_stops_does_not():
+    device = DeviceBench().training().hears(Leave("stopping"))
+    assert device.kinds == [Close, Tell]
+    assert device.core.work == "training"
+    device.until(Open)
+    device.welcome().hears(Leave("finished"))
+    assert device.effects == [Finish("the hub has finished training")]
+
+
+@pytest.mark.parametrize("link", ["greeting", "joined", "offline"])
+def test_a_person_who_stops_it_makes_it_say_goodbye(link):
+    device = DeviceBench()
+    if link != "greeting":
+        device.training()
+    if link == "offline":
+        device.hears(Leave("stopping"))
+    device.give(StopRequested())
+    goodbye = [Say(Leave("stopping", device.session))] if link == "joined" else []
+    assert device.effects == [*goodbye, Finish("stopped")]
+    assert device.core.next_deadline_s() is None
+
+
+def test_what_belongs_to_no_conversation_is_ignored():
+    device = DeviceBench()
+    for message in (Ack(1, Applied(1)), assignment(1), Pong(99.0)):
+        assert device.hears(message).effects == []
+    assert device.trained().effects == []
+    device.training()
+    for message in (Ack(1, Applied(1)), msgspec.structs.replace(assignment(1), ack=Ack(1, Applied(1)))):
+        assert device.hears(message).effects == []
+    welcome = device.core.welcome
+    assert device.welcome(seq_last=9).effects == []
+    assert device.core.welcome is welcome

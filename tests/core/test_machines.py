@@ -1,0 +1,508 @@
+"""Both machines together, on a network that loses, repeats, delays and reorders whatever it likes.
+
+Hypothesis drives a world of one hub core and several device cores, and shrinks what breaks it. The world checks
+after every step: the cores' own `check`, and what a bystander who remembers everything can see.
+"""
+
+from dataclasses import dataclass
+from itertools import count
+from random import Random
+
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from edgeasync.core import device as d
+from edgeasync.core.effects import Assign, Discard, Fold, Forget, Receive, Send, SendStatus
+from edgeasync.core.events import Heard, Malformed, PushArrived, Received
+from edgeasync.core.hub import STRANGERS_MAX, HubCore
+from edgeasync.core.settings import HubCoreSettings, Limits, Liveness
+from edgeasync.parameters import Parameter, ParameterSpec
+from edgeasync.policies.aggregation import ImmediateAggregator
+from edgeasync.policies.frequency import FixedFrequency
+from edgeasync.policies.transforms import SGD
+from edgeasync.protocol.messages import (
+    Ack,
+    Assignment,
+    DeviceProfile,
+    Duplicate,
+    ModelVersion,
+    Push,
+    StatusRequest,
+    Welcome,
+)
+
+SPEC = ParameterSpec((Parameter("weights", (3,)),))
+LINEAGE = "00c0ffee00c0ffee"
+NAMES = ("a", "b", "c")
+REFLASHES_MAX = 7  # the hub remembers eight retired states, and a packet of any of them may still be on its way
+LATENCY_S, STEP_S, SUPERVISOR_S = 0.01, 0.05, 1.0
+FREQUENCY = FixedFrequency()
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """The mean of `count` updates, or of what there is after `wait_s`."""
+
+    count: int
+    wait_s: float | None = None
+    answer: str = "at_flush"
+
+    def flush_at_s(self, buffered, devices_live):
+        if len(buffered) >= self.count:
+            return buffered[-1].arrived_s
+        return None if self.wait_s is None else buffered[0].arrived_s + self.wait_s
+
+    def weights(self, buffered):
+        return tuple(contribution.weight / len(buffered) for contribution in buffered)
+
+
+AGGREGATORS = [ImmediateAggregator(), Buffer(2), Buffer(3, answer="now"), Buffer(9, wait_s=4.0)]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    aggregate: object
+    optimizer: tuple = (SGD(),)
+    frequency: FixedFrequency = FREQUENCY
+
+    @staticmethod
+    def staleness(staleness):
+        assert staleness >= 0
+        return None if staleness > 20 else (1 + staleness) ** -0.5
+
+
+class Payload(msgspec.Struct, frozen=True):
+    """A push with its payload: in one message, or the last piece of a transfer."""
+
+    push: Push
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """The first credit of a transfer."""
+
+    push: Push
+
+
+class Packet(msgspec.Struct, frozen=True):
+    due_s: float
+    peer: bytes
+    content: object
+
+
+class Node:
+    """A device: its core, its connection, and a worker that does one thing after the other."""
+
+    def __init__(self, name, in_pieces, random):
+        self.name = name
+        self.in_pieces = in_pieces
+        self.random = random
+        self.state = 1
+        self.start = self.steps = self.trained = 0
+        self.peer = self.memory = self.core = None
+        self.jobs = []
+
+    @property
+    def state_id(self):
+        return self.name.encode() * 8 + self.state.to_bytes(8, "big")
+
+    def boot(self):
+        self.start += 1
+        self.peer, self.memory, self.jobs, self.steps = None, None, [], 0
+        self.core = d.DeviceCore(
+            device_id=self.name,
+            state_id=self.state_id,
+            start=self.start,
+            profile=DeviceProfile(),
+            codecs=("identity",),
+            fingerprint=None,
+            random=Random(self.random.random()),
+        )
+
+
+class World:
+    def __init__(self, aggregate, seed):
+        random = Random(seed)
+        self.now_s = 0.0
+        self.up, self.down = [], []
+        self.granted = {}
+        self.owners = {}
+        self.held = {}
+        self.folded_pushes, self.folded_updates = set(), set()
+        self.answered = {}
+        self.sessions = {}
+        self.events = self.uid = self.version = 0
+        self._handles, self._peers = count(), count(1)
+        self.hub = HubCore(
+            spec=SPEC,
+            training={},
+            judgement=Judgement(aggregate),
+            settings=HubCoreSettings(
+                liveness=Liveness(progress_s=20.0),
+                limits=Limits(devices_max=len(NAMES), strikes_max=4, quarantine_s=20.0, queued_updates_max=6),
+            ),
+            version=ModelVersion(LINEAGE, 0),
+            make_session=(number.to_bytes(16, "big") for number in count(1)).__next__,
+            now_s=0.0,
+        )
+        self.nodes = [Node(name, name == "b", random) for name in NAMES]
+        for node in self.nodes:
+            self.restart(node)
+
+    # -- devices ---------------------------------------------------------------------------------------------
+
+    def restart(self, node):
+        node.boot()
+        self._device_did(node, node.core.begin(self.now_s))
+
+    def reflash(self, node):
+        node.state += 1
+        node.start = 0
+        self.restart(node)
+
+    def tick_device(self, node):
+        self._device_did(node, node.core.tick(self.now_s, node.steps))
+        deadline_s = node.core.next_deadline_s()
+        assert deadline_s is None or deadline_s > self.now_s
+
+    def work(self, node, *, broken=False):
+        """Let the worker finish the next thing it has to do."""
+        _, event = node.jobs.pop(0)
+        if isinstance(event, d.Adopted):
+            node.memory = None if broken else event.assignment.version
+            event = d.AdoptionFailed("broken") if broken else event
+        if isinstance(event, d.Trained):
+            node.steps += event.local_steps
+            node.trained += 1
+        self._device_did(node, node.core.handle(event, self.now_s))
+
+    def _device_did(self, node, effects):
+        for effect in effects:
+            match effect:
+                case d.Open():
+                    node.peer = next(self._peers).to_bytes(5, "big")
+                    self.owners[node.peer] = (node.name, node.state_id)
+                case d.Close():
+                    node.peer = None
+                case d.Say():
+                    self._send_up(node, effect.message)
+                case d.SendPush():
+                    push = effect.push
+                    if node.in_pieces:
+                        self._send_up(node, msgspec.structs.replace(push, transfer=push.seq))
+                    else:
+                        self._send_up(node, Payload(push))
+                case d.Adopt():
+                    node.jobs.append((self.now_s + STEP_S, d.Adopted(effect.assignment)))
+                case d.Train():
+                    # What still waits to be decoded is decoded first, into the same memory.
+                    decoded = [event.assignment.version for _, event in node.jobs if isinstance(event, d.Adopted)]
+                    assert node.core.base == [node.memory, *decoded][-1], "trains from another model than it says"
+                    self.uid += 1
+                    trained = d.Trained(effect.local_steps, self.uid, 0.5, 0.1, STEP_S)
+                    node.jobs.append((self.now_s + effect.local_steps * STEP_S, trained))
+        assert node.core.link in ("over", "offline") or node.peer is not None
+
+    def _send_up(self, node, content):
+        assert node.peer is not None
+        self.up.append(Packet(self.now_s + LATENCY_S, node.peer, content))
+
+    # -- the network -----------------------------------------------------------------------------------------
+
+    def deliver_up(self, index=0, *, room=True):
+        packet = self.up.pop(index)
+        peer, content = packet.peer, packet.content
+        if not isinstance(content, Payload):
+            self._give(Received(peer, content, room))
+        elif content.push.transfer and self.granted.pop(peer, None) != content.push:
+            self._give(Malformed(peer, "a piece without a transfer", strike=False))
+        else:
+            self._give(self._arrived(peer, content.push, room=room))
+
+    def _arrived(self, peer, push, *, room):
+        handle = next(self._handles)
+        self.held[handle] = (*self.owners[peer], push.seq, push.examples)
+        norm = float("nan") if push.examples % 7 == 0 else 1.0
+        return PushArrived(peer, push, handle, norm, room)
+
+    def deliver_down(self, index=0):
+        packet = self.down.pop(index)
+        node = next((node for node in self.nodes if node.peer == packet.peer), None)
+        if node is None or node.core.link == "over":
+            return
+        if isinstance(packet.content, Grant):
+            self._device_did(node, node.core.handle(d.TransferMoved(), self.now_s))
+            self._send_up(node, Payload(packet.content.push))
+        else:
+            self._device_did(node, node.core.handle(d.Arrived(packet.content), self.now_s))
+
+    def garbage(self, peer):
+        self._give(Malformed(peer, "nonsense"))
+
+    # -- the hub ---------------------------------------------------------------------------------------------
+
+    def tick_hub(self, *, room=True):
+        self._hub_did(self.hub.tick(self.now_s, room=room))
+        assert self.hub.next_deadline_s() > self.now_s
+
+    def _give(self, event):
+        self.events += 1
+        self._hub_did(self.hub.handle(event, self.now_s))
+
+    def _hub_did(self, effects):  # noqa: C901 (a table, one row for each effect)
+        for effect in effects:
+            match effect:
+                case Fold():
+                    self._folded(effect)
+                case Discard():
+                    del self.held[effect.handle]
+                case Receive():
+                    self.granted[effect.peer] = effect.push
+                    self._send_down(effect.peer, Grant(effect.push))
+                case Forget():
+                    self.granted.pop(effect.peer, None)
+                case Assign():
+                    assert effect.version == ModelVersion(LINEAGE, self.version)
+                    if effect.ack is not None:
+                        self._acknowledged(effect.peer, effect.ack)
+                    answer = Assignment(effect.version, effect.local_steps, effect.codec, 0, 12, 0, effect.ack)
+                    self._send_down(effect.peer, answer)
+                case Send():
+                    if isinstance(effect.message, Ack):
+                        self._acknowledged(effect.peer, effect.message)
+                    if isinstance(effect.message, Welcome):
+                        name, _ = self.owners[effect.peer]
+                        assert self.sessions.setdefault(effect.message.session, name) == name
+                    self._send_down(effect.peer, effect.message)
+                case SendStatus():
+                    self.hub.status(self.now_s)
+
+    def _send_down(self, peer, content):
+        assert peer in self.owners
+        self.down.append(Packet(self.now_s + LATENCY_S, peer, content))
+
+    def _folded(self, fold):
+        self.version += 1
+        assert fold.number == self.version
+        assert len(fold.handles) == len(fold.weights) == len(set(fold.handles)) > 0
+        for handle in fold.handles:
+            name, state_id, seq, uid = self.held.pop(handle)
+            assert (name, state_id, seq) not in self.folded_pushes, "a push was folded twice"
+            assert uid not in self.folded_updates, "an update was folded twice, under two numbers"
+            self.folded_pushes.add((name, state_id, seq))
+            self.folded_updates.add(uid)
+
+    def _acknowledged(self, peer, ack):
+        """First answers of a state id come in order, without a gap; a duplicate is of the last of them."""
+        owner = self.owners[peer]
+        last = self.answered.get(owner, 0)
+        assert ack.seq == (last if isinstance(ack.outcome, Duplicate) else last + 1)
+        self.answered[owner] = ack.seq
+
+    def check(self):
+        hub, tables = self.hub, self.hub.members
+        hub.check()
+        assert hub.version == self.version
+        assert len(self.held) == hub.status(self.now_s)["updates_buffered"]
+        assert sum(hub.messages_accepted.values()) + hub.messages_refused == self.events
+        assert hub.updates_applied == len(self.folded_updates)
+        assert len(tables._by_session) <= len(NAMES)
+        assert len(tables._by_peer) <= len(NAMES)
+        assert len(tables._leases) <= len(NAMES)
+        assert len(hub._strangers) <= STRANGERS_MAX
+        for session, member in tables._by_session.items():
+            assert self.sessions[session] == member.device_id
+        for member in tables.members.values():
+            assert len(member.retired) <= REFLASHES_MAX
+            assert member.state_id not in member.retired
+            assert member.history.staleness >= 0
+            assert member.seq_last == self.answered.get((member.device_id, member.state_id), 0)
+
+    # -- peace -----------------------------------------------------------------------------------------------
+
+    def run(self, seconds):
+        """A sound network and a supervisor that starts devices again, for some virtual seconds."""
+        until_s = self.now_s + seconds
+        self.up = [msgspec.structs.replace(packet, due_s=min(packet.due_s, self.now_s)) for packet in self.up]
+        while True:
+            due_s, act = self._next()
+            if due_s > until_s:
+                self.now_s = until_s
+                return
+            self.now_s = max(self.now_s, due_s)
+            act()
+            self.check()
+
+    def _next(self):
+        due = [(self.hub.next_deadline_s(), self.tick_hub)]
+        if self.up:
+            due.append((self.up[0].due_s, self.deliver_up))
+        if self.down:
+            due.append((self.down[0].due_s, self.deliver_down))
+        for node in self.nodes:
+            if (deadline_s := node.core.next_deadline_s()) is None:
+                due.append((self.now_s + SUPERVISOR_S, lambda node=node: self.restart(node)))
+                continue
+            due.append((deadline_s, lambda node=node: self.tick_device(node)))
+            if node.jobs:
+                due.append((node.jobs[0][0], lambda node=node: self.work(node)))
+        return min(due, key=lambda row: row[0])
+
+
+# -- safety --------------------------------------------------------------------------------------------------
+
+
+class AnyNetwork(RuleBasedStateMachine):
+    """Every choice is Hypothesis's own."""
+
+    @initialize(
+        aggregate=st.sampled_from(AGGREGATORS), seed=st.integers(0, 9), seconds=st.sampled_from([0, 3, 20])
+    )
+    def begin(self, aggregate, seed, seconds):
+        self.world = World(aggregate, seed)
+        self.world.run(seconds)
+
+    def some_up(self):
+        return bool(self.world.up)
+
+    def some_down(self):
+        return bool(self.world.down)
+
+    indices = st.integers(0, 1000)
+    nodes = st.integers(0, len(NAMES) - 1)
+
+    @precondition(some_up)
+    @rule(index=indices, room=st.booleans())
+    def deliver_up(self, index, room):
+        self.world.deliver_up(index % len(self.world.up), room=room)
+
+    @precondition(some_down)
+    @rule(index=indices)
+    def deliver_down(self, index):
+        self.world.deliver_down(index % len(self.world.down))
+
+    @rule(index=indices, up=st.booleans())
+    def drop(self, index, up):
+        packets = self.world.up if up else self.world.down
+        if packets:
+            packets.pop(index % len(packets))
+
+    @rule(index=indices, up=st.booleans())
+    def duplicate(self, index, up):
+        packets = self.world.up if up else self.world.down
+        if packets:
+            packets.append(packets[index % len(packets)])
+
+    @rule(node=nodes, broken=st.sampled_from([False, False, False, True]))
+    def work(self, node, broken):
+        if self.world.nodes[node].jobs:
+            self.world.work(self.world.nodes[node], broken=broken)
+
+    @rule(seconds=st.sampled_from([0.01, 0.5, 3.0, 5.0, 16.0, 60.0]), hub=st.booleans(), room=st.booleans())
+    def time_passes(self, seconds, hub, room):
+        self.world.now_s += seconds
+        if hub:
+            self.world.tick_hub(room=room)
+        for node in self.world.nodes:
+            self.world.tick_device(node)
+
+    @rule(seconds=st.sampled_from([0.02, 1.0, 4.0, 20.0]))
+    def all_is_well_for_a_while(self, seconds):
+        self.world.run(seconds)
+
+    @rule(node=nodes)
+    def restart(self, node):
+        self.world.restart(self.world.nodes[node])
+
+    @rule(node=nodes)
+    def reflash(self, node):
+        if self.world.nodes[node].state <= REFLASHES_MAX:
+            self.world.reflash(self.world.nodes[node])
+
+    @rule(index=indices, status=st.booleans())
+    def nonsense(self, index, status):
+        peers = list(self.world.owners)
+        peer = peers[index % len(peers)]
+        if status:
+            self.world._give(Received(peer, StatusRequest()))
+        else:
+            self.world.garbage(peer)
+
+    @rule(index=indices, kind=st.sampled_from(["piece", "credit"]))
+    def sign_of_life(self, index, kind):
+        peers = list(self.world.owners)
+        self.world._give(Heard(peers[index % len(peers)], kind))
+
+    @invariant()
+    def holds(self):
+        if hasattr(self, "world"):
+            self.world.check()
+
+
+TestAnyNetwork = AnyNetwork.TestCase
+TestAnyNetwork.settings = settings(max_examples=250, stateful_step_count=60)
+
+
+# -- liveness ------------------------------------------------------------------------------------------------
+
+
+def fault(world, random):  # noqa: C901 (a table, one row for each fault)
+    """Do one bad thing, or let some time pass well."""
+    packets = random.choice([world.up, world.down])
+    node = random.choice(world.nodes)
+    match random.choices(
+        ["well", "drop", "duplicate", "shuffle", "busy", "late", "restart", "reflash", "broken", "nonsense"],
+        [40, 15, 15, 10, 10, 6, 3, 1, 4, 2],
+    )[0]:
+        case "well":
+            world.run(random.choice([0.02, 0.1, 1.0]))
+        case "drop" if packets:
+            packets.pop(random.randrange(len(packets)))
+        case "duplicate" if packets:
+            packets.append(random.choice(packets))
+        case "shuffle":
+            random.shuffle(packets)
+        case "busy" if world.up:
+            world.deliver_up(random.randrange(len(world.up)), room=False)
+        case "late":
+            world.now_s += random.choice([1.0, 7.0, 20.0])
+        case "restart":
+            world.restart(node)
+        case "reflash" if node.state <= REFLASHES_MAX:
+            world.reflash(node)
+        case "broken" if node.jobs:
+            world.work(node, broken=True)
+        case "nonsense" if node.peer is not None:
+            world.garbage(node.peer)
+    world.check()
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_when_the_faults_end_everybody_trains_again(seed):
+    """A lease for the lost, a quarantine, a refusal or two with their waits: two minutes are enough."""
+    random = Random(seed)
+    world = World(AGGREGATORS[seed % len(AGGREGATORS)], seed)
+    for _ in range(400):
+        fault(world, random)
+    world.run(120.0)
+    before = [(node.trained, node.start, world.hub.updates_applied) for node in world.nodes]
+    world.run(60.0)
+    for node, (trained, start, updates_applied) in zip(world.nodes, before, strict=True):
+        assert node.core.link == "joined", node.name
+        assert node.start == start, f"{node.name} had to be started again"
+        assert node.trained >= trained + 3, node.name
+        assert world.hub.updates_applied >= updates_applied + 9
+    states = [row["state"] for row in world.hub.status(world.now_s)["devices"]]
+    assert states == ["training"] * len(NAMES)
+
+
+def test_a_peaceful_world_loses_no_update():
+    world = World(ImmediateAggregator(), 0)
+    world.run(60.0)
+    trained = sum(node.trained for node in world.nodes)
+    rejected = world.hub.updates_rejected
+    assert trained > 150
+    assert world.hub.messages_refused == world.hub.duplicates == 0
+    assert trained - len(NAMES) <= world.hub.updates_applied + rejected <= trained

@@ -1,0 +1,240 @@
+"""The model's arithmetic against plain numpy, to the bit, and the life of its buffers."""
+
+import gc
+import math
+
+import numpy as np
+import pytest
+
+from edgeasync.core.effects import Fold
+from edgeasync.core.model import CHUNK, POOLED_BYTES_MIN, Model, Update
+from edgeasync.parameters import Parameter, ParameterSpec
+from edgeasync.policies.transforms import SGD, plan_chain
+from edgeasync.protocol.codecs import CODECS
+
+F = np.float32
+LENGTHS = [1, 2, 4095, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 4097]
+
+
+def make_spec(trained, statistics=0):
+    parameters = [Parameter("weights", (trained,))]
+    if statistics:
+        parameters.append(Parameter("running_mean", (statistics,), "statistic"))
+    return ParameterSpec(tuple(parameters))
+
+
+def make_update(values, codec="identity"):
+    return Update(CODECS[codec], CODECS[codec].encode(np.ascontiguousarray(values, F)))
+
+
+def advance(model, weights, updates):
+    plan = plan_chain(model.optimizer, 1.0, model.current.number)
+    handles = tuple(model.keep(update) for update in updates)
+    fold = Fold(model.current.number + 1, handles, tuple(weights), plan)
+    model.advance(model.fold(fold, [model.release(handle) for handle in handles]))
+    return model.current.vector
+
+
+def bits(vector):
+    return np.asarray(vector, F).view(np.uint32)
+
+
+# -- folds ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", ["identity", "float16"])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_fold_is_the_plain_formula_to_the_bit(length, codec):
+    generator = np.random.default_rng(length)
+    initial = generator.standard_normal(length).astype(F)
+    deltas = generator.standard_normal((3, length)).astype(F)
+    weights, learning_rate = (1.0, 0.7071067811865476, 0.3), 0.3
+    model = Model(make_spec(length), initial, 0, [SGD(learning_rate=learning_rate)])
+    result = advance(model, weights, [make_update(delta, codec) for delta in deltas])
+    coded = deltas.astype(np.float16).astype(F) if codec == "float16" else deltas
+    expected = coded[0] * F(weights[0] * learning_rate)
+    for delta, weight in zip(coded[1:], weights[1:], strict=True):
+        expected = expected + delta * F(weight * learning_rate)
+    np.testing.assert_array_equal(bits(result), bits(initial + expected))
+
+
+@pytest.mark.parametrize("length", [3, CHUNK + 1])
+def test_momentum_lives_through_many_folds_to_the_bit(length):
+    generator = np.random.default_rng(length)
+    model = Model(make_spec(length), np.zeros(length, F), 7, [SGD(0.5), SGD(learning_rate=0.25, momentum=0.9)])
+    parameters, velocity = np.zeros(length, F), np.zeros(length, F)
+    for number in range(8, 24):
+        deltas = generator.standard_normal((2, length)).astype(F)
+        weights = (1.0, 0.6)
+        result = advance(model, weights, [make_update(delta) for delta in deltas])
+        gradient = deltas[0] * F(-0.5 * weights[0]) + deltas[1] * F(-0.5 * weights[1])
+        velocity = velocity * F(0.9) + gradient
+        parameters = parameters - velocity * F(0.25)
+        assert model.current.number == number
+        np.testing.assert_array_equal(bits(result), bits(parameters))
+
+
+@pytest.mark.parametrize("weights", [(0.5,), (1.0,), (0.2, 0.3), (1.0, 1.0), (1.0, 0.5, 0.25)])
+@pytest.mark.parametrize(("trained", "statistics"), [(3, 2), (CHUNK - 1, CHUNK + 2)])
+def test_statistics_are_merged_convexly_and_never_optimized(weights, trained, statistics):
+    generator = np.random.default_rng(trained)
+    initial = generator.standard_normal(trained + statistics).astype(F)
+    held = generator.standard_normal((len(weights), trained + statistics)).astype(F)
+    optimizer = [SGD(learning_rate=0.01, momentum=0.9)]
+    model = Model(make_spec(trained, statistics), initial, 0, optimizer)
+    alone = Model(make_spec(trained), initial[:trained], 0, optimizer)
+    result = initial
+    for _ in range(3):
+        before = result
+        deltas = held - before
+        result = advance(model, weights, [make_update(delta) for delta in deltas])
+        trained_alone = advance(alone, weights, [make_update(delta[:trained]) for delta in deltas])
+        np.testing.assert_array_equal(bits(result[:trained]), bits(trained_alone))
+        total = max(1.0, sum(weights))
+        expected = (1 - sum(weights) / total) * before + sum(
+            weight / total * values for weight, values in zip(weights, held.astype(np.float64), strict=True)
+        )
+        np.testing.assert_allclose(result[trained:], expected[trained:], rtol=1e-5, atol=1e-6)
+        candidates = np.vstack([held, before])[:, trained:]
+        assert (result[trained:] <= candidates.max(axis=0) + 1e-5).all()
+        assert (result[trained:] >= candidates.min(axis=0) - 1e-5).all()
+
+
+def test_versions_follow_one_another():
+    model = Model(make_spec(3), np.zeros(3, F), 4, [SGD()])
+    for number in (4, 6):
+        with pytest.raises(ValueError, match=f"fold {number} does not follow version 4"):
+            model.fold(Fold(number, (0,), (1.0,), ((1.0, 0.0),)), [make_update(np.ones(3))])
+
+
+# -- norms ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_the_norm_is_numpys(length):
+    values = np.random.default_rng(length).standard_normal(length).astype(F)
+    expected = np.linalg.norm(values.astype(np.float64))
+    assert make_update(values).norm(length) == pytest.approx(expected, rel=1e-6)
+    halved = values.astype(np.float16).astype(np.float64)
+    assert make_update(values, "float16").norm(length) == pytest.approx(np.linalg.norm(halved), rel=1e-6)
+    assert make_update(np.zeros(length)).norm(length) == 0.0
+
+
+@pytest.mark.parametrize("codec", ["identity", "float16"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("length", [1, 4096, CHUNK + 4099])
+def test_what_is_not_finite_is_found_anywhere(length, value, codec):
+    for place in sorted({0, length // 2, min(length, 4096) - 1, min(length, CHUNK) - 1, length - 1}):
+        values = np.ones(length, F)
+        values[place] = value
+        assert not math.isfinite(make_update(values, codec).norm(length)), place
+    values = np.full(length, np.inf, F)
+    values[::2] = -np.inf
+    values[0] = value
+    assert not math.isfinite(make_update(values, codec).norm(length))
+
+
+@pytest.mark.parametrize("length", [1, 4096, CHUNK + 4099])
+@pytest.mark.parametrize("value", [2e19, -1e30, 3.4e38])
+def test_values_whose_squares_overflow_have_a_finite_norm(length, value):
+    update = make_update(np.full(length, value))
+    assert update.norm(length) == pytest.approx(abs(float(F(value))) * math.sqrt(length), rel=1e-6)
+    values = np.full(length, value, F)
+    values[-1] = np.nan
+    assert not math.isfinite(make_update(values).norm(length))
+
+
+@pytest.mark.parametrize(("codec", "pattern"), [("identity", b"\x01\x00\x80\x7f"), ("float16", b"\x01\x7c")])
+@pytest.mark.parametrize("length", [1, 4096])
+def test_a_signalling_nan_is_found_without_a_signal(codec, pattern, length):
+    assert math.isnan(Update(CODECS[codec], pattern * length).norm(length))
+
+
+def test_float16_that_overflowed_on_the_device_is_found():
+    assert make_update([70000.0, 1.0], "float16").norm(2) == math.inf
+
+
+# -- snapshots and their memory ------------------------------------------------------------------------------
+
+LARGE = POOLED_BYTES_MIN // 4
+
+
+@pytest.mark.parametrize("length", [3, LARGE - 1, LARGE, CHUNK + 1])
+def test_snapshots_never_change(length):
+    model = Model(make_spec(length), np.zeros(length, F), 0, [SGD(momentum=0.5)])
+    held = [(model.current, model.current.vector.copy())]
+    for _ in range(6):
+        advance(model, [1.0], [make_update(np.ones(length))])
+        held.append((model.current, model.current.vector.copy()))
+        del held[1:3:2]
+    for snapshot, copy in held:
+        np.testing.assert_array_equal(snapshot.vector, copy)
+        with pytest.raises(ValueError, match="read-only"):
+            snapshot.vector[0] = 1.0
+
+
+@pytest.mark.parametrize("codec", ["identity", "float16"])
+def test_a_coded_snapshot_is_made_once_and_keeps_its_bytes(codec):
+    model = Model(make_spec(LARGE), np.arange(LARGE, dtype=F) / LARGE, 0, [SGD()])
+    payload, checksum = model.current.payload(codec)
+    assert model.current.payload(codec)[0] is payload
+    assert model.current.payload(codec)[1] == checksum
+    before = bytes(payload)
+    for _ in range(4):
+        advance(model, [1.0], [make_update(np.ones(LARGE))])
+    assert bytes(payload) == before
+    assert bytes(model.current.payload(codec)[0]) != before
+
+
+def test_buffers_come_back_when_nothing_refers_to_them():
+    gc.disable()
+    try:
+        model = Model(make_spec(LARGE), np.zeros(LARGE, F), 0, [SGD()])
+        delta = make_update(np.ones(LARGE))
+        assert model.snapshots_alive == 1
+        for _ in range(5):
+            advance(model, [1.0], [delta])
+            assert model.snapshots_alive == 1
+
+        payload = model.current.payload("identity")[0]
+        part = memoryview(payload)[4096:8192]
+        snapshot = model.current
+        advance(model, [1.0], [delta])
+        assert model.snapshots_alive == 2
+        del snapshot
+        assert model.snapshots_alive == 2
+        del payload
+        advance(model, [1.0], [delta])
+        assert model.snapshots_alive == 2
+        assert np.frombuffer(part, F)[0] == 5.0
+        del part
+        assert model.snapshots_alive == 1
+
+        view = model.current.vector[10:20]
+        model.current.payload("float16")
+        advance(model, [1.0], [delta])
+        assert model.snapshots_alive == 2
+        assert view[0] == 7.0
+        del view
+        assert model.snapshots_alive == 1
+    finally:
+        gc.enable()
+
+
+def test_a_failed_fold_loses_no_buffer():
+    model = Model(make_spec(LARGE), np.zeros(LARGE, F), 0, [SGD()])
+    with pytest.raises(ValueError, match="buffer"):
+        model.fold(Fold(1, (0,), (1.0,), ((1.0, 0.0),)), [Update(CODECS["identity"], b"short")])
+    assert model.snapshots_alive == 1
+
+
+def test_updates_wait_by_handle():
+    model = Model(make_spec(1), np.zeros(1, F), 0, [SGD()])
+    updates = [make_update([value]) for value in (1.0, 2.0)]
+    first, second = [model.keep(update) for update in updates]
+    assert model.updates_waiting == 2
+    assert model.release(second) is updates[1]
+    assert model.release(first) is updates[0]
+    assert model.updates_waiting == 0
+    with pytest.raises(KeyError):
+        model.release(first)

@@ -1,0 +1,249 @@
+"""Real `edgeasync` processes for tests: started, followed by the event lines they print, and always ended."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from edgeasync.runtime.status import fetch_status
+from edgeasync.training.numpy_models import SoftmaxModel
+
+PATIENCE_S = 60.0
+"""How long anything may take on a busy machine; no test waits that long for something that goes well."""
+
+MODEL = SoftmaxModel(inputs=8, classes=3)
+MODEL_TABLE = 'kind = "softmax"\ninputs = 8\nclasses = 3'
+LIVELINESS = "[liveness]\nheartbeat_s = 0.3\nlease_s = 3.0\n"
+
+
+class Command:
+    """One `edgeasync` command that runs: its events as they come, its standard error, its end."""
+
+    def __init__(self, arguments, folder, *, program=("-m", "edgeasync")):
+        self.arguments = arguments
+        self.events = []
+        self.lines = []
+        self.stderr = ""
+        self._news = threading.Condition()
+        self._process = subprocess.Popen(
+            [sys.executable, *program, *map(str, arguments)],
+            cwd=folder,
+            env=environment(folder),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = self._process.pid
+        self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read_out, self._read_err)]
+        self._open = len(self._readers)
+        for reader in self._readers:
+            reader.start()
+
+    def wait_for(self, event, *, count=1, since=0, **details):
+        """Return the `count`th event of that name, and with those details, from number `since` on."""
+        deadline = time.monotonic() + PATIENCE_S
+        with self._news:
+            while True:
+                found = [
+                    candidate
+                    for candidate in self.events[since:]
+                    if candidate["event"] == event and details.items() <= candidate.items()
+                ]
+                if len(found) >= count:
+                    return found[count - 1]
+                left_s = deadline - time.monotonic()
+                assert left_s > 0, f"no event {event!r} {details} in time: {self}"
+                assert self._open, f"ended without an event {event!r} {details}: {self}"
+                self._news.wait(left_s)
+
+    def names(self, since=0):
+        """Return the names of the events so far."""
+        return [event["event"] for event in self.events[since:]]
+
+    def signal(self, number):
+        """Send a signal."""
+        self._process.send_signal(number)
+
+    def kill(self):
+        """End the process as a power cut would."""
+        self._process.kill()
+        self.wait()
+
+    def wait(self, limit_s=PATIENCE_S):
+        """Wait for the end; return the exit code. All output has been read then."""
+        try:
+            code = self._process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {limit_s:g} s: {self}") from None
+        for reader in self._readers:
+            reader.join(PATIENCE_S)
+        return code
+
+    def close(self):
+        """Make sure the process and what it started have ended, and let go of its pipes."""
+        if self._process.poll() is None:
+            family = psutil.Process(self.pid).children(recursive=True)
+            self._process.kill()
+            for child in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+        self._process.wait()
+        for reader in self._readers:
+            reader.join(PATIENCE_S)
+        self._process.stdout.close()
+        self._process.stderr.close()
+
+    def __str__(self):
+        arguments = " ".join(map(str, self.arguments))
+        return "\n".join(["edgeasync " + arguments, *self.lines[-40:], "on standard error:", self.stderr[-4000:]])
+
+    def _read_out(self):
+        for line in self._process.stdout:
+            with self._news:
+                self.lines.append(line.rstrip("\n"))
+                with contextlib.suppress(ValueError):
+                    value = json.loads(line)
+                    if isinstance(value, dict) and "event" in value:
+                        self.events.append(value)
+                self._news.notify_all()
+        self._end_of_stream()
+
+    def _read_err(self):
+        for line in self._process.stderr:
+            self.stderr += line
+        self._end_of_stream()
+
+    def _end_of_stream(self):
+        with self._news:
+            self._open -= 1
+            self._news.notify_all()
+
+
+class Commands:
+    """Starts commands in a folder of their own; on leaving, every one that still runs is killed."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        self._running = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for command in self._running:
+            command.close()
+
+    def start(self, *arguments, **options):
+        """Start `edgeasync` with these arguments."""
+        command = Command(arguments, self.folder, **options)
+        self._running.append(command)
+        return command
+
+    def hub(self, settings, *flags):
+        """Start a hub and wait until it listens; return it and its address."""
+        hub = self.start("hub", settings, "--json", *flags)
+        return hub, hub.wait_for("listening")["detail"]
+
+    def data(self, name, **shape):
+        """Write examples to a file of that name; return its path."""
+        return write_data(self.folder / name, **shape)
+
+    def agent(self, address, name, *flags, data=None, step_s=0.002, **options):
+        """Start an agent with a state folder of its own, on data of its own if none is given."""
+        data = data or self.data(f"{name}.npz")
+        return self.start(
+            "agent", "--hub", address, "--data", data, "--device-id", name, "--state", self.folder / name,
+            "--step-s-min", step_s, "--json", *flags, **options,
+        )  # fmt: skip
+
+    def run(self, *arguments):
+        """Run a command to its end; return what it said."""
+        return subprocess.run(
+            [sys.executable, "-m", "edgeasync", *map(str, arguments)],
+            cwd=self.folder,
+            env=environment(self.folder),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+
+    def settings(self, *, bind="tcp://127.0.0.1:*", model=MODEL_TABLE, hub="", more=LIVELINESS, name="hub"):
+        """Write a hub's settings file, with a run folder of the same name; return its path."""
+        path = self.folder / f"{name}.toml"
+        path.write_text(f'[hub]\nbind = "{bind}"\nrun = "run-{name}"\n{hub}\n[model]\n{model}\n{more}')
+        return path
+
+
+def environment(folder):
+    """Return the environment of a command: nothing is read from or written to the real home."""
+    return os.environ | {"HOME": str(folder), "PYTHONUNBUFFERED": "1"}
+
+
+def write_data(path, *, examples=60, inputs=8, classes=3):
+    """Write examples that a linear model can tell apart; return the path."""
+    generator = np.random.default_rng(7)
+    y = np.arange(examples) % classes
+    centres = generator.normal(size=(classes, inputs))
+    x = centres[y] + 0.1 * generator.normal(size=(examples, inputs))
+    np.savez(path, x=x.astype(np.float32), y=y)
+    return path
+
+
+def free_address():
+    """Return an address that nobody listens at.
+
+    The port is below those that systems give to outgoing connections, so that none is given it meanwhile.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20_000, 30_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return f"tcp://127.0.0.1:{port}"
+
+
+def until(condition, what):
+    """Ask until `condition` returns something true, and return that."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not in time: {what}"
+        time.sleep(0.02)
+    return value
+
+
+def status_when(address, condition, what="the status"):
+    """Ask the hub for its status until it is as wanted."""
+
+    def ask():
+        status = fetch_status(address, PATIENCE_S)
+        return status if condition(status) else None
+
+    return until(ask, what)
+
+
+def trained(address, more=10, device=None):
+    """Wait until the hub, or one device there, has `more` updates applied than now; return the status."""
+
+    def updates(status):
+        devices = {member["id"]: member for member in status["devices"]}
+        return (status if device is None else devices.get(device, {"updates_applied": 0}))["updates_applied"]
+
+    goal = updates(fetch_status(address, PATIENCE_S)) + more
+    return status_when(
+        address, lambda status: updates(status) >= goal, f"{more} more updates of {device or 'all'}"
+    )
+
+
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT)

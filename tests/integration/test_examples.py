@@ -1,0 +1,87 @@
+"""The examples a person tries first: run as they are, as processes, with short settings."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgeasync import load
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TIMEOUT_S = 60.0
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start examples in an empty folder; whatever still runs at the end is killed."""
+    processes = []
+
+    def start_one(name, *arguments):
+        command = [sys.executable, str(EXAMPLES / name), *map(str, arguments)]
+        process = subprocess.Popen(
+            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
+        )
+        processes.append(process)
+        return process
+
+    yield start_one
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def output(process):
+    out, err = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, err) == (0, "")
+    return out
+
+
+def errors(shown):
+    """Return how far each learnt array is from the truth it is shown beside."""
+    pairs = re.findall(r"\[(.+)\], the truth is \[(.+)\]", shown)
+    assert len(pairs) == 2
+    return [
+        np.abs(np.array(learnt.split(), float) - np.array(truth.split(","), float)).max()
+        for learnt, truth in pairs
+    ]
+
+
+def test_digits_are_parted_among_devices(start, tmp_path):
+    arguments = ["--devices", 3, "--alpha", 0.3, "--seed", 7, "--out", "parts"]
+    shown = output(start("make_digits.py", *arguments)).splitlines()
+    names = ["device-1", "device-2", "device-3", "held-out"]
+    parts = [load(tmp_path / "parts" / f"{name}.npz") for name in names]
+    assert [line.split(":")[0] for line in shown] == [f"parts/{name}.npz" for name in names]
+    assert sum(map(len, parts)) == 1797
+    assert all(len(part) >= 32 and part.x.shape[1:] == (64,) and part.x.max() <= 1 for part in parts)
+    again = [*arguments[:-1], "again"]
+    output(start("make_digits.py", *again))
+    assert all(
+        np.array_equal(load(tmp_path / "again" / f"{name}.npz").x, part.x)
+        for name, part in zip(names, parts, strict=True)
+    )
+
+
+def test_own_trainer_in_one_process(start, tmp_path):
+    shown = output(start("own_trainer.py", "--updates", 300, "--run", "run"))
+    assert max(errors(shown)) < 0.2
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+
+
+def test_own_trainer_with_a_hub_and_sensors(start):
+    hub = start("own_trainer.py", "hub", "--bind", "tcp://127.0.0.1:*", "--run", "run", "--updates", 300)
+    event, address = hub.stdout.readline().split()
+    assert event == "listening"
+    sensors = [
+        start("own_trainer.py", "--hub", address, "--device-id", f"sensor-{seed}", "--seed", seed, "--run", "run")
+        for seed in (1, 2)
+    ]
+    assert [output(sensor) for sensor in sensors] == ["the hub has finished training\n"] * 2
+    shown = output(hub)
+    assert "joined sensor-1" in shown
+    assert max(errors(shown)) < 0.2

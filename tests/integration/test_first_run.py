@@ -1,0 +1,353 @@
+"""A hub and its agents as a person starts them: in any order, stopped, killed, and back again."""
+
+import json
+import signal
+
+import psutil
+import pytest
+
+from edgeasync.runtime.files import MODEL_FILE, load_model
+from tests.integration.processes import (
+    ENDING_SIGNALS,
+    MODEL,
+    PATIENCE_S,
+    free_address,
+    status_when,
+    trained,
+)
+
+pytestmark = pytest.mark.process
+
+SLOW_STEP_S = 30.0
+PROMPT_S = 15.0
+"""A command that waits for a local step of 30 s, or for a hub's 60 s of patience with its disk, takes longer."""
+
+both_signals = pytest.mark.parametrize("number", ENDING_SIGNALS, ids=lambda number: number.name)
+
+
+def assert_ended_well(command, limit_s=PATIENCE_S):
+    assert command.wait(limit_s) == 0, str(command)
+    assert command.stderr == ""
+
+
+# -- agents first, hub later -----------------------------------------------------------------------------------
+
+
+def test_agents_wait_for_a_hub_and_training_starts_by_itself(commands):
+    address = free_address()
+    agents = [commands.agent(address, name) for name in ("first", "second")]
+    for agent in agents:
+        assert address in agent.wait_for("waiting")["detail"]
+    hub, _ = commands.hub(commands.settings(bind=address))
+    for agent in agents:
+        agent.wait_for("joined")
+        hub.wait_for("joined", device=agent.wait_for("started")["device"])
+    for name in ("first", "second"):
+        trained(address, 10, name)
+
+
+# -- the hub goes and comes back -------------------------------------------------------------------------------
+
+
+def test_agents_rejoin_a_hub_that_was_stopped_and_it_goes_on_from_its_model(commands):
+    address = free_address()
+    settings = commands.settings(bind=address)
+    hub, _ = commands.hub(settings)
+    agents = [commands.agent(address, name) for name in ("first", "second")]
+    for name in ("first", "second"):
+        before = trained(address, 10, name)
+
+    hub.signal(signal.SIGTERM)
+    assert_ended_well(hub)
+    stopped = hub.wait_for("stopped")
+    assert stopped["reason"] == "stopping"
+    for agent in agents:
+        agent.wait_for("disconnected")
+    vector, version = load_model(commands.folder / "run-hub" / MODEL_FILE, MODEL.spec)
+    assert version == stopped["version"] >= before["version"]
+    assert vector.any()
+
+    hub, _ = commands.hub(settings)
+    assert f"version {version}" in hub.wait_for("resumed")["detail"]
+    for agent in agents:
+        agent.wait_for("joined", count=2)
+    for name in ("first", "second"):
+        after = trained(address, 10, name)
+    assert after["version"] == version + after["updates_applied"]
+    assert after["lineage"] != before["lineage"]
+
+
+def test_agents_rejoin_a_hub_that_was_killed_and_it_goes_on_from_what_it_had_saved(commands):
+    address = free_address()
+    settings = commands.settings(bind=address, hub="save_every_s = 0.2")
+    hub, _ = commands.hub(settings)
+    agents = [commands.agent(address, name) for name in ("first", "second")]
+    for name in ("first", "second"):
+        before = trained(address, 10, name)
+    file = commands.folder / "run-hub" / MODEL_FILE
+    status_when(address, lambda _: file.exists() and load_model(file, MODEL.spec)[1] > before["version"])
+
+    hub.kill()
+    _, version = load_model(file, MODEL.spec)
+
+    hub, _ = commands.hub(settings)
+    assert f"version {version}" in hub.wait_for("resumed")["detail"]
+    for agent in agents:
+        agent.wait_for("joined", count=2)
+    for name in ("first", "second"):
+        after = trained(address, 10, name)
+    assert after["version"] == version + after["updates_applied"]
+    assert after["lineage"] != before["lineage"]
+
+
+# -- an agent goes and comes back ------------------------------------------------------------------------------
+
+
+def test_a_killed_agent_is_lost_and_rejoins_under_its_id(commands):
+    hub, address = commands.hub(commands.settings())
+    commands.agent(address, "steady")
+    victim = commands.agent(address, "victim")
+    hub.wait_for("joined", device="victim", detail="start 1")
+    trained(address, 10, "victim")
+    victim.kill()
+    hub.wait_for("lost", device="victim")
+    trained(address, 10, "steady")
+    lost = status_when(address, lambda status: len(status["devices"]) == 2)
+    assert {device["id"]: device["state"] for device in lost["devices"]}["victim"] == "lost"
+
+    again = commands.agent(address, "victim")
+    hub.wait_for("rejoined", device="victim", detail="start 2")
+    again.wait_for("joined", detail="as victim")
+    status = trained(address, 10, "victim")
+    assert sorted(device["id"] for device in status["devices"]) == ["steady", "victim"]
+
+
+def test_an_agent_started_again_before_it_is_missed_takes_its_own_place(commands):
+    settings = commands.settings(more="[liveness]\nheartbeat_s = 1.0\nlease_s = 600.0\n")
+    hub, address = commands.hub(settings)
+    victim = commands.agent(address, "victim")
+    trained(address, 10, "victim")
+    victim.kill()
+    commands.agent(address, "victim")
+    assert "replaced" in hub.wait_for("lost", device="victim")["detail"]
+    hub.wait_for("rejoined", device="victim", detail="start 2")
+    trained(address, 10, "victim")
+
+
+# -- a clean end -----------------------------------------------------------------------------------------------
+
+
+@both_signals
+def test_signals_end_hub_and_agent_cleanly(commands, number):
+    hub, address = commands.hub(commands.settings())
+    leaver, stayer = commands.agent(address, "leaver"), commands.agent(address, "stayer")
+    for name in ("leaver", "stayer"):
+        trained(address, 5, name)
+
+    leaver.signal(number)
+    assert_ended_well(leaver, PROMPT_S)
+    assert leaver.wait_for("stopped")["reason"] == "stopped"
+    hub.wait_for("left", device="leaver", detail="stopping")
+
+    hub.signal(number)
+    assert_ended_well(hub, PROMPT_S)
+    assert hub.wait_for("stopped")["reason"] == "stopping"
+    assert hub.names()[-2:] == ["stopping", "stopped"]
+    assert "lost" not in hub.names()
+    assert "hub is stopping" in stayer.wait_for("disconnected")["detail"]
+
+    stayer.signal(number)
+    assert_ended_well(stayer, PROMPT_S)
+
+
+@both_signals
+def test_signals_end_an_agent_in_the_middle_of_a_long_local_step(commands, number):
+    hub, address = commands.hub(commands.settings())
+    agent = commands.agent(address, "slow", step_s=SLOW_STEP_S)
+    agent.wait_for("joined")
+    fetched = status_when(address, lambda status: status["messages_accepted"].get("fetch", 0) >= 1)
+    pings = fetched["messages_accepted"].get("ping", 0)
+    # It goes on talking while it computes.
+    status_when(address, lambda status: status["messages_accepted"].get("ping", 0) >= pings + 3)
+    agent.signal(number)
+    assert_ended_well(agent, PROMPT_S)
+    hub.wait_for("left", device="slow", detail="stopping")
+
+
+BUSY_AGENT = """
+import sys, threading, time
+import numpy as np
+from edgeasync import Agent, DeviceIdentity, StepResult
+from edgeasync.cli.service import serve
+
+class Busy:
+    spec = None
+    def begin(self, parameters):
+        pass
+    def step(self):
+        print('{"event": "computing"}', flush=True)
+        time.sleep(600)  # as a step that takes minutes in a library's code: nobody can interrupt it
+        return StepResult(0.0, 1)
+
+def make_trainer(welcome):
+    trainer = Busy()
+    trainer.spec = welcome.spec
+    return trainer
+
+print(serve(Agent(sys.argv[1], identity=DeviceIdentity("busy", "0" * 32, 1), make_trainer=make_trainer), 60, int))
+"""
+
+
+@both_signals
+def test_signals_end_an_agent_whose_step_cannot_be_interrupted(commands, number):
+    hub, address = commands.hub(commands.settings())
+    agent = commands.start(address, program=("-c", BUSY_AGENT))
+    agent.wait_for("computing")
+    agent.signal(number)
+    assert_ended_well(agent, PROMPT_S)
+    assert agent.lines[-1] == "stopped"
+    hub.wait_for("left", device="busy", detail="stopping")
+
+
+@both_signals
+def test_signals_end_an_agent_that_still_waits_for_its_hub(commands, number):
+    agent = commands.agent(free_address(), "lonely")
+    agent.wait_for("waiting")
+    agent.signal(number)
+    assert_ended_well(agent, PROMPT_S)
+
+
+# -- the end of training ---------------------------------------------------------------------------------------
+
+
+def test_training_ends_after_the_wanted_updates_and_agents_end_by_themselves(commands):
+    hub, address = commands.hub(commands.settings(hub="stop = { updates = 40 }"))
+    agents = [commands.agent(address, name) for name in ("first", "second")]
+    assert_ended_well(hub)
+    stopped = hub.wait_for("stopped")
+    assert stopped["reason"] == "finished"
+    assert (stopped["updates_applied"], stopped["version"]) == (40, 40)
+    assert load_model(commands.folder / "run-hub" / MODEL_FILE, MODEL.spec)[1] == 40
+    assert stopped["model"] == str(commands.folder / "run-hub" / MODEL_FILE)
+    for agent in agents:
+        assert_ended_well(agent)
+        assert "finished" in agent.wait_for("stopped")["reason"]
+    assert sum(agent.wait_for("stopped")["updates_answered"] for agent in agents) <= 40
+
+
+def test_training_ends_after_the_wanted_minutes(commands):
+    hub, address = commands.hub(commands.settings(hub="stop = { minutes = 0.05 }"))
+    agent = commands.agent(address, "first")
+    assert_ended_well(hub)
+    stopped = hub.wait_for("stopped")
+    assert stopped["reason"] == "finished"
+    assert stopped["time"] - hub.wait_for("listening")["time"] > 2.5
+    if "joined" in agent.names():
+        assert_ended_well(agent)
+        assert "finished" in agent.wait_for("stopped")["reason"]
+
+
+# -- status ----------------------------------------------------------------------------------------------------
+
+CONTRACT = {
+    "lineage": str,
+    "version": int,
+    "updates_applied": int,
+    "updates_rejected": int,
+    "duplicates": int,
+    "messages_refused": int,
+    "devices": list,
+}
+CONTRACT_DEVICE = {
+    "id": str,
+    "state": str,
+    "staleness": int,
+    "local_steps": int,
+    "last_seen_s": float,
+    "examples_per_s": float,
+    "updates_applied": int,
+}
+STATES = {"joining", "training", "paused", "lost", "left", "quarantined"}
+
+
+def test_status_keeps_its_contract(commands):
+    hub, address = commands.hub(commands.settings())
+    commands.agent(address, "first")
+    second = commands.agent(address, "second")
+    for name in ("first", "second"):
+        trained(address, 5, name)
+    second.signal(signal.SIGTERM)
+    hub.wait_for("left", device="second")
+
+    asked = commands.run("status", "--hub", address, "--json")
+    assert (asked.returncode, asked.stderr) == (0, "")
+    (line,) = asked.stdout.splitlines()
+    status = json.loads(line)
+    assert {name: type(status.get(name)) for name in CONTRACT} == CONTRACT
+    devices = {device["id"]: device for device in status["devices"]}
+    assert sorted(devices) == ["first", "second"]
+    for device in devices.values():
+        assert {name: type(device.get(name)) for name in CONTRACT_DEVICE} == CONTRACT_DEVICE
+        assert device["state"] in STATES
+        assert device["local_steps"] == 16
+        assert device["examples_per_s"] > 0
+    assert (devices["first"]["state"], devices["second"]["state"]) == ("training", "left")
+    assert status["updates_applied"] == status["version"]
+    assert status["updates_applied"] == sum(device["updates_applied"] for device in devices.values())
+    assert (status["pid"], status["address"]) == (hub.pid, address)
+
+    shown = commands.run("status", "--hub", address)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    for words in ("first", "second", "left", "device", "state", "updates", "staleness", f"pid {hub.pid}"):
+        assert words in shown.stdout
+    assert len(shown.stdout.splitlines()) > 6
+
+
+# -- the demo --------------------------------------------------------------------------------------------------
+
+
+def test_demo(commands):
+    demo = commands.start("demo", "--json", "--seconds", "8", "--run", "demo")
+    assert_ended_well(demo)
+    result = json.loads(demo.lines[-1])
+    assert "event" not in result
+    assert result["accuracy"] >= 0.9
+    assert result["devices_total"] == 4
+    assert result["dropped"] >= 1
+    assert result["rejoined"] >= 1
+    assert result["updates_applied"] == sum(device["updates_applied"] for device in result["devices"].values()) > 0
+    assert result["updates_rejected"] >= 0
+    assert result["duplicates"] >= 0
+    assert 8 <= result["seconds"] <= 60
+    assert result["model"] == str(commands.folder / "demo" / MODEL_FILE)
+    assert len(demo.events) == len(demo.lines) - 1
+    assert demo.wait_for("killed", device="device-2")
+    assert demo.wait_for("lost", device="device-2")
+    assert demo.wait_for("rejoined", device="device-2", detail="start 2")
+
+
+@pytest.mark.parametrize(("event", "count"), [("started", 1), ("joined", 4), ("killed", 1)])
+def test_ctrl_c_ends_the_demo_and_leaves_no_process_behind(commands, event, count):
+    demo = commands.start("demo", "--json", "--seconds", "6", "--run", "demo")
+    demo.wait_for(event, count=count)
+    assert_interrupted(demo, psutil.Process(demo.pid).children(recursive=True))
+
+
+def test_an_impatient_second_ctrl_c_leaves_no_process_behind_either(commands):
+    demo = commands.start("demo", "--json", "--seconds", "6", "--run", "demo")
+    demo.wait_for("joined", count=4)
+    children = psutil.Process(demo.pid).children(recursive=True)
+    demo.signal(signal.SIGINT)
+    demo.wait_for("left")
+    assert_interrupted(demo, children)
+
+
+def assert_interrupted(demo, children):
+    assert children
+    demo.signal(signal.SIGINT)
+    assert demo.wait() == 130
+    assert "Traceback" not in demo.stderr
+    _, alive = psutil.wait_procs(children, PROMPT_S)
+    for child in alive:
+        child.kill()
+    assert not alive

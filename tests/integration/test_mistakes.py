@@ -1,0 +1,247 @@
+"""What a person gets wrong is answered in one line that says what to do, and by an exit code to rely on."""
+
+import numpy as np
+import pytest
+
+from tests.integration.processes import MODEL_TABLE, Commands, free_address
+
+pytestmark = pytest.mark.process
+
+CONFIG, DATA, MISMATCH, NO_HUB, ADDRESS, FILES = 2, 3, 5, 6, 8, 9
+
+
+def assert_told(code, stdout, stderr, wanted, hint):
+    """One line on standard error, by name, with a hint; no traceback anywhere; the documented exit code."""
+    assert "Traceback" not in stdout + stderr
+    (line,) = stderr.splitlines()
+    assert line.startswith("edgeasync: ")
+    for words in hint:
+        assert words in line
+    assert code == wanted
+
+
+def mistake(commands, wanted, *hint, arguments):
+    told = commands.run(*arguments)
+    assert_told(told.returncode, told.stdout, told.stderr, wanted, hint)
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory):
+    """Return the address of a hub that serves all tests of this module."""
+    with Commands(tmp_path_factory.mktemp("live")) as commands:
+        yield commands.hub(commands.settings())[1]
+
+
+# -- a hub's settings ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("toml", "hint"),
+    [
+        ("", ["missing key", "`model`"]),
+        ("[model]\ninputs = 8\nclasses = 3", ["model", "missing key `kind`"]),
+        ('[model]\nkind = "softmax"\ninputs = 8', ["model", "missing key `classes`"]),
+        ('[model]\nkind = "softmax"\ninputs = "8"\nclasses = 3', ["model.inputs", "expected `int`"]),
+        (f"[model]\n{MODEL_TABLE}\n[hub]\nbindd = 'tcp://127.0.0.1:*'", ["hub", "unknown key `bindd`"]),
+        (f"[model]\n{MODEL_TABLE}\n[hub]\nstop = {{ updates = 0 }}", ["hub.stop.updates", ">= 1"]),
+        (f"[model]\n{MODEL_TABLE}\n[limits]\nparameters_max = 5", ["27 parameters", "limits.parameters_max = 5"]),
+        (f"[model]\n{MODEL_TABLE}\n[liveness]\nlease_s = 1.0", ["liveness", "longer than heartbeat_s"]),
+        (f"[model]\n{MODEL_TABLE}\n[codec]\npush = 'gzip'", ["'gzip'", "float16"]),
+        ("[model\nkind = 3", ["not valid TOML", "line 1"]),
+    ],
+)
+def test_wrong_settings(commands, toml, hint):
+    path = commands.folder / "wrong.toml"
+    path.write_text(toml)
+    mistake(commands, CONFIG, *hint, arguments=["hub", path, "--bind", "tcp://127.0.0.1:*"])
+
+
+def test_settings_that_are_not_there(commands):
+    mistake(commands, CONFIG, "nowhere.toml", "no such file", arguments=["hub", "nowhere.toml"])
+    mistake(commands, CONFIG, "nowhere.toml", "no such file", arguments=["agent", "nowhere.toml"])
+
+
+def test_settings_that_are_a_folder(commands):
+    mistake(commands, CONFIG, "cannot be read", "irectory", arguments=["hub", commands.folder])
+
+
+# -- addresses -------------------------------------------------------------------------------------------------
+
+
+def test_a_port_that_is_taken(commands, live):
+    settings = commands.settings()
+    mistake(commands, ADDRESS, live, "in use", "--bind", arguments=["hub", settings, "--bind", live])
+
+
+@pytest.mark.parametrize("place", ["0.0.0.0", "*", "192.0.2.1"])
+def test_listening_beyond_this_machine_without_keys(commands, place):
+    arguments = ["hub", commands.settings(), "--bind", f"tcp://{place}:5555"]
+    mistake(commands, ADDRESS, place, "--insecure", arguments=arguments)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:5555", "tcp://127.0.0.1", ""])
+def test_an_address_that_is_none(commands, address):
+    data = commands.data("data.npz")
+    settings = commands.settings()
+    mistake(commands, ADDRESS, "tcp://HOST:PORT", arguments=["hub", settings, "--bind", address])
+    mistake(commands, ADDRESS, "tcp://HOST:PORT", arguments=["agent", "--hub", address, "--data", data])
+    mistake(commands, ADDRESS, "tcp://HOST:PORT", arguments=["status", "--hub", address])
+
+
+def test_a_port_that_cannot_be(commands):
+    arguments = ["hub", commands.settings(), "--bind", "tcp://127.0.0.1:99999"]
+    mistake(commands, ADDRESS, "99999", "tcp://HOST:PORT", arguments=arguments)
+
+
+def test_a_hub_that_is_not_there(commands):
+    address = free_address()
+    arguments = ["status", "--hub", address, "--timeout-s", "0.5"]
+    mistake(commands, NO_HUB, address, "edgeasync hub", arguments=arguments)
+    mistake(commands, NO_HUB, address, "edgeasync hub", arguments=[*arguments, "--json"])
+
+
+# -- a run's folder --------------------------------------------------------------------------------------------
+
+
+def test_a_run_of_another_model(commands):
+    hub, _ = commands.hub(commands.settings())
+    hub.signal(15)
+    assert hub.wait() == 0
+    other = commands.settings(model='kind = "softmax"\ninputs = 9\nclasses = 3')
+    mistake(commands, MISMATCH, "model.safetensors", "(9, 3)", "another run", arguments=["hub", other])
+
+
+def test_a_run_whose_model_is_damaged(commands):
+    (commands.folder / "run-hub").mkdir()
+    (commands.folder / "run-hub" / "model.safetensors").write_bytes(b"\xff" * 100)
+    mistake(commands, FILES, "model.safetensors", "move it away", arguments=["hub", commands.settings()])
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_run_that_cannot_be_written(commands, place):
+    (commands.folder / "file").write_text("")
+    arguments = ["hub", commands.settings(), "--run", place]
+    mistake(commands, FILES, place, "--run", arguments=arguments)
+
+
+def test_a_demo_in_a_run_that_exists(commands):
+    (commands.folder / "old").mkdir()
+    mistake(commands, FILES, "exists already", "--run", arguments=["demo", "--run", "old"])
+
+
+# -- an agent's data and identity ------------------------------------------------------------------------------
+
+
+def test_an_agent_without_a_hub_or_data(commands):
+    mistake(commands, CONFIG, "--hub", arguments=["agent", "--data", "data.npz"])
+    mistake(commands, CONFIG, "--data", arguments=["agent", "--hub", free_address()])
+
+
+@pytest.mark.parametrize("name", ["two words", "new\nline", "../up"])
+def test_a_device_id_that_is_none(commands, name):
+    data = commands.data("data.npz")
+    arguments = ["agent", "--hub", free_address(), "--data", data, f"--device-id={name}"]
+    mistake(commands, CONFIG, "device_id", arguments=arguments)
+
+
+def test_data_that_is_not_there(commands):
+    arguments = ["agent", "--hub", free_address(), "--state", "state", "--data"]
+    mistake(commands, DATA, "none.npz", "no such file", arguments=[*arguments, "none.npz"])
+    mistake(commands, DATA, ".parquet", ".npz or .csv", arguments=[*arguments, "data.parquet"])
+    mistake(commands, DATA, "without suffix", ".npz or .csv", arguments=[*arguments, commands.folder])
+
+
+def test_data_that_cannot_be_read(commands):
+    (commands.folder / "torn.npz").write_bytes(b"PK\x03\x04 and nothing more")
+    np.savez(commands.folder / "names.npz", features=np.zeros((3, 8)), labels=np.zeros(3, int))
+    np.savez(commands.folder / "lengths.npz", x=np.zeros((3, 8)), y=np.zeros(4, int))
+    (commands.folder / "words.csv").write_text("a,b,y\n1.5,2.5,0\n1.5,much,1\n")
+    arguments = ["agent", "--hub", free_address(), "--state", "state", "--data"]
+    mistake(commands, DATA, "torn.npz", "numpy.savez", arguments=[*arguments, "torn.npz"])
+    mistake(commands, DATA, "names.npz", "'x' is missing", arguments=[*arguments, "names.npz"])
+    mistake(commands, DATA, "lengths.npz", "one label for each", arguments=[*arguments, "lengths.npz"])
+    mistake(commands, DATA, "line 3, column 'b'", "'much'", arguments=[*arguments, "words.csv"])
+
+
+def test_data_that_does_not_fit_the_hubs_model(commands, live):
+    wide = commands.data("wide.npz", inputs=9)
+    many = commands.data("many.npz", classes=4)
+    arguments = ["agent", "--hub", live, "--device-id", "misfit", "--state", "state", "--data"]
+    mistake(commands, DATA, "9 features", "takes 8", "same features", arguments=[*arguments, wide])
+    mistake(commands, DATA, "label 3", "3 classes", "from 0", arguments=[*arguments, many])
+
+
+def test_a_model_that_differs_from_the_hubs(commands, live):
+    data = commands.data("data.npz")
+    (commands.folder / "agent.toml").write_text('[model]\nkind = "softmax"\ninputs = 8\nclasses = 4\n')
+    arguments = [
+        "agent",
+        "agent.toml",
+        "--hub",
+        live,
+        "--data",
+        data,
+        "--device-id",
+        "stubborn",
+        "--state",
+        "state",
+    ]
+    mistake(commands, MISMATCH, "not the hub's", "[model]", arguments=arguments)
+
+
+def test_a_second_agent_on_the_same_state(commands, live):
+    first = commands.agent(live, "twin")
+    first.wait_for("joined")
+    data = commands.folder / "twin.npz"
+    arguments = [
+        "agent",
+        "--hub",
+        live,
+        "--data",
+        data,
+        "--device-id",
+        "twin",
+        "--state",
+        commands.folder / "twin",
+    ]
+    mistake(commands, FILES, "another agent runs", "--device-id", arguments=arguments)
+
+
+def test_a_state_that_cannot_be_used(commands):
+    data = commands.data("data.npz")
+    (commands.folder / "file").write_text("")
+    (commands.folder / "torn").mkdir()
+    (commands.folder / "torn" / "identity.json").write_text('{"device_id": ')
+    arguments = ["agent", "--hub", free_address(), "--data", data, "--device-id", "a", "--state"]
+    mistake(commands, FILES, "file", "--state", arguments=[*arguments, "file"])
+    mistake(commands, FILES, "identity.json", "delete it", arguments=[*arguments, "torn"])
+
+
+# -- the command line itself -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["hub"],
+        ["agents"],
+        ["hub", "--no-such-flag"],
+        ["status", "--timeout-s", "soon"],
+        ["demo", "--devices", "1"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage(commands, arguments):
+    told = commands.run(*arguments)
+    assert told.returncode == CONFIG
+    assert "Traceback" not in told.stdout + told.stderr
+    assert told.stderr.startswith("Usage: ")
+    assert "Error: " in told.stderr
+
+
+@pytest.mark.parametrize("command", [[], ["hub"], ["agent"], ["status"], ["demo"]], ids=" ".join)
+def test_help(commands, command):
+    told = commands.run(*command, "--help")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "--help" in told.stdout
+    assert "--json" in told.stdout or not command

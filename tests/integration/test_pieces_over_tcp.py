@@ -1,0 +1,185 @@
+"""Models larger than a piece, both ways over real TCP, and the limits that keep a hub's memory bounded.
+
+The trainers add a fixed pattern of small powers of two, which every codec here carries without loss, so what
+a run must come to is known to the bit.
+"""
+
+import asyncio
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from edgeasync import (
+    Agent,
+    DeviceIdentity,
+    Hub,
+    HubCoreSettings,
+    Limits,
+    Liveness,
+    Policy,
+    StepResult,
+    StopCondition,
+    load_model,
+)
+from edgeasync.config import ByteCount
+from edgeasync.parameters import Parameter, ParameterSpec
+from edgeasync.policies.frequency import FixedFrequency
+from edgeasync.policies.staleness import PolynomialStaleness
+from edgeasync.protocol import wire
+from tests.integration.processes import PATIENCE_S
+
+SMALL = ParameterSpec((Parameter("weight", (300, 1000)), Parameter("bias", (7,))))  # folded at once
+LARGE = ParameterSpec((Parameter("weight", (1100, 1000)), Parameter("bias", (7,))))  # folded in the background
+KIB = 1 << 10
+
+
+def pattern(spec):
+    """Return what one assignment adds, exact in float16 even a thousand times over."""
+    return ((np.arange(spec.length) % 3 - 1) * 2.0**-10).astype(np.float32)
+
+
+class Adder:
+    """A trainer that adds the pattern in its one local step."""
+
+    def __init__(self, spec):
+        self.spec = spec
+        self._pattern = pattern(spec)
+
+    def begin(self, parameters):
+        self._parameters = parameters
+
+    def step(self):
+        self._parameters += self._pattern
+        return StepResult(1.0, 1)
+
+
+class WatchedHub(Hub):
+    """A hub that notes, at every message in and out, how much it holds and what it says."""
+
+    def __init__(self, **arguments):
+        self.sent = Counter()
+        self.peaks = Counter()
+        super().__init__(**arguments)
+
+    def send(self, peer, header, payload):
+        message = wire.decode(header)
+        self.sent[getattr(message, "code", type(message).__name__)] += 1
+        self._note()
+        super().send(peer, header, payload)
+
+    def _on_message(self, peer, header, payload):
+        super()._on_message(peer, header, payload)
+        self._note()
+
+    def _note(self):
+        exchange = self._exchange
+        held = {
+            "incoming": len(exchange._incoming),
+            "outgoing": len(exchange._outgoing),
+            "snapshots": exchange.model.snapshots_alive,
+            "updates": exchange.model.updates_waiting,
+        }
+        for name, count in held.items():
+            self.peaks[name] = max(self.peaks[name], count)
+
+
+async def train(run, spec, *, agents, updates, codec="identity", limits):
+    """Train over TCP until `updates` are in; return the hub and its reports' names."""
+    events = Counter()
+    hub = WatchedHub(
+        spec=spec,
+        initial=lambda: np.zeros(spec.length, np.float32),
+        judgement=Policy(staleness=PolynomialStaleness(exponent=0.0), frequency=FixedFrequency(local_steps=1)),
+        bind="tcp://127.0.0.1:*",
+        run=run,
+        settings=HubCoreSettings(
+            stop=StopCondition(updates=updates),
+            liveness=Liveness(heartbeat_s=0.5, lease_s=PATIENCE_S),
+            limits=limits,
+            push_codec=codec,
+            model_codec=codec,
+        ),
+        on_report=lambda report: events.update([report.event]),
+    )
+    devices = []
+
+    async def run_agents():
+        while not events["listening"]:
+            await asyncio.sleep(0)
+        for number in range(agents):
+            agent = Agent(
+                hub.address,
+                identity=DeviceIdentity(f"device-{number}", f"{number:032x}", 1),
+                make_trainer=lambda _: Adder(spec),
+            )
+            devices.append(agent)
+        return await asyncio.gather(*(agent.run() for agent in devices))
+
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        hub_task = group.create_task(hub.run())
+        agents_task = group.create_task(run_agents())
+    assert hub_task.result() == "finished"
+    assert set(agents_task.result()) == {"the hub has finished training"}
+    assert events == {"listening": 1, "joined": agents, "finished": 1}
+    return hub
+
+
+def assert_exact(hub, updates):
+    """Nothing was lost, counted twice, or bent on its way."""
+    vector, version = load_model(hub.model_file, hub.spec)
+    assert version == hub.core.updates_applied == updates
+    assert np.array_equal(vector, updates * pattern(hub.spec))
+    assert (hub.core.updates_rejected, hub.core.duplicates) == (0, 0)
+    hub.core.check()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("codec", ["identity", "float16"])
+@pytest.mark.parametrize(
+    ("spec", "piece_bytes"),
+    [(SMALL, 64 * KIB), (LARGE, 64 * KIB), (LARGE, 1024 * KIB), (SMALL, 4096 * KIB), (LARGE, 8192 * KIB)],
+    ids=["small in 64 KiB", "large in 64 KiB", "large in 1 MiB", "small in one", "large in one"],
+)
+async def test_payloads_arrive_exactly_both_ways(tmp_path, spec, piece_bytes, codec):
+    updates = 20
+    hub = await train(
+        tmp_path, spec, agents=2, updates=updates, codec=codec, limits=Limits(piece_bytes=ByteCount(piece_bytes))
+    )
+    assert_exact(hub, updates)
+    assert hub.core.messages_refused == 0
+    payload_bytes = spec.nbytes // (1 if codec == "identity" else 2)
+    pieces = -(-payload_bytes // piece_bytes)
+    accepted = hub.core.messages_accepted
+    if pieces == 1:
+        assert accepted["piece"] == hub.sent["Piece"] == hub.sent["Credit"] == accepted["credit"] == 0
+    else:
+        assert accepted["piece"] >= updates * pieces
+        assert hub.sent["Piece"] >= updates * pieces
+        assert hub.sent["Credit"] >= updates
+        assert accepted["credit"] >= updates
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("spec", [SMALL, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"transfers_max": 1},
+        {"snapshots_max": 2},
+        {"queued_updates_max": 1},
+        {"transfers_max": 1, "snapshots_max": 2, "queued_updates_max": 1},
+    ],
+    ids=" ".join,
+)
+async def test_limits_hold_and_training_goes_on(tmp_path, spec, bounds):
+    updates, agents = 40, 6
+    limits = Limits(piece_bytes=ByteCount(64 * KIB), retry_after_s=0.05, **bounds)
+    hub = await train(tmp_path, spec, agents=agents, updates=updates, limits=limits)
+    assert_exact(hub, updates)
+    assert all(member.updates_applied for member in hub.core.members.members.values())
+    assert hub.peaks["incoming"] <= limits.transfers_max
+    assert hub.peaks["outgoing"] <= limits.transfers_max
+    assert hub.peaks["snapshots"] <= limits.snapshots_max + 1  # and one that is being folded
+    assert hub.peaks["updates"] <= limits.queued_updates_max
+    assert hub.sent["busy"] > 0

@@ -1,0 +1,144 @@
+"""docs/settings.md names every key with its true default and bounds; every settings file we ship is read."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+import typer
+from msgspec import inspect
+
+from edgeasync.cli.main import app
+from edgeasync.config import Section, convert, read_toml
+from edgeasync.runtime.settings import AgentSettings, HubSettings
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+FILES = {"A hub's file": HubSettings, "An agent's file": AgentSettings}
+
+HUB_FILES = ["examples/hub.toml"]
+AGENT_FILES = ["examples/agent.toml", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("devices/*.toml"))]
+
+
+def structs_within(kind):
+    """Return the struct types that a type speaks of: a table, a union of kinds, a list of them."""
+    if isinstance(kind, inspect.StructType):
+        return [kind]
+    inner = [*getattr(kind, "types", ()), *filter(None, [getattr(kind, "item_type", None)])]
+    return [struct for part in inner for struct in structs_within(part)]
+
+
+def walk(struct, path, heading, found):
+    """Gather every table of a settings file under the heading that documents it."""
+    found[heading] = struct
+    for field in struct.fields:
+        for inner in structs_within(field.type):
+            place = f"{path}.{field.name}".lstrip(".")
+            if inner.tag is None:
+                walk(inner, place, f"`[{place}]`", found)
+            else:
+                name = "`[model]`" if field.name == "model" else f"`{field.name}`"
+                walk(inner, place, f'{name}, `kind = "{inner.tag}"`', found)
+    return found
+
+
+TABLES = {}
+for top, settings in FILES.items():
+    walk(inspect.type_info(settings), "", top, TABLES)
+
+
+def rows(heading):
+    """Return key -> (type, default, meaning) of the table under a heading."""
+    _, found, rest = re.split(rf"^(#+ {re.escape(heading)})$", TEXT, maxsplit=1, flags=re.MULTILINE)
+    assert found
+    section = re.split(r"^#+ ", rest, maxsplit=1, flags=re.MULTILINE)[0]
+    table = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+) \|$", section, re.MULTILINE)
+    return {key: tuple(cells) for key, *cells in table}
+
+
+every_table = pytest.mark.parametrize("heading", TABLES)
+
+
+@every_table
+def test_every_key_is_in_its_table_in_order(heading):
+    assert tuple(rows(heading)) == TABLES[heading].cls.__struct_fields__
+
+
+@every_table
+def test_defaults_are_the_codes(heading):
+    table = rows(heading)
+    for field in msgspec.structs.fields(TABLES[heading].cls):
+        cell = table[field.name][1]
+        if field.required:
+            assert cell == "required", field.name
+        elif field.default is None:
+            assert cell == "none", field.name
+        elif isinstance(field.default, Section) and field.default.__struct_config__.tag is None:
+            assert cell == "defaults", field.name
+            assert field.default == type(field.default)()
+        else:
+            value = tomllib.loads(f"value = {cell.strip('`')}")["value"]
+            assert convert(value, field.type, where=heading) == field.default, field.name
+
+
+@every_table
+def test_bounds_stand_beside_the_type(heading):
+    table = rows(heading)
+    for field in TABLES[heading].fields:
+        said = table[field.name][0].replace(" ", "")
+        for kind in numbers_within(field.type):
+            for limit in ("ge", "gt", "le", "lt"):
+                value = getattr(kind, limit)
+                assert value is None or written(value) in said, (field.name, limit)
+            assert ("over0" in said) == (kind.gt == 0), field.name
+            assert ("under" in said) == (kind.lt is not None), field.name
+
+
+def numbers_within(kind):
+    if isinstance(kind, inspect.IntType | inspect.FloatType):
+        return [kind]
+    inner = [*getattr(kind, "types", ()), *filter(None, [getattr(kind, "item_type", None)])]
+    return [number for part in inner for number in numbers_within(part)]
+
+
+def written(value):
+    return {2**62: "2⁶²", 2**24: "2²⁴"}.get(value, str(int(value)))
+
+
+def test_the_walk_finds_what_it_must():
+    assert {"`[hub.stop]`", '`optimizer`, `kind = "sgd"`', '`[model]`, `kind = "mlp"`', "`[agent]`"} <= set(TABLES)
+    headings = set(re.findall(r"^#{2,} (.+)$", TEXT, re.MULTILINE))
+    assert headings - set(TABLES) == {"A whole hub's file", "A whole agent's file"}
+
+
+@pytest.mark.parametrize(("command", "heading"), [("hub", "`[hub]`"), ("agent", "`[agent]`")])
+def test_flags_are_named_with_their_keys(command, heading):
+    table = rows(heading)
+    parameters = typer.main.get_command(app).commands[command].params
+    flags = {parameter.name: parameter.opts[-1] for parameter in parameters if parameter.opts[-1].startswith("--")}
+    assert flags.pop("json") == "--json"
+    for key, flag in flags.items():
+        assert f"lag `{flag}`" in table[key][2]
+    assert {key for key, cells in table.items() if "lag `--" in cells[2]} == set(flags)
+
+
+def test_whole_files_in_the_document_are_read():
+    hub, agent = re.findall(r"```toml\n(.+?)```", TEXT, re.DOTALL)
+    convert(tomllib.loads(hub), HubSettings, where="the document").make_hub()
+    convert(tomllib.loads(agent), AgentSettings, where="the document")
+    assert tomllib.loads(hub)["model"] == tomllib.loads(agent)["model"]
+
+
+@pytest.mark.parametrize("path", HUB_FILES)
+def test_hub_files_are_read(path):
+    read_toml(ROOT / path, HubSettings).make_hub()
+
+
+@pytest.mark.parametrize("path", AGENT_FILES)
+def test_agent_files_are_read(path):
+    assert read_toml(ROOT / path, AgentSettings).agent.hub is not None
+
+
+def test_every_kind_of_device_has_its_file():
+    assert {Path(path).stem for path in AGENT_FILES} >= {"raspberry-pi", "jetson", "laptop"}
