@@ -22,7 +22,8 @@ class Received(msgspec.Struct, frozen=True, gc=False):
 class PushArrived(msgspec.Struct, frozen=True, gc=False):
     """A push is here with its whole payload, which had the right length and checksum.
 
-    `handle` names the payload; `norm` is the L2 norm of what it decodes to, not finite if any value is not.
+    `handle` names the payload; `norm` is the L2 norm of what it decodes to, not finite if any value's square,
+    in float32, is not.
     """
 
     peer: Peer

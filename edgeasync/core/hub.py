@@ -239,8 +239,8 @@ class HubCore:
         goodbye = Leave("finished" if reason == "finished" else "stopping")
         effects.append(Report(reason, detail=detail))
         effects += [Send(m.peer, goodbye) for m in self.members.members.values() if m.live and m.peer]
-        effects += [Discard(contribution.handle) for contribution in self._buffered]
-        self._buffered.clear()
+        if self._buffered:
+            self._flush(effects)
         effects += [Save(), Stop(reason)]
 
     # -- liveness --------------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ class HubCore:
         if ping.steps_total != member.steps_total:
             member.steps_total = ping.steps_total
             self._progress(member, now_s, effects)
-        elif member.state == "training" and now_s - member.progress_s > self.settings.liveness.progress_s:
+        elif member.state != "paused" and now_s - member.progress_s > self.settings.liveness.progress_s:
             member.state = "paused"
             stalled_s = now_s - member.progress_s
             effects.append(Report("paused", member.device_id, f"no local step for {stalled_s:.0f} s"))
@@ -355,42 +355,46 @@ class HubCore:
             history.examples_per_s += (rate - history.examples_per_s) * (
                 EXAMPLES_RATE_WEIGHT if history.examples_per_s else 1.0
             )
-        rejected: Rejected | None = None
-        weight: float | None = 0.0
-        if push.base.lineage != self.lineage:
-            rejected = Rejected("foreign_lineage")
-        elif staleness < 0:
-            rejected = Rejected("future_version")
-        else:
-            history.staleness = staleness
-            if not math.isfinite(event.norm):
-                rejected = Rejected("not_finite")
-            elif (weight := self.judgement.staleness(staleness)) is None:
-                rejected = Rejected("stale")
-        if rejected is not None:
+        weighed = self._weigh(push, staleness, event.norm)
+        if isinstance(weighed, Rejected):
             self.updates_rejected += 1
             effects.append(Discard(event.handle))
-            return rejected
-        assert weight is not None
+            return weighed
+        history.staleness = staleness
+        member.strikes = 0
         self._buffered.append(
-            Contribution(event.handle, member.device_id, weight, event.norm, push.examples, staleness, now_s)
+            Contribution(event.handle, member.device_id, weighed, event.norm, push.examples, staleness, now_s)
         )
         if self._flush_if_due(now_s, effects):
             return Applied(self.version)
         return Buffered(len(self._buffered))
+
+    def _weigh(self, push: Push, staleness: int, norm: float) -> float | Rejected:
+        if push.base.lineage != self.lineage:
+            return Rejected("foreign_lineage")
+        if staleness < 0:
+            return Rejected("future_version")
+        if not math.isfinite(norm):
+            return Rejected("not_finite")
+        weight = self.judgement.staleness(staleness)
+        return Rejected("stale") if weight is None else weight
 
     def _flush_at_s(self) -> float | None:
         return self.judgement.aggregate.flush_at_s(self._buffered, self.members.live_count)
 
     def _flush_if_due(self, now_s: float, effects: list[HubEffect]) -> bool:
         """Fold the buffer into the next version if its time has come, or if it is full."""
-        buffered = self._buffered
-        if not buffered:
+        if not self._buffered:
             return False
         due_s = self._flush_at_s()
-        full = len(buffered) >= self.settings.limits.queued_updates_max
+        full = len(self._buffered) >= self.settings.limits.queued_updates_max
         if not full and (due_s is None or due_s > now_s):
             return False
+        self._flush(effects)
+        return True
+
+    def _flush(self, effects: list[HubEffect]) -> None:
+        buffered = self._buffered
         weights = self.judgement.aggregate.weights(buffered)
         norm_bound = 0.0
         for weight, contribution in zip(weights, buffered, strict=True):
@@ -404,7 +408,6 @@ class HubCore:
                 member.updates_applied += 1
         self.updates_applied += len(buffered)
         buffered.clear()
-        return True
 
     def _check_sequence(self, member: Member, push: Push) -> None:
         if push.seq != member.seq_last + 1:

@@ -58,33 +58,21 @@ class Update:
         self.payload = payload
 
     def norm(self, length: int) -> float:
-        """L2 norm of the `length` values; not finite if any of them is not."""
+        """L2 norm of the `length` values; not finite if any of them, or the sum of a row's squares, is not."""
         with np.errstate(over="ignore", invalid="ignore"):  # what a peer sends must not warn, let alone raise
-            square_sum = self._square_sum(length)
-        if math.isinf(square_sum):
-            square_sum = self._square_sum_in_float64(length)
-        return math.sqrt(square_sum) if square_sum >= 0 else math.nan
+            return math.sqrt(self._square_sum(length))
 
     def _square_sum(self, length: int) -> float:
-        square_sum = 0.0
         scratch = np.empty(min(CHUNK, length), np.float32)
         if length <= ROW:
             values = self.codec.read(self.payload, 0, length, scratch)
             return float(np.dot(values, values))
+        square_sum = 0.0
         for start in range(0, length, CHUNK):
             values = self.codec.read(self.payload, start, min(start + CHUNK, length), scratch)
             whole = values.size - values.size % ROW
             rows = np.vecdot(values[:whole].reshape(-1, ROW), values[:whole].reshape(-1, ROW))
             square_sum += float(rows.sum(dtype=np.float64)) + float(np.dot(values[whole:], values[whole:]))
-        return square_sum
-
-    def _square_sum_in_float64(self, length: int) -> float:
-        """Sum the squares again: large finite values overflow float32, infinite ones do not go away."""
-        square_sum = 0.0
-        scratch = np.empty(min(CHUNK, length), np.float32)
-        for start in range(0, length, CHUNK):
-            values = self.codec.read(self.payload, start, min(start + CHUNK, length), scratch)
-            square_sum += float(np.square(values, dtype=np.float64).sum())
         return square_sum
 
 

@@ -289,7 +289,9 @@ def test_a_gap_in_the_sequence_is_refused_and_a_strike(hub_bench, way):
     assert hub.core.members.members["a"].strikes == 1
     hub.push(seq=1)
     assert hub.ack == Ack(1, Applied(1))
-    getattr(hub, way)(seq=3)
+    assert hub.core.members.members["a"].strikes == 0
+    for seq in (3, 4):
+        getattr(hub, way)(seq=seq)
     assert hub.reports == ["quarantined"]
 
 

@@ -202,12 +202,13 @@ def test_updates_of_a_flush_by_the_clock_end_the_training(hub_bench):
     assert hub.core.stopped
 
 
-def test_stopping_drops_what_is_buffered(hub_bench):
+def test_stopping_folds_what_is_buffered_first(hub_bench):
     hub = hub_bench(Judgement(aggregate=Buffer(9)), stop={"minutes": 0.1})
     hub.join()
     hub.push(seq=1)
     hub.tick(6.0)
-    assert [effect.handle for effect in hub.all_of(Discard)] == [100]
+    assert [effect.handles for effect in hub.all_of(Fold)] == [(100,)]
+    assert hub.core.updates_applied == 1
 
 
 # -- staleness, frequency, transform -------------------------------------------------------------------------
