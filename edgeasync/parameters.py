@@ -18,6 +18,9 @@ from edgeasync.errors import ModelMismatchError
 Vector = npt.NDArray[np.float32]
 """A one-dimensional, C-contiguous float32 array."""
 
+PARAMETERS_MAX = 250_000_000
+"""A model with more values, 1 GB, is not believed."""
+
 Role = Literal["trained", "statistic"]
 """`trained` entries move by updates; `statistic` entries (batch-norm running values) are merged convexly."""
 

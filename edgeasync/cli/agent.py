@@ -28,8 +28,7 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
     address, data = _needed(section)
     dataset = load(data)
     device_id = section.device_id or default_device_id()
-    state = Path(section.state) if section.state else Path.home() / ".local" / "state" / "edgeasync" / device_id
-    folder = DeviceFolder(state)
+    folder = DeviceFolder(Path(section.state or f"~/.local/state/edgeasync/{device_id}").expanduser())
     identity = folder.open(device_id)
     answered = 0
 
@@ -82,7 +81,7 @@ def _needed(section: AgentSection) -> tuple[str, Path]:
         raise ConfigError("which hub? give --hub tcp://HOST:PORT, or [agent] hub in a settings file")
     if section.data is None:
         raise ConfigError("which data? give --data FILE.npz or FILE.csv, or [agent] data in a settings file")
-    return section.hub, Path(section.data)
+    return section.hub, Path(section.data).expanduser()
 
 
 def default_device_id() -> str:

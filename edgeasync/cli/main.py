@@ -1,5 +1,6 @@
 """The `edgeasync` command: arguments to settings, errors to one line and an exit code."""
 
+import contextlib
 import os
 import platform
 import sys
@@ -104,11 +105,19 @@ def _root(
 
 def main() -> None:
     """Run the command line; a user's mistake becomes one line on standard error and an exit code."""
+    code: object = 0
     try:
         app()
     except errors.EdgeAsyncError as error:
         sys.stderr.write(f"edgeasync: {' '.join(str(error).split())}\n")
-        sys.exit(error.exit_code)
+        code = error.exit_code
     except KeyboardInterrupt:
         sys.stderr.write("edgeasync: interrupted\n")
-        os._exit(130)
+        code = 130
+    except SystemExit as ended:
+        code = ended.code or 0
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    # All is written and closed. On the long way out a training thread, or one of OpenBLAS's, can hang the process.
+    os._exit(code if isinstance(code, int) else 1)

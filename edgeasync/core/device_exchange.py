@@ -31,13 +31,11 @@ from edgeasync.core.device import (
 )
 from edgeasync.core.device_model import DeviceModel
 from edgeasync.errors import ModelMismatchError, ProtocolError
+from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import CODECS, find_codec
 from edgeasync.protocol.messages import Assignment, Credit, Message, Piece, Push, Welcome
 from edgeasync.protocol.transfers import CreditWindow, IncomingTransfer, OutgoingTransfer
-
-PARAMETERS_MAX = 250_000_000
-"""A hub that describes a larger model is not believed."""
 
 Result = TypeVar("Result")
 

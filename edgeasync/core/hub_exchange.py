@@ -201,10 +201,10 @@ class HubExchange:
     def _execute(self, effects: list[HubEffect]) -> None:
         for effect in effects:
             match effect:
-                case Send():
-                    self._send(effect.peer, effect.message)
                 case Assign() | Fold() | Save() | Stop():
                     self._ordered.append(effect)
+                case Send():
+                    self._send(effect.peer, effect.message)
                 case Discard():
                     self.model.release(effect.handle)
                 case Receive():

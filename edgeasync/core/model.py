@@ -91,7 +91,8 @@ class Model:
         self._handles = itertools.count()
         self._free: deque[bytearray] = deque()
         self._buffers = 0
-        self._scratch = np.empty((2, min(CHUNK, spec.length)), np.float32)
+        self._total = np.empty(min(CHUNK, spec.length), np.float32)
+        self._scratch = np.empty_like(self._total)
         vector = self._take_buffer()
         vector[:] = initial
         self.current = Snapshot(number, vector)
@@ -147,13 +148,13 @@ class Model:
 
     def _weighted_sum(self, updates: Sequence[Update], scales: Sequence[float], start: int, stop: int) -> Vector:
         """Sum scale times update over a slice, in the order given, into scratch memory."""
-        total: Vector = self._scratch[0][: stop - start]
-        scratch: Vector = self._scratch[1]
+        total, scratch = self._total[: stop - start], self._scratch
         first = updates[0]
         np.multiply(first.codec.read(first.payload, start, stop, scratch), scales[0], out=total)
-        for update, scale in zip(updates[1:], scales[1:], strict=True):
+        for position in range(1, len(updates)):
+            update = updates[position]
             values = update.codec.read(update.payload, start, stop, scratch)
-            np.add(total, np.multiply(values, scale, out=scratch[: stop - start]), out=total)
+            np.add(total, np.multiply(values, scales[position], out=scratch[: stop - start]), out=total)
         return total
 
     def _take_buffer(self) -> Vector:

@@ -5,6 +5,9 @@ from typing import Annotated
 from msgspec import Meta
 
 from edgeasync.config import ByteCount, Section
+from edgeasync.parameters import PARAMETERS_MAX
+from edgeasync.protocol.codecs import CodecKind
+from edgeasync.protocol.transfers import PIECE_BYTES_MAX, PIECE_BYTES_MIN
 
 
 class Liveness(Section, frozen=True):
@@ -23,7 +26,7 @@ class Limits(Section, frozen=True):
     """What a hub takes on at most; over a limit a device is told when to try again."""
 
     devices_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
-    parameters_max: Annotated[int, Meta(ge=1)] = 250_000_000
+    parameters_max: Annotated[int, Meta(ge=1, le=PARAMETERS_MAX)] = PARAMETERS_MAX
     piece_bytes: ByteCount = ByteCount(1 << 20)
     queued_updates_max: Annotated[int, Meta(ge=1)] = 64
     transfers_max: Annotated[int, Meta(ge=1)] = 16
@@ -33,8 +36,8 @@ class Limits(Section, frozen=True):
     retry_after_s: Annotated[float, Meta(gt=0)] = 0.5
 
     def __post_init__(self) -> None:
-        if not 1 << 16 <= self.piece_bytes <= 1 << 30:
-            raise ValueError("piece_bytes must be from 64 KiB to 1 GiB")
+        if not PIECE_BYTES_MIN <= self.piece_bytes <= PIECE_BYTES_MAX:
+            raise ValueError("piece_bytes must be from 64 KiB to 16 MiB")
 
 
 class StopCondition(Section, frozen=True):
@@ -51,5 +54,5 @@ class HubCoreSettings(Section, frozen=True):
     limits: Limits = Limits()
     stop: StopCondition = StopCondition()
     save_every_s: Annotated[float, Meta(gt=0)] = 60.0
-    push_codec: str = "identity"
-    model_codec: str = "identity"
+    push_codec: CodecKind = "identity"
+    model_codec: CodecKind = "identity"

@@ -3,7 +3,7 @@
 Bytes are little-endian on every machine. A codec is a small frozen value without state.
 """
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -75,6 +75,8 @@ class Float16:
         values[:] = np.frombuffer(payload, "<f2", stop - start, 2 * start)
         return values
 
+
+CodecKind = Literal["identity", "float16"]
 
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (Identity(), Float16())}
 

@@ -102,7 +102,7 @@ class Welcome(Message, frozen=True):
     push_codec: CodecName
     heartbeat_s: Annotated[float, Meta(gt=0, le=3600)]
     lease_s: Annotated[float, Meta(gt=0, le=86400)]
-    piece_bytes: Annotated[int, Meta(ge=2**16, le=2**30)]
+    piece_bytes: Annotated[int, Meta(ge=2**16, le=2**24)]
 
 
 class Fetch(Message, frozen=True):

@@ -14,6 +14,9 @@ from edgeasync.protocol.messages import Credit, Piece
 PIECE_BYTES_MIN = 1 << 16
 """Smaller pieces, except the last, are refused: their headers would cost more than they carry."""
 
+PIECE_BYTES_MAX = 1 << 24
+"""Larger pieces would hold up the loop that checks them."""
+
 WINDOW_TARGET_S = 0.1
 
 

@@ -139,6 +139,7 @@ class Agent:
         """Connect a fresh socket: nothing of an older connection can come through it."""
         self.close()
         socket = self._context.socket(zmq.DEALER)
+        socket.set(zmq.IPV6, "[" in self.address)
         socket.set(zmq.LINGER, 0)
         socket.set(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
         try:

@@ -20,7 +20,6 @@ from edgeasync.errors import AddressError, ConfigError, StorageError
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.policies.policy import Judgement
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import CODECS
 from edgeasync.protocol.messages import ModelVersion
 from edgeasync.runtime.channel import COPY_BELOW_BYTES, Channel
 from edgeasync.runtime.files import MODEL_FILE, load_model, save_model
@@ -66,9 +65,6 @@ class Hub:
                 f"the model has {spec.length} parameters, over limits.parameters_max = "
                 f"{settings.limits.parameters_max}; raise that limit"
             )
-        for name in (settings.push_codec, settings.model_codec):
-            if name not in CODECS:
-                raise ConfigError(f"unknown codec {name!r}; known: {', '.join(CODECS)}")
         self.spec = spec
         self.address = bind
         self.model_file = run / MODEL_FILE
@@ -103,6 +99,7 @@ class Hub:
             now_s=self._started_s,
         )
         self._exchange = HubExchange(core, Model(self.spec, vector, number, self._judgement.optimizer), self)
+        del vector  # the model has its own copy
         context = self._given_context or zmq.Context()
         try:
             socket = self._bind(context)
@@ -141,6 +138,7 @@ class Hub:
         if self._given_context is None:
             context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
         socket = context.socket(zmq.ROUTER)
+        socket.set(zmq.IPV6, "[" in self.address)
         socket.set(zmq.ROUTER_MANDATORY, 1)
         socket.set(zmq.MAXMSGSIZE, max(wire.HEADER_BYTES_MAX, int(self._settings.limits.piece_bytes)))
         socket.set(zmq.BACKLOG, 4096)

@@ -8,6 +8,7 @@ from msgspec import Meta
 from edgeasync.config import Section, to_table
 from edgeasync.core.settings import HubCoreSettings, Limits, Liveness, StopCondition
 from edgeasync.policies.policy import Policy
+from edgeasync.protocol.codecs import CodecKind
 from edgeasync.protocol.messages import DEVICE_ID_PATTERN
 from edgeasync.runtime.hub import Hub, OnReport
 from edgeasync.training.numpy_models import Model
@@ -28,8 +29,8 @@ class HubSection(Section, frozen=True):
 class CodecSection(Section, frozen=True):
     """`[codec]`: how payloads travel, by name; a device that does not know a codec sends `identity`."""
 
-    push: str = "identity"
-    model: str = "identity"
+    push: CodecKind = "identity"
+    model: CodecKind = "identity"
 
 
 class HubSettings(Section, frozen=True):
@@ -50,7 +51,7 @@ class HubSettings(Section, frozen=True):
             initial=lambda: self.model.initial(self.hub.seed),
             judgement=self.policy,
             bind=self.hub.bind,
-            run=Path(self.hub.run),
+            run=Path(self.hub.run).expanduser(),
             settings=HubCoreSettings(
                 liveness=self.liveness,
                 limits=self.limits,

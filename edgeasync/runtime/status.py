@@ -18,6 +18,7 @@ def fetch_status(address: str, timeout_s: float = 3.0) -> dict[str, Any]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.set(zmq.LINGER, 0)
+    socket.set(zmq.IPV6, "[" in address)
     try:
         try:
             socket.connect(address)

@@ -17,7 +17,7 @@ class LocalTraining(Section, frozen=True):
     """How a device trains between two exchanges."""
 
     batch_size: Annotated[int, Meta(ge=1, le=1_000_000)] = 32
-    optimizer: tuple[TransformKind, ...] = (SGD(learning_rate=0.05),)
+    optimizer: Annotated[tuple[TransformKind, ...], Meta(min_length=1)] = (SGD(learning_rate=0.05),)
     keep_optimizer_state: bool = False
 
 
