@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 import zmq
 
+from edgeasync.core.buffers import BufferPool
 from edgeasync.core.effects import Fold, Report
 from edgeasync.core.model import Model, Snapshot, Update
 from edgeasync.core.settings import HubCoreSettings, Limits
@@ -188,6 +189,7 @@ class FairServer(BlockingServer):
         super().__init__(context, socket, length)
         self._policy = Policy()
         self._model = Model(self.spec, np.zeros(length, np.float32), 0, self._policy.optimizer)
+        self._buffers = BufferPool(self.spec.nbytes)
         self._incoming: dict[bytes, tuple[Push, IncomingTransfer]] = {}
         self._outgoing: dict[bytes, OutgoingTransfer] = {}
         self._windows: dict[bytes, CreditWindow] = {}
@@ -211,7 +213,8 @@ class FairServer(BlockingServer):
 
     def _push(self, peer: bytes, push: Push, payload: wire.Buffer | None) -> None:
         if push.transfer:
-            transfer = IncomingTransfer(push.transfer, push.payload_bytes, push.checksum)
+            buffer = self._buffers.take()[: push.payload_bytes].data
+            transfer = IncomingTransfer(push.transfer, buffer, push.checksum)
             self._incoming[peer] = (push, transfer)
             self._send(peer, transfer.credit())
             return

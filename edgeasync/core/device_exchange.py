@@ -9,6 +9,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 import msgspec
+import numpy as np
 
 from edgeasync.core.device import (
     Adopt,
@@ -188,7 +189,8 @@ class DeviceExchange:
             self.handle(AdoptionFailed(str(error)))
             return
         if assignment.transfer:
-            transfer = IncomingTransfer(assignment.transfer, assignment.payload_bytes, assignment.checksum)
+            buffer = np.empty(assignment.payload_bytes, np.uint8).data
+            transfer = IncomingTransfer(assignment.transfer, buffer, assignment.checksum)
             self._incoming = (assignment, transfer)
             self._send(transfer.credit())
         elif payload is None or len(payload) != assignment.payload_bytes:

@@ -387,7 +387,7 @@ class HubCore:
         if not self._buffered:
             return False
         due_s = self._flush_at_s()
-        full = len(self._buffered) >= self.settings.limits.queued_updates_max
+        full = len(self._buffered) >= self.settings.limits.updates_held_max
         if not full and (due_s is None or due_s > now_s):
             return False
         self._flush(effects)
@@ -482,7 +482,7 @@ class HubCore:
     def check(self) -> None:
         """Raise `AssertionError` where the state contradicts itself; for tests and simulation."""
         self.members.check()
-        assert len(self._buffered) < self.settings.limits.queued_updates_max
+        assert len(self._buffered) < self.settings.limits.updates_held_max
         assert len(self._strangers) <= STRANGERS_MAX
         assert self.version >= self._flushes
         assert self.updates_applied >= self._flushes

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from edgeasync.core.buffers import BufferPool
 from edgeasync.core.effects import (
     Assign,
     Discard,
@@ -87,12 +88,14 @@ class HubExchange:
         self._spec = core.spec
         self._limits = core.settings.limits
         self._inline = core.spec.nbytes <= INLINE_BYTES_MAX
+        self._buffers = BufferPool(max(codec.payload_bytes(core.spec.length) for codec in CODECS.values()))
         self._incoming: dict[Peer, tuple[Push, IncomingTransfer]] = {}
         self._outgoing: dict[Peer, OutgoingTransfer] = {}
         self._windows: dict[Peer, CreditWindow] = {}
         self._transfers = 0
         self._measuring = 0
         self._ordered: deque[HubEffect] = deque()
+        self._assigning = 0
         self._folding = False
         self._now_s = 0.0
 
@@ -141,8 +144,8 @@ class HubExchange:
         if push.transfer:
             if payload is not None:
                 raise ProtocolError("a push in pieces carries its payload itself")
-            room = self._room_to_receive() and len(self._incoming) < self._limits.transfers_max
-            return Received(peer, push, room)
+            self._incoming.pop(peer, None)  # who announces again has given up what was under way
+            return Received(peer, push, self._room_to_receive())
         if payload is None or len(payload) != push.payload_bytes:
             raise ProtocolError("the payload is not as long as its header says")
         if wire.checksum(payload) != push.checksum:
@@ -188,13 +191,12 @@ class HubExchange:
         return Heard(peer, "credit")
 
     def _room_to_receive(self) -> bool:
-        return self.model.updates_waiting + self._measuring < self._limits.queued_updates_max
+        held = len(self._incoming) + self._measuring + self.model.updates_waiting
+        return held < self._limits.updates_held_max
 
     def _room_to_send(self) -> bool:
-        return (
-            self.model.snapshots_alive < self._limits.snapshots_max
-            and len(self._outgoing) < self._limits.transfers_max
-        )
+        # Each assignment in line behind a fold is about to hold one more.
+        return self.model.snapshots_alive + self._assigning < self._limits.snapshots_max
 
     # -- effects out -----------------------------------------------------------------------------------------
 
@@ -202,6 +204,7 @@ class HubExchange:
         for effect in effects:
             match effect:
                 case Assign() | Fold() | Save() | Stop():
+                    self._assigning += isinstance(effect, Assign)
                     self._ordered.append(effect)
                 case Send():
                     self._send(effect.peer, effect.message)
@@ -228,6 +231,7 @@ class HubExchange:
                 case Fold():
                     self._fold(effect)
                 case Assign():
+                    self._assigning -= 1
                     self._assign(effect)
                 case Save():
                     self._shell.save(self.model.current, last=self.core.stopped)
@@ -274,7 +278,8 @@ class HubExchange:
         self._send(effect.peer, message, None if transfer else payload)
 
     def _receive(self, peer: Peer, push: Push) -> None:
-        transfer = IncomingTransfer(push.transfer, push.payload_bytes, push.checksum)
+        buffer = self._buffers.take()[: push.payload_bytes].data
+        transfer = IncomingTransfer(push.transfer, buffer, push.checksum)
         self._incoming[peer] = (push, transfer)
         self._send(peer, transfer.credit())
 

@@ -6,12 +6,11 @@ snapshot. No BLAS there: a fused multiply-add rounds differently from machine to
 
 import itertools
 import math
-import weakref
-from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 
+from edgeasync.core.buffers import BufferPool
 from edgeasync.core.effects import Fold
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.policies.transforms import Transform, apply_chain, leading_factor, state_vectors
@@ -59,15 +58,15 @@ class Update:
 
     def norm(self, length: int) -> float:
         """L2 norm of the `length` values; not finite if any of them, or the sum of a row's squares, is not."""
+        if length <= ROW:
+            values = self.codec.read(self.payload, 0, length, np.empty(length, np.float32))
+            return math.sqrt(np.vdot(values, values))  # unlike dot, vdot never warns
         with np.errstate(over="ignore", invalid="ignore"):  # what a peer sends must not warn, let alone raise
             return math.sqrt(self._square_sum(length))
 
     def _square_sum(self, length: int) -> float:
-        scratch = np.empty(min(CHUNK, length), np.float32)
-        if length <= ROW:
-            values = self.codec.read(self.payload, 0, length, scratch)
-            return float(np.dot(values, values))
         square_sum = 0.0
+        scratch = np.empty(min(CHUNK, length), np.float32)
         for start in range(0, length, CHUNK):
             values = self.codec.read(self.payload, start, min(start + CHUNK, length), scratch)
             whole = values.size - values.size % ROW
@@ -89,18 +88,16 @@ class Model:
         self._state = [np.zeros(spec.trained_length, np.float32) for _ in range(state_vectors(self.optimizer))]
         self._updates: dict[int, Update] = {}
         self._handles = itertools.count()
-        self._free: deque[bytearray] = deque()
-        self._buffers = 0
-        self._total = np.empty(min(CHUNK, spec.length), np.float32)
-        self._scratch = np.empty_like(self._total)
-        vector = self._take_buffer()
+        self._pool = BufferPool(spec.nbytes)
+        self._scratch = np.empty(min(CHUNK, spec.length), np.float32)
+        vector = self._empty_vector()
         vector[:] = initial
         self.current = Snapshot(number, vector)
 
     @property
     def snapshots_alive(self) -> int:
         """Snapshots that something still holds: the current one, and those being sent."""
-        return self._buffers - len(self._free)
+        return self._pool.in_use
 
     @property
     def updates_waiting(self) -> int:
@@ -121,7 +118,7 @@ class Model:
         """Compute the next version from the current one; the caller makes it current with `advance`."""
         if fold.number != self.current.number + 1:
             raise ValueError(f"fold {fold.number} does not follow version {self.current.number}")
-        current, target = self.current.vector, self._take_buffer()
+        current, target = self.current.vector, self._empty_vector()
         trained, length = self.spec.trained_length, self.spec.length
         factor, used = leading_factor(self.optimizer, fold.plan)
         rest, plan = self.optimizer[used:], fold.plan[used:]
@@ -129,44 +126,37 @@ class Model:
         scales = [-weight * factor for weight in fold.weights]
         for start in range(0, trained, CHUNK):
             stop = min(start + CHUNK, trained)
-            step = self._weighted_sum(updates, scales, start, stop)
+            step = self._weighted_sum(updates, scales, start, stop, target[start:stop])
             if rest:
                 apply_chain(rest, step, [vector[start:stop] for vector in self._state], plan)
-            np.subtract(current[start:stop], step, out=target[start:stop])
+            np.subtract(current[start:stop], step, out=step)
         if trained < length:
             share = max(1.0, sum(fold.weights))
             shares = [-weight / share for weight in fold.weights]
             for start in range(trained, length, CHUNK):
                 stop = min(start + CHUNK, length)
-                step = self._weighted_sum(updates, shares, start, stop)
-                np.subtract(current[start:stop], step, out=target[start:stop])
+                step = self._weighted_sum(updates, shares, start, stop, target[start:stop])
+                np.subtract(current[start:stop], step, out=step)
         return Snapshot(fold.number, target)
 
     def advance(self, snapshot: Snapshot) -> None:
         """Make a folded snapshot the current one."""
         self.current = snapshot
 
-    def _weighted_sum(self, updates: Sequence[Update], scales: Sequence[float], start: int, stop: int) -> Vector:
-        """Sum scale times update over a slice, in the order given, into scratch memory."""
-        total, scratch = self._total[: stop - start], self._scratch
+    def _weighted_sum(
+        self, updates: Sequence[Update], scales: Sequence[float], start: int, stop: int, total: Vector
+    ) -> Vector:
+        """Sum scale times update over a slice, in the order given, into `total`."""
         first = updates[0]
-        np.multiply(first.codec.read(first.payload, start, stop, scratch), scales[0], out=total)
+        np.multiply(first.codec.read(first.payload, start, stop, self._scratch), scales[0], out=total)
         for position in range(1, len(updates)):
             update = updates[position]
-            values = update.codec.read(update.payload, start, stop, scratch)
-            np.add(total, np.multiply(values, scales[position], out=scratch[: stop - start]), out=total)
+            values = update.codec.read(update.payload, start, stop, self._scratch)
+            np.add(total, np.multiply(values, scales[position], out=self._scratch[: stop - start]), out=total)
         return total
 
-    def _take_buffer(self) -> Vector:
-        """Return an unused vector. A large one comes back by itself when nothing refers to it any more."""
+    def _empty_vector(self) -> Vector:
+        """Return a vector to write to, whatever is in it."""
         if self.spec.nbytes < POOLED_BYTES_MIN:
             return np.empty(self.spec.length, np.float32)
-        try:
-            buffer = self._free.popleft()
-        except IndexError:
-            buffer = bytearray(self.spec.nbytes)
-            self._buffers += 1
-        # Views of `vector` keep `vector` alive, not `buffer`: numpy follows bases only through arrays.
-        vector = np.frombuffer(buffer, np.float32)
-        weakref.finalize(vector, self._free.append, buffer).atexit = False
-        return vector
+        return self._pool.take().view(np.float32)

@@ -28,9 +28,8 @@ class Limits(Section, frozen=True):
     devices_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
     parameters_max: Annotated[int, Meta(ge=1, le=PARAMETERS_MAX)] = PARAMETERS_MAX
     piece_bytes: ByteCount = ByteCount(1 << 20)
-    queued_updates_max: Annotated[int, Meta(ge=1)] = 64
-    transfers_max: Annotated[int, Meta(ge=1)] = 16
-    snapshots_max: Annotated[int, Meta(ge=2)] = 8
+    updates_held_max: Annotated[int, Meta(ge=1)] = 16
+    snapshots_max: Annotated[int, Meta(ge=2)] = 32
     strikes_max: Annotated[int, Meta(ge=1)] = 20
     quarantine_s: Annotated[float, Meta(ge=0)] = 300.0
     retry_after_s: Annotated[float, Meta(gt=0)] = 0.5

@@ -70,12 +70,11 @@ class OutgoingTransfer:
 
 
 class IncomingTransfer:
-    """The receiving side: one buffer of the announced size, filled in order, checked when it is whole."""
+    """The receiving side: one buffer of exactly the announced size, filled in order, checked when it is whole."""
 
-    def __init__(self, transfer: int, payload_bytes: int, checksum: int) -> None:
+    def __init__(self, transfer: int, buffer: memoryview, checksum: int) -> None:
         self.transfer = transfer
-        self.buffer = bytearray(payload_bytes)
-        self._view = memoryview(self.buffer)
+        self.buffer = buffer
         self._checksum = checksum
         self._received = 0
         self._digest = xxhash.xxh3_64()
@@ -98,7 +97,7 @@ class IncomingTransfer:
             raise ProtocolError(f"a piece of {len(part)} bytes is too small")
         if wire.checksum(part) != piece.checksum:
             raise ProtocolError(f"the piece at byte {piece.offset} is corrupt")
-        self._view[piece.offset : end] = part
+        self.buffer[piece.offset : end] = part
         self._received = end
         self._digest.update(part)
         if self.complete and self._digest.intdigest() != self._checksum:

@@ -100,7 +100,7 @@ class Agent:
             if self._channel is not None:
                 self._channel.close(LINGER_MS)
             if self._given_context is None:
-                self._context.term()
+                self._context.destroy()
 
     def request_stop(self) -> None:
         """Say goodbye to the hub and let `run` return; a local step that takes long is abandoned."""

@@ -42,7 +42,7 @@ class Channel:
         self._loop = loop
         self._on_message = on_message
         self._on_idle = on_idle
-        self._routed = socket.socket_type == zmq.ROUTER
+        self._routed = socket.getsockopt(zmq.TYPE) == zmq.ROUTER
         self._reading = self._scheduled = self._closed = False
         loop.add_reader(socket.FD, self._read)
         self._schedule()

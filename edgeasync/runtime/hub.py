@@ -119,7 +119,7 @@ class Hub:
                 self._close()
         finally:
             if self._given_context is None:
-                context.term()
+                context.destroy()  # not term: that would wait for ever for a socket left open by an error
 
     def request_stop(self) -> None:
         """Say goodbye to the devices, save the model, and let `run` return."""

@@ -11,7 +11,6 @@ import zmq
 
 from edgeasync.core.hub import HubCore
 from edgeasync.core.settings import HubCoreSettings, StopCondition
-from edgeasync.errors import EdgeAsyncError
 from edgeasync.parameters import Vector
 from edgeasync.policies.policy import Judgement, Policy
 from edgeasync.runtime.agent import Agent
@@ -67,7 +66,7 @@ async def train_locally(
             group.create_task(hub.run())
             for agent in agents:
                 group.create_task(agent.run())
-    except* EdgeAsyncError as errors:
+    except ExceptionGroup as errors:  # of the task group: what came first is what went wrong
         raise errors.exceptions[0] from None
     finally:
         context.destroy(linger=0)

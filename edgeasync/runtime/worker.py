@@ -36,3 +36,4 @@ class Worker:
                 work()
             except BaseException as error:  # noqa: BLE001
                 self._on_error(error)
+            del work  # while the thread waits for more: it may hold a payload as large as the model

@@ -141,7 +141,7 @@ class World:
             judgement=Judgement(aggregate),
             settings=HubCoreSettings(
                 liveness=Liveness(progress_s=20.0),
-                limits=Limits(devices_max=len(NAMES), strikes_max=4, quarantine_s=20.0, queued_updates_max=6),
+                limits=Limits(devices_max=len(NAMES), strikes_max=4, quarantine_s=20.0, updates_held_max=6),
             ),
             version=ModelVersion(LINEAGE, 0),
             make_session=(number.to_bytes(16, "big") for number in count(1)).__next__,

@@ -182,7 +182,7 @@ def test_a_device_that_goes_makes_the_flush_due(hub_bench):
 
 
 def test_a_full_queue_forces_the_flush(hub_bench):
-    hub = hub_bench(Judgement(aggregate=Buffer(10**6)), limits={"queued_updates_max": 3})
+    hub = hub_bench(Judgement(aggregate=Buffer(10**6)), limits={"updates_held_max": 3})
     for name in "abcde":
         hub.join(name)
     for name in "abc":

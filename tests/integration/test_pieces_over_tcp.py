@@ -60,6 +60,7 @@ class WatchedHub(Hub):
     def __init__(self, **arguments):
         self.sent = Counter()
         self.peaks = Counter()
+        self.enough = lambda core: False
         super().__init__(**arguments)
 
     def send(self, peer, header, payload):
@@ -71,22 +72,33 @@ class WatchedHub(Hub):
     def _on_message(self, peer, header, payload):
         super()._on_message(peer, header, payload)
         self._note()
+        if self.enough(self.core):
+            self.request_stop()
 
     def _note(self):
         exchange = self._exchange
         held = {
-            "incoming": len(exchange._incoming),
-            "outgoing": len(exchange._outgoing),
             "snapshots": exchange.model.snapshots_alive,
-            "updates": exchange.model.updates_waiting,
+            "updates": len(exchange._incoming) + exchange._measuring + exchange.model.updates_waiting,
         }
         for name, count in held.items():
             self.peaks[name] = max(self.peaks[name], count)
 
 
-async def train(run, spec, *, agents, updates, codec="identity", limits):
-    """Train over TCP until `updates` are in; return the hub and its reports' names."""
+async def train(run, spec, *, agents, limits, codec="identity", updates=None, enough=None):
+    """Train over TCP until so many updates are in, or the core has had enough; return the hub."""
     events = Counter()
+    listening = asyncio.Event()
+    devices = []
+
+    def on_report(report):
+        events[report.event] += 1
+        if report.event == "listening":
+            listening.set()
+        if report.event == "stopping":  # which an agent outlives, waiting for its hub to come back
+            for device in devices:
+                device.request_stop()
+
     hub = WatchedHub(
         spec=spec,
         initial=lambda: np.zeros(spec.length, np.float32),
@@ -100,36 +112,38 @@ async def train(run, spec, *, agents, updates, codec="identity", limits):
             push_codec=codec,
             model_codec=codec,
         ),
-        on_report=lambda report: events.update([report.event]),
+        on_report=on_report,
     )
-    devices = []
+    hub.enough = enough or hub.enough
 
     async def run_agents():
-        while not events["listening"]:
-            await asyncio.sleep(0)
-        for number in range(agents):
-            agent = Agent(
+        await listening.wait()
+        devices.extend(
+            Agent(
                 hub.address,
                 identity=DeviceIdentity(f"device-{number}", f"{number:032x}", 1),
                 make_trainer=lambda _: Adder(spec),
             )
-            devices.append(agent)
-        return await asyncio.gather(*(agent.run() for agent in devices))
+            for number in range(agents)
+        )
+        return await asyncio.gather(*(device.run() for device in devices))
 
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         hub_task = group.create_task(hub.run())
         agents_task = group.create_task(run_agents())
-    assert hub_task.result() == "finished"
-    assert set(agents_task.result()) == {"the hub has finished training"}
-    assert events == {"listening": 1, "joined": agents, "finished": 1}
+    reason = "stopping" if updates is None else "finished"
+    assert hub_task.result() == reason
+    assert set(agents_task.result()) == {"stopped" if updates is None else "the hub has finished training"}
+    assert events.pop("left", 0) <= agents
+    assert events == {"listening": 1, "joined": agents, reason: 1}
     return hub
 
 
-def assert_exact(hub, updates):
+def assert_exact(hub):
     """Nothing was lost, counted twice, or bent on its way."""
     vector, version = load_model(hub.model_file, hub.spec)
-    assert version == hub.core.updates_applied == updates
-    assert np.array_equal(vector, updates * pattern(hub.spec))
+    assert version == hub.core.version == hub.core.updates_applied
+    assert np.array_equal(vector, version * pattern(hub.spec))
     assert (hub.core.updates_rejected, hub.core.duplicates) == (0, 0)
     hub.core.check()
 
@@ -146,7 +160,8 @@ async def test_payloads_arrive_exactly_both_ways(tmp_path, spec, piece_bytes, co
     hub = await train(
         tmp_path, spec, agents=2, updates=updates, codec=codec, limits=Limits(piece_bytes=ByteCount(piece_bytes))
     )
-    assert_exact(hub, updates)
+    assert_exact(hub)
+    assert hub.core.updates_applied == updates
     assert hub.core.messages_refused == 0
     payload_bytes = spec.nbytes // (1 if codec == "identity" else 2)
     pieces = -(-payload_bytes // piece_bytes)
@@ -165,21 +180,22 @@ async def test_payloads_arrive_exactly_both_ways(tmp_path, spec, piece_bytes, co
 @pytest.mark.parametrize(
     "bounds",
     [
-        {"transfers_max": 1},
         {"snapshots_max": 2},
-        {"queued_updates_max": 1},
-        {"transfers_max": 1, "snapshots_max": 2, "queued_updates_max": 1},
+        {"updates_held_max": 1},
+        {"snapshots_max": 2, "updates_held_max": 1},
     ],
     ids=" ".join,
 )
 async def test_limits_hold_and_training_goes_on(tmp_path, spec, bounds):
-    updates, agents = 40, 6
+    def everyone_gave_twice(core):
+        members = core.members.members.values()
+        return len(members) == agents and all(member.updates_applied >= 2 for member in members)
+
+    agents = 6
     limits = Limits(piece_bytes=ByteCount(64 * KIB), retry_after_s=0.05, **bounds)
-    hub = await train(tmp_path, spec, agents=agents, updates=updates, limits=limits)
-    assert_exact(hub, updates)
-    assert all(member.updates_applied for member in hub.core.members.members.values())
-    assert hub.peaks["incoming"] <= limits.transfers_max
-    assert hub.peaks["outgoing"] <= limits.transfers_max
-    assert hub.peaks["snapshots"] <= limits.snapshots_max + 1  # and one that is being folded
-    assert hub.peaks["updates"] <= limits.queued_updates_max
-    assert hub.sent["busy"] > 0
+    hub = await train(tmp_path, spec, agents=agents, limits=limits, enough=everyone_gave_twice)
+    assert_exact(hub)
+    assert hub.peaks["snapshots"] <= limits.snapshots_max + 2  # the current one, and one that is being folded
+    assert hub.peaks["updates"] <= limits.updates_held_max
+    if limits.updates_held_max == 1:
+        assert hub.sent["busy"] > 0

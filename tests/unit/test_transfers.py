@@ -26,7 +26,7 @@ DELAYS_S = st.one_of(st.just(0.0), st.floats(0.0, 10.0))
 def pair(size, piece_bytes=PIECE_BYTES_MIN):
     payload = memoryview(NOISE)[:size]
     sender = OutgoingTransfer(7, payload, piece_bytes, CreditWindow(piece_bytes))
-    return sender, IncomingTransfer(7, size, wire.checksum(payload)), payload
+    return sender, IncomingTransfer(7, memoryview(bytearray(size)), wire.checksum(payload)), payload
 
 
 def piece_of(part, offset=0, transfer=7):
@@ -209,7 +209,7 @@ def test_nothing_is_sent_before_the_first_credit_or_credited_before_it_is_sent()
 
 def test_a_wrong_announced_checksum_is_found_at_the_end():
     sender, _, payload = pair(PIECE_BYTES_MIN + 1)
-    receiver = IncomingTransfer(7, len(payload), wire.checksum(payload) ^ 1)
+    receiver = IncomingTransfer(7, memoryview(bytearray(len(payload))), wire.checksum(payload) ^ 1)
     first, last = sender.credit(receiver.credit(), 0.0)
     receiver.accept(*first)
     with pytest.raises(ProtocolError, match="checksum it was announced with"):
@@ -230,7 +230,7 @@ def test_the_window_moves_at_most_twofold_towards_a_tenth_of_a_second(elapsed_s,
 def test_vectors_travel_as_their_bytes():
     vector = np.arange(5, dtype=np.float32)
     sender = OutgoingTransfer(1, vector.data, PIECE_BYTES_MIN, CreditWindow(PIECE_BYTES_MIN))
-    receiver = IncomingTransfer(1, vector.nbytes, wire.checksum(vector.tobytes()))
+    receiver = IncomingTransfer(1, memoryview(bytearray(vector.nbytes)), wire.checksum(vector.tobytes()))
     (piece,) = sender.credit(receiver.credit(), 0.0)
     receiver.accept(*piece)
     np.testing.assert_array_equal(np.frombuffer(receiver.buffer, np.float32), vector)

@@ -1,0 +1,422 @@
+"""Ten thousand random and mutated messages thrown at a live hub: it trains on, and counts every one of them."""
+
+import asyncio
+import math
+import signal
+import time
+from random import Random
+
+import msgpack
+import msgspec
+import numpy as np
+import pytest
+import zmq
+
+from edgeasync import Agent, Dataset, DeviceIdentity, Parameter, ParameterSpec, fetch_status, load_model
+from edgeasync.protocol import wire
+from edgeasync.protocol.messages import (
+    MESSAGES,
+    PROTOCOL_VERSION,
+    Ack,
+    Applied,
+    Assignment,
+    Credit,
+    Fetch,
+    Hello,
+    Leave,
+    ModelVersion,
+    Piece,
+    Ping,
+    Pong,
+    Push,
+    Refuse,
+    Status,
+    StatusRequest,
+    Welcome,
+)
+from edgeasync.runtime.files import MODEL_FILE
+from edgeasync.training.numpy_models import MlpModel
+from edgeasync.training.plan import read_plan
+from tests.integration.processes import PATIENCE_S, Commands
+
+pytestmark = [pytest.mark.process, pytest.mark.asyncio]
+
+HONEST = "honest"
+MODEL = MlpModel(inputs=64, hidden=(256,), classes=10)  # a payload is two pieces
+MODEL_TABLE = 'kind = "mlp"\ninputs = 64\nhidden = [256]\nclasses = 10'
+# Whoever stalls keeps a place, an update and a snapshot until the lease ends, and here that is late.
+SETTINGS = """
+[policy]
+frequency = { kind = "fixed", local_steps = 4 }
+[liveness]
+heartbeat_s = 0.5
+lease_s = 120.0
+[limits]
+piece_bytes = "64 KiB"
+devices_max = 70
+strikes_max = 60
+updates_held_max = 256
+snapshots_max = 256
+"""
+
+ATTACKERS = 5
+CONNECTIONS_EACH = 16
+MESSAGES_EACH = 130  # on one connection: more than it takes to be quarantined
+MARKER_VERSION = 1_000_000
+ANSWER_S = 5.0
+
+NASTY_VALUES = [
+    None, True, -1, -(2**63), 2**53, 2**53 + 1, 2**64 - 1, -0.5, 1e308, math.nan, math.inf, "", "x\n", "x" * 2000,
+    b"", b"\xff" * 15, b"\xff" * 16, [], {}, [[]], {"": None}, ["applied", -1], ["duplicate", ["applied", 1]],
+    msgpack.ExtType(5, b"x"), msgpack.Timestamp(0, 1),
+]  # fmt: skip
+NASTY_BYTES = [
+    b"\xc1", b"\x91" * 1200, b"\x81\xa0" * 600, b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xa2\xff\xfe",
+    b"\xc6\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\xc9\xff\xff\xff\xff\x05", b"\xcb\x7f\xf8" + bytes(6),
+    b"\xcf" + b"\xff" * 8, b"\x00", b"\xc0", b"\x90",
+]  # fmt: skip
+
+
+class Attacker:
+    """Sends nonsense over one raw socket after the other, and keeps count. Its choices are seeded."""
+
+    def __init__(self, address, number):
+        self.sent = 0
+        self.kinds_seen = set()
+        self._address = address
+        self._number = number
+        self._random = Random(number)
+        self._markers = 0
+        self._lengths = [MODEL.spec.nbytes, MODEL.spec.nbytes // 2]
+
+    def run(self):
+        context = zmq.Context()
+        try:
+            for connection in range(CONNECTIONS_EACH):
+                with context.socket(zmq.DEALER) as self._socket:
+                    self._socket.set(zmq.LINGER, 0)
+                    self._socket.set(zmq.SNDTIMEO, round(1000 * PATIENCE_S))
+                    self._socket.connect(self._address)
+                    self._name = f"attacker-{self._number}-{connection}"
+                    self._session, self._seq = self._random.randbytes(16), 0
+                    self._version, self._transfer = ModelVersion("0" * 16, 0), 0
+                    self._one_connection(wild=connection % 2 == 0)
+        finally:
+            context.destroy()
+        return self
+
+    def _one_connection(self, *, wild):
+        self._send([wire.encode(self._hello())])
+        for message in (StatusRequest(), Fetch(self._session)):
+            self._socket.poll(1000)  # so that most know their session and the version; it does not matter
+            self._read()
+            self._send([wire.encode(message)])
+        for _ in range(MESSAGES_EACH - 3):
+            self._read()
+            self._send(self._frames() if wild else self._polite_frames())
+        self._wait_until_all_is_read()
+
+    # -- the socket ------------------------------------------------------------------------------------------
+
+    def _send(self, frames):
+        self._socket.send_multipart(frames)
+        self.sent += 1
+
+    def _read(self):
+        """Take in the answers so far: they make the next lies better ones."""
+        while self._socket.poll(0):
+            self._heed(wire.decode(self._socket.recv_multipart()[0]))
+
+    def _heed(self, message):
+        self.kinds_seen.add(getattr(message, "code", type(message).__name__))
+        match message:
+            case Welcome():
+                self._session, self._seq = message.session, message.seq_last
+            case Assignment():
+                self._version = message.version
+                self._transfer = message.transfer
+                if message.ack is not None:
+                    self._seq = max(self._seq, message.ack.seq)
+        return message
+
+    def _wait_until_all_is_read(self):
+        """A connection keeps its order: once the hub has answered the last message it has had them all.
+
+        The last one is of a protocol version that names this attempt; an answer may be dropped, so it is said
+        again after a while, and counted.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            self._markers += 1
+            version = MARKER_VERSION + self._markers
+            self._send([pack(Fetch.kind, [], version)])
+            while self._socket.poll(1000 * ANSWER_S):
+                message = self._heed(wire.decode(self._socket.recv_multipart()[0]))
+                if isinstance(message, Refuse) and f"protocol version {version} is" in message.sentence:
+                    return
+        raise AssertionError("the hub did not answer any more")
+
+    # -- what to send ----------------------------------------------------------------------------------------
+
+    def _frames(self):
+        """Return any frames at all."""
+        random = self._random
+        message, payload = self._message()
+        header = wire.encode(message)
+        match random.choice(["bytes", "damage", "damage", "value", "value", "valid", "payload", "many", "empty"]):
+            case "bytes":
+                return [random.randbytes(random.randrange(200))]
+            case "damage":
+                header = self._damaged(bytearray(header))
+            case "value":
+                header = self._bent(message)
+            case "payload":
+                payload = random.choice([b"", b"\x00", random.randbytes(random.choice([3, 300, 70_000]))])
+            case "many":
+                return [header, *(random.randbytes(random.randrange(40)) for _ in range(random.randrange(2, 7)))]
+            case "empty":
+                return [b""] * random.randrange(1, 5)
+        return [header] if payload is None else [header, payload]
+
+    def _polite_frames(self):
+        """Return what a device might say, though not now, or with other numbers."""
+        random = self._random
+        message, payload = random.choice(
+            [self._push, self._push, self._announcement, self._piece, lambda: (self._small(), None)]
+        )()
+        header = wire.encode(message)
+        return [header] if payload is None else [header, payload]
+
+    def _damaged(self, header):
+        random = self._random
+        for _ in range(random.randrange(1, 4)):
+            place = random.randrange(len(header) + 1)
+            match random.choice(["flip", "cut", "insert", "splice"]):
+                case "flip" if place < len(header):
+                    header[place] ^= 1 << random.randrange(8)
+                case "cut":
+                    del header[place : place + random.randrange(1, 40)]
+                case "insert":
+                    header[place:place] = random.choice(NASTY_BYTES)
+                case "splice":
+                    header[place:] = wire.encode(self._message()[0])[random.randrange(64) :]
+        return bytes(header)
+
+    def _bent(self, message):
+        """Put a value where it does not belong, at any depth."""
+        frame = [[PROTOCOL_VERSION, message.kind, msgpack.unpackb(wire.encode(message))[2], b""]]
+        spots = [(parent, index) for parent in lists_in(frame) for index in range(len(parent))]
+        parent, index = self._random.choice(spots)
+        parent[index] = self._random.choice(NASTY_VALUES)
+        return msgpack.packb(frame[0])
+
+    def _message(self):
+        """Return a message of any kind, with its payload."""
+        random = self._random
+        kind = random.choice(list(MESSAGES.values()))
+        if kind is Push:
+            return random.choice([self._push, self._announcement])()
+        if kind is Piece:
+            return self._piece()
+        if kind in (Hello, Fetch, Credit, Ping, Leave, StatusRequest):
+            return self._small(kind), None
+        return self._of_a_hub(kind), None
+
+    def _small(self, kind=None):
+        random = self._random
+        session = random.choice([self._session, self._session, random.randbytes(16)])
+        match kind or random.choice([Hello, Fetch, Fetch, Credit, Credit, Ping, StatusRequest, Leave]):
+            case message if message is Hello:
+                return self._hello(random.choice([self._name, self._name, HONEST, f"new-{random.randrange(100)}"]))
+            case message if message is Fetch:
+                return Fetch(session)
+            case message if message is Credit:
+                received = random.choice([0, 0, 64 << 10, MODEL.spec.nbytes, 2**53])
+                return Credit(random.choice([self._transfer, self._transfer, 0, 2**53]), received)
+            case message if message is Ping:
+                return Ping(session, random.choice([0.0, math.nan, -math.inf, 1e308]), random.randrange(2**53))
+            case message if message is Leave:
+                return Leave(random.choice(["finished", "stopping"]), random.choice([session, None]))
+        return StatusRequest()
+
+    def _hello(self, name=None):
+        random = self._random
+        return Hello(
+            protocol_versions=random.choice([(PROTOCOL_VERSION,), (PROTOCOL_VERSION,), (2, 3)]) if name else (1,),
+            device_id=name or self._name,
+            state_id=random.choice([bytes(16), random.randbytes(16)]) if name else bytes(16),
+            start=random.randrange(3) if name else 1,
+            session=random.choice([None, self._session]),
+            seq_answered=random.choice([0, 0, 2**53]) if name else 0,
+            fingerprint=random.choice([None, None, MODEL.spec.fingerprint, "0" * 32]) if name else None,
+        )
+
+    def _push(self):
+        """A push with its payload: nothing learnt, or something that is not finite, or too short."""
+        random = self._random
+        length, codec = random.choice([(self._lengths[0], "identity"), (self._lengths[1], "float16")])
+        payload = random.choice(
+            [bytes(length), np.full(length // 4, np.nan, np.float32).tobytes(), random.randbytes(length), bytes(4)]
+        )
+        return self._push_header(payload, codec, transfer=0), payload
+
+    def _announcement(self):
+        """A push whose payload is to come in pieces; it may claim anything."""
+        header = self._push_header(bytes(self._lengths[0]), "identity", transfer=self._seq + 1)
+        if self._random.random() < 0.3:
+            claim = self._random.choice([0, 1, 2**31, 2**53])
+            header = msgspec.structs.replace(header, payload_bytes=claim)
+        return header, None
+
+    def _push_header(self, payload, codec, transfer):
+        random = self._random
+        return Push(
+            session=self._session,
+            seq=random.choice([self._seq + 1, self._seq + 1, max(1, self._seq), random.randrange(1, 2**53)]),
+            base=random.choice(
+                [
+                    self._version,
+                    self._version,
+                    ModelVersion("f" * 16, 1),
+                    ModelVersion(self._version.lineage, 2**53),
+                ]
+            ),
+            local_steps=random.choice([1, 2**31]),
+            examples=random.choice([0, 32, 2**53]),
+            loss_mean=random.choice([0.5, math.nan, math.inf]),
+            loss_variance=random.choice([0.5, math.nan, -1.0]),
+            step_s=random.choice([0.0, 0.01, 1e9]),
+            codec=codec,
+            checksum=random.choice([wire.checksum(payload), wire.checksum(payload), 0]),
+            payload_bytes=len(payload),
+            transfer=transfer,
+        )
+
+    def _piece(self):
+        random = self._random
+        offset = random.choice([0, 0, 64 << 10, 2**53])
+        length = random.choice([64 << 10, self._lengths[0] - (64 << 10), 1, 0])
+        payload = bytes(length)
+        return Piece(self._seq + 1, offset, random.choice([wire.checksum(payload), 7])), payload
+
+    def _of_a_hub(self, kind):
+        version = self._version
+        return {
+            Welcome: Welcome(
+                self._session,
+                ParameterSpec((Parameter("w", (2, 3)),)),
+                {"a": [1]},
+                0,
+                "identity",
+                1.0,
+                3.0,
+                1 << 16,
+            ),
+            Ack: Ack(1, Applied(1)),
+            Assignment: Assignment(version, 1, "identity", 0, 0),
+            Pong: Pong(1.0),
+            Refuse: Refuse("busy", "later", 1.0),
+            Status: Status(),
+        }[kind]
+
+
+class CountingAgent(Agent):
+    """An honest agent that counts what it sends."""
+
+    messages_sent = connections = 0
+
+    def open(self):
+        self.connections += 1
+        super().open()
+
+    def send(self, header, payload):
+        self.messages_sent += 1
+        super().send(header, payload)
+
+
+class Asker:
+    """Asks the hub for its status, and counts that too."""
+
+    def __init__(self, address):
+        self.asked = 0
+        self._address = address
+
+    async def status(self):
+        self.asked += 1
+        return await asyncio.to_thread(fetch_status, self._address, PATIENCE_S)
+
+    async def honest_updates(self):
+        devices = {device["id"]: device for device in (await self.status())["devices"]}
+        return devices[HONEST]["updates_applied"] if HONEST in devices else 0
+
+    async def trained(self, goal):
+        deadline = time.monotonic() + PATIENCE_S
+        while (updates := await self.honest_updates()) < goal:
+            assert time.monotonic() < deadline, f"the honest agent has {updates} of {goal} updates"
+            await asyncio.sleep(0.02)
+
+
+def lists_in(value):
+    """Return every list inside nested lists, `value` first."""
+    return [value, *(inner for item in value if isinstance(item, list) for inner in lists_in(item))]
+
+
+def pack(kind, fields, version=PROTOCOL_VERSION):
+    return msgpack.packb([version, kind, fields, b""])
+
+
+def honest_agent(address):
+    generator = np.random.default_rng(0)
+    data = Dataset.of(generator.normal(size=(200, 64)), generator.integers(0, 10, 200))
+    return CountingAgent(
+        address,
+        identity=DeviceIdentity(HONEST, "00c0ffee" * 4, 1),
+        make_trainer=lambda welcome: read_plan(welcome.settings).make_trainer(data, 0),
+        examples=len(data),
+    )
+
+
+async def test_a_live_hub_outlives_ten_thousand_messages_and_counts_them_all(tmp_path):
+    with Commands(tmp_path) as commands:
+        hub, address = commands.hub(commands.settings(model=MODEL_TABLE, more=SETTINGS))
+        asker, agent = Asker(address), honest_agent(address)
+        training = asyncio.create_task(agent.run())
+        await asker.trained(5)
+        before = await asker.honest_updates()
+
+        attackers = [Attacker(address, number) for number in range(ATTACKERS)]
+        await asyncio.gather(*(asyncio.to_thread(attacker.run) for attacker in attackers))
+        thrown = sum(attacker.sent for attacker in attackers)
+        assert thrown >= 10_000
+
+        after = await asker.honest_updates()
+        assert after > before, "no training during the flood"
+        await asker.trained(after + 10)
+        agent.request_stop()
+        assert await training == "stopped"
+        assert agent.connections == 1, "the honest agent lost its hub"
+        hub.wait_for("left", device=HONEST)  # its last message
+
+        status = await asker.status()
+        accepted = status["messages_accepted"]
+        counted = sum(accepted.values()) + status["messages_refused"]
+        assert counted == thrown + agent.messages_sent + asker.asked
+        assert set(accepted) == {
+            "hello", "fetch", "push", "piece", "credit", "ping", "leave", "statusrequest",
+        }  # fmt: skip
+        assert status["messages_refused"] > thrown // 4
+        assert status["updates_rejected"] > 0
+        assert status["duplicates"] > 0
+        assert set().union(*(attacker.kinds_seen for attacker in attackers)) >= {
+            "Welcome", "Assignment", "Credit", "Pong", "Status",
+            "duplicate_device_id", "hub_full", "malformed", "model_mismatch", "protocol_version", "quarantined",
+            "sequence", "unknown_session",
+        }  # fmt: skip
+
+        hub.signal(signal.SIGTERM)
+        assert hub.wait() == 0
+        assert hub.stderr == ""
+        assert len(hub.events) == len(hub.lines), "something else than events on standard output"
+        vector, version = load_model(tmp_path / "run-hub" / MODEL_FILE, MODEL.spec)
+        assert version == status["version"]
+        assert np.isfinite(vector).all()

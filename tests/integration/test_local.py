@@ -1,0 +1,115 @@
+"""`train_locally`: a hub and its agents in one process, over ZeroMQ's in-process transport."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from edgeasync import (
+    Dataset,
+    EdgeAsyncError,
+    GradientTrainer,
+    StepResult,
+    batches,
+    dirichlet,
+    load_model,
+    train_locally,
+)
+from edgeasync.errors import ModelMismatchError
+from edgeasync.policies.transforms import SGD
+from edgeasync.runtime.files import MODEL_FILE
+from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
+from tests.integration.processes import PATIENCE_S
+
+pytestmark = pytest.mark.asyncio
+
+SMALL = SoftmaxModel(inputs=4, classes=2)
+DATA = Dataset.of(np.eye(4), [0, 1, 0, 1])
+
+
+def trainer_of(model, data, seed=0):
+    return GradientTrainer(model.spec, model.gradient, [SGD(learning_rate=0.1)], batches(data, 32, seed))
+
+
+class Failing:
+    """A trainer that works for a while, then raises."""
+
+    spec = SMALL.spec
+
+    def __init__(self, error):
+        self._error = error
+        self._steps = 0
+
+    def begin(self, parameters):
+        pass
+
+    def step(self):
+        self._steps += 1
+        if self._steps > 40:
+            raise self._error
+        return StepResult(1.0, 1)
+
+
+async def test_three_agents_learn_the_digits(tmp_path):
+    digits = load_digits()
+    data = Dataset.of((digits.data / 16).astype(np.float32), digits.target)
+    order = np.random.default_rng(0).permutation(len(data))
+    held_out, rest = data.take(order[:360]), data.take(order[360:])
+    model = MlpModel(inputs=64, hidden=(64,), classes=10)
+    parts = dirichlet(rest, 3, 0.5, 0, examples_min=32)
+    events = []
+
+    async with asyncio.timeout(PATIENCE_S):
+        vector, core = await train_locally(
+            [trainer_of(model, part, seed) for seed, part in enumerate(parts)],
+            model.initial(0),
+            tmp_path,
+            updates=300,
+            on_report=lambda report: events.append(report.event),
+        )
+
+    assert (model.predict(vector, held_out.x) == held_out.y).mean() >= 0.9
+    assert core.updates_applied == core.version == 300
+    assert core.messages_refused == core.duplicates == core.updates_rejected == 0
+    core.check()
+    saved, version = load_model(tmp_path / MODEL_FILE, model.spec)
+    assert version == 300
+    assert np.array_equal(saved, vector)
+    assert events.count("joined") == 3
+    assert events[-1] == "finished"
+
+
+async def test_a_second_call_goes_on_from_the_run(tmp_path):
+    for start in (0, 10):
+        _, core = await train_locally(
+            [trainer_of(SMALL, DATA)], np.zeros(SMALL.spec.length, np.float32), tmp_path, updates=10
+        )
+        assert core.version == start + 10
+
+
+async def test_it_needs_a_trainer(tmp_path):
+    with pytest.raises(ValueError, match="at least one trainer"):
+        await train_locally([], np.zeros(10, np.float32), tmp_path, updates=1)
+
+
+async def test_the_initial_model_must_fit(tmp_path):
+    with pytest.raises(ModelMismatchError, match="10 values"):
+        await train_locally([trainer_of(SMALL, DATA)], np.zeros(9, np.float32), tmp_path, updates=1)
+
+
+@pytest.mark.parametrize("error", [ValueError("the sensor is gone"), EdgeAsyncError("no more data")], ids=repr)
+async def test_what_a_trainer_raises_comes_out(tmp_path, error):
+    trainers = [trainer_of(SMALL, DATA), Failing(error), trainer_of(SMALL, DATA)]
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(type(error), match=str(error)):
+            await train_locally(trainers, SMALL.initial(0), tmp_path, updates=10**9)
+    assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+
+async def test_a_trainer_of_another_model_is_refused(tmp_path):
+    other = SoftmaxModel(inputs=4, classes=3)
+    trainers = [trainer_of(SMALL, DATA), trainer_of(other, DATA)]
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(ModelMismatchError, match="not the hub's"):
+            await train_locally(trainers, SMALL.initial(0), tmp_path, updates=10**9)
