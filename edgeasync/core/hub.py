@@ -12,7 +12,6 @@ from typing import Any
 from edgeasync.core.effects import (
     Assign,
     Discard,
-    Fold,
     Forget,
     HubEffect,
     Receive,
@@ -24,11 +23,11 @@ from edgeasync.core.effects import (
 )  # fmt: skip
 from edgeasync.core.events import Heard, HubEvent, Malformed, Peer, PushArrived, Received, StopRequested
 from edgeasync.core.membership import Member, Membership, RefusalError
+from edgeasync.core.pending import PendingUpdates
 from edgeasync.core.settings import HubCoreSettings
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.aggregation import Contribution
 from edgeasync.policies.policy import Judgement
-from edgeasync.policies.transforms import plan_chain
 from edgeasync.protocol.messages import (
     PROTOCOL_VERSION,
     Ack,
@@ -47,9 +46,6 @@ from edgeasync.protocol.messages import (
     StatusRequest,
     Welcome,
 )  # fmt: skip
-
-EXAMPLES_RATE_WEIGHT = 0.3
-"""Weight of the newest measurement in a device's moving average of examples per second."""
 
 STRANGERS_MAX = 4096
 """Connections without a member whose strikes are remembered."""
@@ -80,8 +76,7 @@ class HubCore:
         self.messages_accepted: Counter[str] = Counter()
         self.stopped = False
         self._make_session = make_session
-        self._buffered: list[Contribution] = []
-        self._flushes = 0
+        self._pending = PendingUpdates(judgement, settings.limits.updates_held_max)
         self._strangers: dict[Peer, int] = {}
         self._save_at_s = now_s + settings.save_every_s
         minutes = settings.stop.minutes
@@ -96,8 +91,8 @@ class HubCore:
         due = [self._save_at_s, self._stop_at_s]
         if (lease := self.members.next_deadline_s()) is not None:
             due.append(lease)
-        if self._buffered and (flush := self._flush_at_s()) is not None:
-            due.append(flush)
+        if (fold := self._pending.due_s(math.inf, self.members.live_count)) is not None:
+            due.append(fold)
         return min(due)
 
     def tick(self, now_s: float, *, room: bool = True) -> list[HubEffect]:
@@ -108,7 +103,7 @@ class HubCore:
         for member in self.members.expired(now_s):
             silence = now_s - member.seen_s
             self._lose(member, f"nothing heard for {silence:.1f} s", effects)
-        self._flush_if_due(now_s, effects)
+        self._fold_if_due(now_s, effects)
         self._answer_waiting(effects, room=room)
         if now_s >= self._save_at_s:
             self._save_at_s = now_s + self.settings.save_every_s
@@ -239,8 +234,8 @@ class HubCore:
         goodbye = Leave("finished" if reason == "finished" else "stopping")
         effects.append(Report(reason, detail=detail))
         effects += [Send(m.peer, goodbye) for m in self.members.members.values() if m.live and m.peer]
-        if self._buffered:
-            self._flush(effects)
+        if self._pending:
+            self._fold(effects)
         effects += [Save(), Stop(reason)]
 
     # -- liveness --------------------------------------------------------------------------------------------
@@ -343,31 +338,26 @@ class HubCore:
     ) -> FirstOutcome:
         """Weigh an update; buffer and perhaps fold it, or reject it."""
         staleness = self.version - push.base.number
-        history = member.history
-        history.local_steps = push.local_steps
-        history.step_s = push.step_s
-        history.loss_mean = push.loss_mean
-        history.loss_variance = push.loss_variance
-        history.updates += 1
-        if push.local_steps * push.step_s > 0:
-            # No device is so fast that a step takes less than a nanosecond; a liar must not reach infinity.
-            rate = push.examples / (push.local_steps * max(push.step_s, 1e-9))
-            history.examples_per_s += (rate - history.examples_per_s) * (
-                EXAMPLES_RATE_WEIGHT if history.examples_per_s else 1.0
-            )
+        member.history.observe(
+            local_steps=push.local_steps,
+            examples=push.examples,
+            step_s=push.step_s,
+            loss_mean=push.loss_mean,
+            loss_variance=push.loss_variance,
+        )
         weighed = self._weigh(push, staleness, event.norm)
         if isinstance(weighed, Rejected):
             self.updates_rejected += 1
             effects.append(Discard(event.handle))
             return weighed
-        history.staleness = staleness
+        member.history.staleness = staleness
         member.strikes = 0
-        self._buffered.append(
+        self._pending.add(
             Contribution(event.handle, member.device_id, weighed, event.norm, push.examples, staleness, now_s)
         )
-        if self._flush_if_due(now_s, effects):
+        if self._fold_if_due(now_s, effects):
             return Applied(self.version)
-        return Buffered(len(self._buffered))
+        return Buffered(len(self._pending))
 
     def _weigh(self, push: Push, staleness: int, norm: float) -> float | Rejected:
         if push.base.lineage != self.lineage:
@@ -379,35 +369,22 @@ class HubCore:
         weight = self.judgement.staleness(staleness)
         return Rejected("stale") if weight is None else weight
 
-    def _flush_at_s(self) -> float | None:
-        return self.judgement.aggregate.flush_at_s(self._buffered, self.members.live_count)
-
-    def _flush_if_due(self, now_s: float, effects: list[HubEffect]) -> bool:
-        """Fold the buffer into the next version if its time has come, or if it is full."""
-        if not self._buffered:
+    def _fold_if_due(self, now_s: float, effects: list[HubEffect]) -> bool:
+        due_s = self._pending.due_s(now_s, self.members.live_count)
+        if due_s is None or due_s > now_s:
             return False
-        due_s = self._flush_at_s()
-        full = len(self._buffered) >= self.settings.limits.updates_held_max
-        if not full and (due_s is None or due_s > now_s):
-            return False
-        self._flush(effects)
+        self._fold(effects)
         return True
 
-    def _flush(self, effects: list[HubEffect]) -> None:
-        buffered = self._buffered
-        weights = self.judgement.aggregate.weights(buffered)
-        norm_bound = 0.0
-        for weight, contribution in zip(weights, buffered, strict=True):
-            norm_bound += abs(weight) * contribution.norm
-        plan = plan_chain(self.judgement.optimizer, norm_bound, self._flushes)
-        self._flushes += 1
+    def _fold(self, effects: list[HubEffect]) -> None:
+        """Make the next version of all updates that wait."""
         self.version += 1
-        effects.append(Fold(self.version, tuple([c.handle for c in buffered]), weights, plan))
-        for contribution in buffered:
+        fold, contributions = self._pending.fold(self.version)
+        effects.append(fold)
+        self.updates_applied += len(contributions)
+        for contribution in contributions:
             if (member := self.members.members.get(contribution.device_id)) is not None:
                 member.updates_applied += 1
-        self.updates_applied += len(buffered)
-        buffered.clear()
 
     def _check_sequence(self, member: Member, push: Push) -> None:
         if push.seq != member.seq_last + 1:
@@ -442,7 +419,7 @@ class HubCore:
         effects.append(Assign(member.peer, version, local_steps, member.codec_model, ack))
 
     def _answer_waiting(self, effects: list[HubEffect], *, room: bool) -> None:
-        if self._buffered or self.judgement.aggregate.answer == "now":
+        if self._pending or self.judgement.aggregate.answer == "now":
             return
         for member in self.members.members.values():
             if member.waiting:
@@ -461,7 +438,7 @@ class HubCore:
             "version": self.version,
             "updates_applied": self.updates_applied,
             "updates_rejected": self.updates_rejected,
-            "updates_buffered": len(self._buffered),
+            "updates_buffered": len(self._pending),
             "duplicates": self.duplicates,
             "messages_accepted": dict(sorted(self.messages_accepted.items())),
             "messages_refused": self.messages_refused,
@@ -482,10 +459,8 @@ class HubCore:
     def check(self) -> None:
         """Raise `AssertionError` where the state contradicts itself; for tests and simulation."""
         self.members.check()
-        assert len(self._buffered) < self.settings.limits.updates_held_max
+        self._pending.check(self.version, self.updates_applied)
         assert len(self._strangers) <= STRANGERS_MAX
-        assert self.version >= self._flushes
-        assert self.updates_applied >= self._flushes
         for member in self.members.members.values():
             assert member.seq_last >= 0
             assert not (member.waiting and not member.live)
