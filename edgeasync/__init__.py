@@ -1,19 +1,27 @@
-"""edgeasync: train one model across many unequal, unreliable devices, without waiting for any of them."""
+"""edgeasync: train one model across many unequal, unreliable devices, without waiting for any of them.
 
-from edgeasync.core.settings import HubCoreSettings, Limits, Liveness, StopCondition
-from edgeasync.data.dataset import Dataset, batches
-from edgeasync.data.files import load
-from edgeasync.data.iterables import from_iterable
-from edgeasync.data.partition import dirichlet, iid
-from edgeasync.errors import EdgeAsyncError
-from edgeasync.parameters import Parameter, ParameterSpec, Vector
-from edgeasync.policies.policy import Policy
-from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.files import DeviceFolder, DeviceIdentity, load_model
-from edgeasync.runtime.hub import Hub
-from edgeasync.runtime.local import train_locally
-from edgeasync.runtime.status import fetch_status
-from edgeasync.training.trainer import GradientTrainer, StepResult, Trainer
+The names below are the public face. Each is imported when it is first asked for, so that a command or a device
+pays only for what it uses.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edgeasync.core.settings import HubCoreSettings, Limits, Liveness, StopCondition
+    from edgeasync.data.dataset import Dataset, batches
+    from edgeasync.data.files import load
+    from edgeasync.data.iterables import from_iterable
+    from edgeasync.data.partition import dirichlet, iid
+    from edgeasync.errors import EdgeAsyncError
+    from edgeasync.parameters import Parameter, ParameterSpec, Vector
+    from edgeasync.policies.policy import Policy
+    from edgeasync.runtime.agent import Agent
+    from edgeasync.runtime.files import DeviceFolder, DeviceIdentity, load_model
+    from edgeasync.runtime.hub import Hub
+    from edgeasync.runtime.local import train_locally
+    from edgeasync.runtime.status import fetch_status
+    from edgeasync.training.trainer import GradientTrainer, StepResult, Trainer
 
 __all__ = [
     "Agent",
@@ -42,3 +50,27 @@ __all__ = [
     "load_model",
     "train_locally",
 ]
+
+_HOMES = {
+    "core.settings": ("HubCoreSettings", "Limits", "Liveness", "StopCondition"),
+    "data.dataset": ("Dataset", "batches"),
+    "data.files": ("load",),
+    "data.iterables": ("from_iterable",),
+    "data.partition": ("dirichlet", "iid"),
+    "errors": ("EdgeAsyncError",),
+    "parameters": ("Parameter", "ParameterSpec", "Vector"),
+    "policies.policy": ("Policy",),
+    "runtime.agent": ("Agent",),
+    "runtime.files": ("DeviceFolder", "DeviceIdentity", "load_model"),
+    "runtime.hub": ("Hub",),
+    "runtime.local": ("train_locally",),
+    "runtime.status": ("fetch_status",),
+    "training.trainer": ("GradientTrainer", "StepResult", "Trainer"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"edgeasync.{home}"), name)
+    raise AttributeError(f"module 'edgeasync' has no attribute {name!r}")

@@ -46,7 +46,9 @@ def read_toml(path: Path, settings: type[Settings]) -> Settings:
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; give the path of a TOML settings file") from None
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror}; give the path of a TOML settings file"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
     return convert(table, settings, where=str(path))

@@ -21,6 +21,9 @@ Vector = npt.NDArray[np.float32]
 PARAMETERS_MAX = 250_000_000
 """A model with more values, 1 GB, is not believed."""
 
+CHUNK = 1 << 16
+"""Values that arithmetic works on at a time: three such arrays fit the second-level cache of small machines."""
+
 Role = Literal["trained", "statistic"]
 """`trained` entries move by updates; `statistic` entries (batch-norm running values) are merged convexly."""
 

@@ -10,7 +10,7 @@ from edgeasync.cli.service import serve
 from edgeasync.config import convert, read_toml, to_table
 from edgeasync.core.device import Tell
 from edgeasync.data.files import load
-from edgeasync.errors import ConfigError
+from edgeasync.errors import ConfigError, DataError
 from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.files import DeviceFolder
@@ -30,19 +30,18 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
     device_id = section.device_id or default_device_id()
     folder = DeviceFolder(Path(section.state or f"~/.local/state/edgeasync/{device_id}").expanduser())
     identity = folder.open(device_id)
-    answered = 0
 
     def on_tell(tell: Tell) -> None:
-        nonlocal answered
-        if tell.event == "answered":
-            answered += 1
-        elif tell.event == "waiting":
-            printer.event("waiting", detail=f"no hub at {address} yet; trying until there is one")
-        else:
-            printer.event(tell.event, detail=tell.detail)
+        if tell.event != "answered":
+            printer.event(
+                tell.event, detail=f"{address}: {tell.detail}" if tell.event == "waiting" else tell.detail
+            )
 
     def make_trainer(welcome: Welcome) -> Trainer:
-        return read_plan(welcome.settings).make_trainer(dataset, section.seed)
+        try:
+            return read_plan(welcome.settings).make_trainer(dataset, section.seed)
+        except DataError as error:
+            raise DataError(f"{data}: {error}") from error
 
     agent = Agent(
         address,
@@ -61,9 +60,14 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
             return
         told = agent.steps_total
         if printer.json:
-            printer.event("progress", steps=agent.steps_total, updates_answered=answered)
+            printer.event(
+                "progress",
+                steps=agent.steps_total,
+                updates_answered=agent.updates_answered,
+                round_trip_s=agent.round_trip_s,
+            )
         else:
-            printer.event("progress", detail=f"{agent.steps_total} local steps, {answered} updates answered")
+            printer.event("progress", detail=_work_done(agent))
 
     printer.event("started", device=device_id, detail=f"{len(dataset)} examples, start {identity.start}")
     try:
@@ -71,9 +75,13 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
     finally:
         folder.close()
     if printer.json:
-        printer.event("stopped", reason=reason, steps=agent.steps_total, updates_answered=answered)
+        printer.event("stopped", reason=reason, steps=agent.steps_total, updates_answered=agent.updates_answered)
     else:
-        printer.event("stopped", detail=f"{reason}: {agent.steps_total} local steps, {answered} updates answered")
+        printer.event("stopped", detail=f"{reason}: {_work_done(agent)}")
+
+
+def _work_done(agent: Agent) -> str:
+    return f"{agent.steps_total} local steps, {agent.updates_answered} updates answered"
 
 
 def _needed(section: AgentSection) -> tuple[str, Path]:

@@ -23,7 +23,7 @@ from edgeasync.cli.output import Printer
 from edgeasync.cli.status import device_table
 from edgeasync.data.dataset import Dataset
 from edgeasync.data.partition import dirichlet
-from edgeasync.errors import ConfigError, EdgeAsyncError, HubUnreachableError, StorageError
+from edgeasync.errors import ConfigError, EdgeAsyncError, StorageError
 from edgeasync.runtime.files import MODEL_FILE, load_model
 from edgeasync.runtime.status import fetch_status
 from edgeasync.training.numpy_models import MlpModel
@@ -39,9 +39,14 @@ HELD_OUT = 0.2
 
 DIRICHLET_ALPHA = 0.5
 
+EXAMPLES_MIN = 32
+
 REFRESH_S = 0.25
 
-MODEL = MlpModel(inputs=64, hidden=(64,), classes=10)
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it."""
+
+MODEL = MlpModel(inputs=64, hidden=(256,), classes=10)
 
 SETTINGS = """\
 [hub]
@@ -52,15 +57,16 @@ seed = {seed}
 [model]
 kind = "mlp"
 inputs = 64
-hidden = [64]
+hidden = [256]
 classes = 10
 
 [local]
 batch_size = 32
-optimizer = [{{ kind = "sgd", learning_rate = 0.1 }}]
+optimizer = [{{ kind = "sgd", learning_rate = 0.2, momentum = 0.9 }}]
 
 [policy]
 staleness = {{ kind = "polynomial", exponent = 0.5 }}
+optimizer = [{{ kind = "sgd", learning_rate = 0.5 }}]
 frequency = {{ kind = "fixed", local_steps = 16 }}
 
 [liveness]
@@ -73,14 +79,15 @@ def run_demo(*, devices: int, seconds: float, seed: int, run: Path | None, print
     """Run the demo and print its result, with `--json` as the last line."""
     started_s = time.monotonic()
     folder = run or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
-    held_out = _prepare(folder, devices, seed)
+    parts, held_out = split_digits(devices, seed)
+    _write(folder, parts, seed)
     show = Show(printer, devices)
     demo = Demo(folder, devices, seconds, show)
     try:
         with show:
             status = asyncio.run(demo.run())
     except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+        sys.exit(INTERRUPTED)
     vector, _ = load_model(folder / MODEL_FILE, MODEL.spec)
     accuracy = float((MODEL.predict(vector, held_out.x) == held_out.y).mean())
     result = {
@@ -111,8 +118,8 @@ def run_demo(*, devices: int, seconds: float, seed: int, run: Path | None, print
     printer.line(f"the model: {result['model']}")
 
 
-def _prepare(folder: Path, devices: int, seed: int) -> Dataset:
-    """Write the hub's settings and every device's part of the digits; return the held-out ones."""
+def split_digits(devices: int, seed: int) -> tuple[list[Dataset], Dataset]:
+    """Return each device's part of the digits, and those that no device gets; raises `ConfigError`."""
     try:
         from sklearn.datasets import load_digits  # noqa: PLC0415
     except ImportError:
@@ -121,7 +128,12 @@ def _prepare(folder: Path, devices: int, seed: int) -> Dataset:
     dataset = Dataset.of((digits.data / 16).astype(np.float32), digits.target)
     order = np.random.default_rng(seed).permutation(len(dataset))
     split = round(HELD_OUT * len(dataset))
-    parts = dirichlet(dataset.take(order[split:]), devices, DIRICHLET_ALPHA, seed, examples_min=32)
+    parts = dirichlet(dataset.take(order[split:]), devices, DIRICHLET_ALPHA, seed, examples_min=EXAMPLES_MIN)
+    return parts, dataset.take(order[:split])
+
+
+def _write(folder: Path, parts: list[Dataset], seed: int) -> None:
+    """Write the hub's settings and every device's part."""
     try:
         folder.mkdir(parents=True, exist_ok=False)
         (folder / "hub.toml").write_text(SETTINGS.format(run=json.dumps(str(folder)), seed=seed))
@@ -131,14 +143,13 @@ def _prepare(folder: Path, devices: int, seed: int) -> Dataset:
         raise StorageError(f"{folder} exists already; give another --run") from None
     except OSError as error:
         raise StorageError(f"{folder}: cannot be written: {error.strerror}; give another --run") from error
-    return dataset.take(order[:split])
 
 
 class Show:
     """What the demo shows while it runs: a live table for people, event lines for scripts."""
 
     def __init__(self, printer: Printer, devices: int) -> None:
-        self.counts = {"joined": 0, "lost": 0, "rejoined": 0}
+        self.counts = {"lost": 0, "rejoined": 0}
         self._devices = devices
         self._printer = printer
         self._console = Console(stderr=True)
@@ -167,12 +178,9 @@ class Show:
     def table(self, status: dict[str, Any], pids: dict[str, int], done: float) -> None:
         """Show how things stand."""
         if self._lively:
-            width = 40
+            width = 20
             bar = "━" * round(width * done) + "╌" * (width - round(width * done))
-            title = Text(
-                f"{bar} {done:4.0%}   version {status['version']}, {status['updates_applied']} updates, "
-                f"hub pid {status['pid']}"
-            )
+            title = Text(f"{bar} {done:4.0%}  hub pid {status['pid']}  {status['updates_applied']} updates")
             self._live.update(Group(title, device_table(status["devices"], pids)), refresh=True)
 
 
@@ -303,7 +311,7 @@ async def _before(
     await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     ended.cancel()
     if not future.done():
-        raise HubUnreachableError(f"{name} did not start; see its message above")
+        raise EdgeAsyncError(f"{name} did not start; see its message above")
     return future.result()
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import platform
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -69,7 +70,7 @@ def agent(
 @app.command()
 def status(
     hub: Annotated[str, typer.Option(help="The hub's address, tcp://HOST:PORT.")] = "tcp://127.0.0.1:5555",
-    timeout_s: Annotated[float, typer.Option(min=0.1, help="How long to wait for an answer.")] = 3.0,
+    timeout_s: Annotated[float, typer.Option(min=0.1, max=3600.0, help="How long to wait for an answer.")] = 3.0,
     json: Json = False,
 ) -> None:
     """Ask a live hub how it and its devices do."""
@@ -82,7 +83,9 @@ def status(
 def demo(
     devices: Annotated[int, typer.Option(min=2, max=64, help="How many agents.")] = 4,
     seconds: Annotated[float, typer.Option(min=6.0, max=3600.0, help="How long to train.")] = 15.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the split of the data and of the model.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, help="Seed of the split of the data and of the model.")
+    ] = 0,
     run: Annotated[Path | None, typer.Option(help="Folder of this run [default: a new one in runs/].")] = None,
     json: Json = False,
 ) -> None:
@@ -105,15 +108,14 @@ def _root(
 
 def main() -> None:
     """Run the command line; a user's mistake becomes one line on standard error and an exit code."""
+    # Until a command takes Ctrl-C for itself it ends the process at once, without a traceback from some import.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     code: object = 0
     try:
         app()
     except errors.EdgeAsyncError as error:
         sys.stderr.write(f"edgeasync: {' '.join(str(error).split())}\n")
         code = error.exit_code
-    except KeyboardInterrupt:
-        sys.stderr.write("edgeasync: interrupted\n")
-        code = 130
     except SystemExit as ended:
         code = ended.code or 0
     for stream in (sys.stdout, sys.stderr):

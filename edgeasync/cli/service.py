@@ -2,9 +2,10 @@
 
 import asyncio
 import signal
-import sys
 from collections.abc import Awaitable, Callable
 from typing import Protocol
+
+import uvloop
 
 IMPATIENCE_S = 1.0
 
@@ -20,12 +21,12 @@ class Service(Protocol):
 
 
 def serve(service: Service, every_s: float, on_progress: Callable[[], None]) -> str:
-    """Run `service` on uvloop (asyncio where there is none) until it ends; return its reason.
+    """Run `service` on uvloop until it ends; return its reason.
 
     SIGTERM and Ctrl-C ask it to stop; a second one, more than a second later, ends the process at once.
     `on_progress` is called every `every_s` seconds meanwhile.
     """
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(service, every_s, on_progress))
 
 
@@ -60,11 +61,3 @@ async def _serve(service: Service, every_s: float, on_progress: Callable[[], Non
         return await running
     finally:
         ticking.cancel()
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    if sys.platform == "win32":
-        return None
-    import uvloop  # noqa: PLC0415
-
-    return uvloop.new_event_loop

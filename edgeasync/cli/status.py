@@ -28,17 +28,17 @@ def print_status(address: str, timeout_s: float, printer: Printer) -> None:
 
 def device_table(devices: list[dict[str, Any]], pids: dict[str, int] | None = None) -> Table:
     """Return a table of the devices, with process ids where they are known."""
-    columns = ["device", "state", "seen s ago", "updates", "staleness", "local steps", "examples/s"]
+    columns = ["device", "state", "seen", "updates", "stale", "steps", "ex/s"]
     if pids is not None:
         columns.insert(1, "pid")
-    table = Table()
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
-        table.add_column(column, justify="left" if column in ("device", "state") else "right")
+        table.add_column(column, justify="left" if column in ("device", "state") else "right", no_wrap=True)
     for device in devices:
         cells = [
             device["id"],
             device["state"],
-            f"{device['last_seen_s']:.1f}",
+            f"{device['last_seen_s']:.1f} s",
             str(device["updates_applied"]),
             str(device["staleness"]),
             str(device["local_steps"]),

@@ -192,7 +192,11 @@ class DeviceCore:
         if self.link == "offline":
             return self._greet(now_s) if now_s >= self._link_at_s else []
         if self.link == "greeting" or self.welcome is None:
-            return self._go_offline(now_s, "no answer") if now_s >= self._link_at_s else []
+            return (
+                self._go_offline(now_s, "no hub answers yet; trying until one does")
+                if now_s >= self._link_at_s
+                else []
+            )
         if now_s >= self._heard_s + self.welcome.lease_s:
             return self._go_offline(now_s, f"the hub was silent for {now_s - self._heard_s:.0f} s")
         effects: list[DeviceEffect] = []
@@ -294,7 +298,7 @@ class DeviceCore:
         if self.link != "greeting":
             return []
         before = self.welcome
-        if before is not None and (before.spec, before.settings) != (welcome.spec, welcome.settings):
+        if before is not None and before.spec != welcome.spec:
             return self._finish(
                 "model mismatch",
                 ModelMismatchError("the hub now trains another model than before; start the agent again"),
@@ -304,7 +308,7 @@ class DeviceCore:
         self._attempts = self._duplicate_refusals = 0
         self._ping_at_s = now_s + welcome.heartbeat_s * self._random.uniform(0.5, 1.0)
         effects: list[DeviceEffect] = [Tell("joined", f"as {self.device_id}")]
-        if before is None:
+        if before is None or before.settings != welcome.settings:
             effects.append(Join(welcome))
         effects += self._agree_on_seq(welcome.seq_last)
         if self.work == "adopting":

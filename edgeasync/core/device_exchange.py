@@ -175,7 +175,8 @@ class DeviceExchange:
         if welcome.spec.length > PARAMETERS_MAX:
             raise ModelMismatchError(f"the hub's model has {welcome.spec.length} parameters: too many to believe")
         self._shell.prepare(welcome)
-        self._model = DeviceModel(welcome.spec)
+        if self._model is None:
+            self._model = DeviceModel(welcome.spec)
         self._window = CreditWindow(welcome.piece_bytes)
 
     def _adopt(self, assignment: Assignment) -> None:

@@ -3,11 +3,9 @@
 import numpy as np
 
 from edgeasync.errors import ProtocolError
-from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.protocol.codecs import Codec
 from edgeasync.protocol.wire import Buffer
-
-_CHUNK_VALUES = 65536
 
 
 class DeviceModel:
@@ -27,9 +25,9 @@ class DeviceModel:
         Raises `ProtocolError` if any value is not finite: `parameters` are then as before, but there is
         nothing to compare them with until a sound model is adopted.
         """
-        for start in range(0, len(self._base), _CHUNK_VALUES):
+        for start in range(0, len(self._base), CHUNK):
             # The base's own slice serves as scratch: no further memory, and most codecs decode into place.
-            chunk = self._base[start : start + _CHUNK_VALUES]
+            chunk = self._base[start : start + CHUNK]
             chunk[:] = codec.read(payload, start, start + len(chunk), chunk)
             if not np.isfinite(chunk).all():
                 raise ProtocolError("the hub's model has values that are not finite; it is not taken over")

@@ -275,7 +275,7 @@ class HubCore:
     def _progress(self, member: Member, now_s: float, effects: list[HubEffect]) -> None:
         member.progress_s = now_s
         if member.state == "paused":
-            effects.append(Report("resumed", member.device_id))
+            effects.append(Report("training", member.device_id, "takes local steps again"))
         member.state = "training"
 
     def _strike(self, peer: Peer, reason: str, now_s: float, effects: list[HubEffect]) -> bool:
@@ -345,12 +345,13 @@ class HubCore:
             loss_mean=push.loss_mean,
             loss_variance=push.loss_variance,
         )
+        if push.base.lineage == self.lineage and staleness >= 0:
+            member.history.staleness = staleness
         weighed = self._weigh(push, staleness, event.norm)
         if isinstance(weighed, Rejected):
             self.updates_rejected += 1
             effects.append(Discard(event.handle))
             return weighed
-        member.history.staleness = staleness
         member.strikes = 0
         self._pending.add(
             Contribution(event.handle, member.device_id, weighed, event.norm, push.examples, staleness, now_s)

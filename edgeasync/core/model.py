@@ -12,13 +12,10 @@ import numpy as np
 
 from edgeasync.core.buffers import BufferPool
 from edgeasync.core.effects import Fold
-from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.policies.transforms import Transform, apply_chain, leading_factor, state_vectors
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import CODECS, Codec
-
-CHUNK = 1 << 16
-"""Values a fold works on at a time: three such arrays fit the second-level cache of small machines."""
 
 ROW = 1 << 12
 """Values whose squares are summed in one go: few enough for float32, and for BLAS to stay on this thread."""

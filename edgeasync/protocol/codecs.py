@@ -19,10 +19,6 @@ class Codec(Protocol):
     def name(self) -> str:
         """The name both sides know the codec by."""
 
-    @property
-    def lossless(self) -> bool:
-        """Whether decoding gives back the vector to the bit."""
-
     def payload_bytes(self, length: int) -> int:
         """Bytes that `length` values take."""
 
@@ -37,7 +33,6 @@ class Identity:
     """`identity`: little-endian float32, four bytes a value."""
 
     name = "identity"
-    lossless = True
 
     def payload_bytes(self, length: int) -> int:
         """Four bytes a value."""
@@ -58,7 +53,6 @@ class Float16:
     """`float16`: little-endian IEEE 754 half precision; values beyond 65504 turn infinite and are refused."""
 
     name = "float16"
-    lossless = False
 
     def payload_bytes(self, length: int) -> int:
         """Two bytes a value."""

@@ -1,7 +1,7 @@
 """The device's shell: a DEALER socket on an event loop, and one worker thread that trains.
 
-The loop talks while the worker computes: onnxruntime and numpy release the interpreter's lock, so pings leave
-on time however long a step takes.
+The loop talks while the worker computes: numpy releases the interpreter's lock, so pings leave on time however
+long a step takes.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from edgeasync.errors import AddressError, ModelMismatchError
 from edgeasync.protocol.codecs import CODECS
 from edgeasync.protocol.messages import DeviceProfile, Welcome
 from edgeasync.protocol.wire import Buffer
+from edgeasync.runtime.address import check_connect
 from edgeasync.runtime.channel import Channel
 from edgeasync.runtime.files import DeviceIdentity
 from edgeasync.runtime.worker import Worker
@@ -61,6 +62,7 @@ class Agent:
         on_tell: OnTell | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
     ) -> None:
+        check_connect(address)
         self.address = address
         self.steps_total = 0
         self._make_trainer = make_trainer
@@ -102,6 +104,16 @@ class Agent:
             if self._given_context is None:
                 self._context.destroy()
 
+    @property
+    def updates_answered(self) -> int:
+        """How many updates the hub has answered."""
+        return self._exchange.core.updates_answered
+
+    @property
+    def round_trip_s(self) -> float | None:
+        """How long the last ping took, there and back."""
+        return self._exchange.core.round_trip_s
+
     def request_stop(self) -> None:
         """Say goodbye to the hub and let `run` return; a local step that takes long is abandoned."""
         self._do(lambda: self._exchange.handle(StopRequested()))
@@ -114,6 +126,7 @@ class Agent:
             action()
         except Exception as error:  # noqa: BLE001
             self._fail(error)
+            self._exchange.handle(StopRequested())  # says goodbye
         if self._timer is not None:
             self._timer.cancel()
         due_s = self._exchange.core.next_deadline_s()

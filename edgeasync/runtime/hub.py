@@ -21,8 +21,9 @@ from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.policies.policy import Judgement
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import ModelVersion
+from edgeasync.runtime.address import check_bind
 from edgeasync.runtime.channel import COPY_BELOW_BYTES, Channel
-from edgeasync.runtime.files import MODEL_FILE, load_model, save_model
+from edgeasync.runtime.files import MODEL_FILE, FolderLock, load_model, save_model
 from edgeasync.runtime.worker import Worker
 
 LINGER_MS = 500
@@ -75,6 +76,8 @@ class Hub:
         self._on_report = on_report or (lambda _: None)
         self._given_context = context
         self._saving = False
+        self._unsaved: StorageError | None = None
+        self._folder = FolderLock(run, "--run")
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = 0.0
 
@@ -114,24 +117,23 @@ class Hub:
                 if number:
                     self.report(Report("resumed", detail=f"{self.model_file}, version {number}"))
                 self._schedule_tick()
-                return await self._done
+                reason = await self._done
             finally:
-                self._close()
+                await self._close()
         finally:
+            self._folder.close()
             if self._given_context is None:
                 context.destroy()  # not term: that would wait for ever for a socket left open by an error
+        if self._unsaved is not None:
+            raise self._unsaved
+        return reason
 
     def request_stop(self) -> None:
         """Say goodbye to the devices, save the model, and let `run` return."""
         self._exchange.request_stop(time.monotonic())
 
     def _restore(self) -> tuple[Vector, int]:
-        try:
-            self.model_file.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(
-                f"{self.model_file.parent}: cannot be made: {error.strerror}; choose another --run folder"
-            ) from error
+        self._folder.take("another hub runs in this folder; give this one another --run")
         return load_model(self.model_file, self.spec) if self.model_file.exists() else (self._initial(), 0)
 
     def _bind(self, context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":
@@ -150,17 +152,19 @@ class Hub:
         except zmq.ZMQError as error:
             socket.close(0)
             raise AddressError(
-                f"{self.address}: cannot be bound: {error.strerror}; stop what uses it or give another --bind"
+                f"{self.address}: cannot be bound: {error.strerror}; "
+                "stop what uses it, or give --bind another port or an address of this machine"
             ) from error
         self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         return socket
 
-    def _close(self) -> None:
+    async def _close(self) -> None:
+        """Finish what is under way; the loop stays awake meanwhile, for an impatient second Ctrl-C."""
         if self._timer is not None:
             self._timer.cancel()
-        self._worker.close(CLOSE_S)
-        if not self._saver.close(CLOSE_S):
-            self.report(Report("warning", detail=f"{self.model_file}: not written in {CLOSE_S:g} s"))
+        await asyncio.to_thread(self._worker.close, CLOSE_S)
+        if not await asyncio.to_thread(self._saver.close, CLOSE_S):
+            self._unsaved = StorageError(f"{self.model_file}: not written in {CLOSE_S:g} s; look at the disk")
         self._channel.close(LINGER_MS)
 
     def _on_message(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
@@ -202,7 +206,10 @@ class Hub:
             try:
                 save_model(self.model_file, self.spec, snapshot.vector, lineage=lineage, version=snapshot.number)
             except StorageError as error:
-                self._loop.call_soon_threadsafe(self.report, Report("warning", detail=str(error)))
+                if last:
+                    self._unsaved = error
+                else:
+                    self._loop.call_soon_threadsafe(self.report, Report("warning", detail=str(error)))
             finally:
                 self._saving = False
 
@@ -236,19 +243,3 @@ class Hub:
         """End the hub: what fails in a thread is our fault, and never silent."""
         if not self._done.done():
             self._done.set_exception(error)
-
-
-def check_bind(address: str, *, insecure: bool) -> None:
-    """Raise `AddressError` unless the address can be bound without keys: loopback only, or told `insecure`."""
-    transport, _, place = address.partition("://")
-    if transport in ("ipc", "inproc") and place:
-        return
-    host, _, port = place.rpartition(":")
-    # libzmq would cut a larger port to 16 bits, and listen somewhere else.
-    if transport != "tcp" or not host or not (port == "*" or (port.isdecimal() and int(port) < 1 << 16)):
-        raise AddressError(f"{address!r} is not an address; write tcp://HOST:PORT, such as tcp://127.0.0.1:5555")
-    loopback = host in ("localhost", "[::1]") or host.startswith("127.")
-    if not loopback and not insecure:
-        raise AddressError(
-            f"{address}: anybody on that network could join; bind to 127.0.0.1, or say --insecure if you trust it"
-        )

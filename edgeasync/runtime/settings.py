@@ -1,5 +1,6 @@
 """The settings files of a hub and of an agent, as frozen structs. `docs/settings.md` lists every key."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -71,10 +72,17 @@ class AgentSection(Section, frozen=True):
 
     hub: str | None = None
     data: str | None = None
-    device_id: Annotated[str, Meta(pattern=DEVICE_ID_PATTERN)] | None = None
+    device_id: str | None = None
     state: str | None = None
     seed: Annotated[int, Meta(ge=0, lt=2**62)] = 0
     step_s_min: Annotated[float, Meta(ge=0, le=3600)] = 0.0
+
+    def __post_init__(self) -> None:
+        if self.device_id is not None and not re.match(DEVICE_ID_PATTERN, self.device_id):
+            raise ValueError(
+                f"device_id {self.device_id!r} is not a name: begin with a letter or digit, "
+                "then up to 63 letters, digits, '.', '_' or '-'"
+            )
 
 
 class AgentSettings(Section, frozen=True):

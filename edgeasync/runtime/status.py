@@ -8,6 +8,7 @@ import zmq
 from edgeasync.errors import AddressError, HubUnreachableError, ProtocolError
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Status, StatusRequest
+from edgeasync.runtime.address import check_connect
 
 
 def fetch_status(address: str, timeout_s: float = 3.0) -> dict[str, Any]:
@@ -15,6 +16,7 @@ def fetch_status(address: str, timeout_s: float = 3.0) -> dict[str, Any]:
 
     Raises `AddressError`, `HubUnreachableError` if nobody answers in time, or `ProtocolError`.
     """
+    check_connect(address)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.set(zmq.LINGER, 0)
@@ -32,12 +34,20 @@ def fetch_status(address: str, timeout_s: float = 3.0) -> dict[str, Any]:
                 f"no hub answers at {address} within {timeout_s:g} s; start one with 'edgeasync hub', "
                 "or check the address and the network"
             )
-        frames = socket.recv_multipart()
-        if len(frames) != 2 or not isinstance(wire.decode(frames[0]), Status):
-            raise ProtocolError(f"what answers at {address} is not an edgeasync hub of this version")
-        return msgspec.json.decode(frames[1], type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise ProtocolError(f"the hub at {address} sent a status that cannot be read: {error}") from error
+        return _read(socket.recv_multipart())
+    except (ProtocolError, msgspec.DecodeError) as error:
+        raise ProtocolError(
+            f"what answers at {address} is not an edgeasync hub of this version ({error}); check the address"
+        ) from error
     finally:
         socket.close(0)
         context.term()
+
+
+def _read(frames: list[bytes]) -> dict[str, Any]:
+    if len(frames) != 2 or not isinstance(wire.decode(frames[0]), Status):
+        raise ProtocolError("no status")
+    status = msgspec.json.decode(frames[1], type=dict[str, Any])
+    if missing := {"lineage", "version", "devices"} - set(status):
+        raise ProtocolError(f"a status without {min(missing)}")
+    return status

@@ -11,14 +11,11 @@ import numpy.typing as npt
 
 from edgeasync.core.device import Trained
 from edgeasync.data.dataset import Batch
-from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.policies.transforms import Transform, apply_chain, plan_chain, state_vectors
 
 Gradient = Callable[[Vector, npt.NDArray[np.float32], npt.NDArray[np.int64], Vector], float]
 """`gradient(parameters, x, y, out)` writes the mean loss's gradient to `out` and returns the loss."""
-
-# 256 KiB of float32: gradient, one state and parameters of a chunk stay together in a small board's cache.
-_CHUNK_VALUES = 65536
 
 
 class StepResult(msgspec.Struct, frozen=True, gc=False):
@@ -138,7 +135,7 @@ class GradientTrainer:
 
     def _update(self, parameters: Vector) -> None:
         trained = self._spec.trained_length
-        chunks = [slice(at, min(at + _CHUNK_VALUES, trained)) for at in range(0, trained, _CHUNK_VALUES)]
+        chunks = [slice(at, min(at + CHUNK, trained)) for at in range(0, trained, CHUNK)]
         # One pass of reading, little beside the gradient's own work, so that a stage may clip by the norm.
         squares = sum(float(np.vdot(self._gradient[chunk], self._gradient[chunk])) for chunk in chunks)
         plan = plan_chain(self._optimizer, math.sqrt(squares), self._count)

@@ -481,15 +481,24 @@ def test_a_model_that_never_comes_is_fetched_again():
 # -- the end -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("changed", ["spec", "settings"])
-def test_another_model_at_the_same_address_is_an_error(changed):
+def test_another_model_at_the_same_address_is_an_error():
     device = DeviceBench().training()
     device.hears(Leave("stopping"))
     device.until(Open)
-    other = ParameterSpec((Parameter("weights", (4,)),))
-    device.welcome(**{changed: other if changed == "spec" else {"learning_rate": 0.2}})
+    device.welcome(spec=ParameterSpec((Parameter("weights", (4,)),)))
     (finish,) = device.effects
     assert isinstance(finish.error, ModelMismatchError)
+
+
+def test_other_training_of_the_same_model_is_taken_up():
+    device = DeviceBench().training()
+    device.hears(Leave("stopping"))
+    device.until(Open)
+    device.welcome(settings={"learning_rate": 0.2})
+    assert [effect.welcome.settings for effect in device.effects if isinstance(effect, Join)] == [
+        {"learning_rate": 0.2}
+    ]
+    assert device.core.work == "training"
 
 
 FATAL = {

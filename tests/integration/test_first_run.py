@@ -67,6 +67,8 @@ def test_agents_rejoin_a_hub_that_was_stopped_and_it_goes_on_from_its_model(comm
     assert version == stopped["version"] >= before["version"]
     assert vector.any()
 
+    # Another way to train the same model is no other model: the agents take it up.
+    settings.write_text(settings.read_text() + "[local]\nbatch_size = 16\n")
     hub, _ = commands.hub(settings)
     assert f"version {version}" in hub.wait_for("resumed")["detail"]
     for agent in agents:
@@ -298,7 +300,7 @@ def test_status_keeps_its_contract(commands):
 
     shown = commands.run("status", "--hub", address)
     assert (shown.returncode, shown.stderr) == (0, "")
-    for words in ("first", "second", "left", "device", "state", "updates", "staleness", f"pid {hub.pid}"):
+    for words in ("first", "second", "left", "device", "state", "updates", "stale", f"pid {hub.pid}"):
         assert words in shown.stdout
     assert len(shown.stdout.splitlines()) > 6
 

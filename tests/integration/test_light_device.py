@@ -51,6 +51,10 @@ def test_an_agent_that_has_trained_imported_nothing_heavy(commands):
 
 
 def test_importing_edgeasync_imports_nothing_heavy(commands):
-    modules = modules_of(commands.start(program=("-c", REPORT_MODULES + "import edgeasync; report(0)")))
+    modules = modules_of(
+        commands.start(
+            program=("-c", REPORT_MODULES + "import edgeasync as e; [getattr(e, n) for n in e.__all__]; report(0)")
+        )
+    )
     assert {"edgeasync", "numpy", "zmq"} <= modules
     assert not modules.intersection([*HEAVY, "onnxruntime", "typer", "rich"])

@@ -1,13 +1,18 @@
 """What a person gets wrong is answered in one line that says what to do, and by an exit code to rely on."""
 
+import threading
+
 import numpy as np
 import pytest
+import zmq
 
+from edgeasync.protocol import wire
+from edgeasync.protocol.messages import Status
 from tests.integration.processes import MODEL_TABLE, Commands, free_address
 
 pytestmark = pytest.mark.process
 
-CONFIG, DATA, MISMATCH, NO_HUB, ADDRESS, FILES = 2, 3, 5, 6, 8, 9
+CONFIG, DATA, PROTOCOL, MISMATCH, NO_HUB, ADDRESS, FILES = 2, 3, 4, 5, 6, 8, 9
 
 
 def assert_told(code, stdout, stderr, wanted, hint):
@@ -88,9 +93,36 @@ def test_an_address_that_is_none(commands, address):
     mistake(commands, ADDRESS, "tcp://HOST:PORT", arguments=["status", "--hub", address])
 
 
-def test_a_port_that_cannot_be(commands):
-    arguments = ["hub", commands.settings(), "--bind", "tcp://127.0.0.1:99999"]
-    mistake(commands, ADDRESS, "99999", "tcp://HOST:PORT", arguments=arguments)
+@pytest.mark.parametrize("port", [0, 99999])
+def test_a_port_that_cannot_be(commands, port):
+    address = f"tcp://127.0.0.1:{port}"
+    data = commands.data("data.npz")
+    hint = [address, "tcp://HOST:PORT"]
+    mistake(commands, ADDRESS, *hint, arguments=["hub", commands.settings(), "--bind", address])
+    mistake(commands, ADDRESS, *hint, arguments=["agent", "--hub", address, "--data", data])
+    mistake(commands, ADDRESS, *hint, arguments=["status", "--hub", address])
+
+
+@pytest.mark.parametrize(
+    "answer", [[b"junk"], [b"{}", b"{}"], [wire.encode(Status()), b"{}"], [wire.encode(Status())]]
+)
+def test_a_server_that_is_no_hub(commands, answer):
+    context = zmq.Context()
+    server = context.socket(zmq.ROUTER)
+    server.bind("tcp://127.0.0.1:*")
+    address = server.get_string(zmq.LAST_ENDPOINT)
+
+    def serve():
+        peer, _ = server.recv_multipart()
+        server.send_multipart([peer, *answer])
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        mistake(commands, PROTOCOL, address, "not an edgeasync hub", arguments=["status", "--hub", address])
+    finally:
+        thread.join()
+        context.destroy(0)
 
 
 def test_a_hub_that_is_not_there(commands):
@@ -109,6 +141,21 @@ def test_a_run_of_another_model(commands):
     assert hub.wait() == 0
     other = commands.settings(model='kind = "softmax"\ninputs = 9\nclasses = 3')
     mistake(commands, MISMATCH, "model.safetensors", "(9, 3)", "another run", arguments=["hub", other])
+
+
+def test_a_run_that_another_hub_uses(commands):
+    settings = commands.settings()
+    commands.hub(settings)
+    mistake(commands, FILES, "run-hub", "another hub", "--run", arguments=["hub", settings])
+
+
+def test_a_model_that_could_not_be_written_at_the_end(commands):
+    hub, _ = commands.hub(commands.settings())
+    (commands.folder / "run-hub" / "model.safetensors.part").mkdir()
+    hub.signal(15)
+    assert hub.wait() == FILES
+    assert "stopped" not in hub.names()
+    assert "model.safetensors: cannot be written" in hub.stderr
 
 
 def test_a_run_whose_model_is_damaged(commands):

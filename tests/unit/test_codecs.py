@@ -19,8 +19,6 @@ def read_all(codec, payload, length):
 def test_the_table_holds_each_codec_under_its_name():
     assert all(codec.name == name for name, codec in CODECS.items())
     assert {"identity", "float16"} <= set(CODECS)
-    assert CODECS["identity"].lossless
-    assert not CODECS["float16"].lossless
 
 
 @given(BIT_PATTERNS)
