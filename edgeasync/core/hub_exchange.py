@@ -165,6 +165,7 @@ class HubExchange:
         except ProtocolError:
             del self._incoming[peer]
             raise
+        transfer.moved_s = self._now_s
         if not transfer.complete:
             self._send(peer, transfer.credit())
             return Heard(peer, "piece")
@@ -191,8 +192,15 @@ class HubExchange:
         return Heard(peer, "credit")
 
     def _room_to_receive(self) -> bool:
-        held = len(self._incoming) + self._measuring + self.model.updates_waiting
-        return held < self._limits.updates_held_max
+        if self._held() >= self._limits.updates_held_max:
+            # A member that announces an update and then only pings must not keep the place for ever.
+            limit_s = self._now_s - self.core.settings.liveness.lease_s
+            for peer in [peer for peer, (_, transfer) in self._incoming.items() if transfer.moved_s < limit_s]:
+                del self._incoming[peer]
+        return self._held() < self._limits.updates_held_max
+
+    def _held(self) -> int:
+        return len(self._incoming) + self._measuring + self.model.updates_waiting
 
     def _room_to_send(self) -> bool:
         # Each assignment in line behind a fold is about to hold one more.
@@ -280,6 +288,7 @@ class HubExchange:
     def _receive(self, peer: Peer, push: Push) -> None:
         buffer = self._buffers.take()[: push.payload_bytes].data
         transfer = IncomingTransfer(push.transfer, buffer, push.checksum)
+        transfer.moved_s = self._now_s
         self._incoming[peer] = (push, transfer)
         self._send(peer, transfer.credit())
 

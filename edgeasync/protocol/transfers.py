@@ -75,6 +75,7 @@ class IncomingTransfer:
     def __init__(self, transfer: int, buffer: memoryview, checksum: int) -> None:
         self.transfer = transfer
         self.buffer = buffer
+        self.moved_s = 0.0  # when the last piece came, for whoever keeps time
         self._checksum = checksum
         self._received = 0
         self._digest = xxhash.xxh3_64()

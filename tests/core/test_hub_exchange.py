@@ -1,0 +1,97 @@
+"""The hub's exchange by itself: frames in, frames out, with a shell that only takes notes."""
+
+import numpy as np
+
+from edgeasync.config import ByteCount
+from edgeasync.core.hub import HubCore
+from edgeasync.core.hub_exchange import HubExchange
+from edgeasync.core.model import Model
+from edgeasync.core.settings import HubCoreSettings, Limits, Liveness
+from edgeasync.parameters import Parameter, ParameterSpec
+from edgeasync.policies.policy import Policy
+from edgeasync.protocol import wire
+from edgeasync.protocol.messages import Credit, Hello, ModelVersion, Piece, Ping, Push, Refuse, Welcome
+
+SPEC = ParameterSpec((Parameter("w", (50_000,)),))
+PIECE = 65_536
+LINEAGE = "0" * 16
+
+
+class Notes:
+    """A shell that keeps what it is asked to send."""
+
+    def __init__(self):
+        self.sent = []
+
+    def send(self, peer, header, payload):
+        self.sent.append((peer, wire.decode(header)))
+
+    def report(self, report):
+        pass
+
+    def run_in_background(self, work, then):
+        then(work())
+
+
+class Bench:
+    def __init__(self, **limits):
+        self.notes = Notes()
+        sessions = iter(range(1, 100))
+        core = HubCore(
+            spec=SPEC,
+            training={},
+            judgement=Policy(),
+            settings=HubCoreSettings(
+                liveness=Liveness(heartbeat_s=1.0, lease_s=5.0),
+                limits=Limits(piece_bytes=ByteCount(PIECE), **limits),
+            ),
+            version=ModelVersion(LINEAGE, 0),
+            make_session=lambda: next(sessions).to_bytes(16, "big"),
+            now_s=0.0,
+        )
+        self.exchange = HubExchange(
+            core, Model(SPEC, np.zeros(SPEC.length, np.float32), 0, Policy().optimizer), self.notes
+        )
+        self.sessions = {}
+
+    def say(self, peer, message, payload=None, at_s=0.0):
+        self.exchange.on_message(peer, wire.encode(message), payload, at_s)
+        return [message for to, message in self.notes.sent if to == peer][-1]
+
+    def join(self, name):
+        welcome = self.say(name, Hello((1,), name.decode(), name.ljust(16, b"-"), 1))
+        assert isinstance(welcome, Welcome)
+        self.sessions[name] = welcome.session
+
+    def announce(self, name, at_s=0.0):
+        payload = bytes(SPEC.nbytes)
+        push = Push(
+            self.sessions[name], 1, ModelVersion(LINEAGE, 0), 1, 1, 0.0, 0.0, 0.1, "identity",
+            wire.checksum(payload), len(payload), transfer=1,
+        )  # fmt: skip
+        return self.say(name, push, at_s=at_s)
+
+
+def test_a_stalled_transfer_gives_its_place_to_the_next():
+    bench = Bench(updates_held_max=1)
+    bench.join(b"idler")
+    bench.join(b"worker")
+    assert bench.announce(b"idler") == Credit(1, 0)
+    assert bench.announce(b"worker", at_s=1.0).code == "busy"
+    for at_s in (2.0, 4.0):
+        bench.say(b"idler", Ping(bench.sessions[b"idler"], at_s, 0), at_s=at_s)
+    assert bench.announce(b"worker", at_s=4.5).code == "busy"
+    assert bench.announce(b"worker", at_s=5.5) == Credit(1, 0)
+
+
+def test_a_transfer_that_moves_keeps_its_place():
+    bench = Bench(updates_held_max=1)
+    bench.join(b"slow")
+    bench.join(b"worker")
+    bench.announce(b"slow")
+    part = bytes(PIECE)
+    assert bench.say(b"slow", Piece(1, 0, wire.checksum(part)), part, at_s=4.0) == Credit(1, PIECE)
+    answer = bench.announce(b"worker", at_s=6.0)
+    assert isinstance(answer, Refuse)
+    assert answer.code == "busy"
+    assert bench.say(b"slow", Piece(1, PIECE, wire.checksum(part)), part, at_s=7.0) == Credit(1, 2 * PIECE)
