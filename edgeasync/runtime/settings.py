@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from edgeasync.config import Section, to_table
 from edgeasync.core.settings import HubCoreSettings, Limits, Liveness, StopCondition
+from edgeasync.errors import AddressError
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.codecs import CodecKind
 from edgeasync.protocol.messages import DEVICE_ID_PATTERN
@@ -47,6 +48,8 @@ class HubSettings(Section, frozen=True):
 
     def make_hub(self, on_report: OnReport | None = None) -> Hub:
         """Return a hub that is not yet running; raises `AddressError` or `ConfigError`."""
+        if self.hub.bind.startswith("inproc:"):
+            raise AddressError(f"{self.hub.bind}: no other process could reach it; write tcp://HOST:PORT")
         return Hub(
             spec=self.model.spec,
             initial=lambda: self.model.initial(self.hub.seed),

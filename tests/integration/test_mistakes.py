@@ -84,6 +84,11 @@ def test_listening_beyond_this_machine_without_keys(commands, place):
     mistake(commands, ADDRESS, place, "--insecure", arguments=arguments)
 
 
+def test_a_hub_that_nobody_could_reach(commands):
+    arguments = ["hub", commands.settings(), "--bind", "inproc://hub"]
+    mistake(commands, ADDRESS, "inproc://hub", "tcp://HOST:PORT", arguments=arguments)
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:5555", "tcp://127.0.0.1", ""])
 def test_an_address_that_is_none(commands, address):
     data = commands.data("data.npz")
