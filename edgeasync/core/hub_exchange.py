@@ -185,6 +185,7 @@ class HubExchange:
         transfer = self._outgoing.get(peer)
         if transfer is None or transfer.transfer != credit.transfer:
             return Malformed(peer, "credit without a transfer", strike=False)
+        transfer.moved_s = self._now_s
         for piece, part in transfer.credit(credit, self._now_s):
             self._send(peer, piece, part)
         if transfer.complete:
@@ -193,10 +194,7 @@ class HubExchange:
 
     def _room_to_receive(self) -> bool:
         if self._held() >= self._limits.updates_held_max:
-            # A member that announces an update and then only pings must not keep the place for ever.
-            limit_s = self._now_s - self.core.settings.liveness.lease_s
-            for peer in [peer for peer, (_, transfer) in self._incoming.items() if transfer.moved_s < limit_s]:
-                del self._incoming[peer]
+            self._drop_stalled()
         return self._held() < self._limits.updates_held_max
 
     def _held(self) -> int:
@@ -204,7 +202,17 @@ class HubExchange:
 
     def _room_to_send(self) -> bool:
         # Each assignment in line behind a fold is about to hold one more.
+        if self.model.snapshots_alive + self._assigning >= self._limits.snapshots_max:
+            self._drop_stalled()
         return self.model.snapshots_alive + self._assigning < self._limits.snapshots_max
+
+    def _drop_stalled(self) -> None:
+        """End transfers that have not moved for a lease: a member that only pings must not keep their places."""
+        limit_s = self._now_s - self.core.settings.liveness.lease_s
+        for peer in [peer for peer, (_, transfer) in self._incoming.items() if transfer.moved_s < limit_s]:
+            del self._incoming[peer]
+        for peer in [peer for peer, transfer in self._outgoing.items() if transfer.moved_s < limit_s]:
+            del self._outgoing[peer]
 
     # -- effects out -----------------------------------------------------------------------------------------
 
@@ -274,6 +282,7 @@ class HubExchange:
             transfer = self._transfers
             window = self._windows.setdefault(effect.peer, CreditWindow(piece_bytes))
             self._outgoing[effect.peer] = OutgoingTransfer(transfer, payload, piece_bytes, window)
+            self._outgoing[effect.peer].moved_s = self._now_s
         message = Assignment(
             version=effect.version,
             local_steps=effect.local_steps,

@@ -41,6 +41,7 @@ class OutgoingTransfer:
         self.payload = memoryview(payload).cast("B")
         self.piece_bytes = piece_bytes
         self.window = window
+        self.moved_s = 0.0  # when the last credit came, for whoever keeps time
         self._sent = 0
         self._received = 0
         self._mark: tuple[int, float] | None = None

@@ -10,7 +10,7 @@ from edgeasync.core.settings import HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Credit, Hello, ModelVersion, Piece, Ping, Push, Refuse, Welcome
+from edgeasync.protocol.messages import Credit, Fetch, Hello, ModelVersion, Piece, Ping, Push, Refuse, Welcome
 
 SPEC = ParameterSpec((Parameter("w", (50_000,)),))
 PIECE = 65_536
@@ -82,6 +82,29 @@ def test_a_stalled_transfer_gives_its_place_to_the_next():
         bench.say(b"idler", Ping(bench.sessions[b"idler"], at_s, 0), at_s=at_s)
     assert bench.announce(b"worker", at_s=4.5).code == "busy"
     assert bench.announce(b"worker", at_s=5.5) == Credit(1, 0)
+
+
+def test_models_that_nobody_takes_in_make_way():
+    bench = Bench(snapshots_max=3)
+    for name in (b"first", b"second", b"third"):
+        bench.join(name)
+    payload = bytes(SPEC.nbytes)
+    versions = []
+    for number, name in enumerate((b"first", b"second")):
+        assignment = bench.say(name, Fetch(bench.sessions[name]))
+        versions.append(assignment.version.number)
+        push = Push(
+            bench.sessions[b"third"], number + 1, ModelVersion(LINEAGE, number), 1, 1, 0.0, 0.0, 0.1, "float16",
+            wire.checksum(payload[::2]), len(payload) // 2, transfer=number + 1,
+        )  # fmt: skip
+        bench.say(b"third", push)
+        for offset in range(0, len(payload) // 2, PIECE):
+            part = payload[: min(PIECE, len(payload) // 2 - offset)]
+            bench.say(b"third", Piece(number + 1, offset, wire.checksum(part)), part)
+    assert versions == [0, 1]
+    fetch = Fetch(bench.sessions[b"third"])
+    assert bench.say(b"third", fetch, at_s=1.0).code == "busy"
+    assert bench.say(b"third", fetch, at_s=6.0).version.number == 2
 
 
 def test_a_transfer_that_moves_keeps_its_place():
