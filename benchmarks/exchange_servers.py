@@ -6,7 +6,6 @@ blocking loop, without sessions, membership or an event loop. `bare` only moves 
 
 import asyncio
 import itertools
-import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -14,12 +13,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+import uvloop
 import zmq
 
 from edgeasync.core.buffers import BufferPool
 from edgeasync.core.effects import Fold, Report
 from edgeasync.core.model import Model, Snapshot, Update
-from edgeasync.core.settings import HubCoreSettings, Limits
+from edgeasync.core.settings import HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.transforms import plan_chain
@@ -58,24 +58,28 @@ def make_spec(length: int) -> ParameterSpec:
     return ParameterSpec((Parameter("weights", (length,)),))
 
 
-def serve_ours(length: int, run: str, pipe: "Connection[str, None]") -> None:
-    """Run the real hub, as `edgeasync hub` would."""
+def make_hub(length: int, run: str, pipe: "Connection[Any, None]", liveness: Liveness | None = None) -> Hub:
+    """Return the real hub on a model of zeros; it tells its address through the pipe."""
 
     def on_report(report: Report) -> None:
         if report.event == "listening":
             pipe.send(report.detail)
 
-    hub = Hub(
+    return Hub(
         spec=make_spec(length),
         initial=lambda: np.zeros(length, np.float32),
         judgement=Policy(),
         bind=ADDRESS,
         run=Path(run),
-        settings=HubCoreSettings(save_every_s=SAVE_NEVER_S),
+        settings=HubCoreSettings(save_every_s=SAVE_NEVER_S, liveness=liveness or Liveness()),
         on_report=on_report,
     )
-    with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
-        runner.run(hub.run())
+
+
+def serve_ours(length: int, run: str, pipe: "Connection[str, None]") -> None:
+    """Run the real hub, as `edgeasync hub` would."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(make_hub(length, run, pipe).run())
 
 
 def serve_fair(length: int, run: str, pipe: "Connection[str, None]") -> None:  # noqa: ARG001
@@ -93,15 +97,6 @@ SERVERS: dict[str, Callable[[int, str, "Connection[str, None]"], None]] = {
     "fair": serve_fair,
     "bare": serve_bare,
 }
-
-
-def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return the maker of the loop that `edgeasync hub` runs on."""
-    if sys.platform == "win32":
-        return None
-    import uvloop  # noqa: PLC0415
-
-    return uvloop.new_event_loop
 
 
 def _bind(pipe: "Connection[str, None]") -> "tuple[zmq.Context[zmq.Socket[bytes]], zmq.Socket[bytes]]":

@@ -5,18 +5,15 @@ import resource
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import numpy as np
+import uvloop
 import zmq
 
-from benchmarks.exchange_servers import ADDRESS, SAVE_NEVER_S, event_loop_factory, make_spec
-from edgeasync.core.effects import Report
-from edgeasync.core.settings import HubCoreSettings, Liveness
-from edgeasync.policies.policy import Policy
+from benchmarks.exchange_servers import make_hub
+from edgeasync.core.settings import Liveness
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import PROTOCOL_VERSION, Hello, Ping, Welcome
-from edgeasync.runtime.hub import Hub
 
 HEARTBEAT_S = 1.0
 LEASE_S = 5.0
@@ -65,21 +62,7 @@ def run_hub(length: int, run: str, pipe: "Connection[Looked | str, None]") -> No
     """Run the real hub; tell its address, then what its loop's probe saw whenever asked."""
     allow_many_files()
 
-    def on_report(report: Report) -> None:
-        if report.event == "listening":
-            pipe.send(report.detail)
-
-    hub = Hub(
-        spec=make_spec(length),
-        initial=lambda: np.zeros(length, np.float32),
-        judgement=Policy(),
-        bind=ADDRESS,
-        run=Path(run),
-        settings=HubCoreSettings(
-            save_every_s=SAVE_NEVER_S, liveness=Liveness(heartbeat_s=HEARTBEAT_S, lease_s=LEASE_S)
-        ),
-        on_report=on_report,
-    )
+    hub = make_hub(length, run, pipe, Liveness(heartbeat_s=HEARTBEAT_S, lease_s=LEASE_S))
 
     async def serve() -> None:
         probe, loop, seen = LagProbe(), asyncio.get_running_loop(), 0
@@ -99,7 +82,7 @@ def run_hub(length: int, run: str, pipe: "Connection[Looked | str, None]") -> No
         finally:
             probing.cancel()
 
-    with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve())
 
 
@@ -116,7 +99,7 @@ def run_control(pipe: "Connection[Looked, None]") -> None:
         asyncio.get_running_loop().add_reader(pipe.fileno(), answer)
         await probe.run()
 
-    with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve())
 
 

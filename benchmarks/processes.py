@@ -1,6 +1,6 @@
 """What a process uses, as seen from outside."""
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 
 def cpu_seconds(pid: int | None) -> float:

@@ -6,7 +6,7 @@ from msgspec import Meta
 
 from edgeasync.config import ByteCount, Section
 from edgeasync.parameters import PARAMETERS_MAX
-from edgeasync.protocol.codecs import CodecKind
+from edgeasync.protocol.codecs import check_codec_name
 from edgeasync.protocol.transfers import PIECE_BYTES_MAX, PIECE_BYTES_MIN
 
 
@@ -53,5 +53,9 @@ class HubCoreSettings(Section, frozen=True):
     limits: Limits = Limits()
     stop: StopCondition = StopCondition()
     save_every_s: Annotated[float, Meta(gt=0)] = 60.0
-    push_codec: CodecKind = "identity"
-    model_codec: CodecKind = "identity"
+    push_codec: str = "identity"
+    model_codec: str = "identity"
+
+    def __post_init__(self) -> None:
+        check_codec_name(self.push_codec)
+        check_codec_name(self.model_codec)

@@ -3,7 +3,7 @@
 Bytes are little-endian on every machine. A codec is a small frozen value without state.
 """
 
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -71,9 +71,13 @@ class Float16:
         return values
 
 
-CodecKind = Literal["identity", "float16"]
-
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (Identity(), Float16())}
+
+
+def check_codec_name(name: str) -> None:
+    """Raise `ValueError`, with the names there are, for a codec that settings cannot mean."""
+    if name not in CODECS:
+        raise ValueError(f"unknown codec {name!r}; known: {', '.join(CODECS)}")
 
 
 def find_codec(name: str, payload_bytes: int, length: int) -> Codec:

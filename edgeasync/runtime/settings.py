@@ -10,7 +10,7 @@ from edgeasync.config import Section, to_table
 from edgeasync.core.settings import HubCoreSettings, Limits, Liveness, StopCondition
 from edgeasync.errors import AddressError
 from edgeasync.policies.policy import Policy
-from edgeasync.protocol.codecs import CodecKind
+from edgeasync.protocol.codecs import check_codec_name
 from edgeasync.protocol.messages import DEVICE_ID_PATTERN
 from edgeasync.runtime.hub import Hub, OnReport
 from edgeasync.training.numpy_models import Model
@@ -31,8 +31,12 @@ class HubSection(Section, frozen=True):
 class CodecSection(Section, frozen=True):
     """`[codec]`: how payloads travel, by name; a device that does not know a codec sends `identity`."""
 
-    push: CodecKind = "identity"
-    model: CodecKind = "identity"
+    push: str = "identity"
+    model: str = "identity"
+
+    def __post_init__(self) -> None:
+        check_codec_name(self.push)
+        check_codec_name(self.model)
 
 
 class HubSettings(Section, frozen=True):

@@ -69,12 +69,17 @@ def test_agents_rejoin_a_hub_that_was_stopped_and_it_goes_on_from_its_model(comm
 
     # Another way to train the same model is no other model: the agents take it up.
     settings.write_text(settings.read_text() + "[local]\nbatch_size = 16\n")
+    assert_goes_on(commands, settings, agents, version, before)
+
+
+def assert_goes_on(commands, settings, agents, version, before):
+    """A hub started again takes up the saved version in a new lineage, and the agents rejoin by themselves."""
     hub, _ = commands.hub(settings)
     assert f"version {version}" in hub.wait_for("resumed")["detail"]
     for agent in agents:
         agent.wait_for("joined", count=2)
     for name in ("first", "second"):
-        after = trained(address, 10, name)
+        after = trained(before["address"], 10, name)
     assert after["version"] == version + after["updates_applied"]
     assert after["lineage"] != before["lineage"]
 
@@ -92,14 +97,7 @@ def test_agents_rejoin_a_hub_that_was_killed_and_it_goes_on_from_what_it_had_sav
     hub.kill()
     _, version = load_model(file, MODEL.spec)
 
-    hub, _ = commands.hub(settings)
-    assert f"version {version}" in hub.wait_for("resumed")["detail"]
-    for agent in agents:
-        agent.wait_for("joined", count=2)
-    for name in ("first", "second"):
-        after = trained(address, 10, name)
-    assert after["version"] == version + after["updates_applied"]
-    assert after["lineage"] != before["lineage"]
+    assert_goes_on(commands, settings, agents, version, before)
 
 
 # -- an agent goes and comes back ------------------------------------------------------------------------------
@@ -309,18 +307,18 @@ def test_status_keeps_its_contract(commands):
 
 
 def test_demo(commands):
-    demo = commands.start("demo", "--json", "--seconds", "8", "--run", "demo")
+    demo = commands.start("demo", "--json", "--run", "demo")
     assert_ended_well(demo)
     result = json.loads(demo.lines[-1])
     assert "event" not in result
-    assert result["accuracy"] >= 0.8  # how far 8 s go depends on the machine; guessing gives 0.1
+    assert result["accuracy"] >= 0.95
     assert result["devices_total"] == 4
     assert result["dropped"] >= 1
     assert result["rejoined"] >= 1
     assert result["updates_applied"] == sum(device["updates_applied"] for device in result["devices"].values()) > 0
     assert result["updates_rejected"] >= 0
     assert result["duplicates"] >= 0
-    assert 8 <= result["seconds"] <= 60
+    assert 15 <= result["seconds"] <= 60
     assert result["model"] == str(commands.folder / "demo" / MODEL_FILE)
     assert len(demo.events) == len(demo.lines) - 1
     assert demo.wait_for("killed", device="device-2")

@@ -51,7 +51,7 @@ def live(tmp_path_factory):
         (f"[model]\n{MODEL_TABLE}\n[hub]\nstop = {{ updates = 0 }}", ["hub.stop.updates", ">= 1"]),
         (f"[model]\n{MODEL_TABLE}\n[limits]\nparameters_max = 5", ["27 parameters", "limits.parameters_max = 5"]),
         (f"[model]\n{MODEL_TABLE}\n[liveness]\nlease_s = 1.0", ["liveness", "longer than heartbeat_s"]),
-        (f"[model]\n{MODEL_TABLE}\n[codec]\npush = 'gzip'", ["codec.push", "'gzip'"]),
+        (f"[model]\n{MODEL_TABLE}\n[codec]\npush = 'gzip'", ["codec", "'gzip'", "identity, float16"]),
         ("[model\nkind = 3", ["not valid TOML", "line 1"]),
     ],
 )
