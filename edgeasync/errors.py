@@ -8,7 +8,8 @@
     ├── HubUnreachableError       6   nobody answers at the hub's address
     ├── RefusedError              7   the hub refused this device for good
     ├── AddressError              8   an address cannot be bound or understood
-    └── StorageError              9   a file of a run or a device's state cannot be read or written
+    ├── StorageError              9   a file of a run or a device's state cannot be read or written
+    └── GraphError               10   an ONNX graph cannot be trained, or is not one to trust
 
 The codes are a contract: scripts rely on them. Each message says what was wrong, where, and what to do.
 """
@@ -68,3 +69,9 @@ class StorageError(EdgeAsyncError):
     """A file of a run or of a device's state cannot be read or written."""
 
     exit_code = 9
+
+
+class GraphError(EdgeAsyncError):
+    """An ONNX graph cannot be trained, or is not one to trust."""
+
+    exit_code = 10

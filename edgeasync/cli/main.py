@@ -20,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train one model across many unequal, unreliable devices, without waiting for any of them.",
     epilog="Exit codes: 0 done, 2 settings, 3 data, 4 protocol, 5 another model, 6 no hub, 7 refused, 8 address, "
-    "9 files, 1 anything else.",
+    "9 files, 10 graph, 1 anything else.",
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON objects, one a line.")]

@@ -1,0 +1,1 @@
+"""A small builder of ONNX models; needs the `onnx` package."""
