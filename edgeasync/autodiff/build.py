@@ -1,0 +1,236 @@
+"""From a forward ONNX model to a training graph that plain onnxruntime runs.
+
+The interface of a training graph is a contract (`docs/training_graph.md`):
+
+- inputs: the forward model's own, `target`, and one for each trained parameter and running statistic, by its name;
+- outputs: `loss`, the metrics, `<parameter>.grad` and `<statistic>.new`;
+- everything that is not trained is an initializer.
+"""
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+
+import msgspec
+import numpy as np
+import onnx
+from onnx import helper
+
+from edgeasync.autodiff import differentiate, forward
+from edgeasync.autodiff.forward import Forward
+from edgeasync.autodiff.graph import FLOAT, Array, needed, tensor, value_info, write_nodes
+from edgeasync.autodiff.losses import TARGET, LossParts, add_loss, target_type
+from edgeasync.autodiff.rules import TrainingGraphBuilder
+from edgeasync.autodiff.settings import BinaryCrossEntropy, CrossEntropy, GraphSettings, find_loss
+from edgeasync.errors import GraphError
+from edgeasync.parameters import Parameter, ParameterSpec, Vector
+
+CONTRACT = "edgeasync.contract"
+"""The metadata key that marks a training graph; its value is the version of the contract."""
+
+CONTRACT_VERSION = "1"
+IR_VERSION = 9
+
+
+class TrainingGraph(msgspec.Struct, frozen=True):
+    """A serialized training graph, the layout of what it trains, and the values that begins with."""
+
+    model: bytes
+    spec: ParameterSpec
+    initial: Vector
+
+
+def build_training_graph(model: bytes, settings: GraphSettings) -> TrainingGraph:
+    """Differentiate a serialized forward model; raises `GraphError` if it cannot be trained as asked."""
+    if is_training_graph(model):
+        raise GraphError("this is a training graph already; give the forward model")
+    proto = forward.parse(model)
+    output = forward.choose_output(proto, settings.output)
+    values = forward.initial_values(proto)
+    candidates = _candidates(proto, values)
+    statistics, norms = _statistics(proto)
+    chosen = _chosen([*candidates, *statistics], settings)
+    live = {name for norm in norms if chosen.intersection(norm) for name in norm[2:]}
+    trained = [name for name in candidates if name in chosen and name not in statistics]
+    prepared = forward.prepare(proto, output, trained, live)
+    _check_output(prepared, settings)
+    return _assemble(prepared, settings, trained, live)
+
+
+def _candidates(model: onnx.ModelProto, values: Mapping[str, Array]) -> list[str]:
+    """Return what may be trained: float32 initializers with a dimension. A scalar is a constant of the formula."""
+    untrained = {name for node in model.graph.node for name in _fixed_inputs(node)}
+    return [
+        name
+        for name, value in values.items()
+        if value.dtype == FLOAT
+        and value.ndim
+        and value.size
+        and name not in untrained
+        and np.isfinite(value).all()
+    ]
+
+
+def _fixed_inputs(node: onnx.NodeProto) -> Iterable[str]:
+    first = {"Clip": 1, "Dropout": 1, "Pad": 1, "Resize": 1, "Pow": 1, "OneHot": 0}.get(node.op_type)
+    return () if first is None else node.input[first:]
+
+
+def _statistics(model: onnx.ModelProto) -> tuple[set[str], list[tuple[str, ...]]]:
+    """Return the running statistics, and scale, bias, mean and variance of every batch norm."""
+    norms = [tuple(node.input[1:5]) for node in model.graph.node if node.op_type == "BatchNormalization"]
+    return {name for norm in norms for name in norm[2:]}, norms
+
+
+def _chosen(names: list[str], settings: GraphSettings) -> set[str]:
+    for pattern in (*settings.train, *settings.freeze):
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise GraphError(f"no parameter matches {pattern!r}; there are {', '.join(names) or 'none'}")
+    return {
+        name
+        for name in names
+        if any(fnmatchcase(name, pattern) for pattern in settings.train)
+        and not any(fnmatchcase(name, pattern) for pattern in settings.freeze)
+    }
+
+
+def _check_output(prepared: Forward, settings: GraphSettings) -> None:
+    """Refuse probabilities where the loss takes raw scores: it would train, and wrongly."""
+    if prepared.dtypes[prepared.output] != FLOAT:
+        raise GraphError(f"output {prepared.output!r} is {prepared.dtypes[prepared.output]}, not float32")
+    last = next(node for node in prepared.nodes if prepared.output in node.outputs)
+    loss = find_loss(settings.loss)
+    wrong = {CrossEntropy: "Softmax", BinaryCrossEntropy: "Sigmoid"}.get(type(loss))
+    if last.op == wrong:
+        raise GraphError(
+            f"output {prepared.output!r} comes from {last.op}, but this loss takes the scores before it; "
+            f"name {last.inputs[0]!r} as the output"
+        )
+
+
+def _assemble(prepared: Forward, settings: GraphSettings, chosen: list[str], live: set[str]) -> TrainingGraph:
+    trained = [name for name in chosen if name in prepared.parameters]
+    _check_identity(prepared, trained)
+    graph, steps = differentiate.begin(prepared, trained, live)
+    loss = find_loss(settings.loss)
+    kind, shape = target_type(loss, prepared.shapes[prepared.output])
+    if settings.target == "input":
+        _check_autoencoder(prepared, shape)
+    graph.shapes[TARGET], graph.dtypes[TARGET] = shape, kind
+    parts = add_loss(graph, loss, prepared.output)
+    found = differentiate.reverse(graph, steps, prepared.output, parts.gradient)
+    lost = [name for name in trained if name not in found]
+    trained = [name for name in trained if name in found]
+    if not trained:
+        raise GraphError(
+            f"no trained parameter reaches output {prepared.output!r}: {', '.join(lost) or 'none chosen'}"
+        )
+    graph.constants |= {name: prepared.parameters[name] for name in lost}
+    statistics = [name for name in prepared.parameters if name in graph.statistics]
+    results = {"loss": parts.loss, **parts.metrics}
+    results |= {f"{name}.grad": found[name] for name in trained}
+    results |= {f"{name}.new": graph.statistics[name] for name in statistics}
+    spec = ParameterSpec(
+        tuple([
+            *[Parameter(name, prepared.parameters[name].shape) for name in trained],
+            *[Parameter(name, prepared.parameters[name].shape, "statistic") for name in statistics],
+        ])
+    )  # fmt: skip
+    metadata = {
+        CONTRACT: CONTRACT_VERSION,
+        "edgeasync.output": prepared.output,
+        "edgeasync.target": settings.target,
+        "edgeasync.loss": msgspec.json.encode(loss).decode(),
+    }
+    model = _serialize(prepared, graph, spec, parts, results, metadata)
+    initial = spec.flatten({parameter.name: prepared.parameters[parameter.name] for parameter in spec.parameters})
+    return TrainingGraph(model, spec, initial)
+
+
+def _check_identity(prepared: Forward, trained: list[str]) -> None:
+    """Refuse a parameter that an exporter made of several that happened to be equal."""
+    for name in trained:
+        readers = [node for node in prepared.nodes if name in node.inputs]
+        if (
+            len(readers) > 1
+            and prepared.parameters[name].size > 1
+            and forward.is_uniform(prepared.parameters[name])
+        ):
+            raise GraphError(
+                f"parameter {name!r} is read by {readers[0].where} and {readers[1].where}, and all its values are "
+                "equal: the exporter merged parameters; export without optimization "
+                "(torch.onnx.export(..., optimize=False))"
+            )
+
+
+def _check_autoencoder(prepared: Forward, target: tuple[int | None, ...]) -> None:
+    if len(prepared.inputs) != 1 or prepared.shapes[prepared.inputs[0]] != target:
+        shapes = ", ".join(str(prepared.shapes[name]) for name in prepared.inputs)
+        raise GraphError(
+            f"target = 'input' needs one input of the output's shape {target}; the inputs have {shapes}"
+        )
+
+
+def _serialize(
+    prepared: Forward,
+    graph: TrainingGraphBuilder,
+    spec: ParameterSpec,
+    parts: LossParts,
+    results: dict[str, str],
+    metadata: dict[str, str],
+) -> bytes:
+    shapes = {parameter.name: parameter.shape for parameter in spec.parameters}
+    _check_names(prepared, graph, shapes, results)
+    graph.nodes = needed(graph.nodes, results.values())
+    rename: dict[str, str] = {}
+    taken = {*shapes, *prepared.inputs, TARGET}
+    for result, name in results.items():
+        # One tensor under two names, or an input that is a result as it is, needs a node of its own.
+        if name in rename or name in taken or name in graph.constants:
+            graph.nodes.append(_identity(name, result))
+        else:
+            rename[name] = result
+    used = {name for node in graph.nodes for name in node.inputs}
+    used |= {name for node in graph.nodes for value in node.attributes.values() if isinstance(value, onnx.GraphProto)
+             for inner in value.node for name in inner.input}  # fmt: skip
+    inputs = [value_info(name, prepared.dtypes[name], prepared.shapes[name]) for name in prepared.inputs]
+    inputs.append(value_info(TARGET, graph.dtypes[TARGET], graph.shapes[TARGET]))
+    inputs += [value_info(name, FLOAT, shape) for name, shape in shapes.items()]
+    scalars = {"loss", *parts.metrics}
+    outputs = [
+        value_info(name, FLOAT, () if name in scalars else shapes[name.rsplit(".", 1)[0]]) for name in results
+    ]
+    constants = [tensor(name, value) for name, value in graph.constants.items() if name in used]
+    proto = helper.make_model(
+        helper.make_graph(write_nodes(graph.nodes, rename), "training", inputs, outputs, constants),
+        ir_version=IR_VERSION,
+        opset_imports=[helper.make_opsetid("", prepared.opset)],
+        producer_name="edgeasync",
+    )
+    helper.set_model_props(proto, metadata)
+    return proto.SerializeToString()
+
+
+def _identity(name: str, result: str) -> "forward.Node":
+    return forward.Node("Identity", [name], [result], {}, result)
+
+
+def _check_names(
+    prepared: Forward, graph: TrainingGraphBuilder, shapes: Mapping[str, object], results: Mapping[str, str]
+) -> None:
+    """Refuse names that the contract needs for itself."""
+    own = {*prepared.inputs, *shapes, *graph.constants}
+    own.update(name for node in prepared.nodes for name in node.outputs)
+    for name in (TARGET, *results):
+        if name in own:
+            raise GraphError(f"the model has a tensor {name!r}, a name that the training graph needs; rename it")
+    if both := set(prepared.inputs).intersection(shapes):
+        raise GraphError(f"{both.pop()!r} is an input and a parameter; rename one")
+
+
+def is_training_graph(model: bytes) -> bool:
+    """Return whether a serialized model is a training graph made by edgeasync."""
+    try:
+        proto = onnx.load_model_from_string(model)
+    except Exception:  # noqa: BLE001
+        return False
+    return any(entry.key == CONTRACT for entry in proto.metadata_props)

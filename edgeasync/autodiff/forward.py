@@ -1,0 +1,266 @@
+"""A forward model made ready for differentiation: checked, pruned, with constants folded and shapes known.
+
+Shapes and shape-like values are not inferred but measured: the model runs at two batch sizes with every
+intermediate tensor as an output, which tells what follows the batch and what does not.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import helper, inliner, numpy_helper, version_converter
+
+from edgeasync.autodiff.graph import Array, Graph, Node, free_inputs, needed, read_nodes, write_nodes
+from edgeasync.errors import GraphError
+
+OPSET_MIN, OPSET_MAX = 18, 23
+"""Opsets whose operators we differentiate as they are; older models are converted to the first."""
+
+PROBES = (2, 3)
+"""Batch sizes of the two runs. Not 1, which broadcasting would hide."""
+
+SHAPE_OPERATORS = frozenset({"Shape", "Size"})
+RANDOM_OPERATORS = frozenset(
+    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
+)
+
+
+class Forward(Graph):
+    """A forward model: `inputs` of data, `parameters` that may be trained, constants, and one `output`."""
+
+    def __init__(self, opset: int, output: str) -> None:
+        super().__init__()
+        self.opset = opset
+        self.output = output
+        self.inputs: list[str] = []
+        self.parameters: dict[str, Array] = {}
+        self.batch: int | None = None
+
+
+def parse(data: bytes) -> onnx.ModelProto:
+    """Read a serialized forward model and bring it to an opset we know; raises `GraphError`."""
+    try:
+        model = onnx.load_model_from_string(data)
+        onnx.checker.check_model(model)
+    except Exception as error:
+        raise GraphError(f"not a readable ONNX model: {_first_line(error)}") from error
+    for initializer in model.graph.initializer:
+        if initializer.data_location == onnx.TensorProto.EXTERNAL:
+            raise GraphError(
+                f"initializer {initializer.name!r} lies in an external file; save the model as one file"
+            )
+    if model.functions:
+        model = inliner.inline_local_functions(model)
+    opset = _opset(model)
+    if opset > OPSET_MAX:
+        raise GraphError(f"the model is of opset {opset}; export it with opset {OPSET_MIN} to {OPSET_MAX}")
+    if opset < OPSET_MIN:
+        try:
+            model = version_converter.convert_version(model, OPSET_MIN)
+        except Exception as error:
+            raise GraphError(
+                f"the model is of opset {opset} and cannot be converted ({_first_line(error)}); "
+                f"export it with opset {OPSET_MIN}"
+            ) from error
+    return model
+
+
+def _opset(model: onnx.ModelProto) -> int:
+    return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
+
+
+def choose_output(model: onnx.ModelProto, output: str | None) -> str:
+    """Return the tensor that the loss reads; raises `GraphError` if it is unclear or missing."""
+    names = [value.name for value in model.graph.output]
+    if output is None:
+        if len(names) != 1:
+            raise GraphError(f"the model has {len(names)} outputs ({', '.join(names)}); name the one to train")
+        return names[0]
+    if output not in {made for node in model.graph.node for made in node.output}:
+        raise GraphError(f"the model has no tensor {output!r}; its outputs are {', '.join(names)}")
+    return output
+
+
+def prepare(model: onnx.ModelProto, output: str, trained: Iterable[str], statistics: Iterable[str]) -> Forward:
+    """Return the part of the model that `output` needs, measured and folded.
+
+    `trained` and `statistics` are names of initializers that stay variable; all others become constants.
+    Raises `GraphError` for what cannot run, for foreign operators, and for free sizes other than the batch's.
+    """
+    forward = Forward(_opset(model), output)
+    variable = {*trained, *statistics}
+    for name, value in initial_values(model).items():
+        (forward.parameters if name in variable else forward.constants)[name] = value
+    nodes = _resolve(needed(read_nodes(model.graph.node), [output]), forward)
+    _check_domains(model, nodes)
+    used = {name for node in nodes for name in free_inputs(node)}
+    symbols = set()
+    for entry in model.graph.input:
+        if entry.name not in forward.parameters and entry.name not in forward.constants and entry.name in used:
+            _read_input(forward, entry, symbols)
+    if not forward.inputs:
+        raise GraphError(f"output {output!r} depends on no input of the model")
+    first, second = _measure(forward, nodes, model.ir_version, symbolic=bool(symbols))
+    for name, value in first.items():
+        shape = value.shape
+        other = second[name].shape
+        if len(shape) != len(other):
+            raise GraphError(f"tensor {name!r} changes its number of dimensions with the batch size")
+        forward.shapes[name] = tuple([a if a == b else None for a, b in zip(shape, other, strict=True)])
+        forward.dtypes[name] = value.dtype
+    _fold(forward, nodes, first, second)
+    return forward
+
+
+def _read_input(forward: Forward, entry: onnx.ValueInfoProto, symbols: set[str]) -> None:
+    kind = entry.type.tensor_type
+    if not entry.type.HasField("tensor_type") or not kind.elem_type:
+        raise GraphError(f"input {entry.name!r} is not a tensor; only tensors can be trained on")
+    dims: list[int | None] = []
+    for axis, dim in enumerate(kind.shape.dim):
+        if dim.HasField("dim_value") and dim.dim_value > 0:
+            dims.append(dim.dim_value)
+            continue
+        if axis:
+            raise GraphError(
+                f"input {entry.name!r} has a free size {dim.dim_param!r} at axis {axis}; only the batch, axis 0, "
+                "may be free: export the model with fixed sizes otherwise"
+            )
+        symbols.add(dim.dim_param)
+        dims.append(None)
+    if not dims:
+        raise GraphError(f"input {entry.name!r} has no dimension for the batch")
+    forward.inputs.append(entry.name)
+    forward.shapes[entry.name] = tuple(dims)
+    forward.dtypes[entry.name] = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
+    if dims[0] is not None:
+        forward.batch = dims[0]
+
+
+def _check_domains(model: onnx.ModelProto, nodes: Iterable[Node]) -> None:
+    foreign = {
+        output: node for node in model.graph.node if node.domain not in ("", "ai.onnx") for output in node.output
+    }
+    for node in nodes:
+        if (alien := foreign.get(node.outputs[0])) is not None:
+            raise GraphError(
+                f"{node.where} is of the domain {alien.domain!r}; only standard ONNX operators can be trained: "
+                "train an output before it, by its name"
+            )
+
+
+def initial_values(model: onnx.ModelProto) -> dict[str, Array]:
+    """Return the model's initializers by name.
+
+    Exporters store tensors that happen to be equal once, and name the others by Identity nodes. Those filled
+    with a single value, as all scales and biases of a new model are, become initializers of their own again;
+    others are weights that are tied on purpose.
+    """
+    values = {initializer.name: numpy_helper.to_array(initializer) for initializer in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "Identity" and node.input[0] in values and is_uniform(values[node.input[0]]):
+            values[node.output[0]] = values[node.input[0]].copy()
+    return values
+
+
+def is_uniform(value: Array) -> bool:
+    """Return whether all values of an array are the same."""
+    return bool((value == value.flat[0]).all()) if value.size else True
+
+
+def _resolve(nodes: list[Node], forward: Forward) -> list[Node]:
+    """Turn Constant nodes into constants, and read through Identity."""
+    same: dict[str, str] = {}
+    kept = []
+    for node in nodes:
+        node.inputs = [same.get(name, name) for name in node.inputs]
+        if node.op == "Constant":
+            forward.constants[node.outputs[0]] = _constant_value(node)
+        elif node.op != "Identity":
+            kept.append(node)
+        elif node.outputs[0] not in forward.parameters and node.outputs[0] not in forward.constants:
+            same[node.outputs[0]] = node.inputs[0]
+    forward.output = same.get(forward.output, forward.output)
+    return kept
+
+
+def _constant_value(node: Node) -> Array:
+    ((kind, value),) = node.attributes.items()
+    if kind == "value":
+        return numpy_helper.to_array(value)
+    if kind in ("value_float", "value_floats"):
+        return np.asarray(value, np.float32)
+    if kind in ("value_int", "value_ints"):
+        return np.asarray(value, np.int64)
+    raise GraphError(f"{node.where} holds a {kind}, which no training graph can")
+
+
+def _measure(
+    forward: Forward, nodes: list[Node], ir_version: int, *, symbolic: bool
+) -> tuple[Mapping[str, Array], Mapping[str, Array]]:
+    """Run the forward model at two batch sizes; return every tensor of both runs."""
+    variable = forward.constants | forward.parameters
+    names = [output for node in nodes for output in node.outputs if output]
+    graph = helper.make_graph(
+        write_nodes(nodes, {}),
+        "probe",
+        [_probe_input(forward, name) for name in forward.inputs],
+        [onnx.ValueInfoProto(name=name) for name in names],
+        [numpy_helper.from_array(value, name) for name, value in variable.items()],
+    )
+    model = helper.make_model(
+        graph, ir_version=max(ir_version, 8), opset_imports=[helper.make_opsetid("", forward.opset)]
+    )
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    try:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+        runs = []
+        for batch in PROBES if symbolic else PROBES[:1]:
+            feeds = {
+                name: np.zeros(
+                    [batch if dim is None else dim for dim in forward.shapes[name]], forward.dtypes[name]
+                )
+                for name in forward.inputs
+            }
+            runs.append(feeds | variable | dict(zip(names, session.run(names, feeds), strict=True)))
+    except Exception as error:
+        raise GraphError(f"the forward model does not run: {_first_line(error)}") from error
+    return runs[0], runs[-1]
+
+
+def _probe_input(forward: Forward, name: str) -> onnx.ValueInfoProto:
+    kind = helper.np_dtype_to_tensor_dtype(forward.dtypes[name])
+    return helper.make_tensor_value_info(
+        name, kind, ["batch" if dim is None else dim for dim in forward.shapes[name]]
+    )
+
+
+def _fold(forward: Forward, nodes: list[Node], first: Mapping[str, Array], second: Mapping[str, Array]) -> None:
+    """Keep the nodes whose results depend on data, parameters or the batch size; the others are constants."""
+    shape_like = set(forward.constants)
+    for node in nodes:
+        inputs = set(free_inputs(node))
+        free = node.op not in RANDOM_OPERATORS and (node.op in SHAPE_OPERATORS or inputs <= shape_like)
+        if free:
+            shape_like.update(node.outputs)
+        if free and all(_same(first[name], second[name]) for name in node.outputs if name):
+            forward.constants |= {name: first[name] for name in node.outputs if name}
+        else:
+            forward.nodes.append(node)
+    if forward.output in forward.constants:
+        raise GraphError(f"output {forward.output!r} is a constant; nothing can be trained")
+    forward.nodes = needed(forward.nodes, [forward.output])
+    used = {name for node in forward.nodes for name in free_inputs(node)}
+    forward.constants = {name: value for name, value in forward.constants.items() if name in used}
+    forward.parameters = {name: value for name, value in forward.parameters.items() if name in used}
+
+
+def _same(first: Array, second: Array) -> bool:
+    return first.shape == second.shape and first.tobytes() == second.tobytes()
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,191 @@
+"""A graph under construction: nodes in order, constants, and what is known of every tensor.
+
+A shape's dimension is an `int`, or `None` where it follows the batch size.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from edgeasync.errors import GraphError
+
+Array = npt.NDArray[Any]
+Shape = tuple[int | None, ...]
+
+FLOAT = np.dtype(np.float32)
+
+
+class Node(msgspec.Struct):
+    """One operator: inputs and outputs by name ("" where an optional one is left out)."""
+
+    op: str
+    inputs: list[str]
+    outputs: list[str]
+    attributes: dict[str, Any] = {}
+    name: str = ""
+
+    @property
+    def where(self) -> str:
+        """The node as a person finds it in the model: its name, or what it computes."""
+        return f"node {self.name!r} ({self.op})" if self.name else f"the {self.op} that makes {self.outputs[0]!r}"
+
+
+class Graph:
+    """Nodes in topological order, constants by name, and shape and dtype of the tensors that are known."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.constants: dict[str, Array] = {}
+        self.shapes: dict[str, Shape] = {}
+        self.dtypes: dict[str, np.dtype[Any]] = {}
+        self._count = 0
+        self._scope = ""
+        self._shared: dict[tuple[str, Shape, bytes], str] = {}
+
+    def enter(self, scope: str) -> None:
+        """Name what is made from now on after `scope`, for people who read the graph or a profile."""
+        self._scope = scope
+
+    def new_name(self, hint: str) -> str:
+        """Return a name that nothing has; the double colon keeps apart what we name from the model's own."""
+        self._count += 1
+        return f"{self._scope}::{hint}_{self._count}"
+
+    def add(self, op: str, *inputs: str, outputs: int = 1, **attributes: Any) -> list[str]:
+        """Append a node with several outputs; return their names."""
+        names = [self.new_name(op) for _ in range(outputs)]
+        self.nodes.append(Node(op, list(inputs), names, attributes, names[0]))
+        return names
+
+    def op(self, op: str, *inputs: str, **attributes: Any) -> str:
+        """Append a node with one output; return its name."""
+        return self.add(op, *inputs, **attributes)[0]
+
+    def constant(self, value: npt.ArrayLike, dtype: npt.DTypeLike = None) -> str:
+        """Return the name of a constant; equal ones are shared."""
+        array = np.ascontiguousarray(value, dtype)
+        array = array.reshape(np.shape(value))  # ascontiguousarray makes a scalar a vector
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._shared:
+            self._count += 1
+            self._shared[key] = name = f"::constant_{self._count}"
+            self.constants[name] = array
+            self.shapes[name], self.dtypes[name] = array.shape, array.dtype
+        return self._shared[key]
+
+    def scalar(self, value: float) -> str:
+        """Return the name of a float32 scalar."""
+        return self.constant(np.float32(value))
+
+    def ints(self, *values: int) -> str:
+        """Return the name of an int64 vector."""
+        return self.constant(np.array(values, np.int64))
+
+    def shape(self, name: str) -> Shape:
+        """Return a tensor's shape; raises `KeyError` for one that rules made themselves."""
+        return self.shapes[name]
+
+    def static_shape(self, name: str, where: str) -> tuple[int, ...]:
+        """Return a shape without batch dimensions; raises `GraphError` if there are any."""
+        shape = self.shapes[name]
+        if None in shape:
+            raise GraphError(f"{where}: tensor {name!r} follows the batch where a fixed shape is needed")
+        return tuple(dim for dim in shape if dim is not None)
+
+    def shape_like(self, name: str) -> str:
+        """Return the name of an int64 vector with which Reshape gives a tensor of `name`'s size its shape."""
+        shape = self.shapes[name]
+        if sum(dim is None for dim in shape) > 1:
+            return self.op("Shape", name)
+        return self.ints(*[-1 if dim is None else dim for dim in shape])
+
+    def reshape_like(self, value: str, name: str) -> str:
+        """Reshape a tensor of the same size to the shape of `name`."""
+        return self.op("Reshape", value, self.shape_like(name))
+
+    def total(self, values: list[str]) -> str:
+        """Return the sum of tensors of one shape."""
+        if len(values) == 1:
+            return values[0]
+        return self.op("Add" if len(values) == 2 else "Sum", *values)
+
+    def reduce_to(self, value: str, shape: Shape, to: Shape) -> str:
+        """Sum a tensor of `shape` over what broadcasting would repeat to make it from one of shape `to`."""
+        extra = len(shape) - len(to)
+        axes = list(range(extra))
+        axes += [extra + axis for axis, dim in enumerate(to) if dim == 1 and shape[extra + axis] != 1]
+        if not axes:
+            return value
+        if len(axes) == extra:
+            return self.op("ReduceSum", value, self.ints(*axes), keepdims=0)
+        summed = self.op("ReduceSum", value, self.ints(*axes), keepdims=1)
+        return self.op("Squeeze", summed, self.ints(*range(extra))) if extra else summed
+
+
+def needed(nodes: Iterable[Node], outputs: Iterable[str]) -> list[Node]:
+    """Return the nodes that `outputs` depend on, in the order they had."""
+    wanted, kept = set(outputs), []
+    for node in reversed(list(nodes)):
+        if wanted.intersection(node.outputs):
+            kept.append(node)
+            wanted.update(free_inputs(node))
+    return kept[::-1]
+
+
+def free_inputs(node: Node) -> Iterator[str]:
+    """Yield what a node reads, including what subgraphs read from outside."""
+    yield from (name for name in node.inputs if name)
+    for value in node.attributes.values():
+        if isinstance(value, onnx.GraphProto):
+            made = {output for inner in value.node for output in inner.output}
+            made.update(entry.name for entry in (*value.input, *value.initializer))
+            yield from (name for inner in value.node for name in inner.input if name and name not in made)
+
+
+def read_nodes(nodes: Iterable[onnx.NodeProto]) -> list[Node]:
+    """Return nodes in our own form."""
+    return [
+        Node(
+            node.op_type,
+            list(node.input),
+            list(node.output),
+            {attribute.name: _attribute_value(attribute) for attribute in node.attribute},
+            node.name,
+        )
+        for node in nodes
+    ]
+
+
+def _attribute_value(attribute: onnx.AttributeProto) -> Any:
+    value = helper.get_attribute_value(attribute)
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def write_nodes(nodes: Iterable[Node], rename: Mapping[str, str]) -> list[onnx.NodeProto]:
+    """Return nodes in ONNX's form, with tensors renamed."""
+    return [
+        helper.make_node(
+            node.op,
+            [rename.get(name, name) for name in node.inputs],
+            [rename.get(name, name) for name in node.outputs],
+            name=node.name,
+            **node.attributes,
+        )
+        for node in nodes
+    ]
+
+
+def value_info(name: str, dtype: npt.DTypeLike, shape: Shape) -> onnx.ValueInfoProto:
+    """Return a graph input or output; dimensions that follow the batch are called `batch`."""
+    dims = ["batch" if dim is None else dim for dim in shape]
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), dims)
+
+
+def tensor(name: str, value: Array) -> TensorProto:
+    """Return an initializer."""
+    return numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape), name)

@@ -1,0 +1,27 @@
+"""A differentiation rule for every operator that can be trained through; importing this package fills the table."""
+
+from edgeasync.autodiff.rules import (
+    convolution,
+    elementwise,
+    linear,
+    normalization,
+    pooling,
+    reduction,
+    shaping,
+)
+from edgeasync.autodiff.rules.registry import RULES, STOPPING, Rule, Step, TrainingGraphBuilder
+
+__all__ = [
+    "RULES",
+    "STOPPING",
+    "Rule",
+    "Step",
+    "TrainingGraphBuilder",
+    "convolution",
+    "elementwise",
+    "linear",
+    "normalization",
+    "pooling",
+    "reduction",
+    "shaping",
+]

@@ -1,0 +1,237 @@
+"""Gradients of element-wise operators, with broadcasting."""
+
+import math
+
+import numpy as np
+
+from edgeasync.autodiff.rules.registry import Gradients, Step, rule
+
+
+@rule("Add", "Sum")
+def _add(step: Step) -> Gradients:
+    return [step.unbroadcast(step.gradient, position) for position in range(len(step.node.inputs))]
+
+
+@rule("Sub")
+def _sub(step: Step) -> Gradients:
+    negative = step.graph.op("Neg", step.gradient)
+    return [step.unbroadcast(step.gradient, 0), step.unbroadcast(negative, 1)]
+
+
+@rule("Mul")
+def _mul(step: Step) -> Gradients:
+    op, gradient = step.graph.op, step.gradient
+    return [
+        step.unbroadcast(op("Mul", gradient, step.input(1)), 0),
+        step.unbroadcast(op("Mul", gradient, step.input(0)), 1),
+    ]
+
+
+@rule("Div")
+def _div(step: Step) -> Gradients:
+    op = step.graph.op
+    numerator = op("Div", step.gradient, step.input(1))
+    denominator = op("Neg", op("Mul", numerator, step.output()))
+    return [step.unbroadcast(numerator, 0), step.unbroadcast(denominator, 1)]
+
+
+@rule("Neg")
+def _neg(step: Step) -> Gradients:
+    return [step.graph.op("Neg", step.gradient)]
+
+
+@rule("Abs")
+def _abs(step: Step) -> Gradients:
+    return [step.graph.op("Mul", step.gradient, step.graph.op("Sign", step.input(0)))]
+
+
+@rule("Reciprocal")
+def _reciprocal(step: Step) -> Gradients:
+    op = step.graph.op
+    return [op("Neg", op("Mul", step.gradient, op("Mul", step.output(), step.output())))]
+
+
+@rule("Sqrt")
+def _sqrt(step: Step) -> Gradients:
+    op = step.graph.op
+    return [op("Div", op("Mul", step.gradient, step.graph.scalar(0.5)), step.output())]
+
+
+@rule("Exp")
+def _exp(step: Step) -> Gradients:
+    return [step.graph.op("Mul", step.gradient, step.output())]
+
+
+@rule("Log")
+def _log(step: Step) -> Gradients:
+    return [step.graph.op("Div", step.gradient, step.input(0))]
+
+
+@rule("Pow")
+def _pow(step: Step) -> Gradients:
+    graph, op = step.graph, step.graph.op
+    base, exponent = step.input(0), step.input(1)
+    if exponent in graph.constants and graph.constants[exponent].size == 1:
+        power = float(graph.constants[exponent].reshape(()))
+        if power == 2.0:
+            slope = op("Mul", base, graph.scalar(2.0))
+        else:
+            slope = op("Mul", op("Pow", base, graph.scalar(power - 1.0)), graph.scalar(power))
+        return [step.unbroadcast(op("Mul", step.gradient, slope), 0)]
+    lower = op("Sub", exponent, graph.scalar(1.0))
+    slope = op("Mul", op("Pow", base, lower), exponent)
+    growth = op("Mul", step.output(), op("Log", base))
+    return [
+        step.unbroadcast(op("Mul", step.gradient, slope), 0),
+        step.unbroadcast(op("Mul", step.gradient, growth), 1),
+    ]
+
+
+@rule("Max", "Min")
+def _extreme(step: Step) -> Gradients:
+    """Share the gradient among inputs that tie, as torch does for two."""
+    graph, op = step.graph, step.graph.op
+    kind = graph.dtypes[step.output()]
+    masks = [op("Cast", op("Equal", name, step.output()), to=_onnx_float(kind)) for name in step.node.inputs]
+    share = op("Div", step.gradient, graph.total(masks)) if len(masks) > 1 else step.gradient
+    return [step.unbroadcast(op("Mul", share, mask), position) for position, mask in enumerate(masks)]
+
+
+@rule("Where")
+def _where(step: Step) -> Gradients:
+    op, zero = step.graph.op, step.graph.scalar(0.0)
+    chosen = op("Where", step.input(0), step.gradient, zero)
+    other = op("Where", step.input(0), zero, step.gradient)
+    return [None, step.unbroadcast(chosen, 1), step.unbroadcast(other, 2)]
+
+
+@rule("Cast")
+def _cast(step: Step) -> Gradients:
+    return [step.graph.op("Cast", step.gradient, to=_onnx_float(step.graph.dtypes[step.input(0)]))]
+
+
+def _onnx_float(dtype: "np.dtype[np.generic]") -> int:
+    return {"float32": 1, "float64": 11, "float16": 10}[dtype.name]
+
+
+# -- activations -----------------------------------------------------------------------------------------------
+
+
+@rule("Relu")
+def _relu(step: Step) -> Gradients:
+    # The output is never negative, so its sign is the slope.
+    return [step.graph.op("Mul", step.gradient, step.graph.op("Sign", step.output()))]
+
+
+@rule("LeakyRelu")
+def _leaky_relu(step: Step) -> Gradients:
+    graph, op = step.graph, step.graph.op
+    positive = op("Greater", step.input(0), graph.scalar(0.0))
+    leaked = op("Mul", step.gradient, graph.scalar(step.attribute("alpha", 0.01)))
+    return [op("Where", positive, step.gradient, leaked)]
+
+
+@rule("Elu")
+def _elu(step: Step) -> Gradients:
+    graph, op = step.graph, step.graph.op
+    positive = op("Greater", step.input(0), graph.scalar(0.0))
+    slope = op("Add", step.output(), graph.scalar(step.attribute("alpha", 1.0)))
+    return [op("Where", positive, step.gradient, op("Mul", step.gradient, slope))]
+
+
+@rule("Clip")
+def _clip(step: Step) -> Gradients:
+    """Pass the gradient where the value lies within the bounds, the bounds themselves included, as torch does."""
+    graph, op = step.graph, step.graph.op
+    gradient = step.gradient
+    for position, outside in ((1, "Less"), (2, "Greater")):
+        if step.input(position):
+            step.constant(position)
+            gradient = op("Where", op(outside, step.input(0), step.input(position)), graph.scalar(0.0), gradient)
+    return [gradient]
+
+
+@rule("Sigmoid")
+def _sigmoid(step: Step) -> Gradients:
+    op, y = step.graph.op, step.output()
+    return [op("Mul", step.gradient, op("Sub", y, op("Mul", y, y)))]
+
+
+@rule("Tanh")
+def _tanh(step: Step) -> Gradients:
+    op, y = step.graph.op, step.output()
+    return [op("Mul", step.gradient, op("Sub", step.graph.scalar(1.0), op("Mul", y, y)))]
+
+
+@rule("Softplus")
+def _softplus(step: Step) -> Gradients:
+    return [step.graph.op("Mul", step.gradient, step.graph.op("Sigmoid", step.input(0)))]
+
+
+@rule("HardSigmoid")
+def _hard_sigmoid(step: Step) -> Gradients:
+    graph, op, y = step.graph, step.graph.op, step.output()
+    inside = op("And", op("Greater", y, graph.scalar(0.0)), op("Less", y, graph.scalar(1.0)))
+    slope = graph.scalar(step.attribute("alpha", 0.2))
+    return [op("Where", inside, op("Mul", step.gradient, slope), graph.scalar(0.0))]
+
+
+@rule("HardSwish")
+def _hard_swish(step: Step) -> Gradients:
+    """0 up to -3, 1 from 3 on, and x / 3 + 1 / 2 between (Howard et al. 2019, arXiv:1905.02244)."""
+    graph, op, x = step.graph, step.graph.op, step.input(0)
+    between = op("Add", op("Mul", x, graph.scalar(1 / 3)), graph.scalar(0.5))
+    slope = op("Where", op("Less", x, graph.scalar(3.0)), between, graph.scalar(1.0))
+    slope = op("Where", op("Greater", x, graph.scalar(-3.0)), slope, graph.scalar(0.0))
+    return [op("Mul", step.gradient, slope)]
+
+
+@rule("Erf")
+def _erf(step: Step) -> Gradients:
+    graph, op, x = step.graph, step.graph.op, step.input(0)
+    bell = op("Exp", op("Neg", op("Mul", x, x)))
+    return [op("Mul", step.gradient, op("Mul", bell, graph.scalar(2 / math.sqrt(math.pi))))]
+
+
+@rule("Gelu")
+def _gelu(step: Step) -> Gradients:
+    """Hendrycks and Gimpel 2016 (arXiv:1606.08415), exact or by its tanh approximation."""
+    graph, op, x = step.graph, step.graph.op, step.input(0)
+    square = op("Mul", x, x)
+    if step.attribute("approximate", "none") == "none":
+        area = op("Mul", op("Add", op("Erf", op("Mul", x, graph.scalar(math.sqrt(0.5)))), graph.scalar(1.0)),
+                  graph.scalar(0.5))  # fmt: skip
+        density = op(
+            "Mul", op("Exp", op("Mul", square, graph.scalar(-0.5))), graph.scalar(1 / math.sqrt(2 * math.pi))
+        )
+        return [op("Mul", step.gradient, op("Add", area, op("Mul", x, density)))]
+    scale, cubic = math.sqrt(2 / math.pi), 0.044715
+    inner = op("Mul", x, op("Add", op("Mul", square, graph.scalar(scale * cubic)), graph.scalar(scale)))
+    tanh = op("Tanh", inner)
+    area = op("Mul", op("Add", tanh, graph.scalar(1.0)), graph.scalar(0.5))
+    inner_slope = op("Add", op("Mul", square, graph.scalar(3 * scale * cubic)), graph.scalar(scale))
+    tanh_slope = op("Sub", graph.scalar(1.0), op("Mul", tanh, tanh))
+    rest = op("Mul", op("Mul", x, graph.scalar(0.5)), op("Mul", tanh_slope, inner_slope))
+    return [op("Mul", step.gradient, op("Add", area, rest))]
+
+
+def _keep_mask(step: Step) -> None:
+    """Drop values in training, whatever mode the forward model was exported in."""
+    ratio = float(step.constant(1, np.float32(0.5)))
+    step.saved["ratio"] = step.graph.scalar(ratio)
+    step.node.inputs = [step.input(0), step.saved["ratio"], step.graph.constant(np.array(True))]
+    if ratio:
+        step.saved["mask"] = step.output(1)
+    step.graph.nodes.append(step.node)
+
+
+@rule("Dropout", forward=_keep_mask)
+def _dropout(step: Step) -> Gradients:
+    """Srivastava et al. 2014: the gradient passes where the value did, scaled alike."""
+    if "mask" not in step.saved:
+        return [step.gradient]
+    graph, op = step.graph, step.graph.op
+    kept = op("Cast", step.saved["mask"], to=_onnx_float(graph.dtypes[step.input(0)]))
+    ratio = float(graph.constants[step.saved["ratio"]])
+    scaled = op("Mul", step.gradient, graph.scalar(1.0 / (1.0 - ratio) if ratio < 1.0 else 0.0))
+    return [op("Mul", scaled, kept)]

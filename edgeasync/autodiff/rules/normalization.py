@@ -1,0 +1,105 @@
+"""Gradients of normalizations. Batch norms that are trained use the batch's statistics and move the running ones."""
+
+from edgeasync.autodiff.rules.reduction import count_of
+from edgeasync.autodiff.rules.registry import Gradients, Step, rule
+
+
+def _batch_norm_forward(step: Step) -> None:
+    """Normalize by the batch if the running statistics are to move, else by them, whatever the export's mode.
+
+    BatchNormalization's own training mode is of no use: it overwrites its inputs when its statistics stay
+    inside the graph, and it does not tell the batch's mean and variance, which the gradient needs.
+    """
+    graph, op, node = step.graph, step.graph.op, step.node
+    node.attributes = {"epsilon": step.attribute("epsilon", 1e-5)}
+    momentum = step.attribute("momentum", 0.9)
+    del node.outputs[1:]
+    mean_name, variance_name = step.input(3), step.input(4)
+    if mean_name not in graph.live_statistics:
+        graph.nodes.append(node)
+        return
+    shape = step.shape(0)
+    axes = [axis for axis in range(len(shape)) if axis != 1]
+    mean = op("ReduceMean", step.input(0), graph.ints(*axes), keepdims=1)
+    centred = op("Sub", step.input(0), mean)
+    variance = op("ReduceMean", op("Mul", centred, centred), graph.ints(*axes), keepdims=0)
+    flat_mean = op("Reshape", mean, graph.ints(-1))
+    step.saved = {"centred": centred, "variance": variance}
+    node.inputs[3:] = [flat_mean, variance]
+    graph.nodes.append(node)
+    # torch keeps the unbiased variance; models come from there, and the difference shows for small batches.
+    count = count_of(step, shape, axes)
+    unbiased = op(
+        "Mul", variance, op("Div", count, op("Max", op("Sub", count, graph.scalar(1.0)), graph.scalar(1.0)))
+    )
+    for name, fresh in ((mean_name, flat_mean), (variance_name, unbiased)):
+        old = op("Mul", name, graph.scalar(momentum))
+        graph.statistics[name] = op("Add", old, op("Mul", fresh, graph.scalar(1.0 - momentum)))
+
+
+@rule("BatchNormalization", forward=_batch_norm_forward)
+def _batch_norm(step: Step) -> Gradients:
+    """Ioffe and Szegedy 2015 (arXiv:1502.03167): dx = a (dy - mean(dy) - xhat mean(dy xhat))."""
+    graph, op, gradient = step.graph, step.graph.op, step.gradient
+    rank = len(step.shape(0))
+    axes = graph.ints(*[axis for axis in range(rank) if axis != 1])
+    spatial = graph.ints(-1, *[1] * (rank - 2))
+    live = bool(step.saved)
+    variance = step.saved["variance"] if live else step.input(4)
+    epsilon = graph.scalar(step.attribute("epsilon", 1e-5))
+    inverse = op("Reciprocal", op("Sqrt", op("Add", variance, epsilon)))
+    centred = step.saved["centred"] if live else op("Sub", step.input(0), op("Reshape", step.input(3), spatial))
+    grad_bias = op("ReduceSum", gradient, axes, keepdims=0)
+    projected = op("Mul", op("ReduceSum", op("Mul", gradient, centred), axes, keepdims=0), inverse)
+    factor = op("Mul", step.input(1), inverse)
+    scaled = op("Mul", gradient, op("Reshape", factor, spatial))
+    if not live:
+        return [scaled, projected, grad_bias]
+    share = op("Div", factor, count_of(step, step.shape(0), [axis for axis in range(rank) if axis != 1]))
+    slope = op("Reshape", op("Mul", op("Mul", projected, inverse), share), spatial)
+    offset = op("Reshape", op("Mul", grad_bias, share), spatial)
+    return [op("Sub", op("Sub", scaled, op("Mul", centred, slope)), offset), projected, grad_bias]
+
+
+def _layer_norm_forward(step: Step) -> None:
+    step.output(2)
+    step.output(1)
+    step.graph.nodes.append(step.node)
+
+
+@rule("LayerNormalization", forward=_layer_norm_forward)
+def _layer_norm(step: Step) -> Gradients:
+    """Ba et al. 2016 (arXiv:1607.06450); mean and inverse deviation come with the forward result."""
+    graph, op, gradient = step.graph, step.graph.op, step.gradient
+    inner = graph.ints(*range(step.axis(), len(step.shape(0))))
+    normal = op("Mul", op("Sub", step.input(0), step.output(1)), step.output(2))
+    grad_scale = op("Mul", gradient, normal)
+    scaled = op("Mul", gradient, step.input(1))
+    product = op("Mul", scaled, normal)
+    mean = op("ReduceMean", scaled, inner, keepdims=1)
+    projected = op("Mul", normal, op("ReduceMean", product, inner, keepdims=1))
+    grad_x = op("Mul", op("Sub", op("Sub", scaled, mean), projected), step.output(2))
+    return [grad_x, step.unbroadcast(grad_scale, 1), *([step.unbroadcast(gradient, 2)] if step.input(2) else [])]
+
+
+@rule("InstanceNormalization")
+def _instance_norm(step: Step) -> Gradients:
+    """Ulyanov et al. 2016 (arXiv:1607.08022): each channel of each example by its own mean and deviation."""
+    graph, op, gradient, x = step.graph, step.graph.op, step.gradient, step.input(0)
+    rank = len(step.shape(0))
+    inner = graph.ints(*range(2, rank))
+    centred = op("Sub", x, op("ReduceMean", x, inner, keepdims=1))
+    variance = op("ReduceMean", op("Mul", centred, centred), inner, keepdims=1)
+    epsilon = graph.scalar(step.attribute("epsilon", 1e-5))
+    inverse = op("Reciprocal", op("Sqrt", op("Add", variance, epsilon)))
+    normal = op("Mul", centred, inverse)
+    product = op("Mul", gradient, normal)
+    mean = op("ReduceMean", gradient, inner, keepdims=1)
+    projected = op("Mul", normal, op("ReduceMean", product, inner, keepdims=1))
+    factor = op("Mul", op("Reshape", step.input(1), graph.ints(-1, *[1] * (rank - 2))), inverse)
+    axes = graph.ints(0, *range(2, rank))
+    return [
+        op("Mul", factor, op("Sub", op("Sub", gradient, mean), projected)),
+        op("ReduceSum", product, axes, keepdims=0),
+        op("ReduceSum", gradient, axes, keepdims=0),
+    ]

@@ -1,0 +1,82 @@
+"""Gradients of reductions and of softmax."""
+
+from edgeasync.autodiff.graph import Shape
+from edgeasync.autodiff.rules.registry import Gradients, Step, rule
+
+
+def _axes(step: Step) -> list[int]:
+    given = step.constant(1, step.attribute("axes", None))
+    rank = len(step.shape(0))
+    if given is None or len(given) == 0:
+        return [] if step.attribute("noop_with_empty_axes", 0) else list(range(rank))
+    return sorted(int(axis) % rank for axis in given)
+
+
+def _kept(step: Step, value: str, axes: list[int]) -> str:
+    """Give a reduced tensor its reduced dimensions back, as ones."""
+    if step.attribute("keepdims", 1) or not axes:
+        return value
+    return step.graph.op("Unsqueeze", value, step.graph.ints(*axes))
+
+
+def _spread(step: Step, value: str) -> str:
+    return step.graph.op("Expand", value, _whole_shape(step))
+
+
+def _whole_shape(step: Step) -> str:
+    shape = step.shape(0)
+    if None in shape:
+        return step.graph.op("Shape", step.input(0))
+    return step.graph.ints(*[dim for dim in shape if dim is not None])
+
+
+@rule("ReduceSum")
+def _reduce_sum(step: Step) -> Gradients:
+    return [_spread(step, _kept(step, step.gradient, _axes(step)))]
+
+
+@rule("ReduceMean")
+def _reduce_mean(step: Step) -> Gradients:
+    axes = _axes(step)
+    share = step.graph.op("Div", step.gradient, count_of(step, step.shape(0), axes))
+    return [_spread(step, _kept(step, share, axes))]
+
+
+def count_of(step: Step, shape: Shape, axes: list[int]) -> str:
+    """Return the number of values along `axes` of the first input, as a float32 scalar."""
+    graph, count, follows = step.graph, 1, []
+    for axis in axes:
+        dim = shape[axis]
+        if dim is None:
+            follows.append(axis)
+        else:
+            count *= dim
+    if not follows:
+        return graph.scalar(count)
+    sizes = graph.op("Gather", graph.op("Shape", step.input(0)), graph.ints(*follows))
+    total = graph.op("Cast", graph.op("ReduceProd", sizes, keepdims=0), to=1)
+    return graph.op("Mul", total, graph.scalar(count)) if count != 1 else total
+
+
+@rule("ReduceMax", "ReduceMin")
+def _reduce_extreme(step: Step) -> Gradients:
+    """Share the gradient evenly among values that tie, as torch's amax does."""
+    graph, op, axes = step.graph, step.graph.op, _axes(step)
+    mask = op("Cast", op("Equal", step.input(0), _kept(step, step.output(), axes)), to=1)
+    ties = op("ReduceSum", mask, graph.ints(*axes), keepdims=1)
+    return [op("Mul", mask, op("Div", _kept(step, step.gradient, axes), ties))]
+
+
+@rule("Softmax")
+def _softmax(step: Step) -> Gradients:
+    graph, op, y = step.graph, step.graph.op, step.output()
+    product = op("Mul", step.gradient, y)
+    total = op("ReduceSum", product, graph.ints(step.axis()), keepdims=1)
+    return [op("Sub", product, op("Mul", y, total))]
+
+
+@rule("LogSoftmax")
+def _log_softmax(step: Step) -> Gradients:
+    graph, op = step.graph, step.graph.op
+    total = op("ReduceSum", step.gradient, graph.ints(step.axis()), keepdims=1)
+    return [op("Sub", step.gradient, op("Mul", op("Exp", step.output()), total))]

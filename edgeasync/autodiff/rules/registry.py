@@ -1,0 +1,132 @@
+"""The table of differentiation rules, and what a rule is given to work with."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from edgeasync.autodiff.graph import Array, Graph, Node, Shape
+from edgeasync.errors import GraphError
+
+Gradients = Sequence[str | None]
+"""A gradient for each input in order; `None`, or too short, where an input has none."""
+
+
+class Step:
+    """One node of the forward model while its rule runs: `graph` to add nodes to, and what is known."""
+
+    def __init__(self, graph: "TrainingGraphBuilder", node: Node) -> None:
+        self.graph = graph
+        self.node = node
+        self.gradients: list[str | None] = []
+        """By output; set when the reverse pass reaches the node."""
+        self.saved: dict[str, str] = {}
+        """Tensors that the forward part of a rule left for its gradient."""
+
+    @property
+    def gradient(self) -> str:
+        """The gradient of the first output."""
+        gradient = self.gradients[0]
+        assert gradient is not None
+        return gradient
+
+    def input(self, position: int) -> str:
+        """Return an input's name, "" where it is left out."""
+        return self.node.inputs[position] if position < len(self.node.inputs) else ""
+
+    def output(self, position: int = 0) -> str:
+        """Return an output's name; an optional one is asked for from now on."""
+        outputs = self.node.outputs
+        while len(outputs) <= position:
+            outputs.append("")
+        if not outputs[position]:
+            outputs[position] = self.graph.new_name(f"{self.node.op}_{position}")
+        return outputs[position]
+
+    def shape(self, position: int) -> Shape:
+        """Return an input's shape."""
+        return self.graph.shape(self.input(position))
+
+    @property
+    def output_shape(self) -> Shape:
+        """The first output's shape."""
+        return self.graph.shape(self.node.outputs[0])
+
+    def attribute(self, name: str, default: Any) -> Any:
+        """Return an attribute of the node."""
+        return self.node.attributes.get(name, default)
+
+    def axis(self, default: int = -1) -> int:
+        """Return the attribute `axis`, counted from the front."""
+        return int(self.attribute("axis", default)) % len(self.shape(0))
+
+    def constant(self, position: int, default: Any = None) -> Any:
+        """Return the value of an input that must be constant, as an array; raises `GraphError` if it is not."""
+        name = self.input(position)
+        if not name:
+            return default
+        if name not in self.graph.constants:
+            raise self.refused(f"its input {name!r} is not a constant")
+        return self.graph.constants[name]
+
+    def active(self, position: int) -> bool:
+        """Return whether an input depends on anything that is trained."""
+        return self.input(position) in self.graph.active
+
+    def refused(self, why: str) -> GraphError:
+        """Return the error for a node that cannot be differentiated."""
+        return GraphError(f"{self.node.where} cannot be trained through: {why}")
+
+    def unbroadcast(self, gradient: str, position: int) -> str:
+        """Sum a gradient of the output's shape to the shape of an input that was broadcast."""
+        return self.graph.reduce_to(gradient, self.output_shape, self.shape(position))
+
+
+class TrainingGraphBuilder(Graph):
+    """The graph that rules add to, with what they must know of the whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.active: set[str] = set()
+        """Tensors that depend on something trained."""
+        self.statistics: dict[str, str] = {}
+        """By running statistic that moves: the tensor that holds its next value."""
+        self.live_statistics: frozenset[str] = frozenset()
+        """Running statistics that are to move; batch norms with others use them as they are."""
+
+
+GradientRule = Callable[[Step], Gradients]
+ForwardRule = Callable[[Step], None]
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """How an operator is trained: its gradient, and what to do instead of copying it into the graph."""
+
+    gradient: GradientRule
+    forward: ForwardRule | None = None
+
+
+RULES: dict[str, Rule] = {}
+"""By operator. `edgeasync.autodiff.rules` fills it."""
+
+
+def rule(*operators: str, forward: ForwardRule | None = None) -> Callable[[GradientRule], GradientRule]:
+    """Register a function as the gradient rule of operators."""
+
+    def register(gradient: GradientRule) -> GradientRule:
+        for operator in operators:
+            RULES[operator] = Rule(gradient, forward)
+        return gradient
+
+    return register
+
+
+STOPPING = frozenset(
+    {
+        "And", "ArgMax", "ArgMin", "Ceil", "ConstantOfShape", "Equal", "EyeLike", "Floor", "Greater",
+        "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "NonZero", "Not", "OneHot", "Or", "Range",
+        "Round", "Shape", "Sign", "Size", "Xor",
+    }
+)  # fmt: skip
+"""Operators whose results have no gradient, or zero almost everywhere: what is before them is not trained
+through them, as in every other library."""

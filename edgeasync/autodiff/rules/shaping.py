@@ -1,0 +1,170 @@
+"""Gradients of operators that move values without changing them."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgeasync.autodiff.graph import Graph
+from edgeasync.autodiff.rules.registry import Gradients, Step, rule
+
+
+@rule("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+def _reshape(step: Step) -> Gradients:
+    return [step.graph.reshape_like(step.gradient, step.input(0))]
+
+
+@rule("Transpose")
+def _transpose(step: Step) -> Gradients:
+    order = step.attribute("perm", list(range(len(step.shape(0))))[::-1])
+    return [step.graph.op("Transpose", step.gradient, perm=[int(axis) for axis in np.argsort(order)])]
+
+
+@rule("Expand")
+def _expand(step: Step) -> Gradients:
+    return [step.unbroadcast(step.gradient, 0)]
+
+
+@rule("Concat")
+def _concat(step: Step) -> Gradients:
+    axis = step.axis()
+    sizes = [_fixed(step, position, axis) for position in range(len(step.node.inputs))]
+    if len(sizes) == 1:
+        return [step.gradient]
+    return step.graph.add("Split", step.gradient, step.graph.ints(*sizes), outputs=len(sizes), axis=axis)
+
+
+@rule("Split")
+def _split(step: Step) -> Gradients:
+    """Join the gradients of the parts; a part that nothing reads has a gradient of zeros."""
+    op = step.graph.op
+    parts = [
+        gradient or op("ConstantOfShape", op("Shape", output))
+        for output, gradient in zip(step.node.outputs, step.gradients, strict=True)
+    ]
+    return [parts[0] if len(parts) == 1 else op("Concat", *parts, axis=step.axis(0))]
+
+
+@rule("Slice")
+def _slice(step: Step) -> Gradients:
+    """Put the gradient where it was cut from: turned for a negative step, spread for a wide one, then padded."""
+    graph, gradient = step.graph, step.gradient
+    rank = len(step.shape(0))
+    starts, ends = step.constant(1), step.constant(2)
+    axes = step.constant(3, np.arange(len(starts)))
+    strides = step.constant(4, np.ones(len(starts), np.int64))
+    before, after = [0] * rank, [0] * rank
+    shape = list(step.output_shape)
+    for start, end, raw_axis, stride in zip(starts, ends, axes, strides, strict=True):
+        axis = int(raw_axis) % rank
+        if step.shape(0)[axis] is None:
+            if int(start) == 0 and int(stride) == 1 and step.output_shape[axis] is None:
+                continue
+            raise step.refused("it cuts along the batch")
+        size = _fixed(step, 0, axis)
+        chosen = range(size)[int(start) : _end(int(end), size, int(stride)) : int(stride)]
+        if stride < 0:
+            gradient = _flip(graph, gradient, axis)
+        if abs(stride) > 1:
+            gradient = _stuff(graph, gradient, axis, abs(int(stride)), len(chosen), shape)
+            shape[axis] = (len(chosen) - 1) * abs(int(stride)) + 1
+        low, high = min(chosen[0], chosen[-1]), max(chosen[0], chosen[-1])
+        before[axis], after[axis] = low, size - 1 - high
+    return [_pad(graph, gradient, before, after)]
+
+
+def _end(end: int, size: int, stride: int) -> int | None:
+    """Return a slice's end in Python's terms, which has no number for "past the front"."""
+    return None if stride < 0 and end < -size else end
+
+
+def _flip(graph: Graph, value: str, axis: int) -> str:
+    first, last = graph.ints(-1), graph.ints(np.iinfo(np.int64).min)
+    return graph.op("Slice", value, first, last, graph.ints(axis), graph.ints(-1))
+
+
+def _stuff(graph: Graph, value: str, axis: int, stride: int, count: int, shape: Sequence[int | None]) -> str:
+    """Put `stride - 1` zeros between the values along an axis."""
+    rank = len(shape)
+    wide = graph.op("Unsqueeze", value, graph.ints(axis + 1))
+    wide = _pad(graph, wide, [0] * (rank + 1), [0] * (axis + 1) + [stride - 1] + [0] * (rank - axis - 1))
+    # In Reshape a 0 keeps the dimension at its place, and only before the joined axes are places the same.
+    joined = [*[0] * axis, count * stride, *[-1 if dim is None else dim for dim in shape[axis + 1 :]]]
+    wide = graph.op("Reshape", wide, graph.ints(*joined))
+    return graph.op("Slice", wide, graph.ints(0), graph.ints((count - 1) * stride + 1), graph.ints(axis))
+
+
+def _pad(graph: Graph, value: str, before: list[int], after: list[int]) -> str:
+    if not any(before) and not any(after):
+        return value
+    return graph.op("Pad", value, graph.ints(*before, *after))
+
+
+@rule("Pad")
+def _pad_rule(step: Step) -> Gradients:
+    graph, rank = step.graph, len(step.shape(0))
+    if step.attribute("mode", "constant") != "constant":
+        raise step.refused("only padding with a constant has a gradient here")
+    pads = step.constant(1)
+    axes = [int(axis) % rank for axis in step.constant(3, np.arange(rank))]
+    if (pads < 0).any():
+        raise step.refused("negative padding; use Slice")
+    cut = [(axis, int(low), int(high)) for axis, low, high in
+           zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True) if low or high]  # fmt: skip
+    if not cut:
+        return [step.gradient]
+    ends = [-high if high else np.iinfo(np.int64).max for _, _, high in cut]
+    return [graph.op("Slice", step.gradient, graph.ints(*[low for _, low, _ in cut]), graph.ints(*ends),
+                     graph.ints(*[axis for axis, _, _ in cut]))]  # fmt: skip
+
+
+ONE_HOT_MAX = 128
+"""Rows of a table up to which its gradient is a product with one-hot rows: beyond it, scattering is faster."""
+
+
+@rule("Gather")
+def _gather(step: Step) -> Gradients:
+    """Add up the gradients of all places that read the same row.
+
+    Not by ScatterND, which loses additions to a race when indices repeat.
+    """
+    graph, op = step.graph, step.graph.op
+    axis, shape, places = step.axis(0), step.shape(0), step.shape(1)
+    if shape[axis] is None:
+        raise step.refused("it picks along the batch")
+    size = _fixed(step, 0, axis)
+    if not places and step.input(1) in graph.constants:
+        index = int(graph.constants[step.input(1)]) % size
+        before, after = [0] * len(shape), [0] * len(shape)
+        before[axis], after[axis] = index, size - 1 - index
+        return [_pad(graph, op("Unsqueeze", step.gradient, graph.ints(axis)), before, after)]
+    indices = op("Reshape", step.input(1), graph.ints(-1))
+    width = shape[axis + 1 :]
+    if axis == 0 and size <= ONE_HOT_MAX and None not in width:
+        values = graph.constant(np.array([0, 1], np.float32))
+        rows = op("OneHot", indices, graph.constant(np.int64(size)), values, axis=0)
+        flat = op("Reshape", step.gradient, graph.ints(-1, math.prod(dim for dim in width if dim is not None)))
+        return [graph.reshape_like(op("MatMul", rows, flat), step.input(0))]
+    base = op("ConstantOfShape", op("Shape", step.input(0)))
+    if len(places) == 1:
+        flat = step.gradient
+    else:
+        # The indices' dimensions, one or more or none, become one.
+        joined = [0] * axis + [-1] + [_need(step, dim) for dim in width]
+        flat = op("Reshape", step.gradient, graph.ints(*joined))
+    column = op("Reshape", indices, graph.ints(*[1] * axis, -1, *[1] * len(width)))
+    spread = op("Expand", column, op("Shape", flat))
+    return [op("ScatterElements", base, spread, flat, axis=axis, reduction="add")]
+
+
+def _need(step: Step, dim: int | None) -> int:
+    if dim is None:
+        raise step.refused("a dimension behind its axis follows the batch")
+    return dim
+
+
+def _fixed(step: Step, position: int, axis: int) -> int:
+    dim = step.shape(position)[axis]
+    if dim is None:
+        raise step.refused(f"axis {axis} of its input {position} follows the batch")
+    return dim
