@@ -1,0 +1,293 @@
+"""Dense layers, embeddings, activations, and layers that only move or drop values."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgeasync.nn.graph import ElementType, Graph, Value
+from edgeasync.nn.layer import Layer, glorot
+
+
+@dataclass(frozen=True, slots=True)
+class Linear(Layer):
+    """x W^T + b along the last axis: (batch, ..., in_features) to (batch, ..., out_features), float32.
+
+    Parameters: `weight` (out_features, in_features), as torch has it whatever the number of axes, by Glorot;
+    `bias` (out_features,), zeros.
+    """
+
+    in_features: int
+    out_features: int
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        self.check_integer("in_features", self.in_features)
+        self.check_integer("out_features", self.out_features)
+        self.check_flag("bias", self.bias)
+
+    def build(self, graph: Graph, path: str, x: Value) -> Value:
+        """Add a Gemm; with more than two axes, on the rows that all axes but the last make together."""
+        if not x.dims or x.dims[-1] != self.in_features:
+            raise self.mismatch(path, x, f"[batch, ..., {self.in_features}]")
+        bound = glorot(self.in_features, self.out_features)
+        parameters = [graph.uniform(f"{path}.weight", (self.out_features, self.in_features), bound)]
+        if self.bias:
+            parameters.append(graph.filled(f"{path}.bias", (self.out_features,), 0.0))
+        dims = (*x.dims[:-1], self.out_features)
+        if len(dims) == 1:
+            return Value(graph.node("Gemm", path, [x.name, *parameters], transB=1), dims)
+        # Gemm reads the weight as it lies; MatMul would need it transposed at every step.
+        rows = graph.reshape(f"{path}/rows", x.name, (-1, self.in_features))
+        product = graph.node("Gemm", f"{path}/product", [rows, *parameters], transB=1)
+        return Value(graph.reshape(path, product, (-1, *dims)), dims)
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding(Layer):
+    """A learned vector for each of `count` numbers: int64 (batch, ...) to float32 (batch, ..., width).
+
+    A number of `count` or more is an error when the model runs.
+    Parameter: `weight` (count, width), uniform with variance one.
+    """
+
+    count: int
+    width: int
+
+    def __post_init__(self) -> None:
+        self.check_integer("count", self.count)
+        self.check_integer("width", self.width)
+
+    @property
+    def input_type(self) -> ElementType:
+        """Numbers of vectors."""
+        return "int64"
+
+    def build(self, graph: Graph, path: str, x: Value) -> Value:
+        """Add a Gather."""
+        weight = graph.uniform(f"{path}.weight", (self.count, self.width), math.sqrt(3.0))
+        return Value(graph.node("Gather", path, [weight, x.name], axis=0), (*x.dims, self.width))
+
+
+@dataclass(frozen=True, slots=True)
+class PositionEmbedding(Layer):
+    """Add a learned vector to each of `length` places: (batch, length, width) to the same, float32.
+
+    Attention does not see order by itself; this tells it. Parameter: `weight` (length, width), uniform with
+    variance one.
+    """
+
+    length: int
+    width: int
+
+    def __post_init__(self) -> None:
+        self.check_integer("length", self.length)
+        self.check_integer("width", self.width)
+
+    def build(self, graph: Graph, path: str, x: Value) -> Value:
+        """Add an Add that repeats the vectors for every example."""
+        if x.dims != (self.length, self.width):
+            raise self.mismatch(path, x, f"[batch, {self.length}, {self.width}]")
+        weight = graph.uniform(f"{path}.weight", (self.length, self.width), math.sqrt(3.0))
+        return Value(graph.node("Add", path, [x.name, weight]), x.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class ReLU(Layer):
+    """max(x, 0), element by element, float32."""
+
+    def build(self, graph: Graph, path: str, x: Value) -> Value:
+        """Add a Relu."""
+        return Value(graph.node("Relu", path, [x.name]), x.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class LeakyReLU(Layer):
+    """`x` where it is positive, `negative_slope` times `x` elsewhere, float32 (Maas et al. 2013)."""
+
+    negative_slope: float = 0.01
+
+    def __post_init__(self) -> None:
+        self.check_number("negative_slope", self.negative_slope, 0.0, math.inf, "of 0 or more")
+
+    def build(self, graph: Graph, path: str, x: Value) -> Value:
+        """Add a LeakyRelu."""
+        return Value(graph.node("LeakyRelu", path, [x.name], alpha=float(self.negative_slope)), x.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class Sigmoid(Layer):
+    """1 / (1 + exp(-x)), element by element, float32."""
+
+    def build(self, graph: Graph, path: str, x: Value) -> Value:
+        """Add a Sigmoid."""
+        return Value(graph.node("Sigmoid", path, [x.name]), x.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class Tanh(Layer):
+    """The hyperbolic tangent, element by element, float32."""
+
+    def build(self, graph: Graph, path: str, x: Value) -> Value:
+        """Add a Tanh."""
+        return Value(graph.node("Tanh", path, [x.name]), x.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class GELU(Layer):
+    """`x` times the normal distribution's share below `x`, float32 (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
+
+    def build(self, graph: Graph, path: str, x: Value) -> Value:
+        """Add a Gelu, the exact one."""
+        return Value(graph.node("Gelu", path, [x.name]), x.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class Hardswish(Layer):
+    """x min(max(x + 3, 0), 6) / 6, element by element, float32 (Howard et al. 2019, arXiv:1905.02244)."""
+
+    def build(self, graph: Graph, path: str, x: Value) -> Value:
+        """Add a HardSwish."""
+        return Value(graph.node("HardSwish", path, [x.name]), x.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax(Layer):
+    """exp(x) as shares of its sum along the axis `dim`, float32; the batch is axis 0 and cannot be it.
+
+    Not for the end of a model that learns by cross-entropy, which takes raw scores.
+    """
+
+    dim: int = -1
+
+    def __post_init__(self) -> None:
+        self.check_integer("dim", self.dim, None)
+
+    def build(self, graph: Graph, path: str, x: Value) -> Value:
+        """Add a Softmax."""
+        return Value(graph.node("Softmax", path, [x.name], axis=_axis(self, path, x, self.dim)), x.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class LogSoftmax(Layer):
+    """The logarithm of softmax along the axis `dim`, float32; the batch is axis 0 and cannot be it."""
+
+    dim: int = -1
+
+    def __post_init__(self) -> None:
+        self.check_integer("dim", self.dim, None)
+
+    def build(self, graph: Graph, path: str, x: Value) -> Value:
+        """Add a LogSoftmax."""
+        return Value(graph.node("LogSoftmax", path, [x.name], axis=_axis(self, path, x, self.dim)), x.dims)
+
+
+def _axis(layer: Layer, path: str, x: Value, dim: int) -> int:
+    rank = len(x.dims) + 1
+    axis = dim + rank if dim < 0 else dim
+    if not 1 <= axis < rank:
+        raise layer.mismatch(path, x, f"an input in which dim {dim} is an axis other than the batch")
+    return axis
+
+
+@dataclass(frozen=True, slots=True)
+class Dropout(Layer):
+    """In training, zero each value with probability `p` and divide the others by 1 - p; else change nothing.
+
+    Float32, element by element (Srivastava et al. 2014). The graph is the forward model's, in which nothing
+    is dropped; a training graph made of it drops.
+    """
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        self.check_number("p", self.p, 0.0, 1.0, "of 0 or more and below 1")
+
+    def build(self, graph: Graph, path: str, x: Value) -> Value:
+        """Add a Dropout with the ratio as an input."""
+        ratio = graph.constant(f"{path}/ratio", np.float32(self.p))
+        return Value(graph.node("Dropout", path, [x.name, ratio]), x.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class Flatten(Layer):
+    """Put all axes after the batch into one: (batch, ...) to (batch, features), any type."""
+
+    @property
+    def input_type(self) -> None:
+        """Any."""
+
+    def build(self, graph: Graph, path: str, x: Value) -> Value:
+        """Add a Flatten."""
+        return Value(graph.node("Flatten", path, [x.name], axis=1), (math.prod(x.dims),), x.type)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Reshape(Layer):
+    """Give every example the shape `shape`, which has as many values: (batch, ...) to (batch, *shape), any type.
+
+    One size may be -1: what is left.
+    """
+
+    shape: tuple[int, ...]
+
+    def __init__(self, *shape: int) -> None:
+        object.__setattr__(self, "shape", shape)
+        for size in shape:
+            if size != -1:
+                self.check_integer("shape", size)
+        if not shape or shape.count(-1) > 1:
+            raise self.bad_argument("shape", shape, "one size at least, and at most one -1")
+
+    @property
+    def input_type(self) -> None:
+        """Any."""
+
+    def build(self, graph: Graph, path: str, x: Value) -> Value:
+        """Add a Reshape that keeps the batch."""
+        total, known = math.prod(x.dims), math.prod([size for size in self.shape if size != -1])
+        dims = tuple([total // known if size == -1 else int(size) for size in self.shape])
+        if math.prod(dims) != total:
+            multiple = "a multiple of " if -1 in self.shape else ""
+            raise self.mismatch(path, x, f"{multiple}{known} values per example, not {total}")
+        return Value(graph.reshape(path, x.name, (0, *dims)), dims, x.type)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Permute(Layer):
+    """Reorder the axes, any type: axis i of the result is axis `dims[i]` of the input, as torch.permute has it.
+
+    The batch is axis 0 and stays first: `Permute(0, 2, 1)` exchanges the two axes after it.
+    """
+
+    dims: tuple[int, ...]
+
+    def __init__(self, *dims: int) -> None:
+        object.__setattr__(self, "dims", dims)
+        for axis in dims:
+            self.check_integer("dims", axis, 0)
+        if sorted(dims) != list(range(len(dims))) or dims[:1] != (0,):
+            raise self.bad_argument("dims", dims, "every axis once, beginning with the batch, 0")
+
+    @property
+    def input_type(self) -> None:
+        """Any."""
+
+    def build(self, graph: Graph, path: str, x: Value) -> Value:
+        """Add a Transpose."""
+        if len(self.dims) != len(x.dims) + 1:
+            raise self.mismatch(path, x, f"{len(self.dims)} axes, the batch included")
+        dims = tuple([x.dims[axis - 1] for axis in self.dims[1:]])
+        return Value(graph.node("Transpose", path, [x.name], perm=self.dims), dims, x.type)
+
+
+@dataclass(frozen=True, slots=True)
+class MeanOverTime(Layer):
+    """The mean over axis 1: (batch, time, ...) to (batch, ...), float32."""
+
+    def build(self, graph: Graph, path: str, x: Value) -> Value:
+        """Add a ReduceMean."""
+        if len(x.dims) < 2:
+            raise self.mismatch(path, x, "[batch, time, ...]")
+        axes = graph.constant(f"{path}/axes", np.array([1], np.int64))
+        return Value(graph.node("ReduceMean", path, [x.name, axes], keepdims=0), x.dims[1:])

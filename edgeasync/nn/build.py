@@ -1,0 +1,43 @@
+"""From a description of layers to an ONNX model."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx
+
+from edgeasync.errors import ConfigError, StorageError
+from edgeasync.nn.containers import Sequential
+from edgeasync.nn.graph import INPUT, Graph, Value
+from edgeasync.nn.layer import Layer, is_integer
+
+
+def to_onnx(model: Layer, input_shape: Sequence[int], *, seed: int = 0) -> onnx.ModelProto:
+    """Return the forward model with freshly drawn parameters; the same seed gives the same bytes.
+
+    Its input is `x`, (batch, *input_shape), int64 if the model begins with an Embedding, else float32; its
+    output is `scores`, (batch, ...), float32. Initializers are the layers' parameters and running statistics,
+    named by path: `0.weight`. A layer that is not a Sequential is named as if it stood alone in one.
+
+    Raises `ConfigError`, with the path of the layer, where a layer does not take what the one before it gives.
+    """
+    if not isinstance(model, Layer):
+        raise ConfigError(f"the model is {model!r}; give a layer, as Sequential(...)")
+    dims = tuple(input_shape) if isinstance(input_shape, Sequence) else ()
+    if not dims or not all(is_integer(dim, 1) for dim in dims):
+        wanted = "the sizes of one example as a tuple, without the batch, each 1 or more"
+        raise ConfigError(f"input_shape is {input_shape!r}; give {wanted}")
+    if not is_integer(seed, 0):
+        raise ConfigError(f"seed is {seed!r}; give an integer of 0 or more")
+    layers = model if isinstance(model, Sequential) else Sequential(model)
+    graph = Graph(int(seed))
+    x = Value(INPUT, tuple([int(dim) for dim in dims]), layers.input_type or "float32")
+    return graph.model(x, layers.place(graph, "", x))
+
+
+def save(model: Layer, path: str | Path, input_shape: Sequence[int], *, seed: int = 0) -> None:
+    """Write what `to_onnx` returns to a file; raises `ConfigError` as it does, and `StorageError`."""
+    content = to_onnx(model, input_shape, seed=seed).SerializeToString(deterministic=True)
+    try:
+        Path(path).write_bytes(content)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written: {error.strerror}; give another place") from error

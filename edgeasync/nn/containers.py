@@ -1,0 +1,84 @@
+"""Layers made of layers: one after another, and around a shortcut."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from edgeasync.errors import ConfigError
+from edgeasync.nn.graph import ElementType, Graph, Value
+from edgeasync.nn.layer import Layer
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Sequential(Layer):
+    """Layers one after another: each takes what the one before it gives.
+
+    The layers are named by their places: the third of a model is `2`, the first in it `2.0`.
+    Raises `ConfigError` if there is no layer, or one that is none.
+    """
+
+    layers: tuple[Layer, ...]
+
+    def __init__(self, *layers: Layer) -> None:
+        object.__setattr__(self, "layers", _checked("Sequential", layers))
+
+    @property
+    def input_type(self) -> ElementType | None:
+        """The type of element that the first particular layer takes."""
+        return _first_type(self.layers)
+
+    def build(self, graph: Graph, path: str, x: Value) -> Value:
+        """Build the layers in order."""
+        prefix = f"{path}." if path else ""
+        for place, layer in enumerate(self.layers):
+            x = layer.place(graph, f"{prefix}{place}", x)
+        return x
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Residual(Layer):
+    """The sum of a body, whose layers come one after another, and its input (He et al. 2015, arXiv:1512.03385).
+
+    Where the body changes the shape, `shortcut` is a layer that brings the input to the same one. The body's
+    layers are named `body.0`, `body.1`, ..., the shortcut `shortcut`.
+    Raises `ConfigError` if the body is empty, a part is not a layer, or body and shortcut differ in shape.
+    """
+
+    body: tuple[Layer, ...]
+    shortcut: Layer | None
+
+    def __init__(self, *body: Layer, shortcut: Layer | None = None) -> None:
+        object.__setattr__(self, "body", _checked("Residual", body))
+        if shortcut is not None:
+            _checked("Residual", (shortcut,))
+        object.__setattr__(self, "shortcut", shortcut)
+
+    @property
+    def input_type(self) -> ElementType | None:
+        """The type of element that the body takes."""
+        return _first_type(self.body)
+
+    def build(self, graph: Graph, path: str, x: Value) -> Value:
+        """Build the body and the shortcut, and add their results."""
+        body = Sequential(*self.body).place(graph, f"{path}.body", x)
+        shortcut = x if self.shortcut is None else self.shortcut.place(graph, f"{path}.shortcut", x)
+        if (body.dims, body.type) != (shortcut.dims, shortcut.type):
+            side = "input" if self.shortcut is None else "shortcut"
+            raise ConfigError(
+                f"{path} Residual got {x}; its body makes {body} of it, but its {side} is {shortcut}: "
+                "give a shortcut that makes the same shape as the body"
+            )
+        return Value(graph.node("Add", path, [body.name, shortcut.name]), body.dims, body.type)
+
+
+def _first_type(layers: tuple[Layer, ...]) -> ElementType | None:
+    return next((layer.input_type for layer in layers if layer.input_type is not None), None)
+
+
+def _checked(owner: str, layers: tuple[Any, ...]) -> tuple[Layer, ...]:
+    if not layers:
+        raise ConfigError(f"{owner} has no layers; give one at least")
+    for place, layer in enumerate(layers):
+        if not isinstance(layer, Layer):
+            hint = f"; write {layer.__name__}(...)" if isinstance(layer, type) else ""
+            raise ConfigError(f"{owner}: {layer!r} at place {place} is not a layer{hint}")
+    return layers

@@ -1,0 +1,260 @@
+"""Convolutions, pooling and upsampling: (batch, channels, length) or (batch, channels, height, width), float32."""
+
+import math
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from edgeasync.nn.graph import Graph, Value
+from edgeasync.nn.layer import Layer, he, times
+
+Size = int | tuple[int, ...]
+"""One integer for all axes, or one for each."""
+
+AXES = {1: ("length",), 2: ("height", "width")}
+
+
+class _Spatial(Layer):
+    """What slides a window over `axes` axes behind the channels."""
+
+    __slots__ = ()
+    axes: ClassVar[int]
+
+    def check_shape(self, path: str, x: Value, channels: int | str) -> None:
+        """Raise `ConfigError` unless `x` has so many axes, and `channels` of channels if that is a number."""
+        if len(x.dims) != self.axes + 1 or (isinstance(channels, int) and x.dims[0] != channels):
+            raise self.mismatch(path, x, f"[batch, {channels}, {', '.join(AXES[self.axes])}]")
+
+    def slide(self, path: str, x: Value, window: tuple[int, ...], attributes: dict[str, Any]) -> tuple[int, ...]:
+        """Return the places of a window (dilation included) along each axis; raises `ConfigError` if none."""
+        strides, pads = attributes["strides"], attributes["pads"][: self.axes]
+        least = [size - 2 * pad for size, pad in zip(window, pads, strict=True)]
+        if any(dim < size for dim, size in zip(x.dims[1:], least, strict=True)):
+            raise self.mismatch(path, x, f"{' and '.join(AXES[self.axes])} of {times(least)} or more")
+        return tuple([(d - s) // t + 1 for d, s, t in zip(x.dims[1:], least, strides, strict=True)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Convolution(_Spatial):
+    """The arguments that all convolutions share."""
+
+    in_channels: int
+    out_channels: int
+    kernel_size: Size
+    stride: Size = 1
+    padding: Size = 0
+    _: KW_ONLY  # torch has these in one order for Conv2d and in another for ConvTranspose2d
+    dilation: Size = 1
+    groups: int = 1
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        self.check_integer("in_channels", self.in_channels)
+        self.check_integer("out_channels", self.out_channels)
+        self.check_integer("groups", self.groups)
+        self.check_flag("bias", self.bias)
+        self.window()
+        if self.in_channels % self.groups or self.out_channels % self.groups:
+            wanted = f"a divisor of in_channels {self.in_channels} and out_channels {self.out_channels}"
+            raise self.bad_argument("groups", self.groups, wanted)
+
+    def window(self) -> dict[str, Any]:
+        """Return the arguments as ONNX names and spells them; raises `ConfigError`."""
+        return {
+            "kernel_shape": self.sizes("kernel_size", self.kernel_size, self.axes, 1),
+            "strides": self.sizes("stride", self.stride, self.axes, 1),
+            "pads": self.sizes("padding", self.padding, self.axes, 0) * 2,
+            "dilations": self.sizes("dilation", self.dilation, self.axes, 1),
+            "group": int(self.groups),
+        }
+
+    def parameters(self, graph: Graph, path: str, shape: tuple[int, ...], inputs: float) -> list[str]:
+        """Add the weight, by He for so many inputs of a result's value, and the bias; return their names."""
+        names = [graph.uniform(f"{path}.weight", shape, he(inputs))]
+        if self.bias:
+            names.append(graph.filled(f"{path}.bias", (self.out_channels,), 0.0))
+        return names
+
+
+@dataclass(frozen=True, slots=True)
+class _Forward(_Convolution):
+    """A convolution that is not transposed."""
+
+    def build(self, graph: Graph, path: str, x: Value) -> Value:
+        """Add a Conv."""
+        self.check_shape(path, x, self.in_channels)
+        attributes = self.window()
+        kernel = attributes["kernel_shape"]
+        reach = [d * (k - 1) + 1 for d, k in zip(attributes["dilations"], kernel, strict=True)]
+        places = self.slide(path, x, tuple(reach), attributes)
+        shape = (self.out_channels, self.in_channels // self.groups, *kernel)
+        parameters = self.parameters(graph, path, shape, math.prod(shape[1:]))
+        return Value(graph.node("Conv", path, [x.name, *parameters], **attributes), (self.out_channels, *places))
+
+
+@dataclass(frozen=True, slots=True)
+class Conv1d(_Forward):
+    """Convolution along one axis: (batch, in_channels, length) to (batch, out_channels, places), float32.
+
+    Parameters: `weight` (out_channels, in_channels / groups, kernel), by He; `bias` (out_channels,), zeros.
+    """
+
+    axes: ClassVar[int] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Conv2d(_Forward):
+    """Convolution: (batch, in_channels, height, width) to (batch, out_channels, rows, columns), float32.
+
+    `kernel_size`, `stride`, `padding` and `dilation` are an integer or one for each axis; `groups` equal to
+    the channels makes it depthwise.
+    Parameters: `weight` (out_channels, in_channels / groups, *kernel), by He; `bias` (out_channels,), zeros.
+    """
+
+    axes: ClassVar[int] = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ConvTranspose2d(_Convolution):
+    """The transpose of a convolution, which makes images larger; shapes as Conv2d, float32.
+
+    A side of n becomes (n - 1) stride - 2 padding + dilation (kernel - 1) + 1.
+    Parameters: `weight` (in_channels, out_channels / groups, *kernel), by He for the values that meet in one
+    of the result; `bias` (out_channels,), zeros.
+    """
+
+    axes: ClassVar[int] = 2
+
+    def build(self, graph: Graph, path: str, x: Value) -> Value:
+        """Add a ConvTranspose."""
+        self.check_shape(path, x, self.in_channels)
+        attributes = self.window()
+        kernel, strides = attributes["kernel_shape"], attributes["strides"]
+        dims = tuple(
+            [
+                (n - 1) * s - 2 * p + d * (k - 1) + 1
+                for n, s, p, d, k in zip(
+                    x.dims[1:], strides, attributes["pads"][:2], attributes["dilations"], kernel, strict=True
+                )
+            ]
+        )
+        if min(dims) < 1:
+            raise self.mismatch(path, x, f"a larger image: its padding leaves {times(dims)} of this one")
+        shape = (self.in_channels, self.out_channels // self.groups, *kernel)
+        # A value of the result meets every stride-th place of the kernel only, along each axis.
+        meeting = shape[0] // self.groups * math.prod(kernel) / math.prod(strides)
+        parameters = self.parameters(graph, path, shape, max(meeting, 1.0))
+        node = graph.node("ConvTranspose", path, [x.name, *parameters], **attributes)
+        return Value(node, (self.out_channels, *dims))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool(_Spatial):
+    """The arguments that all pooling with a window shares; `stride` is the window's size unless given."""
+
+    kernel_size: Size
+    stride: Size | None = None
+    padding: Size = 0
+
+    def __post_init__(self) -> None:
+        window = self.window()
+        if any(2 * pad > size for pad, size in zip(window["pads"], window["kernel_shape"] * 2, strict=True)):
+            raise self.bad_argument("padding", self.padding, "half the kernel_size at most")
+
+    def window(self) -> dict[str, Any]:
+        """Return the arguments as ONNX names and spells them; raises `ConfigError`."""
+        kernel = self.sizes("kernel_size", self.kernel_size, self.axes, 1)
+        return {
+            "kernel_shape": kernel,
+            "strides": kernel if self.stride is None else self.sizes("stride", self.stride, self.axes, 1),
+            "pads": self.sizes("padding", self.padding, self.axes, 0) * 2,
+        }
+
+    def pool(self, graph: Graph, path: str, x: Value, operator: str, **more: int) -> Value:
+        """Add a pooling node; raises `ConfigError`."""
+        self.check_shape(path, x, "channels")
+        attributes = self.window()
+        places = self.slide(path, x, attributes["kernel_shape"], attributes)
+        return Value(graph.node(operator, path, [x.name], **attributes, **more), (x.dims[0], *places))
+
+
+@dataclass(frozen=True, slots=True)
+class MaxPool1d(_Pool):
+    """The largest value in each window: (batch, channels, length) to (batch, channels, places), float32.
+
+    `stride` is `kernel_size` unless given; a window that does not fit at the end is left out.
+    """
+
+    axes: ClassVar[int] = 1
+
+    def build(self, graph: Graph, path: str, x: Value) -> Value:
+        """Add a MaxPool."""
+        return self.pool(graph, path, x, "MaxPool")
+
+
+@dataclass(frozen=True, slots=True)
+class MaxPool2d(_Pool):
+    """The largest value in each window: (batch, channels, height, width) to the same with fewer, float32.
+
+    `stride` is `kernel_size` unless given; windows that do not fit at the ends are left out.
+    """
+
+    axes: ClassVar[int] = 2
+
+    def build(self, graph: Graph, path: str, x: Value) -> Value:
+        """Add a MaxPool."""
+        return self.pool(graph, path, x, "MaxPool")
+
+
+@dataclass(frozen=True, slots=True)
+class AvgPool2d(_Pool):
+    """The mean of each window, padding counted in: (batch, channels, height, width) to fewer, float32.
+
+    `stride` is `kernel_size` unless given; windows that do not fit at the ends are left out.
+    """
+
+    axes: ClassVar[int] = 2
+
+    def build(self, graph: Graph, path: str, x: Value) -> Value:
+        """Add an AveragePool."""
+        return self.pool(graph, path, x, "AveragePool", count_include_pad=1)
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalAvgPool(Layer):
+    """The mean of each channel: (batch, channels, length or height and width) to (batch, channels), float32."""
+
+    def build(self, graph: Graph, path: str, x: Value) -> Value:
+        """Add a GlobalAveragePool and a Flatten of the axes of one that it leaves."""
+        if len(x.dims) not in (2, 3):
+            raise self.mismatch(path, x, "[batch, channels, length] or [batch, channels, height, width]")
+        mean = graph.node("GlobalAveragePool", f"{path}/mean", [x.name])
+        return Value(graph.node("Flatten", path, [mean], axis=1), x.dims[:1])
+
+
+@dataclass(frozen=True, slots=True)
+class Upsample(Layer):
+    """Repeat every value `scale_factor` times along each axis behind the channels, 1d or 2d, float32."""
+
+    scale_factor: int
+
+    def __post_init__(self) -> None:
+        self.check_integer("scale_factor", self.scale_factor)
+
+    def build(self, graph: Graph, path: str, x: Value) -> Value:
+        """Add a Resize by the nearest value."""
+        if len(x.dims) not in (2, 3):
+            raise self.mismatch(path, x, "[batch, channels, length] or [batch, channels, height, width]")
+        dims = (x.dims[0], *[dim * int(self.scale_factor) for dim in x.dims[1:]])
+        factors = [1.0, 1.0, *[self.scale_factor] * (len(dims) - 1)]
+        scales = graph.constant(f"{path}/scales", np.array(factors, np.float32))
+        node = graph.node(
+            "Resize",
+            path,
+            [x.name, "", scales],
+            mode="nearest",
+            coordinate_transformation_mode="asymmetric",
+            nearest_mode="floor",
+        )
+        return Value(node, dims)

@@ -1,0 +1,104 @@
+"""Recurrent layers over (batch, time, features), float32; their states begin at zero.
+
+ONNX keeps time before the batch, so a Transpose stands at either end.
+"""
+
+import math
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
+
+from edgeasync.nn.graph import Graph, Value
+from edgeasync.nn.layer import Layer
+
+
+@dataclass(frozen=True, slots=True)
+class _Recurrent(Layer):
+    """What LSTM and GRU share."""
+
+    input_size: int
+    hidden_size: int
+    num_layers: int = 1
+    _: KW_ONLY
+    bidirectional: bool = False
+    return_sequences: bool = False
+
+    operator: ClassVar[str]
+    gates: ClassVar[int]
+    attributes: ClassVar[dict[str, int]]
+
+    def __post_init__(self) -> None:
+        self.check_integer("input_size", self.input_size)
+        self.check_integer("hidden_size", self.hidden_size)
+        self.check_integer("num_layers", self.num_layers)
+        self.check_flag("bidirectional", self.bidirectional)
+        self.check_flag("return_sequences", self.return_sequences)
+
+    def build(self, graph: Graph, path: str, x: Value) -> Value:
+        """Add the recurrent nodes, and what brings time before the batch and back."""
+        if len(x.dims) != 2 or x.dims[1] != self.input_size:
+            raise self.mismatch(path, x, f"[batch, time, {self.input_size}]")
+        directions = 2 if self.bidirectional else 1
+        time, features = x.dims[0], directions * int(self.hidden_size)
+        sequence, width = graph.node("Transpose", f"{path}/time_first", [x.name], perm=(1, 0, 2)), x.dims[1]
+        for layer in range(self.num_layers):
+            here = path if self.num_layers == 1 else f"{path}.{layer}"
+            last = layer == self.num_layers - 1
+            parameters = self._parameters(graph, here, width, directions)
+            states = graph.node(
+                self.operator,
+                f"{here}/states",
+                [sequence, *parameters],
+                # The first output holds the states of all times, the second the last states alone.
+                output=int(last and not self.return_sequences),
+                hidden_size=int(self.hidden_size),
+                direction="bidirectional" if self.bidirectional else "forward",
+                **self.attributes,
+            )
+            if not last:
+                side_by_side = graph.node("Transpose", f"{here}/directions_last", [states], perm=(0, 2, 1, 3))
+                sequence, width = graph.reshape(f"{here}/sequence", side_by_side, (time, -1, features)), features
+        if self.return_sequences:
+            batch_first = graph.node("Transpose", f"{path}/batch_first", [states], perm=(2, 0, 1, 3))
+            return Value(graph.reshape(path, batch_first, (0, time, features)), (time, features))
+        batch_first = graph.node("Transpose", f"{path}/batch_first", [states], perm=(1, 0, 2))
+        return Value(graph.reshape(path, batch_first, (0, features)), (features,))
+
+    def _parameters(self, graph: Graph, path: str, width: int, directions: int) -> list[str]:
+        rows, bound = self.gates * int(self.hidden_size), 1.0 / math.sqrt(self.hidden_size)
+        return [
+            graph.uniform(f"{path}.weight_ih", (directions, rows, width), bound),
+            graph.uniform(f"{path}.weight_hh", (directions, rows, int(self.hidden_size)), bound),
+            graph.uniform(f"{path}.bias", (directions, 2 * rows), bound),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class LSTM(_Recurrent):
+    """Long short-term memory over (batch, time, input_size), float32 (Hochreiter & Schmidhuber 1997).
+
+    With `return_sequences` the result is the state at every time, (batch, time, directions * hidden_size),
+    otherwise the last one, (batch, directions * hidden_size); of the backward direction that is the one at
+    the first time. Forward comes before backward.
+
+    Parameters, uniform within 1 / sqrt(hidden_size) as torch's: `weight_ih` (directions, 4 hidden_size,
+    features), `weight_hh` (directions, 4 hidden_size, hidden_size) and `bias` (directions, 8 hidden_size), the
+    input's bias before the state's; the gates lie in ONNX's order: input, output, forget, cell. With
+    `num_layers` above 1, the names begin with the layer's number: `0.weight_ih`.
+    """
+
+    operator: ClassVar[str] = "LSTM"
+    gates: ClassVar[int] = 4
+    attributes: ClassVar[dict[str, int]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class GRU(_Recurrent):
+    """Gated recurrent units over (batch, time, input_size), float32 (Cho et al. 2014, arXiv:1406.1078).
+
+    The reset gate acts after the product with the state, as in torch. Results and parameters are as LSTM's,
+    with 3 and 6 in place of 4 and 8; the gates lie in ONNX's order: update, reset, hidden.
+    """
+
+    operator: ClassVar[str] = "GRU"
+    gates: ClassVar[int] = 3
+    attributes: ClassVar[dict[str, int]] = {"linear_before_reset": 1}
