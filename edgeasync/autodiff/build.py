@@ -17,7 +17,7 @@ from onnx import helper
 
 from edgeasync.autodiff import differentiate, forward
 from edgeasync.autodiff.forward import Forward
-from edgeasync.autodiff.graph import FLOAT, Array, needed, tensor, value_info, write_nodes
+from edgeasync.autodiff.graph import FLOAT, Array, Node, needed, tensor, value_info, write_nodes
 from edgeasync.autodiff.losses import TARGET, LossParts, add_loss, target_type
 from edgeasync.autodiff.rules import TrainingGraphBuilder
 from edgeasync.autodiff.settings import BinaryCrossEntropy, CrossEntropy, GraphSettings, find_loss
@@ -141,6 +141,8 @@ def _assemble(prepared: Forward, settings: GraphSettings, chosen: list[str], liv
         "edgeasync.target": settings.target,
         "edgeasync.loss": msgspec.json.encode(loss).decode(),
     }
+    if isinstance(loss, CrossEntropy):
+        metadata["edgeasync.classes"] = str(prepared.shapes[prepared.output][1])
     model = _serialize(prepared, graph, spec, parts, results, metadata)
     initial = spec.flatten({parameter.name: prepared.parameters[parameter.name] for parameter in spec.parameters})
     return TrainingGraph(model, spec, initial)
@@ -186,7 +188,7 @@ def _serialize(
     for result, name in results.items():
         # One tensor under two names, or an input that is a result as it is, needs a node of its own.
         if name in rename or name in taken or name in graph.constants:
-            graph.nodes.append(_identity(name, result))
+            graph.nodes.append(Node("Identity", [name], [result], {}, result))
         else:
             rename[name] = result
     used = {name for node in graph.nodes for name in node.inputs}
@@ -207,11 +209,7 @@ def _serialize(
         producer_name="edgeasync",
     )
     helper.set_model_props(proto, metadata)
-    return proto.SerializeToString()
-
-
-def _identity(name: str, result: str) -> "forward.Node":
-    return forward.Node("Identity", [name], [result], {}, result)
+    return bytes(proto.SerializeToString())
 
 
 def _check_names(

@@ -67,12 +67,12 @@ def parse(data: bytes) -> onnx.ModelProto:
 
 
 def _opset(model: onnx.ModelProto) -> int:
-    return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
+    return next((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
 
 
 def choose_output(model: onnx.ModelProto, output: str | None) -> str:
     """Return the tensor that the loss reads; raises `GraphError` if it is unclear or missing."""
-    names = [value.name for value in model.graph.output]
+    names = [str(value.name) for value in model.graph.output]
     if output is None:
         if len(names) != 1:
             raise GraphError(f"the model has {len(names)} outputs ({', '.join(names)}); name the one to train")
@@ -95,7 +95,7 @@ def prepare(model: onnx.ModelProto, output: str, trained: Iterable[str], statist
     nodes = _resolve(needed(read_nodes(model.graph.node), [output]), forward)
     _check_domains(model, nodes)
     used = {name for node in nodes for name in free_inputs(node)}
-    symbols = set()
+    symbols: set[str] = set()
     for entry in model.graph.input:
         if entry.name not in forward.parameters and entry.name not in forward.constants and entry.name in used:
             _read_input(forward, entry, symbols)

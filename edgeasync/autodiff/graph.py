@@ -66,9 +66,9 @@ class Graph:
         """Append a node with one output; return its name."""
         return self.add(op, *inputs, **attributes)[0]
 
-    def constant(self, value: npt.ArrayLike, dtype: npt.DTypeLike = None) -> str:
+    def constant(self, value: npt.ArrayLike) -> str:
         """Return the name of a constant; equal ones are shared."""
-        array = np.ascontiguousarray(value, dtype)
+        array = np.ascontiguousarray(value)
         array = array.reshape(np.shape(value))  # ascontiguousarray makes a scalar a vector
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._shared:

@@ -9,12 +9,12 @@ from edgeasync.config import Section
 from edgeasync.policies.aggregation import Aggregator, ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency, FrequencyController
 from edgeasync.policies.staleness import PolynomialStaleness, StalenessPolicy
-from edgeasync.policies.transforms import SGD, Transform
+from edgeasync.policies.transforms import SGD, Adam, Transform
 
 # The one table of kinds: a new kind joins its union here and needs no other change.
 StalenessKind = PolynomialStaleness
 AggregatorKind = ImmediateAggregator
-TransformKind = SGD
+TransformKind = SGD | Adam
 FrequencyKind = FixedFrequency
 
 

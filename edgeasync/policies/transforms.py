@@ -6,6 +6,7 @@ As in optax a transform is a pure description. It is split in two so that a hub'
 can be written down and replayed: `plan` decides them, `apply` is elementwise arithmetic on any slice.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Protocol
 
@@ -68,6 +69,50 @@ class SGD(Section, frozen=True, tag_field="kind", tag="sgd"):
             np.multiply(velocity, np.float32(learning_rate), out=gradient)
         else:
             np.multiply(gradient, np.float32(learning_rate), out=gradient)
+
+
+class Adam(Section, frozen=True, tag_field="kind", tag="adam"):
+    """Adam: moving averages of the gradient and of its square, both corrected for their start at zero.
+
+    Kingma and Ba 2015 (arXiv:1412.6980); `epsilon` is added outside the root, as there. It keeps two vectors.
+    """
+
+    learning_rate: Annotated[float, Meta(gt=0.0, le=1e6)] = 0.001
+    beta1: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9
+    beta2: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.999
+    epsilon: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-8
+
+    @property
+    def state_vectors(self) -> int:
+        """The averages of the gradient and of its square."""
+        return 2
+
+    def plan(self, norm: float, count: int) -> Scalars:  # noqa: ARG002
+        """Return the corrected learning rate, the correction of the root, and the averages' factors."""
+        first = 1.0 - self.beta1 ** (count + 1)
+        second = 1.0 - self.beta2 ** (count + 1)
+        return (self.learning_rate / first, 1.0 / math.sqrt(second), self.beta1, self.beta2, self.epsilon)
+
+    def factor(self, scalars: Scalars) -> float | None:  # noqa: ARG002
+        """Return `None`: it is never mere scaling."""
+        return None
+
+    def apply(self, gradient: Vector, state: Sequence[Vector], scalars: Scalars) -> None:
+        """Turn gradient into step, in place."""
+        step_size, root_scale, beta1, beta2, epsilon = [np.float32(value) for value in scalars]
+        mean, square = state
+        np.multiply(mean, beta1, out=mean)
+        np.multiply(square, beta2, out=square)
+        scratch = np.multiply(gradient, np.float32(1.0) - beta1)
+        np.add(mean, scratch, out=mean)
+        np.multiply(gradient, gradient, out=scratch)
+        np.multiply(scratch, np.float32(1.0) - beta2, out=scratch)
+        np.add(square, scratch, out=square)
+        np.sqrt(square, out=scratch)
+        np.multiply(scratch, root_scale, out=scratch)
+        np.add(scratch, epsilon, out=scratch)
+        np.divide(mean, scratch, out=gradient)
+        np.multiply(gradient, step_size, out=gradient)
 
 
 def state_vectors(chain: Sequence[Transform]) -> int:

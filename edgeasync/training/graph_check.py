@@ -1,0 +1,387 @@
+"""What a device makes sure of before it lets onnxruntime read a graph that came from a hub.
+
+A small reader of protobuf's wire format walks the whole message, without the `onnx` package and without
+copying any tensor. It is strict where protobuf is lenient: a field that it does not know, one of another wire
+type, a second value where one belongs: each is refused, so that onnxruntime cannot read more out of the bytes
+than was looked at here. Field numbers are those of `onnx/onnx.proto`.
+
+It keeps out code and files: operators of other domains and those not on a list, functions, tensors outside the
+graph, control flow but `Scan`, and messages made to exhaust whoever reads them. It does not bound what a graph
+of allowed operators computes (an `Expand` or a `ConstantOfShape` may ask for any amount of memory), does not
+say that the graph is a sound one (onnxruntime checks types and shapes), and does not protect from mistakes in
+onnxruntime's own operators. Whoever trains for a hub trusts it with time and memory, and not with more.
+"""
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+
+from edgeasync.errors import GraphError
+from edgeasync.protocol.wire import Buffer
+
+NODES_MAX = 20_000
+DEPTH_MAX = 4
+"""Graphs inside one another: the model's own, and bodies of Scan."""
+
+FIELDS_MAX = 2_000_000
+"""Fields of the whole message; with fewer than a few for each node it is no graph but a way to keep us busy."""
+
+OPSET_MIN, OPSET_MAX = 13, 28
+DIMS_MAX = 32
+
+_NAMES = """
+    Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh Attention AveragePool BatchNormalization
+    BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil Celu CenterCropPad Clip Col2Im
+    Compress Concat Constant ConstantOfShape Conv ConvTranspose Cos Cosh CumProd CumSum DepthToSpace
+    DequantizeLinear Det Div Dropout Einsum Elu Equal Erf Exp Expand EyeLike Flatten Floor GRU Gather
+    GatherElements GatherND Gelu Gemm GlobalAveragePool GlobalLpPool GlobalMaxPool Greater GreaterOrEqual
+    GridSample GroupNormalization HardSigmoid HardSwish Hardmax Identity InstanceNormalization IsInf IsNaN LRN
+    LSTM LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax LpNormalization LpPool MatMul Max MaxPool
+    MaxUnpool Mean MeanVarianceNormalization Min Mish Mod Mul Neg NegativeLogLikelihoodLoss NonZero Not OneHot
+    Or PRelu Pad Pow QuantizeLinear RMSNormalization RNN Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum
+    ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize
+    ReverseSequence RotaryEmbedding Round Scan ScatterElements ScatterND Selu Shape Shrink Sigmoid Sign Sin Sinh
+    Size Slice Softmax SoftmaxCrossEntropyLoss Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Swish
+    Tan Tanh ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Where Xor
+"""
+ALLOWED = frozenset(_NAMES.split())
+"""Standard operators that compute tensors from tensors; none that loops freely, branches or draws at random.
+
+Dropout is there because a training graph needs it; `Loop` and `If` are not, nor sequences, text and images.
+"""
+
+_ITEM_BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 16: 16}
+"""Bits of a value by TensorProto.DataType: numbers and booleans only."""
+
+_MEND = "give the hub one self-contained graph of standard operators"
+
+_VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
+
+# Field number -> name and wire types. A name with a star may come any number of times.
+_Schema = dict[int, tuple[str, tuple[int, ...]]]
+_ONE, _MANY = (_BYTES,), (_VARINT, _BYTES)
+_MODEL: _Schema = {
+    1: ("ir_version", (_VARINT,)), 2: ("producer_name", _ONE), 3: ("producer_version", _ONE), 4: ("domain", _ONE),
+    5: ("model_version", (_VARINT,)), 6: ("doc_string", _ONE), 7: ("graph", _ONE), 8: ("opset_import*", _ONE),
+    14: ("metadata_props*", _ONE), 20: ("training_info*", _ONE), 25: ("functions*", _ONE),
+}  # fmt: skip
+_OPSET: _Schema = {1: ("domain", _ONE), 2: ("version", (_VARINT,))}
+_GRAPH: _Schema = {
+    1: ("node*", _ONE), 2: ("name", _ONE), 5: ("initializer*", _ONE), 10: ("doc_string", _ONE),
+    11: ("input*", _ONE), 12: ("output*", _ONE), 13: ("value_info*", _ONE), 15: ("sparse_initializer*", _ONE),
+    16: ("metadata_props*", _ONE),
+}  # fmt: skip
+_NODE: _Schema = {
+    1: ("input*", _ONE), 2: ("output*", _ONE), 3: ("name", _ONE), 4: ("op_type", _ONE), 5: ("attribute*", _ONE),
+    6: ("doc_string", _ONE), 7: ("domain", _ONE), 8: ("overload", _ONE), 9: ("metadata_props*", _ONE),
+}  # fmt: skip
+_ATTRIBUTE: _Schema = {
+    1: ("name", _ONE), 2: ("f", (_FOUR,)), 3: ("i", (_VARINT,)), 4: ("s", _ONE), 5: ("t", _ONE), 6: ("g", _ONE),
+    7: ("floats*", (_FOUR, _BYTES)), 8: ("ints*", _MANY), 9: ("strings*", _ONE), 10: ("tensors*", _ONE),
+    11: ("graphs*", _ONE), 13: ("doc_string", _ONE), 14: ("tp", _ONE), 15: ("type_protos*", _ONE),
+    20: ("type", (_VARINT,)), 21: ("ref_attr_name", _ONE), 22: ("sparse_tensor", _ONE),
+    23: ("sparse_tensors*", _ONE),
+}  # fmt: skip
+_TENSOR: _Schema = {
+    1: ("dims*", _MANY), 2: ("data_type", (_VARINT,)), 3: ("segment", _ONE), 4: ("float_data*", (_FOUR, _BYTES)),
+    5: ("int32_data*", _MANY), 6: ("string_data*", _ONE), 7: ("int64_data*", _MANY), 8: ("name", _ONE),
+    9: ("raw_data", _ONE), 10: ("double_data*", (_EIGHT, _BYTES)), 11: ("uint64_data*", _MANY),
+    12: ("doc_string", _ONE), 13: ("external_data*", _ONE), 14: ("data_location", (_VARINT,)),
+    16: ("metadata_props*", _ONE),
+}  # fmt: skip
+_VALUE: _Schema = {
+    1: ("name", _ONE), 2: ("type", _ONE), 3: ("doc_string", _ONE), 4: ("metadata_props*", _ONE),
+}  # fmt: skip
+_TYPE: _Schema = {1: ("tensor_type", _ONE), 6: ("denotation", _ONE)}
+_TENSOR_TYPE: _Schema = {1: ("elem_type", (_VARINT,)), 2: ("shape", _ONE)}
+_SHAPE: _Schema = {1: ("dim*", _ONE)}
+_DIM: _Schema = {1: ("dim_value", (_VARINT,)), 2: ("dim_param", _ONE), 3: ("denotation", _ONE)}
+_ENTRY: _Schema = {1: ("key", _ONE), 2: ("value", _ONE)}
+
+_FOREIGN = {
+    "functions": "functions of its own",
+    "training_info": "a training_info",
+    "sparse_initializer": "sparse tensors",
+    "sparse_tensor": "sparse tensors",
+    "sparse_tensors": "sparse tensors",
+    "tensors": "a list of tensors",
+    "graphs": "a list of graphs",
+    "tp": "a type",
+    "type_protos": "types",
+    "ref_attr_name": "a function's parameter",
+    "overload": "an overloaded function",
+    "segment": "values in segments",
+    "string_data": "text",
+    "external_data": "values in another file",
+    "data_location": "values in another file",
+}
+"""What no training graph needs: the field, and how to call it."""
+
+
+class GraphSummary(msgspec.Struct, frozen=True):
+    """What a graph is made of: nodes (all subgraphs included), how many kinds, and the outer graph's names."""
+
+    nodes: int
+    operators: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def check_graph(model: Buffer, *, bytes_max: int, nodes_max: int = NODES_MAX) -> GraphSummary:
+    """Screen a serialized ONNX model; return its summary. Raises `GraphError`, whatever the bytes are.
+
+    `bytes_max` bounds the message, and with it all constants in it; `nodes_max` the nodes of all its graphs.
+    """
+    view = memoryview(model).cast("B")
+    if len(view) > bytes_max:
+        raise GraphError(f"the graph has {len(view)} bytes, over the limit of {bytes_max}; raise graph_bytes_max")
+    return _Screen(nodes_max).model(view)
+
+
+class _Screen:
+    """One walk through one message; counts what must stay within bounds."""
+
+    def __init__(self, nodes_max: int) -> None:
+        self._nodes_max = nodes_max
+        self._nodes = self._fields = 0
+        self._operators: set[bytes] = set()
+
+    def model(self, view: memoryview) -> GraphSummary:
+        graph: memoryview | None = None
+        opsets = 0
+        for name, value in self._walk(view, _MODEL, "the graph"):
+            if name == "graph":
+                graph = _bytes(value)
+            elif name == "opset_import":
+                self._opset(_bytes(value))
+                opsets += 1
+            elif name in _FOREIGN:
+                raise GraphError(
+                    f"the graph has {_FOREIGN[name]}; give the hub a graph of standard operators only"
+                )
+        if graph is None:
+            raise GraphError("the hub's file holds no graph; give the hub an ONNX model")
+        if opsets != 1:
+            raise GraphError(f"the graph imports {opsets} sets of operators; it must import ai.onnx alone, once")
+        inputs, outputs = self._graph(graph, 1)
+        return GraphSummary(self._nodes, len(self._operators), inputs, outputs)
+
+    def _opset(self, view: memoryview) -> None:
+        domain, version = b"", 0
+        for name, value in self._walk(view, _OPSET, "an opset_import"):
+            if name == "domain":
+                domain = bytes(_bytes(value))
+            else:
+                version = _int(value)
+        _check_domain(domain, "the graph imports")
+        if not OPSET_MIN <= version <= OPSET_MAX:
+            raise GraphError(f"the graph is of opset {version}; give the hub one of {OPSET_MIN} to {OPSET_MAX}")
+
+    def _graph(self, view: memoryview, depth: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        if depth > DEPTH_MAX:
+            raise GraphError(
+                f"graphs lie more than {DEPTH_MAX} deep inside one another; give the hub a plainer one"
+            )
+        inputs: list[str] = []
+        outputs: list[str] = []
+        for name, value in self._walk(view, _GRAPH, "a graph"):
+            match name:
+                case "node":
+                    self._node(_bytes(value), depth)
+                case "initializer":
+                    self._tensor(_bytes(value))
+                case "input":
+                    inputs.append(self._value(_bytes(value)))
+                case "output":
+                    outputs.append(self._value(_bytes(value)))
+                case "value_info":
+                    self._value(_bytes(value))
+        return tuple(inputs), tuple(outputs)
+
+    def _node(self, view: memoryview, depth: int) -> None:
+        self._nodes += 1
+        if self._nodes > self._nodes_max:
+            raise GraphError(f"the graph has more than {self._nodes_max} nodes; give the hub a smaller one")
+        operator = node_name = domain = b""
+        attributes = []
+        for name, value in self._walk(view, _NODE, "a node"):
+            match name:
+                case "op_type":
+                    operator = bytes(_bytes(value)[:128])
+                case "name":
+                    node_name = bytes(_bytes(value)[:128])
+                case "domain":
+                    domain = bytes(_bytes(value)[:128])
+                case "attribute":
+                    attributes.append(_bytes(value))
+        where = _where(node_name, operator)
+        _check_domain(domain, f"{where} is")
+        if operator.decode("ascii", "replace") not in ALLOWED:
+            raise GraphError(f"{where}: a device does not run this operator; give the hub a graph without it")
+        self._operators.add(operator)
+        for attribute in attributes:
+            self._attribute(attribute, operator, where, depth)
+
+    def _attribute(self, view: memoryview, operator: bytes, where: str, depth: int) -> None:
+        body: memoryview | None = None
+        attribute_name = b""
+        for name, value in self._walk(view, _ATTRIBUTE, f"an attribute of {where}"):
+            if name == "name":
+                attribute_name = bytes(_bytes(value)[:128])
+            elif name == "g":
+                body = _bytes(value)
+            elif name == "t":
+                self._tensor(_bytes(value))
+        if body is not None:
+            if (operator, attribute_name) != (b"Scan", b"body"):
+                raise GraphError(f"{where} holds a graph; only the body of a Scan may")
+            self._graph(body, depth + 1)
+
+    def _tensor(self, view: memoryview) -> None:
+        dims: list[int] = []
+        data_type = held = 0
+        raw: int | None = None
+        tensor = b""
+        for name, value in self._walk(view, _TENSOR, "a tensor"):
+            match name:
+                case "name":
+                    tensor = bytes(_bytes(value)[:128])
+                case "dims":
+                    dims += _packed(value)
+                case "data_type":
+                    data_type = _int(value)
+                case "raw_data":
+                    raw = len(_bytes(value))
+                case "float_data" | "double_data" | "int32_data" | "int64_data" | "uint64_data":
+                    held += 1 if isinstance(value, int) else len(value)
+            if len(dims) > DIMS_MAX:
+                raise GraphError(f"tensor {_shown(tensor)} has more than {DIMS_MAX} dimensions; is it damaged?")
+        if data_type not in _ITEM_BITS:
+            raise GraphError(
+                f"tensor {_shown(tensor)} has values of ONNX type {data_type}; give the hub one of plain numbers"
+            )
+        size = math.prod(dims)
+        sound = size <= held if raw is None else 8 * raw == size * _ITEM_BITS[data_type] and not held
+        if not sound or any(dim >= 1 << 63 for dim in dims):
+            raise GraphError(
+                f"tensor {_shown(tensor)} does not hold as many values as its shape says; is it damaged?"
+            )
+
+    def _value(self, view: memoryview) -> str:
+        value_name = ""
+        for name, value in self._walk(view, _VALUE, "a value"):
+            if name == "name":
+                value_name = _text(_bytes(value))
+            elif name == "type":
+                self._type(_bytes(value))
+        return value_name
+
+    def _type(self, view: memoryview) -> None:
+        for name, value in self._walk(view, _TYPE, "a type"):
+            if name != "tensor_type":
+                continue
+            for part, inner in self._walk(_bytes(value), _TENSOR_TYPE, "a type"):
+                if part == "shape":
+                    for _, dim in self._walk(_bytes(inner), _SHAPE, "a shape"):
+                        self._skim(_bytes(dim), _DIM)
+
+    def _skim(self, view: memoryview, schema: _Schema) -> None:
+        """Make sure that a message without anything of interest is well formed."""
+        for _ in self._walk(view, schema, "an entry"):
+            pass
+
+    def _walk(self, view: memoryview, schema: _Schema, where: str) -> Iterator[tuple[str, int | memoryview]]:
+        """Give the name and value of every field: an integer, or a view of its bytes."""
+        at, end = 0, len(view)
+        seen: set[str] = set()
+        while at < end:
+            self._fields += 1
+            if self._fields > FIELDS_MAX:
+                raise GraphError(f"the graph has more than {FIELDS_MAX} fields; give the hub a smaller one")
+            tag, at = _varint(view, at)
+            name, wire_types = schema.get(tag >> 3, ("", ()))
+            if tag & 7 not in wire_types:
+                raise GraphError(
+                    f"{where} has a field {tag >> 3} that this device does not know; is it an ONNX model?"
+                )
+            if name[-1] == "*":
+                name = name[:-1]
+            elif name in seen:
+                raise GraphError(f"{where} has two values of {name}; the graph is damaged or made to deceive")
+            seen.add(name)
+            value, at = _field(view, at, tag & 7)
+            if at > end:
+                raise GraphError(f"{where} ends in the middle of {name}; the graph is damaged")
+            if name == "metadata_props":
+                self._skim(_bytes(value), _ENTRY)
+            elif value and name in _FOREIGN:
+                raise GraphError(f"{where} has {_FOREIGN[name]}; {_MEND}")
+            else:
+                yield name, value
+
+
+def _field(view: memoryview, at: int, wire_type: int) -> tuple[int | memoryview, int]:
+    """Read a field's value; return it and where it ends, which may be beyond what there is."""
+    if wire_type == _VARINT:
+        return _varint(view, at)
+    length = 8 if wire_type == _EIGHT else 4
+    if wire_type == _BYTES:
+        length, at = _varint(view, at)
+    return view[at : at + length], at + length
+
+
+def _varint(view: memoryview, at: int) -> tuple[int, int]:
+    """Read an integer of up to 64 bits; return it and where it ends."""
+    value = shift = 0
+    while at < len(view) and shift < 70:
+        byte = view[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & 0xFFFF_FFFF_FFFF_FFFF, at
+        shift += 7
+    raise GraphError("the graph ends in the middle of a number, or a number is too long: it is damaged")
+
+
+def _packed(value: int | memoryview) -> list[int]:
+    """Return the integers of a field that may hold one or, packed, several."""
+    if isinstance(value, int):
+        return [value]
+    values: list[int] = []
+    at = 0
+    while at < len(value) and len(values) <= DIMS_MAX:
+        number, at = _varint(value, at)
+        values.append(number)
+    return values
+
+
+def _bytes(value: int | memoryview) -> memoryview:
+    assert isinstance(value, memoryview)
+    return value
+
+
+def _int(value: int | memoryview) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+def _check_domain(domain: bytes, what: str) -> None:
+    if domain not in (b"", b"ai.onnx"):
+        raise GraphError(
+            f"{what} of the domain {_shown(domain)}: a device runs operators of ai.onnx only; {_MEND}"
+        )
+
+
+def _where(node: bytes, operator: bytes) -> str:
+    kind = _text(memoryview(operator)) or "no operator"
+    return f"node {_shown(node)} ({kind})" if node else f"a node ({kind})"
+
+
+def _shown(name: bytes) -> str:
+    return repr(_text(memoryview(name)))
+
+
+def _text(name: memoryview) -> str:
+    text = bytes(name[:128]).decode("utf-8", "replace")
+    return text if text.isprintable() else ascii(text)

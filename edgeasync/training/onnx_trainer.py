@@ -1,0 +1,227 @@
+"""Training an ONNX training graph on stock onnxruntime, with parameters and gradients as views of flat vectors.
+
+The graph follows the contract of `docs/training_graph.md`. Nothing is copied in a step but the running
+statistics: onnxruntime reads the parameters where they are and writes gradients where the optimizer reads them.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+from edgeasync.data.dataset import Batch, Dataset
+from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchError
+from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.policies.transforms import Transform
+from edgeasync.training.trainer import GradientTrainer, StepResult
+
+Provider = Literal["auto", "cpu", "cuda", "tensorrt"]
+"""What computes: `auto` takes the GPU if onnxruntime has one here, and says so."""
+
+TARGET, LOSS, GRADIENT, NEXT = "target", "loss", ".grad", ".new"
+
+_PROVIDERS = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+}
+_DTYPES = {"tensor(float)": np.dtype(np.float32), "tensor(int64)": np.dtype(np.int64)}
+
+_log = logging.getLogger(__name__)
+
+
+class OnnxTrainer:
+    """A `Trainer` that runs a training graph.
+
+    `threads` is how many cores a step may use. Raises `GraphError` for a graph that cannot be loaded or does
+    not follow the contract, `ModelMismatchError` if it does not train what `spec` says, `ConfigError` for a
+    provider that is not there.
+    """
+
+    def __init__(
+        self,
+        graph: bytes,
+        spec: ParameterSpec,
+        optimizer: Sequence[Transform],
+        batches: Iterator[Batch],
+        *,
+        keep_optimizer_state: bool = False,
+        threads: int = 1,
+        provider: Provider = "auto",
+    ) -> None:
+        self._gradient = GraphGradient(graph, spec, threads=threads, provider=provider)
+        self._trainer = GradientTrainer(
+            spec, self._gradient, optimizer, batches, keep_optimizer_state=keep_optimizer_state
+        )
+
+    @property
+    def spec(self) -> ParameterSpec:
+        """The arrays of the model."""
+        return self._trainer.spec
+
+    def begin(self, parameters: Vector) -> None:
+        """Begin an assignment: train this vector, in place, from now on."""
+        self._trainer.begin(parameters)
+
+    def step(self) -> StepResult:
+        """Take one local step, on one batch."""
+        return self._trainer.step()
+
+    def check_data(self, dataset: Dataset) -> None:
+        """Raise `DataError` unless the examples and targets fit the graph."""
+        self._gradient.check_data(dataset)
+
+
+class GraphGradient:
+    """A training graph as a gradient function: `gradient(parameters, x, y, out) -> loss`.
+
+    Running statistics that the batch moves are written to their place in `parameters`.
+    """
+
+    def __init__(
+        self, graph: bytes, spec: ParameterSpec, *, threads: int = 1, provider: Provider = "auto"
+    ) -> None:
+        self._spec = spec
+        self._session = open_session(graph, threads, provider)
+        self._metadata = self._session.get_modelmeta().custom_metadata_map
+        inputs = {entry.name: entry for entry in self._session.get_inputs()}
+        outputs = {entry.name: entry for entry in self._session.get_outputs()}
+        _check_spec(spec, inputs, outputs)
+        data = [name for name in inputs if name != TARGET and name not in {p.name for p in spec.parameters}]
+        if len(data) != 1:
+            raise GraphError(
+                f"the graph has the inputs {', '.join(data) or 'none'}; a device's data is one array x"
+            )
+        self._x = _Fed(inputs[data[0]])
+        self._y = _Fed(inputs[TARGET])
+        self._loss = np.zeros((), np.float32)
+        self._binding = self._session.io_binding()
+        self._binding.bind_output(LOSS, "cpu", 0, np.float32, (), self._loss.ctypes.data)
+        self._parameters: Vector | None = None
+        self._out: Vector | None = None
+
+    @property
+    def batch_size(self) -> int | None:
+        """The only batch size the graph takes; `None` if it takes any."""
+        return self._x.rows
+
+    def __call__(
+        self, parameters: Vector, x: npt.NDArray[np.generic], y: npt.NDArray[np.generic], out: Vector
+    ) -> float:
+        """Write the gradient of the batch's mean loss to `out` and return the loss."""
+        if parameters is not self._parameters or out is not self._out:
+            self._bind(parameters, out)
+        # Names that live until the run is over: the binding holds bare addresses.
+        fed_x = self._x.bind(self._binding, x)
+        fed_y = self._y.bind(self._binding, x if self._own_target else y)
+        self._session.run_with_iobinding(self._binding)
+        del fed_x, fed_y
+        start = self._spec.trained_length
+        parameters[start:] = out[start:]
+        return float(self._loss)
+
+    @property
+    def _own_target(self) -> bool:
+        return self._metadata.get("edgeasync.target") == "input"
+
+    def _bind(self, parameters: Vector, out: Vector) -> None:
+        values, results = self._spec.views(parameters), self._spec.views(out)
+        for parameter in self._spec.parameters:
+            name, shape = parameter.name, parameter.shape
+            result = name + (GRADIENT if parameter.role == "trained" else NEXT)
+            self._binding.bind_input(name, "cpu", 0, np.float32, shape, values[name].ctypes.data)
+            self._binding.bind_output(result, "cpu", 0, np.float32, shape, results[name].ctypes.data)
+        self._parameters, self._out = parameters, out
+
+    def check_data(self, dataset: Dataset) -> None:
+        """Raise `DataError` unless the examples and targets fit the graph."""
+        self._x.check(dataset.x, "examples")
+        if not self._own_target:
+            self._y.check(dataset.y, "targets")
+            classes = self._metadata.get("edgeasync.classes")
+            if classes is not None and (label := int(dataset.y.max())) >= int(classes):
+                raise DataError(
+                    f"label {label} is not under {classes} classes, as the hub's model has: "
+                    "number the classes from 0"
+                )
+        if self.batch_size is not None and len(dataset) < self.batch_size:
+            raise DataError(
+                f"the hub's graph takes batches of {self.batch_size}, the data has {len(dataset)} examples: give more"
+            )
+
+
+class _Fed:
+    """An input that changes with every batch."""
+
+    def __init__(self, entry: onnxruntime.NodeArg) -> None:
+        self.name = entry.name
+        if entry.type not in _DTYPES:
+            raise GraphError(f"input {entry.name!r} is {entry.type}; a device's data is float32 or int64")
+        self.dtype = _DTYPES[entry.type]
+        rows, *features = entry.shape
+        self.rows = rows if isinstance(rows, int) else None
+        self.features = tuple(features)
+
+    def bind(self, binding: onnxruntime.IOBinding, values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+        """Bind a batch, brought to the input's dtype and shape; the result must outlive the run."""
+        fed = np.ascontiguousarray(values, self.dtype).reshape(len(values), *self.features)
+        binding.bind_input(self.name, "cpu", 0, self.dtype.type, fed.shape, fed.ctypes.data)
+        return fed
+
+    def check(self, values: npt.NDArray[np.generic], what: str) -> None:
+        """Raise `DataError` unless the values of one example fit."""
+        have, want = values.shape[1:], self.features
+        if np.prod(have, dtype=int) != np.prod(want, dtype=int):
+            raise DataError(f"the data has {what} of shape {have}, the hub's graph takes {want}: give such data")
+        if self.dtype.kind == "i" and values.dtype.kind == "f" and (values != np.rint(values)).any():
+            raise DataError(f"the data's {what} are not whole numbers, as the hub's graph takes them")
+
+
+def open_session(graph: bytes, threads: int, provider: Provider) -> onnxruntime.InferenceSession:
+    """Return a session for small devices: `threads` cores, and none of them spinning while it waits."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    # A spinning thread empties a battery, and on small models it is no faster.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    chosen = _providers(provider, onnxruntime.get_available_providers())
+    try:
+        return onnxruntime.InferenceSession(graph, options, chosen)
+    except Exception as error:
+        sentence = " ".join(str(error).split())[:300]
+        raise GraphError(f"onnxruntime cannot load the graph: {sentence}; install a newer onnxruntime") from error
+
+
+def _providers(provider: Provider, available: list[str]) -> list[str]:
+    if provider == "auto":
+        # Not TensorRT: it compiles for minutes, which only who asks for it should wait for.
+        provider = "cuda" if _PROVIDERS["cuda"] in available else "cpu"
+        _log.info("provider: %s, of %s", provider, ", ".join(available))
+    wanted = _PROVIDERS[provider]
+    if wanted not in available:
+        raise ConfigError(
+            f"provider {provider!r} is not in this onnxruntime, which has {', '.join(available)}; "
+            "install one that has it, or leave provider = 'auto'"
+        )
+    return [wanted] if provider == "cpu" else [wanted, _PROVIDERS["cpu"]]
+
+
+def _check_spec(
+    spec: ParameterSpec, inputs: dict[str, onnxruntime.NodeArg], outputs: dict[str, onnxruntime.NodeArg]
+) -> None:
+    for name in (TARGET, LOSS):
+        if name not in (inputs if name == TARGET else outputs):
+            raise GraphError(f"the graph has no {name!r}: it is not a training graph")
+    for parameter in spec.parameters:
+        result = parameter.name + (GRADIENT if parameter.role == "trained" else NEXT)
+        for name, entries in ((parameter.name, inputs), (result, outputs)):
+            entry = entries.get(name)
+            if entry is None or tuple(entry.shape) != parameter.shape or entry.type != "tensor(float)":
+                found = "is missing" if entry is None else f"is {entry.type} {entry.shape}"
+                raise ModelMismatchError(
+                    f"{name!r} {found} in the graph, the hub's model has it as float32 {list(parameter.shape)}"
+                )
