@@ -1,12 +1,17 @@
 """Gradients of convolutions of any number of spatial dimensions, grouped, strided, padded and dilated."""
 
 import math
+from collections.abc import Sequence
 from typing import Self
 
 import msgspec
+import numpy as np
 
 from edgeasync.autodiff.graph import Graph
 from edgeasync.autodiff.rules.registry import Gradients, Step, rule
+
+CHANNELS_MIN = 16
+"""Channels from which onnxruntime's convolution is as fast as its transposed one."""
 
 
 class Geometry(msgspec.Struct, frozen=True):
@@ -120,8 +125,8 @@ def _spread(
     reach = [dilation * (kernel - 1) for dilation, kernel in zip(geometry.dilations, geometry.kernel, strict=True)]
     before = [all_ - pad for all_, pad in zip(reach, geometry.before, strict=True)]
     after = [all_ - pad for all_, pad in zip(reach, geometry.after, strict=True)]
-    if geometry.dense and min(*before, *after, 0) == 0:
-        # With stride 1 it is a convolution with the turned kernel, for which onnxruntime is faster.
+    if geometry.dense and min(*before, *after, 0) == 0 and shape[1] >= CHANNELS_MIN and any(geometry.pads):
+        # With stride 1 and much padding it is a convolution with the turned kernel, which two threads share better.
         turned = _turned(graph, weight, shape, group)
         return graph.op(
             "Conv", gradient, turned, dilations=list(geometry.dilations), pads=[*before, *after], group=group
@@ -155,7 +160,77 @@ def _turned(graph: Graph, weight: str, shape: tuple[int, ...], group: int) -> st
 def _weight_gradient(
     step: Step, wide: str, narrow: str, shape: tuple[int, ...], geometry: Geometry, group: int
 ) -> str:
-    """Correlate the wide side with the narrow one: a convolution over the batch, strides and dilations exchanged."""
+    """Correlate the wide side of a convolution with the gradient on its narrow side."""
+    if not geometry.dense or len(geometry.kernel) > 2:
+        return _by_convolution(step, wide, narrow, shape, geometry, group)
+    if group > 1 and shape[1] == 1 and shape[0] == group:
+        return _by_places(step, wide, narrow, shape, geometry)
+    return _by_shifts(step, wide, narrow, shape, geometry, group)
+
+
+def _by_shifts(
+    step: Step, wide: str, narrow: str, shape: tuple[int, ...], geometry: Geometry, group: int
+) -> str:
+    """Stride 1: one product of matrices over all places of the kernel.
+
+    With rows padded to one width, moving in space is moving in a flat row of values; what runs over a row's
+    end meets a zero on the other side.
+    """
+    graph, op = step.graph, step.graph.op
+    outs, ins, *kernel = shape
+    rows, columns = _as_two(geometry.wide), _as_two(geometry.narrow)
+    high, width = _as_two(kernel)
+    before, after, dilation = _as_two(geometry.before, 0), _as_two(geometry.after, 0), _as_two(geometry.dilations)
+    stretch = rows[1] + before[1] + after[1]
+    shifts = [i * dilation[0] * stretch + j * dilation[1] for i in range(high) for j in range(width)]
+    length = columns[0] * stretch
+    height = rows[0] + before[0] + after[0]
+    spare = -(-(shifts[-1] + length - height * stretch) // stretch) if shifts[-1] + length > height * stretch else 0
+    wide = op("Reshape", wide, graph.ints(-1, ins * group, *rows))
+    if any((*before, *after, spare)):
+        wide = op("Pad", wide, graph.ints(0, 0, *before, 0, 0, after[0] + spare, after[1]))
+    wide = op("Reshape", wide, graph.ints(-1, group, ins, (height + spare) * stretch))
+    narrow = op("Reshape", narrow, graph.ints(-1, outs, *columns))
+    if stretch > columns[1]:
+        narrow = op("Pad", narrow, graph.ints(0, 0, 0, 0, 0, 0, 0, stretch - columns[1]))
+    narrow = op("Reshape", narrow, graph.ints(-1, group, outs // group, length))
+    if len(shifts) > 1:
+        parts = [op("Slice", wide, graph.ints(s), graph.ints(s + length), graph.ints(3)) for s in shifts]
+        wide = op("Concat", *parts, axis=2)
+    product = op("MatMul", narrow, op("Transpose", wide, perm=[0, 1, 3, 2]))
+    found = op("ReduceSum", product, graph.ints(0), keepdims=0)
+    if len(shifts) > 1:
+        found = op("Reshape", found, graph.ints(outs, len(shifts), ins))
+        found = op("Transpose", found, perm=[0, 2, 1])
+    return op("Reshape", found, graph.ints(*shape))
+
+
+def _as_two(sizes: Sequence[int], missing: int = 1) -> tuple[int, int]:
+    """Return sizes of one or two dimensions as of two."""
+    return (missing, sizes[0]) if len(sizes) == 1 else (sizes[0], sizes[1])
+
+
+def _by_places(step: Step, wide: str, narrow: str, shape: tuple[int, ...], geometry: Geometry) -> str:
+    """Depthwise with stride 1: for each place of the kernel a sum of products per channel."""
+    graph, op = step.graph, step.graph.op
+    spatial = list(range(2, len(shape)))
+    sums = graph.ints(0, *spatial)
+    if any(geometry.pads):
+        wide = op("Pad", wide, graph.ints(0, 0, *geometry.before, 0, 0, *geometry.after))
+    found = []
+    for place in np.ndindex(*geometry.kernel):
+        starts = [at * dilation for at, dilation in zip(place, geometry.dilations, strict=True)]
+        ends = [start + size for start, size in zip(starts, geometry.narrow, strict=True)]
+        seen = op("Slice", wide, graph.ints(*starts), graph.ints(*ends), graph.ints(*spatial))
+        total = op("ReduceSum", op("Mul", seen, narrow), sums, keepdims=0)
+        found.append(op("Reshape", total, graph.ints(-1, 1)))
+    return op("Reshape", op("Concat", *found, axis=1), graph.ints(*shape))
+
+
+def _by_convolution(
+    step: Step, wide: str, narrow: str, shape: tuple[int, ...], geometry: Geometry, group: int
+) -> str:
+    """Any stride: a convolution over the batch, with strides and dilations exchanged."""
     graph, op = step.graph, step.graph.op
     _, ins, *kernel = shape
     spatial = list(range(2, len(shape)))

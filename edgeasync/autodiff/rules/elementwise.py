@@ -4,7 +4,11 @@ import math
 
 import numpy as np
 
+from edgeasync.autodiff.graph import Graph
 from edgeasync.autodiff.rules.registry import Gradients, Step, rule
+
+STEEP = 3e38
+"""Nearly the largest float32: times the smallest normal one it is above 1."""
 
 
 @rule("Add", "Sum")
@@ -117,10 +121,18 @@ def _onnx_float(dtype: "np.dtype[np.generic]") -> int:
 # -- activations -----------------------------------------------------------------------------------------------
 
 
+def is_positive(graph: Graph, value: str) -> str:
+    """Return 1.0 where a value is above 0 and 0.0 elsewhere.
+
+    A sigmoid so steep that no normal float32 falls on its slope: one pass where Sign takes as long as eight,
+    and Greater and Cast are two.
+    """
+    return graph.op("HardSigmoid", value, alpha=STEEP, beta=0.0)
+
+
 @rule("Relu")
 def _relu(step: Step) -> Gradients:
-    # The output is never negative, so its sign is the slope.
-    return [step.graph.op("Mul", step.gradient, step.graph.op("Sign", step.output()))]
+    return [step.graph.op("Mul", step.gradient, is_positive(step.graph, step.output()))]
 
 
 @rule("LeakyRelu")
@@ -180,10 +192,11 @@ def _hard_sigmoid(step: Step) -> Gradients:
 def _hard_swish(step: Step) -> Gradients:
     """0 up to -3, 1 from 3 on, and x / 3 + 1 / 2 between (Howard et al. 2019, arXiv:1905.02244)."""
     graph, op, x = step.graph, step.graph.op, step.input(0)
-    between = op("Add", op("Mul", x, graph.scalar(1 / 3)), graph.scalar(0.5))
-    slope = op("Where", op("Less", x, graph.scalar(3.0)), between, graph.scalar(1.0))
-    slope = op("Where", op("Greater", x, graph.scalar(-3.0)), slope, graph.scalar(0.0))
-    return [op("Mul", step.gradient, slope)]
+    # onnxruntime computes this sigmoid for the forward result too, and shares it.
+    sigmoid = op("HardSigmoid", x, alpha=1 / 6, beta=0.5)
+    inside = op("Cast", op("Equal", x, op("Clip", x, graph.scalar(-3.0), graph.scalar(3.0))), to=1)
+    rise = op("Mul", op("Mul", x, graph.scalar(1 / 6)), inside)
+    return [op("Mul", step.gradient, op("Add", sigmoid, rise))]
 
 
 @rule("Erf")

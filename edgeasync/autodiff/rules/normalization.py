@@ -56,9 +56,11 @@ def _batch_norm(step: Step) -> Gradients:
     if not live:
         return [scaled, projected, grad_bias]
     share = op("Div", factor, count_of(step, step.shape(0), [axis for axis in range(rank) if axis != 1]))
-    slope = op("Reshape", op("Mul", op("Mul", projected, inverse), share), spatial)
-    offset = op("Reshape", op("Mul", grad_bias, share), spatial)
-    return [op("Sub", op("Sub", scaled, op("Mul", centred, slope)), offset), projected, grad_bias]
+    slope, offset = (op("Neg", op("Mul", value, share)) for value in (op("Mul", projected, inverse), grad_bias))
+    # slope * centred + offset in one pass: as a norm it is a mean of 0 and a variance of 1.
+    zero, one = (op("Expand", graph.scalar(value), op("Shape", factor)) for value in (0.0, 1.0))
+    rest = op("BatchNormalization", centred, slope, offset, zero, one, epsilon=0.0)
+    return [op("Add", scaled, rest), projected, grad_bias]
 
 
 def _layer_norm_forward(step: Step) -> None:

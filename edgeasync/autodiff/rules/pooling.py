@@ -9,25 +9,101 @@ from edgeasync.autodiff.rules.convolution import Geometry
 from edgeasync.autodiff.rules.registry import Gradients, Step, rule
 
 
-def _with_indices(step: Step) -> None:
-    step.output(1)
+WINDOW_MAX = 16
+"""Values in a window up to which comparing each with the largest beats onnxruntime's indices."""
+
+
+def _max_pool_forward(step: Step) -> None:
+    """Ask for the places of the largest values only where nothing else will do: it takes ten times as long."""
+    kernel = step.attribute("kernel_shape", [])
+    fixed = None not in (*step.shape(0)[2:], *step.output_shape[2:])
+    if not fixed or math.prod(kernel) > WINDOW_MAX or any(d != 1 for d in step.attribute("dilations", [1])):
+        step.saved["indices"] = step.output(1)
     step.graph.nodes.append(step.node)
 
 
-@rule("MaxPool", forward=_with_indices)
+@rule("MaxPool", forward=_max_pool_forward)
 def _max_pool(step: Step) -> Gradients:
     """Give the gradient of each window to its largest value, the first of equals."""
-    graph, op = step.graph, step.graph.op
     if step.attribute("storage_order", 0):
         raise step.refused("storage_order 1; export it in row-major order")
-    kernel = step.attribute("kernel_shape", [])
-    strides = step.attribute("strides", [1] * len(kernel))
-    overlapping = any(stride < width for stride, width in zip(strides, kernel, strict=True))
+    if "indices" in step.saved:
+        return [_by_indices(step)]
+    kernel = tuple(step.attribute("kernel_shape", []))
+    geometry = Geometry.of(step, kernel, step.shape(0)[2:], step.output_shape[2:])
+    tiled = geometry.kernel == geometry.strides and not any(geometry.pads) and min(geometry.rest) >= 0
+    return [_by_tiles(step, geometry) if tiled and len(kernel) == 2 else _by_places(step, geometry)]
+
+
+def _by_indices(step: Step) -> str:
+    graph, op = step.graph, step.graph.op
     zeros = op("ConstantOfShape", op("Reshape", op("Size", step.input(0)), graph.ints(1)))
     flat = op("Reshape", step.gradient, graph.ints(-1))
-    indices = op("Reshape", step.output(1), graph.ints(-1))
-    scattered = op("ScatterElements", zeros, indices, flat, axis=0, reduction="add" if overlapping else "none")
-    return [graph.reshape_like(scattered, step.input(0))]
+    indices = op("Reshape", step.saved["indices"], graph.ints(-1))
+    return graph.reshape_like(op("ScatterElements", zeros, indices, flat, axis=0, reduction="add"), step.input(0))
+
+
+def _by_tiles(step: Step, geometry: Geometry) -> str:
+    """Windows that tile the input: compare it with the results spread over it.
+
+    Where several values of a window are equal the first has the largest rank of those that match.
+    """
+    graph, op = step.graph, step.graph.op
+    kernel = list(geometry.kernel)
+    covered = [narrow * width for narrow, width in zip(geometry.narrow, kernel, strict=True)]
+    x = step.input(0)
+    rest = [wide - cover for wide, cover in zip(geometry.wide, covered, strict=True)]
+    if any(rest):
+        x = op("Slice", x, graph.ints(0, 0), graph.ints(*covered), graph.ints(2, 3))
+    matches = op("Cast", op("Equal", x, _spread_tiles(step, step.output(), kernel)), to=1)
+    ranks = np.arange(math.prod(kernel), 0, -1, dtype=np.float32).reshape(kernel)
+    ranked = op("Mul", matches, graph.constant(np.tile(ranks, geometry.narrow)[None, None]))
+    # Nothing matches where a NaN is the largest; without the 0.5 all of its window would.
+    best = op("Max", op("MaxPool", ranked, kernel_shape=kernel, strides=kernel), graph.scalar(0.5))
+    first = op("Cast", op("Equal", ranked, _spread_tiles(step, best, kernel)), to=1)
+    found = op("Mul", first, _spread_tiles(step, step.gradient, kernel))
+    return op("Pad", found, graph.ints(0, 0, 0, 0, 0, 0, *rest)) if any(rest) else found
+
+
+def _spread_tiles(step: Step, value: str, kernel: list[int]) -> str:
+    scales = step.graph.constant(np.array([1, 1, *kernel], np.float32))
+    return step.graph.op(
+        "Resize", value, "", scales, mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor"
+    )
+
+
+def _by_places(step: Step, geometry: Geometry) -> str:
+    """Overlapping windows: for each place in the window, what of the gradient is still to be given goes where it matches.
+
+    A transposed convolution then puts the places of all windows where they belong, and sums where they meet.
+    """
+    graph, op = step.graph, step.graph.op
+    count = len(geometry.kernel)
+    axes = graph.ints(*range(2, 2 + count))
+    ends = [max(0, after, after - rest) for after, rest in zip(geometry.after, geometry.rest, strict=True)]
+    lowest = graph.scalar(-np.inf)
+    x = op("Pad", step.input(0), graph.ints(0, 0, *geometry.before, 0, 0, *ends), lowest)
+    left, given = step.gradient, []
+    places = list(np.ndindex(*geometry.kernel))
+    strides = graph.ints(*geometry.strides)
+    for place in places[:-1]:
+        stops = [
+            start + (narrow - 1) * stride + 1
+            for start, narrow, stride in zip(place, geometry.narrow, geometry.strides, strict=True)
+        ]
+        seen = op("Slice", x, graph.ints(*place), graph.ints(*stops), axes, strides)
+        share = op("Mul", op("Cast", op("Equal", seen, step.output()), to=1), left)
+        left = op("Sub", left, share)
+        given.append(op("Reshape", share, graph.ints(-1, 1, *geometry.narrow)))
+    given.append(op("Reshape", left, graph.ints(-1, 1, *geometry.narrow)))
+    one_hot = np.eye(len(places), dtype=np.float32).reshape(len(places), 1, *geometry.kernel)
+    rest = geometry.rest
+    spread = op(
+        "ConvTranspose", op("Concat", *given, axis=1), graph.constant(one_hot), strides=list(geometry.strides),
+        pads=[*geometry.before, *[a + max(0, -r) for a, r in zip(geometry.after, rest, strict=True)]],
+        output_padding=[max(0, r) for r in rest],
+    )  # fmt: skip
+    return graph.reshape_like(spread, step.input(0))
 
 
 @rule("AveragePool")
