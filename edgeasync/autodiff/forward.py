@@ -22,8 +22,11 @@ PROBES = (2, 3)
 
 SHAPE_OPERATORS = frozenset({"Shape", "Size"})
 RANDOM_OPERATORS = frozenset(
-    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
-)
+    {
+        "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+        "RandomUniformLike",
+    }
+)  # fmt: skip
 
 
 class Forward(Graph):

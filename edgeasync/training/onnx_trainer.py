@@ -187,7 +187,7 @@ def open_session(graph: bytes, threads: int, provider: Provider) -> onnxruntime.
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     # A spinning thread empties a battery, and on small models it is no faster.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     chosen = _providers(provider, onnxruntime.get_available_providers())
     try:
         return onnxruntime.InferenceSession(graph, options, chosen)

@@ -75,12 +75,14 @@ def _log(step: Step) -> Gradients:
 def _pow(step: Step) -> Gradients:
     graph, op = step.graph, step.graph.op
     base, exponent = step.input(0), step.input(1)
-    if exponent in graph.constants and graph.constants[exponent].size == 1:
-        power = float(graph.constants[exponent].reshape(()))
-        if power == 2.0:
+    if exponent in graph.constants:
+        power = graph.constants[exponent].astype(np.float32)
+        if (power == 2.0).all():
             slope = op("Mul", base, graph.scalar(2.0))
         else:
-            slope = op("Mul", op("Pow", base, graph.scalar(power - 1.0)), graph.scalar(power))
+            # The power 0 has the slope 0 everywhere, also at 0 itself.
+            lower = np.where(power == 0.0, np.float32(0.0), power - np.float32(1.0))
+            slope = op("Mul", op("Pow", base, graph.constant(lower)), graph.constant(power))
         return [step.unbroadcast(op("Mul", step.gradient, slope), 0)]
     lower = op("Sub", exponent, graph.scalar(1.0))
     slope = op("Mul", op("Pow", base, lower), exponent)

@@ -1,4 +1,10 @@
-"""The gradient of gated recurrent units (Cho et al. 2014, arXiv:1406.1078), in both forms that ONNX has."""
+"""The gradient of gated recurrent units (Cho et al. 2014, arXiv:1406.1078), in both forms that ONNX has.
+
+Each time, h' = (1 - z) n + z h. The gates z and r are sigmoids of linear maps of x and h; the candidate n is the
+tanh of a map of x plus, as in torch, r times a map of h, or, as in the paper, plus a map of r times h.
+"""
+
+import msgspec
 
 from edgeasync.autodiff.rules.recurrent import Direction, Local, differentiate
 from edgeasync.autodiff.rules.registry import Gradients, Step, rule
@@ -10,23 +16,64 @@ def _gru(step: Step) -> Gradients:
     return differentiate(step, cell, ("Sigmoid", "Tanh"))
 
 
-def _reset_after(direction: Direction) -> Local:
-    """Each time, h' = (1 - z) n + z h, and n = tanh(x W + r q), where q is a linear map of h.
+class _Parts(msgspec.Struct, frozen=True):
+    """A GRU's tensors of all times that both forms have, as rows, and the parts of its weights."""
 
-    z and r are sigmoids of linear maps of x and h. The slope of z is h - n = z' and so on: (h' - n) (1 - z).
-    """
+    previous: str
+    states: str
+    z: str
+    r: str
+    candidate: str
+    """The input's part of what the candidate is the tanh of, with its bias."""
+    state_weight: str
+    """The candidate's weights of the state."""
+    state_bias: list[str]
+
+
+def _parts(direction: Direction) -> _Parts:
+    op = direction.graph.op
+    previous = direction.rows(direction.previous)
+    weights, recurrent = direction.gates(direction.weights, 3), direction.gates(direction.recurrent, 3)
+    input_biases: list[list[str]] = [[], [], []]
+    state_bias = []
+    if direction.biases:
+        firsts, seconds = [direction.gates(bias, 3) for bias in direction.biases]
+        input_biases = [[op("Add", firsts[0], seconds[0])], [op("Add", firsts[1], seconds[1])], [firsts[2]]]
+        state_bias = [seconds[2]]
+    z, r, candidate = [
+        op("Gemm", direction.x, weight, *bias, transB=1)
+        for weight, bias in zip(weights, input_biases, strict=True)
+    ]
+    return _Parts(
+        previous,
+        direction.rows(direction.states),
+        op("Sigmoid", op("Gemm", previous, recurrent[0], z, transB=1)),
+        op("Sigmoid", op("Gemm", previous, recurrent[1], r, transB=1)),
+        candidate,
+        recurrent[2],
+        state_bias,
+    )
+
+
+def _shared_slopes(direction: Direction, parts: _Parts, n: str) -> tuple[str, str]:
+    """Return what h' changes by with the weighted sums of z, z (1 - z) (h - n), and of n, (1 - z) (1 - n^2)."""
+    graph, op = direction.graph, direction.graph.op
+    change = op("Sub", parts.states, n)
+    rest = op("Sub", graph.scalar(1.0), parts.z)
+    # z (h - n) is h' - n, which is at hand.
+    return op("Mul", change, rest), op("Sub", rest, op("Mul", op("Mul", rest, n), n))
+
+
+def _reset_after(direction: Direction) -> Local:
+    """The candidate is tanh(a + r q), where q is a map of h with a bias of its own."""
     graph, op, times, hidden = direction.graph, direction.graph.op, direction.times, direction.hidden
-    previous, states = direction.rows(direction.previous), direction.rows(direction.states)
-    (x_z, x_r, x_n), recurrent = _from_input(direction, 3), direction.gates(direction.recurrent, 3)
-    own = [[name] for name in direction.gates(direction.biases[1], 3)] if direction.biases else [[]] * 3
-    z = op("Sigmoid", _add_product(direction, previous, recurrent[0], x_z, own[0]))
-    r = op("Sigmoid", _add_product(direction, previous, recurrent[1], x_r, own[1]))
-    q = op("Gemm", previous, recurrent[2], *own[2], transB=1)
-    n = op("Tanh", op("Add", x_n, op("Mul", r, q)))
-    z_slope, n_slope = _shared_slopes(direction, states, z, n)
-    q_slope = op("Mul", n_slope, r)
-    r_slope = op("Mul", q_slope, q)
-    slopes = op("Concat", z_slope, op("Sub", r_slope, op("Mul", r_slope, r)), q_slope, axis=1)
+    parts = _parts(direction)
+    q = op("Gemm", parts.previous, parts.state_weight, *parts.state_bias, transB=1)
+    n = op("Tanh", op("Add", parts.candidate, op("Mul", parts.r, q)))
+    z_slope, n_slope = _shared_slopes(direction, parts, n)
+    q_slope = op("Mul", n_slope, parts.r)
+    reset = op("Mul", q_slope, q)
+    slopes = op("Concat", z_slope, op("Sub", reset, op("Mul", reset, parts.r)), q_slope, axis=1)
 
     def back(carried: list[str], now: list[str]) -> tuple[list[str], list[str]]:
         grad, (slope, to_n, share, *earlier) = carried[0], now
@@ -36,7 +83,7 @@ def _reset_after(direction: Direction) -> Local:
 
     initial, gates, candidate = direction.scan(
         [direction.last_gradient()],
-        [times(slopes, 3 * hidden), times(n_slope), times(z), *direction.earlier_gradients()],
+        [times(slopes, 3 * hidden), times(n_slope), times(parts.z), *direction.earlier_gradients()],
         back,
         reverse=True,
     )
@@ -44,7 +91,40 @@ def _reset_after(direction: Direction) -> Local:
     shared = op("Slice", rows, graph.ints(0), graph.ints(2 * hidden), graph.ints(1))
     return Local(
         before_input=op("Concat", shared, direction.rows(candidate), axis=1),
-        recurrent=op("Gemm", rows, previous, transA=1),
+        recurrent=op("Gemm", rows, parts.previous, transA=1),
         state_bias=op("ReduceSum", rows, graph.ints(0), keepdims=0),
+        initial=[initial],
+    )
+
+
+def _reset_before(direction: Direction) -> Local:
+    """The candidate is tanh(a + map of (r h)): its gradient passes a product of its own on the way to r and h."""
+    graph, op, times, hidden = direction.graph, direction.graph.op, direction.times, direction.hidden
+    parts = _parts(direction)
+    reset = op("Mul", parts.r, parts.previous)
+    bias = [op("Add", parts.candidate, name) for name in parts.state_bias] or [parts.candidate]
+    n = op("Tanh", op("Gemm", reset, parts.state_weight, *bias, transB=1))
+    z_slope, n_slope = _shared_slopes(direction, parts, n)
+    r_slope = op("Sub", reset, op("Mul", reset, parts.r))
+    before_n = op("Slice", direction.recurrent, graph.ints(0), graph.ints(2 * hidden), graph.ints(0))
+
+    def back(carried: list[str], now: list[str]) -> tuple[list[str], list[str]]:
+        grad, (to_z, to_r, to_n, share, r, *earlier) = carried[0], now
+        candidate = op("Mul", grad, to_n)
+        product = op("MatMul", candidate, parts.state_weight)
+        gates = op("Concat", op("Mul", grad, to_z), op("Mul", product, to_r), axis=1)
+        kept = graph.total([op("Mul", grad, share), op("Mul", product, r), *earlier])
+        return [op("Gemm", gates, before_n, kept)], [gates, candidate]
+
+    slices = [times(name) for name in (z_slope, r_slope, n_slope, parts.z, parts.r)]
+    initial, gates, candidate = direction.scan(
+        [direction.last_gradient()], [*slices, *direction.earlier_gradients()], back, reverse=True
+    )
+    rows, last = direction.rows(gates, 2 * hidden), direction.rows(candidate)
+    by_state = op("Gemm", rows, parts.previous, transA=1)
+    return Local(
+        before_input=op("Concat", rows, last, axis=1),
+        recurrent=op("Concat", by_state, op("Gemm", last, reset, transA=1), axis=0),
+        state_bias="",
         initial=[initial],
     )

@@ -46,8 +46,8 @@ def _by_matrix(step: Step) -> Gradients:
     """Flatten the rows of all batches into one product: a matrix has no batches of its own."""
     graph, op = step.graph, step.graph.op
     a, b, gradient = step.input(0), step.input(1), step.gradient
-    (depth, width) = graph.static_shape(b, step.node.where)
     if len(step.shape(0)) > 2:
+        (depth, width) = graph.static_shape(b, step.node.where)
         a = op("Reshape", a, graph.ints(-1, depth))
         gradient = op("Reshape", gradient, graph.ints(-1, width))
     grad_a = op("Gemm", gradient, b, transB=1)

@@ -1,6 +1,7 @@
 """Gradients of pooling and of nearest-neighbour resizing."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -78,21 +79,11 @@ def _by_places(step: Step, geometry: Geometry) -> str:
     A transposed convolution then puts the places of all windows where they belong, and sums where they meet.
     """
     graph, op = step.graph, step.graph.op
-    count = len(geometry.kernel)
-    axes = graph.ints(*range(2, 2 + count))
-    ends = [max(0, after, after - rest) for after, rest in zip(geometry.after, geometry.rest, strict=True)]
-    lowest = graph.scalar(-np.inf)
-    x = op("Pad", step.input(0), graph.ints(0, 0, *geometry.before, 0, 0, *ends), lowest)
+    look = _phases(step, geometry) if _has_phases(geometry) else _windows(step, geometry)
     left, given = step.gradient, []
     places = list(np.ndindex(*geometry.kernel))
-    strides = graph.ints(*geometry.strides)
     for place in places[:-1]:
-        stops = [
-            start + (narrow - 1) * stride + 1
-            for start, narrow, stride in zip(place, geometry.narrow, geometry.strides, strict=True)
-        ]
-        seen = op("Slice", x, graph.ints(*place), graph.ints(*stops), axes, strides)
-        share = op("Mul", op("Cast", op("Equal", seen, step.output()), to=1), left)
+        share = op("Mul", op("Cast", op("Equal", look(place), step.output()), to=1), left)
         left = op("Sub", left, share)
         given.append(op("Reshape", share, graph.ints(-1, 1, *geometry.narrow)))
     given.append(op("Reshape", left, graph.ints(-1, 1, *geometry.narrow)))
@@ -104,6 +95,58 @@ def _by_places(step: Step, geometry: Geometry) -> str:
         output_padding=[max(0, r) for r in rest],
     )  # fmt: skip
     return graph.reshape_like(spread, step.input(0))
+
+
+Look = Callable[[tuple[int, ...]], str]
+"""From a place in the window to the values that all windows have there."""
+
+
+def _windows(step: Step, geometry: Geometry) -> Look:
+    graph, op = step.graph, step.graph.op
+    axes = graph.ints(*range(2, 2 + len(geometry.kernel)))
+    ends = [max(0, pad, pad - rest) for pad, rest in zip(geometry.after, geometry.rest, strict=True)]
+    x = op("Pad", step.input(0), graph.ints(0, 0, *geometry.before, 0, 0, *ends), graph.scalar(-np.inf))
+
+    def look(place: tuple[int, ...]) -> str:
+        stops = [
+            start + (narrow - 1) * stride + 1
+            for start, narrow, stride in zip(place, geometry.narrow, geometry.strides, strict=True)
+        ]
+        return op("Slice", x, graph.ints(*place), graph.ints(*stops), axes, graph.ints(*geometry.strides))
+
+    return look
+
+
+def _has_phases(geometry: Geometry) -> bool:
+    return len(geometry.kernel) == 2 and len(set(geometry.strides)) == 1 and not geometry.dense
+
+
+def _phases(step: Step, geometry: Geometry) -> Look:
+    """Sort the values by their place modulo the stride first: to pick every second one takes seven times as long."""
+    graph, op = step.graph, step.graph.op
+    channels = step.shape(0)[1]
+    assert channels is not None
+    stride = geometry.strides[0]
+    blocks = [
+        max(narrow + (kernel - 1) // stride, -(-(wide + pad) // stride))
+        for narrow, kernel, wide, pad in zip(
+            geometry.narrow, geometry.kernel, geometry.wide, geometry.before, strict=True
+        )
+    ]
+    ends = [
+        block * stride - wide - pad
+        for block, wide, pad in zip(blocks, geometry.wide, geometry.before, strict=True)
+    ]
+    x = op("Pad", step.input(0), graph.ints(0, 0, *geometry.before, 0, 0, *ends), graph.scalar(-np.inf))
+    sorted_ = op("SpaceToDepth", x, blocksize=stride)
+
+    def look(place: tuple[int, ...]) -> str:
+        phase = (place[0] % stride) * stride + place[1] % stride
+        starts = [phase * channels, place[0] // stride, place[1] // stride]
+        stops = [starts[0] + channels, starts[1] + geometry.narrow[0], starts[2] + geometry.narrow[1]]
+        return op("Slice", sorted_, graph.ints(*starts), graph.ints(*stops), graph.ints(1, 2, 3))
+
+    return look
 
 
 @rule("AveragePool")

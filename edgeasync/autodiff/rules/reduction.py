@@ -62,6 +62,8 @@ def count_of(step: Step, shape: Shape, axes: list[int]) -> str:
 def _reduce_extreme(step: Step) -> Gradients:
     """Share the gradient evenly among values that tie, as torch's amax does."""
     graph, op, axes = step.graph, step.graph.op, _axes(step)
+    if not axes:
+        return [step.gradient]
     mask = op("Cast", op("Equal", step.input(0), _kept(step, step.output(), axes)), to=1)
     ties = op("ReduceSum", mask, graph.ints(*axes), keepdims=1)
     return [op("Mul", mask, op("Div", _kept(step, step.gradient, axes), ties))]

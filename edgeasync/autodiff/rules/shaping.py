@@ -45,6 +45,10 @@ def _split(step: Step) -> Gradients:
     return [parts[0] if len(parts) == 1 else op("Concat", *parts, axis=step.axis(0))]
 
 
+_OPEN_END = 2**31 - 1
+"""An end from which on exporters mean all there is."""
+
+
 @rule("Slice")
 def _slice(step: Step) -> Gradients:
     """Put the gradient where it was cut from: turned for a negative step, spread for a wide one, then padded."""
@@ -58,11 +62,13 @@ def _slice(step: Step) -> Gradients:
     for start, end, raw_axis, stride in zip(starts, ends, axes, strides, strict=True):
         axis = int(raw_axis) % rank
         if step.shape(0)[axis] is None:
-            if int(start) == 0 and int(stride) == 1 and step.output_shape[axis] is None:
+            if int(start) == 0 and int(stride) == 1 and int(end) >= _OPEN_END:
                 continue
             raise step.refused("it cuts along the batch")
         size = _fixed(step, 0, axis)
         chosen = range(size)[int(start) : _end(int(end), size, int(stride)) : int(stride)]
+        if not chosen:
+            raise step.refused("it takes nothing")
         if stride < 0:
             gradient = _flip(graph, gradient, axis)
         if abs(stride) > 1:
@@ -139,6 +145,8 @@ def _gather(step: Step) -> Gradients:
         before[axis], after[axis] = index, size - 1 - index
         return [_pad(graph, op("Unsqueeze", step.gradient, graph.ints(axis)), before, after)]
     indices = op("Reshape", step.input(1), graph.ints(-1))
+    if graph.dtypes[step.input(1)] != np.int64:
+        indices = op("Cast", indices, to=7)  # onnxruntime has no OneHot by int32 for these values
     width = shape[axis + 1 :]
     if axis == 0 and size <= ONE_HOT_MAX and None not in width:
         values = graph.constant(np.array([0, 1], np.float32))
