@@ -10,8 +10,8 @@ import numpy as np
 from edgeasync.autodiff.graph import Graph
 from edgeasync.autodiff.rules.registry import Gradients, Step, rule
 
-CHANNELS_MIN = 16
-"""Channels from which onnxruntime's convolution is as fast as its transposed one."""
+DEEP = 6
+"""Input channels from which moving channels last pays for a kernel's gradient."""
 
 COLUMNS_MAX = 64
 """Columns up to which a depthwise kernel's gradient is found by products of all pairs of columns."""
@@ -128,8 +128,8 @@ def _spread(
     reach = [dilation * (kernel - 1) for dilation, kernel in zip(geometry.dilations, geometry.kernel, strict=True)]
     before = [all_ - pad for all_, pad in zip(reach, geometry.before, strict=True)]
     after = [all_ - pad for all_, pad in zip(reach, geometry.after, strict=True)]
-    if geometry.dense and min(*before, *after, 0) == 0 and shape[1] >= CHANNELS_MIN and any(geometry.pads):
-        # With stride 1 and much padding it is a convolution with the turned kernel, which two threads share better.
+    if geometry.dense and min(*before, *after, 0) == 0 and (group > 1 or math.prod(geometry.kernel) == 1):
+        # With stride 1 it is a convolution with the turned kernel, which onnxruntime does better in these two cases.
         turned = _turned(graph, weight, shape, group)
         return graph.op(
             "Conv", gradient, turned, dilations=list(geometry.dilations), pads=[*before, *after], group=group
@@ -169,6 +169,8 @@ def _weight_gradient(
         return _by_rows(step, wide, narrow, shape, geometry)
     if not geometry.dense or len(geometry.kernel) > 2:
         return _by_convolution(step, wide, narrow, shape, geometry, group)
+    if group == 1 and shape[1] >= DEEP and math.prod(geometry.kernel) > 1:
+        return _by_columns(step, wide, narrow, shape, geometry)
     return _by_shifts(step, wide, narrow, shape, geometry, group)
 
 
@@ -212,6 +214,31 @@ def _by_shifts(
 def _as_two(sizes: Sequence[int], missing: int = 1) -> tuple[int, int]:
     """Return sizes of one or two dimensions as of two."""
     return (missing, sizes[0]) if len(sizes) == 1 else (sizes[0], sizes[1])
+
+
+def _by_columns(step: Step, wide: str, narrow: str, shape: tuple[int, ...], geometry: Geometry) -> str:
+    """Stride 1 and many channels: channels last, so that a kernel's row is one run of values, and a product a row."""
+    graph, op = step.graph, step.graph.op
+    outs, ins, *kernel = shape
+    (high, width), (rows, columns) = _as_two(kernel), _as_two(geometry.wide)
+    out_rows, out_columns = _as_two(geometry.narrow)
+    before, after, dilation = _as_two(geometry.before, 0), _as_two(geometry.after, 0), _as_two(geometry.dilations)
+    wide = op("Transpose", op("Reshape", wide, graph.ints(-1, ins, rows, columns)), perm=[0, 2, 3, 1])
+    if any((*before, *after)):
+        wide = op("Pad", wide, graph.ints(0, *before, 0, 0, *after, 0))
+    narrow = op("Transpose", op("Reshape", narrow, graph.ints(-1, outs, out_rows * out_columns)), perm=[1, 0, 2])
+    narrow = op("Reshape", narrow, graph.ints(outs, -1))
+    starts = [place * dilation[1] for place in range(width)]
+    parts = [op("Slice", wide, graph.ints(at), graph.ints(at + out_columns), graph.ints(2)) for at in starts]
+    runs = op("Concat", *parts, axis=3) if width > 1 else parts[0]
+    found = []
+    for place in range(high):
+        at = place * dilation[0]
+        row = op("Slice", runs, graph.ints(at), graph.ints(at + out_rows), graph.ints(1))
+        found.append(op("MatMul", narrow, op("Reshape", row, graph.ints(-1, width * ins))))
+    joined = op("Concat", *found, axis=1) if high > 1 else found[0]
+    turned = op("Transpose", op("Reshape", joined, graph.ints(outs, high * width, ins)), perm=[0, 2, 1])
+    return op("Reshape", turned, graph.ints(*shape))
 
 
 def _by_rows(step: Step, wide: str, narrow: str, shape: tuple[int, ...], geometry: Geometry) -> str:

@@ -222,6 +222,8 @@ def _resize(step: Step) -> Gradients:
                 raise step.refused("only whole factors that repeat every value have a gradient here")
             axes.append(len(shape) + 1)
             shape += [size, out // size]
+    if not axes:
+        return [step.gradient]
     parts = op("Reshape", step.gradient, graph.ints(*shape))
     return [op("ReduceSum", parts, graph.ints(*axes), keepdims=0)]
 
