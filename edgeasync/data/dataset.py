@@ -1,4 +1,4 @@
-"""Labelled examples held in memory, and the endless stream of batches that training draws from them."""
+"""Examples and their targets held in memory, and the endless stream of batches that training draws from them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,48 +8,53 @@ import numpy.typing as npt
 
 from edgeasync.errors import ConfigError, DataError
 
-Batch = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
-"""Examples float32 (batch, features...) and labels int64 (batch,)."""
+Targets = npt.NDArray[np.int64] | npt.NDArray[np.float32]
+"""Class numbers, int64 (n,), or values to predict, float32 (n, ...)."""
+
+Batch = tuple[npt.NDArray[np.float32], Targets]
+"""Examples float32 (batch, features...) and targets (batch, ...)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
-    """Examples `x`, float32 (n, features...), and labels `y`, int64 (n,); make one with `Dataset.of`."""
+    """Examples `x`, float32 (n, features...), and targets `y`: labels int64 (n,) or values float32 (n, ...).
+
+    Make one with `Dataset.of`.
+    """
 
     x: npt.NDArray[np.float32]
-    y: npt.NDArray[np.int64]
+    y: Targets
 
     @classmethod
     def of(cls, x: npt.ArrayLike, y: npt.ArrayLike, *, where: str = "the data") -> "Dataset":
-        """Check examples and labels and bring them to float32 and int64; arrays already so are not copied.
+        """Check examples and targets; integer targets are labels. Arrays already of the right type are not copied.
 
-        Raises `DataError`, beginning with `where`, unless there is at least one example, as many labels as
-        examples, every value is finite and every label an integer of 0 or more.
+        Raises `DataError`, beginning with `where`, unless there is at least one example, as many targets as
+        examples, every value is finite and every label 0 or more.
         """
-        examples, labels = _array(x, "x", where), _array(y, "y", where)
+        examples, targets = _array(x, "x", where), _array(y, "y", where)
         if examples.dtype.kind not in "biuf":
             raise DataError(f"{where}: x holds {examples.dtype} values; give real numbers")
-        if labels.dtype.kind not in "iu":
-            raise DataError(f"{where}: y holds {labels.dtype} values; give class numbers 0, 1, 2, ... as integers")
+        if targets.dtype.kind not in "iuf":
+            raise DataError(f"{where}: y holds {targets.dtype} values; give class numbers 0, 1, 2, ... or floats")
         if examples.ndim < 2:
             raise DataError(f"{where}: x has {examples.ndim} dimensions; give one row of features per example")
-        if labels.ndim != 1:
-            raise DataError(f"{where}: y has {labels.ndim} dimensions; give one label per example")
-        if len(examples) != len(labels):
-            raise DataError(f"{where}: {len(examples)} examples but {len(labels)} labels; give one label for each")
+        if targets.ndim != 1 and (targets.dtype.kind != "f" or not targets.ndim):
+            raise DataError(f"{where}: y has {targets.ndim} dimensions; give one label per example")
+        if len(examples) != len(targets):
+            raise DataError(f"{where}: {len(examples)} examples but {len(targets)} labels; give one label for each")
         if not examples.size:
             raise DataError(f"{where}: there are no values; give at least one example with at least one feature")
-        with np.errstate(over="ignore", invalid="ignore"):
-            values = np.ascontiguousarray(examples, np.float32)
-            # The extremes tell without a mask as long as the data: a NaN anywhere makes both NaN.
-            finite = np.isfinite(values.min()) and np.isfinite(values.max())
-        if not finite:
-            raise DataError(f"{where}: x has values that are not finite in float32; remove or replace them")
-        if labels.min() < 0:
-            raise DataError(f"{where}: label {labels.min()} is negative; number the classes from 0")
-        if labels.max() > np.iinfo(np.int64).max:
-            raise DataError(f"{where}: label {labels.max()} is too large; number the classes from 0")
-        return cls(values, np.ascontiguousarray(labels, np.int64))
+        values = _floats(examples, "x", where)
+        if targets.dtype.kind == "f":
+            return cls(values, values if targets is examples else _floats(targets, "y", where))
+        if targets.min() < 0:
+            raise DataError(
+                f"{where}: label {targets.min()} is negative; number the classes from 0, or give values as floats"
+            )
+        if targets.max() > np.iinfo(np.int64).max:
+            raise DataError(f"{where}: label {targets.max()} is too large; number the classes from 0")
+        return cls(values, np.ascontiguousarray(targets, np.int64))
 
     def __len__(self) -> int:
         return len(self.y)
@@ -59,23 +64,38 @@ class Dataset:
         return Dataset(self.x[indices], self.y[indices])
 
 
-def batches(dataset: Dataset, batch_size: int, seed: int) -> Iterator[Batch]:
+def batches(dataset: Dataset, batch_size: int, seed: int, *, full: bool = False) -> Iterator[Batch]:
     """Draw batches for ever, each epoch in a fresh order; the same seed gives the same batches.
 
-    A batch is never larger than the data; the last one of an epoch may be short.
-    Raises `ConfigError` if `batch_size` is below 1.
+    A batch is never larger than the data; the last one of an epoch may be short, or with `full` is left out.
+    Raises `ConfigError` if `batch_size` is below 1, `DataError` if `full` batches need more examples.
     """
+    if full and batch_size > len(dataset):
+        raise DataError(f"{len(dataset)} examples do not fill a batch of {batch_size}; give more data")
     if batch_size < 1:
         raise ConfigError(f"batch_size is {batch_size}; give 1 or more")
-    return _endless(dataset, batch_size, np.random.Generator(np.random.PCG64(seed)))
+    end = len(dataset) - len(dataset) % batch_size if full else len(dataset)
+    return _endless(dataset, range(0, end, batch_size), batch_size, np.random.Generator(np.random.PCG64(seed)))
 
 
-def _endless(dataset: Dataset, batch_size: int, generator: np.random.Generator) -> Iterator[Batch]:
+def _endless(
+    dataset: Dataset, starts: range, batch_size: int, generator: np.random.Generator
+) -> Iterator[Batch]:
     while True:
         order = generator.permutation(len(dataset))
-        for start in range(0, len(dataset), batch_size):
+        for start in starts:
             chosen = order[start : start + batch_size]
             yield dataset.x[chosen], dataset.y[chosen]
+
+
+def _floats(values: npt.NDArray[np.generic], name: str, where: str) -> npt.NDArray[np.float32]:
+    with np.errstate(over="ignore", invalid="ignore"):
+        floats = np.ascontiguousarray(values, np.float32)
+        # The extremes tell without a mask as long as the data: a NaN anywhere makes both NaN.
+        finite = np.isfinite(floats.min()) and np.isfinite(floats.max())
+    if not finite:
+        raise DataError(f"{where}: {name} has values that are not finite in float32; remove or replace them")
+    return floats
 
 
 def _array(values: npt.ArrayLike, name: str, where: str) -> npt.NDArray[np.generic]:

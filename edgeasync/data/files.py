@@ -17,8 +17,9 @@ from edgeasync.errors import DataError
 def load(path: Path) -> Dataset:
     """Read the examples of a file by its suffix.
 
-    `.npz`: arrays `x`, real numbers (n, features...), and `y`, integers (n,). `.csv`: a header row, then one
-    example a line; column `y`, or else the last one, is the label and all others are features.
+    `.npz`: arrays `x`, real numbers (n, features...), and `y`, integers (n,) or floats (n, ...); with
+    nothing but `x` every example is its own target. `.csv`: a header row, then one example a line; column `y`, or else the last
+    one, is the target (labels, if all are integers of 0 or more) and all others are features.
     Raises `DataError` naming the file and, in a CSV, line and column.
     """
     reader = _READERS.get(path.suffix.lower())
@@ -41,10 +42,11 @@ def _load_npz(path: Path) -> Dataset:
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise DataError(f"{path}: holds a single array; save x and y with numpy.savez")
             for name in ("x", "y"):
-                if name not in archive.files:
+                if name not in archive.files and archive.files != ["x"]:
                     names = ", ".join(archive.files) or "nothing"
                     raise DataError(f"{path}: array {name!r} is missing, there is {names}; save it as {name!r}")
-            x, y = archive["x"], archive["y"]
+            x = archive["x"]
+            y = archive["y"] if "y" in archive.files else x
     # What a damaged archive raises depends on which byte is wrong.
     except (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path}: not a readable npz file of plain arrays; save it with numpy.savez") from error
@@ -53,7 +55,7 @@ def _load_npz(path: Path) -> Dataset:
 
 def _load_csv(path: Path) -> Dataset:
     # Typed arrays hold a value in 4 bytes where a list of floats takes 32.
-    features, labels = array("f"), array("q")
+    features, targets = array("f"), array("d")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.reader(file)
@@ -65,14 +67,15 @@ def _load_csv(path: Path) -> Dataset:
                 where = f"{path}: line {rows.line_num}"
                 if len(row) != len(header):
                     raise DataError(f"{where}: {len(row)} columns, the header has {len(header)}; make them alike")
-                labels.append(_label(row.pop(label_column), f"{where}, column {header[label_column]!r}"))
+                targets.extend(_numbers([row.pop(label_column)], header[label_column : label_column + 1], where))
                 features.extend(_numbers(row, header[:label_column] + header[label_column + 1 :], where))
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: not a CSV file in UTF-8: {error}") from error
-    if not labels:
+    if not targets:
         raise DataError(f"{path}: there are no examples under the header; give at least one")
-    x = np.frombuffer(features, np.float32).reshape(len(labels), -1)
-    return Dataset.of(x, np.frombuffer(labels, np.int64), where=str(path))
+    x, y = np.frombuffer(features, np.float32).reshape(len(targets), -1), np.frombuffer(targets)
+    labels = bool((y == np.floor(y)).all() and y.min() >= 0 and y.max() < 2**53)
+    return Dataset.of(x, y.astype(np.int64) if labels else y, where=str(path))
 
 
 def _header(rows: Iterator[list[str]], path: Path) -> list[str]:
@@ -82,13 +85,6 @@ def _header(rows: Iterator[list[str]], path: Path) -> list[str]:
     if all(_finite(name) is not None for name in header):
         raise DataError(f"{path}: the first row holds numbers; put a row with the columns' names above it")
     return header
-
-
-def _label(text: str, where: str) -> int:
-    number = _finite(text)
-    if number is None or not number.is_integer() or not 0 <= number < 2**53:
-        raise DataError(f"{where}: label {text!r} is not an integer of 0 or more; number the classes from 0")
-    return int(number)
 
 
 def _numbers(texts: list[str], columns: list[str], where: str) -> list[float]:

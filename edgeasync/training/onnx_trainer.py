@@ -141,6 +141,8 @@ class GraphGradient:
         self._x.check(dataset.x, "examples")
         if not self._own_target:
             self._y.check(dataset.y, "targets")
+            if self._y.dtype.kind == "i" and dataset.y.dtype.kind != "i":
+                raise DataError("the data's targets are not class numbers, as the hub's graph takes them")
             classes = self._metadata.get("edgeasync.classes")
             if classes is not None and (label := int(dataset.y.max())) >= int(classes):
                 raise DataError(
@@ -176,7 +178,7 @@ class _Fed:
         have, want = values.shape[1:], self.features
         if np.prod(have, dtype=int) != np.prod(want, dtype=int):
             raise DataError(f"the data has {what} of shape {have}, the hub's graph takes {want}: give such data")
-        if self.dtype.kind == "i" and values.dtype.kind == "f" and (values != np.rint(values)).any():
+        if self.dtype.kind == "i" and (values != np.rint(values)).any():
             raise DataError(f"the data's {what} are not whole numbers, as the hub's graph takes them")
 
 

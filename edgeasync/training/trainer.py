@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -14,7 +14,7 @@ from edgeasync.data.dataset import Batch
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.policies.transforms import Transform, apply_chain, plan_chain, state_vectors
 
-Gradient = Callable[[Vector, npt.NDArray[np.float32], npt.NDArray[np.int64], Vector], float]
+Gradient = Callable[[Vector, npt.NDArray[np.float32], Any, Vector], float]
 """`gradient(parameters, x, y, out)` writes the mean loss's gradient to `out` and returns the loss."""
 
 

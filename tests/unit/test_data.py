@@ -26,7 +26,8 @@ GOOD_Y = np.array([0, 1, 2, 0, 1, 2])
         (GOOD_X.astype(str), GOOD_Y, "x holds <U32 values; give real numbers"),
         (GOOD_X.astype(complex), GOOD_Y, "x holds complex128 values; give real numbers"),
         ([[1.0], [1.0, 2.0]], [0, 1], "x is not one array; give every example the same shape"),
-        (GOOD_X, GOOD_Y.astype(float), "y holds float64 values; give class numbers"),
+        (GOOD_X, GOOD_Y.astype(bool), "y holds bool values; give class numbers"),
+        (GOOD_X, GOOD_Y * np.nan, "y has values that are not finite"),
         (GOOD_X, GOOD_Y - 1, "label -1 is negative; number the classes from 0"),
         (GOOD_X, np.full(6, 2**63, np.uint64), "label 9223372036854775808 is too large"),
     ],
@@ -36,6 +37,23 @@ def test_a_dataset_says_what_is_wrong(x, y, sentence):
         Dataset.of(x, y, where="readings")
     assert str(caught.value).startswith("readings: ")
     assert sentence in str(caught.value)
+
+
+def test_targets_that_are_floats_are_values_to_predict(tmp_path):
+    dataset = Dataset.of(GOOD_X, GOOD_X / 2)
+    assert (dataset.y.dtype, dataset.y.shape) == (np.float32, (6, 2))
+    (tmp_path / "d.csv").write_text("a,y\n1,0\n1,-0.5\n")
+    assert load(tmp_path / "d.csv").y.tolist() == [0.0, -0.5]
+    np.savez(tmp_path / "d.npz", x=GOOD_X)
+    own = load(tmp_path / "d.npz")
+    assert own.y is own.x
+
+
+def test_full_batches_leave_out_the_rest_of_an_epoch():
+    stream = batches(Dataset.of(GOOD_X, GOOD_Y), 4, seed=0, full=True)
+    assert [len(y) for _, y in islice(stream, 5)] == [4] * 5
+    with pytest.raises(DataError, match="6 examples do not fill a batch of 7"):
+        batches(Dataset.of(GOOD_X, GOOD_Y), 7, seed=0, full=True)
 
 
 def test_a_dataset_converts_only_what_it_must():
@@ -96,10 +114,8 @@ def test_npz_and_csv_give_back_what_was_saved(tmp_path):
         ("y,a,b\n0,1,2\n0,1,nan\n", "line 3, column 'b': 'nan' is not a finite number"),
         ("y,a,b\n0,,2\n", "line 2, column 'a': '' is not a finite number"),
         ("a,y\n1e300,0\n", "values that are not finite in float32"),
-        ("a,y\n1,0\n1,0.5\n", "line 3, column 'y': label '0.5' is not an integer of 0 or more"),
-        ("a,y\n1,-1\n", "line 2, column 'y': label '-1' is not an integer of 0 or more"),
-        ("a,y\n1,cat\n", "line 2, column 'y': label 'cat' is not an integer of 0 or more"),
-        ("a,y\n1,1e30\n", "label '1e30'"),
+        ("a,y\n1,cat\n", "line 2, column 'y': 'cat' is not a finite number"),
+        ("a,y\n1,1e300\n", "y has values that are not finite in float32"),
         ("a,b,y\n1,2\n", "line 2: 2 columns, the header has 3"),
     ],
 )
@@ -145,7 +161,6 @@ def damaged(path):
         ("d.npz", npz_of(), "array 'x' is missing, there is nothing"),
         ("d.npz", npz_of(x=GOOD_X, labels=GOOD_Y), "array 'y' is missing, there is x, labels"),
         ("d.npz", npz_of(x=GOOD_X, y=np.array([None] * 6)), "not a readable npz file of plain arrays"),
-        ("d.npz", npz_of(x=GOOD_X, y=GOOD_Y.astype(float)), "y holds float64 values"),
         ("d.npz", npz_of(x=GOOD_X[0], y=GOOD_Y), "x has 1 dimensions"),
         ("d.csv", lambda path: path.write_bytes(b"a,y\n\xff\xfe,1\n"), "not a CSV file in UTF-8"),
         ("d.parquet", lambda path: path.write_bytes(b""), "cannot read .parquet; give .npz or .csv"),
@@ -198,7 +213,7 @@ def test_an_iterable_is_read_no_further_than_asked():
         ([], "the iterable gave no samples"),
         ([([1.0], 0), ([1.0, 2.0], 0)], r"sample 1: shape \(2,\), the first has \(1,\)"),
         ([([1.0], 0), (["a"], 0)], "sample 1: its features are not an array of real numbers"),
-        ([([1.0], 0.5)], "y holds float64 values"),
+        ([([1.0], "cat")], "y holds <U3 values"),
         ([([np.inf], 0)], "not finite"),
     ],
 )
