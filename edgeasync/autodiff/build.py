@@ -17,12 +17,12 @@ from onnx import helper
 
 from edgeasync.autodiff import differentiate, forward
 from edgeasync.autodiff.forward import Forward
-from edgeasync.autodiff.graph import FLOAT, Array, Node, needed, tensor, value_info, write_nodes
+from edgeasync.autodiff.graph import FLOAT, Array, Node, Shape, needed, read_nodes, tensor, value_info, write_nodes
 from edgeasync.autodiff.losses import TARGET, LossParts, add_loss, target_type
 from edgeasync.autodiff.rules import TrainingGraphBuilder
 from edgeasync.autodiff.settings import BinaryCrossEntropy, CrossEntropy, GraphSettings, find_loss
 from edgeasync.errors import GraphError
-from edgeasync.parameters import Parameter, ParameterSpec, Vector
+from edgeasync.parameters import Parameter, ParameterSpec, Role, Vector
 
 CONTRACT = "edgeasync.contract"
 """The metadata key that marks a training graph; its value is the version of the contract."""
@@ -47,13 +47,17 @@ def build_training_graph(model: bytes, settings: GraphSettings) -> TrainingGraph
     output = forward.choose_output(proto, settings.output)
     values = forward.initial_values(proto)
     candidates = _candidates(proto, values)
-    statistics, norms = _statistics(proto)
+    statistics, norms = _statistics(proto, values)
     chosen = _chosen([*candidates, *statistics], settings)
     live = {name for norm in norms if chosen.intersection(norm) for name in norm[2:]}
     trained = [name for name in candidates if name in chosen and name not in statistics]
     prepared = forward.prepare(proto, output, trained, live)
     _check_output(prepared, settings)
-    return _assemble(prepared, settings, trained, live)
+    _check_folds(proto, trained)
+    _check_statistics(prepared, live)
+    made = _assemble(prepared, settings, trained, live)
+    _check_run(made, prepared, target_type(find_loss(settings.loss), prepared.output_sample)[1])
+    return made
 
 
 def _candidates(model: onnx.ModelProto, values: Mapping[str, Array]) -> list[str]:
@@ -75,9 +79,19 @@ def _fixed_inputs(node: onnx.NodeProto) -> Iterable[str]:
     return () if first is None else node.input[first:]
 
 
-def _statistics(model: onnx.ModelProto) -> tuple[set[str], list[tuple[str, ...]]]:
+def _statistics(
+    model: onnx.ModelProto, values: Mapping[str, Array]
+) -> tuple[set[str], list[tuple[str, ...]]]:
     """Return the running statistics, and scale, bias, mean and variance of every batch norm."""
-    norms = [tuple(node.input[1:5]) for node in model.graph.node if node.op_type == "BatchNormalization"]
+    same: dict[str, str] = {}
+    for node in model.graph.node:
+        if node.op_type == "Identity" and node.output[0] not in values:
+            same[node.output[0]] = same.get(node.input[0], node.input[0])
+    norms = [
+        tuple([same.get(name, name) for name in node.input[1:5]])
+        for node in model.graph.node
+        if node.op_type == "BatchNormalization"
+    ]
     return {name for norm in norms for name in norm[2:]}, norms
 
 
@@ -93,11 +107,20 @@ def _chosen(names: list[str], settings: GraphSettings) -> set[str]:
     }
 
 
+_MOVING = frozenset({"Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+"""Operators that only move values: probabilities stay probabilities."""
+
+
 def _check_output(prepared: Forward, settings: GraphSettings) -> None:
     """Refuse probabilities where the loss takes raw scores: it would train, and wrongly."""
     if prepared.dtypes[prepared.output] != FLOAT:
         raise GraphError(f"output {prepared.output!r} is {prepared.dtypes[prepared.output]}, not float32")
-    last = next(node for node in prepared.nodes if prepared.output in node.outputs)
+    makers = {name: node for node in prepared.nodes for name in node.outputs}
+    last = makers.get(prepared.output)
+    while last is not None and last.op in _MOVING:
+        last = makers.get(last.inputs[0])
+    if last is None:
+        raise GraphError(f"output {prepared.output!r} is an input of the model; nothing can be trained")
     loss = find_loss(settings.loss)
     wrong = {CrossEntropy: "Softmax", BinaryCrossEntropy: "Sigmoid"}.get(type(loss))
     if last.op == wrong:
@@ -154,14 +177,77 @@ def _check_identity(prepared: Forward, trained: list[str]) -> None:
         readers = [node for node in prepared.nodes if name in node.inputs]
         if (
             len(readers) > 1
-            and prepared.parameters[name].size > 1
-            and forward.is_uniform(prepared.parameters[name])
+            and forward.is_uniform(value := prepared.parameters[name])
+            and (value.size > 1 or value.flat[0] in (0.0, 1.0))
         ):
             raise GraphError(
                 f"parameter {name!r} is read by {readers[0].where} and {readers[1].where}, and all its values are "
                 "equal: the exporter merged parameters; export without optimization "
                 "(torch.onnx.export(..., optimize=False))"
             )
+
+
+_FOLDED_INTO = frozenset({"Conv", "ConvTranspose", "Gemm"})
+
+
+def _check_folds(model: onnx.ModelProto, trained: list[str]) -> None:
+    """Refuse to train weights into which torch's exporters have multiplied a batch norm that came after.
+
+    The older exporter, in evaluation mode, gives the product a number for a name. The newer one keeps the
+    parameter's name, but the product has the name of the batch norm's result, one of several that it takes apart.
+    """
+    if model.producer_name != "pytorch":
+        return
+    for node in model.graph.node:
+        if node.op_type not in _FOLDED_INTO or not set(node.input).intersection(trained):
+            continue
+        if node.input[1].startswith("onnx::Conv") or node.output[0].startswith("getitem"):
+            raise GraphError(
+                f"{read_nodes([node])[0].where} holds a batch norm that the exporter folded into it, and "
+                "without it the model trains differently: export in training mode "
+                "(training=torch.onnx.TrainingMode.TRAINING, dynamo=False), without optimization "
+                f"(dynamo=True, optimize=False), or freeze {node.input[1]!r}"
+            )
+
+
+def _check_statistics(prepared: Forward, live: set[str]) -> None:
+    """Refuse running statistics that an exporter merged with each other or with parameters that are equal."""
+    readers: dict[str, tuple[str, int, str]] = {}
+    for node in prepared.nodes:
+        for position, name in enumerate(node.inputs):
+            if name not in live:
+                continue
+            reader = (node.op, position, node.inputs[1])
+            if reader[:2] not in _STATISTIC_READERS or readers.setdefault(name, reader) != reader:
+                raise GraphError(
+                    f"{node.where} reads the running statistic {name!r}, which something else reads in another "
+                    "way: the exporter merged tensors that were equal; export without optimization "
+                    "(torch.onnx.export(..., optimize=False))"
+                )
+
+
+_STATISTIC_READERS = frozenset({("BatchNormalization", 3), ("BatchNormalization", 4)})
+
+
+def _check_run(made: TrainingGraph, prepared: Forward, target: Shape) -> None:
+    """Take one step, so that a graph which onnxruntime cannot run is refused here and not by every device."""
+    shapes = {parameter.name: parameter.shape for parameter in made.spec.parameters}
+    feeds: dict[str, Array] = dict(made.spec.views(made.initial))
+    for name in prepared.inputs:
+        size = [forward.PROBES[0] if dim is None else dim for dim in prepared.shapes[name]]
+        feeds[name] = np.zeros(size, prepared.dtypes[name])
+    try:
+        session = forward.open_session(made.model)
+        kind = next(entry.type for entry in session.get_inputs() if entry.name == TARGET)
+        feeds[TARGET] = np.zeros([dim or 0 for dim in target], np.int64 if kind == "tensor(int64)" else FLOAT)
+        names = [entry.name for entry in session.get_outputs()]
+        results = session.run(names, feeds)
+    except Exception as error:
+        raise GraphError(f"the training graph does not run: {forward.first_line(error)}") from error
+    for name, value in zip(names, results, strict=True):
+        expected = shapes.get(name.rpartition(".")[0], ())
+        if value.shape != expected:
+            raise GraphError(f"the training graph is wrong: {name!r} has shape {value.shape}, not {expected}")
 
 
 def _check_autoencoder(prepared: Forward, target: tuple[int | None, ...]) -> None:
@@ -232,3 +318,31 @@ def is_training_graph(model: bytes) -> bool:
     except Exception:  # noqa: BLE001
         return False
     return any(entry.key == CONTRACT for entry in proto.metadata_props)
+
+
+def read_training_graph(model: bytes, initial: Mapping[str, Array]) -> TrainingGraph:
+    """Take a training graph that was built before, and the values its parameters begin with.
+
+    Raises `GraphError` if it does not follow the contract, `ModelMismatchError` if the values are not its own.
+    """
+    if not is_training_graph(model):
+        raise GraphError("this is not a training graph; build one with edgeasync model build")
+    spec = read_spec(onnx.load_model_from_string(model))
+    return TrainingGraph(model, spec, spec.flatten(initial))
+
+
+def read_spec(proto: onnx.ModelProto) -> ParameterSpec:
+    """Return the layout of what a training graph trains; raises `GraphError` if it trains nothing."""
+    results = {entry.name for entry in proto.graph.output}
+    found = [
+        Parameter(entry.name, tuple([dim.dim_value for dim in entry.type.tensor_type.shape.dim]), role)
+        for role, ending in _ENDINGS
+        for entry in proto.graph.input
+        if entry.name + ending in results
+    ]
+    if not found or found[0].role != "trained":
+        raise GraphError("the training graph has no output <parameter>.grad; build it again")
+    return ParameterSpec(tuple(found))
+
+
+_ENDINGS: tuple[tuple[Role, str], ...] = (("trained", ".grad"), ("statistic", ".new"))

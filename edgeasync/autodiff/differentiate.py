@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection
 
 from edgeasync.autodiff.forward import Forward
-from edgeasync.autodiff.graph import Node
+from edgeasync.autodiff.graph import FLOAT, Node
 from edgeasync.autodiff.rules import RULES, STOPPING, Step, TrainingGraphBuilder
 from edgeasync.errors import GraphError
 
@@ -31,7 +31,13 @@ def begin(
                     f"{node.where}: there is no gradient for {node.op}; "
                     "write the model without it, train only what comes after it, or freeze what is before it"
                 )
-            graph.active.update(name for name in node.outputs if name and graph.dtypes[name].kind == "f")
+            made = [name for name in node.outputs if name and graph.dtypes[name].kind == "f"]
+            graph.active.update(made)
+            if node.op != "Cast" and (other := [name for name in made if graph.dtypes[name] != FLOAT]):
+                raise GraphError(
+                    f"{node.where} computes in {graph.dtypes[other[0]]}; only float32 can be trained: "
+                    "export the model in float32"
+                )
         rule = RULES.get(node.op)
         graph.enter(node.name or node.outputs[0])
         if rule is not None and rule.forward is not None:

@@ -39,20 +39,30 @@ class Forward(Graph):
         self.inputs: list[str] = []
         self.parameters: dict[str, Array] = {}
         self.batch: int | None = None
+        self.output_sample: tuple[int, ...] = ()
+        """The output's shape for a free batch of `PROBES[0]`: what follows the batch may be a multiple of it."""
+
+
+def load(data: bytes) -> onnx.ModelProto:
+    """Read a serialized model as it is; raises `GraphError` if it is none, or keeps values in other files."""
+    try:
+        model = onnx.load_model_from_string(data)
+        for initializer in model.graph.initializer:
+            if initializer.data_location == onnx.TensorProto.EXTERNAL:
+                raise GraphError(
+                    f"initializer {initializer.name!r} lies in an external file; save the model as one file"
+                )
+        onnx.checker.check_model(model)
+    except GraphError:
+        raise
+    except Exception as error:
+        raise GraphError(f"not a readable ONNX model: {first_line(error)}") from error
+    return model
 
 
 def parse(data: bytes) -> onnx.ModelProto:
     """Read a serialized forward model and bring it to an opset we know; raises `GraphError`."""
-    try:
-        model = onnx.load_model_from_string(data)
-        onnx.checker.check_model(model)
-    except Exception as error:
-        raise GraphError(f"not a readable ONNX model: {_first_line(error)}") from error
-    for initializer in model.graph.initializer:
-        if initializer.data_location == onnx.TensorProto.EXTERNAL:
-            raise GraphError(
-                f"initializer {initializer.name!r} lies in an external file; save the model as one file"
-            )
+    model = load(data)
     if model.functions:
         model = inliner.inline_local_functions(model)
     opset = _opset(model)
@@ -63,7 +73,7 @@ def parse(data: bytes) -> onnx.ModelProto:
             model = version_converter.convert_version(model, OPSET_MIN)
         except Exception as error:
             raise GraphError(
-                f"the model is of opset {opset} and cannot be converted ({_first_line(error)}); "
+                f"the model is of opset {opset} and cannot be converted ({first_line(error)}); "
                 f"export it with opset {OPSET_MIN}"
             ) from error
     return model
@@ -112,6 +122,7 @@ def prepare(model: onnx.ModelProto, output: str, trained: Iterable[str], statist
             raise GraphError(f"tensor {name!r} changes its number of dimensions with the batch size")
         forward.shapes[name] = tuple([a if a == b else None for a, b in zip(shape, other, strict=True)])
         forward.dtypes[name] = value.dtype
+    forward.output_sample = first[forward.output].shape
     _fold(forward, nodes, first, second)
     return forward
 
@@ -215,11 +226,8 @@ def _measure(
     model = helper.make_model(
         graph, ir_version=max(ir_version, 8), opset_imports=[helper.make_opsetid("", forward.opset)]
     )
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
     try:
-        session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+        session = open_session(model.SerializeToString())
         runs = []
         for batch in PROBES if symbolic else PROBES[:1]:
             feeds = {
@@ -230,8 +238,16 @@ def _measure(
             }
             runs.append(feeds | variable | dict(zip(names, session.run(names, feeds), strict=True)))
     except Exception as error:
-        raise GraphError(f"the forward model does not run: {_first_line(error)}") from error
+        raise GraphError(f"the forward model does not run: {first_line(error)}") from error
     return runs[0], runs[-1]
+
+
+def open_session(model: bytes) -> onnxruntime.InferenceSession:
+    """Return a session that runs a model as it is written, and says nothing."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
 
 
 def _probe_input(forward: Forward, name: str) -> onnx.ValueInfoProto:
@@ -245,6 +261,9 @@ def _fold(forward: Forward, nodes: list[Node], first: Mapping[str, Array], secon
     """Keep the nodes whose results depend on data, parameters or the batch size; the others are constants."""
     shape_like = set(forward.constants)
     for node in nodes:
+        if node.op == "CastLike":
+            kind = helper.np_dtype_to_tensor_dtype(forward.dtypes[node.outputs[0]])
+            node.op, node.inputs, node.attributes = "Cast", node.inputs[:1], {"to": int(kind)}
         inputs = set(free_inputs(node))
         free = node.op not in RANDOM_OPERATORS and (node.op in SHAPE_OPERATORS or inputs <= shape_like)
         if free:
@@ -265,5 +284,6 @@ def _same(first: Array, second: Array) -> bool:
     return first.shape == second.shape and first.tobytes() == second.tobytes()
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return what an error says, without the rest."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

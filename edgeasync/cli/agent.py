@@ -8,14 +8,15 @@ from typing import Any
 from edgeasync.cli.output import Printer
 from edgeasync.cli.service import serve
 from edgeasync.config import convert, read_toml, to_table
-from edgeasync.core.device import Tell
+from edgeasync.core.device_effects import Tell
 from edgeasync.data.files import load
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.files import DeviceFolder
+from edgeasync.runtime.graph_cache import GraphCache
 from edgeasync.runtime.settings import AgentSection, AgentSettings
-from edgeasync.training.plan import read_plan
+from edgeasync.training.plan import ReceivedGraph, read_plan
 from edgeasync.training.trainer import Trainer
 
 PROGRESS_S = 10.0
@@ -28,7 +29,8 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
     address, data = _needed(section)
     dataset = load(data)
     device_id = section.device_id or default_device_id()
-    folder = DeviceFolder(Path(section.state or f"~/.local/state/edgeasync/{device_id}").expanduser())
+    state = Path(section.state or f"~/.local/state/edgeasync/{device_id}").expanduser()
+    folder = DeviceFolder(state)
     identity = folder.open(device_id)
 
     def on_tell(tell: Tell) -> None:
@@ -38,8 +40,13 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
             )
 
     def make_trainer(welcome: Welcome) -> Trainer:
+        graph = (
+            None
+            if agent.graph is None
+            else ReceivedGraph(agent.graph, welcome.spec, section.threads, section.provider)
+        )
         try:
-            return read_plan(welcome.settings).make_trainer(dataset, section.seed)
+            return read_plan(welcome.settings).make_trainer(dataset, section.seed, graph)
         except DataError as error:
             raise DataError(f"{data}: {error}") from error
 
@@ -49,6 +56,8 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
         make_trainer=make_trainer,
         examples=len(dataset),
         fingerprint=None if settings.model is None else settings.model.spec.fingerprint,
+        graph_bytes_max=section.graph_bytes_max,
+        graphs=GraphCache(state / "graphs"),
         step_s_min=section.step_s_min,
         on_tell=on_tell,
     )

@@ -1,7 +1,8 @@
 """`edgeasync demo`: a hub and unequal agents as processes on this machine; one is killed and comes back.
 
 Nothing is staged: the processes are the commands a person would type, the digits are scikit-learn's, every
-device has its own non-IID part, and drops and joins are what the hub itself reports.
+device has its own non-IID part, and drops and joins are what the hub itself reports. The model is a small
+convolutional network, written as an ONNX file that the hub turns into a training graph and ships.
 """
 
 import asyncio
@@ -24,9 +25,8 @@ from edgeasync.cli.status import device_table
 from edgeasync.data.dataset import Dataset
 from edgeasync.data.partition import dirichlet
 from edgeasync.errors import ConfigError, EdgeAsyncError, StorageError
-from edgeasync.runtime.files import MODEL_FILE, load_model
+from edgeasync.runtime.files import MODEL_FILE, read_arrays, replace_file
 from edgeasync.runtime.status import fetch_status
-from edgeasync.training.numpy_models import MlpModel
 
 SLOWNESS = (1, 1, 3, 10)
 """How many times slower than the first the agents are, over and over."""
@@ -46,7 +46,10 @@ REFRESH_S = 0.25
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""
 
-MODEL = MlpModel(inputs=64, hidden=(256,), classes=10)
+PIXELS = 8
+
+FORWARD_FILE = "digits-cnn.onnx"
+TRAINED_FILE = "trained.onnx"
 
 SETTINGS = """\
 [hub]
@@ -55,14 +58,13 @@ run = {run}
 seed = {seed}
 
 [model]
-kind = "mlp"
-inputs = 64
-hidden = [256]
-classes = 10
+kind = "onnx"
+file = {model}
+loss = "cross_entropy"
 
 [local]
 batch_size = 32
-optimizer = [{{ kind = "sgd", learning_rate = 0.2, momentum = 0.9 }}]
+optimizer = [{{ kind = "sgd", learning_rate = 0.1, momentum = 0.9 }}]
 
 [policy]
 staleness = {{ kind = "polynomial", exponent = 0.5 }}
@@ -88,8 +90,11 @@ def run_demo(*, devices: int, seconds: float, seed: int, run: Path | None, print
             status = asyncio.run(demo.run())
     except asyncio.CancelledError:
         sys.exit(INTERRUPTED)
-    vector, _ = load_model(folder / MODEL_FILE, MODEL.spec)
-    accuracy = float((MODEL.predict(vector, held_out.x) == held_out.y).mean())
+    from edgeasync.autodiff.export import export_model  # noqa: PLC0415 - needs onnx, as `split_digits` has told
+
+    trained = folder / TRAINED_FILE
+    replace_file(trained, export_model((folder / FORWARD_FILE).read_bytes(), read_arrays(folder / MODEL_FILE)))
+    accuracy = measure_accuracy(trained.read_bytes(), held_out)
     result = {
         "accuracy": round(accuracy, 4),
         "devices_total": devices,
@@ -99,7 +104,7 @@ def run_demo(*, devices: int, seconds: float, seed: int, run: Path | None, print
         "updates_rejected": status["updates_rejected"],
         "duplicates": status["duplicates"],
         "seconds": round(time.monotonic() - started_s, 1),
-        "model": str((folder / MODEL_FILE).resolve()),
+        "model": str(trained.resolve()),
         "devices": {
             device["id"]: {
                 "updates_applied": device["updates_applied"],
@@ -119,24 +124,54 @@ def run_demo(*, devices: int, seconds: float, seed: int, run: Path | None, print
 
 
 def split_digits(devices: int, seed: int) -> tuple[list[Dataset], Dataset]:
-    """Return each device's part of the digits, and those that no device gets; raises `ConfigError`."""
+    """Return each device's part of the digits, float32 (n, 1, 8, 8), and those that no device gets.
+
+    Raises `ConfigError` if scikit-learn is missing.
+    """
     try:
+        import onnx  # noqa: F401, PLC0415
         from sklearn.datasets import load_digits  # noqa: PLC0415
     except ImportError:
-        raise ConfigError("the demo needs scikit-learn's digits: pip install 'edgeasync[demo]'") from None
+        raise ConfigError("the demo needs onnx and scikit-learn's digits: pip install 'edgeasync[demo]'") from None
     digits = load_digits()
-    dataset = Dataset.of((digits.data / 16).astype(np.float32), digits.target)
+    pixels = (digits.data / 16).astype(np.float32).reshape(-1, 1, PIXELS, PIXELS)
+    dataset = Dataset.of(pixels, digits.target)
     order = np.random.default_rng(seed).permutation(len(dataset))
     split = round(HELD_OUT * len(dataset))
     parts = dirichlet(dataset.take(order[split:]), devices, DIRICHLET_ALPHA, seed, examples_min=EXAMPLES_MIN)
     return parts, dataset.take(order[:split])
 
 
+def make_model(seed: int) -> bytes:
+    """Return a convolutional network for the digits as a serialized ONNX model, with random weights."""
+    from edgeasync import nn  # noqa: PLC0415 - needs onnx, which `split_digits` has told of
+
+    network = nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10),
+    )  # fmt: skip
+    return bytes(nn.to_onnx(network, (1, PIXELS, PIXELS), seed=seed).SerializeToString())
+
+
+def measure_accuracy(model: bytes, dataset: Dataset) -> float:
+    """Return the share of examples that an ONNX classifier gets right, run as anybody would run it."""
+    import onnxruntime  # noqa: PLC0415 - not until the training is over
+
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    (scores,) = session.run(None, {session.get_inputs()[0].name: dataset.x})
+    return float((scores.argmax(axis=1) == dataset.y).mean())
+
+
 def _write(folder: Path, parts: list[Dataset], seed: int) -> None:
     """Write the hub's settings and every device's part."""
     try:
         folder.mkdir(parents=True, exist_ok=False)
-        (folder / "hub.toml").write_text(SETTINGS.format(run=json.dumps(str(folder)), seed=seed))
+        settings = SETTINGS.format(
+            run=json.dumps(str(folder)), model=json.dumps(str(folder / FORWARD_FILE)), seed=seed
+        )
+        (folder / "hub.toml").write_text(settings)
+        (folder / FORWARD_FILE).write_bytes(make_model(seed))
         for number, part in enumerate(parts, start=1):
             np.savez(folder / f"device-{number}.npz", x=part.x, y=part.y)
     except FileExistsError:

@@ -9,14 +9,23 @@ from edgeasync.cli.output import Printer
 from edgeasync.cli.service import serve
 from edgeasync.config import convert, read_toml, to_table
 from edgeasync.core.effects import Report
+from edgeasync.errors import ConfigError
 from edgeasync.runtime.settings import HubSection, HubSettings
 
 PROGRESS_S = 10.0
 
 
-def run_hub(config: Path, flags: dict[str, Any], printer: Printer) -> None:
-    """Run a hub by a settings file; a flag wins over the file."""
-    settings = read_toml(config, HubSettings)
+def run_hub(config: Path | None, flags: dict[str, Any], model_flags: dict[str, Any], printer: Printer) -> None:
+    """Run a hub by a settings file, flags, or both; a flag wins over the file.
+
+    `flags` are keys of `[hub]`, `model_flags` keys of a `[model]` of kind onnx.
+    """
+    table = {} if config is None else read_toml(config, dict[str, Any])
+    if model_flags:
+        table["model"] = _model_table(table.get("model"), model_flags)
+    elif config is None:
+        raise ConfigError("which model? give --model FILE.onnx, or a settings file with [model]")
+    settings = convert(table, HubSettings, where="flags" if config is None else str(config))
     section = convert(to_table(settings.hub) | flags, HubSection, where="flags")
     settings = msgspec.structs.replace(settings, hub=section)
 
@@ -57,3 +66,13 @@ def run_hub(config: Path, flags: dict[str, Any], printer: Printer) -> None:
         printer.event("stopped", **totals)
     else:
         printer.event("stopped", detail=f"{reason}: version {core.version}, model in {totals['model']}")
+
+
+def _model_table(found: object, flags: dict[str, Any]) -> dict[str, Any]:
+    """Return the `[model]` that flags make of the file's; a model of another kind makes way for `--model`."""
+    known = found if isinstance(found, dict) and found.get("kind") == "onnx" else {}
+    if "file" not in known | flags:
+        raise ConfigError(
+            "--loss, --train and --output tell how to train an ONNX model; give --model FILE.onnx too"
+        )
+    return {"kind": "onnx"} | known | flags

@@ -23,12 +23,47 @@ app = typer.Typer(
     "9 files, 10 graph, 1 anything else.",
 )
 
+model_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Build, inspect and check training graphs of ONNX models.",
+)
+app.add_typer(model_app, name="model")
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON objects, one a line.")]
+ModelFile = Annotated[Path, typer.Argument(metavar="FILE.onnx", help="A forward model or a training graph.")]
+Loss = Annotated[
+    str | None,
+    typer.Option(help="Loss of a forward model: cross_entropy, mse, l1, huber or bce_with_logits."),
+]
+Train = Annotated[
+    list[str] | None, typer.Option(help="Parameters to train, a pattern such as 'head.*'; may be repeated.")
+]
+Freeze = Annotated[list[str] | None, typer.Option(help="Parameters not to train, a pattern; may be repeated.")]
+Output = Annotated[str | None, typer.Option(help="The tensor that the loss reads [default: the only output].")]
+Target = Annotated[str | None, typer.Option(help="'input' makes every example its own target [default: label].")]
+BatchSize = Annotated[int, typer.Option(min=2, max=65536, help="Examples of a step.")]
 
 
 @app.command()
 def hub(
-    config: Annotated[Path, typer.Argument(help="The hub's settings, a TOML file; it needs [model] at least.")],
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="The hub's settings, a TOML file; without --model it needs [model] at least."),
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option("--model", help="What to train: an ONNX model, or a training graph built from one."),
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(help="Loss of the ONNX model: cross_entropy, mse, l1, huber or bce_with_logits."),
+    ] = None,
+    train: Annotated[
+        list[str] | None, typer.Option(help="Parameters to train, a pattern such as 'head.*'; may be repeated.")
+    ] = None,
+    output: Annotated[str | None, typer.Option(help="The output that the loss reads.")] = None,
     bind: Annotated[str | None, typer.Option(help="Where to listen [default: tcp://127.0.0.1:5555].")] = None,
     run: Annotated[
         str | None, typer.Option(help="Folder of this run, made if missing [default: runs/default].")
@@ -40,7 +75,8 @@ def hub(
     from edgeasync.cli.hub import run_hub  # noqa: PLC0415
 
     flags = {"bind": bind, "run": run, "insecure": insecure or None}
-    run_hub(config, {name: value for name, value in flags.items() if value is not None}, Printer(json=json))
+    model_flags: dict[str, Any] = {"file": file, "loss": loss, "train": train or None, "output": output}
+    run_hub(config, _given(flags), _given(model_flags), Printer(json=json))
 
 
 @app.command()
@@ -56,6 +92,10 @@ def agent(
     step_s_min: Annotated[
         float | None, typer.Option(help="Draw every local step out to this many seconds: a slower device.")
     ] = None,
+    threads: Annotated[int | None, typer.Option(help="Cores that a local step may use [default: 1].")] = None,
+    provider: Annotated[
+        str | None, typer.Option(help="What computes a graph: auto, cpu, cuda or tensorrt [default: auto].")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Train on this device's data. Waits for the hub as long as it takes; ends with it, or by Ctrl-C."""
@@ -63,8 +103,9 @@ def agent(
 
     flags: dict[str, Any] = {
         "hub": hub, "data": data, "device_id": device_id, "state": state, "step_s_min": step_s_min,
+        "threads": threads, "provider": provider,
     }  # fmt: skip
-    run_agent(config, {name: value for name, value in flags.items() if value is not None}, Printer(json=json))
+    run_agent(config, _given(flags), Printer(json=json))
 
 
 @app.command()
@@ -93,6 +134,87 @@ def demo(
     from edgeasync.cli.demo import run_demo  # noqa: PLC0415
 
     run_demo(devices=devices, seconds=seconds, seed=seed, run=run, printer=Printer(json=json))
+
+
+def _given(flags: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the flags that were not given."""
+    return {name: value for name, value in flags.items() if value is not None}
+
+
+@model_app.command("build")
+def model_build(
+    forward: Annotated[Path, typer.Argument(metavar="FORWARD.onnx", help="The forward model.")],
+    out: Annotated[Path, typer.Option(help="Where to write the training graph.")],
+    loss: Loss = None,
+    train: Train = None,
+    freeze: Freeze = None,
+    output: Output = None,
+    target: Target = None,
+    json: Json = False,
+) -> None:
+    """Build a training graph from a forward model; the values it begins with go beside it, as .safetensors."""
+    from edgeasync.cli.model import build_model  # noqa: PLC0415
+
+    flags = _graph_flags(loss, train, freeze, output, target)
+    build_model(forward, flags, out, Printer(json=json))
+
+
+@model_app.command("inspect")
+def model_inspect(
+    file: ModelFile,
+    loss: Loss = None,
+    train: Train = None,
+    freeze: Freeze = None,
+    output: Output = None,
+    target: Target = None,
+    batch_size: BatchSize = 32,
+    json: Json = False,
+) -> None:
+    """Show what a model trains, and the arithmetic and memory of a step."""
+    from edgeasync.cli.model import inspect_model  # noqa: PLC0415
+
+    inspect_model(file, _graph_flags(loss, train, freeze, output, target), batch_size, Printer(json=json))
+
+
+@model_app.command("check")
+def model_check(
+    file: ModelFile,
+    loss: Loss = None,
+    train: Train = None,
+    freeze: Freeze = None,
+    output: Output = None,
+    target: Target = None,
+    batch_size: BatchSize = 8,
+    json: Json = False,
+) -> None:
+    """Hold a model's gradients against differences of its loss."""
+    from edgeasync.cli.model import check_model  # noqa: PLC0415
+
+    check_model(file, _graph_flags(loss, train, freeze, output, target), batch_size, Printer(json=json))
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    out: Annotated[Path, typer.Option(help="Where to write the ONNX file.")],
+    model: Annotated[
+        Path | None, typer.Option(help="The forward model [default: the one kept in the run's folder].")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write the model a run has trained as a plain ONNX file for inference."""
+    from edgeasync.cli.model import export_run  # noqa: PLC0415
+
+    export_run(run, model, out, Printer(json=json))
+
+
+def _graph_flags(
+    loss: str | None, train: list[str] | None, freeze: list[str] | None, output: str | None, target: str | None
+) -> dict[str, Any]:
+    """Return the settings of a training graph that were given."""
+    return _given(
+        {"loss": loss, "train": train or None, "freeze": freeze or None, "output": output, "target": target}
+    )
 
 
 @app.callback(invoke_without_command=True)

@@ -1,9 +1,10 @@
 """`DeviceCore`: the device as a deterministic state machine. Events in, effects out; no I/O, no clock.
 
 Two small machines side by side. The *link* is `offline`, `greeting` or `joined`; the *work* is `idle` (it
-wants an assignment), `adopting` (its payload is coming in), `training`, or `pushing` (an update has no answer
-yet). They meet only when the link becomes `joined`: work then says again what was not answered. So training
-goes on while the hub is away, and an update is repeated, under the same number, until it is answered.
+wants an assignment), `equipping` (it needs the hub's training graph first), `adopting` (an assignment's payload
+is coming in), `training`, or `pushing` (an update has no answer yet). They meet only when the link becomes
+`joined`: work then says again what was not answered. So training goes on while the hub is away, and an update
+is repeated, under the same number, until it is answered.
 """
 
 from random import Random
@@ -11,7 +12,21 @@ from typing import Literal
 
 import msgspec
 
-from edgeasync.errors import EdgeAsyncError, ModelMismatchError, RefusedError
+from edgeasync.core.device_effects import (
+    Adopt,
+    Close,
+    DeviceEffect,
+    FindGraph,
+    Finish,
+    Join,
+    Open,
+    Say,
+    SendPush,
+    TakeGraph,
+    Tell,
+    Train,
+)
+from edgeasync.errors import EdgeAsyncError, GraphError, ModelMismatchError, RefusedError
 from edgeasync.protocol.messages import (
     PROTOCOL_VERSION,
     Ack,
@@ -19,6 +34,8 @@ from edgeasync.protocol.messages import (
     DeviceProfile,
     Duplicate,
     Fetch,
+    FetchGraph,
+    Graph,
     Hello,
     Leave,
     Message,
@@ -40,9 +57,12 @@ BACKOFF_MAX_S = 3.0
 DUPLICATE_REFUSALS_MAX = 3
 """Refusals as a duplicate device, each after the lease it names, before the device gives up."""
 
+GRAPH_BYTES_MAX = 64 << 20
+"""A device takes no larger graph unless it is told otherwise."""
+
 
 class Arrived(msgspec.Struct, frozen=True, gc=False):
-    """A message came from the hub. An assignment comes as its header; its payload is taken by `Adopt`."""
+    """A message came from the hub; a payload is taken in later, by `Adopt` or `TakeGraph`."""
 
     message: Message
 
@@ -57,6 +77,26 @@ class AdoptionFailed(msgspec.Struct, frozen=True, gc=False):
     """The assigned model came in broken."""
 
     reason: str
+
+
+class GraphHeld(msgspec.Struct, frozen=True, gc=False):
+    """The device holds the hub's graph, whole and with its fingerprint; `fetched` or found where it was kept."""
+
+    fetched: bool
+
+
+class GraphMissing(msgspec.Struct, frozen=True, gc=False):
+    """The device does not hold the hub's graph."""
+
+
+class GraphBroken(msgspec.Struct, frozen=True, gc=False):
+    """The hub's graph came in broken."""
+
+    reason: str
+
+
+class GraphForged(msgspec.Struct, frozen=True, gc=False):
+    """A whole graph came in that is not the one the hub announced."""
 
 
 class TransferMoved(msgspec.Struct, frozen=True, gc=False):
@@ -77,62 +117,8 @@ class StopRequested(msgspec.Struct, frozen=True):
     """The person who runs the device wants the agent to end."""
 
 
-DeviceEvent = Arrived | Adopted | AdoptionFailed | TransferMoved | Trained | StopRequested
-
-
-class Open(msgspec.Struct, frozen=True, gc=False):
-    """Open a fresh connection to the hub; whatever was under way on an older one is void."""
-
-
-class Close(msgspec.Struct, frozen=True, gc=False):
-    """Close the connection."""
-
-
-class Say(msgspec.Struct, frozen=True, gc=False):
-    """Send a message without payload."""
-
-    message: Message
-
-
-class SendPush(msgspec.Struct, frozen=True, gc=False):
-    """Send the delta under this header; the shell fills in codec, checksum, sizes and transfer."""
-
-    push: Push
-
-
-class Join(msgspec.Struct, frozen=True, gc=False):
-    """Make ready to train what the hub describes."""
-
-    welcome: Welcome
-
-
-class Adopt(msgspec.Struct, frozen=True, gc=False):
-    """Take in the payload of this assignment, then report `Adopted`."""
-
-    assignment: Assignment
-
-
-class Train(msgspec.Struct, frozen=True, gc=False):
-    """Take local steps from the adopted model, then report `Trained`."""
-
-    local_steps: int
-
-
-class Tell(msgspec.Struct, frozen=True):
-    """Tell the person at the device what happened."""
-
-    event: str
-    detail: str = ""
-
-
-class Finish(msgspec.Struct, frozen=True):
-    """End the agent; with an error if something is wrong that waiting does not mend."""
-
-    reason: str
-    error: EdgeAsyncError | None = None
-
-
-DeviceEffect = Open | Close | Say | SendPush | Join | Adopt | Train | Tell | Finish
+GraphEvent = GraphHeld | GraphMissing | GraphBroken | GraphForged
+DeviceEvent = Arrived | Adopted | AdoptionFailed | GraphEvent | TransferMoved | Trained | StopRequested
 
 
 class DeviceCore:
@@ -147,11 +133,12 @@ class DeviceCore:
         profile: DeviceProfile,
         codecs: tuple[str, ...],
         fingerprint: str | None,
+        graph_bytes_max: int,
         random: Random,
     ) -> None:
         self.device_id = device_id
         self.link: Literal["offline", "greeting", "joined", "over"] = "offline"
-        self.work: Literal["idle", "adopting", "training", "pushing"] = "idle"
+        self.work: Literal["idle", "equipping", "adopting", "training", "pushing"] = "idle"
         self.welcome: Welcome | None = None
         self.base: ModelVersion | None = None
         self.round_trip_s: float | None = None
@@ -161,7 +148,10 @@ class DeviceCore:
         self._profile = profile
         self._codecs = codecs
         self._fingerprint = fingerprint
+        self._graph_bytes_max = graph_bytes_max
         self._random = random
+        self._equipped = False
+        self._joined: dict[str, object] | None = None
         self._push: Push | None = None
         self._adopting: Assignment | None = None
         self._seq_last = 0
@@ -223,6 +213,8 @@ class DeviceCore:
                 return self._adopted(event.assignment)
             case AdoptionFailed():
                 return self._adoption_failed(event.reason, now_s)
+            case GraphHeld() | GraphMissing() | GraphBroken() | GraphForged():
+                return self._graph_known(event, now_s) if self.work == "equipping" else []
             case TransferMoved():
                 self._heard_s = now_s
                 self._wait(now_s)
@@ -255,6 +247,8 @@ class DeviceCore:
                     self._wait(now_s)
                     effects.append(Adopt(message))
                 return effects
+            case Graph() if self.link == "joined" and self.work == "equipping":
+                return self._graph_offered(message, now_s)
         return []
 
     # -- link ------------------------------------------------------------------------------------------------
@@ -298,20 +292,36 @@ class DeviceCore:
         if self.link != "greeting":
             return []
         before = self.welcome
-        if before is not None and before.spec != welcome.spec:
+        if before is not None and (before.spec, before.graph) != (welcome.spec, welcome.graph):
             return self._finish(
                 "model mismatch",
                 ModelMismatchError("the hub now trains another model than before; start the agent again"),
+            )
+        if welcome.graph is not None and not 0 < welcome.graph_bytes <= self._graph_bytes_max:
+            return self._refuse_graph(
+                f"the hub's graph has {welcome.graph_bytes} bytes, over this device's {self._graph_bytes_max}; "
+                "raise [agent] graph_bytes_max if you trust the hub"
             )
         self.link = "joined"
         self.welcome = welcome
         self._attempts = self._duplicate_refusals = 0
         self._ping_at_s = now_s + welcome.heartbeat_s * self._random.uniform(0.5, 1.0)
         effects: list[DeviceEffect] = [Tell("joined", f"as {self.device_id}")]
-        if before is None or before.settings != welcome.settings:
-            effects.append(Join(welcome))
         effects += self._agree_on_seq(welcome.seq_last)
-        if self.work == "adopting":
+        if welcome.graph is None or self._equipped:
+            return effects + self._join(now_s)
+        self.work = "equipping"
+        self._wait(now_s)
+        return [*effects, FindGraph(welcome.graph)]
+
+    def _join(self, now_s: float) -> list[DeviceEffect]:
+        """Make ready for what the hub describes, unless that was done, then let the work speak."""
+        assert self.welcome is not None
+        effects: list[DeviceEffect] = []
+        if self._joined != self.welcome.settings:
+            self._joined = self.welcome.settings
+            effects.append(Join(self.welcome))
+        if self.work in ("equipping", "adopting"):
             self.work = "idle"
         if self.work != "training":
             effects += self._speak(now_s)
@@ -367,6 +377,39 @@ class DeviceCore:
         self.link = "over"
         return [Finish(reason, error)]
 
+    # -- the graph -------------------------------------------------------------------------------------------
+
+    def _graph_offered(self, graph: Graph, now_s: float) -> list[DeviceEffect]:
+        assert self.welcome is not None
+        if (graph.fingerprint, graph.payload_bytes) != (self.welcome.graph, self.welcome.graph_bytes):
+            return self._refuse_graph("the hub sends another graph than it announced; do not trust it")
+        self._wait(now_s)
+        return [TakeGraph(graph)]
+
+    def _graph_known(self, event: GraphEvent, now_s: float) -> list[DeviceEffect]:
+        assert self.welcome is not None
+        match event:
+            case GraphHeld():
+                self._equipped = True
+                way = "fetched" if event.fetched else "from the cache"
+                effects: list[DeviceEffect] = [Tell("graph", f"{way}, {self.welcome.graph_bytes} bytes")]
+                if self.link == "joined":
+                    return effects + self._join(now_s)
+                self.work = "idle"
+                return effects
+            case GraphMissing():
+                return self._speak(now_s) if self.link == "joined" else []
+            case GraphBroken():
+                self._work_at_s = now_s + BACKOFF_MAX_S * self._random.uniform(0.5, 1.0)
+                return [Tell("warning", event.reason)]
+            case GraphForged():
+                return self._refuse_graph(
+                    "the hub's graph does not have the fingerprint it was announced with; do not trust this hub"
+                )
+
+    def _refuse_graph(self, sentence: str) -> list[DeviceEffect]:
+        return self._finish("graph refused", GraphError(sentence))
+
     # -- work ------------------------------------------------------------------------------------------------
 
     def _adopted(self, assignment: Assignment) -> list[DeviceEffect]:
@@ -409,6 +452,8 @@ class DeviceCore:
         if self._push is not None:
             self._push = msgspec.structs.replace(self._push, session=self.welcome.session)
             return [SendPush(self._push)]
+        if self.work == "equipping":
+            return [Say(FetchGraph(self.welcome.session))]
         self.work = "idle"
         return [Say(Fetch(self.welcome.session))]
 

@@ -12,30 +12,39 @@ import msgspec
 import numpy as np
 
 from edgeasync.core.device import (
-    Adopt,
     Adopted,
     AdoptionFailed,
     Arrived,
-    Close,
     DeviceCore,
-    DeviceEffect,
     DeviceEvent,
+    GraphBroken,
+    GraphForged,
+    GraphHeld,
+    GraphMissing,
+    Trained,
+    TransferMoved,
+)
+from edgeasync.core.device_effects import (
+    Adopt,
+    Close,
+    DeviceEffect,
+    FindGraph,
     Finish,
     Join,
     Open,
     Say,
     SendPush,
+    TakeGraph,
     Tell,
     Train,
-    Trained,
-    TransferMoved,
 )
 from edgeasync.core.device_model import DeviceModel
+from edgeasync.core.graph import fingerprint_of
 from edgeasync.errors import ModelMismatchError, ProtocolError
 from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import CODECS, find_codec
-from edgeasync.protocol.messages import Assignment, Credit, Message, Piece, Push, Welcome
+from edgeasync.protocol.messages import Assignment, Credit, Graph, Message, Piece, Push, Welcome
 from edgeasync.protocol.transfers import CreditWindow, IncomingTransfer, OutgoingTransfer
 
 Result = TypeVar("Result")
@@ -53,8 +62,17 @@ class DeviceShell(Protocol):
     def send(self, header: bytes, payload: wire.Buffer | None) -> None:
         """Send a message, or drop it if there is no connection."""
 
+    def has_graph(self, fingerprint: str) -> bool:
+        """Return whether the device holds this graph, whole; called in the background."""
+
+    def keep_graph(self, fingerprint: str, graph: bytes) -> None:
+        """Hold a graph that has its fingerprint; called in the background."""
+
     def prepare(self, welcome: Welcome) -> None:
-        """Make ready to train what the hub describes; may raise what waiting does not mend."""
+        """Make ready to train what the hub describes; may raise what waiting does not mend.
+
+        If the welcome speaks of a graph, `has_graph` or `keep_graph` has seen that, but nobody has screened it.
+        """
 
     def train(self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None]) -> None:
         """Train `model.parameters` in the background, then call `then`; not if training was stopped."""
@@ -79,7 +97,7 @@ class DeviceExchange:
         self._model: DeviceModel | None = None
         self._window: CreditWindow | None = None
         self._inline_payload: wire.Buffer | None = None
-        self._incoming: tuple[Assignment, IncomingTransfer] | None = None
+        self._incoming: tuple[Assignment | Graph, IncomingTransfer] | None = None
         self._outgoing: OutgoingTransfer | None = None
         self._payload: wire.Buffer = b""
         self._codec = "identity"
@@ -117,20 +135,20 @@ class DeviceExchange:
     def _piece(self, piece: Piece, payload: wire.Buffer | None) -> None:
         if self._incoming is None or payload is None:
             return
-        assignment, transfer = self._incoming
+        message, transfer = self._incoming
         if piece.transfer != transfer.transfer:
             return
         try:
             transfer.accept(piece, payload)
         except ProtocolError as error:
             self._incoming = None
-            self.handle(AdoptionFailed(str(error)))
+            self._broken(message, str(error))
             return
         self._send(transfer.credit())
         self.handle(TransferMoved())
         if transfer.complete:
             self._incoming = None
-            self._decode(assignment, transfer.buffer)
+            self._whole(message, transfer.buffer)
 
     def _credit(self, credit: Credit) -> None:
         if self._outgoing is None or credit.transfer != self._outgoing.transfer:
@@ -147,20 +165,19 @@ class DeviceExchange:
 
     def _carry_out(self, effect: DeviceEffect) -> None:
         match effect:
-            case Open():
+            case Open() | Close():
                 self._forget_transfers()
-                self._shell.open()
-            case Close():
-                self._forget_transfers()
-                self._shell.close()
+                (self._shell.open if isinstance(effect, Open) else self._shell.close)()
             case Say():
                 self._send(effect.message)
             case SendPush():
                 self._push(effect.push)
             case Join():
                 self._join(effect.welcome)
-            case Adopt():
-                self._adopt(effect.assignment)
+            case FindGraph():
+                self._shell.run_in_background(partial(_find_graph, self._shell, effect.fingerprint), self.handle)
+            case TakeGraph(message) | Adopt(message):
+                self._take_in(message)
             case Train() if self._model is not None:
                 self._shell.train(self._model, effect.local_steps, self._trained)
             case Tell():
@@ -179,34 +196,44 @@ class DeviceExchange:
             self._model = DeviceModel(welcome.spec)
         self._window = CreditWindow(welcome.piece_bytes)
 
-    def _adopt(self, assignment: Assignment) -> None:
-        """Take the assignment's payload from the message that brought it, or open its transfer."""
+    def _take_in(self, message: Assignment | Graph) -> None:
+        """Take a payload from the message that brought it, or open its transfer."""
         assert self.core.welcome is not None
         payload = self._inline_payload
         self._forget_transfers()
         try:
-            find_codec(assignment.codec, assignment.payload_bytes, self.core.welcome.spec.length)
+            if isinstance(message, Assignment):
+                find_codec(message.codec, message.payload_bytes, self.core.welcome.spec.length)
+            if not message.transfer:
+                _check_inline(message, payload)
         except ProtocolError as error:
-            self.handle(AdoptionFailed(str(error)))
+            self._broken(message, str(error))
             return
-        if assignment.transfer:
-            buffer = np.empty(assignment.payload_bytes, np.uint8).data
-            transfer = IncomingTransfer(assignment.transfer, buffer, assignment.checksum)
-            self._incoming = (assignment, transfer)
+        if message.transfer:
+            buffer = np.empty(message.payload_bytes, np.uint8).data
+            transfer = IncomingTransfer(message.transfer, buffer, message.checksum)
+            self._incoming = (message, transfer)
             self._send(transfer.credit())
-        elif payload is None or len(payload) != assignment.payload_bytes:
-            self.handle(AdoptionFailed("the model's payload is not as long as its header says"))
-        elif wire.checksum(payload) != assignment.checksum:
-            self.handle(AdoptionFailed("the model's payload does not have its checksum"))
-        else:
-            self._decode(assignment, payload)
+        elif payload is not None:
+            self._whole(message, payload)
 
-    def _decode(self, assignment: Assignment, payload: wire.Buffer) -> None:
-        assert self._model is not None
-        if self._times_sent > 1:
-            # A repeated push may still be on its way out of the very memory the model is to go into.
-            self._model.release()
-        self._shell.run_in_background(partial(_adopt_into, self._model, assignment, payload), self.handle)
+    def _broken(self, message: Assignment | Graph, reason: str) -> None:
+        if isinstance(message, Graph):
+            self.handle(GraphBroken(f"the hub's graph came in broken: {reason}"))
+        else:
+            self.handle(AdoptionFailed(f"the hub's model came in broken: {reason}"))
+
+    def _whole(self, message: Assignment | Graph, payload: wire.Buffer) -> None:
+        """Take over what has all its bytes and its checksum, in the background."""
+        if isinstance(message, Graph):
+            work = partial(_take_graph, self._shell, message.fingerprint, payload)
+        else:
+            assert self._model is not None
+            if self._times_sent > 1:
+                # A repeated push may still be on its way out of the very memory the model is to go into.
+                self._model.release()
+            work = partial(_adopt_into, self._model, message, payload)
+        self._shell.run_in_background(work, self.handle)
 
     def _trained(self, trained: Trained) -> None:
         """Code the delta in the background, then let the core decide when it is sent."""
@@ -248,9 +275,27 @@ class DeviceExchange:
         self._shell.send(wire.encode(message), payload)
 
 
+def _check_inline(message: Assignment | Graph, payload: wire.Buffer | None) -> None:
+    if payload is None or len(payload) != message.payload_bytes:
+        raise ProtocolError("the payload is not as long as its header says")
+    if wire.checksum(payload) != message.checksum:
+        raise ProtocolError("the payload does not have its checksum")
+
+
 def _adopt_into(model: DeviceModel, assignment: Assignment, payload: wire.Buffer) -> DeviceEvent:
     try:
         model.adopt(payload, CODECS[assignment.codec])
     except ProtocolError as error:
         return AdoptionFailed(str(error))
     return Adopted(assignment)
+
+
+def _find_graph(shell: DeviceShell, fingerprint: str) -> DeviceEvent:
+    return GraphHeld(fetched=False) if shell.has_graph(fingerprint) else GraphMissing()
+
+
+def _take_graph(shell: DeviceShell, fingerprint: str, payload: wire.Buffer) -> DeviceEvent:
+    if fingerprint_of(payload) != fingerprint:
+        return GraphForged()
+    shell.keep_graph(fingerprint, bytes(payload))
+    return GraphHeld(fetched=True)

@@ -30,6 +30,12 @@ class Assign(msgspec.Struct, frozen=True, gc=False):
     ack: Ack | None
 
 
+class SendGraph(msgspec.Struct, frozen=True, gc=False):
+    """Send the training graph."""
+
+    peer: Peer
+
+
 class Receive(msgspec.Struct, frozen=True, gc=False):
     """Open a buffer for the announced push and grant its first credit."""
 
@@ -76,4 +82,4 @@ class Stop(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-HubEffect = Send | SendStatus | Assign | Receive | Fold | Discard | Forget | Report | Save | Stop
+HubEffect = Send | SendStatus | SendGraph | Assign | Receive | Fold | Discard | Forget | Report | Save | Stop

@@ -6,7 +6,7 @@ that the message asks for (a place in the queue of updates, a snapshot to send, 
 
 import msgspec
 
-from edgeasync.protocol.messages import Fetch, Hello, Leave, Ping, Push, StatusRequest
+from edgeasync.protocol.messages import Fetch, FetchGraph, Hello, Leave, Ping, Push, StatusRequest
 
 Peer = bytes
 
@@ -15,7 +15,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     """A whole message came in that carries no payload; a `Push` here announces a transfer in pieces."""
 
     peer: Peer
-    message: Hello | Fetch | Push | Ping | Leave | StatusRequest
+    message: Hello | Fetch | FetchGraph | Push | Ping | Leave | StatusRequest
     room: bool = True
 
 

@@ -18,12 +18,14 @@ from edgeasync.core.effects import (
     Report,
     Save,
     Send,
+    SendGraph,
     SendStatus,
     Stop,
 )  # fmt: skip
 from edgeasync.core.events import Heard, HubEvent, Malformed, Peer, PushArrived, Received, StopRequested
-from edgeasync.core.membership import Member, Membership, RefusalError
-from edgeasync.core.pending import PendingUpdates
+from edgeasync.core.graph import ShippedGraph
+from edgeasync.core.membership import Member, Membership, RefusalError, Strangers
+from edgeasync.core.pending import PendingUpdates, weigh
 from edgeasync.core.settings import HubCoreSettings
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.aggregation import Contribution
@@ -35,6 +37,7 @@ from edgeasync.protocol.messages import (
     Buffered,
     Duplicate,
     Fetch,
+    FetchGraph,
     FirstOutcome,
     Hello,
     Leave,
@@ -46,9 +49,6 @@ from edgeasync.protocol.messages import (
     StatusRequest,
     Welcome,
 )  # fmt: skip
-
-STRANGERS_MAX = 4096
-"""Connections without a member whose strikes are remembered."""
 
 
 class HubCore:
@@ -62,6 +62,7 @@ class HubCore:
         judgement: Judgement,
         settings: HubCoreSettings,
         version: ModelVersion,
+        graph: ShippedGraph | None = None,
         make_session: Callable[[], bytes],
         now_s: float,
     ) -> None:
@@ -69,6 +70,7 @@ class HubCore:
         self.training = training
         self.judgement = judgement
         self.settings = settings
+        self.graph = graph
         self.lineage = version.lineage
         self.version = version.number
         self.members = Membership(settings.liveness.lease_s, settings.limits.devices_max)
@@ -77,7 +79,7 @@ class HubCore:
         self.stopped = False
         self._make_session = make_session
         self._pending = PendingUpdates(judgement, settings.limits.updates_held_max)
-        self._strangers: dict[Peer, int] = {}
+        self._strangers = Strangers()
         self._save_at_s = now_s + settings.save_every_s
         minutes = settings.stop.minutes
         self._stop_at_s = math.inf if minutes is None else now_s + 60.0 * minutes
@@ -135,7 +137,7 @@ class HubCore:
             if isinstance(event, PushArrived):
                 effects.append(Discard(event.handle))
             effects.append(Send(event.peer, refusal.refuse))
-            if refusal.refuse.code == "sequence":
+            if refusal.refuse.code in ("sequence", "malformed"):
                 self._strike(event.peer, str(refusal), now_s, effects)
         else:
             self.messages_accepted[kind] += 1
@@ -163,6 +165,8 @@ class HubCore:
                 if not event.room:
                     raise self._busy()
                 self._assign(member, None, effects)
+            case FetchGraph():
+                self._send_graph(peer, message, now_s, effects, room=event.room)
             case Push():
                 self._push_offered(peer, message, now_s, effects, room=event.room)
             case Hello():
@@ -175,7 +179,7 @@ class HubCore:
     # -- joining and leaving ---------------------------------------------------------------------------------
 
     def _hello(self, peer: Peer, hello: Hello, now_s: float, effects: list[HubEffect]) -> None:
-        if self._strangers.get(peer, 0) >= self.settings.limits.strikes_max:
+        if self._strangers.strikes(peer) >= self.settings.limits.strikes_max:
             raise RefusalError("quarantined", "this connection sent too much that is malformed")
         if PROTOCOL_VERSION not in hello.protocol_versions:
             raise RefusalError(
@@ -210,6 +214,8 @@ class HubCore:
             heartbeat_s=liveness.heartbeat_s,
             lease_s=liveness.lease_s,
             piece_bytes=int(self.settings.limits.piece_bytes),
+            graph=None if self.graph is None else self.graph.fingerprint,
+            graph_bytes=0 if self.graph is None else len(self.graph.payload),
         )
         effects.append(Send(peer, welcome))
 
@@ -283,11 +289,7 @@ class HubCore:
         limits = self.settings.limits
         member = self.members.by_peer(peer)
         if member is None:
-            strikes = self._strangers.pop(peer, 0) + 1
-            self._strangers[peer] = strikes
-            if len(self._strangers) > STRANGERS_MAX:
-                del self._strangers[next(iter(self._strangers))]
-            return strikes <= limits.strikes_max
+            return self._strangers.strike(peer) <= limits.strikes_max
         if member.state == "quarantined":
             return False
         member.strikes += 1
@@ -338,16 +340,10 @@ class HubCore:
     ) -> FirstOutcome:
         """Weigh an update; buffer and perhaps fold it, or reject it."""
         staleness = self.version - push.base.number
-        member.history.observe(
-            local_steps=push.local_steps,
-            examples=push.examples,
-            step_s=push.step_s,
-            loss_mean=push.loss_mean,
-            loss_variance=push.loss_variance,
-        )
+        member.observe(push)
         if push.base.lineage == self.lineage and staleness >= 0:
             member.history.staleness = staleness
-        weighed = self._weigh(push, staleness, event.norm)
+        weighed = weigh(push, self.lineage, staleness, event.norm, self.judgement.staleness)
         if isinstance(weighed, Rejected):
             self.updates_rejected += 1
             effects.append(Discard(event.handle))
@@ -359,16 +355,6 @@ class HubCore:
         if self._fold_if_due(now_s, effects):
             return Applied(self.version)
         return Buffered(len(self._pending))
-
-    def _weigh(self, push: Push, staleness: int, norm: float) -> float | Rejected:
-        if push.base.lineage != self.lineage:
-            return Rejected("foreign_lineage")
-        if staleness < 0:
-            return Rejected("future_version")
-        if not math.isfinite(norm):
-            return Rejected("not_finite")
-        weight = self.judgement.staleness(staleness)
-        return Rejected("stale") if weight is None else weight
 
     def _fold_if_due(self, now_s: float, effects: list[HubEffect]) -> bool:
         due_s = self._pending.due_s(now_s, self.members.live_count)
@@ -419,6 +405,16 @@ class HubCore:
         version = ModelVersion(self.lineage, self.version)
         effects.append(Assign(member.peer, version, local_steps, member.codec_model, ack))
 
+    def _send_graph(
+        self, peer: Peer, message: FetchGraph, now_s: float, effects: list[HubEffect], *, room: bool
+    ) -> None:
+        self._member(peer, message.session, now_s, effects)
+        if self.graph is None:
+            raise RefusalError("malformed", "this hub ships no graph, and its welcome named none")
+        if not room:
+            raise self._busy()
+        effects.append(SendGraph(peer))
+
     def _answer_waiting(self, effects: list[HubEffect], *, room: bool) -> None:
         if self._pending or self.judgement.aggregate.answer == "now":
             return
@@ -443,25 +439,14 @@ class HubCore:
             "duplicates": self.duplicates,
             "messages_accepted": dict(sorted(self.messages_accepted.items())),
             "messages_refused": self.messages_refused,
-            "devices": [
-                {
-                    "id": member.device_id,
-                    "state": member.state,
-                    "staleness": member.history.staleness,
-                    "local_steps": member.history.local_steps,
-                    "last_seen_s": round(now_s - member.seen_s, 3),
-                    "examples_per_s": round(member.history.examples_per_s, 1),
-                    "updates_applied": member.updates_applied,
-                }
-                for member in self.members.members.values()
-            ],
+            "devices": self.members.describe(now_s),
         }
 
     def check(self) -> None:
         """Raise `AssertionError` where the state contradicts itself; for tests and simulation."""
         self.members.check()
         self._pending.check(self.version, self.updates_applied)
-        assert len(self._strangers) <= STRANGERS_MAX
+        self._strangers.check()
         for member in self.members.members.values():
             assert member.seq_last >= 0
             assert not (member.waiting and not member.live)

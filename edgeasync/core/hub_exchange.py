@@ -25,12 +25,14 @@ from edgeasync.core.effects import (
     Report,
     Save,
     Send,
+    SendGraph,
     SendStatus,
     Stop,
 )
 from edgeasync.core.events import Heard, HubEvent, Malformed, Peer, PushArrived, Received, StopRequested
 from edgeasync.core.hub import HubCore
 from edgeasync.core.model import Model, Snapshot, Update
+from edgeasync.core.outgoing import OutgoingTransfers
 from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import CODECS, find_codec
@@ -38,6 +40,8 @@ from edgeasync.protocol.messages import (
     Assignment,
     Credit,
     Fetch,
+    FetchGraph,
+    Graph,
     Hello,
     Leave,
     Message,
@@ -48,7 +52,7 @@ from edgeasync.protocol.messages import (
     Status,
     StatusRequest,
 )
-from edgeasync.protocol.transfers import CreditWindow, IncomingTransfer, OutgoingTransfer
+from edgeasync.protocol.transfers import IncomingTransfer
 
 INLINE_BYTES_MAX = 2 << 20
 """Models up to this size are folded at once: that takes less time than handing them over and back."""
@@ -90,9 +94,8 @@ class HubExchange:
         self._inline = core.spec.nbytes <= INLINE_BYTES_MAX
         self._buffers = BufferPool(max(codec.payload_bytes(core.spec.length) for codec in CODECS.values()))
         self._incoming: dict[Peer, tuple[Push, IncomingTransfer]] = {}
-        self._outgoing: dict[Peer, OutgoingTransfer] = {}
-        self._windows: dict[Peer, CreditWindow] = {}
-        self._transfers = 0
+        shared = None if core.graph is None else core.graph.payload
+        self._outgoing = OutgoingTransfers(int(self._limits.piece_bytes), shared)
         self._measuring = 0
         self._ordered: deque[HubEffect] = deque()
         self._assigning = 0
@@ -135,6 +138,9 @@ class HubExchange:
             raise ProtocolError(f"a {type(message).__name__} has no payload")
         if isinstance(message, Credit):
             return self._credit(peer, message)
+        if isinstance(message, FetchGraph):
+            self._outgoing.end(peer)  # who asks again has given up what was under way
+            return Received(peer, message, self._room_for_graph())
         if isinstance(message, Hello | Fetch | Ping | Leave | StatusRequest):
             return Received(peer, message, self._room_to_send())
         raise ProtocolError(f"a {type(message).__name__} is for devices, not for a hub")
@@ -182,14 +188,11 @@ class HubExchange:
         return None
 
     def _credit(self, peer: Peer, credit: Credit) -> HubEvent:
-        transfer = self._outgoing.get(peer)
-        if transfer is None or transfer.transfer != credit.transfer:
+        pieces = self._outgoing.credit(peer, credit, self._now_s)
+        if pieces is None:
             return Malformed(peer, "credit without a transfer", strike=False)
-        transfer.moved_s = self._now_s
-        for piece, part in transfer.credit(credit, self._now_s):
+        for piece, part in pieces:
             self._send(peer, piece, part)
-        if transfer.complete:
-            del self._outgoing[peer]
         return Heard(peer, "credit")
 
     def _room_to_receive(self) -> bool:
@@ -206,13 +209,18 @@ class HubExchange:
             self._drop_stalled()
         return self.model.snapshots_alive + self._assigning < self._limits.snapshots_max
 
+    def _room_for_graph(self) -> bool:
+        # They share one payload; what each costs is what libzmq has of it in its queue.
+        if self._outgoing.shared_count >= self._limits.snapshots_max:
+            self._drop_stalled()
+        return self._outgoing.shared_count < self._limits.snapshots_max
+
     def _drop_stalled(self) -> None:
         """End transfers that have not moved for a lease: a member that only pings must not keep their places."""
         limit_s = self._now_s - self.core.settings.liveness.lease_s
         for peer in [peer for peer, (_, transfer) in self._incoming.items() if transfer.moved_s < limit_s]:
             del self._incoming[peer]
-        for peer in [peer for peer, transfer in self._outgoing.items() if transfer.moved_s < limit_s]:
-            del self._outgoing[peer]
+        self._outgoing.end_stalled(limit_s)
 
     # -- effects out -----------------------------------------------------------------------------------------
 
@@ -228,13 +236,14 @@ class HubExchange:
                     self.model.release(effect.handle)
                 case Receive():
                     self._receive(effect.peer, effect.push)
+                case SendGraph():
+                    self._send_graph(effect.peer)
                 case SendStatus():
                     status = self.core.status(self._now_s) | self._shell.describe()
                     self._shell.send(effect.peer, wire.encode(Status()), msgspec.json.encode(status))
                 case Forget():
                     self._incoming.pop(effect.peer, None)
-                    self._outgoing.pop(effect.peer, None)
-                    self._windows.pop(effect.peer, None)
+                    self._outgoing.forget(effect.peer)
                 case Report():
                     self._shell.report(effect)
         self._advance()
@@ -275,14 +284,7 @@ class HubExchange:
 
     def _assign(self, effect: Assign) -> None:
         payload, checksum = self.model.current.payload(effect.codec)
-        piece_bytes = int(self._limits.piece_bytes)
-        transfer = 0
-        if len(payload) > piece_bytes:
-            self._transfers += 1
-            transfer = self._transfers
-            window = self._windows.setdefault(effect.peer, CreditWindow(piece_bytes))
-            self._outgoing[effect.peer] = OutgoingTransfer(transfer, payload, piece_bytes, window)
-            self._outgoing[effect.peer].moved_s = self._now_s
+        transfer = self._outgoing.begin(effect.peer, payload, self._now_s)
         message = Assignment(
             version=effect.version,
             local_steps=effect.local_steps,
@@ -293,6 +295,13 @@ class HubExchange:
             ack=effect.ack,
         )
         self._send(effect.peer, message, None if transfer else payload)
+
+    def _send_graph(self, peer: Peer) -> None:
+        graph = self.core.graph
+        assert graph is not None
+        transfer = self._outgoing.begin(peer, graph.payload, self._now_s)
+        message = Graph(graph.fingerprint, graph.checksum, len(graph.payload), transfer)
+        self._send(peer, message, None if transfer else graph.payload)
 
     def _receive(self, peer: Peer, push: Push) -> None:
         buffer = self._buffers.take()[: push.payload_bytes].data

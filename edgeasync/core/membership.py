@@ -7,16 +7,19 @@ it begins a new space of sequence numbers, and the old state id is remembered as
 
 import heapq
 from collections import deque
-from typing import Literal
+from typing import Any, Literal
 
 from edgeasync.core.events import Peer
 from edgeasync.errors import EdgeAsyncError
 from edgeasync.policies.frequency import DeviceHistory
-from edgeasync.protocol.messages import DeviceProfile, FirstOutcome, Hello, RefusalCode, Refuse
+from edgeasync.protocol.messages import DeviceProfile, FirstOutcome, Hello, Push, RefusalCode, Refuse
 
 DeviceState = Literal["joining", "training", "paused", "lost", "left", "quarantined"]
 
 RETIRED_STATES_MAX = 8
+
+STRANGERS_MAX = 4096
+"""Connections without a member whose strikes are remembered."""
 
 
 class RefusalError(EdgeAsyncError):
@@ -57,6 +60,39 @@ class Member:
     def live(self) -> bool:
         """Whether the device holds its lease."""
         return self.state in ("joining", "training", "paused")
+
+    def observe(self, push: Push) -> None:
+        """Remember how the device trained."""
+        self.history.observe(
+            local_steps=push.local_steps,
+            examples=push.examples,
+            step_s=push.step_s,
+            loss_mean=push.loss_mean,
+            loss_variance=push.loss_variance,
+        )
+
+
+class Strangers:
+    """Strikes of connections that are nobody's, the latest ones."""
+
+    def __init__(self) -> None:
+        self._strikes: dict[Peer, int] = {}
+
+    def strikes(self, peer: Peer) -> int:
+        """Return how many a connection has."""
+        return self._strikes.get(peer, 0)
+
+    def strike(self, peer: Peer) -> int:
+        """Count one more; return how many there are now."""
+        strikes = self._strikes.pop(peer, 0) + 1
+        self._strikes[peer] = strikes
+        if len(self._strikes) > STRANGERS_MAX:
+            del self._strikes[next(iter(self._strikes))]
+        return strikes
+
+    def check(self) -> None:
+        """Raise `AssertionError` if there are more than are to be remembered."""
+        assert len(self._strikes) <= STRANGERS_MAX
 
 
 class Membership:
@@ -161,6 +197,21 @@ class Membership:
             if member is not None and member.live:
                 ended.append(member)
         return ended
+
+    def describe(self, now_s: float) -> list[dict[str, Any]]:
+        """Return what the status says of every device (docs/wire.md)."""
+        return [
+            {
+                "id": member.device_id,
+                "state": member.state,
+                "staleness": member.history.staleness,
+                "local_steps": member.history.local_steps,
+                "last_seen_s": round(now_s - member.seen_s, 3),
+                "examples_per_s": round(member.history.examples_per_s, 1),
+                "updates_applied": member.updates_applied,
+            }
+            for member in self.members.values()
+        ]
 
     def check(self) -> None:
         """Raise `AssertionError` where the tables contradict one another."""

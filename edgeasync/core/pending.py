@@ -1,9 +1,27 @@
 """Accepted updates that wait to be folded, and when they become the next version. Part of `HubCore`."""
 
+import math
+from collections.abc import Callable
+
 from edgeasync.core.effects import Fold
 from edgeasync.policies.aggregation import Contribution
 from edgeasync.policies.policy import Judgement
 from edgeasync.policies.transforms import plan_chain
+from edgeasync.protocol.messages import Push, Rejected
+
+
+def weigh(
+    push: Push, lineage: str, staleness: int, norm: float, weight_of: Callable[[int], float | None]
+) -> float | Rejected:
+    """Return how much an update counts, or why it never will."""
+    if push.base.lineage != lineage:
+        return Rejected("foreign_lineage")
+    if staleness < 0:
+        return Rejected("future_version")
+    if not math.isfinite(norm):
+        return Rejected("not_finite")
+    weight = weight_of(staleness)
+    return Rejected("stale") if weight is None else weight
 
 
 class PendingUpdates:

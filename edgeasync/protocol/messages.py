@@ -20,6 +20,7 @@ Identity = Annotated[bytes, Meta(min_length=16, max_length=16)]
 DeviceId = Annotated[str, Meta(pattern=DEVICE_ID_PATTERN)]
 Lineage = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
 Fingerprint = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
+GraphFingerprint = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 CodecName = Annotated[str, Meta(min_length=1, max_length=64)]
 Sentence = Annotated[str, Meta(max_length=1024)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
@@ -92,7 +93,10 @@ class Hello(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """Hub to device: you are a member; this is the model's layout and how we talk."""
+    """Hub to device: you are a member; this is the model's layout and how we talk.
+
+    With a `graph`, the SHA-256 of an ONNX training graph, the device trains by that: it asks with `FetchGraph`.
+    """
 
     kind = 2
     session: Identity
@@ -103,6 +107,8 @@ class Welcome(Message, frozen=True):
     heartbeat_s: Annotated[float, Meta(gt=0, le=3600)]
     lease_s: Annotated[float, Meta(gt=0, le=86400)]
     piece_bytes: Annotated[int, Meta(ge=2**16, le=2**24)]
+    graph: GraphFingerprint | None = None
+    graph_bytes: Count = 0
 
 
 class Fetch(Message, frozen=True):
@@ -234,10 +240,30 @@ class Status(Message, frozen=True):
     kind = 14
 
 
+class FetchGraph(Message, frozen=True):
+    """Device to hub: give me the graph of your welcome; I do not hold it."""
+
+    kind = 15
+    session: Identity
+
+
+class Graph(Message, frozen=True):
+    """Hub to device: the training graph. The payload is a serialized ONNX model, to be checked before use.
+
+    With `transfer` above 0 the payload follows in pieces once the device grants credit.
+    """
+
+    kind = 16
+    fingerprint: GraphFingerprint
+    checksum: Unsigned64
+    payload_bytes: Count
+    transfer: Count = 0
+
+
 MESSAGES: dict[int, type[Message]] = {
     message.kind: message
     for message in (
         Hello, Welcome, Fetch, Push, Ack, Assignment, Piece, Credit, Ping, Pong, Leave, Refuse,
-        StatusRequest, Status,
+        StatusRequest, Status, FetchGraph, Graph,
     )
 }  # fmt: skip

@@ -16,7 +16,8 @@ from typing import TypeVar
 
 import zmq
 
-from edgeasync.core.device import DeviceCore, Finish, StopRequested, Tell, Trained
+from edgeasync.core.device import GRAPH_BYTES_MAX, DeviceCore, StopRequested, Trained
+from edgeasync.core.device_effects import Finish, Tell
 from edgeasync.core.device_exchange import DeviceExchange
 from edgeasync.core.device_model import DeviceModel
 from edgeasync.errors import AddressError, ModelMismatchError
@@ -26,7 +27,9 @@ from edgeasync.protocol.wire import Buffer
 from edgeasync.runtime.address import check_connect
 from edgeasync.runtime.channel import Channel
 from edgeasync.runtime.files import DeviceIdentity
+from edgeasync.runtime.graph_cache import GraphCache
 from edgeasync.runtime.worker import Worker
+from edgeasync.training.graph_check import check_graph
 from edgeasync.training.trainer import Trainer, take_local_steps
 
 CLOSE_S = 1.0
@@ -46,8 +49,10 @@ class Agent:
     """Trains on this device for the hub at `address`, for as long as it takes.
 
     `make_trainer` is called once, when the hub has described its model; `fingerprint` pins a model that the
-    device insists on. `run` returns why it ended; it raises what waiting does not mend: `ModelMismatchError`,
-    `RefusedError`, `AddressError`, and whatever `make_trainer` or the trainer raises.
+    device insists on. A training graph that the hub ships is taken up to `graph_bytes_max` bytes, kept in
+    `graphs` if there is such a cache, and screened; it is in `graph` when `make_trainer` is called. `run` returns
+    why it ended; it raises what waiting does not mend: `ModelMismatchError`, `GraphError`, `RefusedError`,
+    `AddressError`, and whatever `make_trainer` or the trainer raises.
     """
 
     def __init__(
@@ -58,6 +63,8 @@ class Agent:
         make_trainer: MakeTrainer,
         examples: int = 0,
         fingerprint: str | None = None,
+        graph_bytes_max: int = GRAPH_BYTES_MAX,
+        graphs: GraphCache | None = None,
         step_s_min: float = 0.0,
         on_tell: OnTell | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
@@ -65,7 +72,11 @@ class Agent:
         check_connect(address)
         self.address = address
         self.steps_total = 0
+        self.graph: bytes | None = None
         self._make_trainer = make_trainer
+        self._graph_bytes_max = graph_bytes_max
+        self._graphs = graphs
+        self._graph_held = ""
         self._step_s_min = step_s_min
         self._on_tell = on_tell or (lambda _: None)
         self._given_context = context
@@ -80,6 +91,7 @@ class Agent:
             profile=describe_machine(examples),
             codecs=tuple(CODECS),
             fingerprint=fingerprint,
+            graph_bytes_max=graph_bytes_max,
             random=Random(identity.state_id + str(identity.start)),
         )
         self._exchange = DeviceExchange(core, self, time.monotonic)
@@ -176,8 +188,28 @@ class Agent:
         if self._channel is not None:
             self._channel.send(b"", header, payload)
 
+    def has_graph(self, fingerprint: str) -> bool:
+        """Look into memory, then into the cache."""
+        if self._graph_held != fingerprint and self._graphs is not None:
+            found = self._graphs.find(fingerprint, self._warn_from_thread)
+            if found is not None:
+                self.graph, self._graph_held = found, fingerprint
+        return self._graph_held == fingerprint
+
+    def keep_graph(self, fingerprint: str, graph: bytes) -> None:
+        """Hold the graph in memory, and in the cache for the next start."""
+        self.graph, self._graph_held = graph, fingerprint
+        if self._graphs is not None:
+            self._graphs.keep(fingerprint, graph, self._warn_from_thread)
+
+    def _warn_from_thread(self, sentence: str) -> None:
+        self._loop.call_soon_threadsafe(self.tell, Tell("warning", sentence))
+
     def prepare(self, welcome: Welcome) -> None:
-        """Make the trainer, and hold it against the hub's description."""
+        """Screen the hub's graph, make the trainer, and hold it against the hub's description."""
+        if welcome.graph is not None:
+            assert self.graph is not None
+            check_graph(self.graph, bytes_max=self._graph_bytes_max)
         self._trainer = self._make_trainer(welcome)
         if self._trainer.spec != welcome.spec:
             raise ModelMismatchError(

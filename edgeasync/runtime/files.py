@@ -13,6 +13,7 @@ from typing import Annotated
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import safetensors
 import safetensors.numpy
 from msgspec import Meta
@@ -48,6 +49,16 @@ def save_model(path: Path, spec: ParameterSpec, vector: Vector, *, lineage: str,
     """Write the model's named arrays to a safetensors file; raises `StorageError`."""
     metadata = {"format": "edgeasync", "lineage": lineage, "version": str(version)}
     replace_file(path, safetensors.numpy.save(dict(spec.views(vector)), metadata))
+
+
+def read_arrays(path: Path) -> dict[str, npt.NDArray[np.float32]]:
+    """Return the named arrays of a safetensors file; raises `StorageError` if it is not readable."""
+    try:
+        return safetensors.numpy.load_file(path)
+    except FileNotFoundError:
+        raise StorageError(f"{path}: no such file; give the folder of a run that has saved its model") from None
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise StorageError(f"{path}: not a readable safetensors file ({error}); move it away") from error
 
 
 def load_model(path: Path, spec: ParameterSpec) -> tuple[Vector, int]:

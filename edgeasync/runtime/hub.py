@@ -12,6 +12,7 @@ import zmq
 
 from edgeasync.core.effects import Report
 from edgeasync.core.events import Peer
+from edgeasync.core.graph import ShippedGraph
 from edgeasync.core.hub import HubCore
 from edgeasync.core.hub_exchange import HubExchange
 from edgeasync.core.model import Model, Snapshot
@@ -24,6 +25,7 @@ from edgeasync.protocol.messages import ModelVersion
 from edgeasync.runtime.address import check_bind
 from edgeasync.runtime.channel import COPY_BELOW_BYTES, Channel
 from edgeasync.runtime.files import MODEL_FILE, FolderLock, load_model, save_model
+from edgeasync.runtime.graph_model import keep_files
 from edgeasync.runtime.worker import Worker
 
 LINGER_MS = 500
@@ -44,6 +46,8 @@ class Hub:
 
     `run` serves until the stop condition or `request_stop`; it returns why it ended. Raises `AddressError` if
     the address cannot be bound, `StorageError` or `ModelMismatchError` if the run folder's model is unusable.
+    With `graph`, a serialized ONNX training graph, the devices are sent that; the run folder keeps a copy of it
+    and of the `forward` model it was built from.
     """
 
     def __init__(
@@ -56,6 +60,8 @@ class Hub:
         run: Path,
         settings: HubCoreSettings,
         training: dict[str, Any] | None = None,
+        graph: bytes | None = None,
+        forward: bytes | None = None,
         insecure: bool = False,
         on_report: OnReport | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
@@ -72,6 +78,8 @@ class Hub:
         self._initial = initial
         self._judgement = judgement
         self._training = training or {}
+        self._graph = graph
+        self._forward = forward
         self._settings = settings
         self._on_report = on_report or (lambda _: None)
         self._given_context = context
@@ -98,6 +106,7 @@ class Hub:
             judgement=self._judgement,
             settings=self._settings,
             version=ModelVersion(secrets.token_hex(8), number),
+            graph=None if self._graph is None else ShippedGraph(self._graph),
             make_session=lambda: secrets.token_bytes(16),
             now_s=self._started_s,
         )
@@ -134,7 +143,10 @@ class Hub:
 
     def _restore(self) -> tuple[Vector, int]:
         self._folder.take("another hub runs in this folder; give this one another --run")
-        return load_model(self.model_file, self.spec) if self.model_file.exists() else (self._initial(), 0)
+        restored = load_model(self.model_file, self.spec) if self.model_file.exists() else (self._initial(), 0)
+        if self._graph is not None:
+            keep_files(self.model_file.parent, self._graph, self._forward)
+        return restored
 
     def _bind(self, context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":
         if self._given_context is None:

@@ -2,19 +2,21 @@
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from edgeasync.config import Section, to_table
+from edgeasync.config import ByteCount, Section, to_table
+from edgeasync.core.device import GRAPH_BYTES_MAX
 from edgeasync.core.settings import HubCoreSettings, Limits, Liveness, StopCondition
 from edgeasync.errors import AddressError
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.codecs import check_codec_name
 from edgeasync.protocol.messages import DEVICE_ID_PATTERN
+from edgeasync.runtime.graph_model import OnnxModel, load_graph
 from edgeasync.runtime.hub import Hub, OnReport
 from edgeasync.training.numpy_models import Model
-from edgeasync.training.plan import LocalTraining, TrainingPlan
+from edgeasync.training.plan import LocalTraining, ShippedModel, TrainingPlan
 
 
 class HubSection(Section, frozen=True):
@@ -42,7 +44,7 @@ class CodecSection(Section, frozen=True):
 class HubSettings(Section, frozen=True):
     """A hub's settings file: everything has a default but the model."""
 
-    model: Model
+    model: Model | OnnxModel
     hub: HubSection = HubSection()
     local: LocalTraining = LocalTraining()
     policy: Policy = Policy()
@@ -51,12 +53,20 @@ class HubSettings(Section, frozen=True):
     limits: Limits = Limits()
 
     def make_hub(self, on_report: OnReport | None = None) -> Hub:
-        """Return a hub that is not yet running; raises `AddressError` or `ConfigError`."""
+        """Return a hub that is not yet running; raises `AddressError`, `ConfigError` or `GraphError`."""
         if self.hub.bind.startswith("inproc:"):
             raise AddressError(f"{self.hub.bind}: no other process could reach it; write tcp://HOST:PORT")
+        model: Model | ShippedModel
+        if isinstance(self.model, OnnxModel):
+            loaded = load_graph(self.model)
+            spec, initial = loaded.spec, lambda: loaded.initial
+            model, graph, forward = ShippedModel(), loaded.graph, loaded.forward
+        else:
+            model, graph, forward = self.model, None, None
+            spec, initial = model.spec, lambda: model.initial(self.hub.seed)
         return Hub(
-            spec=self.model.spec,
-            initial=lambda: self.model.initial(self.hub.seed),
+            spec=spec,
+            initial=initial,
             judgement=self.policy,
             bind=self.hub.bind,
             run=Path(self.hub.run).expanduser(),
@@ -68,7 +78,9 @@ class HubSettings(Section, frozen=True):
                 push_codec=self.codec.push,
                 model_codec=self.codec.model,
             ),
-            training=to_table(TrainingPlan(model=self.model, local=self.local)),
+            training=to_table(TrainingPlan(model=model, local=self.local)),
+            graph=graph,
+            forward=forward,
             insecure=self.hub.insecure,
             on_report=on_report,
         )
@@ -83,6 +95,9 @@ class AgentSection(Section, frozen=True):
     state: str | None = None
     seed: Annotated[int, Meta(ge=0, lt=2**62)] = 0
     step_s_min: Annotated[float, Meta(ge=0, le=3600)] = 0.0
+    threads: Annotated[int, Meta(ge=1, le=4096)] = 1
+    provider: Literal["auto", "cpu", "cuda", "tensorrt"] = "auto"
+    graph_bytes_max: ByteCount = ByteCount(GRAPH_BYTES_MAX)
 
     def __post_init__(self) -> None:
         if self.device_id is not None and not re.match(DEVICE_ID_PATTERN, self.device_id):

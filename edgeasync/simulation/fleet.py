@@ -6,11 +6,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from edgeasync.core.device import DeviceCore, Finish, Tell, Trained
+from edgeasync.core.device import GRAPH_BYTES_MAX, DeviceCore, Trained
+from edgeasync.core.device_effects import Finish, Tell
 from edgeasync.core.device_exchange import DeviceExchange
 from edgeasync.core.device_model import DeviceModel
 from edgeasync.core.effects import Report
 from edgeasync.core.events import Peer
+from edgeasync.core.graph import ShippedGraph
 from edgeasync.core.hub import HubCore
 from edgeasync.core.hub_exchange import HubExchange
 from edgeasync.core.model import Model, Snapshot
@@ -39,6 +41,7 @@ class SimulatedHub:
         judgement: Judgement,
         settings: HubCoreSettings,
         seed: int,
+        graph: ShippedGraph | None = None,
     ) -> None:
         random = Random(seed)
         self.reports: list[tuple[float, Report]] = []
@@ -50,6 +53,7 @@ class SimulatedHub:
             judgement=judgement,
             settings=settings,
             version=ModelVersion(f"{random.getrandbits(64):016x}", 0),
+            graph=graph,
             make_session=lambda: random.randbytes(16),
             now_s=clock.now_s,
         )
@@ -134,6 +138,7 @@ class SimulatedDevice:
         self.steps_total = 0
         self.told: list[tuple[float, Tell]] = []
         self.finished: Finish | None = None
+        self.graphs: dict[str, bytes] = {}
         self._clock = clock
         self._hub = hub
         self._trainer = trainer
@@ -149,6 +154,7 @@ class SimulatedDevice:
             profile=DeviceProfile(examples=examples),
             codecs=tuple(CODECS),
             fingerprint=None,
+            graph_bytes_max=GRAPH_BYTES_MAX,
             random=random,
         )
         self.exchange = DeviceExchange(core, self, lambda: clock.now_s)
@@ -200,6 +206,14 @@ class SimulatedDevice:
         # A real link would copy: the device goes on training in the memory the payload is a view of.
         content = None if payload is None else bytes(payload)
         self.up.send(len(header) + len(content or b""), lambda: self._hub.receive(peer, header, content))
+
+    def has_graph(self, fingerprint: str) -> bool:
+        """Look among those kept."""
+        return fingerprint in self.graphs
+
+    def keep_graph(self, fingerprint: str, graph: bytes) -> None:
+        """Keep a graph; it is not run: the trainer was given."""
+        self.graphs[fingerprint] = graph
 
     def prepare(self, welcome: Welcome) -> None:
         """Check nothing: the trainer was given."""

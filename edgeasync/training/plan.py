@@ -1,16 +1,22 @@
 """What a hub tells its devices about training: the model, the batch, and the local optimizer."""
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 from msgspec import Meta
 
 from edgeasync.config import Section, convert
 from edgeasync.data.dataset import Dataset, batches
+from edgeasync.errors import GraphError
+from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.policy import TransformKind
 from edgeasync.policies.transforms import SGD
 from edgeasync.training.numpy_models import Model
-from edgeasync.training.trainer import GradientTrainer
+from edgeasync.training.trainer import GradientTrainer, Trainer
+
+if TYPE_CHECKING:
+    from edgeasync.training.onnx_trainer import Provider
 
 
 class LocalTraining(Section, frozen=True):
@@ -21,20 +27,55 @@ class LocalTraining(Section, frozen=True):
     keep_optimizer_state: bool = False
 
 
+class ShippedModel(Section, frozen=True, tag_field="kind", tag="graph"):
+    """The training graph that comes with the hub's welcome; it says everything about the model itself."""
+
+
+class ReceivedGraph(msgspec.Struct, frozen=True):
+    """A screened training graph on a device: what the hub sent, and what the device itself decides."""
+
+    graph: bytes
+    spec: ParameterSpec
+    threads: int = 1
+    provider: "Provider" = "auto"
+
+
 class TrainingPlan(Section, frozen=True):
     """A model and how to train it: travels in the hub's welcome as plain tables."""
 
-    model: Model
+    model: Model | ShippedModel
     local: LocalTraining = LocalTraining()
 
-    def make_trainer(self, dataset: Dataset, seed: int) -> GradientTrainer:
-        """Return a trainer on this device's data; raises `DataError` if the data does not fit the model."""
+    def make_trainer(self, dataset: Dataset, seed: int, received: ReceivedGraph | None = None) -> Trainer:
+        """Return a trainer on this device's data; raises `DataError` if the data does not fit the model.
+
+        A plan that speaks of a graph needs the one `received`; raises `GraphError` if it cannot be run.
+        """
+        drawn = batches(dataset, self.local.batch_size, seed)
+        if isinstance(self.model, ShippedModel):
+            if received is None:
+                raise GraphError(
+                    "the hub speaks of a training graph but announces none; start a hub of this version"
+                )
+            from edgeasync.training.onnx_trainer import OnnxTrainer  # noqa: PLC0415 - only who needs it pays for it
+
+            trainer = OnnxTrainer(
+                received.graph,
+                received.spec,
+                self.local.optimizer,
+                drawn,
+                keep_optimizer_state=self.local.keep_optimizer_state,
+                threads=received.threads,
+                provider=received.provider,
+            )
+            trainer.check_data(dataset)
+            return trainer
         self.model.check_data(dataset)
         return GradientTrainer(
             self.model.spec,
             self.model.gradient,
             self.local.optimizer,
-            batches(dataset, self.local.batch_size, seed),
+            drawn,
             keep_optimizer_state=self.local.keep_optimizer_state,
         )
 

@@ -10,7 +10,7 @@ from edgeasync.core.hub import HubCore
 from edgeasync.core.settings import HubCoreSettings, Limits, Liveness, StopCondition
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.policy import Policy
-from edgeasync.protocol.messages import Fetch, Hello, Leave, ModelVersion, Ping, Push, Refuse, Welcome
+from edgeasync.protocol.messages import Fetch, FetchGraph, Hello, Leave, ModelVersion, Ping, Push, Refuse, Welcome
 
 SPEC = ParameterSpec((Parameter("weights", (3,)),))
 LINEAGE = "00c0ffee00c0ffee"
@@ -22,7 +22,7 @@ class HubBench:
     lineage = LINEAGE
     spec = SPEC
 
-    def __init__(self, judgement=None, *, liveness=None, limits=None, stop=None, **settings):
+    def __init__(self, judgement=None, *, liveness=None, limits=None, stop=None, graph=None, **settings):
         self.core = HubCore(
             spec=SPEC,
             training={"learning_rate": 0.1},
@@ -34,6 +34,7 @@ class HubBench:
                 **settings,
             ),
             version=ModelVersion(LINEAGE, 0),
+            graph=graph,
             make_session=(number.to_bytes(16, "big") for number in itertools.count(1)).__next__,
             now_s=0.0,
         )
@@ -90,6 +91,9 @@ class HubBench:
 
     def fetch(self, device_id="a", *, at_s=None, room=True):
         return self.give(Received(self.peers[device_id], Fetch(self.sessions[device_id]), room), at_s)
+
+    def fetch_graph(self, device_id="a", *, room=True):
+        return self.give(Received(self.peers[device_id], FetchGraph(self.sessions[device_id]), room))
 
     def ping(self, device_id="a", *, steps=0, peer=None, session=None, at_s=None):
         ping = Ping(session or self.sessions[device_id], 123.0, steps)

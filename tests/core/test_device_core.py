@@ -7,24 +7,32 @@ import msgspec
 import pytest
 
 from edgeasync.core.device import (
-    Adopt,
     Adopted,
     AdoptionFailed,
     Arrived,
-    Close,
     DeviceCore,
+    GraphBroken,
+    GraphForged,
+    GraphHeld,
+    GraphMissing,
+    StopRequested,
+    Trained,
+    TransferMoved,
+)
+from edgeasync.core.device_effects import (
+    Adopt,
+    Close,
+    FindGraph,
     Finish,
     Join,
     Open,
     Say,
     SendPush,
-    StopRequested,
+    TakeGraph,
     Tell,
     Train,
-    Trained,
-    TransferMoved,
 )
-from edgeasync.errors import ModelMismatchError, RefusedError
+from edgeasync.errors import GraphError, ModelMismatchError, RefusedError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.protocol.messages import (
     Ack,
@@ -34,6 +42,8 @@ from edgeasync.protocol.messages import (
     DeviceProfile,
     Duplicate,
     Fetch,
+    FetchGraph,
+    Graph,
     Hello,
     Leave,
     ModelVersion,
@@ -60,6 +70,7 @@ class DeviceBench:
             profile=PROFILE,
             codecs=("identity",),
             fingerprint=None,
+            graph_bytes_max=1000,
             random=Random(seed),
         )
         self.now_s = 100.0
@@ -94,10 +105,10 @@ class DeviceBench:
                 if isinstance(said, Ping):
                     assert self.core.handle(Arrived(Pong(said.sent_s)), self.now_s) == []
 
-    def welcome(self, seq_last=0, spec=SPEC, settings=None, at_s=None):
+    def welcome(self, seq_last=0, spec=SPEC, settings=None, at_s=None, **graph):
         self.sessions += 1
         message = Welcome(
-            self.session, spec, settings or {}, seq_last, "identity", HEARTBEAT_S, LEASE_S, 1 << 20
+            self.session, spec, settings or {}, seq_last, "identity", HEARTBEAT_S, LEASE_S, 1 << 20, **graph
         )  # fmt: skip
         return self.hears(message, at_s)
 
@@ -589,3 +600,144 @@ def test_what_belongs_to_no_conversation_is_ignored():
     welcome = device.core.welcome
     assert device.welcome(seq_last=9).effects == []
     assert device.core.welcome is welcome
+
+
+# -- the hub's graph -----------------------------------------------------------------------------------------
+
+FINGERPRINT = "ab" * 32
+OFFER = {"graph": FINGERPRINT, "graph_bytes": 1000}
+GRAPH = Graph(FINGERPRINT, 0, 1000)
+
+
+def test_a_graph_that_is_kept_is_not_fetched():
+    device = DeviceBench().welcome(**OFFER)
+    assert device.effects == [Tell("joined", "as pi-1"), FindGraph(FINGERPRINT)]
+    device.give(GraphHeld(fetched=False))
+    assert device.kinds == [Tell, Join, Say]
+    assert device.effects[0] == Tell("graph", "from the cache, 1000 bytes")
+    assert device.said == [Fetch(device.session)]
+
+
+def test_a_graph_that_is_missing_is_fetched_before_anything_else():
+    device = DeviceBench().welcome(**OFFER).give(GraphMissing())
+    assert device.effects == [Say(FetchGraph(device.session))]
+    assert device.assigned(1).effects == []
+    device.hears(GRAPH)
+    assert device.effects == [TakeGraph(GRAPH)]
+    device.give(GraphHeld(fetched=True))
+    assert device.effects[0] == Tell("graph", "fetched, 1000 bytes")
+    assert device.kinds == [Tell, Join, Say]
+    device.assigned(1).give(Adopted(assignment(1))).trained()
+    assert device.pushed == [1]
+
+
+def wanting():
+    """Return a device that has asked for the hub's graph."""
+    return DeviceBench().welcome(**OFFER).give(GraphMissing())
+
+
+def test_a_graph_that_does_not_come_is_asked_for_again():
+    device = wanting()
+    since_s = device.now_s
+    assert device.until(FetchGraph) == FetchGraph(device.session)
+    assert device.now_s == since_s + LEASE_S
+
+
+def test_a_graph_that_moves_is_given_time():
+    device = wanting().hears(GRAPH)
+    since_s = device.now_s
+    for _ in range(10):
+        device.give(TransferMoved(), device.now_s + 10.0)
+        assert device.tick().said in ([], [Ping(device.session, device.now_s, 0)])
+    device.until(FetchGraph)
+    assert device.now_s == since_s + 100.0 + LEASE_S
+
+
+def test_a_busy_hub_is_asked_for_its_graph_again():
+    device = wanting()
+    since_s = device.now_s
+    assert device.hears(Refuse("busy", "later", 0.5)).effects == []
+    device.until(FetchGraph)
+    assert 0.5 <= device.now_s - since_s <= 0.75 + 1e-9
+
+
+def test_a_graph_that_comes_in_broken_is_asked_for_again():
+    device = wanting().hears(GRAPH).give(GraphBroken("checksum"))
+    since_s = device.now_s
+    assert device.told == ["warning"]
+    device.until(FetchGraph)
+    assert 1.5 <= device.now_s - since_s <= 3.0
+    device.hears(GRAPH).give(GraphHeld(fetched=True))
+    assert device.said == [Fetch(device.session)]
+
+
+@pytest.mark.parametrize("way", ["asked", "coming in"])
+def test_a_graph_survives_an_offline_spell(way):
+    device = wanting()
+    if way == "coming in":
+        device.hears(GRAPH)
+    device.hears(Leave("stopping"))
+    device.until(Open)
+    device.welcome(**OFFER)
+    assert device.effects[-1] == FindGraph(FINGERPRINT)
+    device.give(GraphMissing())
+    assert device.said == [FetchGraph(device.session)]
+    device.hears(GRAPH).give(GraphHeld(fetched=True))
+    assert Join in device.kinds
+
+
+def test_a_graph_that_is_kept_while_the_link_is_down_is_there_at_the_next_welcome():
+    device = wanting().hears(GRAPH).hears(Leave("stopping"))
+    device.give(GraphHeld(fetched=True))
+    assert device.kinds == [Tell]
+    device.until(Open)
+    device.welcome(**OFFER)
+    assert device.kinds == [Tell, Join, Say]
+    assert device.said == [Fetch(device.session)]
+
+
+def test_a_graph_that_is_held_is_not_asked_for_after_a_reconnect():
+    device = DeviceBench().welcome(**OFFER).give(GraphHeld(fetched=False)).assigned(1)
+    device.give(Adopted(assignment(1))).trained().hears(Leave("stopping"))
+    device.until(Open)
+    device.welcome(**OFFER)
+    assert device.pushed == [1]
+    assert device.kinds == [Tell, SendPush]
+
+
+def test_what_is_known_of_a_graph_too_late_changes_nothing():
+    device = DeviceBench().welcome(**OFFER).give(GraphHeld(fetched=False))
+    for event in (GraphHeld(fetched=True), GraphMissing(), GraphBroken("late"), GraphForged(), Arrived(GRAPH)):
+        assert device.give(event).effects == []
+    offline = wanting().hears(Leave("stopping"))
+    assert offline.give(GraphMissing()).effects == []
+
+
+@pytest.mark.parametrize("size", [0, 1001, 2**53])
+def test_a_graph_of_a_wrong_size_ends_the_device_before_it_is_fetched(size):
+    device = DeviceBench().welcome(graph=FINGERPRINT, graph_bytes=size)
+    (finish,) = device.effects
+    assert type(finish.error) is GraphError
+    assert "graph_bytes_max" in str(finish.error)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        GraphForged(),
+        Arrived(msgspec.structs.replace(GRAPH, fingerprint="cd" * 32)),
+        Arrived(msgspec.structs.replace(GRAPH, payload_bytes=999)),
+    ],
+)
+def test_a_graph_that_is_not_the_one_announced_ends_the_device(event):
+    (finish,) = wanting().give(event).effects
+    assert type(finish.error) is GraphError
+
+
+@pytest.mark.parametrize("graph", [None, "cd" * 32])
+def test_another_graph_at_the_same_address_is_another_model(graph):
+    device = DeviceBench().welcome(**OFFER).give(GraphHeld(fetched=False)).hears(Leave("stopping"))
+    device.until(Open)
+    device.welcome(**{**OFFER, "graph": graph})
+    (finish,) = device.effects
+    assert isinstance(finish.error, ModelMismatchError)

@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from edgeasync.core.effects import Assign, Discard, Fold, Report, Save, Send, SendStatus, Stop
+from edgeasync.core.effects import Assign, Discard, Fold, Report, Save, Send, SendGraph, SendStatus, Stop
 from edgeasync.core.events import Heard, Malformed, PushArrived, Received, StopRequested
+from edgeasync.core.graph import ShippedGraph
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import PolynomialStaleness
 from edgeasync.protocol.messages import (
@@ -198,6 +199,34 @@ def test_a_quarantine_that_is_over_holds_no_place(hub_bench):
     hub.tick(30.0)
     hub.hello("b")
     assert hub.reports == ["joined"]
+
+
+# -- the graph -----------------------------------------------------------------------------------------------
+
+
+def test_a_graph_is_offered_to_everybody_and_sent_to_members_who_ask(hub_bench):
+    graph = ShippedGraph(b"a graph")
+    hub = hub_bench(graph=graph)
+    hub.hello()
+    welcome = hub.one(Send).message
+    assert (welcome.graph, welcome.graph_bytes) == (graph.fingerprint, 7)
+    hub.fetch_graph()
+    assert hub.effects == [SendGraph(hub.peers["a"])]
+    hub.fetch_graph(room=False)
+    assert (hub.refused, hub.refusal.retry_after_s) == ("busy", 0.5)
+    hub.sessions["a"] = b"?" * 16
+    hub.fetch_graph()
+    assert hub.refused == "unknown_session"
+
+
+def test_who_asks_for_a_graph_that_was_not_offered_is_at_fault(hub_bench):
+    hub = hub_bench(limits={"strikes_max": 2})
+    hub.hello()
+    assert (hub.one(Send).message.graph, hub.one(Send).message.graph_bytes) == (None, 0)
+    hub.fetch_graph()
+    assert hub.refused == "malformed"
+    hub.fetch_graph()
+    assert hub.reports == ["quarantined"]
 
 
 # -- updates -------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import numpy as np
 
 from edgeasync.config import ByteCount
+from edgeasync.core.graph import ShippedGraph
 from edgeasync.core.hub import HubCore
 from edgeasync.core.hub_exchange import HubExchange
 from edgeasync.core.model import Model
@@ -10,7 +11,20 @@ from edgeasync.core.settings import HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Credit, Fetch, Hello, ModelVersion, Piece, Ping, Push, Refuse, Welcome
+from edgeasync.protocol.messages import (
+    Credit,
+    Fetch,
+    FetchGraph,
+    Graph,
+    Hello,
+    Leave,
+    ModelVersion,
+    Piece,
+    Ping,
+    Push,
+    Refuse,
+    Welcome,
+)
 
 SPEC = ParameterSpec((Parameter("w", (50_000,)),))
 PIECE = 65_536
@@ -22,9 +36,11 @@ class Notes:
 
     def __init__(self):
         self.sent = []
+        self.payloads = []
 
     def send(self, peer, header, payload):
         self.sent.append((peer, wire.decode(header)))
+        self.payloads.append(payload)
 
     def report(self, report):
         pass
@@ -34,7 +50,7 @@ class Notes:
 
 
 class Bench:
-    def __init__(self, **limits):
+    def __init__(self, graph=None, **limits):
         self.notes = Notes()
         sessions = iter(range(1, 100))
         core = HubCore(
@@ -46,6 +62,7 @@ class Bench:
                 limits=Limits(piece_bytes=ByteCount(PIECE), **limits),
             ),
             version=ModelVersion(LINEAGE, 0),
+            graph=graph,
             make_session=lambda: next(sessions).to_bytes(16, "big"),
             now_s=0.0,
         )
@@ -118,3 +135,53 @@ def test_a_transfer_that_moves_keeps_its_place():
     assert isinstance(answer, Refuse)
     assert answer.code == "busy"
     assert bench.say(b"slow", Piece(1, PIECE, wire.checksum(part)), part, at_s=7.0) == Credit(1, 2 * PIECE)
+
+
+GRAPH = ShippedGraph(bytes(range(256)) * 1000)
+
+
+def fetch_graph(bench, name, at_s=0.0):
+    return bench.say(name, FetchGraph(bench.sessions[name]), at_s=at_s)
+
+
+def test_a_small_graph_goes_out_in_one_message():
+    graph = ShippedGraph(b"a graph")
+    bench = Bench(graph)
+    bench.join(b"pi")
+    assert fetch_graph(bench, b"pi") == Graph(graph.fingerprint, graph.checksum, 7)
+    assert bench.notes.payloads[-1] is graph.payload
+
+
+def test_a_graph_goes_out_in_pieces_of_the_one_object():
+    bench = Bench(GRAPH)
+    bench.join(b"pi")
+    announced = fetch_graph(bench, b"pi")
+    assert announced == Graph(GRAPH.fingerprint, GRAPH.checksum, len(GRAPH.payload), 1)
+    assert bench.notes.payloads[-1] is None
+    received = b""
+    while len(received) < len(GRAPH.payload):
+        sent = len(bench.notes.sent)
+        bench.say(b"pi", Credit(1, len(received)))
+        for part in bench.notes.payloads[sent:]:
+            assert part.obj is GRAPH.payload
+            received += part
+    assert received == GRAPH.payload
+    bench.say(b"pi", Credit(1, len(received)))
+    assert bench.exchange._outgoing.shared_count == 0
+
+
+def test_a_graph_is_sent_to_so_many_at_once_and_whoever_stalls_makes_way():
+    bench = Bench(GRAPH, snapshots_max=2)
+    for name in (b"a", b"b", b"c"):
+        bench.join(name)
+    assert isinstance(fetch_graph(bench, b"a"), Graph)
+    assert isinstance(fetch_graph(bench, b"b"), Graph)
+    assert isinstance(fetch_graph(bench, b"b"), Graph), "its own place, again"
+    assert fetch_graph(bench, b"c", at_s=1.0).code == "busy"
+    bench.say(b"b", Credit(3, 0), at_s=4.0)
+    assert fetch_graph(bench, b"c", at_s=4.5).code == "busy"
+    assert isinstance(fetch_graph(bench, b"c", at_s=5.5), Graph)
+    assert bench.exchange._outgoing.shared_count == 2
+    for name in (b"b", b"c"):
+        bench.exchange.on_message(name, wire.encode(Leave("stopping", bench.sessions[name])), None, 6.0)
+    assert bench.exchange._outgoing.shared_count == 0

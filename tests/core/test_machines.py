@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from edgeasync.core import device as d
-from edgeasync.core.effects import Assign, Discard, Fold, Forget, Receive, Send, SendStatus
+from edgeasync.core import device_effects as e
+from edgeasync.core.effects import Assign, Discard, Fold, Forget, Receive, Send, SendGraph, SendStatus
 from edgeasync.core.events import Heard, Malformed, PushArrived, Received
-from edgeasync.core.hub import STRANGERS_MAX, HubCore
+from edgeasync.core.graph import ShippedGraph
+from edgeasync.core.hub import HubCore
 from edgeasync.core.settings import HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator
@@ -28,6 +30,7 @@ from edgeasync.protocol.messages import (
     Assignment,
     DeviceProfile,
     Duplicate,
+    Graph,
     ModelVersion,
     Push,
     StatusRequest,
@@ -38,6 +41,7 @@ SPEC = ParameterSpec((Parameter("weights", (3,)),))
 LINEAGE = "00c0ffee00c0ffee"
 NAMES = ("a", "b", "c")
 REFLASHES_MAX = 7  # the hub remembers eight retired states, and a packet of any of them may still be on its way
+GRAPHS = [None, ShippedGraph(b"a graph")]
 LATENCY_S, STEP_S, SUPERVISOR_S = 0.01, 0.05, 1.0
 FREQUENCY = FixedFrequency()
 
@@ -102,6 +106,7 @@ class Node:
         self.state = 1
         self.start = self.steps = self.trained = 0
         self.peer = self.memory = self.core = None
+        self.graph = False
         self.jobs = []
 
     @property
@@ -118,12 +123,13 @@ class Node:
             profile=DeviceProfile(),
             codecs=("identity",),
             fingerprint=None,
+            graph_bytes_max=1000,
             random=Random(self.random.random()),
         )
 
 
 class World:
-    def __init__(self, aggregate, seed):
+    def __init__(self, aggregate, seed, graph=None):
         random = Random(seed)
         self.now_s = 0.0
         self.up, self.down = [], []
@@ -144,6 +150,7 @@ class World:
                 limits=Limits(devices_max=len(NAMES), strikes_max=4, quarantine_s=20.0, updates_held_max=6),
             ),
             version=ModelVersion(LINEAGE, 0),
+            graph=graph,
             make_session=(number.to_bytes(16, "big") for number in count(1)).__next__,
             now_s=0.0,
         )
@@ -160,6 +167,7 @@ class World:
     def reflash(self, node):
         node.state += 1
         node.start = 0
+        node.graph = False
         self.restart(node)
 
     def tick_device(self, node):
@@ -173,30 +181,40 @@ class World:
         if isinstance(event, d.Adopted):
             node.memory = None if broken else event.assignment.version
             event = d.AdoptionFailed("broken") if broken else event
+        if isinstance(event, d.GraphHeld) and event.fetched:
+            node.graph = not broken
+            event = d.GraphBroken("broken") if broken else event
         if isinstance(event, d.Trained):
             node.steps += event.local_steps
             node.trained += 1
         self._device_did(node, node.core.handle(event, self.now_s))
 
-    def _device_did(self, node, effects):
+    def _device_did(self, node, effects):  # noqa: C901 (a table, one row for each effect)
         for effect in effects:
             match effect:
-                case d.Open():
+                case e.Open():
                     node.peer = next(self._peers).to_bytes(5, "big")
                     self.owners[node.peer] = (node.name, node.state_id)
-                case d.Close():
+                case e.Close():
                     node.peer = None
-                case d.Say():
+                case e.Say():
                     self._send_up(node, effect.message)
-                case d.SendPush():
+                case e.SendPush():
                     push = effect.push
                     if node.in_pieces:
                         self._send_up(node, msgspec.structs.replace(push, transfer=push.seq))
                     else:
                         self._send_up(node, Payload(push))
-                case d.Adopt():
+                case e.FindGraph():
+                    found = d.GraphHeld(fetched=False) if node.graph else d.GraphMissing()
+                    node.jobs.append((self.now_s + STEP_S, found))
+                case e.TakeGraph():
+                    node.jobs.append((self.now_s + STEP_S, d.GraphHeld(fetched=True)))
+                case e.Join():
+                    assert node.graph or self.hub.graph is None, "joins without the hub's graph"
+                case e.Adopt():
                     node.jobs.append((self.now_s + STEP_S, d.Adopted(effect.assignment)))
-                case d.Train():
+                case e.Train():
                     # What still waits to be decoded is decoded first, into the same memory.
                     decoded = [event.assignment.version for _, event in node.jobs if isinstance(event, d.Adopted)]
                     assert node.core.base == [node.memory, *decoded][-1], "trains from another model than it says"
@@ -261,6 +279,10 @@ class World:
                 case Receive():
                     self.granted[effect.peer] = effect.push
                     self._send_down(effect.peer, Grant(effect.push))
+                case SendGraph():
+                    graph = self.hub.graph
+                    answer = Graph(graph.fingerprint, graph.checksum, len(graph.payload))
+                    self._send_down(effect.peer, answer)
                 case Forget():
                     self.granted.pop(effect.peer, None)
                 case Assign():
@@ -311,7 +333,6 @@ class World:
         assert len(tables._by_session) <= len(NAMES)
         assert len(tables._by_peer) <= len(NAMES)
         assert len(tables._leases) <= len(NAMES)
-        assert len(hub._strangers) <= STRANGERS_MAX
         for session, member in tables._by_session.items():
             assert self.sessions[session] == member.device_id
         for member in tables.members.values():
@@ -358,10 +379,13 @@ class AnyNetwork(RuleBasedStateMachine):
     """Every choice is Hypothesis's own."""
 
     @initialize(
-        aggregate=st.sampled_from(AGGREGATORS), seed=st.integers(0, 9), seconds=st.sampled_from([0, 3, 20])
+        aggregate=st.sampled_from(AGGREGATORS),
+        seed=st.integers(0, 9),
+        graph=st.sampled_from(GRAPHS),
+        seconds=st.sampled_from([0, 3, 20]),
     )
-    def begin(self, aggregate, seed, seconds):
-        self.world = World(aggregate, seed)
+    def begin(self, aggregate, seed, graph, seconds):
+        self.world = World(aggregate, seed, graph)
         self.world.run(seconds)
 
     def some_up(self):
@@ -483,7 +507,7 @@ def fault(world, random):  # noqa: C901 (a table, one row for each fault)
 def test_when_the_faults_end_everybody_trains_again(seed):
     """A lease for the lost, a quarantine, a refusal or two with their waits: two minutes are enough."""
     random = Random(seed)
-    world = World(AGGREGATORS[seed % len(AGGREGATORS)], seed)
+    world = World(AGGREGATORS[seed % len(AGGREGATORS)], seed, GRAPHS[seed // 4 % 2])
     for _ in range(400):
         fault(world, random)
     world.run(120.0)

@@ -22,6 +22,8 @@ from edgeasync.protocol.messages import (
     Assignment,
     Credit,
     Fetch,
+    FetchGraph,
+    Graph,
     Hello,
     Leave,
     ModelVersion,
@@ -218,7 +220,7 @@ class Attacker:
             return random.choice([self._push, self._announcement])()
         if kind is Piece:
             return self._piece()
-        if kind in (Hello, Fetch, Credit, Ping, Leave, StatusRequest):
+        if kind in (Hello, Fetch, FetchGraph, Credit, Ping, Leave, StatusRequest):
             return self._small(kind), None
         return self._of_a_hub(kind), None
 
@@ -228,8 +230,8 @@ class Attacker:
         match kind or random.choice([Hello, Fetch, Fetch, Credit, Credit, Ping, StatusRequest, Leave]):
             case message if message is Hello:
                 return self._hello(random.choice([self._name, self._name, HONEST, f"new-{random.randrange(100)}"]))
-            case message if message is Fetch:
-                return Fetch(session)
+            case message if message in (Fetch, FetchGraph):
+                return message(session)
             case message if message is Credit:
                 received = random.choice([0, 0, 64 << 10, MODEL.spec.nbytes, 2**53])
                 return Credit(random.choice([self._transfer, self._transfer, 0, 2**53]), received)
@@ -317,6 +319,7 @@ class Attacker:
             Pong: Pong(1.0),
             Refuse: Refuse("busy", "later", 1.0),
             Status: Status(),
+            Graph: Graph("0" * 64, 0, 0),
         }[kind]
 
 

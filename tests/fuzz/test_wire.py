@@ -275,7 +275,7 @@ def test_other_protocol_versions_are_told_apart(version):
     [
         None, [], [1, 3, [SESSION]], [1, 3, [SESSION], b"", None], {1: 3}, ["1", 3, [SESSION], b""],
         [True, 3, [SESSION], b""], [1, True, [SESSION], b""], [1, "3", [SESSION], b""], [1, [3], [SESSION], b""],
-        [1, 0, [SESSION], b""], [1, 15, [SESSION], b""], [1, -1, [SESSION], b""],
+        [1, 0, [SESSION], b""], [1, 17, [SESSION], b""], [1, -1, [SESSION], b""],
         [1, 3, {"session": SESSION}, b""], [1, 3, msgpack.ExtType(5, SESSION), b""],
     ],
 )  # fmt: skip

@@ -275,7 +275,6 @@ def test_a_state_that_cannot_be_used(commands):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["hub"],
         ["agents"],
         ["hub", "--no-such-flag"],
         ["status", "--timeout-s", "soon"],

@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from edgeasync.core.settings import HubCoreSettings, Liveness, StopCondition
+from edgeasync.core.graph import ShippedGraph
+from edgeasync.core.settings import HubCoreSettings, Limits, Liveness, StopCondition
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.data.partition import dirichlet
+from edgeasync.errors import GraphError
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.transforms import SGD
+from edgeasync.protocol import wire
+from edgeasync.protocol.messages import Graph, Piece
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice, SimulatedHub
 from edgeasync.simulation.link import LinkProfile
@@ -23,7 +27,7 @@ SLOWNESS = (1, 1, 3, 10)
 class Digits:
     """Four unequal devices on the digits, non-IID, each with a link of its own."""
 
-    def __init__(self, *, link=None, settings=None, hidden=(64,)):
+    def __init__(self, *, link=None, settings=None, hidden=(64,), graph=None):
         digits = load_digits()
         dataset = Dataset.of((digits.data / 16).astype(np.float32), digits.target)
         order = np.random.default_rng(0).permutation(len(dataset))
@@ -37,6 +41,7 @@ class Digits:
             judgement=Policy(),
             settings=settings or HubCoreSettings(),
             seed=0,
+            graph=graph,
         )
         parts = dirichlet(dataset.take(order[360:]), 4, 0.5, 0, examples_min=32)
         self.devices = [
@@ -114,6 +119,62 @@ def test_large_models_travel_in_pieces_both_ways():
     assert accepted["piece"] >= 12
     assert accepted["credit"] >= 12
     assert fleet.hub.core.messages_refused == 0
+
+
+@pytest.mark.parametrize("link", [LinkProfile(), LinkProfile(down_bytes_per_s=2_000_000, delay_s=0.05)])
+def test_every_device_takes_the_hubs_graph_in_before_it_trains(link):
+    graph = ShippedGraph(np.random.default_rng(0).bytes(3 << 20))
+    settings = HubCoreSettings(limits=Limits(snapshots_max=2))
+    fleet = Digits(graph=graph, link=link, settings=settings)
+    for device in fleet.devices:
+        device.start()
+    assert fleet.clock.run(lambda: all(device.steps_total for device in fleet.devices), 60.0)
+    for device in fleet.devices:
+        assert device.graphs == {graph.fingerprint: graph.payload}
+        assert [tell.event for _, tell in device.told][:2] == ["joined", "graph"]
+    accepted = fleet.hub.core.messages_accepted
+    assert accepted["fetchgraph"] == 4, "once each"
+    assert fleet.hub.core.messages_refused >= 2, "two at once, the others were busy"
+
+
+class Meddling:
+    """A link that spoils or loses some of the messages that go to a device."""
+
+    def __init__(self, device, spoil, times):
+        self._deliver = device._deliver
+        self._spoil = spoil
+        self.times = times
+        device._deliver = self.deliver
+
+    def deliver(self, peer, header, payload):
+        if self.times and isinstance(wire.decode(header), Graph | Piece):
+            self.times -= 1
+            if (payload := self._spoil(payload)) is None:
+                return
+        self._deliver(peer, header, payload)
+
+
+@pytest.mark.parametrize("size", [1000, 3 << 20])
+@pytest.mark.parametrize(
+    "spoil", [lambda payload: None, lambda payload: bytes(len(payload or b""))], ids=["lost", "corrupt"]
+)
+def test_a_graph_that_is_spoilt_on_its_way_is_fetched_again(spoil, size):
+    graph = ShippedGraph(np.random.default_rng(0).bytes(size))
+    fleet = Digits(graph=graph)
+    meddlers = [Meddling(device, spoil, 3) for device in fleet.devices]
+    assert fleet.train(updates=40)
+    assert [meddler.times for meddler in meddlers] == [0] * 4
+    assert all(device.graphs == {graph.fingerprint: graph.payload} for device in fleet.devices)
+
+
+def test_a_forged_graph_ends_the_device():
+    graph = ShippedGraph(b"sound")
+    fleet = Digits(graph=graph)
+    fleet.hub.core.graph.payload = b"evil!"
+    graph.checksum = wire.checksum(graph.payload)
+    assert not fleet.train(updates=1, limit_s=60.0)
+    assert {type(device.finished.error) for device in fleet.devices} == {GraphError}
+    assert not any(device.graphs for device in fleet.devices)
 
 
 def test_a_finished_hub_sends_its_devices_home():

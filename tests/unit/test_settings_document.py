@@ -112,9 +112,12 @@ def test_the_walk_finds_what_it_must():
     assert headings - set(TABLES) == {"A whole hub's file", "A whole agent's file"}
 
 
-@pytest.mark.parametrize(("command", "heading"), [("hub", "`[hub]`"), ("agent", "`[agent]`")])
-def test_flags_are_named_with_their_keys(command, heading):
-    table = rows(heading)
+@pytest.mark.parametrize(
+    ("command", "headings"),
+    [("hub", ["`[hub]`", '`[model]`, `kind = "onnx"`']), ("agent", ["`[agent]`"])],
+)
+def test_flags_are_named_with_their_keys(command, headings):
+    table = {key: cells for heading in headings for key, cells in rows(heading).items()}
     parameters = typer.main.get_command(app).commands[command].params
     flags = {parameter.name: parameter.opts[-1] for parameter in parameters if parameter.opts[-1].startswith("--")}
     assert flags.pop("json") == "--json"

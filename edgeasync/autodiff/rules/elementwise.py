@@ -81,8 +81,8 @@ def _pow(step: Step) -> Gradients:
             slope = op("Mul", base, graph.scalar(2.0))
         else:
             # The power 0 has the slope 0 everywhere, also at 0 itself.
-            lower = np.where(power == 0.0, np.float32(0.0), power - np.float32(1.0))
-            slope = op("Mul", op("Pow", base, graph.constant(lower)), graph.constant(power))
+            less = np.where(power == 0.0, np.float32(0.0), power - np.float32(1.0))
+            slope = op("Mul", op("Pow", base, graph.constant(less)), graph.constant(power))
         return [step.unbroadcast(op("Mul", step.gradient, slope), 0)]
     lower = op("Sub", exponent, graph.scalar(1.0))
     slope = op("Mul", op("Pow", base, lower), exponent)
@@ -232,21 +232,21 @@ def _gelu(step: Step) -> Gradients:
 
 def _keep_mask(step: Step) -> None:
     """Drop values in training, whatever mode the forward model was exported in."""
-    ratio = float(step.constant(1, np.float32(0.5)))
-    step.saved["ratio"] = step.graph.scalar(ratio)
-    step.node.inputs = [step.input(0), step.saved["ratio"], step.graph.constant(np.array(True))]
-    if ratio:
-        step.saved["mask"] = step.output(1)
+    ratio = step.constant(1, np.float32(0.5))
+    if not 0.0 <= float(ratio) < 1.0:
+        raise step.refused(f"a ratio of {float(ratio)}; give one from 0 to under 1")
+    # A constant of its own, that a check of gradients may set to 0.
+    name = step.saved["ratio"] = step.graph.new_name("ratio")
+    step.graph.constants[name] = np.asarray(ratio, np.float32)
+    step.node.inputs = [step.input(0), name, step.graph.constant(np.array(True))]
+    step.saved["mask"] = step.output(1)
     step.graph.nodes.append(step.node)
 
 
 @rule("Dropout", forward=_keep_mask)
 def _dropout(step: Step) -> Gradients:
     """Srivastava et al. 2014: the gradient passes where the value did, scaled alike."""
-    if "mask" not in step.saved:
-        return [step.gradient]
     graph, op = step.graph, step.graph.op
-    kept = op("Cast", step.saved["mask"], to=_onnx_float(graph.dtypes[step.input(0)]))
-    ratio = float(graph.constants[step.saved["ratio"]])
-    scaled = op("Mul", step.gradient, graph.scalar(1.0 / (1.0 - ratio) if ratio < 1.0 else 0.0))
+    kept = op("Cast", step.saved["mask"], to=1)
+    scaled = op("Div", step.gradient, op("Sub", graph.scalar(1.0), step.saved["ratio"]))
     return [op("Mul", scaled, kept)]

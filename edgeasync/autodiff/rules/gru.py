@@ -65,7 +65,7 @@ def _shared_slopes(direction: Direction, parts: _Parts, n: str) -> tuple[str, st
 
 
 def _reset_after(direction: Direction) -> Local:
-    """The candidate is tanh(a + r q), where q is a map of h with a bias of its own."""
+    """Return the gradient where n = tanh(a + r q), and q is a map of h with a bias of its own."""
     graph, op, times, hidden = direction.graph, direction.graph.op, direction.times, direction.hidden
     parts = _parts(direction)
     q = op("Gemm", parts.previous, parts.state_weight, *parts.state_bias, transB=1)
@@ -98,7 +98,7 @@ def _reset_after(direction: Direction) -> Local:
 
 
 def _reset_before(direction: Direction) -> Local:
-    """The candidate is tanh(a + map of (r h)): its gradient passes a product of its own on the way to r and h."""
+    """Return the gradient where n = tanh(a + map of (r h)): it passes another product on its way to r and h."""
     graph, op, times, hidden = direction.graph, direction.graph.op, direction.times, direction.hidden
     parts = _parts(direction)
     reset = op("Mul", parts.r, parts.previous)

@@ -10,9 +10,10 @@ def _lstm(step: Step) -> Gradients:
 
 
 def _cell(direction: Direction) -> Local:
-    """Each time, c' = f c + i g and h = o tanh(c'), with i, o and f sigmoids and g a tanh of linear maps of x and h.
+    """Return the gradient: each time, c' = f c + i g and h' = o tanh(c').
 
-    The slopes are written with what is at hand, for example o (1 - tanh^2) = o - h tanh.
+    The gates i, o and f are sigmoids of linear maps of x and h, and g is the tanh of one. The slopes are written
+    with what is at hand, for example o (1 - tanh^2) = o - h' tanh.
     """
     graph, op, times, hidden = direction.graph, direction.graph.op, direction.times, direction.hidden
     previous, states = direction.rows(direction.previous), direction.rows(direction.states)
@@ -50,7 +51,7 @@ def _cell(direction: Direction) -> Local:
 
 
 def _sums(direction: Direction, previous: str) -> list[str]:
-    """Return rows of each gate's weighted sums: a product for each gate costs no more, and nothing has to be cut."""
+    """Return rows of each gate's weighted sums: a product for each costs no more, and nothing has to be cut."""
     op, bias = direction.graph.op, direction.bias()
     biases = [[name] for name in direction.gates(bias, 4)] if bias else [[]] * 4
     weights, recurrent = direction.gates(direction.weights, 4), direction.gates(direction.recurrent, 4)
@@ -61,7 +62,7 @@ def _sums(direction: Direction, previous: str) -> list[str]:
 
 
 def _kept_cells(direction: Direction, forget: str, new: str) -> str:
-    """Return what each time keeps of the cells before it, the one thing of the forward pass that must be redone."""
+    """Return what each time keeps of the cells before it; of the forward recursion, only this is redone."""
     op = direction.graph.op
 
     def forward(carried: list[str], now: list[str]) -> tuple[list[str], list[str]]:

@@ -11,8 +11,8 @@ def _batch_norm_forward(step: Step) -> None:
     inside the graph, and it does not tell the batch's mean and variance, which the gradient needs.
     """
     graph, op, node = step.graph, step.graph.op, step.node
-    node.attributes = {"epsilon": step.attribute("epsilon", 1e-5)}
     momentum = step.attribute("momentum", 0.9)
+    node.attributes = {"epsilon": step.attribute("epsilon", 1e-5)}
     del node.outputs[1:]
     mean_name, variance_name = step.input(3), step.input(4)
     if mean_name not in graph.live_statistics:
@@ -33,7 +33,8 @@ def _batch_norm_forward(step: Step) -> None:
         "Mul", variance, op("Div", count, op("Max", op("Sub", count, graph.scalar(1.0)), graph.scalar(1.0)))
     )
     for name, fresh in ((mean_name, flat_mean), (variance_name, unbiased)):
-        old = op("Mul", name, graph.scalar(momentum))
+        # A norm that is used twice moves them twice, one use after the other.
+        old = op("Mul", graph.statistics.get(name, name), graph.scalar(momentum))
         graph.statistics[name] = op("Add", old, op("Mul", fresh, graph.scalar(1.0 - momentum)))
 
 
@@ -72,7 +73,10 @@ def _layer_norm_forward(step: Step) -> None:
 @rule("LayerNormalization", forward=_layer_norm_forward)
 def _layer_norm(step: Step) -> Gradients:
     """Ba et al. 2016 (arXiv:1607.06450); mean and inverse deviation come with the forward result."""
-    graph, op, gradient = step.graph, step.graph.op, step.gradient
+    graph, op = step.graph, step.graph.op
+    if any(step.gradients[1:]):
+        raise step.refused("its mean or its deviation is read as well")
+    gradient = step.gradient
     inner = graph.ints(*range(step.axis(), len(step.shape(0))))
     normal = op("Mul", op("Sub", step.input(0), step.output(1)), step.output(2))
     grad_scale = op("Mul", gradient, normal)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
-from onnx import TensorProto, helper
+from onnx import TensorProto, ValueInfoProto, helper
 
 from edgeasync.autodiff.graph import Graph, write_nodes
 from edgeasync.autodiff.rules.registry import Gradients, Step, TrainingGraphBuilder
@@ -114,16 +114,23 @@ def scan(graph: Graph, states: list[str], inputs: list[str], body: Body, *, back
     proto = helper.make_graph(
         write_nodes(nodes, {}),
         graph.new_name("body"),
-        [_untyped_shape(name) for name in (*before, *slices)],
-        [_untyped_shape(name) for name in (*after, *results)],
+        [_of_any_shape(name) for name in (*before, *slices)],
+        [_of_any_shape(name) for name in (*after, *results)],
     )
+    way = int(backwards)
     return graph.add(
-        "Scan", *states, *inputs, outputs=len(states) + len(results), body=proto, num_scan_inputs=len(inputs),
-        scan_input_directions=[int(backwards)] * len(inputs), scan_output_directions=[int(backwards)] * len(results),
-    )  # fmt: skip
+        "Scan",
+        *states,
+        *inputs,
+        outputs=len(states) + len(results),
+        body=proto,
+        num_scan_inputs=len(inputs),
+        scan_input_directions=[way] * len(inputs),
+        scan_output_directions=[way] * len(results),
+    )
 
 
-def _untyped_shape(name: str) -> "helper.ValueInfoProto":
+def _of_any_shape(name: str) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
 
 

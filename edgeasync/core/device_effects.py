@@ -1,0 +1,73 @@
+"""What the device's core wants done, in order. A shell (ZeroMQ, simulator) carries it out."""
+
+import msgspec
+
+from edgeasync.errors import EdgeAsyncError
+from edgeasync.protocol.messages import Assignment, Graph, Message, Push, Welcome
+
+
+class Open(msgspec.Struct, frozen=True, gc=False):
+    """Open a fresh connection to the hub; whatever was under way on an older one is void."""
+
+
+class Close(msgspec.Struct, frozen=True, gc=False):
+    """Close the connection."""
+
+
+class Say(msgspec.Struct, frozen=True, gc=False):
+    """Send a message without payload."""
+
+    message: Message
+
+
+class SendPush(msgspec.Struct, frozen=True, gc=False):
+    """Send the delta under this header; the shell fills in codec, checksum, sizes and transfer."""
+
+    push: Push
+
+
+class Join(msgspec.Struct, frozen=True, gc=False):
+    """Make ready to train what the hub describes."""
+
+    welcome: Welcome
+
+
+class FindGraph(msgspec.Struct, frozen=True, gc=False):
+    """Look whether the device holds the graph of this fingerprint, then report `GraphHeld` or `GraphMissing`."""
+
+    fingerprint: str
+
+
+class TakeGraph(msgspec.Struct, frozen=True, gc=False):
+    """Take in the payload of this graph, then report `GraphHeld`, `GraphBroken` or `GraphForged`."""
+
+    graph: Graph
+
+
+class Adopt(msgspec.Struct, frozen=True, gc=False):
+    """Take in the payload of this assignment, then report `Adopted`."""
+
+    assignment: Assignment
+
+
+class Train(msgspec.Struct, frozen=True, gc=False):
+    """Take local steps from the adopted model, then report `Trained`."""
+
+    local_steps: int
+
+
+class Tell(msgspec.Struct, frozen=True):
+    """Tell the person at the device what happened."""
+
+    event: str
+    detail: str = ""
+
+
+class Finish(msgspec.Struct, frozen=True):
+    """End the agent; with an error if something is wrong that waiting does not mend."""
+
+    reason: str
+    error: EdgeAsyncError | None = None
+
+
+DeviceEffect = Open | Close | Say | SendPush | FindGraph | TakeGraph | Join | Adopt | Train | Tell | Finish

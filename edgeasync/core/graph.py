@@ -1,0 +1,21 @@
+"""The training graph that a hub ships, and the fingerprint both sides know a graph by."""
+
+import hashlib
+
+from edgeasync.protocol import wire
+
+
+def fingerprint_of(graph: wire.Buffer) -> str:
+    """Return the SHA-256 of a serialized graph, as 64 hexadecimal digits."""
+    return hashlib.sha256(graph).hexdigest()
+
+
+class ShippedGraph:
+    """A serialized ONNX training graph, one object for all transfers of it. It never changes."""
+
+    __slots__ = ("checksum", "fingerprint", "payload")
+
+    def __init__(self, payload: bytes) -> None:
+        self.payload = payload
+        self.fingerprint = fingerprint_of(payload)
+        self.checksum = wire.checksum(payload)

@@ -1,0 +1,124 @@
+"""The hub's side of a training graph: the settings that name a model's file, and what is made of that file."""
+
+from pathlib import Path
+
+import msgspec
+import safetensors
+import safetensors.numpy
+
+from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
+from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.runtime.files import replace_file
+from edgeasync.training.graph_check import check_graph
+
+FORWARD_FILE = "forward.onnx"
+TRAINING_FILE = "training.onnx"
+
+MODEL_BYTES_MAX = 1 << 31
+"""Protobuf holds no larger message."""
+
+
+class OnnxModel(GraphSettings, frozen=True, tag_field="kind", tag="onnx", kw_only=True):
+    """A model from an ONNX file: a forward model, or a training graph that was built from one before."""
+
+    file: str
+
+
+class HubGraph(msgspec.Struct, frozen=True):
+    """What a hub trains: the graph it ships, its layout and first values, and the forward model it was made of."""
+
+    graph: bytes
+    spec: ParameterSpec
+    initial: Vector
+    forward: bytes | None
+
+
+def load_graph(model: OnnxModel) -> HubGraph:
+    """Read a model's file and build the training graph, screened as a device will screen it.
+
+    A file that is a training graph already has its first values beside it, in a safetensors file of the same
+    name. Raises `ConfigError` for a file or package that is missing, `GraphError` for what cannot be trained.
+    """
+    try:
+        from edgeasync.autodiff import build  # noqa: PLC0415 - a device has no onnx
+    except ModuleNotFoundError as error:
+        if error.name != "onnx":
+            raise
+        raise ConfigError(
+            "a hub needs the package onnx to train an ONNX model: pip install 'edgeasync[hub]'"
+        ) from error
+    path = Path(model.file).expanduser()
+    content = _read(path)
+    try:
+        if build.is_training_graph(content):
+            _check_prebuilt(model)
+            forward = None
+            built = build.read_training_graph(content, _read_values(path.with_suffix(".safetensors")))
+        else:
+            forward = content
+            settings = {name: getattr(model, name) for name in GraphSettings.__struct_fields__}
+            built = build.build_training_graph(content, GraphSettings(**settings))
+        check_graph(built.model, bytes_max=MODEL_BYTES_MAX)
+    except GraphError as error:
+        raise GraphError(f"{path}: {error}") from error
+    return HubGraph(built.model, built.spec, built.initial, forward)
+
+
+def keep_files(run: Path, graph: bytes, forward: bytes | None) -> None:
+    """Write what is trained into the run's folder, so that the trained model can be exported from it later.
+
+    A run goes on with another loss, but not with another model: raises `ModelMismatchError` if the folder holds
+    one, `StorageError` if it cannot be read or written.
+    """
+    origin, content = (TRAINING_FILE, graph) if forward is None else (FORWARD_FILE, forward)
+    held = {name: _held(run / name) for name in (FORWARD_FILE, TRAINING_FILE)}
+    begun_otherwise = (held[FORWARD_FILE] is None) != (forward is None) and held[TRAINING_FILE] is not None
+    if begun_otherwise or held[origin] not in (None, content):
+        raise ModelMismatchError(
+            f"{run / origin}: this run was begun with another model; choose another run folder"
+        )
+    wanted = {FORWARD_FILE: forward, TRAINING_FILE: graph}
+    for name, new in wanted.items():
+        if new is not None and new != held[name]:
+            replace_file(run / name, new)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; give the path of an ONNX model") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; give the path of an ONNX model") from error
+
+
+def _read_values(path: Path) -> dict[str, Vector]:
+    try:
+        return safetensors.numpy.load_file(path)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path}: no such file; a training graph needs the first values of its parameters beside it"
+        ) from None
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise ConfigError(f"{path}: not a readable safetensors file ({error}); build the graph again") from error
+
+
+def _check_prebuilt(model: OnnxModel) -> None:
+    """Raise `ConfigError` for settings that would change nothing, the loss being part of the graph already."""
+    default = GraphSettings()
+    for name in GraphSettings.__struct_fields__:
+        if getattr(model, name) != getattr(default, name):
+            raise ConfigError(
+                f"{model.file}: is a training graph already, so {name} would change nothing; leave it out, "
+                "or give the forward model"
+            )
+
+
+def _held(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror}; choose another --run folder") from error
