@@ -17,7 +17,18 @@ from onnx import helper
 
 from edgeasync.autodiff import differentiate, forward
 from edgeasync.autodiff.forward import Forward
-from edgeasync.autodiff.graph import FLOAT, Array, Node, Shape, needed, read_nodes, tensor, value_info, write_nodes
+from edgeasync.autodiff.graph import (
+    FLOAT,
+    IR_VERSION,
+    Array,
+    Node,
+    Shape,
+    needed,
+    read_nodes,
+    tensor,
+    value_info,
+    write_nodes,
+)
 from edgeasync.autodiff.losses import TARGET, LossParts, add_loss, target_type
 from edgeasync.autodiff.rules import TrainingGraphBuilder
 from edgeasync.autodiff.settings import BinaryCrossEntropy, CrossEntropy, GraphSettings, find_loss
@@ -28,7 +39,6 @@ CONTRACT = "edgeasync.contract"
 """The metadata key that marks a training graph; its value is the version of the contract."""
 
 CONTRACT_VERSION = "1"
-IR_VERSION = 9
 
 
 class TrainingGraph(msgspec.Struct, frozen=True):
@@ -79,9 +89,7 @@ def _fixed_inputs(node: onnx.NodeProto) -> Iterable[str]:
     return () if first is None else node.input[first:]
 
 
-def _statistics(
-    model: onnx.ModelProto, values: Mapping[str, Array]
-) -> tuple[set[str], list[tuple[str, ...]]]:
+def _statistics(model: onnx.ModelProto, values: Mapping[str, Array]) -> tuple[set[str], list[tuple[str, ...]]]:
     """Return the running statistics, and scale, bias, mean and variance of every batch norm."""
     same: dict[str, str] = {}
     for node in model.graph.node:

@@ -30,7 +30,9 @@ class GradientCheck(msgspec.Struct, frozen=True):
     passed: bool
 
 
-def check_gradients(model: bytes, spec: ParameterSpec, initial: Vector, *, batch_size: int = 8, seed: int = 0) -> list[GradientCheck]:
+def check_gradients(
+    model: bytes, spec: ParameterSpec, initial: Vector, *, batch_size: int = 8, seed: int = 0
+) -> list[GradientCheck]:
     """Compare gradients with central differences of the loss, for each trained parameter in two directions.
 
     One direction is the gradient itself, the other a random sign for every value, which weighs them alike. The
@@ -98,5 +100,9 @@ def _limit_targets(proto: onnx.ModelProto, feeds: dict[str, Array]) -> None:
     """Make an autoencoder's target its input."""
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     if metadata.get("edgeasync.target") == "input":
-        (name,) = [entry.name for entry in proto.graph.input if entry.name != "target" and feeds[entry.name].shape == feeds["target"].shape][:1]
+        (name,) = [
+            entry.name
+            for entry in proto.graph.input
+            if entry.name != "target" and feeds[entry.name].shape == feeds["target"].shape
+        ][:1]
         feeds["target"] = feeds[name]

@@ -20,12 +20,18 @@ def export_model(model: bytes, trained: Mapping[str, Array]) -> bytes:
     initial = forward.initial_values(proto)
     for name, value in trained.items():
         if name not in initial:
-            raise ModelMismatchError(f"{name!r} is not a parameter of the forward model; give the one it was trained from")
+            raise ModelMismatchError(
+                f"{name!r} is not a parameter of the forward model; give the one it was trained from"
+            )
         if initial[name].shape != value.shape:
-            raise ModelMismatchError(f"{name!r} has shape {value.shape}, in the forward model {initial[name].shape}")
+            raise ModelMismatchError(
+                f"{name!r} has shape {value.shape}, in the forward model {initial[name].shape}"
+            )
     kept = [entry for entry in proto.graph.initializer if entry.name not in trained]
     del proto.graph.initializer[:]
-    proto.graph.initializer.extend([*kept, *[numpy_helper.from_array(value, name) for name, value in trained.items()]])
+    proto.graph.initializer.extend(
+        [*kept, *[numpy_helper.from_array(value, name) for name, value in trained.items()]]
+    )
     nodes = [node for node in proto.graph.node if not (node.op_type == "Identity" and node.output[0] in trained)]
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)

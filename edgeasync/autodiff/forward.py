@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 from onnx import helper, inliner, numpy_helper, version_converter
 
-from edgeasync.autodiff.graph import Array, Graph, Node, free_inputs, needed, read_nodes, write_nodes
+from edgeasync.autodiff.graph import IR_VERSION, Array, Graph, Node, free_inputs, needed, read_nodes, write_nodes
 from edgeasync.errors import GraphError
 
 OPSET_MIN, OPSET_MAX = 18, 23
@@ -114,7 +114,7 @@ def prepare(model: onnx.ModelProto, output: str, trained: Iterable[str], statist
             _read_input(forward, entry, symbols)
     if not forward.inputs:
         raise GraphError(f"output {output!r} depends on no input of the model")
-    first, second = _measure(forward, nodes, model.ir_version, symbolic=bool(symbols))
+    first, second = _measure(forward, nodes, symbolic=bool(symbols))
     for name, value in first.items():
         shape = value.shape
         other = second[name].shape
@@ -211,7 +211,7 @@ def _constant_value(node: Node) -> Array:
 
 
 def _measure(
-    forward: Forward, nodes: list[Node], ir_version: int, *, symbolic: bool
+    forward: Forward, nodes: list[Node], *, symbolic: bool
 ) -> tuple[Mapping[str, Array], Mapping[str, Array]]:
     """Run the forward model at two batch sizes; return every tensor of both runs."""
     variable = forward.constants | forward.parameters
@@ -223,9 +223,7 @@ def _measure(
         [onnx.ValueInfoProto(name=name) for name in names],
         [numpy_helper.from_array(value, name) for name, value in variable.items()],
     )
-    model = helper.make_model(
-        graph, ir_version=max(ir_version, 8), opset_imports=[helper.make_opsetid("", forward.opset)]
-    )
+    model = helper.make_model(graph, ir_version=IR_VERSION, opset_imports=[helper.make_opsetid("", forward.opset)])
     try:
         session = open_session(model.SerializeToString())
         runs = []

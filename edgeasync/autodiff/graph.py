@@ -17,6 +17,9 @@ from edgeasync.errors import GraphError
 Array = npt.NDArray[Any]
 Shape = tuple[int | None, ...]
 
+IR_VERSION = 10
+"""Of the file format of what we write: old enough for every onnxruntime that we support."""
+
 FLOAT = np.dtype(np.float32)
 
 

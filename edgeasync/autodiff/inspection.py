@@ -56,7 +56,8 @@ def inspect_graph(model: bytes, spec: ParameterSpec, batch_size: int) -> Inspect
         file_bytes=len(model),
         batch_size=batch_size,
         floating_point_operations=sum(_operations(node, known) for node in proto.graph.node),
-        memory_bytes=_peak_bytes(proto, made) + sum(value.nbytes for value in (*feeds.values(), *constants.values())),
+        memory_bytes=_peak_bytes(proto, made)
+        + sum(value.nbytes for value in (*feeds.values(), *constants.values())),
     )
 
 
@@ -94,7 +95,8 @@ def _operations(node: onnx.NodeProto, known: dict[str, Array]) -> int:
     match node.op_type:
         case "MatMul" | "Gemm":
             transposed = any(entry.name == "transA" and entry.i for entry in node.attribute)
-            return 2 * out * known[node.input[0]].shape[0 if transposed else -1]
+            depth: int = known[node.input[0]].shape[0 if transposed else -1]
+            return 2 * out * depth
         case "Conv":
             return 2 * out * math.prod(known[node.input[1]].shape[1:])
         case "ConvTranspose":

@@ -29,7 +29,7 @@ class LossParts(msgspec.Struct, frozen=True):
 
 
 def target_type(loss: Loss, output: Shape) -> tuple["np.dtype[Any]", Shape]:
-    """Return dtype and shape of the targets for a model's output; raises `GraphError` if they do not fit."""
+    """Return dtype and shape of the targets for a model's output; raises `GraphError` if none fit it."""
     if isinstance(loss, CrossEntropy):
         if len(output) < 2 or output[1] is None:
             raise GraphError(f"cross_entropy needs scores of shape (batch, classes, ...), the output has {output}")

@@ -59,13 +59,15 @@ def inspect_model(path: Path, flags: dict[str, Any], batch_size: int, printer: P
         shape = " x ".join(map(str, parameter.shape)) or "scalar"
         table.add_row(parameter.name, shape, f"{parameter.size:,}", parameter.role)
     Console().print(table)
-    for name, shape in found.inputs.items():
+    for name, dims in found.inputs.items():
         if name not in {parameter.name for parameter in built.spec.parameters}:
-            printer.line(f"input {name}: {' x '.join(map(str, shape))}")
+            printer.line(f"input {name}: {' x '.join(map(str, dims))}")
     metrics = [name for name in found.outputs if not name.endswith((".grad", ".new"))]
     printer.line(f"outputs besides gradients: {', '.join(metrics)}")
     printer.line(f"{found.parameters:,} trained, {found.statistics:,} running statistics, {found.frozen:,} fixed")
-    printer.line(f"{found.nodes} nodes: " + ", ".join(f"{count} {name}" for name, count in found.operators.items()))
+    printer.line(
+        f"{found.nodes} nodes: " + ", ".join(f"{count} {name}" for name, count in found.operators.items())
+    )
     printer.line(
         f"a step of {batch_size} examples: {found.floating_point_operations / 1e6:,.1f} million operations, "
         f"{found.memory_bytes / 2**20:,.1f} MiB of tensors"
@@ -122,5 +124,3 @@ def _read(path: Path, advice: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; {advice}") from error
-
-

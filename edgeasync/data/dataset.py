@@ -42,7 +42,9 @@ class Dataset:
         if targets.ndim != 1 and (targets.dtype.kind != "f" or not targets.ndim):
             raise DataError(f"{where}: y has {targets.ndim} dimensions; give one label per example")
         if len(examples) != len(targets):
-            raise DataError(f"{where}: {len(examples)} examples but {len(targets)} labels; give one label for each")
+            raise DataError(
+                f"{where}: {len(examples)} examples but {len(targets)} labels; give one label for each"
+            )
         if not examples.size:
             raise DataError(f"{where}: there are no values; give at least one example with at least one feature")
         values = _floats(examples, "x", where)
@@ -78,9 +80,7 @@ def batches(dataset: Dataset, batch_size: int, seed: int, *, full: bool = False)
     return _endless(dataset, range(0, end, batch_size), batch_size, np.random.Generator(np.random.PCG64(seed)))
 
 
-def _endless(
-    dataset: Dataset, starts: range, batch_size: int, generator: np.random.Generator
-) -> Iterator[Batch]:
+def _endless(dataset: Dataset, starts: range, batch_size: int, generator: np.random.Generator) -> Iterator[Batch]:
     while True:
         order = generator.permutation(len(dataset))
         for start in starts:

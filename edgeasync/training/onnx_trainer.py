@@ -5,14 +5,14 @@ statistics: onnxruntime reads the parameters where they are and writes gradients
 """
 
 import logging
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from edgeasync.data.dataset import Batch, Dataset
+from edgeasync.data.dataset import Dataset, batches
 from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchError
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.policies.transforms import Transform
@@ -28,33 +28,39 @@ _PROVIDERS = {
     "cuda": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
 }
-_DTYPES = {"tensor(float)": np.dtype(np.float32), "tensor(int64)": np.dtype(np.int64)}
+_DTYPES: dict[str, np.dtype[Any]] = {"tensor(float)": np.dtype(np.float32), "tensor(int64)": np.dtype(np.int64)}
 
 _log = logging.getLogger(__name__)
 
 
 class OnnxTrainer:
-    """A `Trainer` that runs a training graph.
+    """A `Trainer` that runs a training graph on this device's data.
 
-    `threads` is how many cores a step may use. Raises `GraphError` for a graph that cannot be loaded or does
-    not follow the contract, `ModelMismatchError` if it does not train what `spec` says, `ConfigError` for a
-    provider that is not there.
+    `threads` is how many cores a step may use. A graph of one fixed batch size overrides `batch_size`. Raises
+    `GraphError` for a graph that cannot be loaded or does not follow the contract, `ModelMismatchError` if it
+    does not train what `spec` says, `DataError` for data that does not fit, `ConfigError` for a provider that
+    is not there.
     """
 
     def __init__(
         self,
         graph: bytes,
         spec: ParameterSpec,
+        dataset: Dataset,
         optimizer: Sequence[Transform],
-        batches: Iterator[Batch],
         *,
+        batch_size: int = 32,
+        seed: int = 0,
         keep_optimizer_state: bool = False,
         threads: int = 1,
         provider: Provider = "auto",
     ) -> None:
-        self._gradient = GraphGradient(graph, spec, threads=threads, provider=provider)
+        gradient = GraphGradient(graph, spec, threads=threads, provider=provider)
+        gradient.check_data(dataset)
+        fixed = gradient.batch_size
+        drawn = batches(dataset, fixed or batch_size, seed, full=fixed is not None)
         self._trainer = GradientTrainer(
-            spec, self._gradient, optimizer, batches, keep_optimizer_state=keep_optimizer_state
+            spec, gradient, optimizer, drawn, keep_optimizer_state=keep_optimizer_state
         )
 
     @property
@@ -69,10 +75,6 @@ class OnnxTrainer:
     def step(self) -> StepResult:
         """Take one local step, on one batch."""
         return self._trainer.step()
-
-    def check_data(self, dataset: Dataset) -> None:
-        """Raise `DataError` unless the examples and targets fit the graph."""
-        self._gradient.check_data(dataset)
 
 
 class GraphGradient:
@@ -108,9 +110,7 @@ class GraphGradient:
         """The only batch size the graph takes; `None` if it takes any."""
         return self._x.rows
 
-    def __call__(
-        self, parameters: Vector, x: npt.NDArray[np.generic], y: npt.NDArray[np.generic], out: Vector
-    ) -> float:
+    def __call__(self, parameters: Vector, x: npt.NDArray[Any], y: npt.NDArray[Any], out: Vector) -> float:
         """Write the gradient of the batch's mean loss to `out` and return the loss."""
         if parameters is not self._parameters or out is not self._out:
             self._bind(parameters, out)
@@ -125,7 +125,7 @@ class GraphGradient:
 
     @property
     def _own_target(self) -> bool:
-        return self._metadata.get("edgeasync.target") == "input"
+        return bool(self._metadata.get("edgeasync.target") == "input")
 
     def _bind(self, parameters: Vector, out: Vector) -> None:
         values, results = self._spec.views(parameters), self._spec.views(out)
@@ -149,10 +149,6 @@ class GraphGradient:
                     f"label {label} is not under {classes} classes, as the hub's model has: "
                     "number the classes from 0"
                 )
-        if self.batch_size is not None and len(dataset) < self.batch_size:
-            raise DataError(
-                f"the hub's graph takes batches of {self.batch_size}, the data has {len(dataset)} examples: give more"
-            )
 
 
 class _Fed:
@@ -167,13 +163,13 @@ class _Fed:
         self.rows = rows if isinstance(rows, int) else None
         self.features = tuple(features)
 
-    def bind(self, binding: onnxruntime.IOBinding, values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    def bind(self, binding: onnxruntime.IOBinding, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Bind a batch, brought to the input's dtype and shape; the result must outlive the run."""
-        fed = np.ascontiguousarray(values, self.dtype).reshape(len(values), *self.features)
+        fed: npt.NDArray[Any] = np.ascontiguousarray(values, self.dtype).reshape(len(values), *self.features)
         binding.bind_input(self.name, "cpu", 0, self.dtype.type, fed.shape, fed.ctypes.data)
         return fed
 
-    def check(self, values: npt.NDArray[np.generic], what: str) -> None:
+    def check(self, values: npt.NDArray[Any], what: str) -> None:
         """Raise `DataError` unless the values of one example fit."""
         have, want = values.shape[1:], self.features
         if np.prod(have, dtype=int) != np.prod(want, dtype=int):

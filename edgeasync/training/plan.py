@@ -51,7 +51,6 @@ class TrainingPlan(Section, frozen=True):
 
         A plan that speaks of a graph needs the one `received`; raises `GraphError` if it cannot be run.
         """
-        drawn = batches(dataset, self.local.batch_size, seed)
         if isinstance(self.model, ShippedModel):
             if received is None:
                 raise GraphError(
@@ -59,23 +58,23 @@ class TrainingPlan(Section, frozen=True):
                 )
             from edgeasync.training.onnx_trainer import OnnxTrainer  # noqa: PLC0415 - only who needs it pays for it
 
-            trainer = OnnxTrainer(
+            return OnnxTrainer(
                 received.graph,
                 received.spec,
+                dataset,
                 self.local.optimizer,
-                drawn,
+                batch_size=self.local.batch_size,
+                seed=seed,
                 keep_optimizer_state=self.local.keep_optimizer_state,
                 threads=received.threads,
                 provider=received.provider,
             )
-            trainer.check_data(dataset)
-            return trainer
         self.model.check_data(dataset)
         return GradientTrainer(
             self.model.spec,
             self.model.gradient,
             self.local.optimizer,
-            drawn,
+            batches(dataset, self.local.batch_size, seed),
             keep_optimizer_state=self.local.keep_optimizer_state,
         )
 

@@ -1,4 +1,4 @@
-"""A differentiation rule for every operator that can be trained through; importing this package fills the table."""
+"""A rule for every operator that can be trained through; importing this package fills the table."""
 
 from edgeasync.autodiff.rules import (
     convolution,

@@ -57,7 +57,7 @@ def _by_matrix(step: Step) -> Gradients:
 
 
 def _with_vectors(step: Step) -> Gradients:
-    """A vector counts as a row on the left and as a column on the right; the result lacks that dimension."""
+    """Take a vector as a row on the left and as a column on the right; the result lacks that dimension."""
     graph, op = step.graph, step.graph.op
     a, b, gradient = step.input(0), step.input(1), step.gradient
     shape_a, shape_b = step.shape(0), step.shape(1)

@@ -1,4 +1,4 @@
-"""Gradients of normalizations. Batch norms that are trained use the batch's statistics and move the running ones."""
+"""Gradients of normalizations; batch norms that are trained use the batch's statistics and move their own."""
 
 from edgeasync.autodiff.rules.reduction import count_of
 from edgeasync.autodiff.rules.registry import Gradients, Step, rule

@@ -6,9 +6,8 @@ from collections.abc import Callable
 import numpy as np
 
 from edgeasync.autodiff.graph import Array
-from edgeasync.autodiff.rules.convolution import Geometry
+from edgeasync.autodiff.rules.geometry import Geometry
 from edgeasync.autodiff.rules.registry import Gradients, Step, rule
-
 
 WINDOW_MAX = 16
 """Values in a window up to which comparing each with the largest beats onnxruntime's indices."""
@@ -69,12 +68,18 @@ def _by_tiles(step: Step, geometry: Geometry) -> str:
 def _spread_tiles(step: Step, value: str, kernel: list[int]) -> str:
     scales = step.graph.constant(np.array([1, 1, *kernel], np.float32))
     return step.graph.op(
-        "Resize", value, "", scales, mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor"
+        "Resize",
+        value,
+        "",
+        scales,
+        mode="nearest",
+        coordinate_transformation_mode="asymmetric",
+        nearest_mode="floor",
     )
 
 
 def _by_places(step: Step, geometry: Geometry) -> str:
-    """Overlapping windows: for each place in the window, what of the gradient is still to be given goes where it matches.
+    """Overlapping windows: for each place in them, what of the gradient is not yet given goes where it matches.
 
     A transposed convolution then puts the places of all windows where they belong, and sums where they meet.
     """
@@ -122,7 +127,7 @@ def _has_phases(geometry: Geometry) -> bool:
 
 
 def _phases(step: Step, geometry: Geometry) -> Look:
-    """Sort the values by their place modulo the stride first: to pick every second one takes seven times as long."""
+    """Sort the values by their place modulo the stride: picking every second one takes seven times as long."""
     graph, op = step.graph, step.graph.op
     channels = step.shape(0)[1]
     assert channels is not None
@@ -210,7 +215,7 @@ def _resize(step: Step) -> Gradients:
         raise step.refused("only mode 'nearest' has a gradient here")
     shape: list[int] = []
     axes: list[int] = []
-    for axis, (size, out) in enumerate(zip(step.shape(0), step.output_shape, strict=True)):
+    for size, out in zip(step.shape(0), step.output_shape, strict=True):
         if size is None or out is None:
             if size is not out:
                 raise step.refused("it resizes along the batch")

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from edgeasync.autodiff.graph import Array, Graph, Node, Shape
+from edgeasync.autodiff.graph import Graph, Node, Shape
 from edgeasync.errors import GraphError
 
 Gradients = Sequence[str | None]

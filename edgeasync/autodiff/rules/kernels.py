@@ -1,0 +1,159 @@
+"""The gradient of a convolution's kernel, four ways: onnxruntime's own convolution is slow at it.
+
+Each correlates the wide side of a convolution (its input) with the gradient on its narrow side (its output).
+What is faster was measured on x86-64: `python -m benchmarks.train_step` shows the whole.
+"""
+
+import math
+
+import numpy as np
+
+from edgeasync.autodiff.graph import Graph
+from edgeasync.autodiff.rules.geometry import Layer, as_two
+
+DEEP = 6
+"""Input channels from which moving channels last pays for a kernel's gradient."""
+
+COLUMNS_MAX = 64
+"""Columns up to which a depthwise kernel's gradient is found by products of all pairs of columns."""
+
+
+def kernel_gradient(layer: Layer, wide: str, narrow: str) -> str:
+    """Return the gradient of the kernel from the convolution's input and the gradient of its output."""
+    geometry, (outs, ins) = layer.geometry, layer.shape[:2]
+    flat = len(geometry.kernel) <= 2
+    if flat and layer.group > 1 and ins == 1 and outs == layer.group and geometry.narrow[-1] <= COLUMNS_MAX:
+        return _by_rows(layer, wide, narrow)
+    if not flat or not geometry.dense:
+        return _by_convolution(layer, wide, narrow)
+    if layer.group == 1 and ins >= DEEP and math.prod(geometry.kernel) > 1:
+        return _by_columns(layer, wide, narrow)
+    return _by_shifts(layer, wide, narrow)
+
+
+def _by_shifts(layer: Layer, wide: str, narrow: str) -> str:
+    """Stride 1: one product of matrices over all places of the kernel.
+
+    With rows padded to one width, moving in space is moving in a flat row of values; what runs over a row's
+    end meets a zero on the other side.
+    """
+    graph, op, geometry = layer.graph, layer.graph.op, layer.geometry
+    outs, ins, *kernel = layer.shape
+    rows, columns = as_two(geometry.wide), as_two(geometry.narrow)
+    high, width = as_two(kernel)
+    before, after, dilation = as_two(geometry.before, 0), as_two(geometry.after, 0), as_two(geometry.dilations)
+    stretch = rows[1] + before[1] + after[1]
+    shifts = [i * dilation[0] * stretch + j * dilation[1] for i in range(high) for j in range(width)]
+    length = columns[0] * stretch
+    height = rows[0] + before[0] + after[0]
+    spare = max(0, -(-(shifts[-1] + length - height * stretch) // stretch))
+    wide = op("Reshape", wide, graph.ints(-1, ins * layer.group, *rows))
+    if any((*before, *after, spare)):
+        wide = op("Pad", wide, graph.ints(0, 0, *before, 0, 0, after[0] + spare, after[1]))
+    wide = op("Reshape", wide, graph.ints(-1, layer.group, ins, (height + spare) * stretch))
+    narrow = op("Reshape", narrow, graph.ints(-1, outs, *columns))
+    if stretch > columns[1]:
+        narrow = op("Pad", narrow, graph.ints(0, 0, 0, 0, 0, 0, 0, stretch - columns[1]))
+    narrow = op("Reshape", narrow, graph.ints(-1, layer.group, outs // layer.group, length))
+    if len(shifts) > 1:
+        parts = [op("Slice", wide, graph.ints(s), graph.ints(s + length), graph.ints(3)) for s in shifts]
+        wide = op("Concat", *parts, axis=2)
+    product = op("MatMul", narrow, op("Transpose", wide, perm=[0, 1, 3, 2]))
+    found = op("ReduceSum", product, graph.ints(0), keepdims=0)
+    if len(shifts) > 1:
+        found = op("Reshape", found, graph.ints(outs, len(shifts), ins))
+        found = op("Transpose", found, perm=[0, 2, 1])
+    return op("Reshape", found, graph.ints(*layer.shape))
+
+
+def _by_columns(layer: Layer, wide: str, narrow: str) -> str:
+    """Stride 1, many channels: with channels last a row of the kernel is one run of values, and one product."""
+    graph, op, geometry = layer.graph, layer.graph.op, layer.geometry
+    outs, ins, *kernel = layer.shape
+    (high, width), (rows, columns) = as_two(kernel), as_two(geometry.wide)
+    out_rows, out_columns = as_two(geometry.narrow)
+    before, after, dilation = as_two(geometry.before, 0), as_two(geometry.after, 0), as_two(geometry.dilations)
+    wide = op("Transpose", op("Reshape", wide, graph.ints(-1, ins, rows, columns)), perm=[0, 2, 3, 1])
+    if any((*before, *after)):
+        wide = op("Pad", wide, graph.ints(0, *before, 0, 0, *after, 0))
+    narrow = op("Transpose", op("Reshape", narrow, graph.ints(-1, outs, out_rows * out_columns)), perm=[1, 0, 2])
+    narrow = op("Reshape", narrow, graph.ints(outs, -1))
+    starts = [place * dilation[1] for place in range(width)]
+    parts = [op("Slice", wide, graph.ints(at), graph.ints(at + out_columns), graph.ints(2)) for at in starts]
+    runs = op("Concat", *parts, axis=3) if width > 1 else parts[0]
+    found = []
+    for place in range(high):
+        at = place * dilation[0]
+        row = op("Slice", runs, graph.ints(at), graph.ints(at + out_rows), graph.ints(1))
+        found.append(op("MatMul", narrow, op("Reshape", row, graph.ints(-1, width * ins))))
+    joined = op("Concat", *found, axis=1) if high > 1 else found[0]
+    turned = op("Transpose", op("Reshape", joined, graph.ints(outs, high * width, ins)), perm=[0, 2, 1])
+    return op("Reshape", turned, graph.ints(*layer.shape))
+
+
+def _by_rows(layer: Layer, wide: str, narrow: str) -> str:
+    """Depthwise: for each row of the kernel the products of all pairs of columns, then the kernel's among them.
+
+    That is more arithmetic than needed, but in large products of matrices, which take a fifth of the time that
+    passes over all values for each place of the kernel do.
+    """
+    graph, op, geometry = layer.graph, layer.graph.op, layer.geometry
+    channels = layer.shape[0]
+    (high, width), (rows, columns) = as_two(geometry.kernel), as_two(geometry.wide)
+    out_rows, out_columns = as_two(geometry.narrow)
+    stride, dilation = as_two(geometry.strides), as_two(geometry.dilations)
+    before = as_two(geometry.before, 0)
+    swap = [1, 0, 2, 3]
+    wide = op("Transpose", op("Reshape", wide, graph.ints(-1, channels, rows, columns)), perm=swap)
+    narrow = op("Transpose", op("Reshape", narrow, graph.ints(-1, channels, out_rows, out_columns)), perm=swap)
+    # For each column of the kernel and output: the input's column under it, if it is not padding.
+    picked = np.zeros((columns, out_columns, width), np.float32)
+    for column, place in np.ndindex(out_columns, width):
+        source = column * stride[1] + place * dilation[1] - before[1]
+        if 0 <= source < columns:
+            picked[source, column, place] = 1.0
+    pick = graph.constant(picked.reshape(-1, width))
+    found = []
+    for row in range(high):
+        offset = row * dilation[0] - before[0]
+        first = max(0, -(offset // stride[0]))
+        last = min(out_rows - 1, (rows - 1 - offset) // stride[0])
+        if last < first:
+            found.append(graph.constant(np.zeros((channels, width), np.float32)))
+            continue
+        seen = _rows(graph, wide, (rows, first * stride[0] + offset, last * stride[0] + offset, stride[0]))
+        sums = _rows(graph, narrow, (out_rows, first, last, 1))
+        seen = op("Reshape", seen, graph.ints(channels, -1, columns))
+        sums = op("Reshape", sums, graph.ints(channels, -1, out_columns))
+        pairs = op("MatMul", op("Transpose", seen, perm=[0, 2, 1]), sums)
+        found.append(op("MatMul", op("Reshape", pairs, graph.ints(channels, columns * out_columns)), pick))
+    return op("Reshape", op("Concat", *found, axis=1), graph.ints(*layer.shape))
+
+
+def _rows(graph: Graph, value: str, rows: tuple[int, int, int, int]) -> str:
+    """Return every `stride`-th row from the first to the last, inclusive, of so many."""
+    count, first, last, stride = rows
+    if first == 0 and last == count - 1 and stride == 1:
+        return value
+    return graph.op("Slice", value, graph.ints(first), graph.ints(last + 1), graph.ints(2), graph.ints(stride))
+
+
+def _by_convolution(layer: Layer, wide: str, narrow: str) -> str:
+    """Any stride: a convolution over the batch, with strides and dilations exchanged."""
+    graph, op, geometry = layer.graph, layer.graph.op, layer.geometry
+    _, ins, *kernel = layer.shape
+    spatial = list(range(2, len(layer.shape)))
+    swap = [1, 0, *spatial]
+    if layer.group > 1:
+        wide = op("Reshape", wide, graph.ints(-1, layer.group, ins, *geometry.wide))
+        wide = op("Transpose", wide, perm=[2, 1, 0, *[axis + 1 for axis in spatial]])
+        wide = op("Reshape", wide, graph.ints(ins, -1, *geometry.wide))
+    else:
+        wide = op("Transpose", wide, perm=swap)
+    found = op(
+        "Conv", wide, op("Transpose", narrow, perm=swap), strides=list(geometry.dilations),
+        dilations=list(geometry.strides), pads=geometry.pads, group=layer.group,
+    )  # fmt: skip
+    if any(rest > 0 for rest in geometry.rest):
+        found = op("Slice", found, graph.ints(*[0] * len(kernel)), graph.ints(*kernel), graph.ints(*spatial))
+    return op("Transpose", found, perm=swap)
