@@ -7,6 +7,7 @@ The interface of a training graph is a contract (`docs/training_graph.md`):
 - everything that is not trained is an initializer.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
@@ -24,7 +25,6 @@ from edgeasync.autodiff.graph import (
     Node,
     Shape,
     needed,
-    read_nodes,
     tensor,
     value_info,
     write_nodes,
@@ -63,7 +63,9 @@ def build_training_graph(model: bytes, settings: GraphSettings) -> TrainingGraph
     trained = [name for name in candidates if name in chosen and name not in statistics]
     prepared = forward.prepare(proto, output, trained, live)
     _check_output(prepared, settings)
-    _check_folds(proto, trained)
+    if proto.producer_name == "pytorch":
+        _check_folds(prepared)
+        _check_origins(prepared, settings)
     _check_statistics(prepared, live)
     made = _assemble(prepared, settings, trained, live)
     _check_run(made, prepared, target_type(find_loss(settings.loss), prepared.output_sample)[1])
@@ -115,8 +117,8 @@ def _chosen(names: list[str], settings: GraphSettings) -> set[str]:
     }
 
 
-_MOVING = frozenset({"Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-"""Operators that only move values: probabilities stay probabilities."""
+_MOVING = frozenset({"Cast", "Concat", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+"""Operators that only move values: probabilities stay probabilities, and so does 1 - p."""
 
 
 def _check_output(prepared: Forward, settings: GraphSettings) -> None:
@@ -124,18 +126,20 @@ def _check_output(prepared: Forward, settings: GraphSettings) -> None:
     if prepared.dtypes[prepared.output] != FLOAT:
         raise GraphError(f"output {prepared.output!r} is {prepared.dtypes[prepared.output]}, not float32")
     makers = {name: node for node in prepared.nodes for name in node.outputs}
-    last = makers.get(prepared.output)
-    while last is not None and last.op in _MOVING:
-        last = makers.get(last.inputs[0])
-    if last is None:
+    if prepared.output not in makers:
         raise GraphError(f"output {prepared.output!r} is an input of the model; nothing can be trained")
-    loss = find_loss(settings.loss)
-    wrong = {CrossEntropy: "Softmax", BinaryCrossEntropy: "Sigmoid"}.get(type(loss))
-    if last.op == wrong:
-        raise GraphError(
-            f"output {prepared.output!r} comes from {last.op}, but this loss takes the scores before it; "
-            f"name {last.inputs[0]!r} as the output"
-        )
+    if not isinstance(find_loss(settings.loss), CrossEntropy | BinaryCrossEntropy):
+        return
+    sources = [makers[prepared.output]]
+    while sources:
+        last = sources.pop()
+        if last.op in ("Sigmoid", "Softmax"):
+            raise GraphError(
+                f"output {prepared.output!r} comes from {last.op}, but this loss takes the scores before it; "
+                f"name {last.inputs[0]!r} as the output"
+            )
+        if last.op in _MOVING or (last.op == "Sub" and last.inputs[0] in prepared.constants):
+            sources += [makers[name] for name in last.inputs if name in makers]
 
 
 def _assemble(prepared: Forward, settings: GraphSettings, chosen: list[str], live: set[str]) -> TrainingGraph:
@@ -198,24 +202,43 @@ def _check_identity(prepared: Forward, trained: list[str]) -> None:
 _FOLDED_INTO = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 
-def _check_folds(model: onnx.ModelProto, trained: list[str]) -> None:
+def _check_folds(prepared: Forward) -> None:
     """Refuse to train weights into which torch's exporters have multiplied a batch norm that came after.
 
     The older exporter, in evaluation mode, gives the product a number for a name. The newer one keeps the
     parameter's name, but the product has the name of the batch norm's result, one of several that it takes apart.
     """
-    if model.producer_name != "pytorch":
-        return
-    for node in model.graph.node:
-        if node.op_type not in _FOLDED_INTO or not set(node.input).intersection(trained):
+    for node in prepared.nodes:
+        if node.op not in _FOLDED_INTO or not prepared.parameters.keys() & node.inputs:
             continue
-        if node.input[1].startswith("onnx::Conv") or node.output[0].startswith("getitem"):
+        if node.inputs[1].startswith("onnx::Conv") or node.outputs[0].startswith("getitem"):
             raise GraphError(
-                f"{read_nodes([node])[0].where} holds a batch norm that the exporter folded into it, and "
-                "without it the model trains differently: export in training mode "
-                "(training=torch.onnx.TrainingMode.TRAINING, dynamo=False), without optimization "
-                f"(dynamo=True, optimize=False), or freeze {node.input[1]!r}"
+                f"{node.where} holds a batch norm that the exporter folded into it, and without it the model "
+                "trains differently: export in training mode (dynamo=False, "
+                "training=torch.onnx.TrainingMode.TRAINING) or without optimization (dynamo=True, optimize=False), "
+                f"or freeze {node.inputs[1]!r}"
             )
+
+
+_NAMED_BY_EXPORTER = re.compile(r"(val_\d+|onnx::.*|_?(c_)?lifted_tensor.*|_tensor_constant\d+)")
+_WEIGHTED = frozenset({"GRU", "Gemm", "LSTM", "MatMul", "RNN"})
+
+
+def _check_origins(prepared: Forward, settings: GraphSettings) -> None:
+    """Refuse to train what torch's exporters computed beforehand, unless it is by its place a weight.
+
+    It may be a parameter that was turned round, or a constant such as an attention's scale: nothing tells which.
+    """
+    for name in prepared.parameters:
+        if not _NAMED_BY_EXPORTER.fullmatch(name) or name in settings.train:
+            continue
+        for node in prepared.nodes:
+            if name in node.inputs and node.op not in _WEIGHTED:
+                raise GraphError(
+                    f"{node.where} reads {name!r}, which the exporter computed, of a parameter or of constants: "
+                    "export without that (dynamo=True, optimize=False; or dynamo=False, "
+                    "do_constant_folding=False), or name it in `freeze` or in `train`"
+                )
 
 
 def _check_statistics(prepared: Forward, live: set[str]) -> None:
