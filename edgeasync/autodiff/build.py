@@ -65,7 +65,7 @@ def build_training_graph(model: bytes, settings: GraphSettings) -> TrainingGraph
     _check_output(prepared, settings)
     if proto.producer_name == "pytorch":
         _check_folds(prepared)
-        _check_origins(prepared, settings)
+        _check_origins(prepared, _said(proto, _FOLDED_FROM), settings)
     _check_statistics(prepared, live)
     made = _assemble(prepared, settings, trained, live)
     _check_run(made, prepared, target_type(find_loss(settings.loss), prepared.output_sample)[1])
@@ -75,6 +75,7 @@ def build_training_graph(model: bytes, settings: GraphSettings) -> TrainingGraph
 def _candidates(model: onnx.ModelProto, values: Mapping[str, Array]) -> list[str]:
     """Return what may be trained: float32 initializers with a dimension. A scalar is a constant of the formula."""
     untrained = {name for node in model.graph.node for name in _fixed_inputs(node)}
+    untrained.update(name for name, kind in _said(model, _KIND).items() if kind != "PARAMETER")
     return [
         name
         for name, value in values.items()
@@ -215,30 +216,53 @@ def _check_folds(prepared: Forward) -> None:
             raise GraphError(
                 f"{node.where} holds a batch norm that the exporter folded into it, and without it the model "
                 "trains differently: export in training mode (dynamo=False, "
-                "training=torch.onnx.TrainingMode.TRAINING) or without optimization (dynamo=True, optimize=False), "
-                f"or freeze {node.inputs[1]!r}"
+                "training=torch.onnx.TrainingMode.TRAINING) or without optimization (dynamo=True, "
+                f"optimize=False), or freeze {node.inputs[1]!r}"
             )
 
 
-_NAMED_BY_EXPORTER = re.compile(r"(val_\d+|onnx::.*|_?(c_)?lifted_tensor.*|_tensor_constant\d+)")
-_WEIGHTED = frozenset({"GRU", "Gemm", "LSTM", "MatMul", "RNN"})
+_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+_FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 
 
-def _check_origins(prepared: Forward, settings: GraphSettings) -> None:
-    """Refuse to train what torch's exporters computed beforehand, unless it is by its place a weight.
+def _said(model: onnx.ModelProto, key: str) -> dict[str, str]:
+    """Return what torch's newer exporter notes of tensors: whether they are parameters, and of what computed."""
+    infos = model.graph.value_info
+    return {info.name: note.value for info in infos for note in info.metadata_props if note.key == key}
 
-    It may be a parameter that was turned round, or a constant such as an attention's scale: nothing tells which.
+
+_NAMED_BY_EXPORTER = re.compile(r"val_\d+|onnx::.*")
+_WEIGHTED = frozenset({"GRU", "LSTM", "MatMul", "RNN"})
+
+
+def _check_origins(prepared: Forward, folded: Mapping[str, str], settings: GraphSettings) -> None:
+    """Refuse to train what torch's exporters computed beforehand, unless it is surely a weight turned round.
+
+    It may as well be a constant such as an attention's scale, or made of several parameters, or of one that is
+    trained besides: an embedding whose table is the last layer's weight too would become two.
     """
-    for name in prepared.parameters:
-        if not _NAMED_BY_EXPORTER.fullmatch(name) or name in settings.train:
+    for name, value in prepared.parameters.items():
+        if name in settings.train or not (name in folded or _NAMED_BY_EXPORTER.fullmatch(name)):
             continue
-        for node in prepared.nodes:
-            if name in node.inputs and node.op not in _WEIGHTED:
-                raise GraphError(
-                    f"{node.where} reads {name!r}, which the exporter computed, of a parameter or of constants: "
-                    "export without that (dynamo=True, optimize=False; or dynamo=False, "
-                    "do_constant_folding=False), or name it in `freeze` or in `train`"
-                )
+        readers = [node for node in prepared.nodes if name in node.inputs]
+        joined = any(node.op == "MatMul" for node in readers) and folded.get(name, "").count("'") > 2
+        if joined or any(node.op not in _WEIGHTED for node in readers) or _has_twin(prepared, name, value):
+            raise GraphError(
+                f"{readers[0].where} reads {name!r}, which the exporter computed, of a parameter or of constants: "
+                "export without that (dynamo=True, optimize=False; or dynamo=False, do_constant_folding=False), "
+                "or name it in `freeze` or in `train`"
+            )
+
+
+def _has_twin(prepared: Forward, name: str, value: Array) -> bool:
+    """Return whether another parameter holds the same values, in whatever order."""
+    if forward.is_uniform(value):
+        return False
+    values = np.sort(value, axis=None)
+    return any(
+        other != name and twin.size == value.size and np.array_equal(np.sort(twin, axis=None), values)
+        for other, twin in prepared.parameters.items()
+    )
 
 
 def _check_statistics(prepared: Forward, live: set[str]) -> None:

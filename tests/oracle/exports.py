@@ -78,6 +78,6 @@ def torch_step(model, x, target, loss, dtype=torch.float64):
     return float(value.detach()), gradients, {name: entry.numpy() for name, entry in model.named_buffers()}
 
 
-def distance(found, expected):
-    """Return how far two arrays are apart, relative to the larger values of the second."""
-    return float(np.abs(found - expected).max() / (np.abs(expected).max() + 1e-12))
+def distance(found, expected, floor):
+    """Return how far two arrays are apart, relative to the largest value of the second, or to `floor`."""
+    return float(np.abs(found - expected).max() / max(np.abs(expected).max(), floor, 1e-12))

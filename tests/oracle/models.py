@@ -115,8 +115,9 @@ def residual():
 
 def sensors():
     return nn.Sequential(
-        nn.Conv1d(6, 12, 5, 2, 2), nn.BatchNorm1d(12), nn.ReLU(), nn.MaxPool1d(2), nn.Conv1d(12, 12, 3, 1, 1, groups=3),
-        nn.LeakyReLU(0.1), nn.AvgPool1d(2), nn.Flatten(), nn.Dropout(0.0), nn.Linear(48, 4),
+        nn.Conv1d(6, 12, 5, 2, 2), nn.BatchNorm1d(12), nn.ReLU(), nn.MaxPool1d(2),
+        nn.Conv1d(12, 12, 3, 1, 1, groups=3), nn.LeakyReLU(0.1), nn.AvgPool1d(2), nn.Flatten(),
+        nn.Dropout(0.0), nn.Linear(48, 4),
     )  # fmt: skip
 
 
@@ -130,8 +131,8 @@ def autoencoder():
 
 def groups():
     return nn.Sequential(
-        nn.Conv2d(2, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU(), nn.Upsample(scale_factor=2), nn.Conv2d(8, 4, 3),
-        nn.InstanceNorm2d(4, affine=True), nn.Softplus(), nn.Flatten(), nn.Linear(4 * 100, 3),
+        nn.Conv2d(2, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU(), nn.Upsample(scale_factor=2),
+        nn.Conv2d(8, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.Softplus(), nn.Flatten(), nn.Linear(4 * 100, 3),
     )  # fmt: skip
 
 
@@ -156,7 +157,11 @@ MODELS = {
     "groups": (groups, real(3, 2, 6, 6), 3),
     "gru": (lambda: Recurrent(nn.GRU), real(4, 7, 5), 3),
     "lstm": (lambda: Recurrent(nn.LSTM), real(4, 7, 5), 3),
-    "two layers of lstm both ways": (lambda: Recurrent(nn.LSTM, num_layers=2, bidirectional=True), real(4, 7, 5), 3),
+    "two layers of lstm both ways": (
+        lambda: Recurrent(nn.LSTM, num_layers=2, bidirectional=True),
+        real(4, 7, 5),
+        3,
+    ),
 }
 
 

@@ -1,0 +1,70 @@
+"""Gradients of reductions and of softmax against finite differences."""
+
+import numpy as np
+import pytest
+
+from edgeasync.autodiff.build import build_training_graph
+from edgeasync.autodiff.settings import GraphSettings
+from tests.unit.autodiff.gradients import check, forward, numbers, run
+
+REDUCTIONS = ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin"]
+
+
+@pytest.mark.parametrize("op", REDUCTIONS)
+@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize("axes", [(1,), (-1,), (1, 3), (3, 1), (0,), (0, 2), (0, 1, 2, 3)], ids=str)
+def test_axes_as_an_input(op, keepdims, axes):
+    check(f"a = Mul(h, w)\ny = {op}<keepdims={keepdims}>(a, axes)", (2, 3, 4),
+          {"axes": np.array(axes), "w": numbers((2, 1, 4), 3)})  # fmt: skip
+
+
+@pytest.mark.parametrize("op", REDUCTIONS)
+@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize("axes", ["", "axes"])
+def test_no_axes_are_all_of_them(op, keepdims, axes):
+    more = f"h, {axes}" if axes else "h"
+    check(f"y = {op}<keepdims={keepdims}>({more})", (2, 3), {axes: np.zeros(0, np.int64)} if axes else {})
+
+
+@pytest.mark.parametrize("op", REDUCTIONS)
+def test_or_none_where_the_model_says_so(op):
+    parameters = {"axes": np.zeros(0, np.int64)}
+    check(f"y = {op}<noop_with_empty_axes=1>(h, axes)", (2, 3), parameters)
+
+
+@pytest.mark.parametrize("op", ["ReduceMean", "ReduceMax", "ReduceMin", "ReduceSum"])
+@pytest.mark.parametrize("opset", [11, 12, 13, 17])
+def test_axes_as_an_attribute_of_an_older_opset(op, opset):
+    """ReduceSum took them as an input from opset 13 on, the others from 18."""
+    if op == "ReduceSum" and opset >= 13:
+        check("y = ReduceSum<keepdims=0>(h, axes)", (2, 3), {"axes": np.array([-1])}, opset=opset)
+    else:
+        check(f"y = {op}<axes=[-1], keepdims=0>(h)", (2, 3), opset=opset)
+
+
+@pytest.mark.parametrize(("op", "best"), [("ReduceMax", 2.0), ("ReduceMin", -2.0)])
+def test_values_that_tie_share_the_gradient(op, best):
+    parameters = {"p": np.float32([[best, 0, best, best / 2]]), "axes": np.array([1])}
+    graph = build_training_graph(
+        forward(f"h = Mul(x, p)\ny = {op}(h, axes)", parameters, (4,)), GraphSettings(loss="mse")
+    )
+    found = run(graph, {"x": np.ones((1, 4), np.float32), "target": np.float32([[0.0]])})
+    np.testing.assert_allclose(found["p.grad"], [[best, 0, best, 0]])
+
+
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize("axis", [None, 1, 2, -1, -2, 0])
+def test_softmax(op, axis):
+    attribute = "" if axis is None else f"<axis={axis}>"
+    check(f"a = {op}{attribute}(h)\ny = Mul(a, w)", (3, 4), {"w": numbers((3, 4), 5)})
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_softmax_of_an_old_opset_is_over_all_axes_from_its_own(axis):
+    def formula(x, parameters):
+        h = x * parameters["p"]
+        powers = np.exp(h)
+        return powers / powers.sum(axis=tuple(range(axis, 3)), keepdims=True) * parameters["w"]
+
+    check(f"a = Softmax<axis={axis}>(h)\ny = Mul(a, w)", (3, 4), {"w": numbers((3, 4), 5)}, opset=11,
+          reference=formula)  # fmt: skip
