@@ -21,7 +21,7 @@ TARGET = "target"
 
 
 class LossParts(msgspec.Struct, frozen=True):
-    """What a loss adds to the graph, by tensor name: the loss, metrics by their names, and the output's gradient."""
+    """What a loss adds to the graph, by tensor: the loss, metrics by name, and the output's gradient."""
 
     loss: str
     metrics: dict[str, str]

@@ -41,7 +41,7 @@ def load_graph(model: OnnxModel) -> HubGraph:
     name. Raises `ConfigError` for a file or package that is missing, `GraphError` for what cannot be trained.
     """
     try:
-        from edgeasync.autodiff import build  # noqa: PLC0415 - a device has no onnx
+        from edgeasync.autodiff import build, contract  # noqa: PLC0415 - a device has no onnx
     except ModuleNotFoundError as error:
         if error.name != "onnx":
             raise
@@ -51,7 +51,7 @@ def load_graph(model: OnnxModel) -> HubGraph:
     path = Path(model.file).expanduser()
     content = _read(path)
     try:
-        if build.is_training_graph(content):
+        if contract.is_training_graph(content):
             _check_prebuilt(model)
             forward = None
             built = build.read_training_graph(content, _read_values(path.with_suffix(".safetensors")))

@@ -72,7 +72,7 @@ def _slice(step: Step) -> Gradients:
         if stride < 0:
             gradient = _flip(graph, gradient, axis)
         if abs(stride) > 1:
-            gradient = _stuff(graph, gradient, axis, abs(int(stride)), len(chosen), shape)
+            gradient = _stuff(graph, gradient, axis, abs(int(stride)), shape)
             shape[axis] = (len(chosen) - 1) * abs(int(stride)) + 1
         low, high = min(chosen[0], chosen[-1]), max(chosen[0], chosen[-1])
         before[axis], after[axis] = low, size - 1 - high
@@ -89,9 +89,10 @@ def _flip(graph: Graph, value: str, axis: int) -> str:
     return graph.op("Slice", value, first, last, graph.ints(axis), graph.ints(-1))
 
 
-def _stuff(graph: Graph, value: str, axis: int, stride: int, count: int, shape: Sequence[int | None]) -> str:
-    """Put `stride - 1` zeros between the values along an axis."""
-    rank = len(shape)
+def _stuff(graph: Graph, value: str, axis: int, stride: int, shape: Sequence[int | None]) -> str:
+    """Put `stride - 1` zeros between the values of a tensor of `shape` along an axis."""
+    rank, count = len(shape), shape[axis]
+    assert count is not None
     wide = graph.op("Unsqueeze", value, graph.ints(axis + 1))
     wide = _pad(graph, wide, [0] * (rank + 1), [0] * (axis + 1) + [stride - 1] + [0] * (rank - axis - 1))
     # In Reshape a 0 keeps the dimension at its place, and only before the joined axes are places the same.

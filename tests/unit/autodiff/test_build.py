@@ -5,7 +5,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edgeasync.autodiff.build import build_training_graph, is_training_graph
+from edgeasync.autodiff.build import build_training_graph
+from edgeasync.autodiff.contract import is_training_graph
 from edgeasync.autodiff.settings import CrossEntropy, GraphSettings
 from edgeasync.errors import GraphError
 from tests.unit.autodiff.gradients import Reference, assert_slopes, check, forward, numbers, run, session, squares

@@ -1,0 +1,115 @@
+"""The interface of a training graph, written and read. `docs/training_graph.md` is its specification.
+
+- inputs: the forward model's own, `target`, and one for each trained parameter and running statistic, by its name;
+- outputs: `loss`, the metrics, `<parameter>.grad` and `<statistic>.new`;
+- everything that is not trained is an initializer.
+"""
+
+from collections.abc import Mapping
+
+import onnx
+from onnx import helper
+
+from edgeasync.autodiff.forward import Forward
+from edgeasync.autodiff.graph import (
+    FLOAT,
+    IR_VERSION,
+    Node,
+    free_inputs,
+    needed,
+    tensor,
+    value_info,
+    write_nodes,
+)
+from edgeasync.autodiff.losses import TARGET
+from edgeasync.autodiff.rules import TrainingGraphBuilder
+from edgeasync.errors import GraphError
+from edgeasync.parameters import Parameter, ParameterSpec, Role
+
+CONTRACT = "edgeasync.contract"
+"""The metadata key that marks a training graph; its value is the version of the contract."""
+
+CONTRACT_VERSION = "1"
+
+GRADIENT, NEXT = ".grad", ".new"
+
+_ENDINGS: tuple[tuple[Role, str], ...] = (("trained", GRADIENT), ("statistic", NEXT))
+
+
+def parameter_of(result: str) -> str:
+    """Return whose gradient or next value an output is; for others, nobody's name."""
+    return result.rpartition(".")[0]
+
+
+def serialize(
+    prepared: Forward,
+    graph: TrainingGraphBuilder,
+    spec: ParameterSpec,
+    results: dict[str, str],
+    metadata: dict[str, str],
+) -> bytes:
+    """Write the graph whose outputs are `results`, the tensor of each by its name in the contract.
+
+    Nodes that no result needs are left out. Raises `GraphError` if the model uses a name of the contract.
+    """
+    shapes = {parameter.name: parameter.shape for parameter in spec.parameters}
+    _check_names(prepared, graph, shapes, results)
+    graph.nodes = needed(graph.nodes, results.values())
+    rename: dict[str, str] = {}
+    taken = {*shapes, *prepared.inputs, TARGET}
+    for result, name in results.items():
+        # One tensor under two names, or an input that is a result as it is, needs a node of its own.
+        if name in rename or name in taken or name in graph.constants:
+            graph.nodes.append(Node("Identity", [name], [result], {}, result))
+        else:
+            rename[name] = result
+    used = {name for node in graph.nodes for name in free_inputs(node)}
+    inputs = [value_info(name, prepared.dtypes[name], prepared.shapes[name]) for name in prepared.inputs]
+    inputs.append(value_info(TARGET, graph.dtypes[TARGET], graph.shapes[TARGET]))
+    inputs += [value_info(name, FLOAT, shape) for name, shape in shapes.items()]
+    outputs = [value_info(name, FLOAT, shapes.get(parameter_of(name), ())) for name in results]
+    constants = [tensor(name, value) for name, value in graph.constants.items() if name in used]
+    proto = helper.make_model(
+        helper.make_graph(write_nodes(graph.nodes, rename), "training", inputs, outputs, constants),
+        ir_version=IR_VERSION,
+        opset_imports=[helper.make_opsetid("", prepared.opset)],
+        producer_name="edgeasync",
+    )
+    helper.set_model_props(proto, metadata)
+    return bytes(proto.SerializeToString())
+
+
+def _check_names(
+    prepared: Forward, graph: TrainingGraphBuilder, shapes: Mapping[str, object], results: Mapping[str, str]
+) -> None:
+    """Refuse names that the contract needs for itself."""
+    own = {*prepared.inputs, *shapes, *graph.constants}
+    own.update(name for node in prepared.nodes for name in node.outputs)
+    for name in (TARGET, *results):
+        if name in own:
+            raise GraphError(f"the model has a tensor {name!r}, a name that the training graph needs; rename it")
+    if both := set(prepared.inputs).intersection(shapes):
+        raise GraphError(f"{both.pop()!r} is an input and a parameter; rename one")
+
+
+def is_training_graph(model: bytes) -> bool:
+    """Return whether a serialized model is a training graph made by edgeasync."""
+    try:
+        proto = onnx.load_model_from_string(model)
+    except Exception:  # noqa: BLE001
+        return False
+    return any(entry.key == CONTRACT for entry in proto.metadata_props)
+
+
+def read_spec(proto: onnx.ModelProto) -> ParameterSpec:
+    """Return the layout of what a training graph trains; raises `GraphError` if it trains nothing."""
+    results = {entry.name for entry in proto.graph.output}
+    found = [
+        Parameter(entry.name, tuple([dim.dim_value for dim in entry.type.tensor_type.shape.dim]), role)
+        for role, ending in _ENDINGS
+        for entry in proto.graph.input
+        if entry.name + ending in results
+    ]
+    if not found or found[0].role != "trained":
+        raise GraphError("the training graph has no output <parameter>.grad; build it again")
+    return ParameterSpec(tuple(found))

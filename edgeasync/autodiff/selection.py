@@ -1,0 +1,78 @@
+"""Which of a forward model's initializers are trained, by name patterns and by what an exporter tells of them."""
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+
+import msgspec
+import numpy as np
+import onnx
+
+from edgeasync.autodiff.exporters import kinds_of_inputs
+from edgeasync.autodiff.graph import FLOAT, Array
+from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.errors import GraphError
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """Names of what is trained, and of the running statistics that move with it."""
+
+    trained: list[str]
+    statistics: set[str]
+
+
+def select(model: onnx.ModelProto, values: Mapping[str, Array], settings: GraphSettings) -> Selection:
+    """Choose by the patterns of `settings`; raises `GraphError` for a pattern that matches nothing.
+
+    Running statistics move where anything of their batch norm is chosen.
+    """
+    statistics, norms = _statistics(model, values)
+    candidates = _candidates(model, values)
+    chosen = _chosen(list(dict.fromkeys([*candidates, *sorted(statistics)])), settings)
+    live = {name for norm in norms if chosen.intersection(norm) for name in norm[2:]}
+    return Selection([name for name in candidates if name in chosen and name not in statistics], live)
+
+
+def _candidates(model: onnx.ModelProto, values: Mapping[str, Array]) -> list[str]:
+    """Return what may be trained: float32 initializers with a dimension. A scalar is a constant of the formula."""
+    untrained = {name for node in model.graph.node for name in _fixed_inputs(node)}
+    untrained.update(name for name, kind in kinds_of_inputs(model).items() if kind != "PARAMETER")
+    return [
+        name
+        for name, value in values.items()
+        if value.dtype == FLOAT
+        and value.ndim
+        and value.size
+        and name not in untrained
+        and np.isfinite(value).all()
+    ]
+
+
+def _fixed_inputs(node: onnx.NodeProto) -> Iterable[str]:
+    first = {"Clip": 1, "Dropout": 1, "Pad": 1, "Resize": 1, "Pow": 1, "OneHot": 0}.get(node.op_type)
+    return () if first is None else node.input[first:]
+
+
+def _statistics(model: onnx.ModelProto, values: Mapping[str, Array]) -> tuple[set[str], list[tuple[str, ...]]]:
+    """Return the running statistics, and scale, bias, mean and variance of every batch norm."""
+    same: dict[str, str] = {}
+    for node in model.graph.node:
+        if node.op_type == "Identity" and node.output[0] not in values:
+            same[node.output[0]] = same.get(node.input[0], node.input[0])
+    norms = [
+        tuple([same.get(name, name) for name in node.input[1:5]])
+        for node in model.graph.node
+        if node.op_type == "BatchNormalization"
+    ]
+    return {name for norm in norms for name in norm[2:]}, norms
+
+
+def _chosen(names: list[str], settings: GraphSettings) -> set[str]:
+    for pattern in (*settings.train, *settings.freeze):
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise GraphError(f"no parameter matches {pattern!r}; there are {', '.join(names) or 'none'}")
+    return {
+        name
+        for name in names
+        if any(fnmatchcase(name, pattern) for pattern in settings.train)
+        and not any(fnmatchcase(name, pattern) for pattern in settings.freeze)
+    }
