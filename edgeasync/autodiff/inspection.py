@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 
 import msgspec
 import numpy as np
@@ -9,7 +10,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 from edgeasync.autodiff import forward
-from edgeasync.autodiff.graph import Array
+from edgeasync.autodiff.graph import FLOAT, Array, Node, free_inputs, read_nodes, value_info
+from edgeasync.autodiff.losses import TARGET
 from edgeasync.errors import GraphError
 from edgeasync.parameters import ParameterSpec
 
@@ -30,18 +32,26 @@ class Inspection(msgspec.Struct, frozen=True):
     memory_bytes: int
 
 
+class Cost(msgspec.Struct, frozen=True):
+    """What running a graph once takes: operations, and the most bytes of what its nodes make alive at once."""
+
+    operations: int
+    peak_bytes: int
+
+
 def inspect_graph(model: bytes, spec: ParameterSpec, batch_size: int) -> Inspection:
     """Run one step with every tensor as an output, and add up; raises `GraphError` if the graph does not run.
 
-    The memory is that of parameters, gradients, constants, and of the tensors alive at once when the nodes run in
-    the order they stand in: what a runtime with its own allocator needs comes on top. Operations are two for
-    each multiply-and-add of products and convolutions, and one for each value of everything else.
+    A graph of one fixed batch size overrides `batch_size`. The memory is that of parameters, gradients,
+    constants, and of the tensors alive at once when the nodes run in the order they stand in: what a runtime
+    with its own allocator needs comes on top. Operations are two for each multiply-and-add of products and
+    convolutions, one for each value that a reduction or pooling reads, none for what only moves values, and
+    one for each value of everything else. The body of a Scan counts once for each time.
     """
     proto = onnx.load_model_from_string(model)
     feeds = example_feeds(proto, spec, batch_size)
-    made = run_with_every_tensor(proto, feeds)
+    cost = measure(proto, feeds)
     constants = {entry.name: numpy_helper.to_array(entry) for entry in proto.graph.initializer}
-    known = made | feeds | constants
     return Inspection(
         inputs={
             entry.name: [dim.dim_param or dim.dim_value for dim in entry.type.tensor_type.shape.dim]
@@ -50,21 +60,37 @@ def inspect_graph(model: bytes, spec: ParameterSpec, batch_size: int) -> Inspect
         outputs=[entry.name for entry in proto.graph.output],
         parameters=spec.trained_length,
         statistics=spec.length - spec.trained_length,
-        frozen=sum(value.size for value in constants.values() if value.dtype == np.float32 and value.ndim > 0),
+        # What begins with two colons are numbers of our own formulas.
+        frozen=sum(
+            value.size
+            for name, value in constants.items()
+            if value.dtype == FLOAT and value.ndim and not name.startswith("::")
+        ),
         operators=dict(Counter(node.op_type for node in proto.graph.node).most_common()),
         nodes=len(proto.graph.node),
         file_bytes=len(model),
-        batch_size=batch_size,
-        floating_point_operations=sum(_operations(node, known) for node in proto.graph.node),
-        memory_bytes=_peak_bytes(proto, made)
-        + sum(value.nbytes for value in (*feeds.values(), *constants.values())),
+        batch_size=fixed_batch(proto) or batch_size,
+        floating_point_operations=cost.operations,
+        memory_bytes=cost.peak_bytes + sum(value.nbytes for value in (*feeds.values(), *constants.values())),
     )
 
 
+def fixed_batch(proto: onnx.ModelProto) -> int | None:
+    """Return the only batch size that a training graph takes; `None` if it takes any."""
+    for entry in proto.graph.input:
+        if entry.name != TARGET:  # the data come first
+            return entry.type.tensor_type.shape.dim[0].dim_value or None
+    return None
+
+
 def example_feeds(proto: onnx.ModelProto, spec: ParameterSpec, batch_size: int, seed: int = 0) -> dict[str, Array]:
-    """Return normally distributed inputs, whole ones 0 or 1, for everything but parameters, which are at 0."""
+    """Return random inputs, and 0 for every parameter.
+
+    Numbers are normally distributed; whole ones are any that the graph can look up, or 0 and 1.
+    """
     generator = np.random.Generator(np.random.PCG64(seed))
     feeds: dict[str, Array] = dict(spec.views(np.zeros(spec.length, np.float32)))
+    limits = _index_limits(proto)
     for entry in proto.graph.input:
         if entry.name not in feeds:
             kind = entry.type.tensor_type
@@ -73,11 +99,74 @@ def example_feeds(proto: onnx.ModelProto, spec: ParameterSpec, batch_size: int, 
             if np.issubdtype(dtype, np.floating):
                 feeds[entry.name] = generator.standard_normal(shape).astype(dtype)
             else:
-                feeds[entry.name] = generator.integers(0, 2, shape).astype(dtype)
+                feeds[entry.name] = generator.integers(0, limits.get(entry.name, 2), shape).astype(dtype)
     return feeds
 
 
-def run_with_every_tensor(proto: onnx.ModelProto, feeds: dict[str, Array]) -> dict[str, Array]:
+def _index_limits(proto: onnx.ModelProto) -> dict[str, int]:
+    """Return how many classes a target has, and how many rows the table that an input is an index of."""
+    metadata = {entry.key: entry.value for entry in proto.metadata_props}
+    limits = {TARGET: int(metadata["edgeasync.classes"])} if "edgeasync.classes" in metadata else {}
+    shapes = {entry.name: tuple(entry.dims) for entry in proto.graph.initializer}
+    for entry in proto.graph.input:
+        shapes[entry.name] = tuple([dim.dim_value for dim in entry.type.tensor_type.shape.dim])
+    same: dict[str, str] = {}
+    for node in read_nodes(proto.graph.node):
+        if node.op in _RESHAPING:
+            same[node.outputs[0]] = same.get(node.inputs[0], node.inputs[0])
+        elif node.op == "Gather" and (shape := shapes.get(node.inputs[0])):
+            index = same.get(node.inputs[1], node.inputs[1])
+            rows = shape[node.attributes.get("axis", 0)]
+            limits[index] = min(rows, limits.get(index, rows))
+    return limits
+
+
+_RESHAPING = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+_MOVING = _RESHAPING | {
+    "Concat", "Constant", "ConstantOfShape", "DepthToSpace", "Dropout", "Expand", "Gather", "GatherElements",
+    "GatherND", "OneHot", "Pad", "Range", "ScatterElements", "ScatterND", "Shape", "Size", "Slice",
+    "SpaceToDepth", "Split", "Tile",
+}  # fmt: skip
+
+
+def measure(proto: onnx.ModelProto, feeds: Mapping[str, Array]) -> Cost:
+    """Run a graph, and add up what it took; raises `GraphError` if it does not run."""
+    known = dict(feeds) | {entry.name: numpy_helper.to_array(entry) for entry in proto.graph.initializer}
+    known |= run_with_every_tensor(proto, feeds)
+    nodes = read_nodes(proto.graph.node)
+    last = {name: position for position, node in enumerate(nodes) for name in free_inputs(node)}
+    last |= {entry.name: len(nodes) for entry in proto.graph.output}  # results stay alive
+    operations = alive = peak = 0
+    ending: dict[int, int] = Counter()
+    for position, node in enumerate(nodes):
+        inside = _measure_scan(node, known, proto) if node.op == "Scan" else Cost(_operations(node, known), 0)
+        operations += inside.operations
+        for name in filter(None, node.outputs):
+            alive += known[name].nbytes
+            ending[last.get(name, position)] += known[name].nbytes
+        peak = max(peak, alive + inside.peak_bytes)
+        alive -= ending[position]
+    return Cost(operations, peak)
+
+
+def _measure_scan(node: Node, known: Mapping[str, Array], proto: onnx.ModelProto) -> Cost:
+    """Run a Scan's body for its first time, and count it for all of them."""
+    body: onnx.GraphProto = node.attributes["body"]
+    states = len(node.inputs) - int(node.attributes["num_scan_inputs"])
+    axes = node.attributes.get("scan_input_axes") or [0] * len(node.inputs)
+    feeds = {name: known[name] for name in set(free_inputs(node)).difference(node.inputs)}
+    feeds |= {entry.name: known[name] for entry, name in zip(body.input, node.inputs, strict=True)}
+    for entry, axis in zip(body.input[states:], axes, strict=False):
+        feeds[entry.name] = feeds[entry.name].take(0, axis)
+    inner = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, graph=body)
+    del inner.graph.input[:]
+    inner.graph.input.extend(value_info(name, value.dtype, value.shape) for name, value in feeds.items())
+    once = measure(inner, feeds)
+    times = known[node.inputs[states]].shape[axes[0]]
+    return Cost(times * once.operations, once.peak_bytes)
+
+
+def run_with_every_tensor(proto: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
     """Return every tensor that the nodes make; raises `GraphError` if the graph does not run."""
     whole = onnx.ModelProto()
     whole.CopyFrom(proto)
@@ -90,36 +179,23 @@ def run_with_every_tensor(proto: onnx.ModelProto, feeds: dict[str, Array]) -> di
         raise GraphError(f"the graph does not run: {forward.first_line(error)}") from error
 
 
-def _operations(node: onnx.NodeProto, known: dict[str, Array]) -> int:
-    out = sum(known[name].size for name in node.output if name)
-    match node.op_type:
+def _operations(node: Node, known: Mapping[str, Array]) -> int:
+    if node.op in _MOVING:
+        return 0
+    values = [known[name] for name in node.inputs if name]
+    out: int = known[node.outputs[0]].size
+    match node.op:
         case "MatMul" | "Gemm":
-            transposed = any(entry.name == "transA" and entry.i for entry in node.attribute)
-            depth: int = known[node.input[0]].shape[0 if transposed else -1]
+            depth = values[0].shape[0 if node.attributes.get("transA") else -1]
             return 2 * out * depth
         case "Conv":
-            return 2 * out * math.prod(known[node.input[1]].shape[1:])
+            return 2 * out * math.prod(values[1].shape[1:])
         case "ConvTranspose":
-            return 2 * known[node.input[0]].size * math.prod(known[node.input[1]].shape[1:])
-        case "LSTM" | "GRU":
-            weights = known[node.input[1]].size + known[node.input[2]].size
-            return 2 * weights * math.prod(known[node.input[0]].shape[:2])
-        case "Reshape" | "Transpose" | "Slice" | "Concat" | "Shape" | "Identity" | "Squeeze" | "Unsqueeze":
-            return 0
-    return out
-
-
-def _peak_bytes(proto: onnx.ModelProto, made: dict[str, Array]) -> int:
-    """Return the most bytes of intermediate tensors alive at once; results stay alive."""
-    last = {name: position for position, node in enumerate(proto.graph.node) for name in node.input}
-    last |= {entry.name: len(proto.graph.node) for entry in proto.graph.output}
-    alive = peak = 0
-    ending: dict[int, int] = Counter()
-    for position, node in enumerate(proto.graph.node):
-        for name in node.output:
-            if name:
-                alive += made[name].nbytes
-                ending[last.get(name, position)] += made[name].nbytes
-        peak = max(peak, alive)
-        alive -= ending[position]
-    return peak
+            return 2 * values[0].size * math.prod(values[1].shape[1:])
+        case "LSTM" | "GRU" | "RNN":
+            return 2 * (values[1].size + values[2].size) * math.prod(values[0].shape[:2])
+        case "AveragePool" | "MaxPool" | "LpPool":
+            return out * math.prod(node.attributes["kernel_shape"])
+        case "Max" | "Min" | "Sum" | "Mean":
+            return out * max(1, len(values) - 1)
+    return values[0].size if node.op.startswith(("Arg", "Global", "Reduce")) else out

@@ -26,6 +26,20 @@ from edgeasync.core.device_effects import (
     Tell,
     Train,
 )
+from edgeasync.core.device_events import (
+    Adopted,
+    AdoptionFailed,
+    Arrived,
+    DeviceEvent,
+    GraphBroken,
+    GraphEvent,
+    GraphForged,
+    GraphHeld,
+    GraphMissing,
+    StopRequested,
+    Trained,
+    TransferMoved,
+)
 from edgeasync.errors import EdgeAsyncError, GraphError, ModelMismatchError, RefusedError
 from edgeasync.protocol.messages import (
     PROTOCOL_VERSION,
@@ -59,66 +73,6 @@ DUPLICATE_REFUSALS_MAX = 3
 
 GRAPH_BYTES_MAX = 64 << 20
 """A device takes no larger graph unless it is told otherwise."""
-
-
-class Arrived(msgspec.Struct, frozen=True, gc=False):
-    """A message came from the hub; a payload is taken in later, by `Adopt` or `TakeGraph`."""
-
-    message: Message
-
-
-class Adopted(msgspec.Struct, frozen=True, gc=False):
-    """The assigned model is in the device's memory, whole and checked."""
-
-    assignment: Assignment
-
-
-class AdoptionFailed(msgspec.Struct, frozen=True, gc=False):
-    """The assigned model came in broken."""
-
-    reason: str
-
-
-class GraphHeld(msgspec.Struct, frozen=True, gc=False):
-    """The device holds the hub's graph, whole and with its fingerprint; `fetched` or found where it was kept."""
-
-    fetched: bool
-
-
-class GraphMissing(msgspec.Struct, frozen=True, gc=False):
-    """The device does not hold the hub's graph."""
-
-
-class GraphBroken(msgspec.Struct, frozen=True, gc=False):
-    """The hub's graph came in broken."""
-
-    reason: str
-
-
-class GraphForged(msgspec.Struct, frozen=True, gc=False):
-    """A whole graph came in that is not the one the hub announced."""
-
-
-class TransferMoved(msgspec.Struct, frozen=True, gc=False):
-    """A piece or credit of the transfer under way came in."""
-
-
-class Trained(msgspec.Struct, frozen=True, gc=False):
-    """The assigned local steps are done. The loss's mean and variance may be infinite or NaN."""
-
-    local_steps: int
-    examples: int
-    loss_mean: float
-    loss_variance: float
-    step_s: float
-
-
-class StopRequested(msgspec.Struct, frozen=True):
-    """The person who runs the device wants the agent to end."""
-
-
-GraphEvent = GraphHeld | GraphMissing | GraphBroken | GraphForged
-DeviceEvent = Arrived | Adopted | AdoptionFailed | GraphEvent | TransferMoved | Trained | StopRequested
 
 
 class DeviceCore:

@@ -11,19 +11,7 @@ from typing import Protocol, TypeVar
 import msgspec
 import numpy as np
 
-from edgeasync.core.device import (
-    Adopted,
-    AdoptionFailed,
-    Arrived,
-    DeviceCore,
-    DeviceEvent,
-    GraphBroken,
-    GraphForged,
-    GraphHeld,
-    GraphMissing,
-    Trained,
-    TransferMoved,
-)
+from edgeasync.core.device import DeviceCore
 from edgeasync.core.device_effects import (
     Adopt,
     Close,
@@ -37,6 +25,18 @@ from edgeasync.core.device_effects import (
     TakeGraph,
     Tell,
     Train,
+)
+from edgeasync.core.device_events import (
+    Adopted,
+    AdoptionFailed,
+    Arrived,
+    DeviceEvent,
+    GraphBroken,
+    GraphForged,
+    GraphHeld,
+    GraphMissing,
+    Trained,
+    TransferMoved,
 )
 from edgeasync.core.device_model import DeviceModel
 from edgeasync.core.graph import fingerprint_of

@@ -16,8 +16,9 @@ from typing import TypeVar
 
 import zmq
 
-from edgeasync.core.device import GRAPH_BYTES_MAX, DeviceCore, StopRequested, Trained
+from edgeasync.core.device import GRAPH_BYTES_MAX, DeviceCore
 from edgeasync.core.device_effects import Finish, Tell
+from edgeasync.core.device_events import StopRequested, Trained
 from edgeasync.core.device_exchange import DeviceExchange
 from edgeasync.core.device_model import DeviceModel
 from edgeasync.errors import AddressError, ModelMismatchError

@@ -6,8 +6,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from edgeasync.core.device import GRAPH_BYTES_MAX, DeviceCore, Trained
+from edgeasync.core.device import GRAPH_BYTES_MAX, DeviceCore
 from edgeasync.core.device_effects import Finish, Tell
+from edgeasync.core.device_events import Trained
 from edgeasync.core.device_exchange import DeviceExchange
 from edgeasync.core.device_model import DeviceModel
 from edgeasync.core.effects import Report

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edgeasync.core.device import Trained
+from edgeasync.core.device_events import Trained
 from edgeasync.data.dataset import Batch
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.policies.transforms import Transform, apply_chain, plan_chain, state_vectors

@@ -6,19 +6,7 @@ from random import Random
 import msgspec
 import pytest
 
-from edgeasync.core.device import (
-    Adopted,
-    AdoptionFailed,
-    Arrived,
-    DeviceCore,
-    GraphBroken,
-    GraphForged,
-    GraphHeld,
-    GraphMissing,
-    StopRequested,
-    Trained,
-    TransferMoved,
-)
+from edgeasync.core.device import DeviceCore
 from edgeasync.core.device_effects import (
     Adopt,
     Close,
@@ -31,6 +19,18 @@ from edgeasync.core.device_effects import (
     TakeGraph,
     Tell,
     Train,
+)
+from edgeasync.core.device_events import (
+    Adopted,
+    AdoptionFailed,
+    Arrived,
+    GraphBroken,
+    GraphForged,
+    GraphHeld,
+    GraphMissing,
+    StopRequested,
+    Trained,
+    TransferMoved,
 )
 from edgeasync.errors import GraphError, ModelMismatchError, RefusedError
 from edgeasync.parameters import Parameter, ParameterSpec

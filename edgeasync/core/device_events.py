@@ -1,0 +1,65 @@
+"""What happens to a device core: messages, the outcome of work, a stop."""
+
+import msgspec
+
+from edgeasync.protocol.messages import Assignment, Message
+
+
+class Arrived(msgspec.Struct, frozen=True, gc=False):
+    """A message came from the hub; a payload is taken in later, by `Adopt` or `TakeGraph`."""
+
+    message: Message
+
+
+class Adopted(msgspec.Struct, frozen=True, gc=False):
+    """The assigned model is in the device's memory, whole and checked."""
+
+    assignment: Assignment
+
+
+class AdoptionFailed(msgspec.Struct, frozen=True, gc=False):
+    """The assigned model came in broken."""
+
+    reason: str
+
+
+class GraphHeld(msgspec.Struct, frozen=True, gc=False):
+    """The device holds the hub's graph, whole and with its fingerprint; `fetched` or found where it was kept."""
+
+    fetched: bool
+
+
+class GraphMissing(msgspec.Struct, frozen=True, gc=False):
+    """The device does not hold the hub's graph."""
+
+
+class GraphBroken(msgspec.Struct, frozen=True, gc=False):
+    """The hub's graph came in broken."""
+
+    reason: str
+
+
+class GraphForged(msgspec.Struct, frozen=True, gc=False):
+    """A whole graph came in that is not the one the hub announced."""
+
+
+class TransferMoved(msgspec.Struct, frozen=True, gc=False):
+    """A piece or credit of the transfer under way came in."""
+
+
+class Trained(msgspec.Struct, frozen=True, gc=False):
+    """The assigned local steps are done. The loss's mean and variance may be infinite or NaN."""
+
+    local_steps: int
+    examples: int
+    loss_mean: float
+    loss_variance: float
+    step_s: float
+
+
+class StopRequested(msgspec.Struct, frozen=True):
+    """The person who runs the device wants the agent to end."""
+
+
+GraphEvent = GraphHeld | GraphMissing | GraphBroken | GraphForged
+DeviceEvent = Arrived | Adopted | AdoptionFailed | GraphEvent | TransferMoved | Trained | StopRequested
