@@ -16,14 +16,18 @@ if TYPE_CHECKING:
     from edgeasync.errors import EdgeAsyncError
     from edgeasync.parameters import Parameter, ParameterSpec, Vector
     from edgeasync.policies.policy import Policy
+    from edgeasync.policies.transforms import SGD, Adam
     from edgeasync.runtime.agent import Agent
     from edgeasync.runtime.files import DeviceFolder, DeviceIdentity, load_model
     from edgeasync.runtime.hub import Hub
     from edgeasync.runtime.local import train_locally
     from edgeasync.runtime.status import fetch_status
+    from edgeasync.training.onnx_trainer import OnnxTrainer
     from edgeasync.training.trainer import GradientTrainer, StepResult, Trainer
 
 __all__ = [
+    "SGD",
+    "Adam",
     "Agent",
     "Dataset",
     "DeviceFolder",
@@ -34,6 +38,7 @@ __all__ = [
     "HubCoreSettings",
     "Limits",
     "Liveness",
+    "OnnxTrainer",
     "Parameter",
     "ParameterSpec",
     "Policy",
@@ -60,11 +65,13 @@ _HOMES = {
     "errors": ("EdgeAsyncError",),
     "parameters": ("Parameter", "ParameterSpec", "Vector"),
     "policies.policy": ("Policy",),
+    "policies.transforms": ("SGD", "Adam"),
     "runtime.agent": ("Agent",),
     "runtime.files": ("DeviceFolder", "DeviceIdentity", "load_model"),
     "runtime.hub": ("Hub",),
     "runtime.local": ("train_locally",),
     "runtime.status": ("fetch_status",),
+    "training.onnx_trainer": ("OnnxTrainer",),
     "training.trainer": ("GradientTrainer", "StepResult", "Trainer"),
 }
 

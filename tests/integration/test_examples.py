@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from edgeasync import load
@@ -41,6 +42,11 @@ def output(process):
     return out
 
 
+def is_valid(path):
+    onnx.checker.check_model(path, full_check=True)
+    return True
+
+
 def errors(shown):
     """Return how far each learnt array is from the truth it is shown beside."""
     pairs = re.findall(r"\[(.+)\], the truth is \[(.+)\]", shown)
@@ -65,6 +71,18 @@ def test_digits_are_parted_among_devices(start, tmp_path):
         np.array_equal(load(tmp_path / "again" / f"{name}.npz").x, part.x)
         for name, part in zip(names, parts, strict=True)
     )
+
+
+def test_an_onnx_model_is_trained_in_one_process(start, tmp_path):
+    shown = output(start("train_onnx.py", "--updates", 60, "--run", "run"))
+    (accuracy,) = re.findall(r"that no device had: (.+)%", shown)
+    assert float(accuracy) > 85
+    assert (tmp_path / "run" / "trained.onnx").is_file()
+
+
+def test_a_model_is_written_without_torch(start, tmp_path):
+    output(start("digits_cnn.py", "model.onnx"))
+    assert is_valid(tmp_path / "model.onnx")
 
 
 def test_own_trainer_in_one_process(start, tmp_path):

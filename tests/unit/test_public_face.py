@@ -3,9 +3,9 @@
 import edgeasync
 
 NAMES = """
-Agent Dataset DeviceFolder DeviceIdentity EdgeAsyncError GradientTrainer Hub HubCoreSettings Limits Liveness
-Parameter ParameterSpec Policy StepResult StopCondition Trainer Vector batches dirichlet fetch_status
-from_iterable iid load load_model train_locally
+Adam Agent Dataset DeviceFolder DeviceIdentity EdgeAsyncError GradientTrainer Hub HubCoreSettings Limits
+Liveness OnnxTrainer Parameter ParameterSpec Policy SGD StepResult StopCondition Trainer Vector batches
+dirichlet fetch_status from_iterable iid load load_model train_locally
 """
 
 

@@ -1,0 +1,57 @@
+"""An ONNX model trained from Python, hub and agents in one process: digits parted unequally among four devices.
+
+    python train_onnx.py --updates 300 --run runs/train-onnx
+
+The same model and settings work over the network by `edgeasync hub --model` and `edgeasync agent`.
+"""
+
+import argparse
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from digits_cnn import network
+from sklearn.datasets import load_digits
+
+import edgeasync
+from edgeasync import nn
+from edgeasync.autodiff.build import build_training_graph
+from edgeasync.autodiff.export import export_model
+from edgeasync.autodiff.settings import GraphSettings
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train an ONNX model in one process.")
+    parser.add_argument("--updates", type=int, default=300, help="updates to apply before it ends")
+    parser.add_argument("--run", type=Path, default=Path("runs/train-onnx"), help="folder that keeps the model")
+    arguments = parser.parse_args()
+
+    digits = load_digits()
+    data = edgeasync.Dataset.of((digits.data / 16).astype(np.float32), digits.target)
+    order = np.random.default_rng(0).permutation(len(data))
+    held_out = data.take(order[:360])
+    parts = edgeasync.dirichlet(data.take(order[360:]), 4, 0.5, seed=0, examples_min=32)
+
+    forward = nn.to_onnx(network, input_shape=(64,)).SerializeToString()
+    graph = build_training_graph(forward, GraphSettings(loss="cross_entropy"))
+    optimizer = (edgeasync.SGD(learning_rate=0.1, momentum=0.9),)
+    trainers = [
+        edgeasync.OnnxTrainer(graph.model, graph.spec, part, optimizer, seed=number)
+        for number, part in enumerate(parts)
+    ]
+    policy = edgeasync.Policy(optimizer=(edgeasync.SGD(learning_rate=0.5),))
+    training = edgeasync.train_locally(
+        trainers, graph.initial, arguments.run, updates=arguments.updates, policy=policy
+    )
+    model, _ = asyncio.run(training)
+
+    trained = export_model(forward, graph.spec.views(model))
+    (arguments.run / "trained.onnx").write_bytes(trained)
+    (scores,) = onnxruntime.InferenceSession(trained).run(None, {"x": held_out.x})
+    accuracy = (scores.argmax(axis=1) == held_out.y).mean()
+    print(f"accuracy on {len(held_out)} digits that no device had: {accuracy:.1%}")
+
+
+if __name__ == "__main__":
+    main()
