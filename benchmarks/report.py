@@ -11,6 +11,7 @@ import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,16 @@ def machine() -> dict[str, str | int]:
         "pyzmq": zmq.pyzmq_version(),
         "libzmq": zmq.zmq_version(),
         "numpy": np.__version__,
+        "onnxruntime": version("onnxruntime"),
+        "torch": _version_of("torch"),
     }
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def show_progress(sentence: str) -> None:

@@ -1,0 +1,129 @@
+"""How fast a device trains, how soon it begins and how much memory it needs, against torch on the same machine.
+
+Run as `python -m benchmarks.train_step`. Both sides train the same model from the same weights on the same
+batches, with SGD; the losses of their first steps must agree. The ratios of speed come from one process for each
+number of threads, in which blocks of steps alternate. Memory and start come from fresh processes, one for each
+side in turn.
+"""
+
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.report import Results, make_parser, show_progress, show_results
+
+TORCH = "torch==2.13.0"
+SIDES = ("ours", "torch")
+
+SPEED_TARGETS = {
+    "mlp": 1.0,
+    "lenet": 0.9,
+    "residual": 0.9,
+    "depthwise": 0.75,
+    "transformer": 1.0,
+    "gru": None,
+    "lstm": None,
+}
+"""All models, and what torch's time over ours should reach."""
+
+FRESH_MODELS = ("lenet", "residual")
+"""Models whose memory and start are measured."""
+
+MEMORY_TARGET = 3.0
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure: blocks of steps a side, how long each, and fresh processes a side."""
+
+    rounds: int
+    block_s: float
+    processes: int
+
+
+FULL, QUICK = Effort(31, 0.2, 5), Effort(7, 0.06, 1)
+
+
+def run_speed(folder: str, names: list[str], threads: int, effort: Effort, results: Results) -> None:
+    """Measure the steps of all models with one number of threads."""
+    arguments = [folder, str(threads), str(effort.rounds), str(effort.block_s), *names]
+    # numpy's own pool, which may take part in the gradient's norm, is not to use more cores than torch has.
+    environment = {"OPENBLAS_NUM_THREADS": str(threads)}
+    found = json.loads(run_module("train_step_speed", arguments, environment))
+    for name, medians in found.items():
+        ratio_name = f"{name}/threads={threads}"
+        results.ratios[ratio_name] = round(medians["torch"]["step_ms"] / medians["ours"]["step_ms"], 3)
+        target = SPEED_TARGETS[name]
+        if target is not None:
+            results.targets[ratio_name] = target
+        for title, key in (("milliseconds per step", "step_ms"), ("cores busy", "cores")):
+            columns = {f"{side}, threads={threads}": round(medians[side][key], 4) for side in SIDES}
+            results.add(title, name, columns)
+
+
+def run_fresh(folder: str, name: str, effort: Effort, results: Results) -> None:
+    """Measure the peak memory and the start of one model, in processes that do nothing else."""
+    starts_s: dict[str, list[float]] = {side: [] for side in SIDES}
+    peaks_mb: dict[str, list[float]] = {side: [] for side in SIDES}
+    for number in range(effort.processes):
+        show_progress(f"{name}: memory and start, {number + 1} of {effort.processes}")
+        for side in SIDES:
+            started_s = time.monotonic()
+            told = json.loads(run_module(f"train_step_{side}", [f"{folder}/{name}"]))
+            starts_s[side].append(told["first_step_s"] - started_s)
+            peaks_mb[side].append(told["peak_bytes"] / 1e6)
+    peak_mb = {side: statistics.median(values) for side, values in peaks_mb.items()}
+    start_s = {side: statistics.median(values) for side, values in starts_s.items()}
+    columns = {f"{side}, MB": round(peak_mb[side], 1) for side in SIDES}
+    columns["ours / torch"] = round(peak_mb["ours"] / peak_mb["torch"], 3)
+    results.add("peak memory", name, columns)
+    results.add("start to end of first step", name, {f"{side}, s": round(start_s[side], 3) for side in SIDES})
+    results.ratios[f"{name}/memory"] = round(peak_mb["torch"] / peak_mb["ours"], 3)
+    results.targets[f"{name}/memory"] = MEMORY_TARGET
+    results.ratios[f"{name}/start"] = round(start_s["torch"] / start_s["ours"], 3)
+
+
+def run_module(module: str, arguments: list[str], environment: Mapping[str, str] | None = None) -> str:
+    """Run a module of the benchmarks in a fresh process; return what it prints. It fails if the module does."""
+    command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env={**os.environ, **(environment or {})})
+    return done.stdout.decode()
+
+
+def parse() -> Any:
+    """Return the arguments, or leave with a sentence if torch is missing."""
+    parser = make_parser("A training step against torch's, and the memory and the start of training.")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="cores a step may use: 1 2")
+    parser.add_argument("--models", nargs="+", choices=SPEED_TARGETS, default=list(SPEED_TARGETS))
+    arguments = parser.parse_args()
+    if importlib.util.find_spec("torch") is None:
+        parser.exit(2, f"this benchmark compares with torch, which is not installed: pip install {TORCH}\n")
+    return arguments
+
+
+def main() -> None:
+    """Measure the models that are asked for."""
+    arguments = parse()
+    effort = QUICK if arguments.quick else FULL
+    results = Results()
+    with tempfile.TemporaryDirectory() as folder:
+        show_progress("exporting the models and building their training graphs")
+        run_module("train_step_prepare", [folder, *arguments.models])
+        for threads in arguments.threads:
+            run_speed(folder, arguments.models, threads, effort, results)
+        for name in FRESH_MODELS:
+            if name in arguments.models:
+                run_fresh(folder, name, effort, results)
+    show_results(results, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()

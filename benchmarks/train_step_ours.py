@@ -1,0 +1,45 @@
+"""Our side of the training benchmark: a device's trainer. It needs numpy, onnxruntime and edgeasync, as a device.
+
+As a program, `python -m benchmarks.train_step_ours FOLDER`, it tells when its first step was over and its peak.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from benchmarks import train_step_files as files
+from edgeasync.data.dataset import Dataset
+from edgeasync.parameters import ParameterSpec
+from edgeasync.policies.transforms import SGD
+from edgeasync.training.onnx_trainer import OnnxTrainer
+
+
+def make_step(folder: Path, threads: int) -> Callable[[], float]:
+    """Return a function that takes one training step and returns its loss."""
+    trainer = OnnxTrainer(
+        (folder / files.GRAPH_FILE).read_bytes(),
+        msgspec.json.decode((folder / files.SPEC_FILE).read_bytes(), type=ParameterSpec),
+        Dataset.of(*files.load_data(folder)),
+        (SGD(learning_rate=files.LEARNING_RATE),),
+        batch_size=files.BATCH,
+        seed=files.DATA_SEED,
+        threads=threads,
+        provider="cpu",
+    )
+    trainer.begin(np.load(folder / files.INITIAL_FILE))
+    return lambda: trainer.step().loss
+
+
+def main() -> None:
+    """Train on one thread from the folder that is named."""
+    files.tell_start_and_peak(make_step(Path(sys.argv[1]), threads=1))
+    for package in ("onnx", "torch"):
+        if package in sys.modules:
+            raise RuntimeError(f"a device has no {package}, but this process has loaded it: its figures are wrong")
+
+
+if __name__ == "__main__":
+    main()
