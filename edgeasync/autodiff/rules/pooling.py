@@ -79,27 +79,45 @@ def _spread_tiles(step: Step, value: str, kernel: list[int]) -> str:
 
 
 def _by_places(step: Step, geometry: Geometry) -> str:
-    """Overlapping windows: for each place in them, what of the gradient is not yet given goes where it matches.
-
-    A transposed convolution then puts the places of all windows where they belong, and sums where they meet.
-    """
-    graph, op = step.graph, step.graph.op
+    """Overlapping windows: for each place in them, what of the gradient is not yet given goes where it matches."""
+    op = step.graph.op
     look = _phases(step, geometry) if _has_phases(geometry) else _windows(step, geometry)
-    left, given = step.gradient, []
+    left, given = step.gradient, {}
     places = list(np.ndindex(*geometry.kernel))
     for place in places[:-1]:
-        share = op("Mul", op("Cast", op("Equal", look(place), step.output()), to=1), left)
-        left = op("Sub", left, share)
-        given.append(op("Reshape", share, graph.ints(-1, 1, *geometry.narrow)))
-    given.append(op("Reshape", left, graph.ints(-1, 1, *geometry.narrow)))
-    one_hot = np.eye(len(places), dtype=np.float32).reshape(len(places), 1, *geometry.kernel)
-    rest = geometry.rest
-    spread = op(
-        "ConvTranspose", op("Concat", *given, axis=1), graph.constant(one_hot), strides=list(geometry.strides),
-        pads=[*geometry.before, *[a + max(0, -r) for a, r in zip(geometry.after, rest, strict=True)]],
-        output_padding=[max(0, r) for r in rest],
-    )  # fmt: skip
-    return graph.reshape_like(spread, step.input(0))
+        given[place] = op("Mul", op("Cast", op("Equal", look(place), step.output()), to=1), left)
+        left = op("Sub", left, given[place])
+    given[places[-1]] = left
+    return _put_back(step, geometry, given)
+
+
+def _put_back(step: Step, geometry: Geometry, given: dict[tuple[int, ...], str]) -> str:
+    """Sum what each place of the windows was given where windows overlap.
+
+    Values whose place in the input is the same modulo the stride lie on one grid, on which places differ by
+    whole steps. A transposed convolution whose windows do not overlap then weaves the grids together.
+    """
+    graph, op = step.graph, step.graph.op
+    grid = [-(-wide // stride) for wide, stride in zip(geometry.wide, geometry.strides, strict=True)]
+    grids: dict[tuple[int, ...], list[str]] = {}
+    for place, share in given.items():
+        moved = [at - pad for at, pad in zip(place, geometry.before, strict=True)]
+        steps = [at // stride for at, stride in zip(moved, geometry.strides, strict=True)]
+        phase = tuple([at % stride for at, stride in zip(moved, geometry.strides, strict=True)])
+        ends = [size - shift - narrow for size, shift, narrow in zip(grid, steps, geometry.narrow, strict=True)]
+        shifted = op("Pad", share, graph.ints(0, 0, *steps, 0, 0, *ends)) if any((*steps, *ends)) else share
+        grids.setdefault(phase, []).append(shifted)
+    one_hot = np.zeros((len(grids), 1, *geometry.strides), np.float32)
+    for number, phase in enumerate(grids):
+        one_hot[(number, 0, *phase)] = 1.0
+    parts = [op("Reshape", graph.total(shares), graph.ints(-1, 1, *grid)) for shares in grids.values()]
+    joined = op("Concat", *parts, axis=1) if len(parts) > 1 else parts[0]
+    woven = op("ConvTranspose", joined, graph.constant(one_hot), strides=list(geometry.strides))
+    over = [size * stride - wide for size, stride, wide in zip(grid, geometry.strides, geometry.wide, strict=True)]
+    if any(over):
+        axes = range(2, 2 + len(over))
+        woven = op("Slice", woven, graph.ints(*[0] * len(over)), graph.ints(*geometry.wide), graph.ints(*axes))
+    return graph.reshape_like(woven, step.input(0))
 
 
 Look = Callable[[tuple[int, ...]], str]
