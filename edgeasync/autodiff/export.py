@@ -1,11 +1,13 @@
 """The trained model as a plain inference file: the forward model with trained values in place of its own."""
 
 from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
-from edgeasync.autodiff import forward
+from edgeasync.autodiff import contract, forward
 from edgeasync.autodiff.graph import Array
 from edgeasync.errors import GraphError, ModelMismatchError
 
@@ -14,35 +16,20 @@ def export_model(model: bytes, trained: Mapping[str, Array]) -> bytes:
     """Return the serialized forward model with the arrays of `trained` as initializers, in inference mode.
 
     Batch norms use their running statistics and dropouts let everything through, whatever mode the model was
-    exported in. Raises `ModelMismatchError` if an array is not one of the model's, or has another shape.
+    exported in; opset and IR version stay. Raises `ModelMismatchError` if an array is not one of the model's, or
+    has another shape or type, `GraphError` for a model that is not sound and for values that are not finite.
     """
+    if contract.is_training_graph(model):
+        raise GraphError("this is a training graph; give the forward model that it was built from")
     proto = forward.load(model)
-    initial = forward.initial_values(proto)
-    for name, value in trained.items():
-        if name not in initial:
-            raise ModelMismatchError(
-                f"{name!r} is not a parameter of the forward model; give the one it was trained from"
-            )
-        if initial[name].shape != value.shape:
-            raise ModelMismatchError(
-                f"{name!r} has shape {value.shape}, in the forward model {initial[name].shape}"
-            )
-    kept = [entry for entry in proto.graph.initializer if entry.name not in trained]
-    del proto.graph.initializer[:]
-    proto.graph.initializer.extend(
-        [*kept, *[numpy_helper.from_array(value, name) for name, value in trained.items()]]
-    )
-    nodes = [node for node in proto.graph.node if not (node.op_type == "Identity" and node.output[0] in trained)]
-    del proto.graph.node[:]
-    proto.graph.node.extend(nodes)
-    for node in proto.graph.node:
-        _settle(node)
-    unused = {name for node in nodes for name in node.output}.difference(
-        name for node in nodes for name in node.input
-    ).difference(value.name for value in proto.graph.output)
-    nodes = [node for node in nodes if not (node.op_type == "Constant" and node.output[0] in unused)]
-    del proto.graph.node[:]
-    proto.graph.node.extend(nodes)
+    values = forward.initial_values(proto)
+    _check_values(values, trained)
+    _replace_values(proto.graph, values, trained)
+    before = _read_names(proto.graph)
+    _settle(proto.graph)
+    for function in proto.functions:
+        _settle(function)
+    _remove_unread(proto.graph, before - _read_names(proto.graph))
     try:
         onnx.checker.check_model(proto)
     except onnx.checker.ValidationError as error:
@@ -50,12 +37,75 @@ def export_model(model: bytes, trained: Mapping[str, Array]) -> bytes:
     return bytes(proto.SerializeToString())
 
 
-def _settle(node: onnx.NodeProto) -> None:
-    """Bring one node to inference mode."""
-    if node.op_type == "BatchNormalization":
-        mode = [attribute for attribute in node.attribute if attribute.name == "training_mode"]
-        for attribute in mode:
-            node.attribute.remove(attribute)
-        del node.output[1:]
-    elif node.op_type == "Dropout":
-        del node.input[1:]
+def _check_values(values: Mapping[str, Array], trained: Mapping[str, Array]) -> None:
+    for name, value in trained.items():
+        if name not in values:
+            raise ModelMismatchError(
+                f"{name!r} is not a parameter of the forward model; give the one it was trained from"
+            )
+        own = values[name]
+        if (own.shape, own.dtype) != (value.shape, value.dtype):
+            raise ModelMismatchError(
+                f"{name!r} is {value.dtype} of shape {value.shape}, in the forward model {own.dtype} of shape "
+                f"{own.shape}; give the one it was trained from"
+            )
+        if not np.isfinite(value).all():
+            raise GraphError(
+                f"{name!r} has values that are not finite: training diverged; train again, with smaller steps"
+            )
+
+
+def _replace_values(graph: onnx.GraphProto, values: Mapping[str, Array], trained: Mapping[str, Array]) -> None:
+    """Put trained values in; what was the same as one of them, but is not any more, gets values of its own."""
+    new = dict(trained)
+    nodes = []
+    for node in graph.node:
+        output = node.output[0]
+        if node.op_type == "Identity" and output in values and (output in trained or node.input[0] in new):
+            new.setdefault(output, values[output])
+        else:
+            nodes.append(node)
+    kept = [entry for entry in graph.initializer if entry.name not in new]
+    _refill(graph.initializer, [*kept, *[numpy_helper.from_array(value, name) for name, value in new.items()]])
+    _refill(graph.node, nodes)
+
+
+def _settle(graph: onnx.GraphProto | onnx.FunctionProto) -> None:
+    """Bring every node to inference mode."""
+    read = _read_names(graph)
+    nodes = []
+    for node in graph.node:
+        nodes.append(node)
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _settle(attribute.g)
+        if node.op_type == "Dropout":
+            del node.input[1:]
+        elif node.op_type == "BatchNormalization":
+            _refill(node.attribute, [entry for entry in node.attribute if entry.name != "training_mode"])
+            moved = [*zip(node.input[3:5], node.output[1:3], strict=False)]
+            del node.output[1:]
+            nodes += [helper.make_node("Identity", [old], [new]) for old, new in moved if new in read]
+    _refill(graph.node, nodes)
+
+
+def _remove_unread(graph: onnx.GraphProto, names: set[str]) -> None:
+    """Remove constants of these names: what only a training mode has read."""
+    _refill(graph.node, [node for node in graph.node if node.op_type != "Constant" or node.output[0] not in names])
+    _refill(graph.initializer, [entry for entry in graph.initializer if entry.name not in names])
+    there = {name for node in graph.node for name in node.output}
+    _refill(graph.value_info, [entry for entry in graph.value_info if entry.name in there])
+
+
+def _read_names(graph: onnx.GraphProto | onnx.FunctionProto) -> set[str]:
+    """Return what is read, by the graph's nodes, by graphs inside them, or as a result."""
+    bodies = [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
+    names = {name for node in graph.node for name in node.input}
+    names.update(output if isinstance(output, str) else output.name for output in graph.output)
+    return names.union(*map(_read_names, bodies))
+
+
+def _refill(field: Any, entries: list[Any]) -> None:
+    """Replace what a repeated field holds."""
+    del field[:]
+    field.extend(entries)

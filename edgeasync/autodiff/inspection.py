@@ -186,7 +186,7 @@ def _operations(node: Node, known: Mapping[str, Array]) -> int:
     out: int = known[node.outputs[0]].size
     match node.op:
         case "MatMul" | "Gemm":
-            depth = values[0].shape[0 if node.attributes.get("transA") else -1]
+            depth: int = values[0].shape[0 if node.attributes.get("transA") else -1]
             return 2 * out * depth
         case "Conv":
             return 2 * out * math.prod(values[1].shape[1:])
@@ -195,7 +195,8 @@ def _operations(node: Node, known: Mapping[str, Array]) -> int:
         case "LSTM" | "GRU" | "RNN":
             return 2 * (values[1].size + values[2].size) * math.prod(values[0].shape[:2])
         case "AveragePool" | "MaxPool" | "LpPool":
-            return out * math.prod(node.attributes["kernel_shape"])
+            kernel: list[int] = node.attributes["kernel_shape"]
+            return out * math.prod(kernel)
         case "Max" | "Min" | "Sum" | "Mean":
             return out * max(1, len(values) - 1)
     return values[0].size if node.op.startswith(("Arg", "Global", "Reduce")) else out

@@ -1,30 +1,33 @@
 """`edgeasync model` and `edgeasync export`: ONNX files in, ONNX files out; nothing runs a hub here."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import safetensors.numpy
-from rich.console import Console
-from rich.table import Table
 
+from edgeasync.autodiff.settings import LossName
 from edgeasync.cli.output import Printer
 from edgeasync.config import convert
-from edgeasync.errors import ConfigError, GraphError
+from edgeasync.errors import ConfigError, GraphError, ModelMismatchError
 from edgeasync.runtime.files import MODEL_FILE, read_arrays, replace_file
 from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, load_graph
 
 VALUES_SUFFIX = ".safetensors"
 
+_CHOICES: dict[str, tuple[str, ...]] = {"loss": get_args(LossName), "target": ("label", "input")}
+
 
 def build_model(forward: Path, flags: dict[str, Any], out: Path, printer: Printer) -> None:
     """Write the training graph of a forward model, and beside it the values that training begins with."""
-    built = _load(forward, flags)
-    if built.forward is None:
-        raise ConfigError(f"{forward}: is a training graph already; give the forward model")
     values = out.with_suffix(VALUES_SUFFIX)
     if out.suffix == VALUES_SUFFIX:
         raise ConfigError(f"--out {out}: the values go to a file of that name; write --out training.onnx")
+    _check_out(out, forward)
+    built = _load(forward, flags)
+    if built.forward is None:
+        raise ConfigError(f"{forward}: is a training graph already; give the forward model")
     replace_file(out, built.graph)
     replace_file(values, safetensors.numpy.save(dict(built.spec.views(built.initial))))
     result = {
@@ -43,9 +46,9 @@ def build_model(forward: Path, flags: dict[str, Any], out: Path, printer: Printe
 
 def inspect_model(path: Path, flags: dict[str, Any], batch_size: int, printer: Printer) -> None:
     """Print what a model trains and what one step costs."""
+    built = _load(path, flags)
     from edgeasync.autodiff.inspection import inspect_graph  # noqa: PLC0415 - needs onnx
 
-    built = _load(path, flags)
     found = inspect_graph(built.graph, built.spec, batch_size)
     arrays = [
         {"name": parameter.name, "shape": list(parameter.shape), "role": parameter.role}
@@ -54,11 +57,11 @@ def inspect_model(path: Path, flags: dict[str, Any], batch_size: int, printer: P
     if printer.json:
         printer.object(msgspec.to_builtins(found) | {"arrays": arrays})
         return
-    table = Table("parameter", "shape", "values", "role", box=None)
+    rows = [("parameter", "shape", "values", "role")]
     for parameter in built.spec.parameters:
         shape = " x ".join(map(str, parameter.shape)) or "scalar"
-        table.add_row(parameter.name, shape, f"{parameter.size:,}", parameter.role)
-    Console().print(table)
+        rows.append((parameter.name, shape, f"{parameter.size:,}", parameter.role))
+    _print_table(printer, rows)
     for name, dims in found.inputs.items():
         if name not in {parameter.name for parameter in built.spec.parameters}:
             printer.line(f"input {name}: {' x '.join(map(str, dims))}")
@@ -69,32 +72,32 @@ def inspect_model(path: Path, flags: dict[str, Any], batch_size: int, printer: P
         f"{found.nodes} nodes: " + ", ".join(f"{count} {name}" for name, count in found.operators.items())
     )
     printer.line(
-        f"a step of {batch_size} examples: {found.floating_point_operations / 1e6:,.1f} million operations, "
+        f"a step of {found.batch_size} examples: {found.floating_point_operations / 1e6:,.1f} million operations, "
         f"{found.memory_bytes / 2**20:,.1f} MiB of tensors"
     )
 
 
 def check_model(path: Path, flags: dict[str, Any], batch_size: int, printer: Printer) -> None:
     """Hold the gradients against differences of the loss; raises `GraphError` if one is wrong."""
+    built = _load(path, flags)
     from edgeasync.autodiff.check import check_gradients  # noqa: PLC0415 - needs onnx
 
-    built = _load(path, flags)
     checks = check_gradients(built.graph, built.spec, built.initial, batch_size=batch_size)
     failed = [check for check in checks if not check.passed]
     if printer.json:
         printer.object({"passed": not failed, "gradients": [msgspec.to_builtins(check) for check in checks]})
     else:
-        table = Table("gradient of", "slope", "difference", "apart", "", box=None)
+        rows = [("gradient of", "slope", "difference", "apart", "")]
         for check in checks:
             verdict = "ok" if check.passed else "WRONG"
-            table.add_row(
-                check.name, f"{check.slope:.3e}", f"{check.difference:.3e}", f"{check.error:.2%}", verdict
-            )
-        Console().print(table)
+            numbers = (f"{check.slope:.3e}", f"{check.difference:.3e}", f"{check.error:.2%}")
+            rows.append((check.name, *numbers, verdict))
+        _print_table(printer, rows)
     if failed:
+        others = f" and {len(failed) - 1} more" if failed[1:] else ""
         raise GraphError(
-            f"{path}: the gradient of {failed[0].name!r} and {len(failed) - 1} more differ from the loss's slope; "
-            "if the loss is smooth there, this is a defect of edgeasync: please report the model"
+            f"{path}: the gradient of {failed[0].name!r}{others} differs from the loss's slope; if the loss is "
+            "smooth there, this is a defect of edgeasync: please report the model"
         )
 
 
@@ -106,8 +109,13 @@ def export_run(run: Path, forward: Path | None, out: Path, printer: Printer) -> 
         raise ConfigError("export needs the package onnx: pip install 'edgeasync[hub]'") from error
     source, trained = forward or run / FORWARD_FILE, run / MODEL_FILE
     content = _read(source, "give --model FILE.onnx, the forward model that was trained")
+    _check_out(out, source)
     arrays = read_arrays(trained)
-    replace_file(out, export_model(content, arrays))
+    try:
+        exported = export_model(content, arrays)
+    except (GraphError, ModelMismatchError) as error:
+        raise type(error)(f"{trained} into {source}: {error}") from error
+    replace_file(out, exported)
     if printer.json:
         printer.object({"model": str(out), "arrays": len(arrays)})
     else:
@@ -115,8 +123,25 @@ def export_run(run: Path, forward: Path | None, out: Path, printer: Printer) -> 
 
 
 def _load(path: Path, flags: dict[str, Any]) -> HubGraph:
+    for name, choices in _CHOICES.items():
+        if name in flags and flags[name] not in choices:
+            raise ConfigError(f"--{name} {flags[name]!r} is not known; choose from {', '.join(choices)}")
     settings = convert({"kind": "onnx", "file": str(path)} | flags, OnnxModel, where="flags")
     return load_graph(settings)
+
+
+def _check_out(out: Path, source: Path) -> None:
+    """Refuse to write over what is read: there may be no other copy of the model."""
+    if out.resolve() == source.resolve():
+        raise ConfigError(f"--out {out}: is the forward model itself; give another name")
+
+
+def _print_table(printer: Printer, rows: Sequence[tuple[str, ...]]) -> None:
+    """Print rows, the first of them a header, in columns as wide as what they hold."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        printer.line("  ".join(cells).rstrip())
 
 
 def _read(path: Path, advice: str) -> bytes:

@@ -5,6 +5,7 @@ statistics: onnxruntime reads the parameters where they are and writes gradients
 """
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -111,13 +112,20 @@ class GraphGradient:
         return self._x.rows
 
     def __call__(self, parameters: Vector, x: npt.NDArray[Any], y: npt.NDArray[Any], out: Vector) -> float:
-        """Write the gradient of the batch's mean loss to `out` and return the loss."""
+        """Write the gradient of the batch's mean loss to `out` and return the loss.
+
+        Raises `DataError` for a number that is no index of what the graph looks up with it, `GraphError` if
+        the graph does not run otherwise.
+        """
         if parameters is not self._parameters or out is not self._out:
             self._bind(parameters, out)
         # Names that live until the run is over: the binding holds bare addresses.
         fed_x = self._x.bind(self._binding, x)
         fed_y = self._y.bind(self._binding, x if self._own_target else y)
-        self._session.run_with_iobinding(self._binding)
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:
+            raise _explain(error) from error
         del fed_x, fed_y
         start = self._spec.trained_length
         parameters[start:] = out[start:]
@@ -139,16 +147,19 @@ class GraphGradient:
     def check_data(self, dataset: Dataset) -> None:
         """Raise `DataError` unless the examples and targets fit the graph."""
         self._x.check(dataset.x, "examples")
-        if not self._own_target:
-            self._y.check(dataset.y, "targets")
-            if self._y.dtype.kind == "i" and dataset.y.dtype.kind != "i":
-                raise DataError("the data's targets are not class numbers, as the hub's graph takes them")
-            classes = self._metadata.get("edgeasync.classes")
-            if classes is not None and (label := int(dataset.y.max())) >= int(classes):
-                raise DataError(
-                    f"label {label} is not under {classes} classes, as the hub's model has: "
-                    "number the classes from 0"
-                )
+        if self._own_target:
+            return
+        labels = self._y.dtype.kind == "i"
+        if labels and dataset.y.dtype.kind != "i":
+            raise DataError(
+                "the data's targets are values, the hub's graph takes class numbers: give them as integers"
+            )
+        self._y.check(dataset.y, "targets")
+        classes = self._metadata.get("edgeasync.classes")
+        if labels and classes is not None and (label := int(dataset.y.max())) >= int(classes):
+            raise DataError(
+                f"label {label} is not under {classes} classes, as the hub's model has: number the classes from 0"
+            )
 
 
 class _Fed:
@@ -159,9 +170,14 @@ class _Fed:
         if entry.type not in _DTYPES:
             raise GraphError(f"input {entry.name!r} is {entry.type}; a device's data is float32 or int64")
         self.dtype = _DTYPES[entry.type]
-        rows, *features = entry.shape
+        rows, *features = entry.shape or [0]
+        if rows == 0 or not all(isinstance(size, int) and size > 0 for size in features):
+            raise GraphError(
+                f"input {entry.name!r} has the shape {entry.shape}; only the batch, axis 0, may be free in a "
+                "training graph"
+            )
         self.rows = rows if isinstance(rows, int) else None
-        self.features = tuple(features)
+        self.features: tuple[int, ...] = tuple(features)
 
     def bind(self, binding: onnxruntime.IOBinding, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Bind a batch, brought to the input's dtype and shape; the result must outlive the run."""
@@ -172,33 +188,43 @@ class _Fed:
     def check(self, values: npt.NDArray[Any], what: str) -> None:
         """Raise `DataError` unless the values of one example fit."""
         have, want = values.shape[1:], self.features
-        if np.prod(have, dtype=int) != np.prod(want, dtype=int):
+        if math.prod(have) != math.prod(want):
             raise DataError(f"the data has {what} of shape {have}, the hub's graph takes {want}: give such data")
         if self.dtype.kind == "i" and (values != np.rint(values)).any():
             raise DataError(f"the data's {what} are not whole numbers, as the hub's graph takes them")
 
 
 def open_session(graph: bytes, threads: int, provider: Provider) -> onnxruntime.InferenceSession:
-    """Return a session for small devices: `threads` cores, and none of them spinning while it waits."""
+    """Return a session for small devices: `threads` cores, idle between steps."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    # A spinning thread empties a battery, and on small models it is no faster.
+    options.log_severity_level = 4  # errors are raised, and told once
+    # Within a step threads that spin share small operators faster; between steps they would empty a battery.
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    # One block for all tensors of a step is a fifth more memory, and no faster.
+    options.enable_mem_pattern = False
     chosen = _providers(provider, onnxruntime.get_available_providers())
     try:
-        return onnxruntime.InferenceSession(graph, options, chosen)
+        session = onnxruntime.InferenceSession(graph, options, chosen)
     except Exception as error:
-        sentence = " ".join(str(error).split())[:300]
-        raise GraphError(f"onnxruntime cannot load the graph: {sentence}; install a newer onnxruntime") from error
+        raise GraphError(
+            f"onnxruntime cannot load the graph: {_sentence(error)}; install a newer onnxruntime"
+        ) from error
+    taken = session.get_providers()
+    if provider != "auto" and chosen[0] not in taken:
+        raise ConfigError(
+            f"provider {provider!r} does not start on this machine: install its driver and libraries, or leave "
+            "provider = 'auto'"
+        )
+    _log.info("provider: %s", ", ".join(taken))
+    return session
 
 
 def _providers(provider: Provider, available: list[str]) -> list[str]:
     if provider == "auto":
         # Not TensorRT: it compiles for minutes, which only who asks for it should wait for.
         provider = "cuda" if _PROVIDERS["cuda"] in available else "cpu"
-        _log.info("provider: %s, of %s", provider, ", ".join(available))
     wanted = _PROVIDERS[provider]
     if wanted not in available:
         raise ConfigError(
@@ -208,12 +234,32 @@ def _providers(provider: Provider, available: list[str]) -> list[str]:
     return [wanted] if provider == "cpu" else [wanted, _PROVIDERS["cpu"]]
 
 
+def _explain(error: Exception) -> DataError | GraphError:
+    """Return what a step's failure means: an index that is too large comes from the data."""
+    sentence = _sentence(error)
+    if "out of data bounds" in sentence:
+        detail = sentence.rpartition("Status Message: ")[2]
+        return DataError(
+            f"the data have a number that the hub's graph cannot look up ({detail}): number tokens and classes "
+            "from 0, and leave out those that the model does not know"
+        )
+    return GraphError(f"the hub's graph does not run on this device: {sentence}")
+
+
+def _sentence(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
 def _check_spec(
     spec: ParameterSpec, inputs: dict[str, onnxruntime.NodeArg], outputs: dict[str, onnxruntime.NodeArg]
 ) -> None:
     for name in (TARGET, LOSS):
         if name not in (inputs if name == TARGET else outputs):
-            raise GraphError(f"the graph has no {name!r}: it is not a training graph")
+            raise GraphError(f"the graph has no {name!r}: it is not a training graph; give the hub one")
+    if outputs[LOSS].type != "tensor(float)" or outputs[LOSS].shape:
+        raise GraphError(
+            f"the graph's loss is {outputs[LOSS].type} {outputs[LOSS].shape}, not one float32; build it again"
+        )
     for parameter in spec.parameters:
         result = parameter.name + (GRADIENT if parameter.role == "trained" else NEXT)
         for name, entries in ((parameter.name, inputs), (result, outputs)):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import zmq
 
+from edgeasync import nn
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Status
 from tests.integration.processes import MODEL_TABLE, Commands, free_address
@@ -223,6 +224,17 @@ def test_data_that_does_not_fit_the_hubs_model(commands, live):
     mistake(commands, DATA, "label 3", "3 classes", "from 0", arguments=[*arguments, many])
 
 
+def test_tokens_that_the_hubs_model_does_not_know(commands):
+    """Only a step finds out; it ends the agent as other wrong data do."""
+    layers = nn.Sequential(nn.Embedding(10, 4), nn.MeanOverTime(), nn.Linear(4, 3))
+    nn.save(layers, commands.folder / "forward.onnx", (8,))
+    hub = commands.start("hub", "--model", "forward.onnx", "--bind", "tcp://127.0.0.1:*", "--json")
+    address = hub.wait_for("listening")["detail"]
+    np.savez(commands.folder / "tokens.npz", x=np.full((50, 8), 10), y=np.arange(50) % 3)
+    arguments = ["agent", "--hub", address, "--data", "tokens.npz", "--device-id", "pi", "--state", "state"]
+    mistake(commands, DATA, "idx=10", "number tokens", arguments=arguments)
+
+
 def test_a_model_that_differs_from_the_hubs(commands, live):
     data = commands.data("data.npz")
     (commands.folder / "agent.toml").write_text('[model]\nkind = "softmax"\ninputs = 8\nclasses = 4\n')
@@ -279,6 +291,10 @@ def test_a_state_that_cannot_be_used(commands):
         ["hub", "--no-such-flag"],
         ["status", "--timeout-s", "soon"],
         ["demo", "--devices", "1"],
+        ["model", "build", "forward.onnx"],
+        ["model", "inspect", "forward.onnx", "--batch-size", "0"],
+        ["model", "check"],
+        ["export", "run"],
     ],
     ids=" ".join,
 )

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeasync.policies.transforms import SGD, apply_chain, leading_factor, plan_chain, state_vectors
+from edgeasync.policies.transforms import SGD, Adam, apply_chain, leading_factor, plan_chain, state_vectors
 
 F = np.float32
 
@@ -33,6 +33,37 @@ def test_momentum_by_hand():
     assert float(velocity[0]) == 4.375
 
 
+def test_adam_by_hand():
+    """The first step is the learning rate, whatever the gradient; then averages of 2, 0 and 4, 0, corrected.
+
+    m: 1, 1/2 over 1/2, 3/4; v: 1, 3/4 over 1/4, 7/16, so that the second step is 2/3 / sqrt(12/7).
+    """
+    adam = Adam(learning_rate=0.5, beta1=0.5, beta2=0.75, epsilon=1e-12)
+    updates, (mean, square) = run([adam], [[2.0, -1e-3, 0.0], [0.0, 0.0, 0.0]])
+    np.testing.assert_allclose(updates[0], [0.5, -0.5, 0.0], rtol=1e-6)
+    second = 0.5 * (2 / 3) / np.sqrt(12 / 7)
+    np.testing.assert_allclose(updates[1], [second, -second, 0.0], rtol=1e-6)
+    np.testing.assert_allclose([mean[0], square[0]], [0.5, 0.75], rtol=1e-6)
+
+
+def test_adam_follows_float64_and_adds_epsilon_outside_the_root():
+    gradients = np.random.default_rng(0).standard_normal((200, 7)).astype(F) * np.logspace(-6, 2, 7, dtype=F)
+    adam = Adam(learning_rate=0.01, beta1=0.8, beta2=0.95, epsilon=1e-4)
+    updates, _ = run([adam], gradients)
+    mean = square = np.zeros(7)
+    for count, (gradient, update) in enumerate(zip(gradients.astype(np.float64), updates, strict=True), 1):
+        mean = 0.8 * mean + 0.2 * gradient
+        square = 0.95 * square + 0.05 * gradient**2
+        root = np.sqrt(square / (1 - 0.95**count)) + 1e-4
+        np.testing.assert_allclose(update, 0.01 * mean / (1 - 0.8**count) / root, rtol=2e-5, atol=1e-9)
+
+
+def test_adam_is_never_mere_scaling_and_keeps_two_vectors():
+    chain = [SGD(learning_rate=0.5), Adam(), SGD(momentum=0.5)]
+    assert state_vectors(chain) == 3
+    assert leading_factor(chain, plan_chain(chain, 1.0, 0)) == (0.5, 1)
+
+
 def test_momentum_of_a_chain_takes_its_own_state_vector():
     chain = [SGD(momentum=0.5), SGD(learning_rate=0.5), SGD(learning_rate=2.0, momentum=0.25)]
     assert state_vectors(chain) == 2
@@ -46,7 +77,8 @@ CHAINS = st.lists(
         SGD,
         learning_rate=st.sampled_from([0.1, 1.0, 3.0]),
         momentum=st.sampled_from([0.0, 0.3, 0.9]),
-    ),
+    )
+    | st.builds(Adam, beta1=st.sampled_from([0.0, 0.9]), epsilon=st.sampled_from([1e-8, 0.1])),
     min_size=1,
     max_size=3,
 )

@@ -1,0 +1,193 @@
+"""The check passes for sound graphs of every kind, and fails for every gradient that was tampered with."""
+
+import time
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from edgeasync import nn
+from edgeasync.autodiff.build import build_training_graph
+from edgeasync.autodiff.check import check_gradients
+from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.errors import GraphError
+from tests.unit.autodiff.gradients import forward, numbers
+
+LENET = nn.Sequential(
+    nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+    nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
+)  # fmt: skip
+NORMED = nn.Sequential(
+    nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
+    nn.Residual(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()),
+    nn.GlobalAvgPool(), nn.Flatten(), nn.Linear(8, 4),
+)  # fmt: skip
+MLP = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+MODELS = {
+    "lenet": (LENET, (1, 28, 28), {}),
+    "batch norm": (NORMED, (1, 8, 8), {}),
+    "lstm": (nn.Sequential(nn.LSTM(4, 8), nn.Linear(8, 3)), (6, 4), {}),
+    "gru": (nn.Sequential(nn.GRU(4, 8, bidirectional=True), nn.Linear(16, 3)), (6, 4), {}),
+    "tokens": (nn.Sequential(nn.Embedding(20, 6), nn.MeanOverTime(), nn.Linear(6, 3)), (5,), {}),
+    "dropout": (nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 3)), (8,), {"loss": "huber"}),
+    "autoencoder": (nn.Sequential(nn.Linear(8, 3), nn.Linear(3, 8)), (8,), {"loss": "mse", "target": "input"}),
+    "head": (MLP, (8,), {"train": ("2.*",)}),
+    "smoothed": (
+        MLP,
+        (8,),
+        {"loss": {"kind": "cross_entropy", "label_smoothing": 0.1, "class_weights": (1.0, 2.0, 0.5)}},
+    ),
+    **{loss: (MLP, (8,), {"loss": loss}) for loss in ("mse", "l1", "huber", "bce_with_logits")},
+}
+
+
+def built(model, shape, **settings):
+    return build_training_graph(nn.to_onnx(model, shape).SerializeToString(), settings_of(settings))
+
+
+def settings_of(settings):
+    from edgeasync.config import convert  # noqa: PLC0415
+
+    return convert(settings, GraphSettings, where="test")
+
+
+def check(graph, **options):
+    return check_gradients(graph.model, graph.spec, graph.initial, **options)
+
+
+@pytest.mark.parametrize(("model", "shape", "settings"), MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_sound_graph_passes(model, shape, settings, seed):
+    graph = built(model, shape, **settings)
+    checks = check(graph, seed=seed)
+    trained = [parameter.name for parameter in graph.spec.parameters if parameter.role == "trained"]
+    assert [found.name for found in checks] == trained
+    assert all(found.passed and found.error <= 0.06 for found in checks), checks
+    assert any(found.slope for found in checks)
+
+
+def test_the_same_seed_gives_the_same_answer_in_time():
+    graph = built(LENET, (1, 28, 28))
+    started = time.process_time()
+    first = check(graph)
+    assert time.process_time() - started < 10.0
+    assert check(graph) == first
+
+
+def test_a_fixed_batch():
+    model = forward("y = MatMul(x, w)", {"w": numbers((3, 2))}, (3,), batch=5)
+    graph = build_training_graph(model, GraphSettings(loss="mse"))
+    assert [found.passed for found in check(graph, batch_size=8)] == [True]
+
+
+def test_values_where_the_loss_has_a_bend_or_is_not_defined():
+    """A ReLU of exactly 0 everywhere, and a logarithm of positive numbers."""
+    zeros = forward("h = MatMul(x, w)\ny = Relu(h)", {"w": np.zeros((3, 2), np.float32)}, (3,))
+    assert check(build_training_graph(zeros, GraphSettings(loss="mse")))[0].passed
+    log = forward("h = Mul(x, w)\ny = Log(h)", {"w": np.full((3,), 1e-4, np.float32)}, (3,))
+    assert check(build_training_graph(log, GraphSettings(loss="mse")))[0].passed
+
+
+def test_a_loss_that_is_never_finite():
+    model = forward("h = Mul(x, w)\ny = Div(h, z)", {"w": numbers(3), "z": np.zeros(3, np.float32)}, (3,))
+    with pytest.raises(GraphError, match="not finite"):
+        check(build_training_graph(model, GraphSettings(loss="mse", train=("w",))))
+
+
+# -- tampering -------------------------------------------------------------------------------------------------
+
+
+def tampered(graph, name, *nodes, **constants):
+    """Return the graph's bytes with nodes between the gradient, now `right`, and the output for it, `wrong`."""
+    proto = onnx.load_model_from_string(graph.model)
+    for node in proto.graph.node:
+        for position, output in enumerate(node.output):
+            if output == f"{name}.grad":
+                node.output[position] = "right"
+        for position, read in enumerate(node.input):
+            if read == f"{name}.grad":
+                node.input[position] = "right"
+    for op, *inputs, output in nodes:
+        proto.graph.node.append(helper.make_node(op, inputs, [output.replace("wrong", f"{name}.grad")]))
+    proto.graph.initializer.extend(numpy_helper.from_array(value, key) for key, value in constants.items())
+    return proto.SerializeToString()
+
+
+def failing(graph, model):
+    return [found.name for found in check_gradients(model, graph.spec, graph.initial) if not found.passed]
+
+
+SCALED = [
+    (kind, factor) for kind in ("batch norm", "lstm", "tokens", "dropout", "l1") for factor in (0.9, -1.0, 0.0)
+]
+
+
+@pytest.mark.parametrize(("kind", "factor"), [*SCALED, ("lenet", 1.1)])
+def test_a_scaled_gradient_fails(kind, factor):
+    model, shape, settings = MODELS[kind]
+    graph = built(model, shape, **settings)
+    for name in (graph.spec.parameters[0].name, graph.spec.parameters[2].name):
+        wrong = tampered(graph, name, ("Mul", "right", "factor", "wrong"), factor=np.float32(factor))
+        assert failing(graph, wrong) == [name]
+
+
+@pytest.mark.parametrize("name", ["0.weight", "7.weight", "11.bias"])
+def test_one_wrong_value_among_many_fails(name):
+    """One of the larger ones has the wrong sign."""
+    graph = built(LENET, (1, 28, 28))
+    shape = next(parameter.shape for parameter in graph.spec.parameters if parameter.name == name)
+    gradient = gradients(graph)[name].ravel()
+    usual = np.sqrt(np.mean(gradient**2))
+    factors = np.ones(gradient.size, np.float32)
+    factors[np.argmin(np.abs(np.abs(gradient) - 3 * usual))] = -1.0
+    wrong = tampered(graph, name, ("Mul", "right", "factors", "wrong"), factors=factors.reshape(shape))
+    assert failing(graph, wrong) == [name]
+
+
+@pytest.mark.parametrize("name", ["3.weight", "9.weight"])
+def test_two_values_in_one_anothers_place_fail(name):
+    graph = built(LENET, (1, 28, 28))
+    shape = next(parameter.shape for parameter in graph.spec.parameters if parameter.name == name)
+    order = np.argsort(gradients(graph)[name].ravel())
+    swapped = np.arange(order.size)
+    swapped[[order[0], order[-1]]] = order[-1], order[0]
+    wrong = tampered(
+        graph,
+        name,
+        ("Reshape", "right", "flat", "values"),
+        ("Gather", "values", "swapped", "mixed"),
+        ("Reshape", "mixed", "shape", "wrong"),
+        flat=np.array([-1]),
+        swapped=swapped,
+        shape=np.array(shape),
+    )
+    assert failing(graph, wrong) == [name]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_fails(value):
+    graph = built(MLP, (8,))
+    added = np.zeros(3, np.float32)
+    added[1] = value
+    assert failing(graph, tampered(graph, "2.bias", ("Add", "right", "added", "wrong"), added=added)) == ["2.bias"]
+
+
+def test_a_transposed_gradient_and_a_missing_column_fail():
+    graph = built(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), (8,), loss="mse")
+    assert failing(graph, tampered(graph, "2.weight", ("Transpose", "right", "wrong"))) == ["2.weight"]
+    column = np.ones((8, 8), np.float32)
+    column[:, -1] = 0
+    wrong = tampered(graph, "0.weight", ("Mul", "right", "column", "wrong"), column=column)
+    assert failing(graph, wrong) == ["0.weight"]
+
+
+def gradients(graph):
+    from edgeasync.autodiff.forward import open_session  # noqa: PLC0415
+    from edgeasync.autodiff.inspection import example_feeds  # noqa: PLC0415
+
+    feeds = example_feeds(onnx.load_model_from_string(graph.model), graph.spec, 8)
+    feeds |= graph.spec.views(graph.initial)
+    names = [f"{parameter.name}.grad" for parameter in graph.spec.parameters]
+    values = open_session(graph.model).run(names, feeds)
+    return {name.removesuffix(".grad"): value for name, value in zip(names, values, strict=True)}

@@ -1,0 +1,366 @@
+"""Training by a graph: against plain numpy, in place, and with data, graphs and providers that do not fit."""
+
+import logging
+import math
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from edgeasync import nn
+from edgeasync.autodiff.build import build_training_graph
+from edgeasync.autodiff.settings import CrossEntropy, GraphSettings
+from edgeasync.data.dataset import Dataset, batches
+from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchError
+from edgeasync.parameters import Parameter, ParameterSpec
+from edgeasync.policies.transforms import SGD, Adam
+from edgeasync.training.onnx_trainer import GraphGradient, OnnxTrainer, open_session
+from tests.unit.autodiff.gradients import forward, numbers
+
+MLP = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+NORMED = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+TOKENS = nn.Sequential(nn.Embedding(20, 4), nn.MeanOverTime(), nn.Linear(4, 3))
+LABELS = np.arange(50) % 3
+
+
+def built(layers, shape, **settings):
+    return build_training_graph(nn.to_onnx(layers, shape).SerializeToString(), GraphSettings(**settings))
+
+
+def trainer(graph, x, y, *optimizer, **options):
+    options.setdefault("provider", "cpu")
+    return OnnxTrainer(graph.model, graph.spec, Dataset.of(x, y), optimizer or [SGD(learning_rate=0.1)], **options)
+
+
+def take(graph, x, y, *optimizer, steps=1, **options):
+    """Train a copy of the first values; return the results and the values."""
+    vector = graph.initial.copy()
+    made = trainer(graph, x, y, *optimizer, **options)
+    made.begin(vector)
+    return [made.step() for _ in range(steps)], vector
+
+
+# -- against plain numpy ---------------------------------------------------------------------------------------
+
+
+def cross_entropy(values, x, y):
+    """Return loss and gradients of the MLP, in float64."""
+    hidden = np.tanh(x @ values["0.weight"].T + values["0.bias"])
+    scores = hidden @ values["2.weight"].T + values["2.bias"]
+    shares = np.exp(scores - scores.max(1, keepdims=True))
+    shares /= shares.sum(1, keepdims=True)
+    loss = -np.log(shares[np.arange(len(y)), y]).mean()
+    shares[np.arange(len(y)), y] -= 1
+    back = shares / len(y)
+    inner = back @ values["2.weight"] * (1 - hidden**2)
+    return loss, {
+        "0.weight": inner.T @ x, "0.bias": inner.sum(0), "2.weight": back.T @ hidden, "2.bias": back.sum(0),
+    }  # fmt: skip
+
+
+def descend(value, gradient, state, count):
+    state["v"] = 0.9 * state.get("v", 0) + gradient
+    return value - 0.1 * state["v"]
+
+
+def adam(value, gradient, state, count):
+    state["m"] = 0.9 * state.get("m", 0) + 0.1 * gradient
+    state["s"] = 0.999 * state.get("s", 0) + 0.001 * gradient**2
+    mean, square = state["m"] / (1 - 0.9**count), state["s"] / (1 - 0.999**count)
+    return value - 0.01 * mean / (np.sqrt(square) + 1e-8)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "update"),
+    [(SGD(learning_rate=0.1, momentum=0.9), descend), (Adam(learning_rate=0.01), adam)],
+    ids=["sgd", "adam"],
+)
+def test_fifty_steps_follow_plain_numpy(optimizer, update):
+    graph = built(MLP, (8,))
+    x = numbers((50, 8), 1)
+    results, vector = take(graph, x, LABELS, optimizer, steps=50, batch_size=16, seed=3)
+    values = {name: view.astype(np.float64) for name, view in graph.spec.views(graph.initial).items()}
+    states = {name: {} for name in values}
+    drawn = batches(Dataset.of(x, LABELS), 16, 3)
+    for count, result in enumerate(results, 1):
+        chosen_x, chosen_y = next(drawn)
+        loss, gradients = cross_entropy(values, chosen_x.astype(np.float64), chosen_y)
+        assert result.examples == len(chosen_y)
+        np.testing.assert_allclose(result.loss, loss, rtol=1e-5)
+        values = {name: update(value, gradients[name], states[name], count) for name, value in values.items()}
+    assert results[-1].loss < results[0].loss
+    for name, view in graph.spec.views(vector).items():
+        np.testing.assert_allclose(view, values[name], rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+# -- in place --------------------------------------------------------------------------------------------------
+
+
+def test_gradients_are_written_where_they_are_read_and_nothing_is_copied():
+    graph = built(nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10)), (64,))
+    gradient = GraphGradient(graph.model, graph.spec, provider="cpu")
+    vector, out = graph.initial.copy(), np.zeros_like(graph.initial)
+    x, y = numbers((4, 64)), np.arange(4)
+    gradient(vector, x, y, out)
+    places = {value.ctypes.data for value in graph.spec.views(out).values()}
+    assert places <= {value.data_ptr() for value in gradient._binding.get_outputs()}
+    tracemalloc.start()
+    losses = []
+    for _ in range(3):
+        losses.append(gradient(vector, x, y, out))
+        vector -= np.float32(0.1) * out  # read where they are: nobody is told
+        del losses[:-2]
+    tracemalloc.reset_peak()
+    before = tracemalloc.get_traced_memory()[0]
+    gradient(vector, x, y, out)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert losses[-1] < losses[0]
+    assert peak - before < graph.spec.nbytes / 10
+
+
+def test_statistics_move_in_place_and_new_vectors_take_their_turn():
+    graph = built(NORMED, (1, 8, 8))
+    x = 2 + numbers((50, 1, 8, 8))
+    made = trainer(graph, x, LABELS, batch_size=50)
+    vectors = [graph.initial.copy() for _ in range(3)]
+    for vector in vectors:
+        made.begin(vector)
+        made.step()
+        np.testing.assert_allclose(vector, vectors[0], rtol=2e-4, atol=1e-5)  # all data, in another order
+        assert not np.array_equal(vector, graph.initial)
+    views, first = graph.spec.views(vectors[0]), graph.spec.views(graph.initial)
+    windows = np.lib.stride_tricks.sliding_window_view(x[:, 0], (3, 3), (1, 2)).reshape(-1, 9)
+    convolved = windows @ first["0.weight"].reshape(4, 9).T + first["0.bias"]
+    np.testing.assert_allclose(views["1.running_mean"], 0.1 * convolved.mean(0), rtol=1e-4, atol=1e-5)
+    before = vectors[0].copy()
+    made.step()
+    np.testing.assert_array_equal(vectors[0], before)
+    with pytest.raises(ModelMismatchError, match="flat float32"):
+        made.begin(np.zeros(3, np.float32))
+
+
+def test_momentum_begins_anew_or_is_kept():
+    graph = built(MLP, (8,))
+    moved = {}
+    for keep in (False, True):
+        made = trainer(
+            graph, numbers((50, 8)), LABELS, SGD(momentum=0.9), batch_size=50, keep_optimizer_state=keep
+        )
+        for _ in range(2):
+            vector = graph.initial.copy()
+            made.begin(vector)
+            made.step()
+        moved[keep] = float(np.linalg.norm(vector - graph.initial))
+    np.testing.assert_allclose(moved[True], 1.9 * moved[False], rtol=1e-4)
+
+
+# -- data ------------------------------------------------------------------------------------------------------
+
+
+def test_flat_examples_become_what_the_graph_takes():
+    graph = built(NORMED, (1, 8, 8))
+    x = numbers((50, 64))
+    flat, first = take(graph, x, LABELS, steps=3)
+    square, second = take(graph, x.reshape(-1, 1, 8, 8), LABELS, steps=3)
+    assert flat == square
+    np.testing.assert_array_equal(first, second)
+
+
+def test_tokens_that_come_as_numbers():
+    graph = built(TOKENS, (5,))
+    tokens = np.random.default_rng(0).integers(0, 20, (50, 5))
+    whole, first = take(graph, tokens, LABELS, steps=3)
+    floats, second = take(graph, tokens.astype(np.float32), LABELS, steps=3)
+    assert whole == floats
+    np.testing.assert_array_equal(first, second)
+
+
+def test_values_as_targets_and_examples_as_their_own():
+    x = numbers((50, 8))
+    graph = built(nn.Sequential(nn.Linear(8, 8)), (8,), loss="mse")
+    results, _ = take(graph, x, 2 * x, steps=200)
+    assert results[-1].loss < 0.1 * results[0].loss
+    own = built(nn.Sequential(nn.Linear(8, 8)), (8,), loss="mse", target="input")
+    results, _ = take(own, x, LABELS, steps=200)
+    assert results[-1].loss < 0.1 * results[0].loss
+    single = built(nn.Sequential(nn.Linear(8, 1)), (8,), loss="mse")
+    assert math.isfinite(take(single, x, x[:, 0])[0][0].loss)
+
+
+def test_a_fixed_batch_takes_full_batches_only():
+    model = forward("y = MatMul(x, w)", {"w": numbers((8, 3))}, (8,), batch=16)
+    graph = build_training_graph(model, GraphSettings())
+    results, _ = take(graph, numbers((50, 8)), LABELS, steps=7, batch_size=32)
+    assert [result.examples for result in results] == [16] * 7
+    with pytest.raises(DataError, match="15 examples do not fill a batch of 16"):
+        trainer(graph, numbers((15, 8)), LABELS[:15])
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "words"),
+    [
+        (numbers((50, 9)), LABELS, r"examples of shape \(9,\).* takes \(8,\)"),
+        (numbers((50, 8)), np.arange(50) % 4, "label 3 is not under 3 classes"),
+        (numbers((50, 8)), numbers(50), "class numbers"),
+        (numbers((50, 8)), numbers((50, 3)), "class numbers"),
+    ],
+)
+def test_data_that_does_not_fit(x, y, words):
+    with pytest.raises(DataError, match=words):
+        trainer(built(MLP, (8,)), x, y)
+
+
+def test_tokens_that_do_not_fit():
+    graph = built(TOKENS, (5,))
+    with pytest.raises(DataError, match="examples are not whole numbers"):
+        trainer(graph, numbers((50, 5)), LABELS)
+    for token in (20, -21):
+        with pytest.raises(DataError, match=rf"cannot look up \(.*idx={token}.*number tokens"):
+            take(graph, np.full((50, 5), token), LABELS)
+
+
+def test_a_label_that_class_weights_do_not_have():
+    """The graph of another maker may not say how many classes it has."""
+    graph = built(MLP, (8,), loss=CrossEntropy(class_weights=(1.0, 2.0, 3.0)))
+    proto = onnx.load_model_from_string(graph.model)
+    kept = [entry for entry in proto.metadata_props if entry.key != "edgeasync.classes"]
+    del proto.metadata_props[:]
+    proto.metadata_props.extend(kept)
+    made = OnnxTrainer(
+        proto.SerializeToString(),
+        graph.spec,
+        Dataset.of(numbers((50, 8)), np.full(50, 7)),
+        [SGD()],
+        provider="cpu",
+    )
+    made.begin(graph.initial.copy())
+    with pytest.raises(DataError, match="idx=7"):
+        made.step()
+
+
+# -- graphs ----------------------------------------------------------------------------------------------------
+
+
+def edited(change, graph=None):
+    graph = graph or built(MLP, (8,))
+    proto = onnx.load_model_from_string(graph.model)
+    change(proto.graph)
+    return proto.SerializeToString(), graph.spec
+
+
+def without_target(graph):
+    graph.input[1].name = "aim"
+    for node in graph.node:
+        node.input[:] = ["aim" if name == "target" else name for name in node.input]
+
+
+def free_features(graph):
+    graph.input[0].type.tensor_type.shape.dim[1].dim_param = "features"
+
+
+def no_dimension(graph):
+    del graph.input[0].type.tensor_type.shape.dim[:]
+
+
+def text_input(graph):
+    graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (without_target, GraphError, "no 'target': it is not a training graph"),
+        (free_features, GraphError, r"'x' has the shape .*only the batch"),
+        (no_dimension, GraphError, "."),
+        (text_input, GraphError, "."),
+        (lambda graph: graph.output.pop(), ModelMismatchError, "'2.bias.grad' is missing"),
+        (lambda graph: graph.node.pop(), GraphError, "cannot load the graph"),
+    ],
+)
+def test_a_graph_that_breaks_the_contract(change, error, words):
+    model, spec = edited(change)
+    with pytest.raises(error, match=words):
+        GraphGradient(model, spec, provider="cpu")
+
+
+def test_a_graph_of_another_model_and_a_forward_model():
+    graph = built(MLP, (8,))
+    for parameters, words in (
+        ((("0.weight", (16, 9)),), r"'0.weight' is tensor\(float\) \[16, 8\].*\[16, 9\]"),
+        ((("none", (16, 8)),), "'none' is missing"),
+        ((("0.weight", (16, 8)),), "the inputs x, 0.bias"),
+    ):
+        spec = ParameterSpec(tuple([Parameter(*parameter) for parameter in parameters]))
+        with pytest.raises((ModelMismatchError, GraphError), match=words):
+            GraphGradient(graph.model, spec, provider="cpu")
+    model = nn.to_onnx(MLP, (8,)).SerializeToString()
+    with pytest.raises(GraphError, match="no 'target'"):
+        GraphGradient(model, graph.spec, provider="cpu")
+    with pytest.raises(GraphError, match="cannot load"):
+        GraphGradient(b"nothing of the kind", graph.spec, provider="cpu")
+
+
+def test_a_graph_that_fails_in_a_step():
+    graph = built(MLP, (8,))
+    gradient = GraphGradient(graph.model, graph.spec, provider="cpu")
+    with pytest.raises(GraphError, match=r"the hub's graph does not run on this device: .*Sub node"):
+        gradient(graph.initial, numbers((4, 8)), np.arange(3), np.zeros_like(graph.initial))
+
+
+# -- providers and threads -------------------------------------------------------------------------------------
+
+
+def test_auto_takes_what_is_there_and_says_so(caplog, monkeypatch):
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    with caplog.at_level(logging.INFO, "edgeasync"):
+        open_session(built(MLP, (8,)).model, 1, "auto")
+    assert caplog.messages == ["provider: CPUExecutionProvider"]
+
+
+@pytest.mark.parametrize("provider", ["cuda", "tensorrt"])
+def test_a_provider_that_is_not_there(monkeypatch, provider):
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    with pytest.raises(ConfigError, match=f"provider '{provider}' is not in this onnxruntime.*provider = 'auto'"):
+        open_session(b"", 1, provider)
+
+
+@pytest.mark.parametrize(("provider", "fails"), [("cuda", True), ("auto", False)])
+def test_a_provider_that_does_not_start(monkeypatch, provider, fails):
+    """A package with CUDA, on a machine without a driver, goes on by the processor and says nothing."""
+    asked = []
+
+    class Session:
+        def __init__(self, graph, options, providers):
+            asked.append(providers)
+
+        def get_providers(self):
+            return ["CPUExecutionProvider"]
+
+    both = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: both)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
+    if fails:
+        with pytest.raises(ConfigError, match="does not start on this machine"):
+            open_session(b"", 1, provider)
+    else:
+        open_session(b"", 1, provider)
+    assert asked == [both]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the kernel does not tell threads")
+def test_threads_are_as_many_as_were_asked_for():
+    model = built(MLP, (8,)).model
+
+    def threads():
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    before = threads()
+    sessions = [open_session(model, 1, "cpu")]
+    assert threads() == before
+    sessions.append(open_session(model, 4, "cpu"))
+    assert threads() == before + 3
+    del sessions
