@@ -13,9 +13,9 @@ from edgeasync.data.files import load
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import Agent
+from edgeasync.runtime.agent_settings import AgentSection, AgentSettings
 from edgeasync.runtime.files import DeviceFolder
 from edgeasync.runtime.graph_cache import GraphCache
-from edgeasync.runtime.settings import AgentSection, AgentSettings
 from edgeasync.training.plan import ReceivedGraph, read_plan
 from edgeasync.training.trainer import Trainer
 

@@ -10,7 +10,7 @@ from edgeasync.cli.service import serve
 from edgeasync.config import convert, read_toml, to_table
 from edgeasync.core.effects import Report
 from edgeasync.errors import ConfigError
-from edgeasync.runtime.settings import HubSection, HubSettings
+from edgeasync.runtime.hub_settings import HubSection, HubSettings
 
 PROGRESS_S = 10.0
 

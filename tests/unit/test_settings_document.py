@@ -11,7 +11,8 @@ from msgspec import inspect
 
 from edgeasync.cli.main import app
 from edgeasync.config import Section, convert, read_toml
-from edgeasync.runtime.settings import AgentSettings, HubSettings
+from edgeasync.runtime.agent_settings import AgentSettings
+from edgeasync.runtime.hub_settings import HubSettings
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")

@@ -14,6 +14,9 @@ from edgeasync.autodiff.rules.geometry import Layer, as_two
 DEEP = 6
 """Input channels from which moving channels last pays for a kernel's gradient."""
 
+PLACES_MAX = 9
+"""Places of a kernel up to which there may be a copy of the input for each: more take too much memory."""
+
 COLUMNS_MAX = 64
 """Columns up to which a depthwise kernel's gradient is found by products of all pairs of columns."""
 
@@ -26,7 +29,8 @@ def kernel_gradient(layer: Layer, wide: str, narrow: str) -> str:
         return _by_rows(layer, wide, narrow)
     if not flat or not geometry.dense:
         return _by_convolution(layer, wide, narrow)
-    if layer.group == 1 and ins >= DEEP and math.prod(geometry.kernel) > 1:
+    places = math.prod(geometry.kernel)
+    if layer.group == 1 and (places > PLACES_MAX or (ins >= DEEP and places > 1)):
         return _by_columns(layer, wide, narrow)
     return _by_shifts(layer, wide, narrow)
 

@@ -1,18 +1,15 @@
-"""The settings files of a hub and of an agent, as frozen structs. `docs/settings.md` lists every key."""
+"""A hub's settings file as frozen structs. `docs/settings.md` lists every key."""
 
-import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta
 
-from edgeasync.config import ByteCount, Section, to_table
-from edgeasync.core.device import GRAPH_BYTES_MAX
+from edgeasync.config import Section, to_table
 from edgeasync.core.settings import HubCoreSettings, Limits, Liveness, StopCondition
 from edgeasync.errors import AddressError
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.codecs import check_codec_name
-from edgeasync.protocol.messages import DEVICE_ID_PATTERN
 from edgeasync.runtime.graph_model import OnnxModel, load_graph
 from edgeasync.runtime.hub import Hub, OnReport
 from edgeasync.training.numpy_models import Model
@@ -84,31 +81,3 @@ class HubSettings(Section, frozen=True):
             insecure=self.hub.insecure,
             on_report=on_report,
         )
-
-
-class AgentSection(Section, frozen=True):
-    """`[agent]`: which hub, which data, and who this device is."""
-
-    hub: str | None = None
-    data: str | None = None
-    device_id: str | None = None
-    state: str | None = None
-    seed: Annotated[int, Meta(ge=0, lt=2**62)] = 0
-    step_s_min: Annotated[float, Meta(ge=0, le=3600)] = 0.0
-    threads: Annotated[int, Meta(ge=1, le=4096)] = 1
-    provider: Literal["auto", "cpu", "cuda", "tensorrt"] = "auto"
-    graph_bytes_max: ByteCount = ByteCount(GRAPH_BYTES_MAX)
-
-    def __post_init__(self) -> None:
-        if self.device_id is not None and not re.match(DEVICE_ID_PATTERN, self.device_id):
-            raise ValueError(
-                f"device_id {self.device_id!r} is not a name: begin with a letter or digit, "
-                "then up to 63 letters, digits, '.', '_' or '-'"
-            )
-
-
-class AgentSettings(Section, frozen=True):
-    """An agent's settings file; with `[model]` it insists on that model."""
-
-    agent: AgentSection = AgentSection()
-    model: Model | None = None

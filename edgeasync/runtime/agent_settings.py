@@ -1,0 +1,42 @@
+"""An agent's settings file as frozen structs. `docs/settings.md` lists every key.
+
+Apart from a hub's, so that a device loads nothing of a hub.
+"""
+
+import re
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from edgeasync.config import ByteCount, Section
+from edgeasync.core.device import GRAPH_BYTES_MAX
+from edgeasync.protocol.messages import DEVICE_ID_PATTERN
+from edgeasync.training.numpy_models import Model
+
+
+class AgentSection(Section, frozen=True):
+    """`[agent]`: which hub, which data, and who this device is."""
+
+    hub: str | None = None
+    data: str | None = None
+    device_id: str | None = None
+    state: str | None = None
+    seed: Annotated[int, Meta(ge=0, lt=2**62)] = 0
+    step_s_min: Annotated[float, Meta(ge=0, le=3600)] = 0.0
+    threads: Annotated[int, Meta(ge=1, le=4096)] = 1
+    provider: Literal["auto", "cpu", "cuda", "tensorrt"] = "auto"
+    graph_bytes_max: ByteCount = ByteCount(GRAPH_BYTES_MAX)
+
+    def __post_init__(self) -> None:
+        if self.device_id is not None and not re.match(DEVICE_ID_PATTERN, self.device_id):
+            raise ValueError(
+                f"device_id {self.device_id!r} is not a name: begin with a letter or digit, "
+                "then up to 63 letters, digits, '.', '_' or '-'"
+            )
+
+
+class AgentSettings(Section, frozen=True):
+    """An agent's settings file; with `[model]` it insists on that model."""
+
+    agent: AgentSection = AgentSection()
+    model: Model | None = None
