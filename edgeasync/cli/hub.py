@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from edgeasync.cli.model import check_choices
 from edgeasync.cli.output import Printer
 from edgeasync.cli.service import serve
 from edgeasync.config import convert, read_toml, to_table
@@ -70,6 +71,7 @@ def run_hub(config: Path | None, flags: dict[str, Any], model_flags: dict[str, A
 
 def _model_table(found: object, flags: dict[str, Any]) -> dict[str, Any]:
     """Return the `[model]` that flags make of the file's; a model of another kind makes way for `--model`."""
+    check_choices(flags)
     known = found if isinstance(found, dict) and found.get("kind") == "onnx" else {}
     if "file" not in known | flags:
         raise ConfigError(

@@ -122,10 +122,15 @@ def export_run(run: Path, forward: Path | None, out: Path, printer: Printer) -> 
         printer.line(f"{out}: {len(arrays)} trained arrays of {trained}")
 
 
-def _load(path: Path, flags: dict[str, Any]) -> HubGraph:
+def check_choices(flags: dict[str, Any]) -> None:
+    """Raise `ConfigError`, with what there is to choose from, for a flag that is none of it."""
     for name, choices in _CHOICES.items():
         if name in flags and flags[name] not in choices:
             raise ConfigError(f"--{name} {flags[name]!r} is not known; choose from {', '.join(choices)}")
+
+
+def _load(path: Path, flags: dict[str, Any]) -> HubGraph:
+    check_choices(flags)
     settings = convert({"kind": "onnx", "file": str(path)} | flags, OnnxModel, where="flags")
     return load_graph(settings)
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from edgeasync.errors import ConfigError, DataError
 
 Targets = npt.NDArray[np.int64] | npt.NDArray[np.float32]
-"""Class numbers, int64 (n,), or values to predict, float32 (n, ...)."""
+"""Class numbers, int64, or values to predict, float32; one for each example, or an array of them, (n, ...)."""
 
 Batch = tuple[npt.NDArray[np.float32], Targets]
 """Examples float32 (batch, features...) and targets (batch, ...)."""
@@ -17,7 +17,7 @@ Batch = tuple[npt.NDArray[np.float32], Targets]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
-    """Examples `x`, float32 (n, features...), and targets `y`: labels int64 (n,) or values float32 (n, ...).
+    """Examples `x`, float32 (n, features...), and targets `y`: labels int64 or values float32, (n, ...).
 
     Make one with `Dataset.of`.
     """
@@ -39,8 +39,8 @@ class Dataset:
             raise DataError(f"{where}: y holds {targets.dtype} values; give class numbers 0, 1, 2, ... or floats")
         if examples.ndim < 2:
             raise DataError(f"{where}: x has {examples.ndim} dimensions; give one row of features per example")
-        if targets.ndim != 1 and (targets.dtype.kind != "f" or not targets.ndim):
-            raise DataError(f"{where}: y has {targets.ndim} dimensions; give one label per example")
+        if not targets.ndim:
+            raise DataError(f"{where}: y is a single value; give one label per example")
         if len(examples) != len(targets):
             raise DataError(
                 f"{where}: {len(examples)} examples but {len(targets)} labels; give one label for each"

@@ -31,6 +31,8 @@ def dirichlet(dataset: Dataset, parts: int, alpha: float, seed: int, *, examples
     _check(dataset, parts, examples_min)
     generator = np.random.Generator(np.random.PCG64(seed))
     shares: list[list[int]] = [[] for _ in range(parts)]
+    if dataset.y.ndim != 1:
+        raise DataError(f"the targets have {dataset.y.ndim} dimensions; only one label an example can be skewed")
     for label in np.unique(dataset.y):
         indices = generator.permutation(np.flatnonzero(dataset.y == label))
         ends = np.cumsum(generator.dirichlet(np.full(parts, alpha)))[:-1] * len(indices)

@@ -114,10 +114,8 @@ def _check_data(inputs: int, classes: int, dataset: Dataset) -> None:
             f"the data has {features} features, the hub's model takes {inputs}: "
             "give this device data with the same features as the others"
         )
-    if dataset.y.dtype.kind != "i":
-        raise DataError(
-            "the data's targets are not class numbers, as the hub's model takes them: number them from 0"
-        )
+    if dataset.y.dtype.kind != "i" or dataset.y.ndim != 1:
+        raise DataError("the data's targets are not one class number each, as the hub's model takes them")
     if (label := int(dataset.y.max())) >= classes:
         raise DataError(
             f"label {label} is not under {classes} classes, as the hub's model has: number the classes from 0"

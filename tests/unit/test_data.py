@@ -19,7 +19,7 @@ GOOD_Y = np.array([0, 1, 2, 0, 1, 2])
         (GOOD_X[:0], GOOD_Y[:0], "there are no values; give at least one example"),
         (GOOD_X[:, :0], GOOD_Y, "there are no values; give at least one example"),
         (GOOD_X[:, 0], GOOD_Y, "x has 1 dimensions; give one row of features per example"),
-        (GOOD_X, GOOD_Y[:, None], "y has 2 dimensions; give one label per example"),
+        (GOOD_X, 3, "y is a single value; give one label per example"),
         (np.full((6, 2), np.nan), GOOD_Y, "values that are not finite"),
         (np.where(GOOD_X == 3, -np.inf, GOOD_X), GOOD_Y, "values that are not finite"),
         (np.full((6, 2), 1e300), GOOD_Y, "values that are not finite in float32"),
@@ -47,6 +47,10 @@ def test_targets_that_are_floats_are_values_to_predict(tmp_path):
     np.savez(tmp_path / "d.npz", x=GOOD_X)
     own = load(tmp_path / "d.npz")
     assert own.y is own.x
+
+
+def test_an_example_may_have_several_labels():
+    assert Dataset.of(GOOD_X, np.ones((6, 4), np.uint8)).y.shape == (6, 4)
 
 
 def test_full_batches_leave_out_the_rest_of_an_epoch():
