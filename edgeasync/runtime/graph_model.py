@@ -46,7 +46,7 @@ def load_graph(model: OnnxModel) -> HubGraph:
         if error.name != "onnx":
             raise
         raise ConfigError(
-            "ONNX models are read with the package onnx, which a device need not have: pip install 'edgeasync[hub]'"
+            "to read ONNX models the package onnx is needed: pip install 'edgeasync[hub]'"
         ) from error
     path = Path(model.file).expanduser()
     content = _read(path)
