@@ -6,6 +6,7 @@ import signal
 import psutil
 import pytest
 
+from edgeasync.cli.demo import TRAINED_FILE
 from edgeasync.runtime.files import MODEL_FILE, load_model
 from tests.integration.processes import (
     ENDING_SIGNALS,
@@ -319,7 +320,7 @@ def test_demo(commands):
     assert result["updates_rejected"] >= 0
     assert result["duplicates"] >= 0
     assert 15 <= result["seconds"] <= 60
-    assert result["model"] == str(commands.folder / "demo" / MODEL_FILE)
+    assert result["model"] == str(commands.folder / "demo" / TRAINED_FILE)
     assert len(demo.events) == len(demo.lines) - 1
     assert demo.wait_for("killed", device="device-2")
     assert demo.wait_for("lost", device="device-2")

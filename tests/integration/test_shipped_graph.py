@@ -186,7 +186,13 @@ def test_a_hub_without_a_model(commands):
 
 
 def test_a_loss_that_is_none(commands, forward):
-    mistake(commands, CONFIG, "model.loss", arguments=["hub", "--model", forward, "--loss", "guess", *LISTEN])
+    mistake(
+        commands,
+        CONFIG,
+        "--loss",
+        "cross_entropy",
+        arguments=["hub", "--model", forward, "--loss", "guess", *LISTEN],
+    )
 
 
 def test_a_model_that_is_none(commands, forward):

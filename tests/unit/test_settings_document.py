@@ -9,6 +9,7 @@ import pytest
 import typer
 from msgspec import inspect
 
+from edgeasync import nn
 from edgeasync.cli.main import app
 from edgeasync.config import Section, convert, read_toml
 from edgeasync.runtime.agent_settings import AgentSettings
@@ -135,8 +136,11 @@ def test_whole_files_in_the_document_are_read():
 
 
 @pytest.mark.parametrize("path", HUB_FILES)
-def test_hub_files_are_read(path):
-    read_toml(ROOT / path, HubSettings).make_hub()
+def test_hub_files_are_read(path, tmp_path, monkeypatch):
+    settings = read_toml(ROOT / path, HubSettings)
+    monkeypatch.chdir(tmp_path)  # where the model's file lies beside whoever starts the hub
+    nn.save(nn.Linear(64, 10), settings.model.file, input_shape=(64,))
+    settings.make_hub()
 
 
 @pytest.mark.parametrize("path", AGENT_FILES)
