@@ -14,7 +14,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from edgeasync.data.dataset import Dataset, batches
-from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchError
+from edgeasync.errors import DataError, GraphError, ModelMismatchError
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.policies.transforms import Transform
 from edgeasync.training.trainer import GradientTrainer, StepResult
@@ -39,8 +39,7 @@ class OnnxTrainer:
 
     `threads` is how many cores a step may use. A graph of one fixed batch size overrides `batch_size`. Raises
     `GraphError` for a graph that cannot be loaded or does not follow the contract, `ModelMismatchError` if it
-    does not train what `spec` says, `DataError` for data that does not fit, `ConfigError` for a provider that
-    is not there.
+    does not train what `spec` says, `DataError` for data that does not fit.
     """
 
     def __init__(
@@ -195,7 +194,11 @@ class _Fed:
 
 
 def open_session(graph: bytes, threads: int, provider: Provider) -> onnxruntime.InferenceSession:
-    """Return a session for small devices: `threads` cores, idle between steps."""
+    """Return a session for small devices: `threads` cores, idle between steps.
+
+    A provider that is missing or does not start is replaced by the CPU, with a warning in the log: one settings
+    file may serve boards that differ.
+    """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -212,11 +215,8 @@ def open_session(graph: bytes, threads: int, provider: Provider) -> onnxruntime.
             f"onnxruntime cannot load the graph: {_sentence(error)}; install a newer onnxruntime"
         ) from error
     taken = session.get_providers()
-    if provider != "auto" and chosen[0] not in taken:
-        raise ConfigError(
-            f"provider {provider!r} does not start on this machine: install its driver and libraries, or leave "
-            "provider = 'auto'"
-        )
+    if chosen[0] not in taken:
+        _log.warning("provider %s does not start here, install its driver and libraries: using the CPU", chosen[0])
     _log.info("provider: %s", ", ".join(taken))
     return session
 
@@ -225,13 +225,15 @@ def _providers(provider: Provider, available: list[str]) -> list[str]:
     if provider == "auto":
         # Not TensorRT: it compiles for minutes, which only who asks for it should wait for.
         provider = "cuda" if _PROVIDERS["cuda"] in available else "cpu"
-    wanted = _PROVIDERS[provider]
-    if wanted not in available:
-        raise ConfigError(
-            f"provider {provider!r} is not in this onnxruntime, which has {', '.join(available)}; "
-            "install one that has it, or leave provider = 'auto'"
+    wanted = [_PROVIDERS[provider]]
+    if provider == "tensorrt":
+        wanted.append(_PROVIDERS["cuda"])
+    if wanted[0] not in available:
+        _log.warning(
+            "provider %s is not in this onnxruntime, which has %s: doing without", wanted[0], ", ".join(available)
         )
-    return [wanted] if provider == "cpu" else [wanted, _PROVIDERS["cpu"]]
+    found = [name for name in wanted if name in available]
+    return found if found == [_PROVIDERS["cpu"]] else [*found, _PROVIDERS["cpu"]]
 
 
 def _explain(error: Exception) -> DataError | GraphError:
