@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection
 
 from edgeasync.autodiff.forward import Forward
-from edgeasync.autodiff.graph import FLOAT, Node
+from edgeasync.autodiff.graph import FLOAT, Node, free_inputs
 from edgeasync.autodiff.rules import RULES, STOPPING, Step, TrainingGraphBuilder
 from edgeasync.errors import GraphError
 
@@ -25,6 +25,11 @@ def begin(
     for node in forward.nodes:
         step = Step(graph, Node(node.op, list(node.inputs), list(node.outputs), dict(node.attributes), node.name))
         steps.append(step)
+        if caught := sorted(graph.active.intersection(free_inputs(node)).difference(node.inputs)):
+            raise GraphError(
+                f"{node.where}: its body reads {caught[0]!r}, which is trained, and there is no gradient for "
+                f"{node.op}; freeze what its body reads, or write the model without it"
+            )
         if node.op not in STOPPING and any(step.active(position) for position in range(len(node.inputs))):
             if node.op not in RULES:
                 raise GraphError(

@@ -23,7 +23,7 @@ def check_export(model: onnx.ModelProto, prepared: Forward, statistics: set[str]
     if model.producer_name == "pytorch":
         _check_folds(prepared)
         _check_origins(prepared, _said(model, _FOLDED_FROM), settings)
-    _check_identity(prepared, statistics)
+    _check_identity(prepared, statistics.union(settings.train))
     _check_statistics(prepared, statistics)
 
 
@@ -57,9 +57,9 @@ def _check_output(prepared: Forward, settings: GraphSettings) -> None:
             sources += [makers[name] for name in last.inputs if name in makers]
 
 
-def _check_identity(prepared: Forward, statistics: set[str]) -> None:
-    """Refuse a parameter that an exporter made of several that happened to be equal."""
-    for name in prepared.parameters.keys() - statistics:
+def _check_identity(prepared: Forward, excused: set[str]) -> None:
+    """Refuse a parameter that an exporter made of several equal ones, unless it is named in full."""
+    for name in prepared.parameters.keys() - excused:
         readers = [node for node in prepared.nodes if name in node.inputs]
         if (
             len(readers) > 1
@@ -69,7 +69,7 @@ def _check_identity(prepared: Forward, statistics: set[str]) -> None:
             raise GraphError(
                 f"parameter {name!r} is read by {readers[0].where} and {readers[1].where}, and all its values are "
                 "equal: the exporter merged parameters; export without optimization "
-                "(torch.onnx.export(..., optimize=False))"
+                "(torch.onnx.export(..., optimize=False)), or name it in `train` if it is shared on purpose"
             )
 
 

@@ -29,6 +29,11 @@ RANDOM_OPERATORS = frozenset(
 )  # fmt: skip
 
 
+_PICKING = SHAPE_OPERATORS | {"Gather", "Slice", "Split"}
+"""Operators that may leave out what follows the batch. What another makes of it may be alike at two sizes only
+by chance: a third of the batch, or whether it is above ten."""
+
+
 class Forward(Graph):
     """A forward model: `inputs` of data, `parameters` that may be trained, constants, and one `output`."""
 
@@ -103,7 +108,7 @@ def prepare(model: onnx.ModelProto, output: str, trained: Iterable[str], statist
     variable = {*trained, *statistics}
     for name, value in initial_values(model).items():
         (forward.parameters if name in variable else forward.constants)[name] = value
-    nodes = _resolve(needed(read_nodes(model.graph.node), [output]), forward)
+    nodes = _resolve(needed(read_nodes(model.graph.node), [output]), forward, model)
     _check_domains(model, nodes)
     used = {name for node in nodes for name in free_inputs(node)}
     symbols: set[str] = set()
@@ -114,6 +119,12 @@ def prepare(model: onnx.ModelProto, output: str, trained: Iterable[str], statist
         raise GraphError(f"output {output!r} depends on no input of the model")
     first, second = _measure(forward, nodes, symbolic=bool(symbols))
     for name, value in first.items():
+        measured: object = value
+        if isinstance(measured, list):
+            raise GraphError(
+                f"tensor {name!r} is a sequence of tensors, as torch's newer exporter makes of chunk and split: "
+                "export with dynamo=False, or with optimize=True, or cut by slices"
+            )
         shape = value.shape
         other = second[name].shape
         if len(shape) != len(other):
@@ -181,20 +192,45 @@ def is_uniform(value: Array) -> bool:
     return bool((value == value.flat[0]).all()) if value.size else True
 
 
-def _resolve(nodes: list[Node], forward: Forward) -> list[Node]:
-    """Turn Constant nodes into constants, and read through Identity."""
+def _resolve(nodes: list[Node], forward: Forward, model: onnx.ModelProto) -> list[Node]:
+    """Turn Constant nodes into constants, sequences into their parts, and read through Identity."""
     same: dict[str, str] = {}
     kept = []
+    sequences: dict[str, list[str]] = {}
     for node in nodes:
         node.inputs = [same.get(name, name) for name in node.inputs]
         if node.op == "Constant":
             forward.constants[node.outputs[0]] = _constant_value(node)
+        elif node.op == "SplitToSequence" and (sizes := _split_sizes(node, forward, model)) is not None:
+            # torch's newer exporter makes a sequence of what chunk and split give; plain parts can be trained.
+            parts = [f"{node.outputs[0]}::{place}" for place in range(len(sizes))]
+            cut = f"{node.outputs[0]}::sizes"
+            forward.constants[cut] = np.array(sizes, np.int64)
+            attributes = {"axis": node.attributes.get("axis", 0)}
+            kept.append(Node("Split", [node.inputs[0], cut], parts, attributes, node.name))
+            sequences[node.outputs[0]] = parts
+        elif node.op == "SequenceAt" and node.inputs[0] in sequences and node.inputs[1] in forward.constants:
+            same[node.outputs[0]] = sequences[node.inputs[0]][int(forward.constants[node.inputs[1]].reshape(()))]
         elif node.op != "Identity":
             kept.append(node)
         elif node.outputs[0] not in forward.parameters and node.outputs[0] not in forward.constants:
             same[node.outputs[0]] = node.inputs[0]
     forward.output = same.get(forward.output, forward.output)
     return kept
+
+
+def _split_sizes(node: Node, forward: Forward, model: onnx.ModelProto) -> list[int] | None:
+    """Return the sizes that a SplitToSequence cuts into, if they can be told before the model runs."""
+    given = forward.constants.get(node.inputs[1]) if len(node.inputs) > 1 else None
+    if given is None or given.ndim:
+        return None if given is None else [int(size) for size in given]
+    step, axis = int(given), node.attributes.get("axis", 0)
+    known = {info.name: info.type.tensor_type.shape.dim for info in model.graph.value_info}
+    dims = known.get(node.inputs[0])
+    if dims is None or not -len(dims) <= axis < len(dims) or not dims[axis].dim_value:
+        return None
+    whole, rest = divmod(dims[axis].dim_value, step)
+    return [step] * whole + [rest] * bool(rest)
 
 
 def _constant_value(node: Node) -> Array:
@@ -255,7 +291,7 @@ def _probe_input(forward: Forward, name: str) -> onnx.ValueInfoProto:
 
 def _fold(forward: Forward, nodes: list[Node], first: Mapping[str, Array], second: Mapping[str, Array]) -> None:
     """Keep the nodes whose results depend on data, parameters or the batch size; the others are constants."""
-    shape_like = set(forward.constants)
+    shape_like, varying = set(forward.constants), set[str]()
     for node in nodes:
         if node.op == "CastLike":
             kind = helper.np_dtype_to_tensor_dtype(forward.dtypes[node.outputs[0]])
@@ -264,7 +300,11 @@ def _fold(forward: Forward, nodes: list[Node], first: Mapping[str, Array], secon
         free = node.op not in RANDOM_OPERATORS and (node.op in SHAPE_OPERATORS or inputs <= shape_like)
         if free:
             shape_like.update(node.outputs)
-        if free and all(_same(first[name], second[name]) for name in node.outputs if name):
+        alike = all(_same(first[name], second[name]) for name in node.outputs if name)
+        if free and (not alike or (node.op not in _PICKING and not varying.isdisjoint(inputs))):
+            varying.update(node.outputs)
+            alike = False
+        if free and alike:
             forward.constants |= {name: first[name] for name in node.outputs if name}
         else:
             forward.nodes.append(node)

@@ -1,6 +1,6 @@
 """Which of a forward model's initializers are trained, by name patterns and by what an exporter tells of them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 
 import msgspec
@@ -26,24 +26,26 @@ def select(model: onnx.ModelProto, values: Mapping[str, Array], settings: GraphS
     Running statistics move where anything of their batch norm is chosen.
     """
     statistics, norms = _statistics(model, values)
-    candidates = _candidates(model, values)
+    candidates = _candidates(model, values, settings.train)
     chosen = _chosen(list(dict.fromkeys([*candidates, *sorted(statistics)])), settings)
     live = {name for norm in norms if chosen.intersection(norm) for name in norm[2:]}
     return Selection([name for name in candidates if name in chosen and name not in statistics], live)
 
 
-def _candidates(model: onnx.ModelProto, values: Mapping[str, Array]) -> list[str]:
-    """Return what may be trained: float32 initializers with a dimension. A scalar is a constant of the formula."""
+def _candidates(model: onnx.ModelProto, values: Mapping[str, Array], named: Collection[str]) -> list[str]:
+    """Return what may be trained: float32 initializers with a dimension, and any that is named in full.
+
+    A scalar, or an exponent, is a constant of the formula unless somebody says that it is not.
+    """
     untrained = {name for node in model.graph.node for name in _fixed_inputs(node)}
     untrained.update(name for name, kind in kinds_of_inputs(model).items() if kind != "PARAMETER")
     return [
         name
         for name, value in values.items()
         if value.dtype == FLOAT
-        and value.ndim
         and value.size
-        and name not in untrained
         and np.isfinite(value).all()
+        and (name in named or (value.ndim and name not in untrained))
     ]
 
 

@@ -138,8 +138,7 @@ class Agent:
         try:
             action()
         except Exception as error:  # noqa: BLE001
-            self._fail(error)
-            self._exchange.handle(StopRequested())  # says goodbye
+            self._fail_and_leave(error)
         if self._timer is not None:
             self._timer.cancel()
         due_s = self._exchange.core.next_deadline_s()
@@ -153,7 +152,11 @@ class Agent:
         self._do(lambda: self._exchange.on_message(header, payload))
 
     def _fail_from_thread(self, error: BaseException) -> None:
-        self._loop.call_soon_threadsafe(self._fail, error)
+        self._loop.call_soon_threadsafe(self._fail_and_leave, error)
+
+    def _fail_and_leave(self, error: BaseException) -> None:
+        self._fail(error)
+        self._exchange.handle(StopRequested())  # says goodbye
 
     def _fail(self, error: BaseException) -> None:
         if not self._done.done():
@@ -207,6 +210,10 @@ class Agent:
         self._loop.call_soon_threadsafe(self.tell, Tell("warning", sentence))
 
     def prepare(self, welcome: Welcome) -> None:
+        """Let the worker make ready: loading a graph may take seconds, in which pings must leave."""
+        self._worker.submit(lambda: self._prepare(welcome))
+
+    def _prepare(self, welcome: Welcome) -> None:
         """Screen the hub's graph, make the trainer, and hold it against the hub's description."""
         if welcome.graph is not None:
             assert self.graph is not None
@@ -219,10 +226,11 @@ class Agent:
 
     def train(self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None]) -> None:
         """Take the local steps in the worker's thread."""
-        assert self._trainer is not None
-        trainer = self._trainer
 
         def work() -> None:
+            trainer = self._trainer
+            if trainer is None:
+                return  # it could not be made, and the agent is ending
             trainer.begin(model.parameters)
             result = take_local_steps(
                 trainer,

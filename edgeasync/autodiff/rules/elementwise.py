@@ -86,7 +86,9 @@ def _pow(step: Step) -> Gradients:
         return [step.unbroadcast(op("Mul", step.gradient, slope), 0)]
     lower = op("Sub", exponent, graph.scalar(1.0))
     slope = op("Mul", op("Pow", base, lower), exponent)
-    growth = op("Mul", step.output(), op("Log", base))
+    # 0 to any power does not change with the power; its logarithm would make a NaN of that.
+    growth = op("Where", op("Equal", base, graph.scalar(0.0)), graph.scalar(0.0),
+                op("Mul", step.output(), op("Log", base)))  # fmt: skip
     return [
         step.unbroadcast(op("Mul", step.gradient, slope), 0),
         step.unbroadcast(op("Mul", step.gradient, growth), 1),

@@ -524,3 +524,67 @@ def test_initial_values_are_not_views_of_the_file():
     graph.initial[:] = 0
     entry = onnx.load_model_from_string(model()).graph.initializer[0]
     assert numpy_helper.to_array(entry).any()
+
+
+# -- what depends on the batch size, on sequences, or on what a body reads ---------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "k = Constant<value_ints=[4]>()\ns = Shape<start=0, end=1>(x)\nd = Div(s, k)",  # 0 at sizes 2 and 3
+        "k = Constant<value_ints=[2]>()\ns = Shape<start=0, end=1>(x)\nd = Min(s, k)",  # 2 at both
+    ],
+)
+def test_what_is_alike_at_two_batch_sizes_only_is_no_constant(text):
+    data = forward(f"{text}\nf = Cast<to=1>(d)\nh = Mul(x, w)\ny = Add(h, f)", {"w": numbers((3,), 1)}, (3,))
+    graph = build_training_graph(data, MSE)
+    for rows in (1, 8):
+        x, target = numbers((rows, 3), 2), numbers((rows, 3), 3)
+        (y,) = session(data).run(None, {"x": x})
+        np.testing.assert_allclose(run(graph, {"x": x, "target": target})["loss"], squares(y, target), rtol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", ["value_ints=[2, 4]", "value_int=4"])
+def test_parts_of_a_sequence_are_parts_of_a_tensor(sizes):
+    sequence = f"c = Constant<{sizes}>()\nq = SplitToSequence<axis=1>(h, c)"
+    places = "i0 = Constant<value_int=0>()\ni1 = Constant<value_int=1>()"
+    parts = "a = SequenceAt(q, i0)\nb = SequenceAt(q, i1)\ny = Concat<axis=1>(b, a)"
+    data = forward(f"h = Mul(x, p)\n{sequence}\n{places}\n{parts}", {"p": numbers((6,), 1)}, (6,))
+    x, target = numbers((4, 6), 2), numbers((4, 6), 3)
+    y = session(data).run(None, {"x": x})[0]
+    found = run(build_training_graph(data, MSE), {"x": x, "target": target})
+    np.testing.assert_allclose(found["loss"], squares(y, target), rtol=1e-5)
+    cut = 2 if "ints" in sizes else 4
+    slope = 2 * (y - target) / y.size
+    slope = np.concatenate([slope[:, 6 - cut :], slope[:, : 6 - cut]], axis=1)
+    np.testing.assert_allclose(found["p.grad"], (slope * x).sum(axis=0), rtol=1e-5)
+
+
+def test_a_body_that_reads_what_is_trained():
+    def value(name):
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+
+    body = helper.make_graph(
+        [helper.make_node("MatMul", ["s", "w"], ["n"]), helper.make_node("Add", ["n", "i"], ["o"])],
+        "body",
+        [value("s"), value("i")],
+        [value("o")],
+    )
+    data = edited(
+        forward("t = Transpose<perm=[1, 0, 2]>(x)\ns = ReduceMean(t, a)\ny = Scan<num_scan_inputs=1>(s, t)",
+                {"w": numbers((3, 3), 1), "a": np.int64([0])}, (5, 3)),
+        lambda proto: proto.graph.node[2].attribute.append(helper.make_attribute("body", body)),
+    )  # fmt: skip
+    with pytest.raises(GraphError, match=r"its body reads 'w', which is trained"):
+        build_training_graph(data, MSE)
+
+
+def test_a_scalar_and_an_exponent_are_trained_if_they_are_named_in_full():
+    parameters = {"w": numbers((3,), 1), "s": np.float32(2.0), "e": np.float32([3.0])}
+    data = forward("h = Mul(x, w)\nr = Relu(h)\nq = Pow(r, e)\ny = Mul(q, s)", parameters, (3,))
+    assert names(build_training_graph(data, MSE)) == ["w"]
+    graph = build_training_graph(data, GraphSettings(loss="mse", train=("*", "s", "e")))
+    assert names(graph) == ["w", "s", "e"]
+    found = run(graph, {"x": numbers((8, 3), 2), "target": numbers((8, 3), 3)})
+    assert all(np.isfinite(value).all() for value in found.values())  # a rectified base is 0 here and there
