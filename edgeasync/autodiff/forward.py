@@ -59,7 +59,10 @@ def load(data: bytes) -> onnx.ModelProto:
     except Exception as error:
         raise GraphError(f"not a readable ONNX model: {first_line(error)}") from error
     if outside:
-        raise GraphError(f"initializer {outside[0]!r} lies in an external file; save the model as one file")
+        raise GraphError(
+            f"initializer {outside[0]!r} lies in an external file; save the model as one file, "
+            "as torch does with external_data=False"
+        )
     return model
 
 

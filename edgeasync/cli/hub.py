@@ -42,11 +42,13 @@ def run_hub(config: Path | None, flags: dict[str, Any], model_flags: dict[str, A
         if core.updates_applied == seen:
             return
         seen = core.updates_applied
-        counts = {
+        counts: dict[str, float] = {
             "version": core.version,
             "updates_applied": core.updates_applied,
             "devices_live": core.members.live_count,
         }
+        if (loss := core.members.loss()) is not None:
+            counts["loss"] = float(f"{loss:.4g}")
         if printer.json:
             printer.event("progress", **counts)
         else:
@@ -75,6 +77,6 @@ def _model_table(found: object, flags: dict[str, Any]) -> dict[str, Any]:
     known = found if isinstance(found, dict) and found.get("kind") == "onnx" else {}
     if "file" not in known | flags:
         raise ConfigError(
-            "--loss, --train and --output tell how to train an ONNX model; give --model FILE.onnx too"
+            "--loss, --train and the like tell how to train an ONNX model; give --model FILE.onnx too"
         )
     return {"kind": "onnx"} | known | flags

@@ -56,14 +56,11 @@ def hub(
         str | None,
         typer.Option("--model", help="What to train: an ONNX model, or a training graph built from one."),
     ] = None,
-    loss: Annotated[
-        str | None,
-        typer.Option(help="Loss of the ONNX model: cross_entropy, mse, l1, huber or bce_with_logits."),
-    ] = None,
-    train: Annotated[
-        list[str] | None, typer.Option(help="Parameters to train, a pattern such as 'head.*'; may be repeated.")
-    ] = None,
-    output: Annotated[str | None, typer.Option(help="The output that the loss reads.")] = None,
+    loss: Loss = None,
+    train: Train = None,
+    freeze: Freeze = None,
+    output: Output = None,
+    target: Target = None,
     bind: Annotated[str | None, typer.Option(help="Where to listen [default: tcp://127.0.0.1:5555].")] = None,
     run: Annotated[
         str | None, typer.Option(help="Folder of this run, made if missing [default: runs/default].")
@@ -75,8 +72,8 @@ def hub(
     from edgeasync.cli.hub import run_hub  # noqa: PLC0415
 
     flags = {"bind": bind, "run": run, "insecure": insecure or None}
-    model_flags: dict[str, Any] = {"file": file, "loss": loss, "train": train or None, "output": output}
-    run_hub(config, _given(flags), _given(model_flags), Printer(json=json))
+    model_flags = _given({"file": file}) | _graph_flags(loss, train, freeze, output, target)
+    run_hub(config, _given(flags), model_flags, Printer(json=json))
 
 
 @app.command()

@@ -28,10 +28,10 @@ def print_status(address: str, timeout_s: float, printer: Printer) -> None:
 
 def device_table(devices: list[dict[str, Any]], pids: dict[str, int] | None = None) -> Table:
     """Return a table of the devices, with process ids where they are known."""
-    columns = ["device", "state", "seen", "updates", "stale", "steps", "ex/s"]
+    columns = ["device", "state", "seen", "updates", "stale", "steps", "ex/s", "loss"]
     if pids is not None:
         columns.insert(1, "pid")
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     for column in columns:
         table.add_column(column, justify="left" if column in ("device", "state") else "right", no_wrap=True)
     for device in devices:
@@ -43,6 +43,7 @@ def device_table(devices: list[dict[str, Any]], pids: dict[str, int] | None = No
             str(device["staleness"]),
             str(device["local_steps"]),
             f"{device['examples_per_s']:.0f}",
+            "" if device["loss"] is None else f"{device['loss']:.3g}",
         ]
         if pids is not None:
             cells.insert(1, str(pids.get(device["id"], "")))

@@ -59,6 +59,7 @@ from edgeasync.protocol.messages import (
     Pong,
     Push,
     Refuse,
+    Rejected,
     Welcome,
 )
 
@@ -110,6 +111,7 @@ class DeviceCore:
         self._adopting: Assignment | None = None
         self._seq_last = 0
         self._attempts = self._duplicate_refusals = 0
+        self._diverged = False
         self._link_at_s = self._work_at_s = self._ping_at_s = self._heard_s = 0.0
 
     # -- time ------------------------------------------------------------------------------------------------
@@ -424,7 +426,14 @@ class DeviceCore:
         self.work = "idle"
         self.updates_answered += 1
         self._wait(now_s)
-        return [Tell("answered", describe(ack.outcome))]
+        return [Tell("answered", describe(ack.outcome)), *self._warned_of(ack.outcome)]
+
+    def _warned_of(self, outcome: Outcome) -> list[DeviceEffect]:
+        """Warn of an update that was no number, once until one is taken again."""
+        diverged = outcome == Rejected("not_finite")
+        begun, self._diverged = diverged and not self._diverged, diverged
+        sentence = "training diverged, and the hub refused the update: scale the data, or lower the learning rate"
+        return [Tell("warning", sentence)] if begun else []
 
 
 def describe(outcome: Outcome) -> str:

@@ -6,6 +6,7 @@ it begins a new space of sequence numbers, and the old state id is remembered as
 """
 
 import heapq
+import math
 from collections import deque
 from typing import Any, Literal
 
@@ -209,9 +210,15 @@ class Membership:
                 "last_seen_s": round(now_s - member.seen_s, 3),
                 "examples_per_s": round(member.history.examples_per_s, 1),
                 "updates_applied": member.updates_applied,
+                "loss": _shown(member.history),
             }
             for member in self.members.values()
         ]
+
+    def loss(self) -> float | None:
+        """Return the mean of the devices' last losses, each device alike; `None` if there is none."""
+        losses = [loss for history in self.histories.values() if (loss := _shown(history)) is not None]
+        return sum(losses) / len(losses) if losses else None
 
     def check(self) -> None:
         """Raise `AssertionError` where the tables contradict one another."""
@@ -285,3 +292,8 @@ class Membership:
         del self.histories[oldest.device_id]
         self._by_session.pop(oldest.session, None)
         self._by_peer.pop(oldest.peer, None)
+
+
+def _shown(history: DeviceHistory) -> float | None:
+    """Return a device's last mean loss, if it has one that is a number."""
+    return history.loss_mean if history.updates and math.isfinite(history.loss_mean) else None

@@ -35,7 +35,7 @@ class Dataset:
         examples, targets = _array(x, "x", where), _array(y, "y", where)
         if examples.dtype.kind not in "biuf":
             raise DataError(f"{where}: x holds {examples.dtype} values; give real numbers")
-        if targets.dtype.kind not in "iuf":
+        if targets.dtype.kind not in "biuf":
             raise DataError(f"{where}: y holds {targets.dtype} values; give class numbers 0, 1, 2, ... or floats")
         if examples.ndim < 2:
             raise DataError(f"{where}: x has {examples.ndim} dimensions; give one row of features per example")

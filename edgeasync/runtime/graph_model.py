@@ -59,10 +59,20 @@ def load_graph(model: OnnxModel) -> HubGraph:
             forward = content
             settings = {name: getattr(model, name) for name in GraphSettings.__struct_fields__}
             built = build.build_training_graph(content, GraphSettings(**settings))
-        check_graph(built.model, bytes_max=MODEL_BYTES_MAX)
+        summary = check_graph(built.model, bytes_max=MODEL_BYTES_MAX)
+        _check_inputs(summary.inputs, built.spec)
     except GraphError as error:
         raise GraphError(f"{path}: {error}") from error
     return HubGraph(built.model, built.spec, built.initial, forward)
+
+
+def _check_inputs(inputs: tuple[str, ...], spec: ParameterSpec) -> None:
+    """Refuse here what every device would refuse."""
+    data = set(inputs) - {parameter.name for parameter in spec.parameters} - {"target"}
+    if len(data) != 1:
+        raise GraphError(
+            f"the model has the inputs {', '.join(sorted(data))}; a device's data is one array x: join them"
+        )
 
 
 def keep_files(run: Path, graph: bytes, forward: bytes | None) -> None:

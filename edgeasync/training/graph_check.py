@@ -31,7 +31,7 @@ OPSET_MIN, OPSET_MAX = 13, 28
 DIMS_MAX = 32
 
 _NAMES = """
-    Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh Attention AveragePool BatchNormalization
+    Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization
     BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil Celu CenterCropPad Clip Col2Im
     Compress Concat Constant ConstantOfShape Conv ConvTranspose Cos Cosh CumProd CumSum DepthToSpace
     DequantizeLinear Det Div Dropout Einsum Elu Equal Erf Exp Expand EyeLike Flatten Floor GRU Gather
@@ -50,6 +50,8 @@ ALLOWED = frozenset(_NAMES.split())
 
 Dropout is there because a training graph needs it; `Loop` and `If` are not, nor sequences, text and images.
 """
+
+_DIVISORS = frozenset({b"group", b"num_groups", b"num_heads", b"q_num_heads", b"kv_num_heads", b"blocksize"})
 
 _ITEM_BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 16: 16}
 """Bits of a value by TensorProto.DataType: numbers and booleans only."""
@@ -225,6 +227,7 @@ class _Screen:
 
     def _attribute(self, view: memoryview, operator: bytes, where: str, depth: int) -> None:
         body: memoryview | None = None
+        number: int | None = None
         attribute_name = b""
         for name, value in self._walk(view, _ATTRIBUTE, f"an attribute of {where}"):
             if name == "name":
@@ -233,6 +236,11 @@ class _Screen:
                 body = _bytes(value)
             elif name == "t":
                 self._tensor(_bytes(value))
+            elif name == "i":
+                number = _int(value)
+        if number is not None and attribute_name in _DIVISORS and not 0 < number < 1 << 31:
+            # onnxruntime divides by it, and the process dies of that.
+            raise GraphError(f"{where}: {attribute_name.decode()} is not a count of 1 or more; {_MEND}")
         if body is not None:
             if (operator, attribute_name) != (b"Scan", b"body"):
                 raise GraphError(f"{where} holds a graph; only the body of a Scan may")

@@ -208,6 +208,17 @@ def test_an_assignment_that_does_not_follow_is_fetched():
     assert device.now_s == since_s + LEASE_S
 
 
+def test_divergence_is_told_once_until_an_update_is_taken_again():
+    device = DeviceBench().training()
+    told = []
+    for seq, outcome in enumerate([Rejected("not_finite")] * 2 + [Applied(3), Rejected("not_finite")], start=1):
+        device.trained()
+        device.assigned(4, Ack(seq, outcome))
+        told.append([effect.event for effect in device.effects if isinstance(effect, Tell)])
+        device.give(Adopted(assignment(4, Ack(seq, outcome))))
+    assert told == [["answered", "warning"], ["answered"], ["answered"], ["answered", "warning"]]
+
+
 @pytest.mark.parametrize(
     ("outcome", "words"),
     [

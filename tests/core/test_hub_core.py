@@ -605,6 +605,7 @@ def test_status_is_the_contract(hub_bench):
                 "last_seen_s": 1.5,
                 "examples_per_s": 32.0,
                 "updates_applied": 1,
+                "loss": 0.5,
             }
         ],
     }

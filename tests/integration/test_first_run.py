@@ -267,6 +267,7 @@ CONTRACT_DEVICE = {
     "last_seen_s": float,
     "examples_per_s": float,
     "updates_applied": int,
+    "loss": float,
 }
 STATES = {"joining", "training", "paused", "lost", "left", "quarantined"}
 

@@ -26,7 +26,7 @@ GOOD_Y = np.array([0, 1, 2, 0, 1, 2])
         (GOOD_X.astype(str), GOOD_Y, "x holds <U32 values; give real numbers"),
         (GOOD_X.astype(complex), GOOD_Y, "x holds complex128 values; give real numbers"),
         ([[1.0], [1.0, 2.0]], [0, 1], "x is not one array; give every example the same shape"),
-        (GOOD_X, GOOD_Y.astype(bool), "y holds bool values; give class numbers"),
+        (GOOD_X, GOOD_Y.astype(complex), "y holds complex128 values; give class numbers"),
         (GOOD_X, GOOD_Y * np.nan, "y has values that are not finite"),
         (GOOD_X, GOOD_Y - 1, "label -1 is negative; number the classes from 0"),
         (GOOD_X, np.full(6, 2**63, np.uint64), "label 9223372036854775808 is too large"),

@@ -13,6 +13,7 @@ DEVICE = {
     "last_seen_s": 12.34,
     "examples_per_s": 123456.7,
     "updates_applied": 1234567,
+    "loss": 1234.5678,
 }
 
 
