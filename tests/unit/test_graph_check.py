@@ -171,6 +171,11 @@ HOSTILE = {
         "a node .If.: a device does not run",
     ),
     "Loop": (lambda: model([helper.make_node("Loop", ["n", "c"], ["y"], body=body())]), "Loop"),
+    "a division by no groups": (
+        lambda: model([helper.make_node("ConvTranspose", ["x", "w"], ["y"], group=0)]),
+        "group is not a count",
+    ),
+    "less than no groups": (lambda: model([helper.make_node("Conv", ["x", "w"], ["y"], group=-1)]), "group is not"),
     "randomness": (lambda: model([helper.make_node("RandomNormal", [], ["y"], shape=[2])]), "RandomNormal"),
     "a graph where none belongs": (lambda: model([helper.make_node("Relu", ["x"], ["y"], body=body())]), "Scan"),
     "a bad node inside a Scan": (

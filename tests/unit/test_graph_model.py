@@ -1,6 +1,7 @@
 """The hub's side of a graph: what of it the run's folder keeps, and which run may go on."""
 
 import numpy as np
+import onnx.parser
 import pytest
 import safetensors.numpy
 
@@ -50,6 +51,16 @@ def test_a_forward_model_becomes_a_graph(tmp_path):
     assert {parameter.name for parameter in loaded.spec.parameters} == {"head.weight", "head.bias"}
     assert len(loaded.initial) == loaded.spec.length
     assert loaded.forward == path.read_bytes()
+
+
+def test_a_model_that_no_device_could_feed_is_refused(tmp_path):
+    path = tmp_path / "forward.onnx"
+    text = """<ir_version: 9, opset_import: ["" : 18]>
+        g (float[batch, 3] a, float[batch, 3] b) => (float[batch, 3] y) <float[3] w = {1, 2, 3}>
+        { h = Mul(a, w) y = Add(h, b) }"""
+    onnx.save(onnx.parser.parse_model(text), path)
+    with pytest.raises(GraphError, match="inputs a, b; a device's data is one array x"):
+        load_graph(OnnxModel(file=str(path), loss="mse"))
 
 
 def test_a_graph_that_was_built_before_is_shipped_as_it_is(tmp_path):
