@@ -175,7 +175,10 @@ HOSTILE = {
         lambda: model([helper.make_node("ConvTranspose", ["x", "w"], ["y"], group=0)]),
         "group is not a count",
     ),
-    "less than no groups": (lambda: model([helper.make_node("Conv", ["x", "w"], ["y"], group=-1)]), "group is not"),
+    "less than no groups": (
+        lambda: model([helper.make_node("Conv", ["x", "w"], ["y"], group=-1)]),
+        "group is not a count",
+    ),
     "randomness": (lambda: model([helper.make_node("RandomNormal", [], ["y"], shape=[2])]), "RandomNormal"),
     "a graph where none belongs": (lambda: model([helper.make_node("Relu", ["x"], ["y"], body=body())]), "Scan"),
     "a bad node inside a Scan": (
