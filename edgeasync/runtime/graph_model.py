@@ -26,12 +26,16 @@ class OnnxModel(GraphSettings, frozen=True, tag_field="kind", tag="onnx", kw_onl
 
 
 class HubGraph(msgspec.Struct, frozen=True):
-    """What a hub trains: the graph it ships, its layout and first values, and the forward model it was made of."""
+    """What a hub trains: the graph it ships, its layout and first values, and the forward model it was made of.
+
+    `inputs` is how many inputs the graph has, those of parameters and the target included.
+    """
 
     graph: bytes
     spec: ParameterSpec
     initial: Vector
     forward: bytes | None
+    inputs: int
 
 
 def load_graph(model: OnnxModel) -> HubGraph:
@@ -60,19 +64,16 @@ def load_graph(model: OnnxModel) -> HubGraph:
             settings = {name: getattr(model, name) for name in GraphSettings.__struct_fields__}
             built = build.build_training_graph(content, GraphSettings(**settings))
         summary = check_graph(built.model, bytes_max=MODEL_BYTES_MAX)
-        _check_inputs(summary.inputs, built.spec)
     except GraphError as error:
         raise GraphError(f"{path}: {error}") from error
-    return HubGraph(built.model, built.spec, built.initial, forward)
+    return HubGraph(built.model, built.spec, built.initial, forward, len(summary.inputs))
 
 
-def _check_inputs(inputs: tuple[str, ...], spec: ParameterSpec) -> None:
-    """Refuse here what every device would refuse."""
-    data = set(inputs) - {parameter.name for parameter in spec.parameters} - {"target"}
-    if len(data) != 1:
-        raise GraphError(
-            f"the model has the inputs {', '.join(sorted(data))}; a device's data is one array x: join them"
-        )
+def check_devices_can_feed(loaded: HubGraph) -> None:
+    """Raise `GraphError` for a model of several inputs: every device would refuse it."""
+    count = loaded.inputs - len(loaded.spec.parameters) - 1  # but parameters and the target
+    if count != 1:
+        raise GraphError(f"the model has {count} inputs; a device's data is one array x: join them into one")
 
 
 def keep_files(run: Path, graph: bytes, forward: bytes | None) -> None:

@@ -10,7 +10,7 @@ from edgeasync.core.settings import HubCoreSettings, Limits, Liveness, StopCondi
 from edgeasync.errors import AddressError
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.codecs import check_codec_name
-from edgeasync.runtime.graph_model import OnnxModel, load_graph
+from edgeasync.runtime.graph_model import OnnxModel, check_devices_can_feed, load_graph
 from edgeasync.runtime.hub import Hub, OnReport
 from edgeasync.training.numpy_models import Model
 from edgeasync.training.plan import LocalTraining, ShippedModel, TrainingPlan
@@ -56,6 +56,7 @@ class HubSettings(Section, frozen=True):
         model: Model | ShippedModel
         if isinstance(self.model, OnnxModel):
             loaded = load_graph(self.model)
+            check_devices_can_feed(loaded)
             spec, initial = loaded.spec, lambda: loaded.initial
             model, graph, forward = ShippedModel(), loaded.graph, loaded.forward
         else:

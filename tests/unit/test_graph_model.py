@@ -6,7 +6,14 @@ import pytest
 import safetensors.numpy
 
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError
-from edgeasync.runtime.graph_model import FORWARD_FILE, TRAINING_FILE, OnnxModel, keep_files, load_graph
+from edgeasync.runtime.graph_model import (
+    FORWARD_FILE,
+    TRAINING_FILE,
+    OnnxModel,
+    check_devices_can_feed,
+    keep_files,
+    load_graph,
+)
 from tests.integration.graphs import forward_model
 
 
@@ -53,14 +60,15 @@ def test_a_forward_model_becomes_a_graph(tmp_path):
     assert loaded.forward == path.read_bytes()
 
 
-def test_a_model_that_no_device_could_feed_is_refused(tmp_path):
+def test_a_model_that_no_device_could_feed_is_refused_by_a_hub(tmp_path):
     path = tmp_path / "forward.onnx"
     text = """<ir_version: 9, opset_import: ["" : 18]>
         g (float[batch, 3] a, float[batch, 3] b) => (float[batch, 3] y) <float[3] w = {1, 2, 3}>
         { h = Mul(a, w) y = Add(h, b) }"""
     onnx.save(onnx.parser.parse_model(text), path)
-    with pytest.raises(GraphError, match="inputs a, b; a device's data is one array x"):
-        load_graph(OnnxModel(file=str(path), loss="mse"))
+    loaded = load_graph(OnnxModel(file=str(path), loss="mse"))
+    with pytest.raises(GraphError, match="2 inputs; a device's data is one array x"):
+        check_devices_can_feed(loaded)
 
 
 def test_a_graph_that_was_built_before_is_shipped_as_it_is(tmp_path):
