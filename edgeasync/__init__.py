@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from edgeasync.policies.policy import Policy
     from edgeasync.policies.transforms import SGD, Adam
     from edgeasync.runtime.agent import Agent
-    from edgeasync.runtime.files import DeviceFolder, DeviceIdentity, load_model
+    from edgeasync.runtime.files import DeviceFolder, DeviceIdentity
     from edgeasync.runtime.hub import Hub
     from edgeasync.runtime.local import train_locally
+    from edgeasync.runtime.model_file import load_model
     from edgeasync.runtime.status import fetch_status
     from edgeasync.training.onnx_trainer import OnnxTrainer
     from edgeasync.training.trainer import GradientTrainer, StepResult, Trainer
@@ -67,8 +68,9 @@ _HOMES = {
     "policies.policy": ("Policy",),
     "policies.transforms": ("SGD", "Adam"),
     "runtime.agent": ("Agent",),
-    "runtime.files": ("DeviceFolder", "DeviceIdentity", "load_model"),
+    "runtime.files": ("DeviceFolder", "DeviceIdentity"),
     "runtime.hub": ("Hub",),
+    "runtime.model_file": ("load_model",),
     "runtime.local": ("train_locally",),
     "runtime.status": ("fetch_status",),
     "training.onnx_trainer": ("OnnxTrainer",),

@@ -25,7 +25,8 @@ from edgeasync.cli.status import device_table
 from edgeasync.data.dataset import Dataset
 from edgeasync.data.partition import dirichlet
 from edgeasync.errors import ConfigError, EdgeAsyncError, StorageError
-from edgeasync.runtime.files import MODEL_FILE, read_arrays, replace_file
+from edgeasync.runtime.files import replace_file
+from edgeasync.runtime.model_file import MODEL_FILE, read_arrays
 from edgeasync.runtime.status import fetch_status
 
 SLOWNESS = (1, 1, 3, 10)

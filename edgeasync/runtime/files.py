@@ -1,7 +1,7 @@
-"""The two files the runtime keeps: a run's model (safetensors) and a device's identity (JSON).
+"""Files that are replaced as a whole, folders that one process uses, and a device's identity in one.
 
-Both are replaced as a whole (temporary file, fsync, rename, fsync of the folder): a power cut leaves the old
-file or the new one, never a torn one.
+A file is written beside the old one, synced, and renamed: a power cut leaves the old one or the new one, never
+a torn one.
 """
 
 import contextlib
@@ -12,16 +12,9 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
-import safetensors
-import safetensors.numpy
 from msgspec import Meta
 
-from edgeasync.errors import ModelMismatchError, StorageError
-from edgeasync.parameters import ParameterSpec, Vector
-
-MODEL_FILE = "model.safetensors"
+from edgeasync.errors import StorageError
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -43,45 +36,6 @@ def replace_file(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise StorageError(f"{path}: cannot be written: {error.strerror}; free space or fix its rights") from error
-
-
-def save_model(path: Path, spec: ParameterSpec, vector: Vector, *, lineage: str, version: int) -> None:
-    """Write the model's named arrays to a safetensors file; raises `StorageError`."""
-    metadata = {"format": "edgeasync", "lineage": lineage, "version": str(version)}
-    replace_file(path, safetensors.numpy.save(dict(spec.views(vector)), metadata))
-
-
-def read_arrays(path: Path) -> dict[str, npt.NDArray[np.float32]]:
-    """Return the named arrays of a safetensors file; raises `StorageError` if it is not readable."""
-    try:
-        return safetensors.numpy.load_file(path)
-    except FileNotFoundError:
-        raise StorageError(f"{path}: no such file; give the folder of a run that has saved its model") from None
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise StorageError(f"{path}: not a readable safetensors file ({error}); move it away") from error
-
-
-def load_model(path: Path, spec: ParameterSpec) -> tuple[Vector, int]:
-    """Read a model and its version number (0 for a file of another maker).
-
-    Raises `StorageError` if the file is not readable, `ModelMismatchError` if its arrays are not the spec's.
-    """
-    try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            metadata = file.metadata() or {}
-        version = int(metadata.get("version", "0"))
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise StorageError(f"{path}: not a readable safetensors file ({error}); move it away") from error
-    try:
-        vector = spec.flatten(arrays)
-    except ModelMismatchError as error:
-        raise ModelMismatchError(
-            f"{path} holds another model than the settings describe: {error}; choose another run folder"
-        ) from error
-    if not np.isfinite(vector).all():
-        raise StorageError(f"{path} has values that are not finite: training diverged; move it away")
-    return vector, max(0, version)
 
 
 class DeviceIdentity(msgspec.Struct, frozen=True):

@@ -24,8 +24,9 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.messages import ModelVersion
 from edgeasync.runtime.address import check_bind
 from edgeasync.runtime.channel import COPY_BELOW_BYTES, Channel
-from edgeasync.runtime.files import MODEL_FILE, FolderLock, load_model, save_model
+from edgeasync.runtime.files import FolderLock
 from edgeasync.runtime.graph_model import keep_files
+from edgeasync.runtime.model_file import MODEL_FILE, load_model, save_model
 from edgeasync.runtime.worker import Worker
 
 LINGER_MS = 500

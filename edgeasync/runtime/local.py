@@ -14,8 +14,9 @@ from edgeasync.core.settings import HubCoreSettings, StopCondition
 from edgeasync.parameters import Vector
 from edgeasync.policies.policy import Judgement, Policy
 from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.files import MODEL_FILE, DeviceIdentity, load_model
+from edgeasync.runtime.files import DeviceIdentity
 from edgeasync.runtime.hub import Hub, OnReport
+from edgeasync.runtime.model_file import MODEL_FILE, load_model
 from edgeasync.training.trainer import Trainer
 
 

@@ -36,7 +36,7 @@ from edgeasync.protocol.messages import (
     StatusRequest,
     Welcome,
 )
-from edgeasync.runtime.files import MODEL_FILE
+from edgeasync.runtime.model_file import MODEL_FILE
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.plan import read_plan
 from tests.integration.processes import PATIENCE_S, Commands

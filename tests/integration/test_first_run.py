@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from edgeasync.cli.demo import TRAINED_FILE
-from edgeasync.runtime.files import MODEL_FILE, load_model
+from edgeasync.runtime.model_file import MODEL_FILE, load_model
 from tests.integration.processes import (
     ENDING_SIGNALS,
     MODEL,

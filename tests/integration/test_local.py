@@ -18,7 +18,7 @@ from edgeasync import (
 )
 from edgeasync.errors import ModelMismatchError
 from edgeasync.policies.transforms import SGD
-from edgeasync.runtime.files import MODEL_FILE
+from edgeasync.runtime.model_file import MODEL_FILE
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
 from tests.integration.processes import PATIENCE_S
 

@@ -8,7 +8,8 @@ import safetensors.numpy
 
 from edgeasync.errors import ModelMismatchError, StorageError
 from edgeasync.parameters import Parameter, ParameterSpec
-from edgeasync.runtime.files import DeviceFolder, load_model, replace_file, save_model
+from edgeasync.runtime.files import DeviceFolder, replace_file
+from edgeasync.runtime.model_file import load_model, save_model
 
 SPEC = ParameterSpec((Parameter("w", (2, 3)), Parameter("b", (3,))))
 VECTOR = np.arange(9, dtype=np.float32)

@@ -1,0 +1,53 @@
+"""A run's model as a safetensors file. Apart from other files: a device reads and writes none."""
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import safetensors
+import safetensors.numpy
+
+from edgeasync.errors import ModelMismatchError, StorageError
+from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.runtime.files import replace_file
+
+MODEL_FILE = "model.safetensors"
+
+
+def save_model(path: Path, spec: ParameterSpec, vector: Vector, *, lineage: str, version: int) -> None:
+    """Write the model's named arrays to a safetensors file; raises `StorageError`."""
+    metadata = {"format": "edgeasync", "lineage": lineage, "version": str(version)}
+    replace_file(path, safetensors.numpy.save(dict(spec.views(vector)), metadata))
+
+
+def read_arrays(path: Path) -> dict[str, npt.NDArray[np.float32]]:
+    """Return the named arrays of a safetensors file; raises `StorageError` if it is not readable."""
+    try:
+        return safetensors.numpy.load_file(path)
+    except FileNotFoundError:
+        raise StorageError(f"{path}: no such file; give the folder of a run that has saved its model") from None
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise StorageError(f"{path}: not a readable safetensors file ({error}); move it away") from error
+
+
+def load_model(path: Path, spec: ParameterSpec) -> tuple[Vector, int]:
+    """Read a model and its version number (0 for a file of another maker).
+
+    Raises `StorageError` if the file is not readable, `ModelMismatchError` if its arrays are not the spec's.
+    """
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata = file.metadata() or {}
+        version = int(metadata.get("version", "0"))
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise StorageError(f"{path}: not a readable safetensors file ({error}); move it away") from error
+    try:
+        vector = spec.flatten(arrays)
+    except ModelMismatchError as error:
+        raise ModelMismatchError(
+            f"{path} holds another model than the settings describe: {error}; choose another run folder"
+        ) from error
+    if not np.isfinite(vector).all():
+        raise StorageError(f"{path} has values that are not finite: training diverged; move it away")
+    return vector, max(0, version)
