@@ -28,7 +28,6 @@ RANDOM_OPERATORS = frozenset(
     }
 )  # fmt: skip
 
-
 _PICKING = SHAPE_OPERATORS | {"Gather", "Slice", "Split"}
 """Operators that may leave out what follows the batch. What another makes of it may be alike at two sizes only
 by chance: a third of the batch, or whether it is above ten."""
@@ -43,7 +42,6 @@ class Forward(Graph):
         self.output = output
         self.inputs: list[str] = []
         self.parameters: dict[str, Array] = {}
-        self.batch: int | None = None
         self.output_sample: tuple[int, ...] = ()
         """The output's shape for a free batch of `PROBES[0]`: what follows the batch may be a multiple of it."""
 
@@ -160,8 +158,6 @@ def _read_input(forward: Forward, entry: onnx.ValueInfoProto, symbols: set[str])
     forward.inputs.append(entry.name)
     forward.shapes[entry.name] = tuple(dims)
     forward.dtypes[entry.name] = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
-    if dims[0] is not None:
-        forward.batch = dims[0]
 
 
 def _check_domains(model: onnx.ModelProto, nodes: Iterable[Node]) -> None:

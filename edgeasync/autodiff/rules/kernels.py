@@ -71,7 +71,7 @@ def _by_shifts(layer: Layer, wide: str, narrow: str) -> str:
 
 
 def _by_columns(layer: Layer, wide: str, narrow: str) -> str:
-    """Stride 1, many channels: with channels last a row of the kernel is one run of values, and one product."""
+    """Stride 1, many channels or places: with channels last a row of the kernel is one run, and one product."""
     graph, op, geometry = layer.graph, layer.graph.op, layer.geometry
     outs, ins, *kernel = layer.shape
     (high, width), (rows, columns) = as_two(kernel), as_two(geometry.wide)
