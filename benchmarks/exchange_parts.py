@@ -14,7 +14,7 @@ from edgeasync.core.hub import HubCore
 from edgeasync.core.model import Model, Update
 from edgeasync.core.settings import HubCoreSettings
 from edgeasync.policies.policy import Policy
-from edgeasync.policies.transforms import plan_chain
+from edgeasync.policies.transforms import Conditions, plan_chain
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import CODECS
 from edgeasync.protocol.messages import PROTOCOL_VERSION, Ack, Applied, Hello, ModelVersion, Push
@@ -32,7 +32,7 @@ def measure_parts(length: int, clients: int, seconds: float) -> dict[str, float]
     push_header = wire.encode(push)
     update = Update(CODECS["identity"], payload)
     model = Model(spec, np.zeros(length, np.float32), 0, policy.optimizer)
-    plan = plan_chain(policy.optimizer, 1.0, 0)
+    plan = plan_chain(policy.optimizer, Conditions(1.0, 0))
     snapshot = model.current
     assignment = make_assignment(snapshot, 2**63, len(payload), 0, Ack(1, Applied(1)))
     coded = snapshot.payload("identity")[0]

@@ -22,7 +22,7 @@ from edgeasync.core.model import Model, Snapshot, Update
 from edgeasync.core.settings import HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 from edgeasync.policies.policy import Policy
-from edgeasync.policies.transforms import plan_chain
+from edgeasync.policies.transforms import Conditions, plan_chain
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import CODECS
 from edgeasync.protocol.messages import (
@@ -234,7 +234,7 @@ class FairServer(BlockingServer):
         weight = policy.staleness(model.current.number - push.base.number)
         assert weight is not None
         number = model.current.number + 1
-        plan = plan_chain(policy.optimizer, weight * norm, number)
+        plan = plan_chain(policy.optimizer, Conditions(weight * norm, number))
         model.advance(model.fold(Fold(number, (0,), (weight,), plan), [update]))
         self._assign(peer, Ack(push.seq, Applied(number)))
 

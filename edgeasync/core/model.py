@@ -125,7 +125,7 @@ class Model:
             stop = min(start + CHUNK, trained)
             step = self._weighted_sum(updates, scales, start, stop, target[start:stop])
             if rest:
-                apply_chain(rest, step, [vector[start:stop] for vector in self._state], plan)
+                apply_chain(rest, step, current[start:stop], [vector[start:stop] for vector in self._state], plan)
             np.subtract(current[start:stop], step, out=step)
         if trained < length:
             share = max(1.0, sum(fold.weights))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from edgeasync.core.effects import Fold
 from edgeasync.policies.aggregation import Contribution
 from edgeasync.policies.policy import Judgement
-from edgeasync.policies.transforms import plan_chain
+from edgeasync.policies.transforms import Conditions, plan_chain
 from edgeasync.protocol.messages import Push, Rejected
 
 
@@ -55,7 +55,7 @@ class PendingUpdates:
         norm_bound = 0.0
         for weight, contribution in zip(weights, contributions, strict=True):
             norm_bound += abs(weight) * contribution.norm
-        plan = plan_chain(self._judgement.optimizer, norm_bound, self._folds)
+        plan = plan_chain(self._judgement.optimizer, Conditions(norm_bound, self._folds))
         self._folds += 1
         return Fold(number, tuple([c.handle for c in contributions]), weights, plan), contributions
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Protocol
 
+import msgspec
 import numpy as np
 from msgspec import Meta
 
@@ -19,6 +20,18 @@ from edgeasync.parameters import Vector
 Scalars = tuple[float, ...]
 
 
+class Conditions(msgspec.Struct, frozen=True, gc=False):
+    """What is known of an update when its scalars are decided.
+
+    `norm` is the L2 norm of the gradient, or a bound above it; `count` the number of updates before; `staleness`
+    the moving average of the updates' staleness in versions, 0 on a device.
+    """
+
+    norm: float
+    count: int
+    staleness: float = 0.0
+
+
 class Transform(Protocol):
     """One stage of an optimizer."""
 
@@ -26,14 +39,14 @@ class Transform(Protocol):
     def state_vectors(self) -> int:
         """Vectors of the model's length that the stage keeps between updates; they begin at zero."""
 
-    def plan(self, norm: float, count: int) -> Scalars:
-        """Decide this update's scalars from the gradient's norm and the number of updates before it."""
+    def plan(self, conditions: Conditions) -> Scalars:
+        """Decide this update's scalars."""
 
     def factor(self, scalars: Scalars) -> float | None:
         """Return the single factor this update amounts to, or `None` if it is not mere scaling."""
 
-    def apply(self, gradient: Vector, state: Sequence[Vector], scalars: Scalars) -> None:
-        """Turn a slice of gradient into a step, in place, with the same slice of each state vector."""
+    def apply(self, gradient: Vector, parameters: Vector, state: Sequence[Vector], scalars: Scalars) -> None:
+        """Turn a slice of gradient into a step, in place, with the same slice of parameters and state vectors."""
 
 
 class SGD(Section, frozen=True, tag_field="kind", tag="sgd"):
@@ -50,7 +63,7 @@ class SGD(Section, frozen=True, tag_field="kind", tag="sgd"):
         """The velocity, if there is momentum."""
         return 1 if self.momentum else 0
 
-    def plan(self, norm: float, count: int) -> Scalars:  # noqa: ARG002
+    def plan(self, conditions: Conditions) -> Scalars:  # noqa: ARG002
         """Return learning rate and momentum: constants here."""
         return (self.learning_rate, self.momentum)
 
@@ -59,7 +72,13 @@ class SGD(Section, frozen=True, tag_field="kind", tag="sgd"):
         learning_rate, momentum = scalars
         return None if momentum else learning_rate
 
-    def apply(self, gradient: Vector, state: Sequence[Vector], scalars: Scalars) -> None:
+    def apply(
+        self,
+        gradient: Vector,
+        parameters: Vector,  # noqa: ARG002
+        state: Sequence[Vector],
+        scalars: Scalars,
+    ) -> None:
         """Turn gradient into step, in place."""
         learning_rate, momentum = scalars
         if momentum:
@@ -87,17 +106,23 @@ class Adam(Section, frozen=True, tag_field="kind", tag="adam"):
         """The averages of the gradient and of its square."""
         return 2
 
-    def plan(self, norm: float, count: int) -> Scalars:  # noqa: ARG002
+    def plan(self, conditions: Conditions) -> Scalars:
         """Return the corrected learning rate, the correction of the root, and the averages' factors."""
-        first = 1.0 - self.beta1 ** (count + 1)
-        second = 1.0 - self.beta2 ** (count + 1)
+        first = 1.0 - self.beta1 ** (conditions.count + 1)
+        second = 1.0 - self.beta2 ** (conditions.count + 1)
         return (self.learning_rate / first, 1.0 / math.sqrt(second), self.beta1, self.beta2, self.epsilon)
 
     def factor(self, scalars: Scalars) -> float | None:  # noqa: ARG002
         """Return `None`: it is never mere scaling."""
         return None
 
-    def apply(self, gradient: Vector, state: Sequence[Vector], scalars: Scalars) -> None:
+    def apply(
+        self,
+        gradient: Vector,
+        parameters: Vector,  # noqa: ARG002
+        state: Sequence[Vector],
+        scalars: Scalars,
+    ) -> None:
         """Turn gradient into step, in place."""
         step_size, root_scale, beta1, beta2, epsilon = [np.float32(value) for value in scalars]
         mean, square = state
@@ -120,9 +145,18 @@ def state_vectors(chain: Sequence[Transform]) -> int:
     return sum(transform.state_vectors for transform in chain)
 
 
-def plan_chain(chain: Sequence[Transform], norm: float, count: int) -> tuple[Scalars, ...]:
-    """Return every stage's scalars for one update."""
-    return tuple([transform.plan(norm, count) for transform in chain])
+def plan_chain(chain: Sequence[Transform], conditions: Conditions) -> tuple[Scalars, ...]:
+    """Return every stage's scalars for one update; each stage is told the norm of what reaches it.
+
+    After a stage that is not mere scaling the norm is not known, and stays what it was.
+    """
+    plan = []
+    norm = conditions.norm
+    for transform in chain:
+        scalars = transform.plan(msgspec.structs.replace(conditions, norm=norm))
+        norm *= abs(transform.factor(scalars) or 1.0)
+        plan.append(scalars)
+    return tuple(plan)
 
 
 def leading_factor(chain: Sequence[Transform], plan: Sequence[Scalars]) -> tuple[float, int]:
@@ -137,10 +171,14 @@ def leading_factor(chain: Sequence[Transform], plan: Sequence[Scalars]) -> tuple
 
 
 def apply_chain(
-    chain: Sequence[Transform], gradient: Vector, state: Sequence[Vector], plan: Sequence[Scalars]
+    chain: Sequence[Transform],
+    gradient: Vector,
+    parameters: Vector,
+    state: Sequence[Vector],
+    plan: Sequence[Scalars],
 ) -> None:
-    """Run a slice of gradient through the chain, in place, with the same slice of each state vector."""
+    """Run a slice of gradient through the chain, in place, with the same slice of parameters and state."""
     used = 0
     for transform, scalars in zip(chain, plan, strict=True):
-        transform.apply(gradient, state[used : used + transform.state_vectors], scalars)
+        transform.apply(gradient, parameters, state[used : used + transform.state_vectors], scalars)
         used += transform.state_vectors

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from edgeasync.core.device_events import Trained
 from edgeasync.data.dataset import Batch
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
-from edgeasync.policies.transforms import Transform, apply_chain, plan_chain, state_vectors
+from edgeasync.policies.transforms import Conditions, Transform, apply_chain, plan_chain, state_vectors
 
 Gradient = Callable[[Vector, npt.NDArray[np.float32], Any, Vector], float]
 """`gradient(parameters, x, y, out)` writes the mean loss's gradient to `out` and returns the loss."""
@@ -138,9 +138,9 @@ class GradientTrainer:
         chunks = [slice(at, min(at + CHUNK, trained)) for at in range(0, trained, CHUNK)]
         # One pass of reading, little beside the gradient's own work, so that a stage may clip by the norm.
         squares = sum(float(np.vdot(self._gradient[chunk], self._gradient[chunk])) for chunk in chunks)
-        plan = plan_chain(self._optimizer, math.sqrt(squares), self._count)
+        plan = plan_chain(self._optimizer, Conditions(math.sqrt(squares), self._count))
         for chunk in chunks:
             step = self._gradient[chunk]
-            apply_chain(self._optimizer, step, [state[chunk] for state in self._state], plan)
+            apply_chain(self._optimizer, step, parameters[chunk], [state[chunk] for state in self._state], plan)
             parameters[chunk] -= step
         self._count += 1

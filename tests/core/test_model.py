@@ -9,7 +9,7 @@ import pytest
 from edgeasync.core.effects import Fold
 from edgeasync.core.model import CHUNK, POOLED_BYTES_MIN, Model, Update
 from edgeasync.parameters import Parameter, ParameterSpec
-from edgeasync.policies.transforms import SGD, plan_chain
+from edgeasync.policies.transforms import SGD, Conditions, plan_chain
 from edgeasync.protocol.codecs import CODECS
 
 F = np.float32
@@ -28,7 +28,7 @@ def make_update(values, codec="identity"):
 
 
 def advance(model, weights, updates):
-    plan = plan_chain(model.optimizer, 1.0, model.current.number)
+    plan = plan_chain(model.optimizer, Conditions(1.0, model.current.number))
     handles = tuple(model.keep(update) for update in updates)
     fold = Fold(model.current.number + 1, handles, tuple(weights), plan)
     model.advance(model.fold(fold, [model.release(handle) for handle in handles]))

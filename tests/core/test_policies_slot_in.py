@@ -238,13 +238,13 @@ class ClipAndCount:
 
     state_vectors = 0
 
-    def plan(self, norm, count):
-        return (min(1.0, 1.0 / norm), float(count))
+    def plan(self, conditions):
+        return (min(1.0, 1.0 / conditions.norm), float(conditions.count))
 
     def factor(self, scalars):
         return None
 
-    def apply(self, gradient, state, scalars):
+    def apply(self, gradient, parameters, state, scalars):
         np.multiply(gradient, scalars[0], out=gradient)
         np.add(gradient, scalars[1], out=gradient)
 
@@ -278,11 +278,11 @@ def test_a_transform_reaches_from_plan_to_fold(hub_bench):
     model = Model(spec, np.zeros(3, np.float32), 0, optimizer)
     hub.join()
     delta = np.array([3.0, 0.0, 4.0], np.float32)
-    for seq, expected in enumerate([[0.3, 0.0, 0.4], [-0.4, -1.0, -0.2]], start=1):
+    for seq, expected in enumerate([[0.6, 0.0, 0.8], [0.2, -1.0, 0.6]], start=1):
         update = Update(CODECS["identity"], CODECS["identity"].encode(delta))
         hub.push(seq=seq, base=seq - 1, norm=update.norm(3))
         fold = hub.one(Fold)
-        assert fold.plan == ((0.5, 0.0), (0.2, float(seq - 1)))
+        assert fold.plan == ((0.5, 0.0), (0.4, float(seq - 1)))
         model.advance(model.fold(fold, [update]))
         np.testing.assert_allclose(model.current.vector, expected, rtol=1e-6)
         assert hub.one(Assign).version == ModelVersion(hub.lineage, model.current.number)

@@ -133,8 +133,8 @@ def test_an_assignment_resets_the_optimizer_unless_told_and_never_the_data(keep)
 class NormRecorder(SGD, frozen=True):
     """SGD that shows the norm and count it was planned with in its learning rate."""
 
-    def plan(self, norm, count):
-        return (norm * 10**count, 0.0)
+    def plan(self, conditions):
+        return (conditions.norm * 10**conditions.count, 0.0)
 
 
 def test_a_long_model_is_updated_whole_with_its_norm_and_only_where_trained():

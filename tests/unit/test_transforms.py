@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeasync.policies.transforms import SGD, Adam, apply_chain, leading_factor, plan_chain, state_vectors
+from edgeasync.policies.transforms import (
+    SGD,
+    Adam,
+    Conditions,
+    apply_chain,
+    leading_factor,
+    plan_chain,
+    state_vectors,
+)
 
 F = np.float32
 
@@ -16,7 +24,13 @@ def run(chain, gradients):
     updates = []
     for count, gradient in enumerate(gradients):
         update = np.array(gradient, F)
-        apply_chain(chain, update, state, plan_chain(chain, float(np.linalg.norm(update)), count))
+        apply_chain(
+            chain,
+            update,
+            np.zeros_like(update),
+            state,
+            plan_chain(chain, Conditions(float(np.linalg.norm(update)), count)),
+        )
         updates.append(update)
     return updates, state
 
@@ -61,7 +75,7 @@ def test_adam_follows_float64_and_adds_epsilon_outside_the_root():
 def test_adam_is_never_mere_scaling_and_keeps_two_vectors():
     chain = [SGD(learning_rate=0.5), Adam(), SGD(momentum=0.5)]
     assert state_vectors(chain) == 3
-    assert leading_factor(chain, plan_chain(chain, 1.0, 0)) == (0.5, 1)
+    assert leading_factor(chain, plan_chain(chain, Conditions(1.0, 0))) == (0.5, 1)
 
 
 def test_momentum_of_a_chain_takes_its_own_state_vector():
@@ -92,9 +106,15 @@ def test_slices_give_the_whole_to_the_bit(chain, seed, cuts):
     sliced_state = [np.zeros(97, F) for _ in range(state_vectors(chain))]
     bounds = [0, *sorted(cuts), 97]
     for count, gradient in enumerate(gradients.copy()):
-        plan = plan_chain(chain, float(np.linalg.norm(gradient)), count)
+        plan = plan_chain(chain, Conditions(float(np.linalg.norm(gradient)), count))
         for start, stop in pairwise(bounds):
-            apply_chain(chain, gradient[start:stop], [state[start:stop] for state in sliced_state], plan)
+            apply_chain(
+                chain,
+                gradient[start:stop],
+                np.zeros(stop - start, F),
+                [state[start:stop] for state in sliced_state],
+                plan,
+            )
         assert gradient.tobytes() == whole[count].tobytes()
     assert [state.tobytes() for state in sliced_state] == [state.tobytes() for state in whole_state]
 
@@ -110,21 +130,21 @@ def test_slices_give_the_whole_to_the_bit(chain, seed, cuts):
     ],
 )
 def test_leading_factor_gathers_only_the_front(chain, product, used):
-    assert leading_factor(chain, plan_chain(chain, 1.0, 0)) == (product, used)
+    assert leading_factor(chain, plan_chain(chain, Conditions(1.0, 0))) == (product, used)
 
 
 @given(CHAINS, st.integers(0, 2**32 - 1))
 def test_leading_factor_then_the_rest_is_the_whole_chain(chain, seed):
     gradient = np.random.default_rng(seed).standard_normal(31).astype(F)
     ((whole,), _) = run(chain, [gradient])
-    plan = plan_chain(chain, 1.0, 0)
+    plan = plan_chain(chain, Conditions(1.0, 0))
     factor, used = leading_factor(chain, plan)
     rest = gradient * F(factor)
     state = [np.zeros(31, F) for _ in range(state_vectors(chain[used:]))]
-    apply_chain(chain[used:], rest, state, plan[used:])
+    apply_chain(chain[used:], rest, np.zeros(31, F), state, plan[used:])
     np.testing.assert_allclose(rest, whole, rtol=1e-6)
 
 
 def test_a_plan_of_another_chain_is_refused():
     with pytest.raises(ValueError, match="zip"):
-        apply_chain([SGD(), SGD()], np.zeros(1, F), [], plan_chain([SGD()], 0.0, 0))
+        apply_chain([SGD(), SGD()], np.zeros(1, F), np.zeros(1, F), [], plan_chain([SGD()], Conditions(0.0, 0)))
