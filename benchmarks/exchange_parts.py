@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from benchmarks.exchange_servers import LINEAGE, make_assignment, make_spec
+from benchmarks.exchange_servers import LINEAGE, POLICY, make_assignment, make_spec
 from edgeasync.core.effects import Fold
 from edgeasync.core.events import PushArrived, Received
 from edgeasync.core.hub import HubCore
-from edgeasync.core.model import Model, Update
+from edgeasync.core.mixing import Update
+from edgeasync.core.model import Model
 from edgeasync.core.settings import HubCoreSettings
-from edgeasync.policies.policy import Policy
 from edgeasync.policies.transforms import Conditions, plan_chain
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import CODECS
@@ -25,20 +25,20 @@ PUSHES = 2000
 
 def measure_parts(length: int, clients: int, seconds: float) -> dict[str, float]:
     """Time every part for a model of `length` values; each gets about `seconds`."""
-    spec, policy = make_spec(length), Policy()
+    spec, policy = make_spec(length), POLICY
     rng = np.random.default_rng(2)
     payload = CODECS["identity"].encode(rng.normal(0.0, 1e-3, length).astype(np.float32))
     push = make_push(bytes(16), 1, 0, wire.checksum(payload), len(payload))
     push_header = wire.encode(push)
     update = Update(CODECS["identity"], payload)
-    model = Model(spec, np.zeros(length, np.float32), 0, policy.optimizer)
+    model = Model(spec, np.zeros(length, np.float32), 0, policy)
     plan = plan_chain(policy.optimizer, Conditions(1.0, 0))
     snapshot = model.current
     assignment = make_assignment(snapshot, 2**63, len(payload), 0, Ack(1, Applied(1)))
     coded = snapshot.payload("identity")[0]
 
     def fold() -> None:
-        model.advance(model.fold(Fold(model.current.number + 1, (0,), (0.5,), plan), [update]))
+        model.advance(model.fold(Fold(model.current.number + 1, (0,), (0.5,), plan), [update])[0])
 
     return {
         "header decode": _time(lambda: wire.decode(push_header), seconds),
@@ -90,7 +90,7 @@ def _time_core(clients: int) -> float:
     core = HubCore(
         spec=make_spec(1),
         training={},
-        judgement=Policy(),
+        judgement=POLICY,
         settings=HubCoreSettings(),
         version=ModelVersion(LINEAGE, 0),
         make_session=lambda: next(given),

@@ -18,10 +18,14 @@ import zmq
 
 from edgeasync.core.buffers import BufferPool
 from edgeasync.core.effects import Fold, Report
-from edgeasync.core.model import Model, Snapshot, Update
+from edgeasync.core.mixing import Update
+from edgeasync.core.model import Model, Snapshot
 from edgeasync.core.settings import HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
+from edgeasync.policies.aggregation import ImmediateAggregator
+from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.policy import Policy
+from edgeasync.policies.staleness import Staleness
 from edgeasync.policies.transforms import Conditions, plan_chain
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import CODECS
@@ -44,6 +48,7 @@ from edgeasync.runtime.hub import QUEUED_MESSAGES_MAX, Hub
 
 ADDRESS = "tcp://127.0.0.1:*"
 LINEAGE = "0" * 16
+POLICY = Policy(aggregate=ImmediateAggregator(), frequency=FixedFrequency())
 PIECE_BYTES = int(Limits().piece_bytes)
 WINDOW_PIECES = 4
 """Pieces under way when the credit window is fully open, as it is on a loopback link."""
@@ -68,7 +73,7 @@ def make_hub(length: int, run: str, pipe: "Connection[Any, None]", liveness: Liv
     return Hub(
         spec=make_spec(length),
         initial=lambda: np.zeros(length, np.float32),
-        judgement=Policy(),
+        judgement=POLICY,
         bind=ADDRESS,
         run=Path(run),
         settings=HubCoreSettings(save_every_s=SAVE_NEVER_S, liveness=liveness or Liveness()),
@@ -182,8 +187,8 @@ class FairServer(BlockingServer):
         self, context: "zmq.Context[zmq.Socket[bytes]]", socket: "zmq.Socket[bytes]", length: int
     ) -> None:
         super().__init__(context, socket, length)
-        self._policy = Policy()
-        self._model = Model(self.spec, np.zeros(length, np.float32), 0, self._policy.optimizer)
+        self._policy = POLICY
+        self._model = Model(self.spec, np.zeros(length, np.float32), 0, self._policy)
         self._buffers = BufferPool(self.spec.nbytes)
         self._incoming: dict[bytes, tuple[Push, IncomingTransfer]] = {}
         self._outgoing: dict[bytes, OutgoingTransfer] = {}
@@ -231,11 +236,11 @@ class FairServer(BlockingServer):
         model, policy = self._model, self._policy
         update = Update(CODECS[push.codec], payload)
         norm = update.norm(self.spec.length)
-        weight = policy.staleness(model.current.number - push.base.number)
+        weight = policy.staleness(Staleness(model.current.number - push.base.number))
         assert weight is not None
         number = model.current.number + 1
         plan = plan_chain(policy.optimizer, Conditions(weight * norm, number))
-        model.advance(model.fold(Fold(number, (0,), (weight,), plan), [update]))
+        model.advance(model.fold(Fold(number, (0,), (weight,), plan), [update])[0])
         self._assign(peer, Ack(push.seq, Applied(number)))
 
     def _assign(self, peer: bytes, ack: Ack | None) -> None:

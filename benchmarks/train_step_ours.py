@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks import train_step_files as files
 from edgeasync.data.dataset import Dataset
 from edgeasync.parameters import ParameterSpec
-from edgeasync.policies.transforms import SGD
+from edgeasync.policies.optimizers import SGD
 from edgeasync.training.onnx_trainer import OnnxTrainer
 
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from edgeasync.data.partition import dirichlet, iid
     from edgeasync.errors import EdgeAsyncError
     from edgeasync.parameters import Parameter, ParameterSpec, Vector
+    from edgeasync.policies.optimizers import SGD, Adam
     from edgeasync.policies.policy import Policy
-    from edgeasync.policies.transforms import SGD, Adam
     from edgeasync.runtime.agent import Agent
     from edgeasync.runtime.files import DeviceFolder, DeviceIdentity
     from edgeasync.runtime.hub import Hub
@@ -66,7 +66,7 @@ _HOMES = {
     "errors": ("EdgeAsyncError",),
     "parameters": ("Parameter", "ParameterSpec", "Vector"),
     "policies.policy": ("Policy",),
-    "policies.transforms": ("SGD", "Adam"),
+    "policies.optimizers": ("SGD", "Adam"),
     "runtime.agent": ("Agent",),
     "runtime.files": ("DeviceFolder", "DeviceIdentity"),
     "runtime.hub": ("Hub",),

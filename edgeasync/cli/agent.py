@@ -59,6 +59,7 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
         graph_bytes_max=section.graph_bytes_max,
         graphs=GraphCache(state / "graphs"),
         step_s_min=section.step_s_min,
+        local_steps_max=section.local_steps_max or 0,
         on_tell=on_tell,
     )
     told = -1

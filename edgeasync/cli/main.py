@@ -133,6 +133,19 @@ def demo(
     run_demo(devices=devices, seconds=seconds, seed=seed, run=run, printer=Printer(json=json))
 
 
+@app.command()
+def policies(
+    kind: Annotated[
+        str | None, typer.Argument(metavar="KIND", help="Show one kind, or all of one part such as staleness.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON array of objects.")] = False,
+) -> None:
+    """List the ways to weigh, gather and apply updates: every kind for the [policy] of a hub's settings."""
+    from edgeasync.cli.policies import print_policies  # noqa: PLC0415
+
+    print_policies(kind, Printer(json=json))
+
+
 def _given(flags: dict[str, Any]) -> dict[str, Any]:
     """Leave out the flags that were not given."""
     return {name: value for name, value in flags.items() if value is not None}

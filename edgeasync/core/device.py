@@ -374,7 +374,8 @@ class DeviceCore:
             return []
         self.work = "training"
         self.base = assignment.version
-        return [Train(assignment.local_steps)]
+        # A hub of another make may ask for more than the device has said it allows.
+        return [Train(min(assignment.local_steps, self._profile.local_steps_max or assignment.local_steps))]
 
     def _adoption_failed(self, reason: str, now_s: float) -> list[DeviceEffect]:
         if self.work == "adopting":
@@ -398,6 +399,7 @@ class DeviceCore:
             codec=self.welcome.push_codec,
             checksum=0,
             payload_bytes=0,
+            score=result.score,
         )
         return self._speak(now_s) if self.link == "joined" else []
 

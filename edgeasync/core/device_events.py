@@ -48,13 +48,14 @@ class TransferMoved(msgspec.Struct, frozen=True, gc=False):
 
 
 class Trained(msgspec.Struct, frozen=True, gc=False):
-    """The assigned local steps are done. The loss's mean and variance may be infinite or NaN."""
+    """The assigned local steps are done. The loss's mean and variance, and the score, may be infinite or NaN."""
 
     local_steps: int
     examples: int
     loss_mean: float
     loss_variance: float
     step_s: float
+    score: float | None = None
 
 
 class StopRequested(msgspec.Struct, frozen=True):

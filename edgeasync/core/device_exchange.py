@@ -236,15 +236,15 @@ class DeviceExchange:
         self._shell.run_in_background(work, self.handle)
 
     def _trained(self, trained: Trained) -> None:
-        """Code the delta in the background, then let the core decide when it is sent."""
+        """Code the update in the background, then let the core decide when it is sent."""
         assert self._model is not None
         assert self.core.welcome is not None
-        codec = CODECS[self.core.welcome.push_codec]
+        codec, kind = CODECS[self.core.welcome.push_codec], self.core.welcome.update
         self._codec = codec.name
         model = self._model
 
         def encode() -> tuple[wire.Buffer, int]:
-            payload = model.encode_delta(codec)
+            payload = model.encode_update(codec, kind)
             return payload, wire.checksum(payload)
 
         def encoded(coded: tuple[wire.Buffer, int]) -> None:

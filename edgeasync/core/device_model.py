@@ -4,6 +4,7 @@ import numpy as np
 
 from edgeasync.errors import ProtocolError
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
+from edgeasync.policies.aggregation import UpdateKind
 from edgeasync.protocol.codecs import Codec
 from edgeasync.protocol.wire import Buffer
 
@@ -11,7 +12,7 @@ from edgeasync.protocol.wire import Buffer
 class DeviceModel:
     """Two flat float32 vectors, and no more: `parameters`, trained in place, and a base to compare them with.
 
-    `adopt`, train, `encode_delta`, send; then `adopt` again, or `release` first if the payload is still in
+    `adopt`, train, `encode_update`, send; then `adopt` again, or `release` first if the payload is still in
     flight.
     """
 
@@ -33,15 +34,18 @@ class DeviceModel:
                 raise ProtocolError("the hub's model has values that are not finite; it is not taken over")
         self.parameters[:] = self._base
 
-    def encode_delta(self, codec: Codec) -> Buffer:
-        """Return what was learnt since `adopt`, encoded; call it once for each `adopt`.
+    def encode_update(self, codec: Codec, kind: UpdateKind = "delta") -> Buffer:
+        """Return what was learnt since `adopt`, or the whole model, encoded; call it once for each `adopt`.
 
-        The base becomes the delta, in place, to save a third vector. Under the identity codec the payload is
+        The base becomes the update, in place, to save a third vector. Under the identity codec the payload is
         a view of it, so neither `adopt` nor this may be called until the payload is sent, or `release` is.
         """
-        # Parameters that diverged are the hub's to refuse, with a count it keeps.
-        with np.errstate(over="ignore", invalid="ignore"):
-            np.subtract(self.parameters, self._base, out=self._base)
+        if kind == "model":
+            self._base[:] = self.parameters
+        else:
+            # Parameters that diverged are the hub's to refuse, with a count it keeps.
+            with np.errstate(over="ignore", invalid="ignore"):
+                np.subtract(self.parameters, self._base, out=self._base)
         return codec.encode(self._base)
 
     def release(self) -> None:

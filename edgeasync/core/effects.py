@@ -44,12 +44,39 @@ class Receive(msgspec.Struct, frozen=True, gc=False):
 
 
 class Fold(msgspec.Struct, frozen=True, gc=False):
-    """Make the next version: current - transforms(-sum of weight times delta); then drop the updates."""
+    """Make the next version: current - scale transforms(-sum of weight times delta); then drop the updates.
+
+    `bases` are the versions that the updates were learnt from; with `measure`, the sum's norm is reported back.
+    """
 
     number: int
     handles: tuple[int, ...]
     weights: tuple[float, ...]
     plan: tuple[Scalars, ...]
+    scale: float = 1.0
+    bases: tuple[int, ...] = ()
+    measure: bool = False
+
+
+class Keep(msgspec.Struct, frozen=True, gc=False):
+    """Keep the current version to return to, behind the one that was kept last, and drop the one before that."""
+
+
+class Restore(msgspec.Struct, frozen=True, gc=False):
+    """Make the older of the two versions kept the next one, under this number, and clear the optimizer's state."""
+
+    number: int
+
+
+class Evaluate(msgspec.Struct, frozen=True, gc=False):
+    """Evaluate the current version on held-out data and report `Evaluated`."""
+
+
+class SaveBest(msgspec.Struct, frozen=True, gc=False):
+    """Write the version evaluated last to disk as the best; without held-out data, the current one."""
+
+    loss: float
+    accuracy: float | None
 
 
 class Discard(msgspec.Struct, frozen=True, gc=False):
@@ -82,4 +109,7 @@ class Stop(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-HubEffect = Send | SendStatus | SendGraph | Assign | Receive | Fold | Discard | Forget | Report | Save | Stop
+HubEffect = (
+    Send | SendStatus | SendGraph | Assign | Receive | Fold | Keep | Restore | Evaluate | SaveBest | Discard
+    | Forget | Report | Save | Stop
+)  # fmt: skip

@@ -48,8 +48,23 @@ class Malformed(msgspec.Struct, frozen=True):
     strike: bool = True
 
 
+class Folded(msgspec.Struct, frozen=True, gc=False):
+    """A version is made; `norm` is the L2 norm of the weighted sum of its updates."""
+
+    number: int
+    norm: float
+
+
+class Evaluated(msgspec.Struct, frozen=True, gc=False):
+    """A version was evaluated on held-out data: mean loss, and accuracy from 0 to 1 where there is one."""
+
+    number: int
+    loss: float
+    accuracy: float | None
+
+
 class StopRequested(msgspec.Struct, frozen=True):
     """The person who runs the hub wants it to end."""
 
 
-HubEvent = Received | PushArrived | Heard | Malformed | StopRequested
+HubEvent = Received | PushArrived | Heard | Malformed | Folded | Evaluated | StopRequested

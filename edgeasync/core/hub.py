@@ -12,6 +12,7 @@ from typing import Any
 from edgeasync.core.effects import (
     Assign,
     Discard,
+    Evaluate,
     Forget,
     HubEffect,
     Receive,
@@ -22,13 +23,24 @@ from edgeasync.core.effects import (
     SendStatus,
     Stop,
 )  # fmt: skip
-from edgeasync.core.events import Heard, HubEvent, Malformed, Peer, PushArrived, Received, StopRequested
+from edgeasync.core.events import (
+    Evaluated,
+    Folded,
+    Heard,
+    HubEvent,
+    Malformed,
+    Peer,
+    PushArrived,
+    Received,
+    StopRequested,
+)  # fmt: skip
 from edgeasync.core.graph import ShippedGraph
+from edgeasync.core.judge import Judge
 from edgeasync.core.membership import Member, Membership, RefusalError, Strangers
-from edgeasync.core.pending import PendingUpdates, weigh
 from edgeasync.core.settings import HubCoreSettings
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.aggregation import Contribution
+from edgeasync.policies.monitor import Observation
 from edgeasync.policies.policy import Judgement
 from edgeasync.protocol.messages import (
     PROTOCOL_VERSION,
@@ -68,21 +80,24 @@ class HubCore:
     ) -> None:
         self.spec = spec
         self.training = training
-        self.judgement = judgement
+        self.judge = Judge(judgement, version, settings.limits.updates_held_max, settings.stop)
         self.settings = settings
         self.graph = graph
         self.lineage = version.lineage
-        self.version = version.number
         self.members = Membership(settings.liveness.lease_s, settings.limits.devices_max)
         self.updates_applied = self.updates_rejected = self.duplicates = self.messages_refused = 0
         self.messages_accepted: Counter[str] = Counter()
         self.stopped = False
         self._make_session = make_session
-        self._pending = PendingUpdates(judgement, settings.limits.updates_held_max)
         self._strangers = Strangers()
         self._save_at_s = now_s + settings.save_every_s
         minutes = settings.stop.minutes
         self._stop_at_s = math.inf if minutes is None else now_s + 60.0 * minutes
+
+    @property
+    def version(self) -> int:
+        """The number of the newest version."""
+        return self.judge.version
 
     # -- time ------------------------------------------------------------------------------------------------
 
@@ -93,7 +108,7 @@ class HubCore:
         due = [self._save_at_s, self._stop_at_s]
         if (lease := self.members.next_deadline_s()) is not None:
             due.append(lease)
-        if (fold := self._pending.due_s(math.inf, self.members.live_count)) is not None:
+        if (fold := self.judge.due_s(math.inf, self.members.live_count)) is not None:
             due.append(fold)
         return min(due)
 
@@ -106,13 +121,13 @@ class HubCore:
             silence = now_s - member.seen_s
             self._lose(member, f"nothing heard for {silence:.1f} s", effects)
         self._fold_if_due(now_s, effects)
-        self._answer_waiting(effects, room=room)
+        self._answer_waiting(now_s, effects, room=room)
         if now_s >= self._save_at_s:
             self._save_at_s = now_s + self.settings.save_every_s
             effects.append(Save())
-        self._stop_if_enough(effects)
+        self._stop_if_enough(now_s, effects)
         if now_s >= self._stop_at_s and not self.stopped:
-            self._stop("finished", "the time to train is over", effects)
+            self._stop("finished", "the time to train is over", now_s, effects)
         return effects
 
     # -- events ----------------------------------------------------------------------------------------------
@@ -122,14 +137,24 @@ class HubCore:
         effects: list[HubEffect] = []
         if self.stopped:
             return [Discard(event.handle)] if isinstance(event, PushArrived) else effects
-        if isinstance(event, StopRequested):
-            self._stop("stopping", "asked to stop", effects)
-            return effects
-        if isinstance(event, Malformed):
-            self.messages_refused += 1
-            if event.strike and self._strike(event.peer, event.reason, now_s, effects):
-                effects.append(Send(event.peer, RefusalError("malformed", event.reason).refuse))
-            return effects
+        match event:
+            case Folded():
+                self.judge.folded(event.number, event.norm)
+            case Evaluated():
+                self.judge.progress.evaluated(event, effects)
+                self._stop_if_enough(now_s, effects)
+            case StopRequested():
+                self._stop("stopping", "asked to stop", now_s, effects)
+            case Malformed():
+                self.messages_refused += 1
+                if event.strike and self._strike(event.peer, event.reason, now_s, effects):
+                    effects.append(Send(event.peer, RefusalError("malformed", event.reason).refuse))
+            case _:
+                self._message(event, now_s, effects)
+        return effects
+
+    def _message(self, event: Received | PushArrived | Heard, now_s: float, effects: list[HubEffect]) -> None:
+        """Take in what could be read; answer with a refusal what must not be."""
         try:
             kind = self._accept(event, now_s, effects)
         except RefusalError as refusal:
@@ -141,7 +166,6 @@ class HubCore:
                 self._strike(event.peer, str(refusal), now_s, effects)
         else:
             self.messages_accepted[kind] += 1
-        return effects
 
     def _accept(self, event: Received | PushArrived | Heard, now_s: float, effects: list[HubEffect]) -> str:
         """Handle what could be read; return the kind to count it under. Raises `RefusalError`."""
@@ -164,7 +188,7 @@ class HubCore:
                 member = self._member(peer, message.session, now_s, effects)
                 if not event.room:
                     raise self._busy()
-                self._assign(member, None, effects)
+                self._assign(member, None, now_s, effects)
             case FetchGraph():
                 self._send_graph(peer, message, now_s, effects, room=event.room)
             case Push():
@@ -216,6 +240,7 @@ class HubCore:
             piece_bytes=int(self.settings.limits.piece_bytes),
             graph=None if self.graph is None else self.graph.fingerprint,
             graph_bytes=0 if self.graph is None else len(self.graph.payload),
+            update=self.judge.judgement.aggregate.update,
         )
         effects.append(Send(peer, welcome))
 
@@ -230,18 +255,20 @@ class HubCore:
             effects.append(Forget(member.peer))
         effects.append(Report("lost", member.device_id, cause))
 
-    def _stop_if_enough(self, effects: list[HubEffect]) -> None:
+    def _stop_if_enough(self, now_s: float, effects: list[HubEffect]) -> None:
         updates = self.settings.stop.updates
-        if updates is not None and self.updates_applied >= updates:
-            self._stop("finished", f"{self.updates_applied} updates applied", effects)
+        if updates is not None and self.updates_applied >= updates and not self.stopped:
+            self._stop("finished", f"{self.updates_applied} updates applied", now_s, effects)
+        elif (reached := self.judge.progress.reached) and not self.stopped:
+            self._stop("finished", reached, now_s, effects)
 
-    def _stop(self, reason: str, detail: str, effects: list[HubEffect]) -> None:
+    def _stop(self, reason: str, detail: str, now_s: float, effects: list[HubEffect]) -> None:
         self.stopped = True
         goodbye = Leave("finished" if reason == "finished" else "stopping")
         effects.append(Report(reason, detail=detail))
         effects += [Send(m.peer, goodbye) for m in self.members.members.values() if m.live and m.peer]
-        if self._pending:
-            self._fold(effects)
+        if self.judge:
+            self._fold(now_s, effects)
         effects += [Save(), Stop(reason)]
 
     # -- liveness --------------------------------------------------------------------------------------------
@@ -305,7 +332,7 @@ class HubCore:
         """Answer the announcement of a push in pieces: grant it, or spare the device the transfer."""
         member = self._member(peer, push.session, now_s, effects)
         if push.seq <= member.seq_last:
-            self._duplicate(member, push, effects, room=room)
+            self._duplicate(member, push, now_s, effects, room=room)
             return
         self._check_sequence(member, push)
         if not room:
@@ -317,7 +344,7 @@ class HubCore:
         member = self._member(event.peer, push.session, now_s, effects)
         if push.seq <= member.seq_last:
             effects.append(Discard(event.handle))
-            self._duplicate(member, push, effects, room=event.room)
+            self._duplicate(member, push, now_s, effects, room=event.room)
             return
         self._check_sequence(member, push)
         if not event.room and not push.transfer:
@@ -327,48 +354,70 @@ class HubCore:
         member.seq_last = push.seq
         member.outcome_last = outcome
         ack = Ack(push.seq, outcome)
-        if isinstance(outcome, Buffered) and self.judgement.aggregate.answer == "at_flush":
+        if isinstance(outcome, Buffered) and self.judge.aggregate.answer == "at_flush":
             member.waiting = True
             effects.append(Send(member.peer, ack))
         else:
-            self._assign_or_defer(member, ack, effects, room=event.room)
-            self._answer_waiting(effects, room=event.room)
-        self._stop_if_enough(effects)
+            self._assign_or_defer(member, ack, now_s, effects, room=event.room)
+            self._answer_waiting(now_s, effects, room=event.room)
+        self._stop_if_enough(now_s, effects)
 
     def _decide(
         self, member: Member, push: Push, event: PushArrived, now_s: float, effects: list[HubEffect]
     ) -> FirstOutcome:
         """Weigh an update; buffer and perhaps fold it, or reject it."""
-        staleness = self.version - push.base.number
-        member.observe(push)
-        if push.base.lineage == self.lineage and staleness >= 0:
-            member.history.staleness = staleness
-        weighed = weigh(push, self.lineage, staleness, event.norm, self.judgement.staleness)
+        member.observe(push, event.norm, now_s)
+        observation = Observation(
+            member.device_id, event.norm, push.local_steps, push.loss_mean, member.history.not_finite_run
+        )
+        waiting = len(self.judge)
+        weighed = self.judge.weigh(
+            push, observation, member.history, effects, now_s=now_s, devices_live=self.members.live_count
+        )
+        if self.judge.is_retune_due():
+            self.judge.retune(self.members.live_histories(), len(self.members.members))
         if isinstance(weighed, Rejected):
-            self.updates_rejected += 1
+            self.updates_rejected += 1 + waiting - len(self.judge)  # a rollback drops those that wait
             effects.append(Discard(event.handle))
             return weighed
         member.strikes = 0
-        self._pending.add(
-            Contribution(event.handle, member.device_id, weighed, event.norm, push.examples, staleness, now_s)
+        history = member.history
+        self.judge.add(
+            Contribution(
+                handle=event.handle,
+                device_id=member.device_id,
+                weight=weighed,
+                norm=event.norm,
+                examples=history.examples or push.examples,
+                local_steps=push.local_steps,
+                staleness=history.staleness,
+                base=push.base.number,
+                score=history.score,
+                arrived_s=now_s,
+            )
         )
+        self.judge.count_examples(push.examples)
         if self._fold_if_due(now_s, effects):
             return Applied(self.version)
-        return Buffered(len(self._pending))
+        return Buffered(len(self.judge))
 
     def _fold_if_due(self, now_s: float, effects: list[HubEffect]) -> bool:
-        due_s = self._pending.due_s(now_s, self.members.live_count)
+        due_s = self.judge.due_s(now_s, self.members.live_count)
         if due_s is None or due_s > now_s:
             return False
-        self._fold(effects)
+        self._fold(now_s, effects)
         return True
 
-    def _fold(self, effects: list[HubEffect]) -> None:
-        """Make the next version of all updates that wait."""
-        self.version += 1
-        fold, contributions = self._pending.fold(self.version)
-        effects.append(fold)
+    def _fold(self, now_s: float, effects: list[HubEffect]) -> None:
+        """Make the next version of all updates that wait, and have it evaluated if it is time."""
+        contributions = self.judge.fold(now_s, self.members.live_count, effects)
+        every = self.settings.evaluate_every_updates
+        due = (self.updates_applied + len(contributions)) // every > self.updates_applied // every
         self.updates_applied += len(contributions)
+        if due and self.settings.held_out:
+            effects.append(Evaluate())
+        elif due and (loss := self.members.loss_by_examples()) is not None:
+            self.judge.progress.evaluated(Evaluated(self.version, loss, None), effects)
         for contribution in contributions:
             if (member := self.members.members.get(contribution.device_id)) is not None:
                 member.updates_applied += 1
@@ -377,7 +426,9 @@ class HubCore:
         if push.seq != member.seq_last + 1:
             raise RefusalError("sequence", f"push {push.seq} where {member.seq_last + 1} was due")
 
-    def _duplicate(self, member: Member, push: Push, effects: list[HubEffect], *, room: bool) -> None:
+    def _duplicate(
+        self, member: Member, push: Push, now_s: float, effects: list[HubEffect], *, room: bool
+    ) -> None:
         """Repeat the recorded outcome; an older one than the last is only counted."""
         self.duplicates += 1
         if push.seq != member.seq_last or member.outcome_last is None:
@@ -386,23 +437,26 @@ class HubCore:
         if member.waiting:
             effects.append(Send(member.peer, ack))
         else:
-            self._assign_or_defer(member, ack, effects, room=room)
+            self._assign_or_defer(member, ack, now_s, effects, room=room)
 
     # -- assignments -----------------------------------------------------------------------------------------
 
-    def _assign_or_defer(self, member: Member, ack: Ack | None, effects: list[HubEffect], *, room: bool) -> None:
+    def _assign_or_defer(
+        self, member: Member, ack: Ack | None, now_s: float, effects: list[HubEffect], *, room: bool
+    ) -> None:
         """Answer with the newest model, or, without room to send it, say when to fetch it."""
         if room:
-            self._assign(member, ack, effects)
+            self._assign(member, ack, now_s, effects)
             return
         if ack is not None:
             effects.append(Send(member.peer, ack))
         effects.append(Send(member.peer, self._busy().refuse))
 
-    def _assign(self, member: Member, ack: Ack | None, effects: list[HubEffect]) -> None:
-        local_steps = self.judgement.frequency(member.device_id, self.members.histories)
-        member.waiting = False
+    def _assign(self, member: Member, ack: Ack | None, now_s: float, effects: list[HubEffect]) -> None:
+        local_steps = self.judge.interval(member.history).local_steps
         version = ModelVersion(self.lineage, self.version)
+        member.waiting = False
+        member.assigned, member.assigned_s = version, now_s
         effects.append(Assign(member.peer, version, local_steps, member.codec_model, ack))
 
     def _send_graph(
@@ -415,13 +469,13 @@ class HubCore:
             raise self._busy()
         effects.append(SendGraph(peer))
 
-    def _answer_waiting(self, effects: list[HubEffect], *, room: bool) -> None:
-        if self._pending or self.judgement.aggregate.answer == "now":
+    def _answer_waiting(self, now_s: float, effects: list[HubEffect], *, room: bool) -> None:
+        if self.judge or not self.judge.may_keep_waiting:
             return
         for member in self.members.members.values():
             if member.waiting:
                 member.waiting = False
-                self._assign_or_defer(member, None, effects, room=room)
+                self._assign_or_defer(member, None, now_s, effects, room=room)
 
     def _busy(self) -> RefusalError:
         return RefusalError("busy", "the hub is busy; try again", self.settings.limits.retry_after_s)
@@ -435,17 +489,18 @@ class HubCore:
             "version": self.version,
             "updates_applied": self.updates_applied,
             "updates_rejected": self.updates_rejected,
-            "updates_buffered": len(self._pending),
+            "updates_buffered": len(self.judge),
             "duplicates": self.duplicates,
             "messages_accepted": dict(sorted(self.messages_accepted.items())),
             "messages_refused": self.messages_refused,
+            **self.judge.describe(),
             "devices": self.members.describe(now_s),
         }
 
     def check(self) -> None:
         """Raise `AssertionError` where the state contradicts itself; for tests and simulation."""
         self.members.check()
-        self._pending.check(self.version, self.updates_applied)
+        self.judge.check(self.updates_applied)
         self._strangers.check()
         for member in self.members.members.values():
             assert member.seq_last >= 0

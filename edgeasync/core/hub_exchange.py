@@ -10,6 +10,7 @@ while heartbeats are answered at once.
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -18,20 +19,35 @@ from edgeasync.core.buffers import BufferPool
 from edgeasync.core.effects import (
     Assign,
     Discard,
+    Evaluate,
     Fold,
     Forget,
     HubEffect,
+    Keep,
     Receive,
     Report,
+    Restore,
     Save,
+    SaveBest,
     Send,
     SendGraph,
     SendStatus,
     Stop,
 )
-from edgeasync.core.events import Heard, HubEvent, Malformed, Peer, PushArrived, Received, StopRequested
+from edgeasync.core.events import (
+    Evaluated,
+    Folded,
+    Heard,
+    HubEvent,
+    Malformed,
+    Peer,
+    PushArrived,
+    Received,
+    StopRequested,
+)  # fmt: skip
 from edgeasync.core.hub import HubCore
-from edgeasync.core.model import Model, Snapshot, Update
+from edgeasync.core.mixing import Update
+from edgeasync.core.model import Model, Snapshot
 from edgeasync.core.outgoing import OutgoingTransfers
 from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
@@ -72,6 +88,12 @@ class HubShell(Protocol):
     def save(self, snapshot: Snapshot, *, last: bool) -> None:
         """Write the model to disk in the background; the `last` time for certain."""
 
+    def save_best(self, snapshot: Snapshot, loss: float, accuracy: float | None) -> None:
+        """Write the best model so far to disk in the background."""
+
+    def evaluate(self, snapshot: Snapshot, then: Callable[[Evaluated], None]) -> None:
+        """Evaluate a version on held-out data in the background, then call `then`; skip it if one is under way."""
+
     def report(self, report: Report) -> None:
         """Tell people."""
 
@@ -100,6 +122,7 @@ class HubExchange:
         self._ordered: deque[HubEffect] = deque()
         self._assigning = 0
         self._folding = False
+        self._evaluated: Snapshot | None = None
         self._now_s = 0.0
 
     def tick(self, now_s: float) -> None:
@@ -157,7 +180,7 @@ class HubExchange:
         if wire.checksum(payload) != push.checksum:
             raise ProtocolError("the payload does not have the checksum it was announced with")
         update = Update(codec, payload)
-        norm = update.norm(self._spec.length)
+        norm = self.model.norm(update)
         room = self._room_to_receive() and self._room_to_send()
         return PushArrived(peer, push, self.model.keep(update), norm, room)
 
@@ -184,7 +207,7 @@ class HubExchange:
             event = PushArrived(peer, push, self.model.keep(update), norm, self._room_to_send())
             self._execute(self.core.handle(event, self._now_s))
 
-        self._shell.run_in_background(lambda: update.norm(self._spec.length), measured)
+        self._shell.run_in_background(lambda: self.model.norm(update), measured)
         return None
 
     def _credit(self, peer: Peer, credit: Credit) -> HubEvent:
@@ -227,7 +250,7 @@ class HubExchange:
     def _execute(self, effects: list[HubEffect]) -> None:
         for effect in effects:
             match effect:
-                case Assign() | Fold() | Save() | Stop():
+                case Assign() | Fold() | Keep() | Restore() | Evaluate() | SaveBest() | Save() | Stop():
                     self._assigning += isinstance(effect, Assign)
                     self._ordered.append(effect)
                 case Send():
@@ -255,6 +278,14 @@ class HubExchange:
             match effect:
                 case Fold():
                     self._fold(effect)
+                case Keep():
+                    self.model.keep_current()
+                case Restore():
+                    self.model.advance(self.model.restore(effect.number))
+                case Evaluate():
+                    self._shell.evaluate(self.model.current, partial(self._on_evaluated, self.model.current))
+                case SaveBest():
+                    self._shell.save_best(self._evaluated or self.model.current, effect.loss, effect.accuracy)
                 case Assign():
                     self._assigning -= 1
                     self._assign(effect)
@@ -266,21 +297,33 @@ class HubExchange:
     def _fold(self, fold: Fold) -> None:
         updates = [self.model.release(handle) for handle in fold.handles]
         if self._inline:
-            self.model.advance(self.model.fold(fold, updates))
+            self._folded(fold, self.model.fold(fold, updates))
             return
         self._folding = True
 
-        def work() -> Snapshot:
-            snapshot = self.model.fold(fold, updates)
+        def work() -> tuple[Snapshot, float]:
+            snapshot, norm = self.model.fold(fold, updates)
             snapshot.payload(self.core.settings.model_codec)
-            return snapshot
+            return snapshot, norm
 
-        def folded(snapshot: Snapshot) -> None:
+        def folded(result: tuple[Snapshot, float]) -> None:
             self._folding = False
-            self.model.advance(snapshot)
+            self._folded(fold, result)
             self._advance()
 
         self._shell.run_in_background(work, folded)
+
+    def _folded(self, fold: Fold, result: tuple[Snapshot, float]) -> None:
+        snapshot, norm = result
+        self.model.advance(snapshot)
+        if fold.measure:
+            self._execute(self.core.handle(Folded(fold.number, norm), self._now_s))
+
+    def _on_evaluated(self, snapshot: Snapshot, result: Evaluated) -> None:
+        """Let the core judge an evaluation; the version it was of is the one it may want saved."""
+        self._evaluated = snapshot
+        self._execute(self.core.handle(result, self._now_s))
+        self._evaluated = None
 
     def _assign(self, effect: Assign) -> None:
         payload, checksum = self.model.current.payload(effect.codec)

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from edgeasync.core.events import Peer
 from edgeasync.errors import EdgeAsyncError
-from edgeasync.policies.frequency import DeviceHistory
-from edgeasync.protocol.messages import DeviceProfile, FirstOutcome, Hello, Push, RefusalCode, Refuse
+from edgeasync.policies.history import DeviceHistory
+from edgeasync.protocol.messages import DeviceProfile, FirstOutcome, Hello, ModelVersion, Push, RefusalCode, Refuse
 
 DeviceState = Literal["joining", "training", "paused", "lost", "left", "quarantined"]
 
@@ -35,9 +35,9 @@ class Member:
     """One device the hub knows, alive or not."""
 
     __slots__ = (
-        "codec_model", "codec_push", "device_id", "history", "lease_until_s", "outcome_last", "peer", "profile",
-        "progress_s", "quarantined_until_s", "retired", "seen_s", "seq_last", "session", "start", "state",
-        "state_id", "steps_total", "strikes", "updates_applied", "waiting",
+        "assigned", "assigned_s", "codec_model", "codec_push", "device_id", "history", "lease_until_s",
+        "outcome_last", "peer", "profile", "progress_s", "quarantined_until_s", "retired", "seen_s", "seq_last",
+        "session", "start", "state", "state_id", "steps_total", "strikes", "updates_applied", "waiting",
     )  # fmt: skip
 
     def __init__(self, hello: Hello) -> None:
@@ -56,15 +56,22 @@ class Member:
         self.seen_s = self.lease_until_s = self.progress_s = self.quarantined_until_s = 0.0
         self.steps_total = self.strikes = self.updates_applied = 0
         self.waiting = False
+        self.assigned: ModelVersion | None = None
+        self.assigned_s = 0.0
 
     @property
     def live(self) -> bool:
         """Whether the device holds its lease."""
         return self.state in ("joining", "training", "paused")
 
-    def observe(self, push: Push) -> None:
-        """Remember how the device trained."""
+    def observe(self, push: Push, norm: float, now_s: float) -> None:
+        """Remember how the device trained, and how long after its assignment its update came."""
+        cycle_s = now_s - self.assigned_s if push.base == self.assigned else None
+        self.assigned = None
         self.history.observe(
+            cycle_s=cycle_s,
+            norm=norm,
+            score=push.score,
             local_steps=push.local_steps,
             examples=push.examples,
             step_s=push.step_s,
@@ -137,6 +144,8 @@ class Membership:
             event = self._readmit(member, hello, peer, now_s)
         member.profile = hello.profile
         member.history.examples = hello.profile.examples
+        member.history.local_steps_max = hello.profile.local_steps_max
+        member.assigned = None
         self._by_session.pop(member.session, None)
         member.session = session
         self._by_session[session] = member
@@ -211,9 +220,25 @@ class Membership:
                 "examples_per_s": round(member.history.examples_per_s, 1),
                 "updates_applied": member.updates_applied,
                 "loss": _shown(member.history),
+                "assigned_steps": member.history.assigned_steps,
+                "why": member.history.why,
+                "step_s": round(member.history.step_s, 6),
+                "talk_s": round(member.history.talk_s, 6),
+                "talk_share": round(member.history.talk_share, 3),
+                "period_s": round(member.history.cycle_s, 6),
             }
             for member in self.members.values()
         ]
+
+    def live_histories(self) -> list[DeviceHistory]:
+        """Return what is known of the devices that hold their lease."""
+        return [member.history for member in self.members.values() if member.live]
+
+    def loss_by_examples(self) -> float | None:
+        """Return the mean of the devices' last losses, weighted by their examples; `None` if there is none."""
+        shown = [(loss, h.examples or 1) for h in self.histories.values() if (loss := _shown(h)) is not None]
+        total = sum(examples for _, examples in shown)
+        return sum(loss * examples for loss, examples in shown) / total if total else None
 
     def loss(self) -> float | None:
         """Return the mean of the devices' last losses, each device alike; `None` if there is none."""

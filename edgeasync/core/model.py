@@ -6,19 +6,19 @@ snapshot. No BLAS there: a fused multiply-add rounds differently from machine to
 
 import itertools
 import math
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 
 from edgeasync.core.buffers import BufferPool
 from edgeasync.core.effects import Fold
+from edgeasync.core.mixing import Mixer, Term, Update, square_sum_of
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
-from edgeasync.policies.transforms import Transform, apply_chain, leading_factor, state_vectors
+from edgeasync.policies.policy import Judgement
+from edgeasync.policies.transforms import apply_chain, leading_factor, state_vectors
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import CODECS, Codec
-
-ROW = 1 << 12
-"""Values whose squares are summed in one go: few enough for float32, and for BLAS to stay on this thread."""
+from edgeasync.protocol.codecs import CODECS
 
 POOLED_BYTES_MIN = 1 << 16
 """Snapshots from this size on are sent without copying, and their buffers are used again."""
@@ -44,57 +44,34 @@ class Snapshot:
         return coded
 
 
-class Update:
-    """A payload that waits to be folded."""
-
-    __slots__ = ("codec", "payload")
-
-    def __init__(self, codec: Codec, payload: wire.Buffer) -> None:
-        self.codec = codec
-        self.payload = payload
-
-    def norm(self, length: int) -> float:
-        """L2 norm of the `length` values; not finite if any of them, or the sum of a row's squares, is not."""
-        if length <= ROW:
-            values = self.codec.read(self.payload, 0, length, np.empty(length, np.float32))
-            return math.sqrt(np.vdot(values, values))  # unlike dot, vdot never warns
-        with np.errstate(over="ignore", invalid="ignore"):  # what a peer sends must not warn, let alone raise
-            return math.sqrt(self._square_sum(length))
-
-    def _square_sum(self, length: int) -> float:
-        square_sum = 0.0
-        scratch = np.empty(min(CHUNK, length), np.float32)
-        for start in range(0, length, CHUNK):
-            values = self.codec.read(self.payload, start, min(start + CHUNK, length), scratch)
-            whole = values.size - values.size % ROW
-            rows = np.vecdot(values[:whole].reshape(-1, ROW), values[:whole].reshape(-1, ROW))
-            square_sum += float(rows.sum(dtype=np.float64)) + float(np.dot(values[whole:], values[whole:]))
-        return square_sum
-
-
 class Model:
-    """The newest snapshot, the optimizer's state, and the updates that wait, by handle.
+    """The newest snapshot, older ones that are kept, the optimizer's state, and the updates that wait, by handle.
 
     `fold` may run in another thread than the rest, one fold at a time.
     """
 
-    def __init__(self, spec: ParameterSpec, initial: Vector, number: int, optimizer: Sequence[Transform]) -> None:
+    def __init__(self, spec: ParameterSpec, initial: Vector, number: int, judgement: Judgement) -> None:
         spec.check(initial)
         self.spec = spec
-        self.optimizer = tuple(optimizer)
+        self.optimizer = tuple(judgement.optimizer)
+        self._takes_models = judgement.aggregate.update == "model"
         self._state = [np.zeros(spec.trained_length, np.float32) for _ in range(state_vectors(self.optimizer))]
         self._updates: dict[int, Update] = {}
         self._handles = itertools.count()
         self._pool = BufferPool(spec.nbytes)
-        self._scratch = np.empty(min(CHUNK, spec.length), np.float32)
+        self._mixer = Mixer(judgement, min(CHUNK, spec.length))
         vector = self._empty_vector()
         vector[:] = initial
         self.current = Snapshot(number, vector)
+        self._kept = self._kept_last = self.current if judgement.monitor.rolls_back else None
+        versions = 0 if judgement.compensation is None else judgement.compensation.versions
+        self._history: deque[Snapshot] = deque([self.current][:versions], maxlen=versions)
 
     @property
     def snapshots_alive(self) -> int:
-        """Snapshots that something still holds: the current one, and those being sent."""
-        return self._pool.in_use
+        """Snapshots that something still holds: the current one, and those being sent; not those kept here."""
+        kept = {id(snapshot.vector) for snapshot in (*self._history, self._kept, self._kept_last) if snapshot}
+        return self._pool.in_use - len(kept - {id(self.current.vector)})
 
     @property
     def updates_waiting(self) -> int:
@@ -111,46 +88,70 @@ class Model:
         """Hand out an update that was held."""
         return self._updates.pop(handle)
 
-    def fold(self, fold: Fold, updates: Sequence[Update]) -> Snapshot:
-        """Compute the next version from the current one; the caller makes it current with `advance`."""
+    def norm(self, update: Update) -> float:
+        """Return the norm of what an update would add to the current model; not finite if its values are not."""
+        return update.norm(self.spec.length, self.current.vector if self._takes_models else None)
+
+    def keep_current(self) -> None:
+        """Keep the current version to return to, behind the one that was kept before."""
+        self._kept, self._kept_last = self._kept_last, self.current
+
+    def restore(self, number: int) -> Snapshot:
+        """Return the older of the two versions kept, under a new number; the optimizer begins anew."""
+        for vector in self._state:
+            vector.fill(0.0)
+        if self._kept is None:
+            raise ValueError("no version was kept to return to")
+        self._kept_last = self._kept
+        return Snapshot(number, self._kept.vector)
+
+    def fold(self, fold: Fold, updates: Sequence[Update]) -> tuple[Snapshot, float]:
+        """Compute the next version from the current one; the caller makes it current with `advance`.
+
+        Returns also the norm of the weighted sum of the updates, if the fold is to `measure` it, or else 0.
+        """
         if fold.number != self.current.number + 1:
             raise ValueError(f"fold {fold.number} does not follow version {self.current.number}")
         current, target = self.current.vector, self._empty_vector()
         trained, length = self.spec.trained_length, self.spec.length
         factor, used = leading_factor(self.optimizer, fold.plan)
         rest, plan = self.optimizer[used:], fold.plan[used:]
+        if not rest:
+            factor *= fold.scale
         # The pseudo-gradient of a delta is minus the delta.
         scales = [-weight * factor for weight in fold.weights]
+        terms = self._terms(fold, updates, scales)
+        square_sum = 0.0
         for start in range(0, trained, CHUNK):
             stop = min(start + CHUNK, trained)
-            step = self._weighted_sum(updates, scales, start, stop, target[start:stop])
+            step = self._mixer.mix(terms, current, slice(start, stop), target)
+            if fold.measure:
+                square_sum += square_sum_of(step)
             if rest:
                 apply_chain(rest, step, current[start:stop], [vector[start:stop] for vector in self._state], plan)
+                if fold.scale != 1.0:
+                    np.multiply(step, np.float32(fold.scale), out=step)
             np.subtract(current[start:stop], step, out=step)
         if trained < length:
             share = max(1.0, sum(fold.weights))
-            shares = [-weight / share for weight in fold.weights]
+            terms = [Term(u, -weight / share) for u, weight in zip(updates, fold.weights, strict=True)]
             for start in range(trained, length, CHUNK):
                 stop = min(start + CHUNK, length)
-                step = self._weighted_sum(updates, shares, start, stop, target[start:stop])
+                step = self._mixer.mix(terms, current, slice(start, stop), target)
                 np.subtract(current[start:stop], step, out=step)
-        return Snapshot(fold.number, target)
+        return Snapshot(fold.number, target), math.sqrt(square_sum) / factor
 
     def advance(self, snapshot: Snapshot) -> None:
         """Make a folded snapshot the current one."""
         self.current = snapshot
+        self._history.append(snapshot)
 
-    def _weighted_sum(
-        self, updates: Sequence[Update], scales: Sequence[float], start: int, stop: int, total: Vector
-    ) -> Vector:
-        """Sum scale times update over a slice, in the order given, into `total`."""
-        first = updates[0]
-        np.multiply(first.codec.read(first.payload, start, stop, self._scratch), scales[0], out=total)
-        for position in range(1, len(updates)):
-            update = updates[position]
-            values = update.codec.read(update.payload, start, stop, self._scratch)
-            np.add(total, np.multiply(values, scales[position], out=self._scratch[: stop - start]), out=total)
-        return total
+    def _terms(self, fold: Fold, updates: Sequence[Update], scales: Sequence[float]) -> list[Term]:
+        """Return the updates with their scales and, to correct them, the versions they were learnt from."""
+        kept = {snapshot.number: snapshot.vector for snapshot in self._history}
+        kept.pop(self.current.number, None)
+        bases = [kept.get(base) for base in fold.bases] if kept else [None] * len(updates)
+        return [Term(*parts) for parts in zip(updates, scales, bases, strict=True)]
 
     def _empty_vector(self) -> Vector:
         """Return a vector to write to, whatever is in it."""

@@ -28,7 +28,7 @@ class Limits(Section, frozen=True):
     devices_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
     parameters_max: Annotated[int, Meta(ge=1, le=PARAMETERS_MAX)] = PARAMETERS_MAX
     piece_bytes: ByteCount = ByteCount(1 << 20)
-    updates_held_max: Annotated[int, Meta(ge=1)] = 16
+    updates_held_max: Annotated[int, Meta(ge=1)] = 64
     snapshots_max: Annotated[int, Meta(ge=2)] = 32
     strikes_max: Annotated[int, Meta(ge=1)] = 20
     quarantine_s: Annotated[float, Meta(ge=0)] = 300.0
@@ -44,15 +44,22 @@ class StopCondition(Section, frozen=True):
 
     updates: Annotated[int, Meta(ge=1)] | None = None
     minutes: Annotated[float, Meta(gt=0)] | None = None
+    loss: Annotated[float, Meta(ge=0)] | None = None
+    accuracy: Annotated[float, Meta(gt=0, le=1)] | None = None
 
 
 class HubCoreSettings(Section, frozen=True):
-    """Everything about the core that is fixed for a run."""
+    """Everything about the core that is fixed for a run.
+
+    With `held_out` the shell evaluates the model; without, the devices' losses stand for an evaluation.
+    """
 
     liveness: Liveness = Liveness()
     limits: Limits = Limits()
     stop: StopCondition = StopCondition()
     save_every_s: Annotated[float, Meta(gt=0)] = 60.0
+    evaluate_every_updates: Annotated[int, Meta(ge=1)] = 100
+    held_out: bool = False
     push_codec: str = "identity"
     model_codec: str = "identity"
 

@@ -1,51 +1,255 @@
 """Aggregators: when accepted contributions become the next version, and with which weights."""
 
+import math
+import statistics
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol
 
 import msgspec
+from msgspec import Meta
 
 from edgeasync.config import Section
 
+UpdateKind = Literal["delta", "model"]
+Answer = Literal["now", "at_flush"]
+
 
 class Contribution(msgspec.Struct, frozen=True, gc=False):
-    """An accepted update that waits to be folded: scalars only; `handle` names its payload."""
+    """An accepted update that waits to be folded: scalars only; `handle` names its payload.
+
+    `weight` comes of the staleness, `examples` is the size of the device's data, or what it trained on if
+    it does not say, `score` its loss (low is good).
+    """
 
     handle: int
     device_id: str
     weight: float
     norm: float
     examples: int
+    local_steps: int
     staleness: int
+    base: int
+    score: float
     arrived_s: float
 
 
+class Fleet(msgspec.Struct, frozen=True, gc=False):
+    """What an aggregator is told of the devices.
+
+    Devices that hold their lease, the usual seconds between two exchanges of one (0 before it is known), and the
+    mean size of their data in examples (0 likewise).
+    """
+
+    devices_live: int
+    period_s: float = 0.0
+    examples_mean: float = 0.0
+
+
 class Aggregator(Protocol):
-    """Decides from the buffered contributions alone, so that the same buffer always gives the same answer."""
+    """Decides from the buffered contributions and the fleet alone: the same always gives the same answer."""
 
     @property
-    def answer(self) -> Literal["now", "at_flush"]:
+    def update(self) -> UpdateKind:
+        """What the devices send: what they learnt, or their whole model."""
+
+    @property
+    def answer(self) -> Answer:
         """Whether a device gets its next assignment at once, or when its update is folded."""
 
-    def flush_at_s(self, buffered: Sequence[Contribution], devices_live: int) -> float | None:
+    def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:
         """Return the core time at which `buffered` (never empty) is due to be folded, if it is known."""
 
-    def weights(self, buffered: Sequence[Contribution]) -> tuple[float, ...]:
+    def weights(self, buffered: Sequence[Contribution], fleet: Fleet) -> tuple[float, ...]:
         """Return the factor of each contribution in the sum that becomes the pseudo-gradient."""
 
 
 class ImmediateAggregator(Section, frozen=True, tag_field="kind", tag="immediate"):
-    """Fold every update as it comes: asynchronous SGD, with the staleness weight as its factor."""
+    """Fold every update as it comes, with its staleness weight as its factor: asynchronous SGD."""
 
-    @property
-    def answer(self) -> Literal["now", "at_flush"]:
-        """The model moves at once, so the answer does too."""
-        return "now"
+    paper: ClassVar[str] = "Dean et al. 2012 (NIPS, Downpour SGD)"
+    update: ClassVar[UpdateKind] = "delta"
+    answer: ClassVar[Answer] = "now"
 
-    def flush_at_s(self, buffered: Sequence[Contribution], devices_live: int) -> float | None:  # noqa: ARG002
+    def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:  # noqa: ARG002
         """Return the arrival of the oldest: always due."""
         return buffered[0].arrived_s
 
-    def weights(self, buffered: Sequence[Contribution]) -> tuple[float, ...]:
+    def weights(self, buffered: Sequence[Contribution], fleet: Fleet) -> tuple[float, ...]:  # noqa: ARG002
         """Return the staleness weights unchanged."""
         return tuple([contribution.weight for contribution in buffered])
+
+
+class ModelAverageAggregator(Section, frozen=True, tag_field="kind", tag="model_average"):
+    """Mix every device's model into the hub's as it comes: `x = (1 - a) x + a x_i`, `a = rate` times the weight.
+
+    The mixing weight is never over 1.
+    """
+
+    paper: ClassVar[str] = "FedAsync, Xie et al. 2019 (arXiv:1903.03934)"
+    update: ClassVar[UpdateKind] = "model"
+    answer: ClassVar[Answer] = "now"
+
+    rate: Annotated[float, Meta(gt=0.0, le=1.0, description="mixing weight of a fresh model")] = 0.6
+    by_examples: Annotated[
+        bool, Meta(description="multiply the weight by the device's examples over the fleet's mean")
+    ] = False
+    by_devices: Annotated[bool, Meta(description="divide the weight by the number of live devices")] = False
+
+    def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:  # noqa: ARG002
+        """Return the arrival of the oldest: always due."""
+        return buffered[0].arrived_s
+
+    def weights(self, buffered: Sequence[Contribution], fleet: Fleet) -> tuple[float, ...]:
+        """Return the mixing weights; of several at once, so many-fold smaller that they too are an average."""
+        rate = self.rate / (max(1, fleet.devices_live) if self.by_devices else 1)
+        mixing = []
+        for contribution in buffered:
+            share = 1.0
+            if self.by_examples and fleet.examples_mean > 0:
+                share = contribution.examples / fleet.examples_mean
+            mixing.append(min(1.0, rate * contribution.weight * share) / len(buffered))
+        return tuple(mixing)
+
+
+class Averaging(Section, frozen=True):
+    """What the gathering aggregators share: the weighted mean of the updates.
+
+    An update's factor is its staleness weight, times its share among those folded with it: by devices each has the
+    same. As in FedBuff a stale update makes the step shorter; its lost weight goes to nobody.
+    """
+
+    update: ClassVar[UpdateKind] = "delta"
+
+    weigh_by: Annotated[
+        Literal["devices", "examples"], Meta(description="shares: all alike, or by the size of a device's data")
+    ] = "devices"
+    balance: Annotated[
+        float,
+        Meta(
+            ge=0.0,
+            le=1.0,
+            description="a share is multiplied by (median local steps / own) to this power, "
+            "for classes that live only on slow devices",
+        ),
+    ] = 0.0
+
+    def weights(self, buffered: Sequence[Contribution], fleet: Fleet) -> tuple[float, ...]:  # noqa: ARG002
+        """Return staleness weight times share."""
+        steps = statistics.median([contribution.local_steps for contribution in buffered])
+        shares = []
+        for contribution in buffered:
+            share = float(contribution.examples) if self.weigh_by == "examples" else 1.0
+            shares.append(share * (steps / contribution.local_steps) ** self.balance)
+        total = math.fsum(shares)
+        if total <= 0.0:  # nobody said how much data there is
+            shares, total = [1.0] * len(buffered), float(len(buffered))
+        return tuple(
+            contribution.weight * share / total for contribution, share in zip(buffered, shares, strict=True)
+        )
+
+
+class BufferedAggregator(Averaging, frozen=True, tag_field="kind", tag="buffered"):
+    """Fold the mean of every `count` updates; the devices are answered at once and never wait."""
+
+    paper: ClassVar[str] = "FedBuff, Nguyen et al. 2022 (arXiv:2106.06639)"
+    answer: ClassVar[Answer] = "now"
+
+    count: Annotated[int, Meta(ge=1, le=10_000, description="updates in a version")] = 5
+    wait_s_max: Annotated[
+        float | None, Meta(description="seconds after the first update at which fewer will do; without it, never")
+    ] = None
+
+    def __post_init__(self) -> None:
+        _check_seconds("wait_s_max", self.wait_s_max)
+
+    def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:  # noqa: ARG002
+        """Return the arrival of the last of `count`, or when the first has waited long enough."""
+        if len(buffered) >= self.count:
+            return buffered[self.count - 1].arrived_s
+        return None if self.wait_s_max is None else buffered[0].arrived_s + self.wait_s_max
+
+
+class QuorumAggregator(Averaging, frozen=True, tag_field="kind", tag="quorum"):
+    """Fold once a share of the live devices has spoken and a moment of grace has passed, or all have spoken.
+
+    The devices wait for it, and the slow do not hold it up: theirs count in the next version, as stale. Times are
+    in periods, the usual time between two exchanges.
+    """
+
+    paper: ClassVar[str] = "backup workers, Chen et al. 2016 (arXiv:1604.00981)"
+    answer: ClassVar[Answer] = "at_flush"
+
+    share: Annotated[float, Meta(gt=0.0, le=1.0, description="of the live devices that makes a quorum")] = 0.6
+    grace: Annotated[
+        float, Meta(ge=0.0, le=100.0, description="periods to wait for the others after the quorum")
+    ] = 0.1
+    patience: Annotated[
+        float,
+        Meta(gt=0.0, le=100.0, description="periods after the first update at which fewer than a quorum will do"),
+    ] = 2.0
+
+    def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:
+        """Return the arrival of the last live device, the end of the grace, or the end of patience."""
+        arrivals = _arrivals(buffered)
+        if len(arrivals) >= fleet.devices_live:
+            return arrivals[-1]
+        patience_s = math.inf if fleet.period_s <= 0.0 else self.patience * fleet.period_s
+        due_s = arrivals[0] + patience_s
+        if len(arrivals) >= (needed := _share_of(self.share, fleet.devices_live)):
+            due_s = min(due_s, arrivals[needed - 1] + self.grace * fleet.period_s)
+        return due_s if math.isfinite(due_s) else None
+
+
+class SynchronousAggregator(Averaging, frozen=True, tag_field="kind", tag="synchronous"):
+    """Rounds: fold once all live devices, or so many of them, have spoken, or at a deadline. All wait for it.
+
+    With less than all, this is over-selection; `staleness = { kind = "bounded", staleness_max = 0 }` drops what
+    comes too late for its round.
+    """
+
+    paper: ClassVar[str] = (
+        "FedAvg, McMahan et al. 2017 (arXiv:1602.05629); Bonawitz et al. 2019 (arXiv:1902.01046)"
+    )
+    answer: ClassVar[Answer] = "at_flush"
+
+    share: Annotated[float, Meta(gt=0.0, le=1.0, description="of the live devices that a round waits for")] = 1.0
+    count: Annotated[
+        int | None, Meta(description="devices that a round waits for, if so many live; instead of `share`")
+    ] = None
+    deadline_s: Annotated[
+        float | None, Meta(description="seconds after a round's first update at which it ends; without it, never")
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.count is not None and self.count < 1:
+            raise ValueError(f"count is {self.count}: a round waits for 1 device or more")
+        if self.count is not None and self.share != 1.0:
+            raise ValueError("share and count both say how many devices a round waits for: leave one out")
+        _check_seconds("deadline_s", self.deadline_s)
+
+    def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:
+        """Return the arrival of the last device that the round waits for, or its deadline."""
+        arrivals = _arrivals(buffered)
+        needed = _share_of(self.share, fleet.devices_live)
+        if self.count is not None:
+            needed = max(1, min(self.count, fleet.devices_live))
+        if len(arrivals) >= needed:
+            return arrivals[needed - 1]
+        return None if self.deadline_s is None else arrivals[0] + self.deadline_s
+
+
+def _arrivals(buffered: Sequence[Contribution]) -> list[float]:
+    """Return when each device's first update came, in order."""
+    first: dict[str, float] = {}
+    for contribution in buffered:
+        first.setdefault(contribution.device_id, contribution.arrived_s)
+    return list(first.values())
+
+
+def _share_of(share: float, devices: int) -> int:
+    return max(1, math.ceil(share * devices - 1e-9))
+
+
+def _check_seconds(name: str, seconds: float | None) -> None:
+    if seconds is not None and not 0.0 < seconds < math.inf:
+        raise ValueError(f"{name} is {seconds:g}: give seconds over 0, or leave it out")

@@ -1,57 +1,219 @@
-"""Frequency controllers: how many local steps a device takes before it speaks again."""
+"""Frequency controllers: how many local steps a device takes before it speaks again.
 
-from collections.abc import Mapping
-from typing import Annotated, Protocol
+A controller is asked twice. `retune` looks at the whole fleet now and then and sets its *tempo*; `interval`, asked
+with every answer, makes one device's local steps of it. All times are the hub's own measurements.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal, Protocol
 
 import msgspec
 from msgspec import Meta
 
 from edgeasync.config import Section
+from edgeasync.policies.history import DeviceHistory, FleetHistory
 
-EXAMPLES_RATE_WEIGHT = 0.3
-"""Weight of the newest measurement in a device's moving average of examples per second."""
+CHANGE_MAX = 2.0
+"""A device's local steps change at most so many-fold from one answer to the next."""
+
+FIRST_STEPS = 8
+"""Local steps of a device that nothing is known of yet."""
+
+GAIN_MIN = 0.25
+SHRINK = 0.7
+AGREEMENT_MIN = 0.1
+VARIANCE_RATIO_MAX = 4.0
+
+LocalSteps = Annotated[int, Meta(ge=1, le=100_000)]
 
 
-class DeviceHistory(msgspec.Struct):
-    """What the hub has measured of one device; the last values, 0 before the first update."""
+class Tempo(msgspec.Struct, frozen=True):
+    """What a controller has set for the fleet.
 
-    examples: int = 0
-    local_steps: int = 0
-    staleness: int = 0
-    step_s: float = 0.0
-    examples_per_s: float = 0.0
-    loss_mean: float = 0.0
-    loss_variance: float = 0.0
-    updates: int = 0
+    `period_s` is the usual time between two exchanges of a device (0 before anything is measured), `gain` what is
+    left of it while models drift apart (1: all), `haste` the part that remedies against divergence leave of the
+    local steps (1: all), and `cause` why the gain is what it is.
+    """
 
-    def observe(
-        self, *, local_steps: int, examples: int, step_s: float, loss_mean: float, loss_variance: float
-    ) -> None:
-        """Take in what an update said of its local steps."""
-        self.local_steps = local_steps
-        self.step_s = step_s
-        self.loss_mean = loss_mean
-        self.loss_variance = loss_variance
-        self.updates += 1
-        if step_s > 0:
-            # No step takes less than a nanosecond; whoever says so must not drive the average to infinity.
-            rate = examples / (local_steps * max(step_s, 1e-9))
-            share = EXAMPLES_RATE_WEIGHT if self.examples_per_s else 1.0
-            self.examples_per_s += (rate - self.examples_per_s) * share
+    period_s: float = 0.0
+    gain: float = 1.0
+    haste: float = 1.0
+    cause: str = ""
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """Local steps of one assignment (1 or more), and the reason in words."""
+
+    local_steps: int
+    why: str
 
 
 class FrequencyController(Protocol):
-    """A callable from what is known of the fleet to one device's next number of local steps (1 or more)."""
+    """Sets the tempo of the fleet, and each device's local steps in it; the same input gives the same answer."""
 
-    def __call__(self, device_id: str, histories: Mapping[str, DeviceHistory]) -> int:
-        """Return the local steps of the next assignment for `device_id`."""
+    def retune(self, tempo: Tempo, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Tempo:
+        """Return the tempo that follows on `tempo`; `devices` are those alive that have sent an update."""
+
+    def interval(self, device: DeviceHistory, tempo: Tempo) -> Interval:
+        """Return the local steps of the device's next assignment."""
 
 
 class FixedFrequency(Section, frozen=True, tag_field="kind", tag="fixed"):
     """The same number of local steps for every device, always."""
 
-    local_steps: Annotated[int, Meta(ge=1, le=100_000)] = 16
+    paper: ClassVar[str] = "local SGD, Stich 2019 (arXiv:1805.09767)"
 
-    def __call__(self, device_id: str, histories: Mapping[str, DeviceHistory]) -> int:  # noqa: ARG002
+    local_steps: Annotated[LocalSteps, Meta(description="between two exchanges")] = 16
+
+    def retune(self, tempo: Tempo, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Tempo:  # noqa: ARG002
+        """Return the median cycle of the devices as the period."""
+        return msgspec.structs.replace(tempo, period_s=_median([device.cycle_s for device in devices]))
+
+    def interval(self, device: DeviceHistory, tempo: Tempo) -> Interval:
         """Return `local_steps`."""
-        return self.local_steps
+        return _within(device, tempo, self.local_steps, "fixed", most=self.local_steps)
+
+
+class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
+    """As many local steps as a device takes in a given time, less what it talks."""
+
+    paper: ClassVar[str] = "local steps by speed as in Liu et al. 2024 (arXiv:2401.09135)"
+
+    seconds: Annotated[float, Meta(gt=0.0, le=86_400.0, description="from one exchange to the next")] = 10.0
+    local_steps_max: Annotated[LocalSteps, Meta(description="never more steps than this")] = 100_000
+    epochs_max: Annotated[
+        float, Meta(gt=0.0, le=1e6, description="never more passes over a device's data than this")
+    ] = 4.0
+
+    def retune(self, tempo: Tempo, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Tempo:  # noqa: ARG002
+        """Return the given time as the period."""
+        return msgspec.structs.replace(tempo, period_s=self.seconds)
+
+    def interval(self, device: DeviceHistory, tempo: Tempo) -> Interval:
+        """Return the steps that fit."""
+        if not device.step_s:
+            return _first(device, tempo, FIRST_STEPS)
+        steps = (self.seconds - device.talk_s) / device.step_s
+        why = f"{self.seconds:.3g} s as set"
+        return _within(device, tempo, steps, why, most=self.local_steps_max, epochs=self.epochs_max)
+
+
+class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
+    """The same time between exchanges for unequal devices, as short as the links allow and learning asks for.
+
+    The period is `local_steps_min` steps and one exchange of the median device, or what keeps its share of talking
+    at `talk_share`, whichever is longer. While `metric` calls for it the period shrinks, down to a quarter. A
+    device whose link is so slow that it would talk for more than `talk_share_max` of its time speaks more rarely.
+
+    `metric`: "loss_variance" shrinks while the variance of the losses is over four times its median; "divergence"
+    while updates that are folded together point apart (mean cosine under 0.1); "stability" on either; "loss"
+    shrinks with the root of the loss (AdaComm); "none" never.
+    """
+
+    paper: ClassVar[str] = (
+        "AdaComm, Wang and Joshi 2019 (arXiv:1810.08313); FedCompass, Li et al. 2023 (arXiv:2309.14675)"
+    )
+
+    metric: Annotated[
+        Literal["stability", "loss_variance", "divergence", "loss", "none"],
+        Meta(description="what makes the period shorter"),
+    ] = "stability"
+    local_steps_min: Annotated[LocalSteps, Meta(description="of the median device")] = 8
+    local_steps_max: Annotated[LocalSteps, Meta(description="of any device")] = 128
+    talk_share: Annotated[
+        float, Meta(gt=0.0, lt=1.0, description="of its time that the median device may talk")
+    ] = 0.33
+    talk_share_max: Annotated[float, Meta(gt=0.0, lt=1.0, description="of its time that any device may talk")] = (
+        0.5
+    )
+    epochs_max: Annotated[
+        float, Meta(gt=0.0, le=1e6, description="never more passes over a device's data than this")
+    ] = 4.0
+
+    def __post_init__(self) -> None:
+        if self.local_steps_min > self.local_steps_max:
+            raise ValueError(
+                f"local_steps_min ({self.local_steps_min}) is over local_steps_max ({self.local_steps_max})"
+            )
+        if self.talk_share > self.talk_share_max:
+            raise ValueError(f"talk_share ({self.talk_share:g}) is over talk_share_max ({self.talk_share_max:g})")
+
+    def retune(self, tempo: Tempo, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Tempo:
+        """Return the period for the median device's step and talking time, and the gain for `metric`."""
+        measured = [device for device in devices if device.step_s]
+        if not measured:
+            return tempo
+        step_s = _median([device.step_s for device in measured])
+        talk_s = _median([device.talk_s for device in measured])
+        period_s = max(talk_s / self.talk_share, talk_s + self.local_steps_min * step_s)
+        gain, cause = self._gain(tempo.gain, fleet)
+        return Tempo(talk_s + (period_s - talk_s) * gain, gain, tempo.haste, cause)
+
+    def interval(self, device: DeviceHistory, tempo: Tempo) -> Interval:
+        """Return the steps that fit into the period, or those that a slow link asks for."""
+        if not device.step_s or not tempo.period_s:
+            return _first(device, tempo, min(max(FIRST_STEPS, self.local_steps_min), self.local_steps_max))
+        steps = (tempo.period_s - device.talk_s) / device.step_s
+        why = f"period {tempo.period_s:.3g} s"
+        if tempo.gain < 1.0:
+            why += f", shortened: {tempo.cause}"
+        by_link = device.talk_s * (1.0 / self.talk_share_max - 1.0) / device.step_s
+        if by_link > max(steps, 1.0):
+            steps = math.ceil(by_link)
+            why = f"slow link: talking takes {device.talk_s:.3g} s, at most {self.talk_share_max:.0%} of its time"
+        return _within(device, tempo, steps, why, most=self.local_steps_max, epochs=self.epochs_max)
+
+    def _gain(self, gain: float, fleet: FleetHistory) -> tuple[float, str]:
+        """Return what is left of the period, and why."""
+        if self.metric == "loss":
+            if not fleet.loss_first > 0.0:
+                return 1.0, ""
+            wanted = min(1.0, max(GAIN_MIN, math.sqrt(max(0.0, fleet.loss) / fleet.loss_first)))
+            return wanted, f"the loss fell from {fleet.loss_first:.3g} to {fleet.loss:.3g}"
+        cause = ""
+        if self.metric in ("divergence", "stability") and fleet.agreement < AGREEMENT_MIN:
+            cause = f"updates point apart (mean cosine {fleet.agreement:.2f})"
+        elif self.metric in ("loss_variance", "stability") and fleet.loss_variances:
+            usual = statistics.median(fleet.loss_variances)
+            if fleet.loss_variance > VARIANCE_RATIO_MAX * usual > 0.0:
+                cause = f"the variance of the losses is {fleet.loss_variance / usual:.1f} times its median"
+        if cause:
+            return max(GAIN_MIN, gain * SHRINK), cause
+        return min(1.0, gain / SHRINK), "models drifted apart before" if gain < SHRINK else ""
+
+
+def _median(values: list[float]) -> float:
+    return statistics.median(values) if values else 0.0
+
+
+def _first(device: DeviceHistory, tempo: Tempo, local_steps: int) -> Interval:
+    return _within(device, tempo, local_steps, "first measurement", most=local_steps)
+
+
+def _within(
+    device: DeviceHistory, tempo: Tempo, steps: float, why: str, *, most: int, epochs: float = math.inf
+) -> Interval:
+    """Return `steps` within every bound, and the reason, which names the bound that held."""
+    if tempo.haste < 1.0:
+        steps *= tempo.haste
+        why = f"{why}; hurried against divergence"
+    local_steps = max(1, math.floor(min(steps, 2.0**31)))
+    if local_steps == 1 and steps < 1.0:
+        why = f"a single step; {why}"
+    if local_steps > most:
+        local_steps, why = most, f"at most {most} steps; {why}"
+    if math.isfinite(epochs) and device.batch_examples > 0 and device.examples > 0:
+        by_data = max(2, math.floor(epochs * device.examples / device.batch_examples))
+        if local_steps > by_data:
+            local_steps, why = by_data, f"at most {epochs:g} passes over its {device.examples} examples"
+    before = device.assigned_steps
+    if before and device.updates:
+        lowest, highest = math.ceil(before / CHANGE_MAX), math.floor(before * CHANGE_MAX)
+        if not lowest <= local_steps <= highest:
+            local_steps = min(max(local_steps, lowest), highest)
+            why = f"on its way; {why}"
+    if device.local_steps_max and local_steps > device.local_steps_max:
+        local_steps, why = device.local_steps_max, f"the device allows {device.local_steps_max} steps"
+    return Interval(local_steps, why)

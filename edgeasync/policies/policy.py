@@ -1,42 +1,197 @@
 """The hub's whole judgement in one value: the `[policy]` table of its settings."""
 
 from collections.abc import Sequence
-from typing import Annotated, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol
 
 from msgspec import Meta
 
 from edgeasync.config import Section
-from edgeasync.policies.aggregation import Aggregator, ImmediateAggregator
-from edgeasync.policies.frequency import FixedFrequency, FrequencyController
-from edgeasync.policies.staleness import PolynomialStaleness, StalenessPolicy
-from edgeasync.policies.transforms import SGD, Adam, Transform
+from edgeasync.policies.aggregation import (
+    Aggregator,
+    BufferedAggregator,
+    ImmediateAggregator,
+    ModelAverageAggregator,
+    QuorumAggregator,
+    SynchronousAggregator,
+)
+from edgeasync.policies.combining import Combiner, MeanCombiner, MedianCombiner, TrimmedMeanCombiner
+from edgeasync.policies.frequency import AdaptiveFrequency, FixedFrequency, FrequencyController, TimeFrequency
+from edgeasync.policies.monitor import Monitor
+from edgeasync.policies.optimizers import (
+    SGD,
+    Adam,
+    ClipByGlobalNorm,
+    DelayedNesterov,
+    Nesterov,
+    WeightDecay,
+    Yogi,
+    check_chain,
+)
+from edgeasync.policies.schedules import CosineSchedule, ExponentialSchedule, InverseSqrtSchedule
+from edgeasync.policies.staleness import (
+    AdaptiveLearningRate,
+    BoundedStaleness,
+    ConstantStaleness,
+    HingeStaleness,
+    PolynomialStaleness,
+    RingmasterStaleness,
+    StalenessPolicy,
+)
+from edgeasync.policies.transforms import Transform
 
 # The one table of kinds: a new kind joins its union here and needs no other change.
-StalenessKind = PolynomialStaleness
-AggregatorKind = ImmediateAggregator
-TransformKind = SGD | Adam
-FrequencyKind = FixedFrequency
+StalenessKind = (
+    ConstantStaleness
+    | AdaptiveLearningRate
+    | PolynomialStaleness
+    | HingeStaleness
+    | BoundedStaleness
+    | RingmasterStaleness
+)
+AggregatorKind = (
+    ImmediateAggregator | ModelAverageAggregator | BufferedAggregator | QuorumAggregator | SynchronousAggregator
+)
+CombinerKind = MeanCombiner | MedianCombiner | TrimmedMeanCombiner
+TransformKind = (
+    SGD
+    | Nesterov
+    | DelayedNesterov
+    | Adam
+    | Yogi
+    | ClipByGlobalNorm
+    | WeightDecay
+    | CosineSchedule
+    | ExponentialSchedule
+    | InverseSqrtSchedule
+)
+FrequencyKind = FixedFrequency | TimeFrequency | AdaptiveFrequency
+Take = Literal["all", "better", "best"]
+
+
+ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by one"
+
+
+class DelayCompensation(Section, frozen=True):
+    """Correct a stale gradient for how far the model has moved since: `g + strength g g (w - w_base)`.
+
+    The hub keeps so many versions; an update from an older one is folded as it came.
+    """
+
+    paper: ClassVar[str] = "DC-ASGD, Zheng et al. 2017 (arXiv:1609.08326)"
+
+    strength: Annotated[float, Meta(gt=0.0, le=1e6, description="lambda; for updates, not gradients")] = 0.04
+    versions: Annotated[int, Meta(ge=1, le=1000, description="kept, each as large as the model")] = 8
+
+
+class WarmUp(Section, frozen=True):
+    """Train more synchronously at first: until so many updates, or passes over the fleet's data, are done."""
+
+    paper: ClassVar[str] = ""
+
+    updates: Annotated[int | None, Meta(description="applied until it ends")] = None
+    epochs: Annotated[float | None, Meta(description="passes over the fleet's data until it ends")] = None
+    aggregate: AggregatorKind = SynchronousAggregator()
+    frequency: FrequencyKind = FixedFrequency(local_steps=8)
+
+    def __post_init__(self) -> None:
+        if (self.updates is None) == (self.epochs is None):
+            raise ValueError("warm_up ends after updates or epochs: give one of the two")
+        if min(self.updates or 1, self.epochs or 1) <= 0:
+            raise ValueError("warm_up takes updates, or epochs, over 0")
+
+
+class Plateau(Section, frozen=True):
+    """Multiply the server's learning rate by `factor` when evaluations stop getting better."""
+
+    paper: ClassVar[str] = ""
+
+    factor: Annotated[float, Meta(gt=0.0, lt=1.0, description="of the learning rate, each time")] = 0.5
+    patience: Annotated[int, Meta(ge=1, le=10_000, description="evaluations without a better loss")] = 5
+    improvement: Annotated[
+        float, Meta(ge=0.0, lt=1.0, description="share by which a loss must be lower to be better")
+    ] = 0.01
+    factor_min: Annotated[float, Meta(gt=0.0, le=1.0, description="of the learning rate, never less")] = 0.01
 
 
 class Policy(Section, frozen=True):
-    """Staleness, aggregation, server optimizer and frequency."""
+    """The hub's judgement: how much an update counts, when the model moves, how long a device trains meanwhile."""
 
     staleness: StalenessKind = PolynomialStaleness()
-    aggregate: AggregatorKind = ImmediateAggregator()
+    compensation: DelayCompensation | None = None
+    take: Annotated[
+        Take,
+        Meta(
+            description="whose updates count: all; those with a better score than the fleet's mean; or the best "
+            "of those folded together, under `immediate` and `model_average` the best of all live devices"
+        ),
+    ] = "all"
+    behind_max: Annotated[
+        float | None,
+        Meta(description="an update with a score over so many times the fleet's mean is refused as `behind`"),
+    ] = None
+    aggregate: AggregatorKind = QuorumAggregator()
+    combine: CombinerKind = MeanCombiner()
     optimizer: Annotated[tuple[TransformKind, ...], Meta(min_length=1)] = (SGD(),)
-    frequency: FrequencyKind = FixedFrequency()
+    frequency: FrequencyKind = AdaptiveFrequency()
+    warm_up: WarmUp | None = None
+    plateau: Plateau | None = None
+    monitor: Monitor = Monitor()
+
+    def __post_init__(self) -> None:
+        check_chain(self.optimizer)
+        if self.behind_max is not None and not self.behind_max > 1.0:
+            raise ValueError(f"behind_max is {self.behind_max:g}: give a ratio over 1")
+        aggregators = [self.aggregate, *([] if self.warm_up is None else [self.warm_up.aggregate])]
+        if len({aggregator.update for aggregator in aggregators}) > 1:
+            raise ValueError("warm_up and aggregate want different updates: both model_average, or neither")
+        for aggregator in aggregators:
+            _check_gathering(self, aggregator)
+
+
+def _check_gathering(policy: Policy, aggregate: AggregatorKind) -> None:
+    """Raise `ValueError` where a part asks of the aggregator what it does not do."""
+    gathers = not isinstance(aggregate, ImmediateAggregator | ModelAverageAggregator)
+    if policy.combine.robust and not gathers:
+        raise ValueError(f"combine: {_kind(policy.combine)} {ONE_BY_ONE.format(_kind(aggregate))}")
+    if policy.compensation is not None and aggregate.update == "model":
+        raise ValueError(
+            f"compensation: devices send models, not gradients, under {_kind(aggregate)}: leave it out"
+        )
+    frequency = policy.frequency
+    if isinstance(frequency, AdaptiveFrequency) and frequency.metric == "divergence" and not gathers:
+        raise ValueError(f"frequency: metric divergence {ONE_BY_ONE.format(_kind(aggregate))}")
+
+
+def _kind(value: Section) -> str:
+    return str(value.__struct_config__.tag)
 
 
 class Judgement(Protocol):
-    """What the hub asks of its policies: `Policy` is one; any value with these four parts serves."""
+    """What the hub asks of its policies: `Policy` is one; any value with these parts serves."""
 
     @property
     def staleness(self) -> StalenessPolicy:
         """How much an update counts."""
 
     @property
+    def compensation(self) -> DelayCompensation | None:
+        """How a stale update is corrected."""
+
+    @property
+    def take(self) -> Take:
+        """Whose updates count."""
+
+    @property
+    def behind_max(self) -> float | None:
+        """How far behind a device may be."""
+
+    @property
     def aggregate(self) -> Aggregator:
         """When contributions become a version."""
+
+    @property
+    def combine(self) -> Combiner:
+        """How they become one."""
 
     @property
     def optimizer(self) -> Sequence[Transform]:
@@ -45,3 +200,15 @@ class Judgement(Protocol):
     @property
     def frequency(self) -> FrequencyController:
         """How many local steps a device takes next."""
+
+    @property
+    def warm_up(self) -> WarmUp | None:
+        """What is done differently at first."""
+
+    @property
+    def plateau(self) -> Plateau | None:
+        """What is done when evaluations get no better."""
+
+    @property
+    def monitor(self) -> Monitor:
+        """What is watched for divergence."""

@@ -48,7 +48,9 @@ class Buffered(msgspec.Struct, frozen=True, array_like=True, tag="buffered", gc=
 class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected", gc=False):
     """The update will never count."""
 
-    reason: Literal["stale", "not_finite", "foreign_lineage", "future_version"]
+    reason: Literal[
+        "stale", "not_finite", "foreign_lineage", "future_version", "quarantined", "behind", "rolled_back"
+    ]
 
 
 class Duplicate(msgspec.Struct, frozen=True, array_like=True, tag="duplicate", gc=False):
@@ -75,6 +77,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, array_like=True):
     memory_bytes: Count = 0
     examples: Count = 0
     software: Annotated[str, Meta(max_length=64)] = ""
+    local_steps_max: Annotated[int, Meta(ge=0, le=2**31)] = 0
 
 
 class Hello(Message, frozen=True):
@@ -96,6 +99,7 @@ class Welcome(Message, frozen=True):
     """Hub to device: you are a member; this is the model's layout and how we talk.
 
     With a `graph`, the SHA-256 of an ONNX training graph, the device trains by that: it asks with `FetchGraph`.
+    `update` says what a push holds: what the device learnt, or its whole model.
     """
 
     kind = 2
@@ -109,6 +113,7 @@ class Welcome(Message, frozen=True):
     piece_bytes: Annotated[int, Meta(ge=2**16, le=2**24)]
     graph: GraphFingerprint | None = None
     graph_bytes: Count = 0
+    update: Literal["delta", "model"] = "delta"
 
 
 class Fetch(Message, frozen=True):
@@ -119,7 +124,9 @@ class Fetch(Message, frozen=True):
 
 
 class Push(Message, frozen=True, gc=False):
-    """Device to hub: what I learnt in `local_steps` steps from `base`. The payload is the coded delta.
+    """Device to hub: what I learnt in `local_steps` steps from `base`. The payload is the coded update.
+
+    `score` is the loss of the model I was given on examples of my own, if I keep some for that; low is good.
 
     With `transfer` above 0 the payload follows in pieces of that transfer once the hub grants credit.
     """
@@ -137,6 +144,7 @@ class Push(Message, frozen=True, gc=False):
     checksum: Unsigned64
     payload_bytes: Count
     transfer: Count = 0
+    score: float | None = None
 
 
 class Ack(Message, frozen=True, gc=False):

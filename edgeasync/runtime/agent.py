@@ -49,6 +49,8 @@ Result = TypeVar("Result")
 class Agent:
     """Trains on this device for the hub at `address`, for as long as it takes.
 
+    It takes at most `local_steps_max` steps between two exchanges, if that is not 0.
+
     `make_trainer` is called once, when the hub has described its model; `fingerprint` pins a model that the
     device insists on. A training graph that the hub ships is taken up to `graph_bytes_max` bytes, kept in
     `graphs` if there is such a cache, and screened; it is in `graph` when `make_trainer` is called. `run` returns
@@ -67,6 +69,7 @@ class Agent:
         graph_bytes_max: int = GRAPH_BYTES_MAX,
         graphs: GraphCache | None = None,
         step_s_min: float = 0.0,
+        local_steps_max: int = 0,
         on_tell: OnTell | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
     ) -> None:
@@ -89,7 +92,7 @@ class Agent:
             device_id=identity.device_id,
             state_id=bytes.fromhex(identity.state_id),
             start=identity.start,
-            profile=describe_machine(examples),
+            profile=describe_machine(examples, local_steps_max),
             codecs=tuple(CODECS),
             fingerprint=fingerprint,
             graph_bytes_max=graph_bytes_max,
@@ -270,7 +273,7 @@ class Agent:
         self.steps_total += 1
 
 
-def describe_machine(examples: int) -> DeviceProfile:
+def describe_machine(examples: int, local_steps_max: int = 0) -> DeviceProfile:
     """Return what a hub may know about this machine."""
     try:
         memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -282,4 +285,5 @@ def describe_machine(examples: int) -> DeviceProfile:
         memory_bytes=memory_bytes,
         examples=examples,
         software=f"edgeasync {installed_version('edgeasync')}",
+        local_steps_max=local_steps_max,
     )

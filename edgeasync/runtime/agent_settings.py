@@ -23,6 +23,7 @@ class AgentSection(Section, frozen=True):
     state: str | None = None
     seed: Annotated[int, Meta(ge=0, lt=2**62)] = 0
     step_s_min: Annotated[float, Meta(ge=0, le=3600)] = 0.0
+    local_steps_max: Annotated[int, Meta(ge=1, le=100_000)] | None = None
     threads: Annotated[int, Meta(ge=1, le=4096)] = 1
     provider: Literal["auto", "cpu", "cuda", "tensorrt"] = "auto"
     graph_bytes_max: ByteCount = ByteCount(GRAPH_BYTES_MAX)

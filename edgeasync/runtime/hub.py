@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import zmq
 
 from edgeasync.core.effects import Report
-from edgeasync.core.events import Peer
+from edgeasync.core.events import Evaluated, Peer
 from edgeasync.core.graph import ShippedGraph
 from edgeasync.core.hub import HubCore
 from edgeasync.core.hub_exchange import HubExchange
@@ -26,8 +26,9 @@ from edgeasync.runtime.address import check_bind
 from edgeasync.runtime.channel import COPY_BELOW_BYTES, Channel
 from edgeasync.runtime.files import FolderLock
 from edgeasync.runtime.graph_model import keep_files
-from edgeasync.runtime.model_file import MODEL_FILE, load_model, save_model
+from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, load_model, read_evaluation, save_model
 from edgeasync.runtime.worker import Worker
+from edgeasync.training.evaluation import Evaluator
 
 LINGER_MS = 500
 """How long a closing hub goes on sending its goodbyes."""
@@ -47,6 +48,7 @@ class Hub:
 
     `run` serves until the stop condition or `request_stop`; it returns why it ended. Raises `AddressError` if
     the address cannot be bound, `StorageError` or `ModelMismatchError` if the run folder's model is unusable.
+    With an `evaluator` the model is evaluated now and then, and the best version kept in `best.safetensors`.
     With `graph`, a serialized ONNX training graph, the devices are sent that; the run folder keeps a copy of it
     and of the `forward` model it was built from.
     """
@@ -63,6 +65,7 @@ class Hub:
         training: dict[str, Any] | None = None,
         graph: bytes | None = None,
         forward: bytes | None = None,
+        evaluator: Evaluator | None = None,
         insecure: bool = False,
         on_report: OnReport | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
@@ -76,15 +79,18 @@ class Hub:
         self.spec = spec
         self.address = bind
         self.model_file = run / MODEL_FILE
+        self.best_file = run / BEST_FILE
         self._initial = initial
         self._judgement = judgement
         self._training = training or {}
         self._graph = graph
         self._forward = forward
         self._settings = settings
+        self._evaluator = evaluator
         self._on_report = on_report or (lambda _: None)
         self._given_context = context
-        self._saving = False
+        self._saving = self._evaluating = False
+        self._write_best: Callable[[], None] | None = None
         self._unsaved: StorageError | None = None
         self._folder = FolderLock(run, "--run")
         self._timer: asyncio.TimerHandle | None = None
@@ -111,7 +117,8 @@ class Hub:
             make_session=lambda: secrets.token_bytes(16),
             now_s=self._started_s,
         )
-        self._exchange = HubExchange(core, Model(self.spec, vector, number, self._judgement.optimizer), self)
+        core.judge.progress.best = read_evaluation(self.best_file)
+        self._exchange = HubExchange(core, Model(self.spec, vector, number, self._judgement), self)
         del vector  # the model has its own copy
         context = self._given_context or zmq.Context()
         try:
@@ -120,8 +127,9 @@ class Hub:
             self._channel.large_payloads = self.spec.nbytes >= COPY_BELOW_BYTES
             self._worker = Worker("fold", self._fail_from_thread)
             self._saver = Worker("save", self._fail_from_thread)
-            self._worker.start()
-            self._saver.start()
+            self._examiner = Worker("evaluate", self._fail_from_thread)
+            for worker in (self._worker, self._saver, self._examiner):
+                worker.start()
             try:
                 self.report(Report("listening", detail=self.address))
                 if number:
@@ -175,6 +183,7 @@ class Hub:
         """Finish what is under way; the loop stays awake meanwhile, for an impatient second Ctrl-C."""
         if self._timer is not None:
             self._timer.cancel()
+        self._examiner.abandon()
         await asyncio.to_thread(self._worker.close, CLOSE_S)
         if not await asyncio.to_thread(self._saver.close, CLOSE_S):
             self._unsaved = StorageError(f"{self.model_file}: not written in {CLOSE_S:g} s; look at the disk")
@@ -229,6 +238,46 @@ class Hub:
         if last or not self._saving:
             self._saving = True
             self._saver.submit(work)
+
+    def save_best(self, snapshot: Snapshot, loss: float, accuracy: float | None) -> None:
+        """Write the best version in the saver's thread; of several that wait, only the newest is."""
+        lineage, version = self.core.lineage, snapshot.number
+        evaluation = Evaluated(version, loss, accuracy)
+
+        def write() -> None:
+            save_model(
+                self.best_file, self.spec, snapshot.vector, lineage=lineage, version=version, evaluation=evaluation
+            )
+
+        def work() -> None:
+            newest, self._write_best = self._write_best, None
+            assert newest is not None
+            try:
+                newest()
+            except StorageError as error:
+                self._loop.call_soon_threadsafe(self.report, Report("warning", detail=str(error)))
+
+        if self._write_best is None:
+            self._saver.submit(work)
+        self._write_best = write
+
+    def evaluate(self, snapshot: Snapshot, then: Callable[[Evaluated], None]) -> None:
+        """Evaluate a version in a thread of its own; skip it if another is still being evaluated."""
+        evaluator = self._evaluator
+        if evaluator is None or self._evaluating:
+            return
+        self._evaluating = True
+
+        def done(result: Evaluated) -> None:
+            self._evaluating = False
+            if not self._done.done():
+                then(result)
+
+        def work() -> None:
+            found = evaluator(snapshot.vector)
+            self._hand_over(Evaluated(snapshot.number, found.loss, found.accuracy), done)
+
+        self._examiner.submit(work)
 
     def report(self, report: Report) -> None:
         """Pass on what happened."""

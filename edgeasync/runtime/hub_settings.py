@@ -7,11 +7,14 @@ from msgspec import Meta
 
 from edgeasync.config import Section, to_table
 from edgeasync.core.settings import HubCoreSettings, Limits, Liveness, StopCondition
-from edgeasync.errors import AddressError
+from edgeasync.data.files import load
+from edgeasync.errors import AddressError, DataError
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.codecs import check_codec_name
-from edgeasync.runtime.graph_model import OnnxModel, check_devices_can_feed, load_graph
+from edgeasync.runtime.evaluation import make_evaluator
+from edgeasync.runtime.graph_model import HubGraph, OnnxModel, check_devices_can_feed, load_graph
 from edgeasync.runtime.hub import Hub, OnReport
+from edgeasync.training.evaluation import Evaluator
 from edgeasync.training.numpy_models import Model
 from edgeasync.training.plan import LocalTraining, ShippedModel, TrainingPlan
 
@@ -38,6 +41,13 @@ class CodecSection(Section, frozen=True):
         check_codec_name(self.model)
 
 
+class EvaluationSection(Section, frozen=True):
+    """`[evaluation]`: how often the model is evaluated, and on which data; without any, by the devices' losses."""
+
+    data: str | None = None
+    every_updates: Annotated[int, Meta(ge=1)] = 100
+
+
 class HubSettings(Section, frozen=True):
     """A hub's settings file: everything has a default but the model."""
 
@@ -45,24 +55,37 @@ class HubSettings(Section, frozen=True):
     hub: HubSection = HubSection()
     local: LocalTraining = LocalTraining()
     policy: Policy = Policy()
+    evaluation: EvaluationSection = EvaluationSection()
     codec: CodecSection = CodecSection()
     liveness: Liveness = Liveness()
     limits: Limits = Limits()
+
+    def __post_init__(self) -> None:
+        if self.hub.stop.accuracy is not None and self.evaluation.data is None:
+            raise ValueError("hub.stop.accuracy needs held-out data to measure it on: give evaluation.data")
+        aggregate = self.policy.aggregate
+        if (count := getattr(aggregate, "count", None)) is not None and count > self.limits.updates_held_max:
+            raise ValueError(
+                f"policy.aggregate.count ({count}) is over the {self.limits.updates_held_max} of "
+                "limits.updates_held_max"
+            )
 
     def make_hub(self, on_report: OnReport | None = None) -> Hub:
         """Return a hub that is not yet running; raises `AddressError`, `ConfigError` or `GraphError`."""
         if self.hub.bind.startswith("inproc:"):
             raise AddressError(f"{self.hub.bind}: no other process could reach it; write tcp://HOST:PORT")
         model: Model | ShippedModel
+        loaded: HubGraph | None = None
         if isinstance(self.model, OnnxModel):
-            loaded = load_graph(self.model)
-            check_devices_can_feed(loaded)
-            spec, initial = loaded.spec, lambda: loaded.initial
-            model, graph, forward = ShippedModel(), loaded.graph, loaded.forward
+            loaded = built = load_graph(self.model)
+            check_devices_can_feed(built)
+            spec, initial = built.spec, lambda: built.initial
+            model, graph, forward = ShippedModel(), built.graph, built.forward
         else:
             model, graph, forward = self.model, None, None
             spec, initial = model.spec, lambda: model.initial(self.hub.seed)
         return Hub(
+            evaluator=self._make_evaluator(loaded),
             spec=spec,
             initial=initial,
             judgement=self.policy,
@@ -73,6 +96,8 @@ class HubSettings(Section, frozen=True):
                 limits=self.limits,
                 stop=self.hub.stop,
                 save_every_s=self.hub.save_every_s,
+                evaluate_every_updates=self.evaluation.every_updates,
+                held_out=self.evaluation.data is not None,
                 push_codec=self.codec.push,
                 model_codec=self.codec.model,
             ),
@@ -82,3 +107,12 @@ class HubSettings(Section, frozen=True):
             insecure=self.hub.insecure,
             on_report=on_report,
         )
+
+    def _make_evaluator(self, loaded: HubGraph | None) -> Evaluator | None:
+        if self.evaluation.data is None:
+            return None
+        path = Path(self.evaluation.data).expanduser()
+        try:
+            return make_evaluator(self.model, loaded, load(path))
+        except DataError as error:
+            raise DataError(f"evaluation.data: {error}") from error

@@ -7,17 +7,44 @@ import numpy.typing as npt
 import safetensors
 import safetensors.numpy
 
+from edgeasync.core.events import Evaluated
 from edgeasync.errors import ModelMismatchError, StorageError
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.runtime.files import replace_file
 
 MODEL_FILE = "model.safetensors"
+BEST_FILE = "best.safetensors"
 
 
-def save_model(path: Path, spec: ParameterSpec, vector: Vector, *, lineage: str, version: int) -> None:
+def save_model(
+    path: Path,
+    spec: ParameterSpec,
+    vector: Vector,
+    *,
+    lineage: str,
+    version: int,
+    evaluation: Evaluated | None = None,
+) -> None:
     """Write the model's named arrays to a safetensors file; raises `StorageError`."""
     metadata = {"format": "edgeasync", "lineage": lineage, "version": str(version)}
+    if evaluation is not None:
+        metadata["loss"] = repr(evaluation.loss)
+        if evaluation.accuracy is not None:
+            metadata["accuracy"] = repr(evaluation.accuracy)
     replace_file(path, safetensors.numpy.save(dict(spec.views(vector)), metadata))
+
+
+def read_evaluation(path: Path) -> Evaluated | None:
+    """Return how good the model in a safetensors file is, if the file is there and says so."""
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+        accuracy = metadata.get("accuracy")
+        return Evaluated(
+            int(metadata["version"]), float(metadata["loss"]), None if accuracy is None else float(accuracy)
+        )
+    except (OSError, ValueError, KeyError, safetensors.SafetensorError):
+        return None  # another best takes its place
 
 
 def read_arrays(path: Path) -> dict[str, npt.NDArray[np.float32]]:

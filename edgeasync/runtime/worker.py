@@ -30,6 +30,10 @@ class Worker:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    def abandon(self) -> None:
+        """Let the thread end after the work it has, without waiting for that."""
+        self._queue.put(None)
+
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
             try:

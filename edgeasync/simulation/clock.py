@@ -14,8 +14,12 @@ class VirtualClock:
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
         """Do `action` in `delay_s` seconds; at once, but after all that is already due, if it is 0."""
+        self.at(self.now_s + delay_s, action)
+
+    def at(self, time_s: float, action: Callable[[], None]) -> None:
+        """Do `action` at a time, in the order of arrangement with what else is due then; now if it is past."""
         self._count += 1
-        heapq.heappush(self._due, (self.now_s + max(0.0, delay_s), self._count, action))
+        heapq.heappush(self._due, (max(self.now_s, time_s), self._count, action))
 
     def run(self, until: Callable[[], bool], limit_s: float) -> bool:
         """Let time pass until `until()` holds; return whether it did before `limit_s` of virtual time."""

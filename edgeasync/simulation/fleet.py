@@ -1,5 +1,6 @@
 """A hub and its devices in virtual time: the shells of the simulator."""
 
+import math
 from collections.abc import Callable
 from random import Random
 from typing import Any, TypeVar
@@ -12,7 +13,7 @@ from edgeasync.core.device_events import Trained
 from edgeasync.core.device_exchange import DeviceExchange
 from edgeasync.core.device_model import DeviceModel
 from edgeasync.core.effects import Report
-from edgeasync.core.events import Peer
+from edgeasync.core.events import Evaluated, Peer
 from edgeasync.core.graph import ShippedGraph
 from edgeasync.core.hub import HubCore
 from edgeasync.core.hub_exchange import HubExchange
@@ -28,6 +29,20 @@ from edgeasync.simulation.link import Direction, LinkProfile
 from edgeasync.training.trainer import Trainer, take_local_steps
 
 Result = TypeVar("Result")
+
+
+class _Work:
+    """Local steps under way: how many are done, and how long they took, up to `since_s`."""
+
+    __slots__ = ("changes", "finish", "local_steps", "since_s", "spent_s", "steps_done")
+
+    def __init__(self, local_steps: int, now_s: float, finish: Callable[[], None]) -> None:
+        self.local_steps = local_steps
+        self.finish = finish
+        self.changes = 0
+        self.steps_done = 0.0
+        self.spent_s = 0.0
+        self.since_s = now_s
 
 
 class SimulatedHub:
@@ -58,10 +73,11 @@ class SimulatedHub:
             make_session=lambda: random.randbytes(16),
             now_s=clock.now_s,
         )
-        self.exchange = HubExchange(core, Model(spec, initial, 0, judgement.optimizer), self)
+        self.exchange = HubExchange(core, Model(spec, initial, 0, judgement), self)
         self._clock = clock
         self._links: dict[Peer, Callable[[bytes, Buffer | None], None]] = {}
-        self._tick()
+        self._ticking: float | None = None
+        self._schedule_tick()
 
     @property
     def core(self) -> HubCore:
@@ -85,11 +101,20 @@ class SimulatedHub:
         """Take in a message that came over a link."""
         if not self.stopped:
             self.exchange.on_message(peer, header, payload, self._clock.now_s)
+            self._schedule_tick()
 
-    def _tick(self) -> None:
-        self.exchange.tick(self._clock.now_s)
-        if not self.stopped:
-            self._clock.after(max(1e-3, self.core.next_deadline_s() - self._clock.now_s), self._tick)
+    def _schedule_tick(self) -> None:
+        due_s = self.core.next_deadline_s()
+        if due_s == math.inf or (self._ticking is not None and self._ticking <= due_s):
+            return
+        self._ticking = due_s
+        self._clock.at(due_s, lambda: self._tick(due_s))
+
+    def _tick(self, due_s: float) -> None:
+        if self._ticking == due_s and not self.stopped:
+            self._ticking = None
+            self.exchange.tick(self._clock.now_s)
+            self._schedule_tick()
 
     # -- what the exchange asks for --------------------------------------------------------------------------
 
@@ -100,11 +125,22 @@ class SimulatedHub:
 
     def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Do `work` next, in no time."""
-        self._clock.after(0.0, lambda: then(work()))
+
+        def act() -> None:
+            then(work())
+            self._schedule_tick()
+
+        self._clock.after(0.0, act)
 
     def save(self, snapshot: Snapshot, *, last: bool) -> None:  # noqa: ARG002
         """Note the version; nothing is written."""
         self.saved.append(snapshot.number)
+
+    def save_best(self, snapshot: Snapshot, loss: float, accuracy: float | None) -> None:
+        """Write nothing."""
+
+    def evaluate(self, snapshot: Snapshot, then: Callable[[Evaluated], None]) -> None:
+        """Evaluate nothing: there is no held-out data."""
 
     def report(self, report: Report) -> None:
         """Keep what happened, with its time."""
@@ -120,7 +156,11 @@ class SimulatedHub:
 
 
 class SimulatedDevice:
-    """A device's shell in virtual time: every local step takes `step_s`, every byte its time on the link."""
+    """A device's shell in virtual time: every local step takes `step_s`, every byte its time on the link.
+
+    `start` switches it on, `cut_power` off, and `start` on again: a new start of the same state, as of an agent
+    on the same folder. Speed and link may change at any time, whatever is under way.
+    """
 
     def __init__(
         self,
@@ -134,44 +174,96 @@ class SimulatedDevice:
         examples: int = 0,
         seed: int = 0,
     ) -> None:
-        random = Random(f"{seed}/{device_id}")
+        self._random = Random(f"{seed}/{device_id}")
+        self._state_id = self._random.randbytes(16)
         self.device_id = device_id
-        self.steps_total = 0
+        self.starts = 0
         self.told: list[tuple[float, Tell]] = []
         self.finished: Finish | None = None
         self.graphs: dict[str, bytes] = {}
         self._clock = clock
         self._hub = hub
         self._trainer = trainer
+        self._examples = examples
         self._step_s = step_s
         self.up = Direction(clock, link.up_bytes_per_s, link.delay_s)
         self.down = Direction(clock, link.down_bytes_per_s, link.delay_s)
         self._connections = 0
         self._peer: Peer = b""
-        core = DeviceCore(
-            device_id=device_id,
-            state_id=random.randbytes(16),
-            start=1,
-            profile=DeviceProfile(examples=examples),
-            codecs=tuple(CODECS),
-            fingerprint=None,
-            graph_bytes_max=GRAPH_BYTES_MAX,
-            random=random,
-        )
-        self.exchange = DeviceExchange(core, self, lambda: clock.now_s)
+        self._powered = False
+        self._steps_before = 0
+        self._work: _Work | None = None
         self._ticking: float | None = None
+        self.exchange = self._make_exchange()
+
+    @property
+    def running(self) -> bool:
+        """Whether the device is on, and its agent has not ended."""
+        return self._powered and self.finished is None
+
+    @property
+    def steps_total(self) -> int:
+        """Local steps since the device was last switched on, those of the work under way included."""
+        work = self._work
+        if work is None:
+            return self._steps_before
+        done = work.steps_done + (self._clock.now_s - work.since_s) / self._step_s
+        return self._steps_before + min(work.local_steps, int(done))
 
     def start(self) -> None:
         """Switch the device on."""
+        if self._powered:
+            raise RuntimeError(f"{self.device_id} is on already")
+        self._powered = True
+        self.finished = None
+        self.starts += 1
+        if self.starts > 1:
+            self.exchange = self._make_exchange()
         self.exchange.begin()
         self._schedule_tick()
+
+    def cut_power(self) -> None:
+        """Switch the device off, without a word: work, model and whatever it had not sent yet are lost."""
+        self._powered = False
+        self.up.cut()
+        self.down.cut()
+        self.close()
+        self._work = self._ticking = None
+        self._steps_before = 0
+
+    def change_speed(self, step_s: float) -> None:
+        """Let a local step take `step_s` from now on; of one under way, what remains of it."""
+        work = self._work
+        if work is not None:
+            self._settle(work)
+        self._step_s = step_s
+        if work is not None:
+            self._arrange_end(work)
+
+    def change_link(self, link: LinkProfile) -> None:
+        """Let bytes take another time from now on, those that wait to leave among them."""
+        self.up.change(link.up_bytes_per_s, link.delay_s)
+        self.down.change(link.down_bytes_per_s, link.delay_s)
+
+    def _make_exchange(self) -> DeviceExchange:
+        core = DeviceCore(
+            device_id=self.device_id,
+            state_id=self._state_id,
+            start=max(1, self.starts),
+            profile=DeviceProfile(examples=self._examples),
+            codecs=tuple(CODECS),
+            fingerprint=None,
+            graph_bytes_max=GRAPH_BYTES_MAX,
+            random=self._random,
+        )
+        return DeviceExchange(core, self, lambda: self._clock.now_s)
 
     def _schedule_tick(self) -> None:
         due_s = self.exchange.core.next_deadline_s()
         if due_s is None or (self._ticking is not None and self._ticking <= due_s):
             return
         self._ticking = due_s
-        self._clock.after(due_s - self._clock.now_s, lambda: self._tick(due_s))
+        self._clock.at(due_s, lambda: self._tick(due_s))
 
     def _tick(self, due_s: float) -> None:
         if self._ticking == due_s:
@@ -220,23 +312,45 @@ class SimulatedDevice:
         """Check nothing: the trainer was given."""
 
     def train(self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None]) -> None:
-        """Take the local steps now, and let their time pass before telling."""
+        """Let the time of the local steps pass, then take them and tell: work that is cut off costs nothing."""
 
-        def on_step() -> None:
-            self.steps_total += 1
+        def finish() -> None:
+            self._trainer.begin(model.parameters)
+            result = take_local_steps(
+                self._trainer,
+                local_steps,
+                should_stop=lambda: False,
+                on_step=lambda: None,
+                wait=lambda _: None,
+                clock=lambda: 0.0,
+            )
+            assert result is not None
+            then(msgspec.structs.replace(result, step_s=work.spent_s / local_steps))
 
-        self._trainer.begin(model.parameters)
-        result = take_local_steps(
-            self._trainer,
-            local_steps,
-            should_stop=lambda: False,
-            on_step=on_step,
-            wait=lambda _: None,
-            clock=lambda: 0.0,
-        )
-        assert result is not None
-        trained = msgspec.structs.replace(result, step_s=self._step_s)
-        self.after(local_steps * self._step_s, lambda: then(trained))
+        self._work = work = _Work(local_steps, self._clock.now_s, finish)
+        self._arrange_end(work)
+
+    def _settle(self, work: _Work) -> None:
+        """Account for the time since the work was last looked at."""
+        passed_s = self._clock.now_s - work.since_s
+        work.since_s = self._clock.now_s
+        work.steps_done += passed_s / self._step_s
+        work.spent_s += passed_s
+
+    def _arrange_end(self, work: _Work) -> None:
+        work.changes += 1
+        changes = work.changes
+        remaining_s = (work.local_steps - work.steps_done) * self._step_s
+
+        def end() -> None:
+            if self._work is not work or work.changes != changes:
+                return
+            work.spent_s += remaining_s
+            self._work = None
+            self._steps_before += work.local_steps
+            work.finish()
+
+        self.after(remaining_s, end)
 
     def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Do `work` next, in no time."""
@@ -244,9 +358,10 @@ class SimulatedDevice:
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
         """Do something on the device in a while, unless it is switched off by then."""
+        start = self.starts
 
         def act() -> None:
-            if self.finished is None:
+            if self.running and self.starts == start:
                 action()
                 self._schedule_tick()
 
@@ -257,6 +372,6 @@ class SimulatedDevice:
         self.told.append((self._clock.now_s, tell))
 
     def finish(self, finish: Finish) -> None:
-        """Switch the device off."""
+        """End the agent; the device need not be switched off, but does nothing more."""
         self.finished = finish
         self.close()

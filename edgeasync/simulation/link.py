@@ -1,6 +1,7 @@
 """A simulated link: bytes leave one after the other at a rate, and arrive after a delay, in order."""
 
 import math
+from collections import deque
 from collections.abc import Callable
 
 import msgspec
@@ -16,6 +17,17 @@ class LinkProfile(msgspec.Struct, frozen=True):
     delay_s: float = 0.0
 
 
+class _Message:
+    """Something on its way; without `deliver` it is lost."""
+
+    __slots__ = ("arrives_s", "deliver", "left_s")
+
+    def __init__(self, deliver: Callable[[], None], left_s: float, arrives_s: float) -> None:
+        self.deliver: Callable[[], None] | None = deliver
+        self.left_s = left_s
+        self.arrives_s = arrives_s
+
+
 class Direction:
     """One direction of a link."""
 
@@ -25,10 +37,53 @@ class Direction:
         self._bytes_per_s = bytes_per_s
         self._delay_s = delay_s
         self._free_at_s = 0.0
+        self._on_the_way: deque[_Message] = deque()
 
     def send(self, size_bytes: int, deliver: Callable[[], None]) -> None:
         """Call `deliver` when the last byte has arrived."""
-        now_s = self._clock.now_s
-        self._free_at_s = max(self._free_at_s, now_s) + size_bytes / self._bytes_per_s
+        self._free_at_s = max(self._free_at_s, self._clock.now_s) + size_bytes / self._bytes_per_s
         self.bytes_sent += size_bytes
-        self._clock.after(self._free_at_s - now_s + self._delay_s, deliver)
+        self._dispatch(deliver, self._free_at_s)
+
+    def change(self, bytes_per_s: float, delay_s: float) -> None:
+        """Let what has not left yet leave at another rate, and arrive after another delay; order is kept."""
+        now_s = self._clock.now_s
+        unsent = self._take_back()
+        # An idle direction may have had no limit: infinity is never divided by infinity.
+        stretch = self._bytes_per_s / bytes_per_s if unsent else 0.0
+        self._bytes_per_s, self._delay_s = bytes_per_s, delay_s
+        self._free_at_s = now_s
+        for deliver, left_s in unsent:
+            self._free_at_s = now_s + (left_s - now_s) * stretch
+            self._dispatch(deliver, self._free_at_s)
+
+    def cut(self) -> None:
+        """Lose what has not left yet; what is in the air arrives."""
+        if unsent := self._take_back():
+            now_s = self._clock.now_s
+            self.bytes_sent -= round((unsent[-1][1] - now_s) * self._bytes_per_s)
+            self._free_at_s = now_s
+
+    def _take_back(self) -> list[tuple[Callable[[], None], float]]:
+        """Return what has not wholly left, oldest first; it is on its way no more."""
+        unsent = []
+        while self._on_the_way and self._on_the_way[-1].left_s > self._clock.now_s:
+            message = self._on_the_way.pop()
+            assert message.deliver is not None
+            unsent.append((message.deliver, message.left_s))
+            message.deliver = None
+        return unsent[::-1]
+
+    def _dispatch(self, deliver: Callable[[], None], left_s: float) -> None:
+        arrives_s = left_s + self._delay_s
+        if self._on_the_way:
+            arrives_s = max(arrives_s, self._on_the_way[-1].arrives_s)
+        message = _Message(deliver, left_s, arrives_s)
+        self._on_the_way.append(message)
+
+        def arrive() -> None:
+            if message.deliver is not None:
+                self._on_the_way.popleft()
+                message.deliver()
+
+        self._clock.at(arrives_s, arrive)

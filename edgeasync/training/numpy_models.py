@@ -49,6 +49,10 @@ class SoftmaxModel(Section, frozen=True, tag_field="kind", tag="softmax", dict=T
         """Write the gradient of the batch's mean loss to `out` and return the loss."""
         return _gradient(self.spec, parameters, x, y, out)
 
+    def scores(self, parameters: Vector, x: Array) -> Array:
+        """Return the classes' scores of each example, before any softmax, (n, classes)."""
+        return _scores(self.spec, parameters, x)
+
     def predict(self, parameters: Vector, x: Array) -> Labels:
         """Return the likeliest class of each example, int64 (n,)."""
         return _predict(self.spec, parameters, x)
@@ -85,6 +89,10 @@ class MlpModel(Section, frozen=True, tag_field="kind", tag="mlp", dict=True, kw_
         """Write the gradient of the batch's mean loss to `out` and return the loss."""
         return _gradient(self.spec, parameters, x, y, out)
 
+    def scores(self, parameters: Vector, x: Array) -> Array:
+        """Return the classes' scores of each example, before any softmax, (n, classes)."""
+        return _scores(self.spec, parameters, x)
+
     def predict(self, parameters: Vector, x: Array) -> Labels:
         """Return the likeliest class of each example, int64 (n,)."""
         return _predict(self.spec, parameters, x)
@@ -111,8 +119,8 @@ def _check_data(inputs: int, classes: int, dataset: Dataset) -> None:
     features = math.prod(dataset.x.shape[1:])
     if features != inputs:
         raise DataError(
-            f"the data has {features} features, the hub's model takes {inputs}: "
-            "give this device data with the same features as the others"
+            f"the data has {features} features, the hub's model takes {inputs}: give data with the same "
+            "features as all the others"
         )
     if dataset.y.dtype.kind != "i" or dataset.y.ndim != 1:
         raise DataError("the data's targets are not one class number each, as the hub's model takes them")
@@ -159,6 +167,10 @@ def _gradient(spec: ParameterSpec, parameters: Vector, x: Array, y: Labels, out:
     return loss
 
 
+def _scores(spec: ParameterSpec, parameters: Vector, x: Array) -> Array:
+    return _forward(_layers(spec, parameters), x)[-1]
+
+
 def _predict(spec: ParameterSpec, parameters: Vector, x: Array) -> Labels:
-    classes: Labels = _forward(_layers(spec, parameters), x)[-1].argmax(axis=1).astype(np.int64, copy=False)
+    classes: Labels = _scores(spec, parameters, x).argmax(axis=1).astype(np.int64, copy=False)
     return classes

@@ -10,8 +10,8 @@ from edgeasync.config import Section, convert
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.errors import GraphError
 from edgeasync.parameters import ParameterSpec
+from edgeasync.policies.optimizers import SGD, check_chain
 from edgeasync.policies.policy import TransformKind
-from edgeasync.policies.transforms import SGD
 from edgeasync.training.numpy_models import Model
 from edgeasync.training.trainer import GradientTrainer, Trainer
 
@@ -25,6 +25,9 @@ class LocalTraining(Section, frozen=True):
     batch_size: Annotated[int, Meta(ge=1, le=1_000_000)] = 32
     optimizer: Annotated[tuple[TransformKind, ...], Meta(min_length=1)] = (SGD(learning_rate=0.05),)
     keep_optimizer_state: bool = False
+
+    def __post_init__(self) -> None:
+        check_chain(self.optimizer)
 
 
 class ShippedModel(Section, frozen=True, tag_field="kind", tag="graph"):

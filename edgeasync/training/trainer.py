@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -39,6 +39,14 @@ class Trainer(Protocol):
         """Take one local step, on one batch."""
 
 
+@runtime_checkable
+class ScoringTrainer(Trainer, Protocol):
+    """A `Trainer` that can say how good the model is that it was given, for policies that compare devices."""
+
+    def score(self) -> float:
+        """Return the loss of the parameters as they are on examples kept for that; low is good."""
+
+
 def take_local_steps(
     trainer: Trainer,
     local_steps: int,
@@ -57,6 +65,7 @@ def take_local_steps(
     """
     if local_steps < 1:
         raise ValueError(f"local_steps is {local_steps}; give 1 or more")
+    score = trainer.score() if isinstance(trainer, ScoringTrainer) else None
     examples, total_s = 0, 0.0
     # Welford 1962: sums of squares would cancel once the losses are nearly alike.
     mean, squares = 0.0, 0.0
@@ -74,7 +83,7 @@ def take_local_steps(
         mean += deviation / count
         squares += deviation * (result.loss - mean)
         on_step()
-    return Trained(local_steps, examples, mean, squares / local_steps, total_s / local_steps)
+    return Trained(local_steps, examples, mean, squares / local_steps, total_s / local_steps, score)
 
 
 class GradientTrainer:

@@ -9,11 +9,14 @@ from edgeasync.core.events import PushArrived, Received, StopRequested
 from edgeasync.core.hub import HubCore
 from edgeasync.core.settings import HubCoreSettings, Limits, Liveness, StopCondition
 from edgeasync.parameters import Parameter, ParameterSpec
+from edgeasync.policies.aggregation import ImmediateAggregator
+from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.messages import Fetch, FetchGraph, Hello, Leave, ModelVersion, Ping, Push, Refuse, Welcome
 
 SPEC = ParameterSpec((Parameter("weights", (3,)),))
 LINEAGE = "00c0ffee00c0ffee"
+IMMEDIATE = Policy(aggregate=ImmediateAggregator(), frequency=FixedFrequency())
 
 
 class HubBench:
@@ -26,7 +29,7 @@ class HubBench:
         self.core = HubCore(
             spec=SPEC,
             training={"learning_rate": 0.1},
-            judgement=judgement or Policy(),
+            judgement=judgement or IMMEDIATE,
             settings=HubCoreSettings(
                 liveness=Liveness(**(liveness or {})),
                 limits=Limits(**(limits or {})),

@@ -7,6 +7,8 @@ import pytest
 from edgeasync.core.effects import Assign, Discard, Fold, Report, Save, Send, SendGraph, SendStatus, Stop
 from edgeasync.core.events import Heard, Malformed, PushArrived, Received, StopRequested
 from edgeasync.core.graph import ShippedGraph
+from edgeasync.policies.aggregation import ImmediateAggregator
+from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import PolynomialStaleness
 from edgeasync.protocol.messages import (
@@ -24,6 +26,7 @@ from edgeasync.protocol.messages import (
 )
 
 LEASE_S = 15.0
+STEADY = {"aggregate": ImmediateAggregator(), "frequency": FixedFrequency()}
 
 # -- joining -------------------------------------------------------------------------------------------------
 
@@ -41,7 +44,7 @@ def test_a_new_device_is_welcomed(hub_bench):
     assert hub.state_of("pi-1") == "joining"
     hub.fetch("pi-1")
     assert hub.one(Assign) == Assign(
-        hub.peers["pi-1"], ModelVersion(hub.lineage, 0), Policy().frequency.local_steps, "identity", None
+        hub.peers["pi-1"], ModelVersion(hub.lineage, 0), FixedFrequency().local_steps, "identity", None
     )
 
 
@@ -296,7 +299,7 @@ REJECTIONS = {
 
 @pytest.mark.parametrize(("fields", "reason"), REJECTIONS.values(), ids=REJECTIONS)
 def test_rejections(hub_bench, fields, reason):
-    hub = hub_bench(Policy(staleness=PolynomialStaleness(staleness_max=1)))
+    hub = hub_bench(Policy(**STEADY, staleness=PolynomialStaleness(staleness_max=1)))
     hub.join()
     hub.push(seq=1)
     hub.push(seq=2, base=1)
@@ -606,8 +609,21 @@ def test_status_is_the_contract(hub_bench):
                 "examples_per_s": 32.0,
                 "updates_applied": 1,
                 "loss": 0.5,
+                "assigned_steps": 16,
+                "why": "fixed",
+                "step_s": 0.25,
+                "talk_s": 0.0,
+                "talk_share": 0.0,
+                "period_s": 4.0,
             }
         ],
+        "tempo": {"period_s": 4.0, "gain": 1.0, "cause": "", "warming_up": False},
+        "fleet": {"staleness_mean": 0.0, "agreement": None, "loss": 0.5, "loss_variance": 0.25},
+        "learning_rate_factor": 1.0,
+        "rollbacks": 0,
+        "alarms": [],
+        "evaluation": None,
+        "best": None,
     }
 
 

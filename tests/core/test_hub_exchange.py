@@ -9,6 +9,9 @@ from edgeasync.core.hub_exchange import HubExchange
 from edgeasync.core.model import Model
 from edgeasync.core.settings import HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec
+from edgeasync.policies.aggregation import ImmediateAggregator
+from edgeasync.policies.frequency import FixedFrequency
+from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import (
@@ -29,6 +32,7 @@ from edgeasync.protocol.messages import (
 SPEC = ParameterSpec((Parameter("w", (50_000,)),))
 PIECE = 65_536
 LINEAGE = "0" * 16
+POLICY = Policy(aggregate=ImmediateAggregator(), frequency=FixedFrequency(), monitor=Monitor(watch=()))
 
 
 class Notes:
@@ -56,7 +60,7 @@ class Bench:
         core = HubCore(
             spec=SPEC,
             training={},
-            judgement=Policy(),
+            judgement=POLICY,
             settings=HubCoreSettings(
                 liveness=Liveness(heartbeat_s=1.0, lease_s=5.0),
                 limits=Limits(piece_bytes=ByteCount(PIECE), **limits),
@@ -66,9 +70,7 @@ class Bench:
             make_session=lambda: next(sessions).to_bytes(16, "big"),
             now_s=0.0,
         )
-        self.exchange = HubExchange(
-            core, Model(SPEC, np.zeros(SPEC.length, np.float32), 0, Policy().optimizer), self.notes
-        )
+        self.exchange = HubExchange(core, Model(SPEC, np.zeros(SPEC.length, np.float32), 0, POLICY), self.notes)
         self.sessions = {}
 
     def say(self, peer, message, payload=None, at_s=0.0):

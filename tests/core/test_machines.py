@@ -24,7 +24,8 @@ from edgeasync.core.settings import HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.transforms import SGD
+from edgeasync.policies.optimizers import SGD
+from edgeasync.policies.policy import Policy
 from edgeasync.protocol.messages import (
     Ack,
     Assignment,
@@ -53,29 +54,23 @@ class Buffer:
     count: int
     wait_s: float | None = None
     answer: str = "at_flush"
+    update: str = "delta"
 
-    def flush_at_s(self, buffered, devices_live):
+    def flush_at_s(self, buffered, fleet):
         if len(buffered) >= self.count:
             return buffered[-1].arrived_s
         return None if self.wait_s is None else buffered[0].arrived_s + self.wait_s
 
-    def weights(self, buffered):
+    def weights(self, buffered, fleet):
         return tuple(contribution.weight / len(buffered) for contribution in buffered)
 
 
 AGGREGATORS = [ImmediateAggregator(), Buffer(2), Buffer(3, answer="now"), Buffer(9, wait_s=4.0)]
 
 
-@dataclass(frozen=True)
-class Judgement:
-    aggregate: object
-    optimizer: tuple = (SGD(),)
-    frequency: FixedFrequency = FREQUENCY
-
-    @staticmethod
-    def staleness(staleness):
-        assert staleness >= 0
-        return None if staleness > 20 else (1 + staleness) ** -0.5
+def inverse_root(staleness):
+    assert staleness.versions >= 0
+    return None if staleness.versions > 20 else (1 + staleness.versions) ** -0.5
 
 
 class Payload(msgspec.Struct, frozen=True):
@@ -144,7 +139,7 @@ class World:
         self.hub = HubCore(
             spec=SPEC,
             training={},
-            judgement=Judgement(aggregate),
+            judgement=Policy(staleness=inverse_root, aggregate=aggregate, optimizer=(SGD(),), frequency=FREQUENCY),
             settings=HubCoreSettings(
                 liveness=Liveness(progress_s=20.0),
                 limits=Limits(devices_max=len(NAMES), strikes_max=4, quarantine_s=20.0, updates_held_max=6),

@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 
 from edgeasync.core.effects import Fold
-from edgeasync.core.model import CHUNK, POOLED_BYTES_MIN, Model, Update
+from edgeasync.core.mixing import Update
+from edgeasync.core.model import CHUNK, POOLED_BYTES_MIN, Model
 from edgeasync.parameters import Parameter, ParameterSpec
-from edgeasync.policies.transforms import SGD, Conditions, plan_chain
+from edgeasync.policies.optimizers import SGD
+from edgeasync.policies.policy import Policy
+from edgeasync.policies.transforms import Conditions, plan_chain
 from edgeasync.protocol.codecs import CODECS
 
 F = np.float32
@@ -23,6 +26,11 @@ def make_spec(trained, statistics=0):
     return ParameterSpec(tuple(parameters))
 
 
+def by(optimizer, **parts):
+    """A policy with this optimizer."""
+    return Policy(optimizer=tuple(optimizer), **parts)
+
+
 def make_update(values, codec="identity"):
     return Update(CODECS[codec], CODECS[codec].encode(np.ascontiguousarray(values, F)))
 
@@ -31,7 +39,7 @@ def advance(model, weights, updates):
     plan = plan_chain(model.optimizer, Conditions(1.0, model.current.number))
     handles = tuple(model.keep(update) for update in updates)
     fold = Fold(model.current.number + 1, handles, tuple(weights), plan)
-    model.advance(model.fold(fold, [model.release(handle) for handle in handles]))
+    model.advance(model.fold(fold, [model.release(handle) for handle in handles])[0])
     return model.current.vector
 
 
@@ -49,7 +57,7 @@ def test_a_fold_is_the_plain_formula_to_the_bit(length, codec):
     initial = generator.standard_normal(length).astype(F)
     deltas = generator.standard_normal((3, length)).astype(F)
     weights, learning_rate = (1.0, 0.7071067811865476, 0.3), 0.3
-    model = Model(make_spec(length), initial, 0, [SGD(learning_rate=learning_rate)])
+    model = Model(make_spec(length), initial, 0, by([SGD(learning_rate=learning_rate)]))
     result = advance(model, weights, [make_update(delta, codec) for delta in deltas])
     coded = deltas.astype(np.float16).astype(F) if codec == "float16" else deltas
     expected = coded[0] * F(weights[0] * learning_rate)
@@ -61,7 +69,7 @@ def test_a_fold_is_the_plain_formula_to_the_bit(length, codec):
 @pytest.mark.parametrize("length", [3, CHUNK + 1])
 def test_momentum_lives_through_many_folds_to_the_bit(length):
     generator = np.random.default_rng(length)
-    model = Model(make_spec(length), np.zeros(length, F), 7, [SGD(0.5), SGD(learning_rate=0.25, momentum=0.9)])
+    model = Model(make_spec(length), np.zeros(length, F), 7, by([SGD(0.5), SGD(learning_rate=0.25, momentum=0.9)]))
     parameters, velocity = np.zeros(length, F), np.zeros(length, F)
     for number in range(8, 24):
         deltas = generator.standard_normal((2, length)).astype(F)
@@ -81,8 +89,8 @@ def test_statistics_are_merged_convexly_and_never_optimized(weights, trained, st
     initial = generator.standard_normal(trained + statistics).astype(F)
     held = generator.standard_normal((len(weights), trained + statistics)).astype(F)
     optimizer = [SGD(learning_rate=0.01, momentum=0.9)]
-    model = Model(make_spec(trained, statistics), initial, 0, optimizer)
-    alone = Model(make_spec(trained), initial[:trained], 0, optimizer)
+    model = Model(make_spec(trained, statistics), initial, 0, by(optimizer))
+    alone = Model(make_spec(trained), initial[:trained], 0, by(optimizer))
     result = initial
     for _ in range(3):
         before = result
@@ -101,7 +109,7 @@ def test_statistics_are_merged_convexly_and_never_optimized(weights, trained, st
 
 
 def test_versions_follow_one_another():
-    model = Model(make_spec(3), np.zeros(3, F), 4, [SGD()])
+    model = Model(make_spec(3), np.zeros(3, F), 4, by([SGD()]))
     for number in (4, 6):
         with pytest.raises(ValueError, match=f"fold {number} does not follow version 4"):
             model.fold(Fold(number, (0,), (1.0,), ((1.0, 0.0),)), [make_update(np.ones(3))])
@@ -160,7 +168,7 @@ LARGE = POOLED_BYTES_MIN // 4
 
 @pytest.mark.parametrize("length", [3, LARGE - 1, LARGE, CHUNK + 1])
 def test_snapshots_never_change(length):
-    model = Model(make_spec(length), np.zeros(length, F), 0, [SGD(momentum=0.5)])
+    model = Model(make_spec(length), np.zeros(length, F), 0, by([SGD(momentum=0.5)]))
     held = [(model.current, model.current.vector.copy())]
     for _ in range(6):
         advance(model, [1.0], [make_update(np.ones(length))])
@@ -174,7 +182,7 @@ def test_snapshots_never_change(length):
 
 @pytest.mark.parametrize("codec", ["identity", "float16"])
 def test_a_coded_snapshot_is_made_once_and_keeps_its_bytes(codec):
-    model = Model(make_spec(LARGE), np.arange(LARGE, dtype=F) / LARGE, 0, [SGD()])
+    model = Model(make_spec(LARGE), np.arange(LARGE, dtype=F) / LARGE, 0, by([SGD()]))
     payload, checksum = model.current.payload(codec)
     assert model.current.payload(codec)[0] is payload
     assert model.current.payload(codec)[1] == checksum
@@ -188,7 +196,7 @@ def test_a_coded_snapshot_is_made_once_and_keeps_its_bytes(codec):
 def test_buffers_come_back_when_nothing_refers_to_them():
     gc.disable()
     try:
-        model = Model(make_spec(LARGE), np.zeros(LARGE, F), 0, [SGD()])
+        model = Model(make_spec(LARGE), np.zeros(LARGE, F), 0, by([SGD()]))
         delta = make_update(np.ones(LARGE))
         assert model.snapshots_alive == 1
         for _ in range(5):
@@ -221,14 +229,14 @@ def test_buffers_come_back_when_nothing_refers_to_them():
 
 
 def test_a_failed_fold_loses_no_buffer():
-    model = Model(make_spec(LARGE), np.zeros(LARGE, F), 0, [SGD()])
+    model = Model(make_spec(LARGE), np.zeros(LARGE, F), 0, by([SGD()]))
     with pytest.raises(ValueError, match="buffer"):
         model.fold(Fold(1, (0,), (1.0,), ((1.0, 0.0),)), [Update(CODECS["identity"], b"short")])
     assert model.snapshots_alive == 1
 
 
 def test_updates_wait_by_handle():
-    model = Model(make_spec(1), np.zeros(1, F), 0, [SGD()])
+    model = Model(make_spec(1), np.zeros(1, F), 0, by([SGD()]))
     updates = [make_update([value]) for value in (1.0, 2.0)]
     first, second = [model.keep(update) for update in updates]
     assert model.updates_waiting == 2

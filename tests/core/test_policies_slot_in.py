@@ -1,17 +1,18 @@
 """Policies that the core has never heard of slot in: none of these kinds is in the library."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from edgeasync.core.effects import Assign, Discard, Fold, Send
-from edgeasync.core.model import Model, Update
+from edgeasync.core.mixing import Update
+from edgeasync.core.model import Model
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator
-from edgeasync.policies.frequency import FixedFrequency
+from edgeasync.policies.frequency import FixedFrequency, Interval, Tempo
+from edgeasync.policies.optimizers import SGD
+from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import PolynomialStaleness
-from edgeasync.policies.transforms import SGD
 from edgeasync.protocol.codecs import CODECS
 from edgeasync.protocol.messages import Ack, Applied, Buffered, Duplicate, ModelVersion, Rejected
 
@@ -24,12 +25,13 @@ class Buffer:
 
     count: int
     answer: str = "at_flush"
+    update: str = "delta"
 
-    def flush_at_s(self, buffered, devices_live):
+    def flush_at_s(self, buffered, fleet):
         assert buffered
         return buffered[-1].arrived_s if len(buffered) >= self.count else None
 
-    def weights(self, buffered):
+    def weights(self, buffered, fleet):
         return tuple(contribution.weight / len(buffered) for contribution in buffered)
 
 
@@ -39,25 +41,22 @@ class Deadline:
 
     wait_s: float
     answer: str = "at_flush"
+    update: str = "delta"
 
-    def flush_at_s(self, buffered, devices_live):
-        if len({contribution.device_id for contribution in buffered}) >= devices_live:
+    def flush_at_s(self, buffered, fleet):
+        if len({contribution.device_id for contribution in buffered}) >= fleet.devices_live:
             return buffered[-1].arrived_s
         return buffered[0].arrived_s + self.wait_s
 
-    def weights(self, buffered):
+    def weights(self, buffered, fleet):
         examples = sum(contribution.examples for contribution in buffered)
         return tuple(contribution.examples / examples for contribution in buffered)
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """Four parts, put together by hand."""
-
-    staleness: Callable = FULL_WEIGHT
-    aggregate: object = ImmediateAggregator()
-    optimizer: tuple = (SGD(),)
-    frequency: Callable = SIXTEEN_STEPS
+def judgement(**parts):
+    """Some parts of our own among the library's."""
+    library = {"staleness": FULL_WEIGHT, "aggregate": ImmediateAggregator(), "frequency": SIXTEEN_STEPS}
+    return Policy(**library | {"optimizer": (SGD(),)} | parts)
 
 
 def assigned(hub):
@@ -69,7 +68,7 @@ def acks(hub):
 
 
 def test_buffered_devices_wait_for_their_flush(hub_bench):
-    hub = hub_bench(Judgement(aggregate=Buffer(3)), liveness={"lease_s": 1e3})
+    hub = hub_bench(judgement(aggregate=Buffer(3)), liveness={"lease_s": 1e3})
     for name in "abcd":
         hub.join(name)
     for count, name in enumerate("ab", start=1):
@@ -92,7 +91,7 @@ def test_buffered_devices_wait_for_their_flush(hub_bench):
 
 
 def test_a_lost_answer_is_repeated_while_the_device_waits(hub_bench):
-    hub = hub_bench(Judgement(aggregate=Buffer(2)), liveness={"lease_s": 1e3})
+    hub = hub_bench(judgement(aggregate=Buffer(2)), liveness={"lease_s": 1e3})
     for name in "ab":
         hub.join(name)
     hub.push("a", 1)
@@ -109,7 +108,7 @@ def test_a_lost_answer_is_repeated_while_the_device_waits(hub_bench):
 
 
 def test_who_fetches_or_reconnects_waits_no_more(hub_bench):
-    hub = hub_bench(Judgement(aggregate=Buffer(4)), liveness={"lease_s": 50.0})
+    hub = hub_bench(judgement(aggregate=Buffer(4)), liveness={"lease_s": 50.0})
     for name in "abcd":
         hub.join(name)
         hub.push(name, 1) if name != "d" else None
@@ -123,7 +122,7 @@ def test_who_fetches_or_reconnects_waits_no_more(hub_bench):
 
 
 def test_waiting_devices_are_told_to_fetch_when_there_is_no_room(hub_bench):
-    hub = hub_bench(Judgement(aggregate=Deadline(4.0)))
+    hub = hub_bench(judgement(aggregate=Deadline(4.0)))
     hub.join("a")
     hub.join("b")
     hub.push("a", 1, at_s=1.0)
@@ -135,7 +134,7 @@ def test_waiting_devices_are_told_to_fetch_when_there_is_no_room(hub_bench):
 
 
 def test_an_aggregator_that_answers_now_buffers_without_a_wait(hub_bench):
-    hub = hub_bench(Judgement(aggregate=Buffer(2, answer="now")))
+    hub = hub_bench(judgement(aggregate=Buffer(2, answer="now")))
     hub.join()
     hub.push(seq=1)
     assert assigned(hub) == [(hub.peers["a"], 0, Ack(1, Buffered(1)))]
@@ -144,7 +143,7 @@ def test_an_aggregator_that_answers_now_buffers_without_a_wait(hub_bench):
 
 
 def test_a_deadline_is_kept_by_the_clock_alone(hub_bench):
-    hub = hub_bench(Judgement(aggregate=Deadline(4.0)))
+    hub = hub_bench(judgement(aggregate=Deadline(4.0)))
     for name in "abc":
         hub.join(name)
     hub.push("a", 1, at_s=1.0, examples=30)
@@ -162,7 +161,7 @@ def test_a_deadline_is_kept_by_the_clock_alone(hub_bench):
 
 
 def test_a_device_that_goes_makes_the_flush_due(hub_bench):
-    hub = hub_bench(Judgement(aggregate=Deadline(1e6)), save_every_s=1e6)
+    hub = hub_bench(judgement(aggregate=Deadline(1e6)), save_every_s=1e6)
     hub.join("a")
     hub.join("b")
     hub.ping("b", at_s=1.0)
@@ -182,7 +181,7 @@ def test_a_device_that_goes_makes_the_flush_due(hub_bench):
 
 
 def test_a_full_queue_forces_the_flush(hub_bench):
-    hub = hub_bench(Judgement(aggregate=Buffer(10**6)), limits={"updates_held_max": 3})
+    hub = hub_bench(judgement(aggregate=Buffer(10**6)), limits={"updates_held_max": 3})
     for name in "abcde":
         hub.join(name)
     for name in "abc":
@@ -192,7 +191,7 @@ def test_a_full_queue_forces_the_flush(hub_bench):
 
 
 def test_updates_of_a_flush_by_the_clock_end_the_training(hub_bench):
-    hub = hub_bench(Judgement(aggregate=Deadline(4.0)), stop={"updates": 2})
+    hub = hub_bench(judgement(aggregate=Deadline(4.0)), stop={"updates": 2})
     for name in "abc":
         hub.join(name)
     hub.push("a", 1)
@@ -203,7 +202,7 @@ def test_updates_of_a_flush_by_the_clock_end_the_training(hub_bench):
 
 
 def test_stopping_folds_what_is_buffered_first(hub_bench):
-    hub = hub_bench(Judgement(aggregate=Buffer(9)), stop={"minutes": 0.1})
+    hub = hub_bench(judgement(aggregate=Buffer(9)), stop={"minutes": 0.1})
     hub.join()
     hub.push(seq=1)
     hub.tick(6.0)
@@ -216,20 +215,23 @@ def test_stopping_folds_what_is_buffered_first(hub_bench):
 
 def hinge(staleness):
     """Full weight up to 1 version, a tenth at 2, nothing beyond."""
-    return {0: 1.0, 1: 1.0, 2: 0.1}.get(staleness)
+    return {0: 1.0, 1: 1.0, 2: 0.1}.get(staleness.versions)
 
 
 @dataclass
 class EqualTime:
-    """As many steps as the device does in `seconds`; a plain class with a memory of whom it was asked about."""
+    """As many steps as the device does in `seconds`; a plain class with a memory of how many it looked at."""
 
     seconds: float
-    asked: list = field(default_factory=list)
+    tuned: list = field(default_factory=list)
 
-    def __call__(self, device_id, histories):
-        self.asked.append(device_id)
-        history = histories[device_id]
-        return max(1, round(self.seconds / history.step_s)) if history.step_s else 4
+    def retune(self, tempo, fleet, devices):
+        self.tuned.append(len(devices))
+        return Tempo(period_s=self.seconds)
+
+    def interval(self, device, tempo):
+        steps = max(1, round(tempo.period_s / device.step_s)) if device.step_s else 4
+        return Interval(steps, "so that all take the same time")
 
 
 @dataclass(frozen=True)
@@ -250,7 +252,7 @@ class ClipAndCount:
 
 
 def test_a_plain_function_is_a_staleness_policy(hub_bench):
-    hub = hub_bench(Judgement(staleness=hinge))
+    hub = hub_bench(judgement(staleness=hinge))
     hub.join()
     seen = []
     for seq in range(1, 6):
@@ -262,20 +264,21 @@ def test_a_plain_function_is_a_staleness_policy(hub_bench):
 
 def test_a_frequency_sees_what_each_device_is_like(hub_bench):
     frequency = EqualTime(seconds=2.0)
-    hub = hub_bench(Judgement(frequency=frequency))
+    hub = hub_bench(judgement(frequency=frequency))
     for name, step_s, steps in (("slow", 1.0, 2), ("fast", 0.01, 200)):
         hub.join(name)
         assert hub.one(Assign).local_steps == 4
         hub.push(name, 1, step_s=step_s)
         assert hub.one(Assign).local_steps == steps
-    assert frequency.asked == ["slow", "slow", "fast", "fast"]
+    assert frequency.tuned == [1, 2]
 
 
 def test_a_transform_reaches_from_plan_to_fold(hub_bench):
     optimizer = (SGD(learning_rate=0.5), ClipAndCount())
-    hub = hub_bench(Judgement(optimizer=optimizer))
+    policy = judgement(optimizer=optimizer)
+    hub = hub_bench(policy)
     spec = ParameterSpec((Parameter("weights", (3,)),))
-    model = Model(spec, np.zeros(3, np.float32), 0, optimizer)
+    model = Model(spec, np.zeros(3, np.float32), 0, policy)
     hub.join()
     delta = np.array([3.0, 0.0, 4.0], np.float32)
     for seq, expected in enumerate([[0.6, 0.0, 0.8], [0.2, -1.0, 0.6]], start=1):
@@ -283,6 +286,6 @@ def test_a_transform_reaches_from_plan_to_fold(hub_bench):
         hub.push(seq=seq, base=seq - 1, norm=update.norm(3))
         fold = hub.one(Fold)
         assert fold.plan == ((0.5, 0.0), (0.4, float(seq - 1)))
-        model.advance(model.fold(fold, [update]))
+        model.advance(model.fold(fold, [update])[0])
         np.testing.assert_allclose(model.current.vector, expected, rtol=1e-6)
         assert hub.one(Assign).version == ModelVersion(hub.lineage, model.current.number)

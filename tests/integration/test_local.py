@@ -17,7 +17,7 @@ from edgeasync import (
     train_locally,
 )
 from edgeasync.errors import ModelMismatchError
-from edgeasync.policies.transforms import SGD
+from edgeasync.policies.optimizers import SGD
 from edgeasync.runtime.model_file import MODEL_FILE
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
 from tests.integration.processes import PATIENCE_S

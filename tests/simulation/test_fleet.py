@@ -11,13 +11,13 @@ from edgeasync.core.settings import HubCoreSettings, Limits, Liveness, StopCondi
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.data.partition import dirichlet
 from edgeasync.errors import GraphError
+from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
-from edgeasync.policies.transforms import SGD
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Graph, Piece
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice, SimulatedHub
-from edgeasync.simulation.link import LinkProfile
+from edgeasync.simulation.link import Direction, LinkProfile
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import GradientTrainer, StepResult
 
@@ -207,3 +207,74 @@ def test_a_diverging_device_is_rejected_and_the_others_train_on():
     assert np.isfinite(fleet.hub.model).all()
     assert fleet.hub.core.updates_rejected > 10
     assert fleet.hub.core.members.members["device-1"].updates_applied == 0
+
+
+def test_a_power_cut_loses_the_work_and_a_new_start_goes_on():
+    fleet = Digits(settings=HubCoreSettings(liveness=Liveness(heartbeat_s=0.5, lease_s=1.5)))
+    device = fleet.devices[0]
+    fleet.train(updates=8)
+    member = fleet.hub.core.members.members["device-1"]
+    applied, seq = member.updates_applied, member.seq_last
+    assert device.steps_total < 16 * (applied + 1), "it was at work"
+    device.cut_power()
+    assert not device.running
+    cut_s = fleet.clock.now_s
+    fleet.clock.run(lambda: not member.live, 60.0)
+    assert 1.0 <= fleet.clock.now_s - cut_s <= 2.0, "no goodbye: its lease ran out"
+    assert (member.updates_applied, device.steps_total) == (applied, 0)
+    device.start()
+    assert fleet.clock.run(lambda: member.updates_applied >= applied + 3, 60.0)
+    assert (member.start, member.seq_last) == (2, seq + 3)
+    device.cut_power()
+    device.start()
+    assert fleet.clock.run(lambda: member.updates_applied >= applied + 6, 60.0), "within its lease, likewise"
+    assert (member.start, member.seq_last) == (3, seq + 6)
+    assert fleet.hub.core.messages_refused == fleet.hub.core.updates_rejected == 0
+    fleet.hub.core.check()
+
+
+def test_a_push_that_had_not_wholly_left_is_lost_with_the_power():
+    fleet = Digits(link=LinkProfile(up_bytes_per_s=10_000))
+    device = fleet.devices[0]
+    device.start()
+    size = fleet.network.spec.nbytes
+    assert fleet.clock.run(lambda: device.up.bytes_sent > size, 60.0)
+    sent, begun_s = device.up.bytes_sent, fleet.clock.now_s
+    fleet.clock.run(lambda: False, begun_s + 0.5)
+    device.cut_power()
+    assert sent - device.up.bytes_sent == pytest.approx(size - 5_000, rel=0.02)
+    fleet.clock.run(lambda: False, begun_s + 60.0)
+    assert fleet.hub.core.messages_accepted["push"] == 0
+
+
+def test_a_changed_speed_holds_for_the_rest_of_the_work():
+    fleet = Digits()
+    device = fleet.devices[0]
+    device.start()
+    fleet.clock.run(lambda: False, 8 * 0.004)
+    device.change_speed(0.2)
+    assert device.steps_total == 8
+    history = fleet.hub.core.members.histories["device-1"]
+    assert fleet.clock.run(lambda: history.updates == 1, 60.0)
+    assert fleet.clock.now_s == pytest.approx(8 * 0.004 + 8 * 0.2)
+    assert history.step_s == pytest.approx((0.004 + 0.2) / 2)
+    assert fleet.clock.run(lambda: history.updates == 2, 60.0)
+    assert history.step_s == pytest.approx(0.2)
+
+
+def test_a_changed_link_holds_for_what_has_not_left():
+    clock = VirtualClock()
+    direction = Direction(clock, 1000, 0.4)
+    arrived = {}
+    for name, size in (("in the air", 300), ("half-way", 400), ("waiting", 500)):
+        direction.send(size, lambda name=name: arrived.setdefault(name, clock.now_s))
+    clock.after(0.5, lambda: direction.change(500, 0.0))
+    clock.run(lambda: len(arrived) == 3, 60.0)
+    assert arrived == pytest.approx({"in the air": 0.7, "half-way": 0.9, "waiting": 1.9})
+    direction.send(500, lambda: arrived.setdefault("lost", clock.now_s))
+    direction.change(2000, 5.0)
+    direction.send(1000, lambda: arrived.setdefault("lost too", clock.now_s))
+    clock.after(0.5, direction.cut)
+    assert not clock.run(lambda: "lost too" in arrived, 60.0)
+    assert arrived["lost"] == pytest.approx(1.9 + 0.25 + 5.0), "it had left, and arrives"
+    assert direction.bytes_sent == 300 + 400 + 500 + 500 + 500

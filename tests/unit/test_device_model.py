@@ -29,7 +29,7 @@ def test_rounds_of_adopt_train_and_encode(codec):
         device.adopt(codec.encode(hub), codec)
         assert np.array_equal(device.parameters, hub)
         device.parameters += learnt
-        payload = device.encode_delta(codec)
+        payload = device.encode_update(codec)
         assert np.array_equal(decode(payload, codec), learnt)
         assert np.array_equal(device.parameters, hub + learnt)
     assert device.parameters is parameters
@@ -39,12 +39,12 @@ def test_a_released_payload_outlives_the_next_adopt():
     device, codec = DeviceModel(SPEC), CODECS["identity"]
     device.adopt(codec.encode(vector(0)), codec)
     device.parameters += 1.0
-    payload = device.encode_delta(codec)
+    payload = device.encode_update(codec)
     device.release()
     device.adopt(codec.encode(vector(1)), codec)
     assert (decode(payload, codec) == 1.0).all()
     device.parameters += 2.0
-    assert (decode(device.encode_delta(codec), codec) == 2.0).all()
+    assert (decode(device.encode_update(codec), codec) == 2.0).all()
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
@@ -68,6 +68,6 @@ def test_diverged_parameters_are_encoded_without_a_warning():
     device.parameters[:] = np.inf
     device.adopt(codec.encode(vector(0)), codec)
     device.parameters[0] = np.inf
-    delta = decode(device.encode_delta(codec), codec)
+    delta = decode(device.encode_update(codec), codec)
     assert np.isinf(delta[0])
     assert not delta[1:].any()

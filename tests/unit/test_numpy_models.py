@@ -9,7 +9,7 @@ from edgeasync.config import convert
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.data.partition import iid
 from edgeasync.errors import ConfigError, DataError
-from edgeasync.policies.transforms import SGD
+from edgeasync.policies.optimizers import SGD
 from edgeasync.training.numpy_models import MlpModel, Model, SoftmaxModel
 from edgeasync.training.trainer import GradientTrainer
 

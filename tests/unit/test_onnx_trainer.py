@@ -16,7 +16,7 @@ from edgeasync.autodiff.settings import CrossEntropy, GraphSettings
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.errors import DataError, GraphError, ModelMismatchError
 from edgeasync.parameters import Parameter, ParameterSpec
-from edgeasync.policies.transforms import SGD, Adam
+from edgeasync.policies.optimizers import SGD, Adam
 from edgeasync.training.onnx_trainer import GraphGradient, OnnxTrainer, open_session
 from tests.unit.autodiff.gradients import forward, numbers
 

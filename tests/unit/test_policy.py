@@ -4,9 +4,9 @@ from edgeasync.config import convert, read_toml, to_table
 from edgeasync.errors import ConfigError
 from edgeasync.policies.aggregation import Contribution, ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
+from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import PolynomialStaleness
-from edgeasync.policies.transforms import SGD
 
 
 def test_everything_has_a_default():

@@ -11,7 +11,7 @@ from edgeasync.core.device_events import Trained
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.errors import ModelMismatchError
 from edgeasync.parameters import Parameter, ParameterSpec
-from edgeasync.policies.transforms import SGD
+from edgeasync.policies.optimizers import SGD
 from edgeasync.training.trainer import GradientTrainer, StepResult, take_local_steps
 
 SPEC = ParameterSpec((Parameter("w", (3,)),))

@@ -1,0 +1,175 @@
+"""How soon a fleet learns under our default policy and under others', in virtual time, and with how many bytes.
+
+Run as `python -m benchmarks.policies`. Twenty simulated devices with their own cores and real encoded frames train
+a small network on scikit-learn's digits. Every baseline takes the best setting of its grid, found on other seeds
+than those it is judged on; the default has one setting.
+"""
+
+import argparse
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from benchmarks.policies_fleet import TARGET, Case, Outcome, Scenario, measure_all, measure_one_place
+from benchmarks.policies_rules import (
+    ASYNCHRONOUS,
+    DEFAULT,
+    EVEN_RULES,
+    RULES,
+    SYNC_ALL,
+    SYNC_FIRST,
+    Grid,
+)
+from benchmarks.report import Results, make_parser, show_progress, show_results
+from edgeasync.policies.policy import Policy
+from edgeasync.simulation.population import FleetProfile
+
+UNEQUAL = FleetProfile(step_s=0.02)
+EVEN = FleetProfile(
+    step_s=0.02, spread=1.0, stragglers=0.0, mbit_per_s=(7.0, 7.0), delay_s=(0.0175, 0.0175), churn=None
+)
+PARTITIONS = {"IID": None, "Dirichlet 0.3": 0.3}
+CODECS = ("identity", "float16")
+
+ACCURACY_LOST_MAX = {"IID": 0.5, "Dirichlet 0.3": 2.0}
+"""Points that the default's accuracy at the end may be under that of one place."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Seeds to tune on (none: the first setting of each grid), to judge on, and where a run ends."""
+
+    tuning: tuple[int, ...]
+    judging: tuple[int, ...]
+    horizon_s: float
+    limit_s: float
+
+
+FULL = Effort((101, 102, 103), (1, 2, 3, 4, 5), 60.0, 240.0)
+QUICK = Effort((), (1, 2, 3), 20.0, 120.0)
+
+
+def tune(rules: Mapping[str, Grid], scenario: Scenario, effort: Effort) -> dict[str, tuple[str, Policy]]:
+    """Return the label and policy that each rule does best with: by median time, then by accuracy."""
+    chosen = {name: next(iter(grid.items())) for name, grid in rules.items()}
+    if not effort.tuning:
+        return chosen
+    labels = [(name, label) for name, grid in rules.items() if len(grid) > 1 for label in grid]
+    cases = [
+        Case(rules[name][label], scenario, seed, only_to_target=True)
+        for name, label in labels
+        for seed in effort.tuning
+    ]
+    outcomes = iter(measure_all(cases, f"tuning, {scenario.name}"))
+    best: dict[str, tuple[float, float]] = {}
+    for name, label in labels:
+        found = [next(outcomes) for _ in effort.tuning]
+        standing = (
+            statistics.median([outcome.reached_s for outcome in found]),
+            -statistics.fmean([outcome.accuracy for outcome in found]),
+        )
+        if name not in best or standing < best[name]:
+            best[name] = standing
+            chosen[name] = (label, rules[name][label])
+    return chosen
+
+
+def judge(
+    chosen: Mapping[str, tuple[str, Policy]], scenario: Scenario, effort: Effort, results: Results
+) -> dict[str, list[Outcome]]:
+    """Measure the chosen policies on fresh seeds and note the figures; return the outcomes by rule."""
+    cases = [Case(policy, scenario, seed) for _, policy in chosen.values() for seed in effort.judging]
+    outcomes = iter(measure_all(cases, scenario.name))
+    found = {name: [next(outcomes) for _ in effort.judging] for name in chosen}
+    for name, runs in found.items():
+        label, _ = chosen[name]
+        times_s = reached_s(runs, scenario.limit_s)
+        columns = {
+            "s": statistics.median(times_s),
+            "worst s": max(times_s),
+            "MB": statistics.median([run.reached_mb for run in runs]),
+            "in the end, %": 100.0 * statistics.median([run.accuracy for run in runs]),
+        }
+        row = f"{name} ({label})" if label else name
+        results.add(scenario.name, row, {title: round(value, 3) for title, value in columns.items()})
+    return found
+
+
+def reached_s(runs: list[Outcome], limit_s: float) -> list[float]:
+    """Return the times to the target; a run that never came there counts with the time it was given."""
+    return [min(run.reached_s, limit_s) for run in runs]
+
+
+def best_of(rules: tuple[str, ...], found: Mapping[str, list[Outcome]], limit_s: float) -> list[Outcome]:
+    """Return the outcomes of the rule that was soonest there, by the median."""
+    return min([found[rule] for rule in rules], key=lambda runs: statistics.median(reached_s(runs, limit_s)))
+
+
+def note_ratio(
+    results: Results, name: str, *, ours: list[Outcome], theirs: list[Outcome], limit_s: float, target: float
+) -> None:
+    """Note their time over ours: the median of what it is on each seed."""
+    times = zip(reached_s(theirs, limit_s), reached_s(ours, limit_s), strict=True)
+    results.ratios[name] = round(statistics.median([other / own for other, own in times]), 3)
+    results.targets[name] = target
+
+
+def compare_unequal(partition: str, codec: str, effort: Effort, one_place: list[float], results: Results) -> None:
+    """Compare all rules on the unequal fleet."""
+    name = f"unequal fleet, {partition}, {codec}"
+    alpha = PARTITIONS[partition]
+    scenario = Scenario(name, UNEQUAL, alpha, codec, horizon_s=effort.horizon_s, limit_s=effort.limit_s)
+    found = judge(tune(RULES, scenario, effort), scenario, effort, results)
+    ours = found[DEFAULT]
+    at = f"{partition}, {codec}:"
+    for rule, theirs, target in (
+        (SYNC_ALL, found[SYNC_ALL], 10.0),
+        (SYNC_FIRST, found[SYNC_FIRST], 1.3),
+        ("best asynchronous", best_of(ASYNCHRONOUS, found, scenario.limit_s), 0.91),
+    ):
+        title = f"{at} {rule} / default"
+        note_ratio(results, title, ours=ours, theirs=theirs, limit_s=scenario.limit_s, target=target)
+    differences = [100.0 * (run.accuracy - alone) for run, alone in zip(ours, one_place, strict=True)]
+    title = f"{at} accuracy in the end - one place's, points"
+    results.ratios[title] = round(statistics.median(differences), 3)
+    results.targets[title] = -ACCURACY_LOST_MAX[partition]
+
+
+def compare_even(partition: str, codec: str, effort: Effort, results: Results) -> None:
+    """Compare the default with synchronous rounds where all devices are equal and none ever fails."""
+    name = f"equal fleet, {partition}, {codec}"
+    scenario = Scenario(
+        name, EVEN, PARTITIONS[partition], codec, horizon_s=effort.horizon_s / 2, limit_s=effort.limit_s
+    )
+    found = judge(tune(EVEN_RULES, scenario, effort), scenario, effort, results)
+    title = f"{partition}, {codec}: equal devices, {SYNC_ALL} / default"
+    note_ratio(results, title, ours=found[DEFAULT], theirs=found[SYNC_ALL], limit_s=scenario.limit_s, target=0.91)
+
+
+def parse() -> argparse.Namespace:
+    """Return the arguments."""
+    parser = make_parser("Time, bytes and accuracy of update policies on a simulated fleet.")
+    parser.add_argument(
+        "--codec", nargs="+", choices=CODECS, help="what updates and models travel as, for all rules"
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Compare the rules in every scenario."""
+    arguments = parse()
+    effort = QUICK if arguments.quick else FULL
+    codecs = arguments.codec or (CODECS[:1] if arguments.quick else CODECS)
+    results = Results()
+    show_progress(f"{TARGET:.0%} of the digits held out is the target; all times are virtual")
+    one_place = [measure_one_place(seed) for seed in effort.judging]
+    results.add("one place", "plain SGD", {"in the end, %": round(100.0 * statistics.median(one_place), 3)})
+    for codec in codecs:
+        for partition in PARTITIONS:
+            compare_unequal(partition, codec, effort, one_place, results)
+            compare_even(partition, codec, effort, results)
+    show_results(results, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""One training run of a simulated fleet under one policy, and many of them on all cores.
+
+`measure(policy, scenario, seed)` is one run; `measure_all` is many, in processes. Whoever studies a variant of a
+policy calls `compare({"label": Policy(...), ...}, scenario, seeds)`.
+"""
+
+import math
+import multiprocessing
+import statistics
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from sklearn.datasets import load_digits
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # scikit-learn brings it
+
+from benchmarks.report import show_progress
+from edgeasync.core.settings import HubCoreSettings, Limits, Liveness
+from edgeasync.data.dataset import Dataset, batches
+from edgeasync.data.partition import dirichlet, iid
+from edgeasync.policies.optimizers import SGD
+from edgeasync.policies.policy import Judgement
+from edgeasync.simulation.clock import VirtualClock
+from edgeasync.simulation.fleet import SimulatedDevice, SimulatedHub
+from edgeasync.simulation.population import FleetProfile, draw_fleet, switch_off_and_on
+from edgeasync.training.numpy_models import MlpModel
+from edgeasync.training.trainer import GradientTrainer
+
+MODEL = MlpModel(inputs=64, hidden=(64,), classes=10)
+HELD_OUT = 0.2
+BATCH = 32
+LEARNING_RATE = 0.1
+"""Of the devices' own SGD, and of the one place's."""
+
+TARGET = 0.95
+CONSECUTIVE = 3
+"""Evaluations in a row at or over the target; the first of them is when it was reached."""
+
+EVALUATE_S = 0.05
+EXAMPLES_MIN = 16
+ONE_PLACE_EPOCHS = 200
+LIVENESS = Liveness(heartbeat_s=0.5, lease_s=1.5)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What a fleet trains on, and how it is watched.
+
+    `alpha` is the skew of the labels, `None` for none. The accuracy at the end is the mean of the evaluations of
+    the last `final_s` before `horizon_s`; a target that is not reached by `limit_s` is not waited for.
+    """
+
+    name: str
+    fleet: FleetProfile
+    alpha: float | None = None
+    codec: str = "identity"
+    learning_rate: float = LEARNING_RATE
+    horizon_s: float = 60.0
+    final_s: float = 5.0
+    limit_s: float = 300.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run. Without reaching the target, `reached_s` is infinite, `reached_mb` all that was sent.
+
+    `accuracy` is the one at the end. Updates and versions are the hub's counts when the run was over.
+    """
+
+    reached_s: float
+    reached_mb: float
+    accuracy: float
+    updates: int
+    rejected: int
+    versions: int
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run to make."""
+
+    policy: Judgement
+    scenario: Scenario
+    seed: int
+    only_to_target: bool = False
+
+
+class Watch:
+    """Evaluates the hub's model at fixed times."""
+
+    def __init__(
+        self, clock: VirtualClock, hub: SimulatedHub, devices: list[SimulatedDevice], held_out: Dataset
+    ) -> None:
+        self.reached_s = math.inf
+        self.reached_mb = 0.0
+        self.accuracies: list[float] = []
+        self._clock = clock
+        self._hub = hub
+        self._devices = devices
+        self._held_out = held_out
+        self._version = -1
+        self._run: list[tuple[float, float]] = []
+        self._evaluate()
+
+    def _evaluate(self) -> None:
+        if self._version != self._hub.core.version:
+            self._version = self._hub.core.version
+            accuracy = accuracy_of(self._hub.model, self._held_out)
+        else:
+            accuracy = self.accuracies[-1]
+        self.accuracies.append(accuracy)
+        if math.isinf(self.reached_s):
+            sent = sum(device.up.bytes_sent + device.down.bytes_sent for device in self._devices)
+            self.reached_mb = sent / 1e6
+            self._run = [*self._run, (self._clock.now_s, self.reached_mb)] if accuracy >= TARGET else []
+            if len(self._run) == CONSECUTIVE:
+                self.reached_s, self.reached_mb = self._run[0]
+        self._clock.at(EVALUATE_S * len(self.accuracies), self._evaluate)
+
+
+def measure(policy: Judgement, scenario: Scenario, seed: int, *, only_to_target: bool = False) -> Outcome:
+    """Train a fleet; the seed draws its devices, their data, the model's first values and all else.
+
+    `only_to_target` ends the run when the target is reached.
+    """
+    training, held_out = split_digits()
+    profile = scenario.fleet
+    if scenario.alpha is None:
+        parts = iid(training, profile.devices, seed)
+    else:
+        parts = dirichlet(training, profile.devices, scenario.alpha, seed, examples_min=EXAMPLES_MIN)
+    clock = VirtualClock()
+    hub = SimulatedHub(
+        clock,
+        spec=MODEL.spec,
+        initial=MODEL.initial(seed),
+        judgement=policy,
+        settings=HubCoreSettings(
+            liveness=LIVENESS,
+            limits=Limits(updates_held_max=4 * profile.devices, snapshots_max=4 * profile.devices),
+            push_codec=scenario.codec,
+            model_codec=scenario.codec,
+        ),
+        seed=seed,
+    )
+    devices = []
+    for number, (drawn, part) in enumerate(zip(draw_fleet(profile, seed), parts, strict=True)):
+        stream = batches(part, BATCH, 1000 * seed + number)
+        trainer = GradientTrainer(MODEL.spec, MODEL.gradient, (SGD(learning_rate=scenario.learning_rate),), stream)
+        device = SimulatedDevice(
+            clock,
+            hub,
+            drawn.device_id,
+            trainer,
+            step_s=drawn.step_s,
+            link=drawn.link,
+            examples=len(part),
+            seed=seed,
+        )
+        device.start()
+        if profile.churn is not None:
+            switch_off_and_on(clock, device, profile.churn, f"{seed}/{drawn.device_id}")
+        devices.append(device)
+    watch = Watch(clock, hub, devices, held_out)
+    last = round(scenario.final_s / EVALUATE_S)
+    if only_to_target:
+        clock.run(lambda: math.isfinite(watch.reached_s), scenario.limit_s)
+        final = watch.accuracies[-last:]
+    else:
+        clock.run(lambda: False, scenario.horizon_s)
+        final = watch.accuracies[-last:]
+        clock.run(lambda: math.isfinite(watch.reached_s), scenario.limit_s)
+    core = hub.core
+    core.check()
+    return Outcome(
+        reached_s=watch.reached_s,
+        reached_mb=watch.reached_mb,
+        accuracy=statistics.fmean(final),
+        updates=core.updates_applied,
+        rejected=core.updates_rejected,
+        versions=core.version,
+    )
+
+
+def measure_one_place(seed: int) -> float:
+    """Return the accuracy in the end of plain SGD on all data in one place: the mean of its last 20 epochs."""
+    training, held_out = split_digits()
+    trainer = GradientTrainer(MODEL.spec, MODEL.gradient, (SGD(LEARNING_RATE),), batches(training, BATCH, seed))
+    parameters = MODEL.initial(seed)
+    trainer.begin(parameters)
+    accuracies = []
+    for _ in range(ONE_PLACE_EPOCHS):
+        for _ in range(math.ceil(len(training) / BATCH)):
+            trainer.step()
+        accuracies.append(accuracy_of(parameters, held_out))
+    return statistics.fmean(accuracies[-20:])
+
+
+def measure_all(cases: Sequence[Case], what: str) -> list[Outcome]:
+    """Make all runs, on all cores; return their outcomes in the same order."""
+    outcomes = []
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("forkserver"), initializer=_begin) as pool:
+        for outcome in pool.map(_measure, cases):
+            outcomes.append(outcome)
+            if len(outcomes) % max(1, len(cases) // 10) == 0:
+                show_progress(f"{what}: {len(outcomes)} of {len(cases)} runs")
+    return outcomes
+
+
+def compare(
+    policies: Mapping[str, Judgement], scenario: Scenario, seeds: Sequence[int], *, only_to_target: bool = False
+) -> dict[str, list[Outcome]]:
+    """Measure policies on the same seeds; return each one's outcomes by its label."""
+    cases = [Case(policy, scenario, seed, only_to_target) for policy in policies.values() for seed in seeds]
+    outcomes = iter(measure_all(cases, scenario.name))
+    return {label: [next(outcomes) for _ in seeds] for label in policies}
+
+
+def accuracy_of(parameters: np.ndarray[tuple[int], np.dtype[np.float32]], held_out: Dataset) -> float:
+    """Return the share of examples that are classified rightly."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float((MODEL.predict(parameters, held_out.x) == held_out.y).mean())
+
+
+@lru_cache
+def split_digits() -> tuple[Dataset, Dataset]:
+    """Return the digits to train on and those held out: the same for all seeds, since some splits are harder."""
+    digits = load_digits()
+    dataset = Dataset.of((digits.data / 16).astype(np.float32), digits.target)
+    order = np.random.Generator(np.random.PCG64(0)).permutation(len(dataset))
+    held = round(HELD_OUT * len(dataset))
+    return dataset.take(order[held:]), dataset.take(order[:held])
+
+
+def _begin() -> None:
+    # The matrices are small: threads of numpy's own would only be in the way of the other processes.
+    threadpool_limits(1)
+
+
+def _measure(case: Case) -> Outcome:
+    return measure(case.policy, case.scenario, case.seed, only_to_target=case.only_to_target)

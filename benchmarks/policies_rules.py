@@ -1,0 +1,138 @@
+"""The rules that are compared: each a name and the settings among which it takes its best, by label.
+
+The first setting of a grid is the one that did best when the grids were made; `--quick` takes it untuned.
+Baselines are what their papers say, without our monitor.
+"""
+
+from itertools import product
+
+from edgeasync.policies.aggregation import (
+    BufferedAggregator,
+    ImmediateAggregator,
+    ModelAverageAggregator,
+    SynchronousAggregator,
+)
+from edgeasync.policies.frequency import FixedFrequency
+from edgeasync.policies.monitor import Monitor
+from edgeasync.policies.optimizers import SGD, Nesterov
+from edgeasync.policies.policy import AggregatorKind, Policy, StalenessKind, TransformKind
+from edgeasync.policies.staleness import BoundedStaleness, PolynomialStaleness
+
+Grid = dict[str, Policy]
+
+DEFAULT = "default"
+SYNC_ALL = "synchronous, all"
+SYNC_FIRST = "synchronous, first 70 %"
+ASYNCHRONOUS = ("FedAsync", "FedBuff", "ASGD", "fixed interval")
+
+IN_TIME = BoundedStaleness(staleness_max=0)
+DECAYING = PolynomialStaleness(exponent=0.5)
+
+
+def rule(
+    staleness: StalenessKind, aggregate: AggregatorKind, optimizer: TransformKind, local_steps: int
+) -> Policy:
+    """Return a baseline: equal local steps for all devices, always, and no monitor."""
+    return Policy(
+        staleness=staleness,
+        aggregate=aggregate,
+        optimizer=(optimizer,),
+        frequency=FixedFrequency(local_steps=local_steps),
+        monitor=Monitor(watch=()),
+    )
+
+
+def synchronous(share: float, settings: list[tuple[int, float, float]]) -> Grid:
+    """Return rounds with these (local steps, learning rate, Nesterov momentum); late updates are refused."""
+    return {
+        f"H={steps} lr={rate:g} m={momentum:g}": rule(
+            IN_TIME,
+            SynchronousAggregator(share=share),
+            Nesterov(learning_rate=rate, momentum=momentum) if momentum else SGD(learning_rate=rate),
+            steps,
+        )
+        for steps, rate, momentum in settings
+    }
+
+
+def averaged(settings: list[tuple[int, float]]) -> Grid:
+    """Return FedAsync with these (local steps, mixing rate)."""
+    return {
+        f"H={steps} a={rate:g}": rule(DECAYING, ModelAverageAggregator(rate=rate), SGD(), steps)
+        for steps, rate in settings
+    }
+
+
+def buffered(settings: list[tuple[int, int, float]]) -> Grid:
+    """Return FedBuff with these (updates in a version, local steps, learning rate)."""
+    return {
+        f"K={count} H={steps} lr={rate:g}": rule(
+            DECAYING, BufferedAggregator(count=count), SGD(learning_rate=rate), steps
+        )
+        for count, steps, rate in settings
+    }
+
+
+def immediate(settings: list[tuple[int, float]]) -> Grid:
+    """Return asynchronous SGD on the updates of so many local steps, with these learning rates."""
+    return {
+        f"H={steps} lr={rate:g}": rule(DECAYING, ImmediateAggregator(), SGD(learning_rate=rate), steps)
+        for steps, rate in settings
+    }
+
+
+RULES: dict[str, Grid] = {
+    DEFAULT: {"": Policy()},
+    SYNC_ALL: synchronous(
+        1.0, [(16, 1.0, 0.9), (32, 1.0, 0.8), (16, 1.0, 0.8), (32, 1.0, 0.9), (8, 1.0, 0.9), (16, 2.0, 0.8)]
+    ),
+    SYNC_FIRST: synchronous(
+        0.7,
+        [
+            (4, 2.0, 0.8),
+            (8, 1.0, 0.8),
+            (8, 2.0, 0.8),
+            (4, 1.0, 0.9),
+            (4, 3.0, 0.8),
+            (2, 3.0, 0.8),
+            (16, 1.0, 0.8),
+            (4, 1.0, 0.8),
+        ],
+    ),
+    "FedAsync": averaged([(16, 0.6), *product((16, 32), (0.2, 0.4, 0.9)), (8, 0.4)]),
+    "FedBuff": buffered(
+        [
+            (5, 16, 1.0),
+            (5, 16, 2.0),
+            (5, 8, 2.0),
+            (5, 8, 3.0),
+            (10, 8, 3.0),
+            (3, 16, 1.0),
+            (3, 8, 2.0),
+            (5, 32, 1.0),
+        ]
+    ),
+    "ASGD": immediate([(1, rate) for rate in (4.0, 2.0, 3.0, 6.0, 8.0)]),
+    "fixed interval": immediate(
+        [(8, 0.8), (16, 0.6), (32, 0.6), (16, 0.4), (4, 0.8), (4, 1.6), (8, 1.2), (16, 0.8)]
+    ),
+}
+"""All rules on the unequal fleet."""
+
+EVEN_RULES: dict[str, Grid] = {
+    DEFAULT: RULES[DEFAULT],
+    SYNC_ALL: synchronous(
+        1.0,
+        [
+            (8, 1.0, 0.8),
+            (4, 2.0, 0.8),
+            (8, 2.0, 0.8),
+            (4, 1.0, 0.9),
+            (8, 1.0, 0.9),
+            (16, 1.0, 0.8),
+            (4, 3.0, 0.8),
+            (2, 3.0, 0.8),
+        ],
+    ),
+}
+"""Those compared where all devices are equal."""

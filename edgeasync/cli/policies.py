@@ -1,0 +1,122 @@
+"""`edgeasync policies`."""
+
+import difflib
+from collections.abc import Sequence
+from itertools import groupby
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from edgeasync.cli.output import Printer
+from edgeasync.errors import ConfigError
+from edgeasync.policies.catalogue import Kind, Parameter, catalogue, to_toml
+
+
+def print_policies(name: str | None, printer: Printer) -> None:
+    """Print every kind, or those of one name or part in full; raises `ConfigError` if there is none."""
+    kinds = catalogue()
+    if name is not None:
+        kinds = choose(kinds, name)
+    if printer.json:
+        printer.object(kinds)
+        return
+    console = Console(highlight=False, markup=False, emoji=False)
+    if name is None:
+        width = max(len(kind.kind) for kind in kinds)
+        shown: list[Kind] = []
+        for _, group in groupby(kinds, key=lambda kind: kind.part):
+            part = list(group)
+            console.print(part_table(part, width, shown), "", sep="\n")
+            shown += part
+        console.print("* the default. One kind in full: edgeasync policies KIND")
+        return
+    for index, kind in enumerate(kinds):
+        same = [other for other in kinds if _same(kind, other)]
+        if same[0] is kind:
+            if index:
+                printer.line("")
+            console.print(full(kind, same[1:]))
+            printer.line(f"\n{kind.example}")  # not wrapped: it is to be copied
+
+
+def choose(kinds: list[Kind], name: str) -> list[Kind]:
+    """Return the kinds of one name, or of one part; raises `ConfigError` with near matches if there is none."""
+    if found := [kind for kind in kinds if name in _names(kind)]:
+        return found
+    near = difflib.get_close_matches(name, dict.fromkeys([known for kind in kinds for known in _names(kind)]))
+    advice = f"did you mean {' or '.join(near)}?" if near else "see them all with `edgeasync policies`"
+    raise ConfigError(f"no kind of policy is called {name!r}; {advice}")
+
+
+def part_table(part: list[Kind], width: int, shown: Sequence[Kind] = ()) -> Group:
+    """Return a part's kinds: what each does, its keys with their defaults, and its paper.
+
+    Of kinds that were shown in another part already, only the names.
+    """
+    table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
+    if any(kind.kind for kind in part):
+        table.add_column("kind", no_wrap=True, min_width=width + 2)
+    else:
+        table.add_column("indent", width=1)
+    table.add_column("what it does")
+    for kind in part:
+        lines = [Text(kind.summary)]
+        if any(_same(kind, other) for other in shown):
+            own = f", with {kind.default}" if kind.default not in (None, kind.table) else ""
+            lines = [Text(f"as above{own}")]
+        else:
+            if kind.parameters:
+                lines.append(Text(", ".join([_brief(key) for key in kind.parameters]), style="cyan"))
+            if kind.paper:
+                lines.append(Text(kind.paper, style="dim"))
+        table.add_row(f"{'*' if kind.default and kind.kind else ' '} {kind.kind}".rstrip(), Group(*lines))
+    note = " (a list)" if part[0].many else "" if any(kind.default for kind in part) else " (none by default)"
+    return Group(Text(part[0].part + note, style="bold"), table)
+
+
+def full(kind: Kind, same: Sequence[Kind] = ()) -> Group:
+    """Return all there is to say of a kind but for its example; `same` are its other places."""
+    title = f"{kind.part}, kind {kind.kind}" if kind.kind else kind.part
+    parts: list[RenderableType] = [
+        Text(title + (" (the default)" if kind.default and kind.kind else ""), style="bold")
+    ]
+    if [key.description for key in kind.parameters] != [kind.summary]:
+        parts.append(Text(kind.summary))
+    if kind.paper:
+        parts.append(Text(kind.paper, style="dim"))
+    for key in kind.parameters:
+        facts = ", ".join(filter(None, [key.type, key.bounds, _default(key)]))
+        parts.append(Text.assemble((key.name, "cyan"), f": {facts}"))
+        if key.description:
+            parts.append(Padding(Text(key.description), (0, 0, 0, 4), expand=False))
+    special = [place for place in (kind, *same) if place.default not in (None, place.table)]
+    parts += [Text(f"by default {place.part} has {place.default}") for place in special]
+    if same:
+        parts.append(Text(f"also in {', '.join([other.part for other in same])}"))
+    return Group(*parts)
+
+
+def _names(kind: Kind) -> list[str]:
+    """Return what a kind is asked for by."""
+    return list(filter(None, [kind.kind, kind.part, kind.part.rpartition(".")[2]]))
+
+
+def _same(one: Kind, other: Kind) -> bool:
+    """Tell whether two are the same kind, if in different parts."""
+    return (one.kind, one.summary, one.parameters) == (other.kind, other.summary, other.parameters)
+
+
+def _default(key: Parameter) -> str:
+    if key.required:
+        return "required"
+    return "optional" if key.default is None else f"default {to_toml(key.default)}"
+
+
+def _brief(key: Parameter) -> str:
+    if key.required:
+        return f"{key.name} (required)"
+    if key.default is None or key.type in ("table", "list of tables"):  # whose kinds are listed as a part
+        return key.name
+    return f"{key.name} = {to_toml(key.default)}"

@@ -1,0 +1,116 @@
+"""Updates that wait to be folded, and how several of them, each with its scale, become one, slice by slice."""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from edgeasync.parameters import CHUNK, Vector
+from edgeasync.policies.policy import Judgement
+from edgeasync.protocol import wire
+from edgeasync.protocol.codecs import Codec
+
+ROW = 1 << 12
+"""Values whose squares are summed in one go: few enough for float32, and for BLAS to stay on this thread."""
+
+
+class Update:
+    """A payload that waits to be folded."""
+
+    __slots__ = ("codec", "payload")
+
+    def __init__(self, codec: Codec, payload: wire.Buffer) -> None:
+        self.codec = codec
+        self.payload = payload
+
+    def norm(self, length: int, origin: Vector | None = None) -> float:
+        """L2 norm of the `length` values, or of their difference from `origin`.
+
+        Not finite if any of them, or the sum of a row's squares, is not.
+        """
+        square_sum = 0.0
+        scratch = np.empty(min(CHUNK, length), np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):  # what a peer sends must not warn, let alone raise
+            for start in range(0, length, CHUNK):
+                stop = min(start + CHUNK, length)
+                values = self.codec.read(self.payload, start, stop, scratch)
+                if origin is not None:
+                    values = np.subtract(values, origin[start:stop], out=scratch[: stop - start])
+                square_sum += square_sum_of(values)
+        return math.sqrt(square_sum)
+
+
+def square_sum_of(values: Vector) -> float:
+    """Return the sum of the squares, in rows short enough to be summed in float32."""
+    if values.size <= ROW:
+        return float(np.vdot(values, values))  # unlike dot, vdot never warns
+    whole = values.size - values.size % ROW
+    rows = values[:whole].reshape(-1, ROW)
+    return float(np.vecdot(rows, rows).sum(dtype=np.float64)) + float(np.vdot(values[whole:], values[whole:]))
+
+
+class Term(msgspec.Struct, frozen=True):
+    """An update, its factor, and the version it was learnt from, if it is to be corrected for what came since."""
+
+    update: Update
+    scale: float
+    base: Vector | None = None
+
+
+class Mixer:
+    """Sums scaled updates, or combines them in another way, without another vector of the model's length."""
+
+    def __init__(self, judgement: Judgement, chunk: int) -> None:
+        self._combine = judgement.combine
+        self._compensation = judgement.compensation
+        self._takes_models = judgement.aggregate.update == "model"
+        self._scratch = np.empty(chunk, np.float32)
+        self._correction = np.empty_like(self._scratch)
+        self._rows: npt.NDArray[np.float32] = np.empty((0, 0), np.float32)
+
+    def mix(self, terms: Sequence[Term], current: Vector, at: slice, target: Vector) -> Vector:
+        """Combine a slice of the terms, of `CHUNK` values or fewer, in the order given, in that slice of `target`.
+
+        Returns the slice. `current` is the model that the updates are added to.
+        """
+        total = target[at]
+        if self._combine.robust and len(terms) > 1:
+            self._mix_side_by_side(terms, current, at, target)
+            return total
+        for position, term in enumerate(terms):
+            values = self._delta(term, current, at)
+            if position:
+                np.add(total, np.multiply(values, term.scale, out=self._scratch[: values.size]), out=total)
+            else:
+                np.multiply(values, term.scale, out=total)
+        return total
+
+    def _mix_side_by_side(self, terms: Sequence[Term], current: Vector, at: slice, target: Vector) -> None:
+        """Combine where all updates are needed at once, in slices so much smaller."""
+        count = len(terms)
+        width = max(1, CHUNK // count)
+        if self._rows.shape != (count, width):
+            self._rows = np.empty((count, width), np.float32)
+        for start in range(at.start, at.stop, width):
+            part = slice(start, min(start + width, at.stop))
+            rows = self._rows[:, : part.stop - part.start]
+            for row, term in zip(rows, terms, strict=True):
+                np.multiply(self._delta(term, current, part), term.scale * count, out=row)
+            self._combine.combine(rows, target[part])
+
+    def _delta(self, term: Term, current: Vector, at: slice) -> Vector:
+        """Return a slice of what an update adds to the current model; it may lie in the scratch vectors."""
+        size = at.stop - at.start
+        values = term.update.codec.read(term.update.payload, at.start, at.stop, self._scratch)
+        if self._takes_models:
+            return np.subtract(values, current[at], out=self._scratch[:size])
+        if term.base is None or self._compensation is None:
+            return values
+        # With g = -delta: delta' = delta - strength delta delta (w - w_base), Zheng et al. 2017, equation 10.
+        correction = np.subtract(current[at], term.base[at], out=self._correction[:size])
+        np.multiply(correction, values, out=correction)
+        np.multiply(correction, values, out=correction)
+        np.multiply(correction, np.float32(self._compensation.strength), out=correction)
+        return np.subtract(values, correction, out=correction)

@@ -1,0 +1,62 @@
+"""Evaluations of the hub's model: the best so far, the end of training, and a learning rate that falls. No I/O."""
+
+import math
+
+from edgeasync.core.effects import HubEffect, Report, SaveBest
+from edgeasync.core.events import Evaluated
+from edgeasync.core.settings import StopCondition
+from edgeasync.policies.policy import Plateau
+
+
+class Progress:
+    """What evaluations have shown: the last, the best, and, once training has reached what it is for, `reached`.
+
+    The best has the highest accuracy, and of equal ones, or without accuracies, the lowest loss.
+    """
+
+    def __init__(self, plateau: Plateau | None, stop: StopCondition) -> None:
+        self.last: Evaluated | None = None
+        self.best: Evaluated | None = None
+        self.reached = ""
+        self.learning_rate_factor = 1.0
+        self._plateau = plateau
+        self._stop = stop
+        self._lowest = math.inf
+        self._waited = 0
+
+    def evaluated(self, evaluation: Evaluated, effects: list[HubEffect]) -> None:
+        """Take in an evaluation; the best version is to be saved."""
+        self.last = evaluation
+        loss, accuracy = evaluation.loss, evaluation.accuracy
+        shown = "" if accuracy is None else f", accuracy {accuracy:.2%}"
+        detail = f"version {evaluation.number}, loss {loss:.4g}{shown}"
+        best = math.isfinite(loss) and (self.best is None or _rank(evaluation) < _rank(self.best))
+        effects.append(Report("evaluated", detail=f"{detail}, the best so far" if best else detail))
+        if best:
+            self.best = evaluation
+            effects.append(SaveBest(loss, accuracy))
+        self._lower_learning_rate(loss, effects)
+        stop = self._stop
+        if stop.loss is not None and loss <= stop.loss:
+            self.reached = f"loss {loss:.4g} is at most {stop.loss:g}"
+        elif stop.accuracy is not None and accuracy is not None and accuracy >= stop.accuracy:
+            self.reached = f"accuracy {accuracy:.2%} is at least {stop.accuracy:.2%}"
+
+    def _lower_learning_rate(self, loss: float, effects: list[HubEffect]) -> None:
+        """Count evaluations that are no better; lower the learning rate when there were too many."""
+        plateau = self._plateau
+        if plateau is None:
+            return
+        if loss < self._lowest * (1.0 - plateau.improvement):
+            self._lowest, self._waited = loss, 0
+            return
+        self._waited += 1
+        if self._waited >= plateau.patience and self.learning_rate_factor > plateau.factor_min:
+            self._waited = 0
+            self.learning_rate_factor = max(plateau.factor_min, self.learning_rate_factor * plateau.factor)
+            left = f"{self.learning_rate_factor:.3g} of what was set"
+            effects.append(Report("plateau", detail=f"the server's learning rate is now {left}"))
+
+
+def _rank(evaluation: Evaluated) -> tuple[float, float]:
+    return -(evaluation.accuracy or 0.0), evaluation.loss

@@ -1,0 +1,268 @@
+"""Every kind of every part of a policy, read off the types: a new kind appears here by itself."""
+
+import inspect
+import re
+from typing import Any
+
+import msgspec
+from msgspec import inspect as types
+
+from edgeasync.config import convert, to_table
+from edgeasync.errors import ConfigError
+from edgeasync.policies.policy import Policy
+
+_HOLE = "\0"
+
+_Lists = types.ListType | types.VarTupleType
+
+_SENTENCE_END = re.compile(r"(?<!\bal)(?<!\be\.g)(?<!\bi\.e)\.(?=\s|$)")
+
+
+class Parameter(msgspec.Struct, frozen=True):
+    """One key of a kind; `default` is the plain value, `None` if the key is required or left out by default."""
+
+    name: str
+    type: str
+    bounds: str
+    required: bool
+    default: Any
+    description: str
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """One way to fill a part of a policy; a part that is a mere key, or has keys but no kinds, has the kind `""`.
+
+    `part` is its path in `[policy]`; if that is a list (`many`), kinds may stand in it more than once. In TOML,
+    `table` is the kind with its own defaults, `default` the part's default value if that is of this kind, and
+    `example` a line of `[policy]` that chooses it.
+    """
+
+    part: str
+    many: bool
+    kind: str
+    default: str | None
+    summary: str
+    paper: str
+    parameters: tuple[Parameter, ...]
+    table: str
+    example: str
+
+
+def catalogue(policy: type[msgspec.Struct] = Policy) -> list[Kind]:
+    """Return every kind: parts in their order, the kinds of each in the order of its union."""
+    info = types.type_info(policy)
+    assert isinstance(info, types.StructType)
+    found: list[Kind] = []
+    _walk(info, (), "", "", found)
+    return found
+
+
+def to_toml(value: Any) -> str:
+    """Write a plain value as TOML has it on one line; a key without a value is left out."""
+    if isinstance(value, dict):
+        return _braces([f"{key} = {to_toml(item)}" for key, item in value.items() if item is not None])
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(to_toml, value)) + "]"
+    if isinstance(value, float):
+        return repr(value)  # infinity too, which JSON does not have
+    return msgspec.json.encode(value).decode()
+
+
+def _braces(items: list[str]) -> str:
+    return "{ " + ", ".join(items) + " }" if items else "{}"
+
+
+def _walk(struct: types.StructType, above: tuple[type, ...], path: str, around: str, found: list[Kind]) -> None:
+    """Gather the kinds below a struct, which stands at `path` and in the hole of the line `around`.
+
+    What contains itself is entered once.
+    """
+    for field in struct.fields:
+        many = isinstance(_bare(field.type), _Lists)
+        hole = f"{field.name} = [{_HOLE}]" if many else f"{field.name} = {_HOLE}"
+        if around:
+            beside = {name: value for name, value in _table(struct, defaults=False).items() if name != field.name}
+            given = [f"{name} = {to_toml(value)}" for name, value in beside.items()]
+            hole = around.replace(_HOLE, _braces([*given, hole]))
+        part = f"{path}.{field.name}".removeprefix(".")
+        default = _default(field)
+        if not above and not _structs(field.type):
+            found.append(_key(field))
+        for inner in _structs(field.type):
+            chosen = [value for value in (default if many else [default]) if type(value) is inner.cls]
+            table = to_toml(_table(inner))
+            found.append(
+                Kind(
+                    part=part,
+                    many=many,
+                    kind="" if inner.tag is None else str(inner.tag),
+                    default=to_toml(to_table(chosen[0])) if chosen else None,
+                    summary=_summary(inner.cls),
+                    paper=getattr(inner.cls, "paper", ""),
+                    parameters=tuple([_parameter(key) for key in inner.fields]),
+                    table=table,
+                    example=hole.replace(_HOLE, table),
+                )
+            )
+            if inner.cls not in above:
+                _walk(inner, (*above, inner.cls), part, hole, found)
+
+
+def _key(field: types.Field) -> Kind:
+    """Describe a part that is a single value."""
+    parameter = _parameter(field)
+    value = to_toml(_sample(field.type) if parameter.default is None else parameter.default)
+    return Kind(
+        part=field.name,
+        many=False,
+        kind="",
+        default=None if parameter.default is None else value,
+        summary=parameter.description,
+        paper="",
+        parameters=(parameter,),
+        table=value,
+        example=f"{field.name} = {value}",
+    )
+
+
+def _summary(struct: type) -> str:
+    """Return the first sentence of a docstring."""
+    paragraph = inspect.cleandoc(struct.__doc__ or "").split("\n\n")[0]
+    return _SENTENCE_END.split(" ".join(paragraph.split()), maxsplit=1)[0]
+
+
+def _parameter(field: types.Field) -> Parameter:
+    description = ""
+    if isinstance(field.type, types.Metadata):
+        description = (field.type.extra_json_schema or {}).get("description", "")
+    kinds = [str(struct.tag) for struct in _structs(field.type) if struct.tag is not None]
+    if kinds and not description:
+        description = f"one of {', '.join(kinds)}"
+    word, bounds = _words(field.type)
+    return Parameter(
+        name=field.name,
+        type=word,
+        bounds=bounds,
+        required=field.required,
+        default=None if field.required else to_table(_default(field)),
+        description=description,
+    )
+
+
+def _bare(kind: types.Type) -> types.Type:
+    """Return a type without its description, and without the `None` that leaving it out would give."""
+    while isinstance(kind, types.Metadata):
+        kind = kind.type
+    if isinstance(kind, types.UnionType):
+        others = [inner for inner in kind.types if not isinstance(inner, types.NoneType)]
+        return _bare(others[0]) if len(others) == 1 else types.UnionType(tuple(others))
+    return kind
+
+
+def _structs(kind: types.Type) -> list[types.StructType]:
+    """Return the tables that a type speaks of: a table, a union of kinds, a list of them."""
+    bare = _bare(kind)
+    if isinstance(bare, types.StructType):
+        return [bare]
+    if isinstance(bare, types.UnionType):
+        return [struct for inner in bare.types for struct in _structs(inner)]
+    return _structs(bare.item_type) if isinstance(bare, _Lists) else []
+
+
+def _default(field: types.Field) -> Any:
+    if field.default_factory is not msgspec.NODEFAULT:
+        return field.default_factory()
+    return None if field.default is msgspec.NODEFAULT else field.default
+
+
+def _words(kind: types.Type) -> tuple[str, str]:
+    """Return type and bounds in words, as the settings are documented."""
+    bare = _bare(kind)
+    if isinstance(bare, types.IntType | types.FloatType):
+        return ("integer" if isinstance(bare, types.IntType) else "number"), _range(bare)
+    if isinstance(bare, types.LiteralType):
+        return " or ".join(map(to_toml, bare.values)), ""
+    if isinstance(bare, _Lists):
+        item, bounds = _words(bare.item_type)
+        said = [f"{bare.min_length} or more" if bare.min_length else "", f"each {bounds}" if bounds else ""]
+        return f"list of {item}s", ", ".join(filter(None, said))
+    if _structs(bare):
+        return "table", ""
+    names = {types.BoolType: "boolean", types.StrType: "string", types.CustomType: "size"}
+    return names.get(type(bare), type(bare).__name__.removesuffix("Type").lower()), ""
+
+
+def _range(number: types.IntType | types.FloatType) -> str:
+    low, high = "", ""
+    if number.ge is not None:
+        low = _digits(number.ge)
+    elif number.gt is not None:
+        low = f"over {_digits(number.gt)}"
+    if number.le is not None:
+        high = _digits(number.le)
+    elif number.lt is not None:
+        high = f"under {_digits(number.lt)}"
+    if low and high:
+        return f"{low} to {high}"
+    if low:
+        return low if number.ge is None else f"{low} or more"
+    return high if number.le is None else f"{high} or less"
+
+
+def _digits(value: float) -> str:
+    return f"{int(value):,}" if value == int(value) else repr(value)
+
+
+def _table(struct: types.StructType, *, defaults: bool = True) -> dict[str, Any]:
+    """Return a table that chooses a struct: its kind, what it requires, and its defaults if asked for.
+
+    Some structs want one of several keys: then it has the first that will do.
+    """
+    table: dict[str, Any] = {} if struct.tag is None else {str(struct.tag_field): struct.tag}
+    spare = {}
+    for field in struct.fields:
+        if field.required:
+            table[field.name] = _sample(field.type)
+            continue
+        if (default := to_table(_default(field))) is None:
+            spare[field.name] = _sample(field.type)
+        if defaults:
+            table[field.name] = default
+    tables = [table, *[{**table, name: value} for name, value in spare.items()]]
+    return next((some for some in tables if _is_read(some, struct.cls)), table)
+
+
+def _is_read(table: dict[str, Any], struct: type) -> bool:
+    try:
+        convert(table, struct, where="")
+    except ConfigError:
+        return False
+    return True
+
+
+def _sample(kind: types.Type) -> Any:
+    """Return some value that a key might have."""
+    bare = _bare(kind)
+    if isinstance(bare, types.IntType | types.FloatType):
+        number = int if isinstance(bare, types.IntType) else float
+        low, high = bare.ge if bare.gt is None else bare.gt, bare.le if bare.lt is None else bare.lt
+        middle = 2 if low is None else low + 1
+        if high is not None:
+            middle = high - 1 if low is None else (low + high) / 2
+        return next((number(value) for value in (2, 1, 0) if _allowed(bare, value)), number(middle))
+    if isinstance(bare, types.LiteralType):
+        return bare.values[0]
+    if isinstance(bare, _Lists):
+        return [_sample(bare.item_type)]
+    if tables := _structs(bare):
+        return _table(tables[0], defaults=False)
+    return {types.BoolType: True, types.CustomType: "1 MiB"}.get(type(bare), "text")
+
+
+def _allowed(number: types.IntType | types.FloatType, value: float) -> bool:
+    return (
+        (number.ge is None or value >= number.ge)
+        and (number.gt is None or value > number.gt)
+        and (number.le is None or value <= number.le)
+        and (number.lt is None or value < number.lt)
+    )

@@ -1,0 +1,72 @@
+"""Combiners: how updates that are folded together become one. Elementwise, so any slice can be done alone."""
+
+import math
+from typing import Annotated, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Meta
+
+from edgeasync.config import Section
+from edgeasync.parameters import Vector
+
+Rows = npt.NDArray[np.float32]
+
+
+class Combiner(Protocol):
+    """One vector of several."""
+
+    @property
+    def robust(self) -> bool:
+        """Whether it needs all updates side by side; if not, it is their weighted sum."""
+
+    def combine(self, rows: Rows, out: Vector) -> None:
+        """Write to `out` (n,) what becomes of `rows` (k, n), float32; `rows` may be overwritten.
+
+        A row is its update times its weight, times k: the mean of the rows is the weighted sum of the updates.
+        """
+
+
+class MeanCombiner(Section, frozen=True, tag_field="kind", tag="mean"):
+    """The weighted mean: for a fleet whose devices are trusted."""
+
+    paper: ClassVar[str] = ""
+    robust: ClassVar[bool] = False
+
+    def combine(self, rows: Rows, out: Vector) -> None:
+        """Write the mean of the rows, summed in their order."""
+        out[:] = rows[0]
+        for row in rows[1:]:
+            np.add(out, row, out=out)
+        np.multiply(out, np.float32(1.0 / len(rows)), out=out)
+
+
+class MedianCombiner(Section, frozen=True, tag_field="kind", tag="median"):
+    """The median of every coordinate: holds while under half of the devices are faulty."""
+
+    paper: ClassVar[str] = "Yin et al. 2018 (arXiv:1803.01498)"
+    robust: ClassVar[bool] = True
+
+    def combine(self, rows: Rows, out: Vector) -> None:
+        """Write each coordinate's middle value, or the mean of its middle two."""
+        _mean_of_middle(rows, (len(rows) - 1) // 2, out)
+
+
+class TrimmedMeanCombiner(Section, frozen=True, tag_field="kind", tag="trimmed_mean"):
+    """The mean of every coordinate without its lowest and highest values."""
+
+    paper: ClassVar[str] = "Yin et al. 2018 (arXiv:1803.01498)"
+    robust: ClassVar[bool] = True
+
+    trim: Annotated[
+        float, Meta(gt=0.0, lt=0.5, description="share of the updates left out at either end, rounded up")
+    ] = 0.1
+
+    def combine(self, rows: Rows, out: Vector) -> None:
+        """Write each coordinate's mean without its extremes; at least one value stays."""
+        _mean_of_middle(rows, min(math.ceil(self.trim * len(rows) - 1e-9), (len(rows) - 1) // 2), out)
+
+
+def _mean_of_middle(rows: Rows, trimmed: int, out: Vector) -> None:
+    rows.sort(axis=0)
+    MeanCombiner().combine(rows[trimmed : len(rows) - trimmed], out)

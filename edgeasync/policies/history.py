@@ -1,0 +1,176 @@
+"""What the hub has measured: of each device, and of the fleet as a whole. Scalars, in bounded number."""
+
+import math
+import statistics
+from collections import deque
+
+import msgspec
+
+RECENT = 5
+"""A device's step and talking times are medians of so many: settled after three, deaf to two odd ones."""
+
+EXAMPLES_RATE_WEIGHT = 0.3
+"""Weight of the newest measurement in a device's moving average of examples per second."""
+
+STALENESS_WEIGHT = 0.1
+"""Weight of the newest update in the moving average of staleness."""
+
+AGREEMENT_WEIGHT = 0.2
+"""Weight of the newest version in the moving average of the agreement."""
+
+WINDOW = 64
+"""Reports of the whole fleet that are looked back on."""
+
+
+class DeviceHistory(msgspec.Struct):
+    """What the hub has measured of one device; 0 before the first update.
+
+    `examples` is the size of its data, `local_steps_max` what it allows (0: no limit), `step_s` the seconds of a
+    local step, `talk_s` those of a cycle in which it neither computed nor waited for a flush.
+    """
+
+    examples: int = 0
+    local_steps_max: int = 0
+    local_steps: int = 0
+    assigned_steps: int = 0
+    batch_examples: float = 0.0
+    staleness: int = 0
+    step_s: float = 0.0
+    talk_s: float = 0.0
+    examples_per_s: float = 0.0
+    loss_mean: float = 0.0
+    loss_variance: float = 0.0
+    score: float = math.inf
+    updates: int = 0
+    not_finite_run: int = 0
+    why: str = ""
+    recent_step_s: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=RECENT))
+    recent_talk_s: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=RECENT))
+
+    def observe(
+        self,
+        *,
+        local_steps: int,
+        examples: int,
+        step_s: float,
+        loss_mean: float,
+        loss_variance: float,
+        norm: float = 0.0,
+        score: float | None = None,
+        cycle_s: float | None = None,
+    ) -> None:
+        """Take in what an update said of its local steps, and how long after its assignment it came, if known."""
+        # No step takes less than a nanosecond; whoever says so must not drive an average to infinity.
+        step_s = max(step_s, 1e-9) if step_s > 0 else 0.0
+        self.local_steps = local_steps
+        self.batch_examples = examples / local_steps
+        self.loss_mean = loss_mean
+        self.loss_variance = loss_variance
+        self.score = loss_mean if score is None else score
+        if not math.isfinite(self.score):
+            self.score = math.inf
+        self.updates += 1
+        finite = math.isfinite(norm) and math.isfinite(loss_mean)
+        self.not_finite_run = 0 if finite else self.not_finite_run + 1
+        if step_s:
+            self.recent_step_s.append(step_s)
+            self.step_s = statistics.median(self.recent_step_s)
+            rate = examples / (local_steps * step_s)
+            share = EXAMPLES_RATE_WEIGHT if self.examples_per_s else 1.0
+            self.examples_per_s += (rate - self.examples_per_s) * share
+        if cycle_s is not None:
+            self.recent_talk_s.append(max(0.0, cycle_s - local_steps * step_s))
+            self.talk_s = statistics.median(self.recent_talk_s)
+
+    @property
+    def cycle_s(self) -> float:
+        """Seconds from one exchange to the next at the interval last assigned, without waiting for a flush."""
+        return self.talk_s + self.step_s * (self.assigned_steps or self.local_steps)
+
+    @property
+    def talk_share(self) -> float:
+        """Share of such a cycle that is spent on talking."""
+        return self.talk_s / self.cycle_s if self.cycle_s else 0.0
+
+
+class FleetHistory(msgspec.Struct):
+    """What the hub has measured of all devices together.
+
+    `agreement` is a moving average of the mean cosine between updates that were folded together, between -1 and
+    1; NaN until two have been. `norms` are those of the last updates, with their local steps.
+    """
+
+    staleness_mean: float = 0.0
+    agreement: float = math.nan
+    loss_first: float = 0.0
+    norms: deque[tuple[float, int]] = msgspec.field(default_factory=lambda: deque(maxlen=WINDOW))
+    scores: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=WINDOW))
+    losses: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=WINDOW))
+    loss_variances: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=WINDOW))
+
+    def observe_update(
+        self,
+        *,
+        staleness: int,
+        norm: float,
+        local_steps: int,
+        loss_mean: float,
+        loss_variance: float,
+        score: float,
+    ) -> None:
+        """Take in an update that counts; a loss or score that is not finite is left out."""
+        if math.isfinite(score):
+            self.scores.append(score)
+        self.norms.append((norm, local_steps))
+        self.staleness_mean += (staleness - self.staleness_mean) * STALENESS_WEIGHT
+        if math.isfinite(loss_mean) and math.isfinite(loss_variance):
+            self.losses.append(loss_mean)
+            self.loss_variances.append(loss_variance)
+            if len(self.losses) <= WINDOW // 4:
+                self.loss_first = statistics.fmean(self.losses)
+
+    def observe_agreement(self, agreement: float) -> None:
+        """Take in the mean cosine between the updates of a version."""
+        share = 1.0 if math.isnan(self.agreement) else AGREEMENT_WEIGHT
+        previous = 0.0 if math.isnan(self.agreement) else self.agreement
+        self.agreement = previous + (agreement - previous) * share
+
+    def forget(self) -> None:
+        """Begin anew with what is looked back on: it was seen of a model that is no more."""
+        self.agreement = math.nan
+        for window in (self.norms, self.scores, self.losses, self.loss_variances):
+            window.clear()
+
+    @property
+    def score(self) -> float:
+        """Mean of the last quarter of the scores; NaN before the first."""
+        return _mean_of_last(self.scores)
+
+    @property
+    def loss(self) -> float:
+        """Mean of the last quarter of the reported losses; NaN before the first."""
+        return _mean_of_last(self.losses)
+
+    @property
+    def loss_variance(self) -> float:
+        """Mean of the last quarter of the reported variances; NaN before the first."""
+        return _mean_of_last(self.loss_variances)
+
+
+def agreement_of(norm_of_mean: float, norms: list[float], weights: list[float]) -> float | None:
+    """Return the mean cosine between updates from the norm of their weighted sum; `None` of fewer than two.
+
+    Of vectors a_i: |sum a_i|^2 = sum |a_i|^2 + sum over pairs of 2 cos |a_i| |a_j|; the cosine that all pairs
+    would have to have in common follows from the norms alone.
+    """
+    lengths = [abs(weight) * norm for weight, norm in zip(weights, norms, strict=True)]
+    total, squares = math.fsum(lengths), math.fsum(length * length for length in lengths)
+    pairs = total * total - squares
+    if pairs <= 1e-12 * squares or not math.isfinite(pairs):
+        return None
+    return max(-1.0, min(1.0, (norm_of_mean * norm_of_mean - squares) / pairs))
+
+
+def _mean_of_last(values: deque[float]) -> float:
+    last = list(values)[-WINDOW // 4 :]
+    return statistics.fmean(last) if last else math.nan

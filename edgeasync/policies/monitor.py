@@ -1,0 +1,200 @@
+"""The divergence monitor: what is watched, when it is alarming, and what is done about it.
+
+A watch looks either at one device's updates or at the whole fleet. An alarm begins with an update that breaks
+the watch's bound and ends after `calm_updates` in a row that do not (of that device, or of the fleet); its remedy
+holds for as long. Everything is decided from reported scalars, so a replay decides the same.
+"""
+
+import math
+import statistics
+from typing import Annotated, ClassVar, Literal, Protocol
+
+import msgspec
+from msgspec import Meta
+
+from edgeasync.config import Section
+from edgeasync.policies.history import WINDOW, FleetHistory
+
+Remedy = Literal["alert", "increase_frequency", "reduce_lr", "rollback", "quarantine"]
+Scope = Literal["device", "fleet"]
+FleetRemedy = Literal["alert", "increase_frequency", "reduce_lr", "rollback"]
+
+COMPARED_MIN = 8
+"""Updates that one is compared with at the least."""
+
+LOSS_FLOOR = 0.2
+"""Share of the first losses under which no rise of the loss is alarming."""
+
+HASTE = 0.5
+"""What `increase_frequency` leaves of the local steps."""
+
+REDUCTION = 0.5
+"""What `reduce_lr` and `rollback` leave of the learning rate."""
+
+RatioMax = Annotated[float, Meta(gt=1.0, le=1e9)]
+
+
+class Observation(msgspec.Struct, frozen=True, gc=False):
+    """An update as the monitor sees it; `norm` and `loss` may be infinite or NaN.
+
+    `not_finite_run` is how many of the device's updates in a row, this one included, had such a norm or loss.
+    """
+
+    device_id: str
+    norm: float
+    local_steps: int
+    loss: float
+    not_finite_run: int = 0
+
+
+class Watch(Protocol):
+    """One thing that is watched."""
+
+    @property
+    def remedy(self) -> Remedy:
+        """What is done about an alarm."""
+
+    @property
+    def scope(self) -> Scope:
+        """Whether a device or the fleet is at fault."""
+
+    def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
+        """Return what is alarming about the update or the fleet after it, in words, or `None`."""
+
+
+class UpdateNormWatch(Section, frozen=True, tag_field="kind", tag="update_norm"):
+    """A device whose updates are far longer than the others', per square root of their local steps."""
+
+    paper: ClassVar[str] = ""
+    scope: ClassVar[Literal["device"]] = "device"
+
+    ratio_max: Annotated[RatioMax, Meta(description="of the median norm of the fleet's last updates")] = 8.0
+    remedy: Annotated[Remedy, Meta(description="what is done about it")] = "quarantine"
+
+    def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
+        """Compare norms over the root of the steps: aimless steps grow with it, and aimed ones not much faster."""
+        return _over_usual(update, fleet, self.ratio_max, 0.5, "norm of its update")
+
+
+class GradientNormWatch(Section, frozen=True, tag_field="kind", tag="gradient_norm"):
+    """A device whose mean gradient, its update over its local steps, is far longer than the others'."""
+
+    paper: ClassVar[str] = ""
+    scope: ClassVar[Literal["device"]] = "device"
+
+    ratio_max: Annotated[RatioMax, Meta(description="of the median norm of the fleet's last updates")] = 20.0
+    remedy: Annotated[Remedy, Meta(description="what is done about it")] = "quarantine"
+
+    def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
+        """Compare the norm over the number of steps."""
+        return _over_usual(update, fleet, self.ratio_max, 1.0, "norm of its mean gradient")
+
+
+class NotFiniteWatch(Section, frozen=True, tag_field="kind", tag="not_finite"):
+    """A device whose updates or losses are no numbers, again and again. Such updates are refused in any case."""
+
+    paper: ClassVar[str] = ""
+    scope: ClassVar[Literal["device"]] = "device"
+
+    count_max: Annotated[int, Meta(ge=1, le=100_000, description="such updates in a row that are alarming")] = 3
+    remedy: Annotated[Remedy, Meta(description="what is done about it")] = "quarantine"
+
+    def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
+        """Count them."""
+        if update.not_finite_run < self.count_max:
+            return None
+        return f"its last {update.not_finite_run} updates or their losses are not finite: look at its data"
+
+
+class LossWatch(Section, frozen=True, tag_field="kind", tag="loss"):
+    """The loss of the whole fleet rises well above its average."""
+
+    paper: ClassVar[str] = ""
+    scope: ClassVar[Literal["fleet"]] = "fleet"
+
+    ratio_max: Annotated[RatioMax, Meta(description="of the last losses over the median of the window")] = 2.0
+    remedy: Annotated[FleetRemedy, Meta(description="what is done about it")] = "rollback"
+
+    def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
+        """Compare the last quarter of the window with its median, unless all is small beside the first losses."""
+        if len(fleet.losses) < WINDOW // 2:
+            return None
+        usual = statistics.median(fleet.losses)
+        if fleet.loss > max(self.ratio_max * usual, LOSS_FLOOR * fleet.loss_first):
+            return f"the loss is {fleet.loss:.3g}, {_times(fleet.loss, usual)} its median"
+        return None
+
+
+class LossVarianceWatch(Section, frozen=True, tag_field="kind", tag="loss_variance"):
+    """The losses of the whole fleet vary far more than they did."""
+
+    paper: ClassVar[str] = ""
+    scope: ClassVar[Literal["fleet"]] = "fleet"
+
+    ratio_max: Annotated[RatioMax, Meta(description="of the last variances over the median of the window")] = 8.0
+    remedy: Annotated[FleetRemedy, Meta(description="what is done about it")] = "increase_frequency"
+
+    def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
+        """Compare the last quarter of the window with its median, unless all is small beside the first losses."""
+        if len(fleet.loss_variances) < WINDOW // 2:
+            return None
+        usual = statistics.median(fleet.loss_variances)
+        if fleet.loss_variance > max(self.ratio_max * usual, (LOSS_FLOOR * fleet.loss_first) ** 2):
+            times = _times(fleet.loss_variance, usual)
+            return f"the variance of the losses is {fleet.loss_variance:.3g}, {times} its median"
+        return None
+
+
+class DisagreementWatch(Section, frozen=True, tag_field="kind", tag="disagreement"):
+    """The devices pull in opposite directions: the mean cosine between updates folded together is negative."""
+
+    paper: ClassVar[str] = ""
+    scope: ClassVar[Literal["fleet"]] = "fleet"
+
+    cosine_min: Annotated[float, Meta(ge=-1.0, le=1.0, description="mean cosine that is still calm")] = -0.05
+    remedy: Annotated[FleetRemedy, Meta(description="what is done about it")] = "reduce_lr"
+
+    def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
+        """Look at the moving average."""
+        if fleet.agreement < self.cosine_min:
+            return f"updates pull apart: their mean cosine is {fleet.agreement:.2f}"
+        return None
+
+
+WatchKind = (
+    UpdateNormWatch | GradientNormWatch | NotFiniteWatch | LossWatch | LossVarianceWatch | DisagreementWatch
+)
+
+
+class Monitor(Section, frozen=True):
+    """What is watched for divergence; an empty list watches nothing."""
+
+    watch: Annotated[tuple[WatchKind, ...], Meta(description="what is watched")] = (
+        NotFiniteWatch(),
+        UpdateNormWatch(),
+        LossWatch(),
+        LossVarianceWatch(),
+        DisagreementWatch(),
+    )
+    calm_updates: Annotated[
+        int, Meta(ge=1, le=100_000, description="updates in a row without alarm that end it")
+    ] = 10
+
+    @property
+    def rolls_back(self) -> bool:
+        """Whether a watch may want to return to an earlier version."""
+        return any(watch.remedy == "rollback" for watch in self.watch)
+
+
+def _over_usual(update: Observation, fleet: FleetHistory, ratio_max: float, power: float, what: str) -> str | None:
+    if len(fleet.norms) < COMPARED_MIN or not math.isfinite(update.norm):
+        return None
+    usual = statistics.median([norm / local_steps**power for norm, local_steps in fleet.norms])
+    own = update.norm / update.local_steps**power
+    if own > ratio_max * usual > 0.0:
+        return f"the {what} is {own / usual:.3g} times the fleet's median"
+    return None
+
+
+def _times(value: float, usual: float) -> str:
+    return f"{value / usual:.1f} times" if usual > 0.0 else "over"

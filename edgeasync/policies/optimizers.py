@@ -1,0 +1,402 @@
+"""Optimizers, and the stages that stand beside one in a chain: clipping and weight decay."""
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, ClassVar
+
+import numpy as np
+from msgspec import Meta
+
+from edgeasync.config import Section
+from edgeasync.parameters import Vector
+from edgeasync.policies.transforms import Conditions, Scalars, Scaling, Transform, scale
+
+LearningRate = Annotated[float, Meta(gt=0.0, le=1e6, description="factor of the step")]
+MomentumShare = Annotated[
+    float,
+    Meta(ge=0.0, lt=1.0, description="share of the velocity that stays with every update; at 0 none is kept"),
+]
+
+EPSILON_MIN = float(np.finfo(np.float32).tiny)
+"""A smaller divisor would be 0 in float32, or as slow as denormal numbers are."""
+
+
+class Momentum(Section, frozen=True):
+    """Base of the optimizers that keep one velocity; `plan` decides how much momentum an update has.
+
+    Asynchrony acts as momentum: updates that come `tau` versions late, on average, act as momentum
+    `tau / (1 + tau)` does (Mitliagkas et al. 2016, arXiv:1605.09774). Momentum `b` averages over
+    `1 / (1 - b)` updates, so asynchrony alone over `1 + tau`, and the horizons of both multiply.
+    `correct_for_staleness` leaves the explicit momentum `b'` that makes up the rest of the horizon asked for:
+    `(1 + tau) / (1 - b') = 1 / (1 - b)`, that is `b' = b - (1 - b) tau`, and 0 where asynchrony alone is more.
+    """
+
+    learning_rate: LearningRate = 1.0
+    momentum: MomentumShare = 0.0
+    correct_for_staleness: Annotated[
+        bool, Meta(description="take from the momentum what the staleness of the updates already acts as")
+    ] = False
+    staleness_max: Annotated[
+        Annotated[float, Meta(ge=0.0)] | None,
+        Meta(
+            description="while the updates are staler than this on average, in versions, there is no momentum and "
+            "the learning rate is at most 1"
+        ),
+    ] = None
+    warm_up: Annotated[
+        int,
+        Meta(ge=0, le=1_000_000_000, description="updates over which momentum rises from 0, in a straight line"),
+    ] = 0
+
+    @property
+    def state_vectors(self) -> int:
+        """The velocity, if there is momentum."""
+        return 1 if self.momentum else 0
+
+    def plan(self, conditions: Conditions) -> Scalars:
+        """Return learning rate and momentum."""
+        if self.staleness_max is not None and conditions.staleness > self.staleness_max:
+            return (min(self.learning_rate, 1.0), 0.0)
+        momentum = self.momentum
+        if self.warm_up:
+            momentum *= min(1.0, conditions.count / self.warm_up)
+        if self.correct_for_staleness:
+            momentum = max(0.0, momentum - (1.0 - momentum) * conditions.staleness)
+        return (self.learning_rate, momentum)
+
+    def factor(self, scalars: Scalars) -> float | None:
+        """Return the learning rate when this update has no momentum."""
+        learning_rate, momentum = scalars
+        return None if momentum else learning_rate
+
+
+class SGD(Momentum, frozen=True, tag_field="kind", tag="sgd"):
+    """Stochastic gradient descent with heavy-ball momentum: `v = momentum v + g`, step `learning_rate v`.
+
+    In the form of Sutskever et al. 2013. With momentum 0 it keeps no state.
+    """
+
+    paper: ClassVar[str] = "Polyak 1964 (doi:10.1016/0041-5553(64)90137-5)"
+
+    def apply(
+        self,
+        gradient: Vector,
+        parameters: Vector,  # noqa: ARG002
+        state: Sequence[Vector],
+        scalars: Scalars,
+    ) -> None:
+        """Turn gradient into step, in place."""
+        learning_rate, momentum = scalars
+        if momentum:
+            (velocity,) = state
+            np.multiply(velocity, np.float32(momentum), out=velocity)
+            np.add(velocity, gradient, out=velocity)
+            np.multiply(velocity, np.float32(learning_rate), out=gradient)
+        else:
+            for velocity in state:
+                np.copyto(velocity, gradient)
+            scale(gradient, learning_rate)
+
+
+class Nesterov(Momentum, frozen=True, tag_field="kind", tag="nesterov"):
+    """Nesterov's accelerated gradient: `u = momentum (u + g)`, step `learning_rate (g + u)`.
+
+    In the form of Bengio et al. 2013, where the parameters are those that the gradient is taken at. Their
+    `v = momentum v + g`, step `learning_rate (g + momentum v)` is the same with `u = momentum v`, one pass
+    longer; where momentum changes between updates, this is theirs with each `momentum` at its own time.
+    """
+
+    paper: ClassVar[str] = "Nesterov 1983; Bengio et al. 2013 (arXiv:1212.0901)"
+
+    momentum: MomentumShare = 0.8
+
+    def apply(
+        self,
+        gradient: Vector,
+        parameters: Vector,  # noqa: ARG002
+        state: Sequence[Vector],
+        scalars: Scalars,
+    ) -> None:
+        """Turn gradient into step, in place."""
+        learning_rate, momentum = scalars
+        if momentum:
+            (velocity,) = state
+            np.add(velocity, gradient, out=velocity)
+            np.multiply(velocity, np.float32(momentum), out=velocity)
+            np.add(gradient, velocity, out=gradient)
+        else:
+            for velocity in state:
+                velocity.fill(0.0)
+        scale(gradient, learning_rate)
+
+
+class DelayedNesterov(Section, frozen=True, tag_field="kind", tag="delayed_nesterov"):
+    """Nesterov momentum that is renewed every `delay` updates, from their mean; between, plain gradients.
+
+    Algorithm 3 of the paper, its `N` being `delay` and its `c` being `activation`: every update steps by
+    `learning_rate (a momentum m + g / N)`, where `m = momentum m + (mean of the last N gradients)` is renewed
+    by every N-th update, first of all; `a` is `1 - c N + c` there and `c` at the others. Over N updates the
+    `a` of one `m` add up to 1: together they move the model as one Nesterov step by their mean does.
+    Raises `ValueError` for an activation over `1 / delay`.
+    """
+
+    paper: ClassVar[str] = "Async Local-SGD, Liu et al. 2024 (arXiv:2401.09135)"
+
+    delay: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_000_000,
+            description="updates from one renewal of the momentum to the next; each counts as one part in so many",
+        ),
+    ]
+    learning_rate: LearningRate = 1.0
+    momentum: MomentumShare = 0.9
+    activation: Annotated[
+        float,
+        Meta(ge=0.0, le=1.0, description="share of the momentum in the updates between, at most 1 / `delay`"),
+    ] = 0.0
+
+    def __post_init__(self) -> None:
+        if self.activation > 1.0 / self.delay:
+            raise ValueError(
+                f"activation is {self.activation}; with a delay of {self.delay} give at most {1.0 / self.delay}"
+            )
+
+    @property
+    def state_vectors(self) -> int:
+        """The momentum and the sum of the gradients since its last renewal, if there is momentum."""
+        return 2 if self.momentum else 0
+
+    def plan(self, conditions: Conditions) -> Scalars:
+        """Return the factors of gradient and momentum in the step, whether to renew (1 or 0), and how."""
+        renews = (conditions.count + 1) % self.delay == 0
+        share = 1.0 - self.activation * (self.delay - 1) if renews else self.activation
+        return (
+            self.learning_rate / self.delay,
+            self.learning_rate * share * self.momentum,
+            float(renews),
+            self.momentum,
+            1.0 / self.delay,
+        )
+
+    def factor(self, scalars: Scalars) -> float | None:
+        """Return the factor of the gradient when there is no momentum in this update."""
+        of_gradient, of_momentum, *_ = scalars
+        return None if of_momentum else of_gradient
+
+    def apply(
+        self,
+        gradient: Vector,
+        parameters: Vector,  # noqa: ARG002
+        state: Sequence[Vector],
+        scalars: Scalars,
+    ) -> None:
+        """Turn gradient into step, in place."""
+        of_gradient, of_momentum, renews, momentum, share = scalars
+        if state:
+            mean, total = state
+            np.add(total, gradient, out=total)
+            scale(gradient, of_gradient)
+            if renews:
+                np.multiply(mean, np.float32(momentum), out=mean)
+                scale(total, share)
+                np.add(mean, total, out=mean)
+            if of_momentum:
+                scratch = total if renews else np.empty_like(gradient)
+                np.multiply(mean, np.float32(of_momentum), out=scratch)
+                np.add(gradient, scratch, out=gradient)
+            if renews:
+                total.fill(0.0)
+        else:
+            scale(gradient, of_gradient)
+
+
+class Adaptive(Section, frozen=True):
+    """Base of the optimizers with a step size for every value: they keep averages of `g` and of its square."""
+
+    learning_rate: LearningRate = 0.001
+    beta1: Annotated[float, Meta(ge=0.0, lt=1.0, description="share of the average of `g` that stays")] = 0.9
+    beta2: Annotated[float, Meta(ge=0.0, lt=1.0, description="share of the average of its square that stays")] = (
+        0.999
+    )
+    epsilon: Annotated[
+        float, Meta(gt=0.0, le=1.0, description="added to the divisor, the root of the average of the square")
+    ] = 1e-8
+
+    @property
+    def state_vectors(self) -> int:
+        """The averages of the gradient and of its square."""
+        return 2
+
+    def factor(self, scalars: Scalars) -> float | None:  # noqa: ARG002
+        """Return `None`: it is never mere scaling."""
+        return None
+
+
+class Adam(Adaptive, frozen=True, tag_field="kind", tag="adam"):
+    """Adam: moving averages of the gradient and of its square, both corrected for their start at zero.
+
+    `epsilon` is added outside the root, as there. It keeps two vectors.
+    """
+
+    paper: ClassVar[str] = "Kingma and Ba 2015 (arXiv:1412.6980)"
+
+    def plan(self, conditions: Conditions) -> Scalars:
+        """Return the corrected learning rate, the correction of the root, the averages' factors, and epsilon."""
+        first = 1.0 - self.beta1 ** (conditions.count + 1)
+        second = 1.0 - self.beta2 ** (conditions.count + 1)
+        epsilon = max(self.epsilon, EPSILON_MIN)
+        return (self.learning_rate / first, 1.0 / math.sqrt(second), self.beta1, self.beta2, epsilon)
+
+    def apply(
+        self,
+        gradient: Vector,
+        parameters: Vector,  # noqa: ARG002
+        state: Sequence[Vector],
+        scalars: Scalars,
+    ) -> None:
+        """Turn gradient into step, in place."""
+        step_size, root_scale, beta1, beta2, epsilon = scalars
+        mean, square = state
+        scratch = np.multiply(gradient, np.float32(1.0 - beta1))
+        np.multiply(mean, np.float32(beta1), out=mean)
+        np.add(mean, scratch, out=mean)
+        np.multiply(gradient, gradient, out=scratch)
+        np.multiply(scratch, np.float32(1.0 - beta2), out=scratch)
+        np.multiply(square, np.float32(beta2), out=square)
+        np.add(square, scratch, out=square)
+        np.sqrt(square, out=scratch)
+        scale(scratch, root_scale)
+        np.add(scratch, np.float32(epsilon), out=scratch)
+        np.divide(mean, scratch, out=gradient)
+        scale(gradient, step_size)
+
+
+class Yogi(Adaptive, frozen=True, tag_field="kind", tag="yogi"):
+    """Yogi: as Adam, but the average of the square falls no faster than it rises.
+
+    `v = v - (1 - beta2) sign(v - g g) g g`, so a step size recovers slowly from many small gradients. The server
+    form of Reddi et al. (arXiv:2003.00295): no correction for the start, `epsilon` outside the root. There `v`
+    starts at `epsilon` squared or more, here at zero, as all state does. It keeps two vectors.
+    """
+
+    paper: ClassVar[str] = "Zaheer et al. 2018 (NeurIPS 31); Reddi et al. 2021 (arXiv:2003.00295)"
+
+    learning_rate: LearningRate = 0.01
+    beta2: Annotated[float, Meta(ge=0.0, lt=1.0, description="1 less the share of a square that moves `v`")] = 0.99
+    epsilon: Annotated[float, Meta(gt=0.0, le=1.0, description="added to the divisor, the root of `v`")] = 1e-3
+
+    def plan(self, conditions: Conditions) -> Scalars:  # noqa: ARG002
+        """Return learning rate, the averages' factors, and epsilon: constants here."""
+        return (self.learning_rate, self.beta1, self.beta2, max(self.epsilon, EPSILON_MIN))
+
+    def apply(
+        self,
+        gradient: Vector,
+        parameters: Vector,  # noqa: ARG002
+        state: Sequence[Vector],
+        scalars: Scalars,
+    ) -> None:
+        """Turn gradient into step, in place."""
+        learning_rate, beta1, beta2, epsilon = scalars
+        mean, square = state
+        scratch = np.multiply(gradient, np.float32(1.0 - beta1))
+        np.multiply(mean, np.float32(beta1), out=mean)
+        np.add(mean, scratch, out=mean)
+        np.multiply(gradient, gradient, out=scratch)
+        # The sign from two comparisons: `np.sign` branches at every value and takes eight times as long.
+        sign = np.greater(scratch, square).view(np.int8)
+        np.subtract(sign, np.less(scratch, square).view(np.int8), out=sign)
+        np.multiply(scratch, sign, out=gradient)
+        np.multiply(gradient, np.float32(1.0 - beta2), out=gradient)
+        np.add(square, gradient, out=square)
+        np.sqrt(square, out=scratch)
+        np.add(scratch, np.float32(epsilon), out=scratch)
+        np.divide(mean, scratch, out=gradient)
+        scale(gradient, learning_rate)
+
+
+class ClipByGlobalNorm(Scaling, frozen=True, tag_field="kind", tag="clip_by_global_norm"):
+    """A gradient longer than `norm` is scaled down to that length; its direction stays.
+
+    On the hub the length is a bound, the sum of those of the updates folded together: it clips too soon rather
+    than too late.
+    """
+
+    paper: ClassVar[str] = "Pascanu et al. 2013 (arXiv:1211.5063)"
+
+    norm: Annotated[
+        float,
+        Meta(gt=0.0, le=1e9, description="the greatest L2 norm of all values together that is left as it is"),
+    ] = 10.0
+
+    def plan(self, conditions: Conditions) -> Scalars:
+        """Return the factor: the norm over that observed, and at most 1."""
+        return (self.norm / conditions.norm if conditions.norm > self.norm else 1.0,)
+
+
+class WeightDecay(Section, frozen=True, tag_field="kind", tag="weight_decay"):
+    """The parameters are drawn towards zero: `g + rate w`.
+
+    Before an optimizer that is the gradient of `rate / 2` times the squared norm. After it the decay is decoupled,
+    as in the paper: every update takes the share `rate` of each parameter, whatever the learning rate.
+    """
+
+    paper: ClassVar[str] = "Loshchilov and Hutter 2019 (arXiv:1711.05101)"
+
+    rate: Annotated[float, Meta(gt=0.0, le=1.0, description="share of each parameter that is added")]
+
+    @property
+    def state_vectors(self) -> int:
+        """None."""
+        return 0
+
+    def plan(self, conditions: Conditions) -> Scalars:  # noqa: ARG002
+        """Return the rate: a constant."""
+        return (self.rate,)
+
+    def factor(self, scalars: Scalars) -> float | None:  # noqa: ARG002
+        """Return `None`: it is not mere scaling."""
+        return None
+
+    def apply(
+        self,
+        gradient: Vector,
+        parameters: Vector,
+        state: Sequence[Vector],  # noqa: ARG002
+        scalars: Scalars,
+    ) -> None:
+        """Add the decay, in place."""
+        np.add(gradient, np.multiply(parameters, np.float32(scalars[0])), out=gradient)
+
+
+def check_chain(chain: Sequence[Transform]) -> None:
+    """Raise `ValueError` for a chain that contradicts itself.
+
+    That is clipping where the norm is not known any more, and more than one stage with momentum, whose delays
+    would add up.
+    """
+    with_momentum = ""
+    reshaping = ""
+    for position, stage in enumerate(chain):
+        name = f"`{_kind(stage)}` at {position}"
+        if isinstance(stage, ClipByGlobalNorm) and reshaping:
+            raise ValueError(
+                f"{name} comes after {reshaping}, behind which the norm is not known; put it before that"
+            )
+        if isinstance(stage, Momentum | DelayedNesterov | Adaptive) and stage.state_vectors:
+            if with_momentum:
+                raise ValueError(f"{name} keeps momentum, and so does {with_momentum}; leave out one")
+            with_momentum = name
+        if not reshaping and not _merely_scales(stage):
+            reshaping = name
+
+
+def _merely_scales(stage: Transform) -> bool:
+    return not stage.state_vectors and stage.factor(stage.plan(Conditions(1.0, 0))) is not None
+
+
+def _kind(stage: Transform) -> str:
+    config = getattr(stage, "__struct_config__", None)
+    return str(config.tag) if config else type(stage).__name__

@@ -1,0 +1,86 @@
+"""What a model is worth on held-out data: loss and accuracy of a flat vector of parameters.
+
+Examples are taken in their order, a bounded number at a time, so the same vector gives the same result. An
+evaluator may be called in any thread, by one at a time; it reads the vector where it is and changes nothing.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from edgeasync.data.dataset import Dataset
+from edgeasync.parameters import Vector
+from edgeasync.training.losses import Array, LossSum, cross_entropy
+from edgeasync.training.numpy_models import Model
+
+ROWS_MAX = 256
+"""Examples that go through a model at a time; more make it no faster."""
+
+VALUES_MAX = 1 << 20
+"""Values of a batch's widest known array, 4 MiB; of larger examples fewer are taken at a time."""
+
+
+class Evaluation(msgspec.Struct, frozen=True):
+    """The mean loss over a data set, and the share of class numbers that were told right.
+
+    `accuracy` is `None` unless the targets are class numbers. Of a model that diverged the loss is not finite.
+    """
+
+    loss: float
+    accuracy: float | None
+    examples: int
+
+
+class Evaluator(Protocol):
+    """Holds a data set and a model's form, and says what a vector of its parameters is worth."""
+
+    def __call__(self, parameters: Vector) -> Evaluation:
+        """Evaluate; raises `ModelMismatchError` for a vector that is not of the model."""
+
+
+class NumpyEvaluator:
+    """An `Evaluator` of a model in numpy: one forward pass for loss and accuracy.
+
+    Raises `DataError` for data that does not fit the model.
+    """
+
+    def __init__(self, model: Model, dataset: Dataset) -> None:
+        model.check_data(dataset)
+        self._model = model
+        self._dataset = dataset
+        self._rows = rows_at_once(max(max(parameter.shape) for parameter in model.spec.parameters))
+
+    def __call__(self, parameters: Vector) -> Evaluation:
+        """Evaluate; raises `ModelMismatchError` for a vector that is not of the model."""
+        x, y = self._dataset.x, self._dataset.y
+        return evaluate(x, y, self._rows, lambda batch: self._model.scores(parameters, batch), cross_entropy)
+
+
+def rows_at_once(values: int) -> int:
+    """Return how many examples make a batch if the widest array has `values` for each."""
+    return max(1, min(ROWS_MAX, VALUES_MAX // values))
+
+
+def evaluate(
+    x: npt.NDArray[Any],
+    targets: npt.NDArray[Any],
+    rows: int,
+    scores_of: Callable[[npt.NDArray[Any]], Array],
+    loss: Callable[[Array, Any], LossSum],
+) -> Evaluation:
+    """Evaluate in batches of `rows`, the last one what is left: `loss(scores_of(x), targets)`, summed up."""
+    total = weight = 0.0
+    right = labels = 0
+    # A model that diverged shows in its loss; a warning for each batch would tell nobody more.
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, len(x), rows):
+            batch = slice(start, start + rows)
+            found = loss(scores_of(x[batch]), targets[batch])
+            total += found.total
+            weight += found.weight
+            right += found.right
+            labels += found.labels
+    return Evaluation(total / weight, right / labels if labels else None, len(x))

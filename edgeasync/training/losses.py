@@ -1,0 +1,80 @@
+"""The losses of a training graph in numpy, as sums over examples, so that the batches of a data set add up.
+
+`docs/training_graph.md` defines them. Scores and targets are float32 arrays of one shape; only `cross_entropy`
+takes scores (n, classes, ...) and class numbers int64 (n, ...).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float32]
+Labels = npt.NDArray[np.int64]
+
+
+class LossSum(msgspec.Struct, frozen=True):
+    """The loss of some examples before the division: `total / weight` is their mean.
+
+    `right` counts, of `labels` class numbers, those that have the highest score; both are 0 for other targets.
+    """
+
+    total: float
+    weight: float
+    right: int = 0
+    labels: int = 0
+
+
+def cross_entropy(
+    scores: Array, labels: Labels, *, class_weights: Sequence[float] | None = None, label_smoothing: float = 0.0
+) -> LossSum:
+    """Sum the softmax cross-entropy; with `class_weights` both it and what it is divided by are weighted."""
+    classes = scores.shape[1]
+    right = int((scores.argmax(axis=1) == labels).sum())
+    # Scores under their largest: the exponentials cannot overflow.
+    logarithms = scores - scores.max(axis=1, keepdims=True)
+    logarithms -= np.log(np.exp(logarithms).sum(axis=1, keepdims=True))
+    own = np.take_along_axis(logarithms, np.expand_dims(labels, 1), 1)[:, 0]
+    weight = float(labels.size)
+    if class_weights is not None:
+        weights = np.array(class_weights, np.float32)
+        label_weights = weights[labels]
+        weight = _sum(label_weights)
+        own *= label_weights
+        if label_smoothing:
+            logarithms *= weights.reshape(-1, *[1] * (scores.ndim - 2))
+    total = (1.0 - label_smoothing) * _sum(own)
+    if label_smoothing:
+        total += label_smoothing / classes * _sum(logarithms)
+    return LossSum(-total, weight, right, labels.size)
+
+
+def squared_error(scores: Array, targets: Array) -> LossSum:
+    """Sum the squared differences."""
+    difference = scores - targets
+    return LossSum(_sum(np.square(difference, out=difference)), targets.size)
+
+
+def absolute_error(scores: Array, targets: Array) -> LossSum:
+    """Sum the absolute differences."""
+    difference = scores - targets
+    return LossSum(_sum(np.abs(difference, out=difference)), targets.size)
+
+
+def huber(scores: Array, targets: Array, *, delta: float) -> LossSum:
+    """Sum half the squared differences up to `delta`, linear beyond it."""
+    difference = scores - targets
+    clipped = np.clip(difference, np.float32(-delta), np.float32(delta))
+    return LossSum(_sum(clipped * (difference - clipped * np.float32(0.5))), targets.size)
+
+
+def binary_cross_entropy(scores: Array, targets: Array) -> LossSum:
+    """Sum the cross-entropy of yes-or-no scores, before any sigmoid."""
+    tail = np.log1p(np.exp(-np.abs(scores)))
+    return LossSum(_sum(np.maximum(scores, np.float32(0.0)) - scores * targets + tail), targets.size)
+
+
+def _sum(values: npt.NDArray[Any]) -> float:
+    return float(values.sum(dtype=np.float64))

@@ -1,0 +1,334 @@
+"""The catalogue of policies: of the real ones nothing is missing, of made-up ones everything is read."""
+
+import json
+import re
+import tomllib
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+import pytest
+from msgspec import Meta
+from typer.testing import CliRunner
+
+from edgeasync.cli.main import app
+from edgeasync.cli.policies import choose
+from edgeasync.config import ByteCount, Section, convert
+from edgeasync.errors import ConfigError
+from edgeasync.policies.catalogue import Kind, catalogue, to_toml
+from edgeasync.policies.policy import Policy
+
+KINDS = catalogue()
+
+# What one part asks of another is for `Policy` to check; an example is of one part alone.
+PARTS = msgspec.defstruct(
+    "Parts",
+    [(field.name, field.type, field.default) for field in msgspec.structs.fields(Policy)],
+    bases=(Section,),
+    frozen=True,
+)
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind.part}:{kind.kind}")
+
+
+# -- the real ones ---------------------------------------------------------------------------------------------
+
+
+@every_kind
+def test_it_says_what_it_does_in_one_sentence(kind):
+    assert kind.summary
+    assert "\n" not in kind.summary
+    assert not kind.summary.endswith(".")
+
+
+@every_kind
+def test_every_key_has_a_meaning_and_a_type(kind):
+    assert [key.name for key in kind.parameters if not key.description] == []
+    assert all(key.type for key in kind.parameters)
+
+
+@every_kind
+def test_its_paper_is_a_string(kind):
+    assert isinstance(kind.paper, str)
+
+
+@every_kind
+def test_its_example_is_read(kind):
+    assert convert(tomllib.loads(kind.example), PARTS, where=kind.example) is not None
+
+
+def test_every_part_is_there_and_has_its_default():
+    assert {kind.part.split(".")[0] for kind in KINDS} == set(Policy.__struct_fields__)
+    optional = {field.name for field in msgspec.structs.fields(Policy) if field.default is None}
+    defaults = [kind for kind in KINDS if kind.default is not None]
+    assert {kind.part for kind in defaults} >= set(Policy.__struct_fields__) - optional
+    assert ("staleness", "polynomial") in [(kind.part, kind.kind) for kind in defaults]
+
+
+def test_no_kind_stands_twice_in_a_part():
+    names = [(kind.part, kind.kind) for kind in KINDS]
+    assert len(names) == len(set(names))
+
+
+def test_a_staleness_policy_in_full():
+    (kind,) = [kind for kind in KINDS if (kind.part, kind.kind) == ("staleness", "bounded")]
+    assert kind.paper.endswith("(arXiv:1910.01355)")
+    assert kind.example == 'staleness = { kind = "bounded", staleness_max = 2.0, unit = "versions" }'
+    limit, unit = kind.parameters
+    assert (limit.type, limit.bounds, limit.required, limit.default) == ("number", "0 or more", True, None)
+    assert (unit.type, unit.bounds, unit.default) == ('"seconds" or "versions"', "", "versions")
+
+
+# -- made-up ones ----------------------------------------------------------------------------------------------
+
+
+class Plain(Section, frozen=True, tag_field="kind", tag="plain"):
+    """As Doe et al. 2020 do, e.g. here; it is
+    short. Nothing of this sentence.
+    """
+
+    paper: ClassVar[str] = "Doe et al. 2020"
+
+    needed: Annotated[int, Meta(ge=2, le=8, description="how many")]
+    size: ByteCount = ByteCount(1024)
+    ratio: Annotated[Annotated[float, Meta(gt=0.0, lt=0.5)] | None, Meta(description="how much")] = None
+    mode: Literal["a", "b"] = "b"
+    names: tuple[str, ...] = ()
+    widths: Annotated[list[Annotated[int, Meta(ge=1)]], Meta(min_length=1)] = msgspec.field(
+        default_factory=lambda: [3]
+    )
+    on: bool = False
+
+
+class Bare(Section, frozen=True, tag_field="kind", tag="bare"):
+    """Nothing to set"""
+
+
+class Chain(Section, frozen=True, tag_field="kind", tag="chain"):
+    """Kinds within a kind. It may hold itself."""
+
+    first: "Plain | Bare"
+    label: Annotated[str, Meta(description="a name")]
+    rest: "tuple[Plain | Chain, ...]" = ()
+
+
+class Watch(Section, frozen=True):
+    """Keys and kinds, but no kind of its own."""
+
+    every: Annotated[float | None, Meta(description="how often")] = None
+    seldom: Annotated[float | None, Meta(description="how seldom")] = None
+    on: tuple[Plain | Bare, ...] = (Bare(), Plain(needed=3))
+
+    def __post_init__(self):
+        if (self.every or 1.0) > 1.0 or (self.every is None and self.seldom is None and self.on == ()):
+            raise ValueError
+
+
+class Whole(Section, frozen=True):
+    one: Annotated[Plain | Bare | None, Meta(description="a part")] = None
+    chain: Chain = Chain(first=Bare(), label="x")
+    watch: Watch = Watch()
+    limit: Annotated[Annotated[float, Meta(gt=9.0)] | None, Meta(description="how far")] = None
+
+
+MADE_UP = catalogue(Whole)
+
+
+def found(part, kind):
+    (one,) = [item for item in MADE_UP if (item.part, item.kind) == (part, kind)]
+    return one
+
+
+def test_every_part_within_parts_is_found_in_order():
+    assert [(kind.part, kind.kind, kind.many) for kind in MADE_UP] == [
+        ("one", "plain", False),
+        ("one", "bare", False),
+        ("chain", "chain", False),
+        ("chain.first", "plain", False),
+        ("chain.first", "bare", False),
+        ("chain.rest", "plain", True),
+        ("chain.rest", "chain", True),
+        ("watch", "", False),
+        ("watch.on", "plain", True),
+        ("watch.on", "bare", True),
+        ("limit", "", False),
+    ]
+
+
+def test_what_is_said_of_a_kind():
+    plain = found("one", "plain")
+    assert plain.summary == "As Doe et al. 2020 do, e.g. here; it is short"
+    assert plain.paper == "Doe et al. 2020"
+    assert [msgspec.structs.astuple(key) for key in plain.parameters] == [
+        ("needed", "integer", "2 to 8", True, None, "how many"),
+        ("size", "size", "", False, 1024, ""),
+        ("ratio", "number", "over 0 to under 0.5", False, None, "how much"),
+        ("mode", '"a" or "b"', "", False, "b", ""),
+        ("names", "list of strings", "", False, (), ""),
+        ("widths", "list of integers", "1 or more, each 1 or more", False, [3], ""),
+        ("on", "boolean", "", False, False, ""),
+    ]
+    bare = found("one", "bare")
+    assert (bare.summary, bare.paper, bare.parameters) == ("Nothing to set", "", ())
+
+
+def test_a_part_within_a_kind_is_a_key_too():
+    first, label, rest = found("chain", "chain").parameters
+    assert (first.type, first.required, first.description) == ("table", True, "one of plain, bare")
+    assert (label.type, label.description) == ("string", "a name")
+    assert (rest.type, rest.description) == ("list of tables", "one of plain, chain")
+
+
+def test_a_mere_key_is_a_part():
+    limit = found("limit", "")
+    assert (limit.summary, limit.default, limit.example) == ("how far", None, "limit = 10.0")
+    (key,) = limit.parameters
+    assert (key.name, key.type, key.bounds) == ("limit", "number", "over 9")
+
+
+def test_the_default_of_a_part_is_marked_with_its_values():
+    assert [(kind.part, kind.kind) for kind in MADE_UP if kind.default] == [
+        ("chain", "chain"),
+        ("watch", ""),
+        ("watch.on", "plain"),
+        ("watch.on", "bare"),
+    ]
+    assert found("watch.on", "plain").default.startswith('{ kind = "plain", needed = 3, ')
+    assert found("watch.on", "plain").table.startswith('{ kind = "plain", needed = 2, ')
+
+
+@pytest.mark.parametrize("kind", MADE_UP, ids=lambda kind: f"{kind.part}:{kind.kind}")
+def test_an_example_chooses_its_kind(kind):
+    value = convert(tomllib.loads(kind.example), Whole, where=kind.example)
+    for key in kind.part.split("."):
+        value = getattr(value, key)
+        value = value[0] if isinstance(value, tuple) else value
+    if kind.part == "limit":
+        assert value == 10.0
+        return
+    assert value.__struct_config__.tag == (kind.kind or None)
+
+
+def test_an_example_within_a_kind_stands_in_that_kind():
+    assert found("chain.first", "bare").example == (
+        'chain = { kind = "chain", label = "text", first = { kind = "bare" } }'
+    )
+
+
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [
+        ({}, ""),
+        ({"ge": 0}, "0 or more"),
+        ({"gt": 0.5}, "over 0.5"),
+        ({"le": 1_000_000}, "1,000,000 or less"),
+        ({"lt": 1}, "under 1"),
+        ({"gt": -1, "le": 0}, "over -1 to 0"),
+    ],
+)
+def test_bounds_in_words(bounds, words):
+    struct = msgspec.defstruct(
+        "Kind",
+        [("key", Annotated[float, Meta(**bounds)])],
+        bases=(Section,),
+        frozen=True,
+        tag_field="kind",
+        tag="k",
+    )
+    whole = msgspec.defstruct("Whole", [("part", struct)], bases=(Section,), frozen=True)
+    (kind,) = catalogue(whole)
+    assert kind.parameters[0].bounds == words
+    assert kind.summary == ""
+    convert(tomllib.loads(kind.example), whole, where=kind.example)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"a": 1, "b": None, "c": [1.0, True]}, "{ a = 1, c = [1.0, true] }"),
+        ({}, "{}"),
+        (1e-8, "1e-08"),
+        (float("inf"), "inf"),
+        ('say "so"\n', r'"say \"so\"\n"'),
+        ((), "[]"),
+    ],
+)
+def test_toml_on_one_line(value, text):
+    assert to_toml(value) == text
+    assert tomllib.loads(f"x = {text}")["x"] is not None
+
+
+# -- the command -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def say(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*arguments):
+        told = CliRunner().invoke(app, ["policies", *arguments])
+        assert told.exit_code == 0
+        return told.stdout
+
+    return run
+
+
+def test_the_list_has_every_kind_and_marks_the_defaults(say):
+    told = say()
+    assert max(map(len, told.splitlines())) <= 80
+    parts = dict(re.findall(r"^([a-z_.]+)(?: \([^)]+\))?\n(.+?)\n\n", told, re.MULTILINE | re.DOTALL))
+    assert list(parts) == list(dict.fromkeys(kind.part for kind in KINDS))
+    for kind in KINDS:
+        mark = (r"\*" if kind.default else " ") + f" {kind.kind} " if kind.kind else r"  \S"
+        assert re.search(rf"^{mark}", parts[kind.part], re.MULTILINE), (kind.part, kind.kind)
+        words = " ".join(parts[kind.part].split())
+        assert "as above" in words or all(key.name in words for key in kind.parameters), (kind.part, kind.kind)
+
+
+def test_a_kind_of_two_parts_is_told_once(say):
+    told = say("synchronous")
+    assert told.startswith("aggregate, kind synchronous\n")
+    assert "also in warm_up.aggregate\n" in told
+    assert say("fixed").count("local_steps: integer") == 1
+    assert 'by default warm_up.frequency has { kind = "fixed", local_steps = 8 }\n' in say("fixed")
+    assert say("monitor").startswith("monitor\nWhat is watched")
+    assert say("take").startswith("take\ntake: ")
+
+
+def test_one_kind_in_full(say):
+    told = say("hinge")
+    assert told.startswith("staleness, kind hinge\n")
+    assert "slope: number, 0 to 1,000,000, default 10.0\n    how fast the weight falls beyond `free`\n" in told
+    assert "staleness_max: number, 0 or more, optional\n" in told
+    assert told.endswith('\n\nstaleness = { kind = "hinge", free = 4.0, slope = 10.0, unit = "versions" }\n')
+    assert "staleness_max: number, 0 or more, required\n" in say("bounded")
+    assert say("polynomial").startswith("staleness, kind polynomial (the default)\n")
+
+
+def test_one_part_in_full(say):
+    told = say("staleness")
+    assert [line for line in told.splitlines() if line.startswith("staleness = ")] == [
+        kind.example for kind in KINDS if kind.part == "staleness"
+    ]
+
+
+def test_json_is_one_array(say):
+    kinds = json.loads(say("--json"))
+    assert kinds == json.loads(msgspec.json.encode(KINDS))
+    assert [msgspec.convert(kind, Kind).kind for kind in kinds] == [kind.kind for kind in KINDS]
+    (hinge,) = json.loads(say("hinge", "--json"))
+    assert (hinge["kind"], hinge["default"]) == ("hinge", None)
+    assert [key["name"] for key in hinge["parameters"]] == ["free", "slope", "unit", "staleness_max"]
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("hinges", "did you mean hinge"),
+        ("stalness", "did you mean staleness"),
+        ("??", "with `edgeasync policies`"),
+    ],
+)
+def test_what_there_is_not_is_answered_with_what_is_near(name, advice):
+    with pytest.raises(ConfigError) as caught:
+        choose(KINDS, name)
+    assert f"{name!r}; " in str(caught.value)
+    assert advice in str(caught.value)
