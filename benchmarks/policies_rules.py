@@ -4,8 +4,6 @@ The first setting of a grid is the one that did best when the grids were made; `
 Baselines are what their papers say, without our monitor.
 """
 
-from itertools import product
-
 from edgeasync.policies.aggregation import (
     BufferedAggregator,
     ImmediateAggregator,
@@ -84,38 +82,36 @@ def immediate(settings: list[tuple[int, float]]) -> Grid:
 RULES: dict[str, Grid] = {
     DEFAULT: {"": Policy()},
     SYNC_ALL: synchronous(
-        1.0, [(16, 1.0, 0.9), (32, 1.0, 0.8), (16, 1.0, 0.8), (32, 1.0, 0.9), (8, 1.0, 0.9), (16, 2.0, 0.8)]
+        1.0, [(16, 1.0, 0.9), (8, 1.0, 0.9), (16, 1.0, 0.8), (16, 1.5, 0.8), (32, 1.0, 0.9), (8, 1.5, 0.8)]
     ),
     SYNC_FIRST: synchronous(
         0.7,
         [
-            (4, 2.0, 0.8),
-            (8, 1.0, 0.8),
-            (8, 2.0, 0.8),
+            (2, 2.0, 0.8),
+            (2, 1.5, 0.9),
             (4, 1.0, 0.9),
-            (4, 3.0, 0.8),
+            (4, 1.5, 0.8),
+            (4, 2.0, 0.8),
+            (6, 1.5, 0.8),
             (2, 3.0, 0.8),
-            (16, 1.0, 0.8),
             (4, 1.0, 0.8),
         ],
     ),
-    "FedAsync": averaged([(16, 0.6), *product((16, 32), (0.2, 0.4, 0.9)), (8, 0.4)]),
+    "FedAsync": averaged([(16, 0.6), (8, 0.6), (8, 0.9), (16, 0.9), (32, 0.9), (4, 0.6)]),
     "FedBuff": buffered(
         [
-            (5, 16, 1.0),
-            (5, 16, 2.0),
-            (5, 8, 2.0),
-            (5, 8, 3.0),
-            (10, 8, 3.0),
+            (3, 8, 1.0),
             (3, 16, 1.0),
-            (3, 8, 2.0),
-            (5, 32, 1.0),
+            (5, 8, 1.0),
+            (5, 16, 1.0),
+            (5, 8, 1.5),
+            (10, 8, 1.5),
+            (10, 8, 2.0),
+            (5, 4, 2.0),
         ]
     ),
-    "ASGD": immediate([(1, rate) for rate in (4.0, 2.0, 3.0, 6.0, 8.0)]),
-    "fixed interval": immediate(
-        [(8, 0.8), (16, 0.6), (32, 0.6), (16, 0.4), (4, 0.8), (4, 1.6), (8, 1.2), (16, 0.8)]
-    ),
+    "ASGD": immediate([(1, rate) for rate in (1.5, 1.0, 2.0, 3.0)]),
+    "fixed interval": immediate([(8, 0.6), (16, 0.6), (16, 0.4), (4, 0.8), (8, 0.8), (2, 1.2), (4, 1.2)]),
 }
 """All rules on the unequal fleet."""
 
@@ -124,14 +120,14 @@ EVEN_RULES: dict[str, Grid] = {
     SYNC_ALL: synchronous(
         1.0,
         [
-            (8, 1.0, 0.8),
-            (4, 2.0, 0.8),
-            (8, 2.0, 0.8),
             (4, 1.0, 0.9),
+            (4, 1.5, 0.8),
             (8, 1.0, 0.9),
-            (16, 1.0, 0.8),
-            (4, 3.0, 0.8),
-            (2, 3.0, 0.8),
+            (8, 1.0, 0.8),
+            (2, 2.0, 0.8),
+            (2, 1.0, 0.9),
+            (4, 1.0, 0.8),
+            (16, 1.0, 0.9),
         ],
     ),
 }

@@ -1,12 +1,22 @@
 """`edgeasync status`."""
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from edgeasync.cli.output import Printer
 from edgeasync.runtime.status import fetch_status
+
+REMEDIES = {
+    "alert": "nothing is done but telling you",
+    "increase_frequency": "intervals are halved",
+    "reduce_lr": "the server's learning rate is halved",
+    "rollback": "went back to a calm model, at half the server's learning rate",
+    "quarantine": "its updates do not count",
+}
 
 
 def print_status(address: str, timeout_s: float, printer: Printer) -> None:
@@ -15,15 +25,19 @@ def print_status(address: str, timeout_s: float, printer: Printer) -> None:
     if printer.json:
         printer.object(status)
         return
-    console = Console()
-    console.print(
-        f"hub {status['address']} (pid {status['pid']}), lineage {status['lineage']}, version {status['version']}"
-    )
-    console.print(
-        f"updates: {status['updates_applied']} applied, {status['updates_rejected']} rejected, "
-        f"{status['duplicates']} duplicates; messages refused: {status['messages_refused']}"
-    )
-    console.print(device_table(status["devices"]))
+    Console(highlight=False).print(describe_status(status))
+
+
+def describe_status(status: Mapping[str, Any]) -> RenderableType:
+    """Return a status for people: totals, what the hub thinks of the fleet, the devices and their intervals."""
+    devices = status["devices"]
+    parts: list[RenderableType] = [Text(line) for line in _totals(status)]
+    alarms = status.get("alarms", [])
+    parts += [Text(_alarm(alarm), style="bold") for alarm in alarms]
+    parts.append(device_table(devices))
+    if any(device.get("why") for device in devices):
+        parts += [Text(), interval_table(devices)]
+    return Group(*parts)
 
 
 def device_table(devices: list[dict[str, Any]], pids: dict[str, int] | None = None) -> Table:
@@ -49,3 +63,69 @@ def device_table(devices: list[dict[str, Any]], pids: dict[str, int] | None = No
             cells.insert(1, str(pids.get(device["id"], "")))
         table.add_row(*cells)
     return table
+
+
+def interval_table(devices: list[dict[str, Any]]) -> Table:
+    """Return a table of the devices' intervals: the local steps they were given, their times, and the reason."""
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    for column in ("device", "next steps", "a step", "period", "talking", "why"):
+        words = column in ("device", "why")
+        table.add_column(column, justify="left" if words else "right", no_wrap=column != "why", overflow="fold")
+    for device in devices:
+        if device.get("why"):
+            table.add_row(
+                device["id"],
+                str(device["assigned_steps"]),
+                _seconds(device["step_s"]),
+                _seconds(device["period_s"]),
+                f"{device['talk_share']:.0%}",
+                device["why"],
+            )
+    return table
+
+
+def _totals(status: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines above the tables."""
+    place = f"hub {status['address']} (pid {status['pid']})"
+    yield f"{place}, lineage {status['lineage']}, version {status['version']}"
+    rollbacks = f", {times} rollbacks" if (times := status.get("rollbacks")) else ""
+    yield (
+        f"updates: {status['updates_applied']} applied, {status['updates_rejected']} rejected, "
+        f"{status['duplicates']} duplicates{rollbacks}; messages refused: {status['messages_refused']}"
+    )
+    if (tempo := status.get("tempo")) is not None:
+        yield _tempo(tempo, status.get("learning_rate_factor", 1.0))
+    if (last := status.get("evaluation")) is not None:
+        yield f"evaluation: {_evaluation(last)}"
+    if (best := status.get("best")) is not None and best != last:
+        yield f"best: {_evaluation(best)}"
+
+
+def _tempo(tempo: Mapping[str, Any], learning_rate_factor: float) -> str:
+    """Return how often the fleet exchanges, and what is less than set."""
+    words = f"period {_seconds(tempo['period_s'])}" if tempo["period_s"] else "no period yet"
+    if tempo["gain"] < 1.0:
+        words += f", shortened to {tempo['gain']:.0%}: {tempo['cause']}"
+    if tempo["warming_up"]:
+        words += "; warming up"
+    if learning_rate_factor != 1.0:
+        words += f"; the server's learning rate is at {learning_rate_factor:.3g} of what was set"
+    return f"fleet: {words}"
+
+
+def _alarm(alarm: Mapping[str, Any]) -> str:
+    remedy = alarm["remedy"]
+    return f"alarm: {alarm['device'] or 'fleet'}: {alarm['cause']}; {REMEDIES.get(remedy, remedy)}"
+
+
+def _evaluation(evaluated: Mapping[str, Any]) -> str:
+    words = f"version {evaluated['version']}"
+    if evaluated["loss"] is not None:
+        words += f", loss {evaluated['loss']:.4g}"
+    if evaluated["accuracy"] is not None:
+        words += f", accuracy {evaluated['accuracy']:.2%}"
+    return words
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1.0 else f"{1e3 * seconds:.3g} ms"

@@ -7,7 +7,7 @@ array and never raises for what a peer sent: that becomes a `Refuse`, a counter 
 import math
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from edgeasync.core.effects import (
     Assign,
@@ -246,14 +246,18 @@ class HubCore:
 
     def _leave(self, peer: Peer, leave: Leave, now_s: float, effects: list[HubEffect]) -> None:
         member = self._member(peer, leave.session or b"", now_s, effects)
-        self.members.retire(member, "left")
+        self._retire(member, "left")
         effects += [Forget(peer), Report("left", member.device_id, leave.reason)]
 
     def _lose(self, member: Member, cause: str, effects: list[HubEffect]) -> None:
-        self.members.retire(member, "lost")
+        self._retire(member, "lost")
         if member.peer:
             effects.append(Forget(member.peer))
         effects.append(Report("lost", member.device_id, cause))
+
+    def _retire(self, member: Member, state: Literal["lost", "left", "quarantined"]) -> None:
+        self.members.retire(member, state)
+        self.judge.forget(member.device_id)
 
     def _stop_if_enough(self, now_s: float, effects: list[HubEffect]) -> None:
         updates = self.settings.stop.updates
@@ -321,7 +325,7 @@ class HubCore:
             return False
         member.strikes += 1
         if member.strikes >= limits.strikes_max:
-            self.members.retire(member, "quarantined")
+            self._retire(member, "quarantined")
             member.quarantined_until_s = now_s + limits.quarantine_s
             effects += [Forget(peer), Report("quarantined", member.device_id, reason)]
         return True
@@ -379,6 +383,8 @@ class HubCore:
         if isinstance(weighed, Rejected):
             self.updates_rejected += 1 + waiting - len(self.judge)  # a rollback drops those that wait
             effects.append(Discard(event.handle))
+            self.judge.refuse(member.device_id, weighed)
+            self._fold_if_due(now_s, effects)
             return weighed
         member.strikes = 0
         history = member.history

@@ -251,8 +251,7 @@ class HubExchange:
         for effect in effects:
             match effect:
                 case Assign() | Fold() | Keep() | Restore() | Evaluate() | SaveBest() | Save() | Stop():
-                    self._assigning += isinstance(effect, Assign)
-                    self._ordered.append(effect)
+                    self._put_in_line(effect)
                 case Send():
                     self._send(effect.peer, effect.message)
                 case Discard():
@@ -271,6 +270,13 @@ class HubExchange:
                     self._shell.report(effect)
         self._advance()
 
+    def _put_in_line(self, effect: HubEffect) -> None:
+        if isinstance(effect, SaveBest) and self._evaluated is not None:
+            self._shell.save_best(self._evaluated, effect.loss, effect.accuracy)  # it need not wait for a fold
+            return
+        self._assigning += isinstance(effect, Assign)
+        self._ordered.append(effect)
+
     def _advance(self) -> None:
         """Carry out what is in line, up to a fold that the worker is busy with."""
         while self._ordered and not self._folding:
@@ -285,7 +291,7 @@ class HubExchange:
                 case Evaluate():
                     self._shell.evaluate(self.model.current, partial(self._on_evaluated, self.model.current))
                 case SaveBest():
-                    self._shell.save_best(self._evaluated or self.model.current, effect.loss, effect.accuracy)
+                    self._shell.save_best(self.model.current, effect.loss, effect.accuracy)
                 case Assign():
                     self._assigning -= 1
                     self._assign(effect)

@@ -17,8 +17,8 @@ from edgeasync.core.settings import StopCondition
 from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet
 from edgeasync.policies.frequency import FrequencyController, Interval, Tempo
 from edgeasync.policies.history import DeviceHistory, FleetHistory, agreement_of
-from edgeasync.policies.monitor import HASTE, REDUCTION, Observation
-from edgeasync.policies.policy import Judgement
+from edgeasync.policies.monitor import HASTE, REDUCTION, Observation, Scope
+from edgeasync.policies.policy import Judgement, folds_one_by_one
 from edgeasync.policies.staleness import Staleness
 from edgeasync.policies.transforms import Conditions, plan_chain
 from edgeasync.protocol.messages import ModelVersion, Push, Rejected
@@ -43,6 +43,8 @@ class Judge:
         self._lineage = version.lineage
         self._held_max = held_max
         self._contributions: list[Contribution] = []
+        self._refused: set[str] = set()
+        """Live devices that have spoken since the last version, but whose updates do not count."""
         self._folds = 0
         self._version_oldest = version.number
         """The oldest base that counts: updates learnt from a model that was rolled back do not."""
@@ -118,7 +120,8 @@ class Judge:
         history.staleness = staleness
         if push.base.number < self._version_oldest:
             return Rejected("rolled_back")
-        self._report(self.alarms.look(observation, self.fleet, "device"), effects)
+        if self._look(observation, "device", now_s, effects):
+            return Rejected("rolled_back")
         if not math.isfinite(observation.norm):
             return Rejected("not_finite")
         if self.alarms.active("quarantine", observation.device_id):
@@ -128,6 +131,7 @@ class Judge:
         if weight is None:
             return Rejected("stale")
         if self._behind(history.score):
+            self.fleet.observe_score(history.score)  # the mean of those that count alone would never rise again
             return Rejected("behind")
         self.fleet.observe_update(
             staleness=staleness,
@@ -137,16 +141,24 @@ class Judge:
             loss_variance=push.loss_variance,
             score=history.score,
         )
-        changes = self.alarms.look(observation, self.fleet, "fleet")
-        self._report(changes, effects)
-        if any(change.begun and change.alarm.remedy == "rollback" for change in changes):
-            self._roll_back(now_s, effects)
+        if self._look(observation, "fleet", now_s, effects):
             return Rejected("rolled_back")
         return weight
 
     def add(self, contribution: Contribution) -> None:
         """Let a contribution wait."""
         self._contributions.append(contribution)
+        self._refused.discard(contribution.device_id)
+
+    def refuse(self, device_id: str, rejected: Rejected) -> None:
+        """Note that nobody need wait for a device: it has spoken, though its update does not count."""
+        if rejected.reason in ("not_finite", "quarantined", "behind"):
+            self._refused.add(device_id)
+
+    def forget(self, device_id: str) -> None:
+        """Drop what is noted of a device that is gone: its alarms, and that it has spoken."""
+        self.alarms.forget(device_id)
+        self._refused.discard(device_id)
 
     def due_s(self, now_s: float, devices_live: int) -> float | None:
         """Return when they are to be folded: now if there is no place for more, `None` if it is not known."""
@@ -154,7 +166,7 @@ class Judge:
             return None
         if len(self._contributions) >= self._held_max:
             return now_s
-        return self.aggregate.flush_at_s(self._contributions, self._fleet(devices_live))
+        return self.aggregate.flush_at_s(self._contributions, self._fleet(devices_live - len(self._refused)))
 
     def fold(self, now_s: float, devices_live: int, effects: list[HubEffect]) -> list[Contribution]:
         """Make the next version of all that wait; return what went into it."""
@@ -224,6 +236,7 @@ class Judge:
 
     def _advance(self, now_s: float) -> None:
         self._version += 1
+        self._refused.clear()
         self._version_times.append(now_s)
 
     def _seconds_since(self, base: int, now_s: float) -> float:
@@ -241,7 +254,7 @@ class Judge:
         limit = self.judgement.behind_max
         if limit is not None and score > limit * usual:
             return True
-        if self.judgement.take == "best" and self.aggregate.answer == "now":
+        if self.judgement.take == "best" and folds_one_by_one(self.aggregate):
             return score > self._score_best
         return self.judgement.take == "better" and score > usual
 
@@ -255,7 +268,9 @@ class Judge:
             if done:
                 self._warm = True
                 effects.append(Report("warm", detail=f"the warm-up is over after {self._updates} updates"))
-        self._calm_since_kept = 0 if self.alarms else self._calm_since_kept + len(contributions)
+        # What a device in quarantine sends does not reach the model.
+        alarmed = any(alarm.remedy != "quarantine" for alarm in self.alarms)
+        self._calm_since_kept = 0 if alarmed else self._calm_since_kept + len(contributions)
         # A device that learns from a spoilt version says so one exchange later.
         if self.judgement.monitor.rolls_back and self._calm_since_kept >= max(
             KEEP_EVERY_UPDATES, 2 * self._members
@@ -266,6 +281,15 @@ class Judge:
     def count_examples(self, examples: int) -> None:
         """Count examples that were trained on, for a warm-up in epochs."""
         self._examples_seen += examples
+
+    def _look(self, observation: Observation, scope: Scope, now_s: float, effects: list[HubEffect]) -> bool:
+        """Let the watches of a scope see an update; return whether the hub went back to an earlier version."""
+        changes = self.alarms.look(observation, self.fleet, scope)
+        self._report(changes, effects)
+        goes_back = any(change.begun and change.alarm.remedy == "rollback" for change in changes)
+        if goes_back:
+            self._roll_back(now_s, effects)
+        return goes_back
 
     def _roll_back(self, now_s: float, effects: list[HubEffect]) -> None:
         """Return to the version that was kept; drop what waits and what is still being learnt from later ones."""
@@ -282,10 +306,9 @@ class Judge:
     def _report(self, changes: Sequence[Change], effects: list[HubEffect]) -> None:
         for change in changes:
             alarm = change.alarm
-            word = "alarm" if change.begun else "calm"
-            effects.append(
-                Report(word, alarm.device_id, f"{alarm.cause}; {_REMEDIES[alarm.remedy][change.begun]}")
-            )
+            word, tense = ("alarm", "") if change.begun else ("calm", "over: ")
+            detail = f"{tense}{alarm.cause}; {_REMEDIES[alarm.remedy][change.begun]}"
+            effects.append(Report(word, alarm.device_id, detail))
 
     def describe(self) -> dict[str, Any]:
         """Return what the status says of the judgement (docs/wire.md)."""
@@ -320,7 +343,7 @@ class Judge:
 
 
 _REMEDIES = {
-    "alert": ("over", "look at it"),
+    "alert": ("nothing was changed", "nothing is changed"),
     "increase_frequency": ("intervals are as before", "intervals are halved"),
     "reduce_lr": ("the server's learning rate is as before", "the server's learning rate is halved"),
     "rollback": (

@@ -25,21 +25,25 @@ class Update:
         self.codec = codec
         self.payload = payload
 
-    def norm(self, length: int, origin: Vector | None = None) -> float:
-        """L2 norm of the `length` values, or of their difference from `origin`.
+    def norm(self, length: int, trained: int | None = None, origin: Vector | None = None) -> float:
+        """L2 norm of the first `trained` of the `length` values, or of their difference from `origin`.
 
-        Not finite if any of them, or the sum of a row's squares, is not.
+        Not finite if any of all the values, or the sum of a row's squares, is not.
         """
-        square_sum = 0.0
+        trained = length if trained is None else trained
+        square_sum = rest = 0.0
         scratch = np.empty(min(CHUNK, length), np.float32)
         with np.errstate(over="ignore", invalid="ignore"):  # what a peer sends must not warn, let alone raise
-            for start in range(0, length, CHUNK):
-                stop = min(start + CHUNK, length)
+            for start in (*range(0, trained, CHUNK), *range(trained, length, CHUNK)):
+                stop = min(start + CHUNK, trained if start < trained else length)
                 values = self.codec.read(self.payload, start, stop, scratch)
                 if origin is not None:
                     values = np.subtract(values, origin[start:stop], out=scratch[: stop - start])
-                square_sum += square_sum_of(values)
-        return math.sqrt(square_sum)
+                if start < trained:
+                    square_sum += square_sum_of(values)
+                else:
+                    rest += square_sum_of(values)
+        return math.sqrt(square_sum) if math.isfinite(rest) else math.nan
 
 
 def square_sum_of(values: Vector) -> float:

@@ -71,7 +71,7 @@ class Model:
     def snapshots_alive(self) -> int:
         """Snapshots that something still holds: the current one, and those being sent; not those kept here."""
         kept = {id(snapshot.vector) for snapshot in (*self._history, self._kept, self._kept_last) if snapshot}
-        return self._pool.in_use - len(kept - {id(self.current.vector)})
+        return max(0, self._pool.in_use - len(kept - {id(self.current.vector)}))  # small ones are not counted
 
     @property
     def updates_waiting(self) -> int:
@@ -89,8 +89,9 @@ class Model:
         return self._updates.pop(handle)
 
     def norm(self, update: Update) -> float:
-        """Return the norm of what an update would add to the current model; not finite if its values are not."""
-        return update.norm(self.spec.length, self.current.vector if self._takes_models else None)
+        """Return the norm of what an update adds to the trained values; not finite if any of its values is not."""
+        origin = self.current.vector if self._takes_models else None
+        return update.norm(self.spec.length, self.spec.trained_length, origin)
 
     def keep_current(self) -> None:
         """Keep the current version to return to, behind the one that was kept before."""
@@ -108,7 +109,8 @@ class Model:
     def fold(self, fold: Fold, updates: Sequence[Update]) -> tuple[Snapshot, float]:
         """Compute the next version from the current one; the caller makes it current with `advance`.
 
-        Returns also the norm of the weighted sum of the updates, if the fold is to `measure` it, or else 0.
+        Returns also the norm of the weighted sum of the updates, if the fold is to `measure` it, or else 0; it is
+        NaN where nothing is left of the sum, because the learning rate is 0.
         """
         if fold.number != self.current.number + 1:
             raise ValueError(f"fold {fold.number} does not follow version {self.current.number}")
@@ -139,7 +141,7 @@ class Model:
                 stop = min(start + CHUNK, length)
                 step = self._mixer.mix(terms, current, slice(start, stop), target)
                 np.subtract(current[start:stop], step, out=step)
-        return Snapshot(fold.number, target), math.sqrt(square_sum) / factor
+        return Snapshot(fold.number, target), math.sqrt(square_sum) / factor if factor else math.nan
 
     def advance(self, snapshot: Snapshot) -> None:
         """Make a folded snapshot the current one."""

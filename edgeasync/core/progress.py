@@ -30,7 +30,7 @@ class Progress:
         loss, accuracy = evaluation.loss, evaluation.accuracy
         shown = "" if accuracy is None else f", accuracy {accuracy:.2%}"
         detail = f"version {evaluation.number}, loss {loss:.4g}{shown}"
-        best = math.isfinite(loss) and (self.best is None or _rank(evaluation) < _rank(self.best))
+        best = math.isfinite(loss) and (self.best is None or _is_better(evaluation, self.best))
         effects.append(Report("evaluated", detail=f"{detail}, the best so far" if best else detail))
         if best:
             self.best = evaluation
@@ -58,5 +58,7 @@ class Progress:
             effects.append(Report("plateau", detail=f"the server's learning rate is now {left}"))
 
 
-def _rank(evaluation: Evaluated) -> tuple[float, float]:
-    return -(evaluation.accuracy or 0.0), evaluation.loss
+def _is_better(one: Evaluated, other: Evaluated) -> bool:
+    if one.accuracy is None or other.accuracy is None:
+        return one.loss < other.loss
+    return (-one.accuracy, one.loss) < (-other.accuracy, other.loss)

@@ -94,7 +94,7 @@ class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
     def interval(self, device: DeviceHistory, tempo: Tempo) -> Interval:
         """Return the steps that fit."""
         if not device.step_s:
-            return _first(device, tempo, FIRST_STEPS)
+            return _first(device, tempo, min(FIRST_STEPS, self.local_steps_max))
         steps = (self.seconds - device.talk_s) / device.step_s
         why = f"{self.seconds:.3g} s as set"
         return _within(device, tempo, steps, why, most=self.local_steps_max, epochs=self.epochs_max)
@@ -168,11 +168,13 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
     def _gain(self, gain: float, fleet: FleetHistory) -> tuple[float, str]:
         """Return what is left of the period, and why."""
         if self.metric == "loss":
-            if not fleet.loss_first > 0.0:
+            if not fleet.loss_first > 0.0 or math.isnan(fleet.loss):
                 return 1.0, ""
             wanted = min(1.0, max(GAIN_MIN, math.sqrt(max(0.0, fleet.loss) / fleet.loss_first)))
             return wanted, f"the loss fell from {fleet.loss_first:.3g} to {fleet.loss:.3g}"
         cause = ""
+        if fleet.settled:
+            return min(1.0, gain / SHRINK), "models drifted apart before"
         if self.metric in ("divergence", "stability") and fleet.agreement < AGREEMENT_MIN:
             cause = f"updates point apart (mean cosine {fleet.agreement:.2f})"
         elif self.metric in ("loss_variance", "stability") and fleet.loss_variances:

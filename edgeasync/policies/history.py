@@ -21,6 +21,12 @@ AGREEMENT_WEIGHT = 0.2
 WINDOW = 64
 """Reports of the whole fleet that are looked back on."""
 
+SETTLED = 0.2
+"""Share of the first losses under which neither their rise nor their variance is alarming."""
+
+REPORTED_MAX = 1e100
+"""A loss, variance or score that is larger counts as this, so that sums and squares of them stay finite."""
+
 
 class DeviceHistory(msgspec.Struct):
     """What the hub has measured of one device; 0 before the first update.
@@ -119,15 +125,19 @@ class FleetHistory(msgspec.Struct):
         score: float,
     ) -> None:
         """Take in an update that counts; a loss or score that is not finite is left out."""
-        if math.isfinite(score):
-            self.scores.append(score)
+        self.observe_score(score)
         self.norms.append((norm, local_steps))
         self.staleness_mean += (staleness - self.staleness_mean) * STALENESS_WEIGHT
         if math.isfinite(loss_mean) and math.isfinite(loss_variance):
-            self.losses.append(loss_mean)
-            self.loss_variances.append(loss_variance)
+            self.losses.append(_bounded(loss_mean))
+            self.loss_variances.append(_bounded(loss_variance))
             if len(self.losses) <= WINDOW // 4:
                 self.loss_first = statistics.fmean(self.losses)
+
+    def observe_score(self, score: float) -> None:
+        """Take in a score, unless it is not finite."""
+        if math.isfinite(score):
+            self.scores.append(_bounded(score))
 
     def observe_agreement(self, agreement: float) -> None:
         """Take in the mean cosine between the updates of a version."""
@@ -152,6 +162,11 @@ class FleetHistory(msgspec.Struct):
         return _mean_of_last(self.losses)
 
     @property
+    def settled(self) -> bool:
+        """Whether the losses are small beside the first ones: what varies then is noise."""
+        return self.loss <= SETTLED * self.loss_first
+
+    @property
     def loss_variance(self) -> float:
         """Mean of the last quarter of the reported variances; NaN before the first."""
         return _mean_of_last(self.loss_variances)
@@ -166,9 +181,13 @@ def agreement_of(norm_of_mean: float, norms: list[float], weights: list[float]) 
     lengths = [abs(weight) * norm for weight, norm in zip(weights, norms, strict=True)]
     total, squares = math.fsum(lengths), math.fsum(length * length for length in lengths)
     pairs = total * total - squares
-    if pairs <= 1e-12 * squares or not math.isfinite(pairs):
+    if pairs <= 1e-12 * squares or not math.isfinite(pairs) or not math.isfinite(norm_of_mean):
         return None
     return max(-1.0, min(1.0, (norm_of_mean * norm_of_mean - squares) / pairs))
+
+
+def _bounded(value: float) -> float:
+    return max(-REPORTED_MAX, min(REPORTED_MAX, value))
 
 
 def _mean_of_last(values: deque[float]) -> float:

@@ -22,9 +22,6 @@ FleetRemedy = Literal["alert", "increase_frequency", "reduce_lr", "rollback"]
 COMPARED_MIN = 8
 """Updates that one is compared with at the least."""
 
-LOSS_FLOOR = 0.2
-"""Share of the first losses under which no rise of the loss is alarming."""
-
 HASTE = 0.5
 """What `increase_frequency` leaves of the local steps."""
 
@@ -116,11 +113,11 @@ class LossWatch(Section, frozen=True, tag_field="kind", tag="loss"):
     remedy: Annotated[FleetRemedy, Meta(description="what is done about it")] = "rollback"
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
-        """Compare the last quarter of the window with its median, unless all is small beside the first losses."""
+        """Compare the last quarter of the window with its median, unless losses are small beside the first."""
         if len(fleet.losses) < WINDOW // 2:
             return None
         usual = statistics.median(fleet.losses)
-        if fleet.loss > max(self.ratio_max * usual, LOSS_FLOOR * fleet.loss_first):
+        if fleet.loss > self.ratio_max * usual and not fleet.settled:
             return f"the loss is {fleet.loss:.3g}, {_times(fleet.loss, usual)} its median"
         return None
 
@@ -135,11 +132,11 @@ class LossVarianceWatch(Section, frozen=True, tag_field="kind", tag="loss_varian
     remedy: Annotated[FleetRemedy, Meta(description="what is done about it")] = "increase_frequency"
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
-        """Compare the last quarter of the window with its median, unless all is small beside the first losses."""
+        """Compare the last quarter of the window with its median, unless losses are small beside the first."""
         if len(fleet.loss_variances) < WINDOW // 2:
             return None
         usual = statistics.median(fleet.loss_variances)
-        if fleet.loss_variance > max(self.ratio_max * usual, (LOSS_FLOOR * fleet.loss_first) ** 2):
+        if fleet.loss_variance > self.ratio_max * usual and not fleet.settled:
             times = _times(fleet.loss_variance, usual)
             return f"the variance of the losses is {fleet.loss_variance:.3g}, {times} its median"
         return None
@@ -155,8 +152,8 @@ class DisagreementWatch(Section, frozen=True, tag_field="kind", tag="disagreemen
     remedy: Annotated[FleetRemedy, Meta(description="what is done about it")] = "reduce_lr"
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
-        """Look at the moving average."""
-        if fleet.agreement < self.cosine_min:
+        """Look at the moving average, unless the losses are small beside the first ones."""
+        if fleet.agreement < self.cosine_min and not fleet.settled:
             return f"updates pull apart: their mean cosine is {fleet.agreement:.2f}"
         return None
 

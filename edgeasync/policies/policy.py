@@ -1,5 +1,6 @@
 """The hub's whole judgement in one value: the `[policy]` table of its settings."""
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Protocol
 
@@ -96,7 +97,8 @@ class WarmUp(Section, frozen=True):
     def __post_init__(self) -> None:
         if (self.updates is None) == (self.epochs is None):
             raise ValueError("warm_up ends after updates or epochs: give one of the two")
-        if min(self.updates or 1, self.epochs or 1) <= 0:
+        until = self.epochs if self.updates is None else self.updates
+        if until is None or not 0 < until < math.inf:
             raise ValueError("warm_up takes updates, or epochs, over 0")
 
 
@@ -139,27 +141,34 @@ class Policy(Section, frozen=True):
 
     def __post_init__(self) -> None:
         check_chain(self.optimizer)
-        if self.behind_max is not None and not self.behind_max > 1.0:
+        if self.behind_max is not None and not 1.0 < self.behind_max < math.inf:
             raise ValueError(f"behind_max is {self.behind_max:g}: give a ratio over 1")
-        aggregators = [self.aggregate, *([] if self.warm_up is None else [self.warm_up.aggregate])]
-        if len({aggregator.update for aggregator in aggregators}) > 1:
-            raise ValueError("warm_up and aggregate want different updates: both model_average, or neither")
-        for aggregator in aggregators:
-            _check_gathering(self, aggregator)
+        _check_gathering(self, self.aggregate, self.frequency)
+        if self.warm_up is not None:
+            if self.warm_up.aggregate.update != self.aggregate.update:
+                raise ValueError("warm_up and aggregate want different updates: both model_average, or neither")
+            _check_gathering(self, self.warm_up.aggregate, self.warm_up.frequency)
 
 
-def _check_gathering(policy: Policy, aggregate: AggregatorKind) -> None:
+def folds_one_by_one(aggregate: Aggregator) -> bool:
+    """Return whether every update becomes a version of its own, so that none are folded together."""
+    return isinstance(aggregate, ImmediateAggregator | ModelAverageAggregator)
+
+
+def _check_gathering(policy: Policy, aggregate: AggregatorKind, frequency: FrequencyKind) -> None:
     """Raise `ValueError` where a part asks of the aggregator what it does not do."""
-    gathers = not isinstance(aggregate, ImmediateAggregator | ModelAverageAggregator)
+    gathers = not folds_one_by_one(aggregate)
     if policy.combine.robust and not gathers:
         raise ValueError(f"combine: {_kind(policy.combine)} {ONE_BY_ONE.format(_kind(aggregate))}")
     if policy.compensation is not None and aggregate.update == "model":
         raise ValueError(
             f"compensation: devices send models, not gradients, under {_kind(aggregate)}: leave it out"
         )
-    frequency = policy.frequency
-    if isinstance(frequency, AdaptiveFrequency) and frequency.metric == "divergence" and not gathers:
-        raise ValueError(f"frequency: metric divergence {ONE_BY_ONE.format(_kind(aggregate))}")
+    if isinstance(frequency, AdaptiveFrequency) and frequency.metric == "divergence":
+        if not gathers:
+            raise ValueError(f"frequency: metric divergence {ONE_BY_ONE.format(_kind(aggregate))}")
+        if policy.combine.robust:
+            raise ValueError(f"frequency: metric divergence measures a mean, not a {_kind(policy.combine)}")
 
 
 def _kind(value: Section) -> str:

@@ -63,12 +63,13 @@ class HubSettings(Section, frozen=True):
     def __post_init__(self) -> None:
         if self.hub.stop.accuracy is not None and self.evaluation.data is None:
             raise ValueError("hub.stop.accuracy needs held-out data to measure it on: give evaluation.data")
-        aggregate = self.policy.aggregate
-        if (count := getattr(aggregate, "count", None)) is not None and count > self.limits.updates_held_max:
-            raise ValueError(
-                f"policy.aggregate.count ({count}) is over the {self.limits.updates_held_max} of "
-                "limits.updates_held_max"
-            )
+        for path, part in (("policy", self.policy), ("policy.warm_up", self.policy.warm_up)):
+            count = None if part is None else getattr(part.aggregate, "count", None)
+            if count is not None and count > self.limits.updates_held_max:
+                raise ValueError(
+                    f"{path}.aggregate.count ({count}) is over the {self.limits.updates_held_max} of "
+                    "limits.updates_held_max"
+                )
 
     def make_hub(self, on_report: OnReport | None = None) -> Hub:
         """Return a hub that is not yet running; raises `AddressError`, `ConfigError` or `GraphError`."""

@@ -16,16 +16,35 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from edgeasync.core import device as d
 from edgeasync.core import device_effects as e
-from edgeasync.core.effects import Assign, Discard, Fold, Forget, Receive, Send, SendGraph, SendStatus
-from edgeasync.core.events import Heard, Malformed, PushArrived, Received
+from edgeasync.core.effects import (
+    Assign,
+    Discard,
+    Fold,
+    Forget,
+    Keep,
+    Receive,
+    Restore,
+    Send,
+    SendGraph,
+    SendStatus,
+)
+from edgeasync.core.events import Folded, Heard, Malformed, PushArrived, Received
 from edgeasync.core.graph import ShippedGraph
 from edgeasync.core.hub import HubCore
 from edgeasync.core.settings import HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec
-from edgeasync.policies.aggregation import ImmediateAggregator
-from edgeasync.policies.frequency import FixedFrequency
+from edgeasync.policies.aggregation import (
+    BufferedAggregator,
+    ImmediateAggregator,
+    ModelAverageAggregator,
+    QuorumAggregator,
+    SynchronousAggregator,
+)
+from edgeasync.policies.frequency import AdaptiveFrequency, FixedFrequency
+from edgeasync.policies.history import WINDOW
+from edgeasync.policies.monitor import DisagreementWatch, Monitor, NotFiniteWatch
 from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
+from edgeasync.policies.policy import Policy, WarmUp
 from edgeasync.protocol.messages import (
     Ack,
     Assignment,
@@ -65,7 +84,47 @@ class Buffer:
         return tuple(contribution.weight / len(buffered) for contribution in buffered)
 
 
-AGGREGATORS = [ImmediateAggregator(), Buffer(2), Buffer(3, answer="now"), Buffer(9, wait_s=4.0)]
+@dataclass(frozen=True)
+class Whim:
+    """Alarmed now and then: where a loss, which tells an update's number, is a multiple of `every`."""
+
+    every: int
+    scope: str
+    remedy: str
+
+    def cause(self, update, fleet):
+        return "a whim" if round(update.loss) % self.every == 0 else None
+
+
+QUARANTINE = Monitor(watch=(NotFiniteWatch(count_max=1), Whim(5, "device", "quarantine")), calm_updates=2)
+ROLLBACK = Monitor(
+    watch=(
+        Whim(11, "fleet", "rollback"),
+        Whim(17, "device", "rollback"),
+        Whim(7, "device", "quarantine"),
+        Whim(13, "fleet", "increase_frequency"),
+        DisagreementWatch(),
+    ),
+    calm_updates=3,
+)
+ADAPTIVE = AdaptiveFrequency()
+BUFFERED = BufferedAggregator(count=3, wait_s_max=4.0)
+ROUNDS = SynchronousAggregator()
+# Each waits for devices, drops updates or goes back in another way.
+POLICIES = {
+    "immediate": {"aggregate": ImmediateAggregator()},
+    "buffer of 2": {"aggregate": Buffer(2)},
+    "buffer of 3, now": {"aggregate": Buffer(3, answer="now")},
+    "buffer of 9 or 4 s": {"aggregate": Buffer(9, wait_s=4.0)},
+    "quorum": {"aggregate": QuorumAggregator(), "frequency": ADAPTIVE},
+    "buffered": {"aggregate": BUFFERED, "frequency": ADAPTIVE, "monitor": QUARANTINE},
+    "synchronous": {"aggregate": ROUNDS, "monitor": QUARANTINE},
+    "model_average": {"aggregate": ModelAverageAggregator(), "take": "best", "monitor": ROLLBACK},
+    "rounds that go back": {"aggregate": ROUNDS, "monitor": ROLLBACK, "frequency": ADAPTIVE},
+    "quorum that goes back": {"aggregate": QuorumAggregator(share=0.5), "monitor": ROLLBACK, "take": "best"},
+    "buffered that goes back": {"aggregate": BUFFERED, "monitor": ROLLBACK, "behind_max": 3.0},
+    "warm-up": {"aggregate": ImmediateAggregator(), "warm_up": WarmUp(updates=7), "monitor": ROLLBACK},
+}
 
 
 def inverse_root(staleness):
@@ -124,8 +183,10 @@ class Node:
 
 
 class World:
-    def __init__(self, aggregate, seed, graph=None):
+    def __init__(self, policy, seed, graph=None, *, sick=""):
         random = Random(seed)
+        self.sick = sick
+        self.restored = self.rollbacks = 0
         self.now_s = 0.0
         self.up, self.down = [], []
         self.granted = {}
@@ -139,7 +200,9 @@ class World:
         self.hub = HubCore(
             spec=SPEC,
             training={},
-            judgement=Policy(staleness=inverse_root, aggregate=aggregate, optimizer=(SGD(),), frequency=FREQUENCY),
+            judgement=Policy(
+                **{"staleness": inverse_root, "optimizer": (SGD(),), "frequency": FREQUENCY} | POLICIES[policy]
+            ),
             settings=HubCoreSettings(
                 liveness=Liveness(progress_s=20.0),
                 limits=Limits(devices_max=len(NAMES), strikes_max=4, quarantine_s=20.0, updates_held_max=6),
@@ -214,7 +277,8 @@ class World:
                     decoded = [event.assignment.version for _, event in node.jobs if isinstance(event, d.Adopted)]
                     assert node.core.base == [node.memory, *decoded][-1], "trains from another model than it says"
                     self.uid += 1
-                    trained = d.Trained(effect.local_steps, self.uid, 0.5, 0.1, STEP_S)
+                    score = float(self.uid % 9)
+                    trained = d.Trained(effect.local_steps, self.uid, float(self.uid), 0.1, STEP_S, score)
                     node.jobs.append((self.now_s + effect.local_steps * STEP_S, trained))
         assert node.core.link in ("over", "offline") or node.peer is not None
 
@@ -237,7 +301,8 @@ class World:
     def _arrived(self, peer, push, *, room):
         handle = next(self._handles)
         self.held[handle] = (*self.owners[peer], push.seq, push.examples)
-        norm = float("nan") if push.examples % 7 == 0 else 1.0
+        broken = push.examples % 7 == 0 or self.owners[peer][0] in self.sick
+        norm = float("nan") if broken else 1.0
         return PushArrived(peer, push, handle, norm, room)
 
     def deliver_down(self, index=0):
@@ -264,13 +329,20 @@ class World:
         self.events += 1
         self._hub_did(self.hub.handle(event, self.now_s))
 
-    def _hub_did(self, effects):  # noqa: C901 (a table, one row for each effect)
+    def _hub_did(self, effects):  # noqa: C901, PLR0912 (a table, one row for each effect)
         for effect in effects:
             match effect:
                 case Fold():
                     self._folded(effect)
                 case Discard():
                     del self.held[effect.handle]
+                case Restore():
+                    self.version += 1
+                    assert effect.number == self.version
+                    self.restored = effect.number
+                    self.rollbacks += 1
+                case Keep():
+                    assert not self.hub.judge.alarms.active("rollback")
                 case Receive():
                     self.granted[effect.peer] = effect.push
                     self._send_down(effect.peer, Grant(effect.push))
@@ -303,7 +375,10 @@ class World:
     def _folded(self, fold):
         self.version += 1
         assert fold.number == self.version
-        assert len(fold.handles) == len(fold.weights) == len(set(fold.handles)) > 0
+        assert len(fold.handles) == len(fold.weights) == len(set(fold.handles)) == len(fold.bases) > 0
+        assert all(self.restored <= base < fold.number for base in fold.bases), "learnt from what is no more"
+        if fold.measure:
+            assert self.hub.handle(Folded(fold.number, 0.1), self.now_s) == []
         for handle in fold.handles:
             name, state_id, seq, uid = self.held.pop(handle)
             assert (name, state_id, seq) not in self.folded_pushes, "a push was folded twice"
@@ -325,6 +400,15 @@ class World:
         assert len(self.held) == hub.status(self.now_s)["updates_buffered"]
         assert sum(hub.messages_accepted.values()) + hub.messages_refused == self.events
         assert hub.updates_applied == len(self.folded_updates)
+        judge = hub.judge
+        assert judge.rollbacks == self.rollbacks
+        assert len(judge.alarms) <= 5 * len(NAMES)
+        assert {alarm.device_id for alarm in judge.alarms} <= {"", *NAMES}
+        assert judge._refused <= {name for name, member in tables.members.items() if member.live}
+        assert not judge._measuring
+        assert max(len(judge.fleet.norms), len(judge.fleet.scores), len(judge.fleet.losses)) <= WINDOW
+        if not len(judge):
+            assert not any(member.waiting for member in tables.members.values()), "nothing will wake them"
         assert len(tables._by_session) <= len(NAMES)
         assert len(tables._by_peer) <= len(NAMES)
         assert len(tables._leases) <= len(NAMES)
@@ -374,13 +458,13 @@ class AnyNetwork(RuleBasedStateMachine):
     """Every choice is Hypothesis's own."""
 
     @initialize(
-        aggregate=st.sampled_from(AGGREGATORS),
+        policy=st.sampled_from(list(POLICIES)),
         seed=st.integers(0, 9),
         graph=st.sampled_from(GRAPHS),
         seconds=st.sampled_from([0, 3, 20]),
     )
-    def begin(self, aggregate, seed, graph, seconds):
-        self.world = World(aggregate, seed, graph)
+    def begin(self, policy, seed, graph, seconds):
+        self.world = World(policy, seed, graph)
         self.world.run(seconds)
 
     def some_up(self):
@@ -498,11 +582,11 @@ def fault(world, random):  # noqa: C901 (a table, one row for each fault)
     world.check()
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(36))
 def test_when_the_faults_end_everybody_trains_again(seed):
     """A lease for the lost, a quarantine, a refusal or two with their waits: two minutes are enough."""
     random = Random(seed)
-    world = World(AGGREGATORS[seed % len(AGGREGATORS)], seed, GRAPHS[seed // 4 % 2])
+    world = World(list(POLICIES)[seed % len(POLICIES)], seed, GRAPHS[seed // 4 % 2])
     for _ in range(400):
         fault(world, random)
     world.run(120.0)
@@ -518,10 +602,31 @@ def test_when_the_faults_end_everybody_trains_again(seed):
 
 
 def test_a_peaceful_world_loses_no_update():
-    world = World(ImmediateAggregator(), 0)
+    world = World("immediate", 0)
     world.run(60.0)
     trained = sum(node.trained for node in world.nodes)
     rejected = world.hub.updates_rejected
     assert trained > 150
     assert world.hub.messages_refused == world.hub.duplicates == 0
     assert trained - len(NAMES) <= world.hub.updates_applied + rejected <= trained
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_device_whose_updates_never_count_holds_up_nobody(policy):
+    world = World(policy, 0, sick="c")
+    world.run(60.0)
+    before = [node.trained for node in world.nodes], world.version, world.hub.updates_applied
+    world.run(60.0)
+    trained = [node.trained - was for node, was in zip(world.nodes, before[0], strict=True)]
+    assert min(trained) >= 12
+    assert world.version >= before[1] + 6
+    assert world.hub.updates_applied >= before[2] + 9
+    assert not any(name == "c" for name, _, _ in world.folded_pushes)
+
+
+def test_policies_that_go_back_do():
+    for policy in [name for name, parts in POLICIES.items() if parts.get("monitor") is ROLLBACK]:
+        world = World(policy, 0)
+        world.run(120.0)
+        assert world.rollbacks >= 2, policy
+        assert world.hub.updates_applied > 30, policy

@@ -96,8 +96,8 @@ def train_under_churn(seed):
         device.start()
         switch_off_and_on(clock, device, Churn(on_s=1.0, off_s=0.5), f"{seed}/{drawn.device_id}")
         devices.append(device)
-    for tenth in range(1, 201):
-        clock.run(lambda: False, tenth / 10)
+    for second in range(1, 13):
+        clock.run(lambda: False, float(second))
         hub.core.check()
     return hub, devices
 
@@ -108,7 +108,7 @@ def test_a_fleet_under_churn_trains_on_and_counts_every_update_once():
     events = [report.event for _, report in hub.reports]
     assert events.count("rejoined") == sum(device.starts - 1 for device in devices) + _spoke_again(hub)
     assert "left" not in events, "a power cut says no goodbye"
-    assert hub.core.updates_applied > 300
+    assert hub.core.updates_applied > 200
     assert hub.core.updates_applied == sum(m.updates_applied for m in hub.core.members.members.values())
 
 
@@ -120,7 +120,7 @@ def test_the_same_seed_gives_the_same_run_under_churn():
     def trace(seed):
         hub, devices = train_under_churn(seed)
         sent = [(device.starts, device.up.bytes_sent, device.down.bytes_sent) for device in devices]
-        return hashlib.sha256(hub.model).hexdigest(), sent, hub.core.status(20.0), hub.reports
+        return hashlib.sha256(hub.model).hexdigest(), sent, hub.core.status(12.0), hub.reports
 
     assert trace(1) == trace(1)
     assert trace(1) != trace(2)

@@ -2,17 +2,27 @@ import pytest
 
 from edgeasync.config import convert, read_toml, to_table
 from edgeasync.errors import ConfigError
-from edgeasync.policies.aggregation import Contribution, ImmediateAggregator
-from edgeasync.policies.frequency import FixedFrequency
+from edgeasync.policies.aggregation import (
+    BufferedAggregator,
+    ImmediateAggregator,
+    ModelAverageAggregator,
+    QuorumAggregator,
+    SynchronousAggregator,
+)
+from edgeasync.policies.combining import TrimmedMeanCombiner
+from edgeasync.policies.frequency import AdaptiveFrequency, FixedFrequency, Tempo, TimeFrequency
+from edgeasync.policies.history import DeviceHistory
+from edgeasync.policies.monitor import GradientNormWatch, LossWatch, Monitor
 from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
-from edgeasync.policies.staleness import PolynomialStaleness
+from edgeasync.policies.policy import DelayCompensation, Plateau, Policy, WarmUp
+from edgeasync.policies.staleness import PolynomialStaleness, Staleness
+from edgeasync.runtime.hub_settings import HubSettings
 
 
 def test_everything_has_a_default():
     assert convert({}, Policy, where="[policy]") == Policy()
-    assert Policy().staleness(0) == 1.0
-    assert Policy().frequency("a", {}) >= 1
+    assert Policy().staleness(Staleness(0)) == 1.0
+    assert Policy().frequency.interval(DeviceHistory(), Tempo()).local_steps >= 1
 
 
 def test_every_part_is_chosen_by_kind(tmp_path):
@@ -64,18 +74,179 @@ def test_what_is_unknown_or_contradictory_is_refused_with_its_path(table, messag
     assert str(caught.value).startswith(f"hub.toml: {message}")
 
 
-def contribution(handle, weight, arrived_s):
-    return Contribution(handle, "a", weight, 1.0, 10, 0, arrived_s)
+# -- parts that contradict one another -----------------------------------------------------------------------
+
+MODEL = {"kind": "mlp", "inputs": 4, "hidden": [5], "classes": 3}
+NAN, INF = float("nan"), float("inf")
+AT_ONCE, BY_MODEL, IN_FIVES = {"kind": "immediate"}, {"kind": "model_average"}, {"kind": "buffered"}
+ROUNDS, DIVERGENCE = {"kind": "synchronous"}, {"kind": "adaptive", "metric": "divergence"}
+ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by one"
 
 
-def test_immediate_is_due_at_once_and_keeps_the_weights():
-    aggregator = ImmediateAggregator()
-    buffered = [contribution(0, 1.0, 3.0), contribution(1, 0.25, 4.0)]
-    assert aggregator.answer == "now"
-    assert aggregator.flush_at_s(buffered, devices_live=7) == 3.0
-    assert aggregator.weights(buffered) == (1.0, 0.25)
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (
+            {"aggregate": {"kind": "buffered", "wait_s_max": 0}},
+            "aggregate: wait_s_max is 0: give seconds over 0, or",
+        ),
+        (
+            {"aggregate": {"kind": "buffered", "wait_s_max": -3}},
+            "aggregate: wait_s_max is -3: give seconds over 0",
+        ),
+        (
+            {"aggregate": {"kind": "buffered", "wait_s_max": NAN}},
+            "aggregate: wait_s_max is nan: give seconds over 0",
+        ),
+        (
+            {"aggregate": {"kind": "buffered", "wait_s_max": INF}},
+            "aggregate: wait_s_max is inf: give seconds over 0",
+        ),
+        (
+            {"aggregate": ROUNDS | {"deadline_s": 0}},
+            "aggregate: deadline_s is 0: give seconds over 0, or leave it",
+        ),
+        ({"aggregate": ROUNDS | {"deadline_s": INF}}, "aggregate: deadline_s is inf: give seconds over 0"),
+        ({"aggregate": ROUNDS | {"count": 0}}, "aggregate: count is 0: a round waits for 1 device or more"),
+        (
+            {"aggregate": ROUNDS | {"count": 3, "share": 0.5}},
+            "aggregate: share and count both say how many devices a round waits for: leave one out",
+        ),
+        (
+            {"frequency": {"kind": "adaptive", "local_steps_min": 200}},
+            "frequency: local_steps_min (200) is over local_steps_max (128)",
+        ),
+        (
+            {"frequency": {"kind": "adaptive", "talk_share": 0.6}},
+            "frequency: talk_share (0.6) is over talk_share_max (0.5)",
+        ),
+        ({"warm_up": {}}, "warm_up: warm_up ends after updates or epochs: give one of the two"),
+        ({"warm_up": {"updates": 9, "epochs": 1}}, "warm_up: warm_up ends after updates or epochs: give one"),
+        ({"warm_up": {"updates": 0}}, "warm_up: warm_up takes updates, or epochs, over 0"),
+        ({"warm_up": {"updates": -1}}, "warm_up: warm_up takes updates, or epochs, over 0"),
+        ({"warm_up": {"epochs": 0.0}}, "warm_up: warm_up takes updates, or epochs, over 0"),
+        ({"warm_up": {"epochs": -0.5}}, "warm_up: warm_up takes updates, or epochs, over 0"),
+        ({"warm_up": {"epochs": INF}}, "warm_up: warm_up takes updates, or epochs, over 0"),
+        ({"warm_up": {"epochs": NAN}}, "warm_up: warm_up takes updates, or epochs, over 0"),
+        ({"behind_max": 1.0}, "behind_max is 1: give a ratio over 1"),
+        ({"behind_max": NAN}, "behind_max is nan: give a ratio over 1"),
+        ({"behind_max": INF}, "behind_max is inf: give a ratio over 1"),
+        (
+            {"combine": {"kind": "median"}, "frequency": DIVERGENCE},
+            "frequency: metric divergence measures a mean, not a median",
+        ),
+        (
+            {"warm_up": {"updates": 9, "aggregate": AT_ONCE, "frequency": DIVERGENCE}},
+            "frequency: metric divergence " + ONE_BY_ONE.format("immediate"),
+        ),
+        (
+            {"aggregate": BY_MODEL, "warm_up": {"updates": 9}},
+            "warm_up and aggregate want different updates: both model_average, or neither",
+        ),
+        (
+            {"warm_up": {"updates": 9, "aggregate": BY_MODEL}},
+            "warm_up and aggregate want different updates: both model_average, or neither",
+        ),
+        (
+            {"aggregate": AT_ONCE, "combine": {"kind": "median"}},
+            "combine: median " + ONE_BY_ONE.format("immediate"),
+        ),
+        (
+            {"aggregate": BY_MODEL, "combine": {"kind": "trimmed_mean"}},
+            "combine: trimmed_mean " + ONE_BY_ONE.format("model_average"),
+        ),
+        (
+            {"combine": {"kind": "median"}, "warm_up": {"updates": 9, "aggregate": AT_ONCE}},
+            "combine: median " + ONE_BY_ONE.format("immediate"),
+        ),
+        (
+            {"aggregate": BY_MODEL, "compensation": {}},
+            "compensation: devices send models, not gradients, under model_average: leave it out",
+        ),
+        (
+            {"aggregate": AT_ONCE, "frequency": DIVERGENCE},
+            "frequency: metric divergence " + ONE_BY_ONE.format("immediate"),
+        ),
+        (
+            {"optimizer": [{"kind": "adam"}, {"kind": "clip_by_global_norm"}]},
+            "`clip_by_global_norm` at 1 comes after `adam` at 0",
+        ),
+        ({"combine": {"kind": "trimmed_mean", "trim": 0.5}}, "combine.trim: expected `float` < 0.5"),
+        ({"compensation": {"versions": 0}}, "compensation.versions: expected `int` >= 1"),
+        ({"take": "worst"}, "take: invalid enum value 'worst'"),
+        ({"plateau": {"factor": 1.0}}, "plateau.factor: expected `float` < 1.0"),
+        ({"monitor": {"calm_updates": 0}}, "monitor.calm_updates: expected `int` >= 1"),
+        ({"monitor": {"watch": [{"kind": "loss", "ratio_max": 1}]}}, "monitor.watch[0].ratio_max: expected"),
+        (
+            {"monitor": {"watch": [{"kind": "loss", "remedy": "quarantine"}]}},
+            "monitor.watch[0].remedy: invalid enum value 'quarantine'",
+        ),
+    ],
+)
+def test_parts_that_contradict_one_another_are_refused_with_a_sentence(table, message):
+    with pytest.raises(ConfigError) as caught:
+        convert(table, Policy, where="hub.toml")
+    assert str(caught.value).startswith(f"hub.toml: {message}")
 
 
-def test_fixed_frequency_is_the_same_for_everyone():
-    frequency = FixedFrequency(local_steps=5)
-    assert [frequency(name, {}) for name in ("a", "b", "a")] == [5, 5, 5]
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (
+            {"hub": {"stop": {"accuracy": 0.9}}},
+            "hub.stop.accuracy needs held-out data to measure it on: give evaluation.data",
+        ),
+        (
+            {"policy": {"aggregate": {"kind": "buffered", "count": 65}}},
+            "policy.aggregate.count (65) is over the 64 of limits.updates_held_max",
+        ),
+        (
+            {"policy": {"aggregate": ROUNDS | {"count": 9}}, "limits": {"updates_held_max": 8}},
+            "policy.aggregate.count (9) is over the 8 of limits.updates_held_max",
+        ),
+        (
+            {"policy": {"warm_up": {"updates": 9, "aggregate": {"kind": "buffered", "count": 65}}}},
+            "policy.warm_up.aggregate.count (65) is over the 64 of limits.updates_held_max",
+        ),
+        ({"codec": {"push": "zip"}}, "codec: "),
+    ],
+)
+def test_a_hubs_settings_that_contradict_one_another_are_refused(table, message):
+    with pytest.raises(ConfigError) as caught:
+        convert({"model": MODEL} | table, HubSettings, where="hub.toml")
+    assert str(caught.value).startswith(f"hub.toml: {message}")
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"hub": {"stop": {"accuracy": 0.9}}, "evaluation": {"data": "test.npz"}},
+        {"policy": {"aggregate": {"kind": "buffered", "count": 64}}},
+        {"policy": {"aggregate": ROUNDS | {"count": 9, "share": 1.0}}},
+        {"policy": {"aggregate": BY_MODEL, "warm_up": {"epochs": 0.5, "aggregate": BY_MODEL}}},
+        {"policy": {"aggregate": AT_ONCE, "compensation": {}, "behind_max": 1.5, "take": "best"}},
+        {"policy": {"aggregate": IN_FIVES, "combine": {"kind": "median"}}},
+        {"policy": {"frequency": DIVERGENCE, "warm_up": {"updates": 9, "aggregate": AT_ONCE}}},
+        {"policy": {"aggregate": ROUNDS, "monitor": {"watch": []}}},
+    ],
+)
+def test_parts_that_go_together(table):
+    convert({"model": MODEL} | table, HubSettings, where="hub.toml")
+
+
+def test_every_part_comes_back_from_its_table():
+    policy = Policy(
+        compensation=DelayCompensation(versions=3),
+        take="better",
+        behind_max=3.0,
+        aggregate=SynchronousAggregator(count=3, deadline_s=9.0, weigh_by="examples", balance=0.5),
+        combine=TrimmedMeanCombiner(trim=0.2),
+        frequency=TimeFrequency(seconds=3.0),
+        warm_up=WarmUp(epochs=2.0, aggregate=BufferedAggregator(wait_s_max=3.0), frequency=AdaptiveFrequency()),
+        plateau=Plateau(patience=2),
+        monitor=Monitor(watch=(LossWatch(remedy="alert"), GradientNormWatch()), calm_updates=3),
+    )
+    assert convert(to_table(policy), Policy, where="again") == policy
+    assert policy.monitor.rolls_back is False
+    for aggregate in (QuorumAggregator(share=0.5), ModelAverageAggregator(by_devices=True)):
+        assert convert(to_table(Policy(aggregate=aggregate)), Policy, where="again").aggregate == aggregate

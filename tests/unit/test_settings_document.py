@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import typer
 from msgspec import inspect
@@ -25,10 +26,17 @@ AGENT_FILES = ["examples/agent.toml", *sorted(str(path.relative_to(ROOT)) for pa
 
 def structs_within(kind):
     """Return the struct types that a type speaks of: a table, a union of kinds, a list of them."""
-    if isinstance(kind, inspect.StructType):
+    return within(kind, inspect.StructType)
+
+
+def within(kind, wanted):
+    """Return the types of a sort that a type is made of, whatever it is described by."""
+    if isinstance(kind, inspect.Metadata):
+        return within(kind.type, wanted)
+    if isinstance(kind, wanted):
         return [kind]
     inner = [*getattr(kind, "types", ()), *filter(None, [getattr(kind, "item_type", None)])]
-    return [struct for part in inner for struct in structs_within(part)]
+    return [found for part in inner for found in within(part, wanted)]
 
 
 def walk(struct, path, heading, found):
@@ -89,27 +97,34 @@ def test_bounds_stand_beside_the_type(heading):
     table = rows(heading)
     for field in TABLES[heading].fields:
         said = table[field.name][0].replace(" ", "")
-        for kind in numbers_within(field.type):
+        for kind in within(field.type, inspect.IntType | inspect.FloatType):
             for limit in ("ge", "gt", "le", "lt"):
                 value = getattr(kind, limit)
                 assert value is None or written(value) in said, (field.name, limit)
-            assert ("over0" in said) == (kind.gt == 0), field.name
+            assert re.findall(r"over(\d+)", said) == ([] if kind.gt is None else [written(kind.gt)]), field.name
             assert ("under" in said) == (kind.lt is not None), field.name
 
 
-def numbers_within(kind):
-    if isinstance(kind, inspect.IntType | inspect.FloatType):
-        return [kind]
-    inner = [*getattr(kind, "types", ()), *filter(None, [getattr(kind, "item_type", None)])]
-    return [number for part in inner for number in numbers_within(part)]
+@every_table
+def test_choices_stand_beside_the_type(heading):
+    table = rows(heading)
+    for field in TABLES[heading].fields:
+        for kind in within(field.type, inspect.LiteralType):
+            if said := re.findall(r'`"(\w+)"`', table[field.name][0]):
+                assert sorted(said) == sorted(kind.values), field.name
+            else:  # names of kinds that need no table, listed with the meaning
+                assert set(kind.values) <= set(re.findall(r"`(\w+)`", table[field.name][2])), field.name
 
 
 def written(value):
+    if value != int(value):
+        return f"{value:g}"
     return {2**62: "2⁶²", 2**24: "2²⁴"}.get(value, str(int(value)))
 
 
 def test_the_walk_finds_what_it_must():
     assert {"`[hub.stop]`", '`optimizer`, `kind = "sgd"`', '`[model]`, `kind = "mlp"`', "`[agent]`"} <= set(TABLES)
+    assert {"`[policy.monitor]`", '`watch`, `kind = "loss"`', '`aggregate`, `kind = "quorum"`'} <= set(TABLES)
     headings = set(re.findall(r"^#{2,} (.+)$", TEXT, re.MULTILINE))
     assert headings - set(TABLES) == {"A whole hub's file", "A whole agent's file"}
 
@@ -128,7 +143,16 @@ def test_flags_are_named_with_their_keys(command, headings):
     assert {key for key, cells in table.items() if "lag `--" in cells[2]} == set(flags)
 
 
-def test_whole_files_in_the_document_are_read():
+@pytest.fixture
+def beside(tmp_path, monkeypatch):
+    """Be in a folder with the files that the settings of hubs name."""
+    monkeypatch.chdir(tmp_path)
+    nn.save(nn.Linear(64, 10), "digits-cnn.onnx", input_shape=(64,))
+    Path("digits").mkdir()
+    np.savez("digits/held-out.npz", x=np.zeros((4, 64), np.float32), y=np.arange(4))
+
+
+def test_whole_files_in_the_document_are_read(beside):
     hub, agent = re.findall(r"```toml\n(.+?)```", TEXT, re.DOTALL)
     convert(tomllib.loads(hub), HubSettings, where="the document").make_hub()
     convert(tomllib.loads(agent), AgentSettings, where="the document")
@@ -136,11 +160,8 @@ def test_whole_files_in_the_document_are_read():
 
 
 @pytest.mark.parametrize("path", HUB_FILES)
-def test_hub_files_are_read(path, tmp_path, monkeypatch):
-    settings = read_toml(ROOT / path, HubSettings)
-    monkeypatch.chdir(tmp_path)  # where the model's file lies beside whoever starts the hub
-    nn.save(nn.Linear(64, 10), settings.model.file, input_shape=(64,))
-    settings.make_hub()
+def test_hub_files_are_read(path, beside):
+    read_toml(ROOT / path, HubSettings).make_hub()
 
 
 @pytest.mark.parametrize("path", AGENT_FILES)

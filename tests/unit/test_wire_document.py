@@ -1,6 +1,7 @@
 """docs/wire.md is what others write their agents from: it must not drift from the structs."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import get_args
@@ -10,8 +11,13 @@ import msgspec
 import pytest
 from msgspec import inspect
 
+from edgeasync.core.events import Evaluated, Received
+from edgeasync.core.hub import HubCore
 from edgeasync.core.membership import DeviceState
+from edgeasync.core.settings import HubCoreSettings
 from edgeasync.parameters import Parameter, ParameterSpec
+from edgeasync.policies.monitor import Observation, Remedy
+from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import CODECS
 from edgeasync.protocol.messages import (
@@ -20,6 +26,7 @@ from edgeasync.protocol.messages import (
     Buffered,
     DeviceProfile,
     Duplicate,
+    Hello,
     ModelVersion,
     RefusalCode,
     Rejected,
@@ -67,8 +74,16 @@ def test_inner_arrays_are_described_in_order(struct):
 
 @every_message
 def test_bounds_stand_in_the_row_of_their_field(kind):
-    table = rows(section(f"### {MESSAGES[kind].__name__} ({kind})"))
-    for field in inspect.type_info(MESSAGES[kind]).fields:
+    check_bounds(MESSAGES[kind], section(f"### {MESSAGES[kind].__name__} ({kind})"))
+
+
+def test_bounds_of_a_profile_stand_in_their_rows():
+    check_bounds(DeviceProfile, section("#### DeviceProfile"))
+
+
+def check_bounds(struct, text):
+    table = rows(text)
+    for field in inspect.type_info(struct).fields:
         name = field.encode_name
         wire_type, bound, _ = (cell.strip() for cell in f"{table[name]} ".split("|"))
         if wire_type in ("count", "u64"):  # their bounds stand under Types
@@ -102,7 +117,37 @@ def test_refusals_codecs_and_states():
     codecs = rows(section("### Codecs"))
     assert tuple(codecs) == tuple(CODECS)
     assert all(cells.startswith(f"{CODECS[name].payload_bytes(1)} length") for name, cells in codecs.items())
-    assert tuple(re.findall(r"`(\w+)`", rows(section("## The status"))["state"])) == get_args(DeviceState)
+    assert tuple(re.findall(r"`(\w+)`", status_tables()["Each device"]["state"])) == get_args(DeviceState)
+
+
+def status_tables():
+    """Return the rows of every table of the status, by what stands before it."""
+    parts = re.split(r"^(.*):\n\n(?=\| key)", section("## The status"), flags=re.MULTILINE)
+    return {"": rows(parts[0])} | {name: rows(text) for name, text in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def test_the_status_has_the_keys_that_are_described():
+    spec = ParameterSpec((Parameter("weights", (3,)),))
+    core = HubCore(
+        spec=spec, training={}, judgement=Policy(), settings=HubCoreSettings(),
+        version=ModelVersion("00c0ffee00c0ffee", 0), make_session=lambda: bytes(16), now_s=0.0,
+    )  # fmt: skip
+    core.handle(Received(b"peer", Hello((1,), "a", bytes(16), 1)), 0.0)
+    core.judge.alarms.look(Observation("a", math.nan, 1, math.nan, 9), core.judge.fleet, "device")
+    core.judge.progress.evaluated(Evaluated(0, 1.0, 0.5), [])
+    status = core.status(1.0)
+    found = {
+        "": status,
+        "`tempo`": status["tempo"],
+        "`fleet`": status["fleet"],
+        "Each alarm": status["alarms"][0],
+        "`evaluation` and `best`": status["evaluation"],
+        "Each device": status["devices"][0],
+    }
+    tables = status_tables()
+    assert {name: tuple(table) for name, table in tables.items()} == {n: tuple(keys) for n, keys in found.items()}
+    assert set(status["best"]) == set(status["evaluation"])
+    assert sorted(re.findall(r"`(\w+)`", tables["Each alarm"]["remedy"])) == sorted(get_args(Remedy))
 
 
 def test_limits():

@@ -1,0 +1,327 @@
+"""Whether the adaptive frequency adapts: real processes, one agent slowed down tenfold and one link in mid-run.
+
+Run as `python -m benchmarks.frequency`. A real hub and six real agents exchange a small network. In mid-run the
+local steps of `device-1` take ten times as long and the link of `device-2` carries 1 Mbit/s each way; later both
+are undone. Every assignment is noted by the agent that got it, times of talking and reasons by the hub.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import multiprocessing
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from ctypes import c_double
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+import zmq
+from sklearn.datasets import load_digits
+
+from benchmarks.frequency_processes import Assigned, run_agent, run_link
+from benchmarks.report import Results, make_parser, show_progress, show_results
+from edgeasync.data.dataset import Dataset
+from edgeasync.data.partition import iid
+from edgeasync.policies.frequency import AdaptiveFrequency
+from edgeasync.protocol import wire
+from edgeasync.protocol.messages import StatusRequest
+
+DEVICES = 6
+STEP_S = 0.016
+SLOWDOWN = 10.0
+SLOW_BYTES_PER_S = 125_000.0
+"""1 Mbit/s each way: a model of 19 kB and its update take 0.31 s."""
+
+FREQUENCY = AdaptiveFrequency(metric="none", local_steps_min=32, epochs_max=1000.0)
+"""Without a metric the period depends on the devices alone, not on how far the model has come meanwhile."""
+
+LEARNING_RATE = 0.01
+"""Low, so that training stays calm under every aggregator: remedies against divergence change intervals too."""
+
+AGGREGATORS = ("quorum", "buffered", "immediate")
+SETTINGS = """
+[hub]
+bind = "tcp://127.0.0.1:*"
+run = "{run}"
+[model]
+kind = "mlp"
+inputs = 64
+hidden = [64]
+classes = 10
+[local]
+optimizer = [{{ kind = "sgd", learning_rate = {learning_rate} }}]
+[policy]
+aggregate = {{ kind = "{aggregate}" }}
+[policy.frequency]
+kind = "adaptive"
+metric = "{frequency.metric}"
+local_steps_min = {frequency.local_steps_min}
+epochs_max = {frequency.epochs_max}
+"""
+
+PHASES = {"calm": 10.0, "throttled": 34.0, "undone": 16.0}
+"""Seconds of each: a device that is found to be slow is at work on three long assignments by then."""
+
+LOOK_S = 0.04
+START_S = 30.0
+
+SETTLED_SHARE = 0.2
+"""How far an interval may be from the one in the end and count as settled; a single step in any case."""
+
+EXCHANGES_MAX = 10
+PERIOD_RATIO_MAX = 1.5
+RETURNED_MIN = 0.8
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A device as the hub describes it at a time."""
+
+    at_s: float
+    talk_share: float
+    talk_s: float
+    step_s: float
+    why: str
+
+
+@dataclass
+class Device:
+    """What was seen of a device: its assignments, and the hub's descriptions."""
+
+    assigned: list[Assigned] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """How a device came through a phase; period and share since its interval settled, `why` in the end."""
+
+    local_steps: float
+    settled_after: int
+    period_s: float
+    share_max: float
+    talk_s: float
+    step_s: float
+    why: str
+
+
+class Hub:
+    """A real `edgeasync hub`, its events, and a socket to ask it for its status."""
+
+    def __init__(self, aggregate: str, folder: Path) -> None:
+        settings = folder / "hub.toml"
+        table = SETTINGS.format(
+            run=folder / "run", aggregate=aggregate, frequency=FREQUENCY, learning_rate=LEARNING_RATE
+        )
+        settings.write_text(table)
+        self.alarms: list[str] = []
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "edgeasync", "hub", str(settings), "--json"], stdout=subprocess.PIPE, text=True
+        )
+        self.address = str(self._next_event()["detail"])
+        self._reader = threading.Thread(target=self._follow, daemon=True)
+        self._reader.start()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.set(zmq.RCVTIMEO, round(START_S * 1e3))
+        self._socket.connect(self.address)
+
+    def look(self) -> tuple[float, dict[str, Any]]:
+        """Return the time and the hub's status."""
+        self._socket.send(wire.encode(StatusRequest()))
+        _, status = self._socket.recv_multipart()
+        return time.monotonic(), msgspec.json.decode(status, type=dict[str, Any])
+
+    def close(self) -> None:
+        """End the process."""
+        self._context.destroy()
+        self._process.terminate()
+        self._process.wait()
+        self._reader.join()
+
+    def _next_event(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the hub ended by itself")
+        return dict(json.loads(line))
+
+    def _follow(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            event = json.loads(line)
+            if event["event"] == "alarm":
+                self.alarms.append(f"{event['device']} {event['detail']}".strip())
+
+
+class Bench:
+    """The processes of one run."""
+
+    def __init__(self, aggregate: str, folder: str) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["benchmarks.frequency_processes"])
+        self._aggregate = aggregate
+        self._folder = Path(folder)
+        self._processes: list[BaseProcess] = []
+        self._pipes: list[Connection[Any, Any]] = []
+        self._step_s: list[c_double] = []
+        self.devices = {f"device-{number}": Device() for number in range(1, DEVICES + 1)}
+
+    def __enter__(self) -> Self:
+        self.hub = Hub(self._aggregate, self._folder)
+        host, _, port = self.hub.address.removeprefix("tcp://").partition(":")
+        self._bytes_per_s = self._context.RawValue(c_double, math.inf)
+        link = self._start(run_link, host, int(port), self._bytes_per_s)
+        digits = load_digits()
+        data = Dataset.of((digits.data / 16).astype(np.float32), digits.target)
+        for number, part in enumerate(iid(data, DEVICES, 0), start=1):
+            address = f"tcp://127.0.0.1:{link.recv()}" if number == 2 else self.hub.address
+            step_s = self._context.RawValue(c_double, STEP_S)
+            self._pipes.append(self._start(run_agent, address, number, part, step_s))
+            self._step_s.append(step_s)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+        self.hub.close()
+
+    def run(self) -> dict[str, tuple[float, float]]:
+        """Let all phases pass; return when each began and ended."""
+        for name, pipe in zip(self.devices, self._pipes, strict=True):
+            if not pipe.poll(START_S):
+                raise TimeoutError(f"{name} was given nothing to do")
+        phases = {}
+        for name, seconds in PHASES.items():
+            throttled = name == "throttled"
+            self._step_s[0].value = STEP_S * (SLOWDOWN if throttled else 1.0)
+            self._bytes_per_s.value = SLOW_BYTES_PER_S if throttled else math.inf
+            begun_s = time.monotonic()
+            while time.monotonic() < begun_s + seconds:
+                self._look()
+                time.sleep(LOOK_S)
+            phases[name] = (begun_s, time.monotonic())
+        return phases
+
+    def _start(self, target: Callable[..., None], *arguments: object) -> "Connection[Any, Any]":
+        ours, theirs = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=target, args=(*arguments, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        self._processes.append(process)
+        return ours
+
+    def _look(self) -> None:
+        """Take in what hub and agents have to tell."""
+        at_s, status = self.hub.look()
+        for device in status["devices"]:
+            seen = Seen(at_s, device["talk_share"], device["talk_s"], device["step_s"], device["why"])
+            self.devices[device["id"]].seen.append(seen)
+        for device, pipe in zip(self.devices.values(), self._pipes, strict=True):
+            while pipe.poll():
+                device.assigned.append(pipe.recv())
+
+
+def assess(device: Device, begun_s: float, ended_s: float) -> Phase:
+    """Say how a device came through a phase."""
+    assigned = [entry for entry in device.assigned if begun_s <= entry.at_s < ended_s]
+    if len(assigned) < 5:
+        raise RuntimeError(f"only {len(assigned)} exchanges in a phase of {ended_s - begun_s:.0f} s")
+    last_half = assigned[-(len(assigned) // 2) :]
+    usual = statistics.median([entry.local_steps for entry in last_half])
+
+    def apart(entry: Assigned) -> bool:
+        return abs(entry.local_steps - usual) > max(1.0, SETTLED_SHARE * usual)
+
+    settled_after = max((number for number, entry in enumerate(assigned, start=1) if apart(entry)), default=0)
+    settled_after += settled_after > 0  # the next one is as it stays
+    settled = assigned[max(0, settled_after - 1) :]
+    if len(settled) < 3:  # it never did
+        settled = last_half
+    periods_s = [after.at_s - before.at_s for before, after in itertools.pairwise(settled)]
+    seen = [entry for entry in device.seen if settled[0].at_s <= entry.at_s < ended_s]
+    return Phase(
+        local_steps=usual,
+        settled_after=settled_after,
+        period_s=statistics.median(periods_s),
+        share_max=max(entry.talk_share for entry in seen),
+        talk_s=statistics.median([entry.talk_s for entry in seen]),
+        step_s=statistics.median([entry.step_s for entry in seen]),
+        why=seen[-1].why,
+    )
+
+
+def judge(aggregate: str, phases: dict[str, dict[str, Phase]], results: Results) -> None:
+    """Note the figures of a run, and how they compare with what they should be."""
+    widest = 1.0
+    for name, devices in phases.items():
+        usual_s = statistics.median([phase.period_s for phase in devices.values()])
+        for device, phase in devices.items():
+            over_usual = phase.period_s / usual_s
+            widest = max(widest, over_usual, 1.0 / over_usual)
+            columns = {
+                "step, ms": 1e3 * phase.step_s,
+                "talking, ms": 1e3 * phase.talk_s,
+                "local steps": phase.local_steps,
+                "settled after": phase.settled_after,
+                "period, s": phase.period_s,
+                "period / median": over_usual,
+                "talk share at most, %": 100.0 * phase.share_max,
+            }
+            row = f"{device}: {phase.why}"
+            results.add(f"{aggregate}, {name}", row, {key: round(value, 3) for key, value in columns.items()})
+    found = [phase for devices in phases.values() for phase in devices.values()]
+    returned = [
+        phase.local_steps / phases["undone"][device].local_steps for device, phase in phases["calm"].items()
+    ]
+    for title, ratio, target in (
+        ("exchanges until settled", EXCHANGES_MAX / max(1, *(phase.settled_after for phase in found)), 1.0),
+        ("period over the median", PERIOD_RATIO_MAX / widest, 1.0),
+        ("talk share", FREQUENCY.talk_share_max / max(phase.share_max for phase in found), 1.0),
+        ("interval undone over calm", min(min(ratio, 1.0 / ratio) for ratio in returned), RETURNED_MIN),
+    ):
+        bound = "" if title.startswith("interval") else "bound over worst "
+        results.ratios[f"{aggregate}: {bound}{title}"] = round(ratio, 3)
+        results.targets[f"{aggregate}: {bound}{title}"] = target
+
+
+def parse() -> argparse.Namespace:
+    """Return the arguments."""
+    parser = make_parser("How the adaptive frequency follows a slowed down agent and a throttled link.")
+    parser.add_argument("--aggregate", nargs="+", choices=AGGREGATORS, help="only these [default: all]")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Let a fleet run under every aggregator."""
+    arguments = parse()
+    results = Results()
+    for aggregate in arguments.aggregate or (AGGREGATORS[:1] if arguments.quick else AGGREGATORS):
+        show_progress(f"{aggregate}: {sum(PHASES.values()):g} s")
+        with tempfile.TemporaryDirectory() as folder, Bench(aggregate, folder) as bench:
+            spans = bench.run()
+        phases = {
+            name: {device: assess(found, *span) for device, found in bench.devices.items()}
+            for name, span in spans.items()
+        }
+        judge(aggregate, phases, results)
+        for alarm in bench.hub.alarms:
+            show_progress(f"{aggregate}: alarm: {alarm}")
+    show_results(results, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()

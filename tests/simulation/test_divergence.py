@@ -1,0 +1,199 @@
+"""Planted divergence in virtual time: noticed soon, remedied and explained; training reaches its target."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from edgeasync.core.settings import HubCoreSettings
+from edgeasync.data.dataset import Dataset, batches
+from edgeasync.data.partition import dirichlet, iid
+from edgeasync.policies.aggregation import ImmediateAggregator, QuorumAggregator
+from edgeasync.policies.monitor import Monitor
+from edgeasync.policies.optimizers import SGD
+from edgeasync.policies.policy import Policy
+from edgeasync.simulation.clock import VirtualClock
+from edgeasync.simulation.fleet import SimulatedDevice, SimulatedHub
+from edgeasync.simulation.link import LinkProfile
+from edgeasync.training.numpy_models import MlpModel
+from edgeasync.training.trainer import GradientTrainer
+
+NETWORK = MlpModel(inputs=64, hidden=(64,), classes=10)
+LEARNING_RATE = 0.05
+TOO_HIGH = 100.0
+TARGET = 0.95
+UPDATES = 1000
+"""What training is given to reach the target: a fleet without a fault needs some 500."""
+
+BEFORE_FAULTS = 100
+"""Updates that are applied before the faults are planted."""
+
+NOTICED_WITHIN = 20
+LIMIT_S = 600.0
+POLICIES = {"default": Policy(), "immediate": Policy(aggregate=ImmediateAggregator())}
+
+both_policies = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
+
+
+@cache
+def digits():
+    """Digits to train on, and others to judge by."""
+    found = load_digits()
+    dataset = Dataset.of((found.data / 16).astype(np.float32), found.target)
+    order = np.random.default_rng(0).permutation(len(dataset))
+    return dataset.take(order[360:]), dataset.take(order[:360])
+
+
+def trainer_on(data, learning_rate, seed):
+    return GradientTrainer(
+        NETWORK.spec, NETWORK.gradient, [SGD(learning_rate=learning_rate)], batches(data, 32, seed)
+    )
+
+
+class Fleet:
+    """A hub and nearly equal devices on parts of the digits, independent and alike unless `alpha` skews them."""
+
+    def __init__(self, policy, *, devices=8, alpha=None, learning_rate=LEARNING_RATE, seed=0):
+        data, self.held_out = digits()
+        self.parts = (
+            iid(data, devices, seed) if alpha is None else dirichlet(data, devices, alpha, seed, examples_min=16)
+        )
+        self.clock = VirtualClock()
+        self.hub = SimulatedHub(
+            self.clock,
+            spec=NETWORK.spec,
+            initial=NETWORK.initial(seed),
+            judgement=policy,
+            settings=HubCoreSettings(),
+            seed=seed,
+        )
+        self.devices = [
+            SimulatedDevice(
+                self.clock,
+                self.hub,
+                f"device-{number}",
+                trainer_on(part, learning_rate, 100 * seed + number),
+                step_s=0.01 * (1.0 + 0.01 * number),
+                link=LinkProfile(delay_s=0.005),
+                examples=len(part),
+                seed=seed,
+            )
+            for number, part in enumerate(self.parts, start=1)
+        ]
+        for device in self.devices:
+            device.start()
+
+    @property
+    def core(self):
+        return self.hub.core
+
+    @property
+    def updates(self):
+        """Updates that came in, whatever became of them."""
+        return self.core.updates_applied + self.core.updates_rejected + len(self.core.judge)
+
+    def train(self, updates, limit_s=LIMIT_S):
+        done = self.clock.run(lambda: self.core.updates_applied >= updates, self.clock.now_s + limit_s)
+        self.core.check()
+        return done
+
+    def plant_faults(self):
+        """From their next local step on `device-1` learns far too fast, and all that `device-2` sees is NaN."""
+        self.devices[0]._trainer = trainer_on(self.parts[0], TOO_HIGH, 1)
+        nothing = np.full_like(self.parts[1].x, np.nan)
+        self.devices[1]._trainer = trainer_on(Dataset(nothing, self.parts[1].y), LEARNING_RATE, 2)
+
+    def alarms(self, event="alarm"):
+        return [report for _, report in self.hub.reports if report.event == event]
+
+    def accuracy(self):
+        return float((NETWORK.predict(self.hub.model, self.held_out.x) == self.held_out.y).mean())
+
+
+@both_policies
+def test_a_fault_is_noticed_remedied_and_explained_and_the_target_is_reached(policy):
+    fleet = Fleet(policy)
+    assert fleet.train(BEFORE_FAULTS)
+    fleet.plant_faults()
+    histories = fleet.core.members.histories
+    before = {name: histories[name].updates for name in ("device-1", "device-2")}
+    first_faulty, noticed = {}, {}
+
+    def look():
+        for name, count in before.items():
+            if histories[name].updates > count:
+                first_faulty.setdefault(name, fleet.updates)
+            if any(report.device_id == name for report in fleet.alarms()):
+                noticed.setdefault(name, (histories[name].updates - count, fleet.updates - first_faulty[name]))
+        return len(noticed) == len(before)
+
+    assert fleet.clock.run(look, LIMIT_S)
+    for own, of_the_fleet in noticed.values():
+        assert own <= NOTICED_WITHIN
+        assert of_the_fleet <= NOTICED_WITHIN, "counted from the first faulty one on"
+
+    causes = {report.device_id: report.detail for report in fleet.alarms()}
+    assert "times the fleet's median" in causes["device-1"]
+    assert "not finite" in causes["device-2"]
+    for cause in causes.values():
+        assert "do not count" in cause
+    shown = {alarm["device"]: alarm for alarm in fleet.core.status(0.0)["alarms"]}
+    assert set(shown) == set(before)
+    for name, alarm in shown.items():
+        assert alarm["remedy"] == "quarantine"
+        assert {"device-1": "times the fleet's median", "device-2": "not finite"}[name] in alarm["cause"]
+
+    assert fleet.train(UPDATES)
+    assert fleet.accuracy() >= TARGET
+    assert np.isfinite(fleet.hub.model).all()
+    assert {alarm["device"] for alarm in fleet.core.status(0.0)["alarms"]} == set(before), "it lasts"
+    assert fleet.alarms("calm") == []
+    assert {report.device_id for report in fleet.alarms()} == set(before), "nobody else is blamed"
+
+
+@both_policies
+def test_without_a_monitor_the_same_faults_spoil_the_model(policy):
+    fleet = Fleet(Policy(aggregate=policy.aggregate, monitor=Monitor(watch=())))
+    assert fleet.train(BEFORE_FAULTS)
+    fleet.plant_faults()
+    fleet.train(UPDATES)
+    assert fleet.alarms() == []
+    assert fleet.accuracy() < 0.5
+
+
+def test_a_device_that_is_mended_counts_again():
+    fleet = Fleet(Policy())
+    assert fleet.train(BEFORE_FAULTS)
+    fleet.plant_faults()
+    assert fleet.train(2 * BEFORE_FAULTS)
+    assert len(fleet.core.status(0.0)["alarms"]) == 2
+    for number in (0, 1):
+        fleet.devices[number]._trainer = trainer_on(fleet.parts[number], LEARNING_RATE, number)
+    members = fleet.core.members.members
+    counted = [members[name].updates_applied for name in ("device-1", "device-2")]
+    assert fleet.train(4 * BEFORE_FAULTS)
+    assert fleet.core.status(0.0)["alarms"] == []
+    assert {report.device_id for report in fleet.alarms("calm")} == {"device-1", "device-2"}
+    for name, count in zip(("device-1", "device-2"), counted, strict=True):
+        assert members[name].updates_applied > count
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("alpha", [None, 0.3], ids=["IID", "Dirichlet 0.3"])
+def test_a_calm_fleet_sees_no_quarantine_and_no_rollback(alpha, seed):
+    fleet = Fleet(Policy(), devices=20, alpha=alpha, seed=seed)
+    assert fleet.train(UPDATES)
+    assert [report for report in fleet.alarms() if report.device_id] == []
+    assert fleet.core.judge.rollbacks == fleet.core.updates_rejected == 0
+
+
+def test_a_loss_that_explodes_takes_the_model_back_and_it_recovers():
+    exploding = Policy(aggregate=QuorumAggregator(), optimizer=(SGD(learning_rate=4.0),))
+    fleet = Fleet(exploding, learning_rate=0.1)
+    assert fleet.train(UPDATES)
+    assert fleet.core.judge.rollbacks >= 1
+    assert any("back to the model kept while all was calm" in report.detail for report in fleet.alarms())
+    assert fleet.core.judge.fleet.loss < 0.25
+    assert fleet.accuracy() >= 0.9
+    assert np.isfinite(fleet.hub.model).all()

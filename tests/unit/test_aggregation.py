@@ -1,0 +1,208 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeasync.policies.aggregation import (
+    BufferedAggregator,
+    Contribution,
+    Fleet,
+    ImmediateAggregator,
+    ModelAverageAggregator,
+    QuorumAggregator,
+    SynchronousAggregator,
+)
+
+TEN_S = Fleet(10, period_s=10.0)
+ONE_TO = {count: " ".join(f"{chr(96 + n)}@{n}" for n in range(1, count + 1)) for count in range(1, 11)}
+"""So many devices, the n-th of which spoke at n seconds."""
+
+GATHERING = [
+    BufferedAggregator(count=3),
+    BufferedAggregator(count=3, wait_s_max=2.5),
+    QuorumAggregator(),
+    QuorumAggregator(share=0.3, grace=0.0, patience=0.5),
+    SynchronousAggregator(),
+    SynchronousAggregator(share=0.5, deadline_s=6.0),
+    SynchronousAggregator(count=2),
+]
+
+
+def contribution(device_id="a", arrived_s=0.0, **fields):
+    usual = {"handle": 0, "weight": 1.0, "norm": 1.0, "examples": 10, "local_steps": 8, "staleness": 0}
+    return Contribution(device_id=device_id, arrived_s=arrived_s, **usual | {"base": 0, "score": 1.0} | fields)
+
+
+def arrivals(text):
+    """Read `a@1 b@2.5`: who spoke, and when."""
+    return [contribution(who, float(when)) for who, when in (word.split("@") for word in text.split())]
+
+
+def column(name, *values):
+    return [contribution(handle=handle, **{name: value}) for handle, value in enumerate(values)]
+
+
+# -- when ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "spoken", "fleet", "due_s"),
+    [
+        (ImmediateAggregator(), "a@3 b@4", Fleet(7), 3.0),
+        (ModelAverageAggregator(), "a@3 b@4", Fleet(7), 3.0),
+        (BufferedAggregator(count=3), "a@1 a@2", Fleet(2), None),
+        (BufferedAggregator(count=3), "a@1 a@2 b@5", Fleet(9), 5.0),
+        (BufferedAggregator(count=3), "a@1 a@2 b@5 c@9", Fleet(9), 5.0),
+        (BufferedAggregator(count=1), "a@7", Fleet(0), 7.0),
+        (BufferedAggregator(count=3, wait_s_max=4.0), "a@1 b@2", Fleet(2), 5.0),
+        (BufferedAggregator(count=3, wait_s_max=4.0), "a@1 b@2 c@3", Fleet(9), 3.0),
+        # Of 10 devices 6 are a quorum; the grace is 1 s, the patience 20 s.
+        (QuorumAggregator(), ONE_TO[5], TEN_S, 21.0),
+        (QuorumAggregator(), ONE_TO[6], TEN_S, 7.0),
+        (QuorumAggregator(), ONE_TO[7], TEN_S, 7.0),
+        (QuorumAggregator(), ONE_TO[10], TEN_S, 10.0),
+        (QuorumAggregator(), "a@1 b@2 c@3 d@4 e@5 f@20.5", TEN_S, 21.0),
+        (QuorumAggregator(), ONE_TO[5], Fleet(10), None),
+        (QuorumAggregator(), ONE_TO[6], Fleet(10), 6.0),
+        # Who speaks twice is still one.
+        (QuorumAggregator(), "a@1 a@2 b@3", Fleet(3, 10.0), 4.0),
+        (QuorumAggregator(), "a@1 a@2 a@3", Fleet(3, 10.0), 21.0),
+        (QuorumAggregator(), "a@1 b@4 a@9", Fleet(2, 10.0), 4.0),
+        (QuorumAggregator(share=1.0, grace=5.0, patience=0.5), ONE_TO[2], TEN_S, 6.0),
+        (QuorumAggregator(share=0.01), "a@2", TEN_S, 3.0),
+        (QuorumAggregator(share=0.55), ONE_TO[10], Fleet(20, 10.0), 21.0),  # 0.55 * 20 is a little over 11
+        (QuorumAggregator(), "a@2", Fleet(0, 10.0), 2.0),
+        (SynchronousAggregator(), "a@1 b@2 a@3", Fleet(3), None),
+        (SynchronousAggregator(), "a@1 b@2 c@5", Fleet(3), 5.0),
+        (SynchronousAggregator(), "a@1 b@2 c@5", Fleet(2), 2.0),
+        (SynchronousAggregator(share=0.7), ONE_TO[6], Fleet(10), None),
+        (SynchronousAggregator(share=0.7), ONE_TO[8], Fleet(10), 7.0),
+        (SynchronousAggregator(count=2), ONE_TO[2], Fleet(10), 2.0),
+        (SynchronousAggregator(count=5), ONE_TO[2], Fleet(2), 2.0),
+        (SynchronousAggregator(count=5, deadline_s=4.0), ONE_TO[2], Fleet(9), 5.0),
+        (SynchronousAggregator(deadline_s=4.0), "a@1 b@9", Fleet(2), 9.0),
+        (SynchronousAggregator(count=3), "a@2", Fleet(0), 2.0),
+    ],
+)
+def test_when_a_version_is_due_by_hand(aggregator, spoken, fleet, due_s):
+    assert aggregator.flush_at_s(arrivals(spoken), fleet) == due_s
+
+
+def test_a_share_is_not_rounded_up_by_a_rounding_error():
+    eleven = QuorumAggregator(share=0.55, grace=0.0).flush_at_s(
+        [contribution(str(n), n) for n in range(11)], Fleet(20, 100.0)
+    )
+    assert eleven == 10.0
+
+
+@given(
+    st.sampled_from(GATHERING),
+    st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 40)), min_size=2, max_size=12),
+    st.integers(0, 6),
+    st.sampled_from([0.0, 1.0, 8.0]),
+)
+def test_another_update_never_postpones_what_is_due(aggregator, spoken, devices_live, period_s):
+    fleet = Fleet(devices_live, period_s)
+    buffered = [contribution(who, float(when)) for who, when in sorted(spoken, key=lambda row: row[1])]
+    before, after = [aggregator.flush_at_s(part, fleet) for part in (buffered[:-1], buffered)]
+    due_s = math.inf if before is None else before
+    if buffered[-1].arrived_s <= due_s:
+        assert (math.inf if after is None else after) <= due_s
+    if len({item.device_id for item in buffered}) >= devices_live and not isinstance(
+        aggregator, BufferedAggregator
+    ):
+        assert after is not None, "all have spoken, and nobody could make it due any more"
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "update", "answer"),
+    [
+        (ImmediateAggregator(), "delta", "now"),
+        (ModelAverageAggregator(), "model", "now"),
+        (BufferedAggregator(), "delta", "now"),
+        (QuorumAggregator(), "delta", "at_flush"),
+        (SynchronousAggregator(), "delta", "at_flush"),
+    ],
+)
+def test_what_devices_send_and_whether_they_wait(aggregator, update, answer):
+    assert (aggregator.update, aggregator.answer) == (update, answer)
+
+
+# -- weights -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "buffered", "fleet", "weights"),
+    [
+        (ImmediateAggregator(), column("weight", 1.0, 0.25), Fleet(9), (1.0, 0.25)),
+        (ModelAverageAggregator(), column("weight", 0.5), Fleet(9), (0.3,)),
+        (ModelAverageAggregator(rate=1.0), column("weight", 1.0, 0.5), Fleet(9), (0.5, 0.25)),
+        (ModelAverageAggregator(by_devices=True), column("weight", 1.0), Fleet(4), (0.15,)),
+        (ModelAverageAggregator(by_devices=True), column("weight", 1.0), Fleet(0), (0.6,)),
+        (ModelAverageAggregator(by_examples=True), column("examples", 30), Fleet(2, 0.0, 20.0), (0.9,)),
+        (ModelAverageAggregator(by_examples=True), column("examples", 100), Fleet(2, 0.0, 20.0), (1.0,)),
+        (ModelAverageAggregator(by_examples=True), column("examples", 30), Fleet(2), (0.6,)),
+        (ModelAverageAggregator(), column("examples", 30), Fleet(2, 0.0, 20.0), (0.6,)),
+        (
+            ModelAverageAggregator(by_examples=True, by_devices=True),
+            [contribution(weight=0.5, examples=30)],
+            Fleet(2, 0.0, 20.0),
+            (0.225,),
+        ),
+        (BufferedAggregator(), column("weight", 1.0, 0.5, 0.25), Fleet(9), (1 / 3, 1 / 6, 1 / 12)),
+        (QuorumAggregator(weigh_by="examples"), column("examples", 10, 30), Fleet(9), (0.25, 0.75)),
+        (QuorumAggregator(weigh_by="examples"), column("examples", 0, 0), Fleet(9), (0.5, 0.5)),
+        (QuorumAggregator(weigh_by="examples"), column("examples", 0, 5), Fleet(9), (0.0, 1.0)),
+        (QuorumAggregator(), column("examples", 10, 30), Fleet(9), (0.5, 0.5)),
+        # The median is 16; 4 steps count double, then fourfold.
+        (SynchronousAggregator(balance=0.5), column("local_steps", 4, 16, 16), Fleet(9), (0.5, 0.25, 0.25)),
+        (SynchronousAggregator(balance=1.0), column("local_steps", 4, 16, 16), Fleet(9), (2 / 3, 1 / 6, 1 / 6)),
+        (SynchronousAggregator(), column("local_steps", 4, 16, 16), Fleet(9), (1 / 3, 1 / 3, 1 / 3)),
+        # Shares 10 * 2 and 30 * 1 (the median of 2 and 8 is 5: sqrt(5/2) is twice sqrt(5/8)).
+        (
+            BufferedAggregator(weigh_by="examples", balance=0.5),
+            [contribution(examples=10, local_steps=2, weight=0.5), contribution(examples=30)],
+            Fleet(9),
+            (0.2, 0.6),
+        ),
+    ],
+)
+def test_weights_by_hand(aggregator, buffered, fleet, weights):
+    assert aggregator.weights(buffered, fleet) == pytest.approx(weights, rel=1e-12)
+
+
+contributions = st.lists(
+    st.builds(
+        contribution,
+        weight=st.floats(0.0, 1.0),
+        examples=st.integers(0, 2**53),
+        local_steps=st.integers(1, 2**31),
+    ),
+    min_size=1,
+    max_size=12,
+)
+averaging = st.builds(
+    BufferedAggregator, weigh_by=st.sampled_from(["devices", "examples"]), balance=st.floats(0.0, 1.0)
+)
+mixing = st.builds(ModelAverageAggregator, rate=st.floats(0.01, 1.0), by_examples=st.booleans())
+
+
+@given(averaging | mixing, contributions, st.permutations(range(12)), st.floats(0.0, 1e6))
+def test_weights_are_a_part_of_a_whole_in_any_order(aggregator, buffered, order, examples_mean):
+    fleet = Fleet(3, 1.0, examples_mean)
+    weights = aggregator.weights(buffered, fleet)
+    assert len(weights) == len(buffered)
+    assert min(weights) >= 0.0
+    assert math.fsum(weights) <= 1.0 + 1e-9
+    order = [place for place in order if place < len(buffered)]
+    assert aggregator.weights([buffered[place] for place in order], fleet) == tuple(weights[n] for n in order)
+
+
+@given(averaging | mixing, contributions, st.floats(0.0, 1.0))
+def test_a_stale_update_counts_less_and_what_it_loses_goes_to_nobody(aggregator, buffered, weight):
+    first = buffered[0]
+    stale = contribution(weight=first.weight * weight, examples=first.examples, local_steps=first.local_steps)
+    fresh, aged = [aggregator.weights([one, *buffered[1:]], Fleet(3)) for one in (first, stale)]
+    assert aged[0] <= fresh[0]
+    assert aged[1:] == fresh[1:]

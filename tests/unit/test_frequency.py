@@ -1,0 +1,346 @@
+import heapq
+import math
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeasync.policies.frequency import GAIN_MIN, AdaptiveFrequency, FixedFrequency, Tempo, TimeFrequency
+from edgeasync.policies.history import DeviceHistory, FleetHistory
+
+CALM = FleetHistory()
+
+
+def device(step_s=0.2, talk_s=2.0, **fields):
+    return DeviceHistory(step_s=step_s, talk_s=talk_s, **{"updates": 1} | fields)
+
+
+def asked(controller, history, **tempo):
+    interval = controller.interval(history, Tempo(**tempo))
+    return interval.local_steps, interval.why
+
+
+# -- one device ----------------------------------------------------------------------------------------------
+
+FIXED, TIME, ADAPTIVE = FixedFrequency(local_steps=5), TimeFrequency(), AdaptiveFrequency()
+
+
+@pytest.mark.parametrize(
+    ("controller", "history", "tempo", "steps", "why"),
+    [
+        (FIXED, DeviceHistory(), {}, 5, "fixed"),
+        (FIXED, device(), {"period_s": 60.0, "gain": 0.25}, 5, "fixed"),
+        (FIXED, device(), {"haste": 0.5}, 2, "fixed; hurried against divergence"),
+        (FIXED, device(local_steps_max=3), {}, 3, "the device allows 3 steps"),
+        (FIXED, device(assigned_steps=1), {}, 2, "on its way; fixed"),
+        (FIXED, device(assigned_steps=2), {}, 4, "on its way; fixed"),
+        (FIXED, device(assigned_steps=13), {}, 7, "on its way; fixed"),
+        (FIXED, device(assigned_steps=64, updates=0), {}, 5, "fixed"),
+        (TIME, DeviceHistory(), {}, 8, "first measurement"),
+        (TimeFrequency(local_steps_max=3), DeviceHistory(), {}, 3, "first measurement"),
+        (TIME, device(0.25), {}, 32, "10 s as set"),
+        (TIME, device(0.3), {}, 26, "10 s as set"),
+        (TIME, device(0.25, 9.9), {}, 1, "a single step; 10 s as set"),
+        (TIME, device(0.25, 99.0), {}, 1, "a single step; 10 s as set"),
+        (TIME, device(1e-9, 0.0), {}, 100_000, "at most 100000 steps; 10 s as set"),
+        (TimeFrequency(local_steps_max=12), device(0.25), {}, 12, "at most 12 steps; 10 s as set"),
+        (TIME, device(0.25, examples=64, batch_examples=16.0), {}, 16, "at most 4 passes over its 64 examples"),
+        (TIME, device(0.25, examples=8, batch_examples=64.0), {}, 2, "at most 4 passes over its 8 examples"),
+        (TIME, device(0.25, examples=64, batch_examples=0.0), {}, 32, "10 s as set"),
+        (TIME, device(0.25, assigned_steps=15), {}, 30, "on its way; 10 s as set"),
+        (TIME, device(0.25, assigned_steps=15, local_steps_max=20), {}, 20, "the device allows 20 steps"),
+        (TIME, device(0.25), {"haste": 0.5}, 16, "10 s as set; hurried against divergence"),
+        (ADAPTIVE, DeviceHistory(), {"period_s": 6.0}, 8, "first measurement"),
+        (ADAPTIVE, device(), {}, 8, "first measurement"),
+        (AdaptiveFrequency(local_steps_max=4, local_steps_min=1), DeviceHistory(), {}, 4, "first measurement"),
+        (AdaptiveFrequency(local_steps_min=20), DeviceHistory(), {}, 20, "first measurement"),
+        (ADAPTIVE, device(), {"period_s": 6.0}, 20, "period 6 s"),
+        (ADAPTIVE, device(), {"period_s": 6.0, "gain": 0.5, "cause": "x"}, 20, "period 6 s, shortened: x"),
+        (ADAPTIVE, device(0.01), {"period_s": 6.0}, 128, "at most 128 steps; period 6 s"),
+        (ADAPTIVE, device(9.0), {"period_s": 6.0}, 1, "a single step; period 6 s"),
+        # 5 s of talking are half of its time at 25 steps; at a fifth of its time it takes 100.
+        (
+            ADAPTIVE,
+            device(0.2, 5.0),
+            {"period_s": 6.0},
+            25,
+            "slow link: talking takes 5 s, at most 50% of its time",
+        ),
+        (
+            AdaptiveFrequency(talk_share=0.2, talk_share_max=0.2),
+            device(0.2, 5.0),
+            {"period_s": 6.0},
+            100,
+            "slow link: talking takes 5 s, at most 20% of its time",
+        ),
+        (ADAPTIVE, device(0.2, 2.9), {"period_s": 6.0}, 15, "period 6 s"),
+    ],
+)
+def test_local_steps_by_hand(controller, history, tempo, steps, why):
+    assert asked(controller, history, **tempo) == (steps, why)
+
+
+times = st.just(0.0) | st.floats(1e-9, 1e9)
+histories = st.builds(
+    DeviceHistory,
+    step_s=times,
+    talk_s=times,
+    examples=st.integers(0, 2**53),
+    batch_examples=st.just(0.0) | st.floats(2**-31, 1e6),
+    assigned_steps=st.integers(0, 200_000),
+    local_steps_max=st.integers(0, 1000),
+    updates=st.integers(0, 2),
+)
+controllers = (
+    st.builds(FixedFrequency, local_steps=st.integers(1, 1000))
+    | st.builds(TimeFrequency, seconds=st.floats(0.01, 1e4), local_steps_max=st.integers(1, 1000))
+    | st.builds(AdaptiveFrequency, local_steps_min=st.integers(1, 50), local_steps_max=st.integers(50, 1000))
+)
+
+
+@given(controllers, histories, st.builds(Tempo, times, st.floats(0.25, 1.0), st.sampled_from([0.5, 1.0])))
+def test_local_steps_stay_within_every_bound(controller, history, tempo):
+    local_steps, why = asked(controller, history, period_s=tempo.period_s, gain=tempo.gain, haste=tempo.haste)
+    assert why
+    before = history.assigned_steps if history.updates else 0
+    most = getattr(controller, "local_steps_max", 0) or controller.local_steps
+    if history.step_s and not isinstance(controller, FixedFrequency) and tempo.period_s and history.batch_examples:
+        passes = controller.epochs_max * history.examples / history.batch_examples
+        most = min(most, max(2.0, passes)) if history.examples else most
+    assert 1 <= local_steps <= max(most, math.ceil(before / 2))
+    if before:
+        assert local_steps <= 2 * before
+    if history.local_steps_max:
+        assert local_steps <= history.local_steps_max
+    elif before:
+        assert 2 * local_steps >= before
+
+
+# -- the fleet -----------------------------------------------------------------------------------------------
+
+UNEQUAL = [device(0.1, 1.0), device(0.2, 2.0), device(0.4, 4.0), DeviceHistory(talk_s=99.0)]
+
+
+@pytest.mark.parametrize(
+    ("controller", "devices", "tempo", "period_s"),
+    [
+        (FixedFrequency(), [], Tempo(), 0.0),
+        (FixedFrequency(), [device(0.1, 1.0, assigned_steps=n) for n in (10, 20, 60)], Tempo(), 3.0),
+        (TimeFrequency(seconds=7.0), UNEQUAL, Tempo(), 7.0),
+        (ADAPTIVE, [], Tempo(5.0), 5.0),
+        (ADAPTIVE, [DeviceHistory(talk_s=9.0)], Tempo(5.0), 5.0),
+        (ADAPTIVE, UNEQUAL, Tempo(), 2.0 / 0.33),
+        (AdaptiveFrequency(talk_share=0.5), UNEQUAL, Tempo(), 4.0),
+        (AdaptiveFrequency(local_steps_min=100), UNEQUAL, Tempo(), 22.0),
+        (ADAPTIVE, [device(0.2, 0.1)], Tempo(), 1.7),
+        # 2 s of talking stay; of the other 1.6 s a gain of 0.49 leaves 0.7 of it by this look.
+        (
+            AdaptiveFrequency(talk_share=0.5, talk_share_max=0.6, local_steps_min=50),
+            UNEQUAL,
+            Tempo(9.0, 0.49),
+            9.0,
+        ),
+    ],
+)
+def test_the_period_by_hand(controller, devices, tempo, period_s):
+    assert controller.retune(tempo, CALM, devices).period_s == pytest.approx(period_s, rel=1e-12)
+
+
+def gains(controller, fleets):
+    """Retune with one fleet after another."""
+    tempo, seen = Tempo(haste=0.5), []
+    for fleet in fleets:
+        tempo = controller.retune(tempo, fleet, UNEQUAL)
+        assert tempo.haste == 0.5
+        assert tempo.period_s == pytest.approx(2.0 + (2.0 / 0.33 - 2.0) * tempo.gain)
+        seen.append(round(tempo.gain, 3))
+    return seen, tempo.cause
+
+
+APART = FleetHistory(agreement=0.09)
+VARIED = FleetHistory(loss_variances=[1.0] * 48 + [4.1] * 16)
+USUAL = FleetHistory(agreement=0.1, loss_variances=[1.0] * 48 + [4.0] * 16)
+BY_DIVERGENCE, BY_VARIANCE = (
+    "updates point apart (mean cosine 0.09)",
+    "the variance of the losses is 4.1 times its median",
+)
+DOWN = [0.7, 0.49, 0.343, 0.25, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("metric", "fleet", "cause"),
+    [
+        ("stability", APART, BY_DIVERGENCE),
+        ("stability", VARIED, BY_VARIANCE),
+        ("divergence", APART, BY_DIVERGENCE),
+        ("divergence", VARIED, None),
+        ("loss_variance", VARIED, BY_VARIANCE),
+        ("loss_variance", APART, None),
+        ("none", APART, None),
+        ("none", VARIED, None),
+        ("stability", USUAL, None),
+        ("stability", FleetHistory(), None),
+        ("stability", FleetHistory(loss_variances=[0.0] * 48 + [1.0] * 16), None),
+        (
+            "stability",
+            FleetHistory(agreement=-1.0, loss_first=10.0, losses=[2.1] * 16),
+            "updates point apart (mean cosine -1.00)",
+        ),
+    ],
+)
+def test_the_gain_shrinks_to_a_quarter_while_it_is_called_for(metric, fleet, cause):
+    shrunk, why = gains(AdaptiveFrequency(metric=metric), [fleet] * 5)
+    assert (shrunk, why) == (([1.0] * 5, "") if cause is None else (DOWN, cause))
+
+
+def test_what_varies_when_the_losses_are_small_shortens_nothing():
+    for fleet in (APART, VARIED):
+        settled = msgspec.structs.replace(fleet, loss_first=10.0, losses=[2.0] * 16)
+        shrunk_and_back, _ = gains(ADAPTIVE, [APART] * 2 + [settled] * 2)
+        assert shrunk_and_back == [0.7, 0.49, 0.7, 1.0]
+
+
+def test_the_gain_recovers_as_fast_as_it_shrank():
+    shrunk_and_back, cause = gains(ADAPTIVE, [APART] * 5 + [USUAL] * 3)
+    assert shrunk_and_back == [*DOWN, 0.357, 0.51, 0.729]
+    assert cause == "models drifted apart before"
+    assert gains(ADAPTIVE, [APART] * 5 + [USUAL] * 4) == ([*DOWN, 0.357, 0.51, 0.729, 1.0], "")
+
+
+@pytest.mark.parametrize(
+    ("loss", "gain"), [(4.0, 1.0), (1.0, 0.5), (2.0, 0.707), (9.0, 1.0), (0.01, GAIN_MIN), (0.0, GAIN_MIN)]
+)
+def test_adacomm_follows_the_root_of_the_loss(loss, gain):
+    fleet = FleetHistory(loss_first=4.0, losses=[loss] * 16)
+    seen, cause = gains(AdaptiveFrequency(metric="loss"), [fleet] * 2)
+    assert seen == [gain] * 2
+    assert cause == f"the loss fell from 4 to {loss:.3g}"
+
+
+@pytest.mark.parametrize("fleet", [FleetHistory(), FleetHistory(loss_first=4.0)], ids=["new", "after a rollback"])
+def test_adacomm_asks_for_nothing_before_there_is_a_loss(fleet):
+    assert gains(AdaptiveFrequency(metric="loss"), [fleet]) == ([1.0], "")
+
+
+# -- a closed loop -------------------------------------------------------------------------------------------
+
+
+class Loop:
+    """Devices that train and talk at speeds of their own, under a controller, in virtual time."""
+
+    def __init__(self, controller, speeds):
+        self.controller = controller
+        self.speeds = [list(speed) for speed in speeds]
+        self.histories = [DeviceHistory() for _ in speeds]
+        self.exchanges = [0] * len(speeds)
+        self.tempo = Tempo()
+        self.updates = 0
+        self.due = []
+        for number in range(len(speeds)):
+            self.assign(number, 0.0)
+
+    def assign(self, number, now_s):
+        history = self.histories[number]
+        before = history.assigned_steps if history.updates else 0
+        interval = self.controller.interval(history, self.tempo)
+        history.assigned_steps, history.why = interval.local_steps, interval.why
+        assert not before or before / 2 <= history.assigned_steps <= before * 2
+        step_s, talk_s = self.speeds[number]
+        cycle_s = talk_s + history.assigned_steps * step_s
+        heapq.heappush(self.due, (now_s + cycle_s, number, history.assigned_steps, step_s, cycle_s))
+
+    def run(self, exchanges):
+        """Until every device has spoken so many times more."""
+        wanted = [done + exchanges for done in self.exchanges]
+        while any(done < want for done, want in zip(self.exchanges, wanted, strict=True)):
+            now_s, number, local_steps, step_s, cycle_s = heapq.heappop(self.due)
+            self.histories[number].observe(
+                local_steps=local_steps,
+                examples=8 * local_steps,
+                step_s=step_s,
+                cycle_s=cycle_s,
+                loss_mean=0.5,
+                loss_variance=0.1,
+            )
+            self.exchanges[number] += 1
+            self.updates += 1
+            if self.updates % (len(self.speeds) // 2) == 0:
+                measured = [history for history in self.histories if history.updates]
+                self.tempo = self.controller.retune(self.tempo, CALM, measured)
+            self.assign(number, now_s)
+
+    @property
+    def steps(self):
+        return [history.assigned_steps for history in self.histories]
+
+    def spread(self, devices_min=6):
+        """Longest period over shortest, of the devices that no bound keeps from the fleet's."""
+        periods = [
+            talk_s + history.assigned_steps * step_s
+            for (step_s, talk_s), history in zip(self.speeds, self.histories, strict=True)
+            if not history.why.startswith(("slow link", "at most"))
+        ]
+        assert len(periods) >= devices_min
+        return max(periods) / min(periods)
+
+
+SPEEDS = [(0.02, 0.05), (0.03, 0.3), (0.05, 0.1), (0.08, 0.15), (0.12, 0.15), (0.2, 0.2), (0.3, 0.1)]
+"""Seconds of a step and of talking; the median device's are 0.08 and 0.15."""
+
+
+@pytest.mark.parametrize("controller", [ADAPTIVE, TimeFrequency(seconds=0.8)], ids=["adaptive", "time"])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {0: (10, 1)},
+        {6: (0.1, 1)},
+        {1: (10, 0.1)},
+        dict.fromkeys(range(7), (0.5, 1)),
+        {0: (10, 1), 6: (0.1, 1), 3: (1, 2)},
+    ],
+    ids=["one slower", "one faster", "another slower, its link faster", "all faster", "several"],
+)
+def test_unequal_devices_take_equal_periods_and_settle_within_ten_exchanges(controller, changed):
+    loop = Loop(controller, SPEEDS)
+    loop.run(10)
+    settled = loop.steps
+    assert loop.spread() <= 1.5
+    for number, factors in changed.items():
+        loop.speeds[number] = [value * factor for value, factor in zip(SPEEDS[number], factors, strict=True)]
+    loop.run(10)
+    assert loop.steps != settled
+    assert loop.spread() <= 1.5
+    loop.speeds = [list(speed) for speed in SPEEDS]
+    loop.run(10)
+    assert loop.steps == settled
+
+
+@pytest.mark.parametrize("factors", [(10, 1), (1, 10), (10, 10), (0.1, 0.1)])
+def test_when_all_change_tenfold_the_period_follows_and_stays_equal(factors):
+    loop = Loop(ADAPTIVE, SPEEDS)
+    loop.run(10)
+    settled, period_s = loop.steps, loop.tempo.period_s
+    assert period_s == pytest.approx(0.15 + 8 * 0.08)
+    loop.speeds = [[step_s * factors[0], talk_s * factors[1]] for step_s, talk_s in SPEEDS]
+    loop.run(10)
+    talk_s = 0.15 * factors[1]
+    assert loop.tempo.period_s == pytest.approx(max(talk_s / 0.33, talk_s + 8 * 0.08 * factors[0]))
+    assert loop.spread(5) <= 1.5
+    loop.speeds = [list(speed) for speed in SPEEDS]
+    loop.run(10)
+    assert (loop.steps, loop.tempo.period_s) == (settled, pytest.approx(period_s))
+
+
+def test_a_link_ten_times_slower_makes_one_device_speak_more_rarely_and_no_other():
+    loop = Loop(ADAPTIVE, SPEEDS)
+    loop.run(10)
+    settled = loop.steps
+    loop.speeds[2][1] *= 10  # as long as the fleet's whole period and more
+    loop.run(10)
+    step_s, talk_s = loop.speeds[2]
+    assert loop.steps[2] == 20
+    assert talk_s / (talk_s + loop.steps[2] * step_s) <= 0.5
+    others = [number for number in range(7) if number not in (2, 3)]
+    assert [loop.steps[number] for number in others] == [settled[number] for number in others]
+    assert all(history.talk_share <= 0.5 + 1e-9 for history in loop.histories)

@@ -1,0 +1,204 @@
+import math
+import statistics
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeasync.policies.history import RECENT, WINDOW, DeviceHistory, FleetHistory, agreement_of
+from edgeasync.policies.monitor import Monitor, Observation
+
+ANY = st.floats() | st.sampled_from([0.0, -0.0, 5e-324, 1e200, 1.7e308, -1.7e308, math.inf, -math.inf, math.nan])
+STEPS = st.sampled_from([1, 8, 2**31])
+
+
+def observe(history, **fields):
+    usual = {"local_steps": 8, "examples": 64, "step_s": 0.25, "loss_mean": 0.5, "loss_variance": 0.25}
+    history.observe(**usual | fields)
+
+
+def look(fleet, **fields):
+    usual = {"staleness": 0, "norm": 1.0, "local_steps": 8, "loss_mean": 0.5, "loss_variance": 0.25, "score": 0.5}
+    fleet.observe_update(**usual | fields)
+
+
+# -- one device ----------------------------------------------------------------------------------------------
+
+
+def test_times_are_medians_of_the_last_few_cycles():
+    history = DeviceHistory()
+    observe(history)
+    assert (history.step_s, history.talk_s, history.cycle_s) == (0.25, 0.0, 2.0)
+    for cycle_s, step_s in ((3.0, 0.25), (2.5, 0.25), (9.0, 1.0), (2.0, 0.25), (99.0, 0.25)):
+        observe(history, cycle_s=cycle_s, step_s=step_s)
+    # Talking: 1, 0.5, 1, 0 and 97 seconds; steps of 0.25 s but one.
+    assert (history.step_s, history.talk_s) == (0.25, 1.0)
+    assert history.cycle_s == 3.0
+    assert history.talk_share == pytest.approx(1 / 3)
+    history.assigned_steps = 16
+    assert history.cycle_s == 5.0
+    assert len(history.recent_step_s) == len(history.recent_talk_s) == RECENT
+    assert history.batch_examples == 8.0
+
+
+def test_a_step_change_shows_after_three_updates():
+    history = DeviceHistory()
+    for _ in range(20):
+        observe(history, cycle_s=3.0)
+    seen = []
+    for _ in range(4):
+        observe(history, step_s=2.5, cycle_s=8 * 2.5 + 10.0)
+        seen.append((history.step_s, history.talk_s))
+    assert seen == [(0.25, 1.0), (0.25, 1.0), (2.5, 10.0), (2.5, 10.0)]
+
+
+def test_updates_that_are_no_numbers_are_counted_in_a_row():
+    history = DeviceHistory()
+    runs = []
+    for fields in ({"norm": math.nan}, {"loss_mean": math.inf}, {"loss_variance": math.nan}, {"norm": math.inf}):
+        observe(history, **fields)
+        runs.append(history.not_finite_run)
+    assert runs == [1, 2, 0, 1]
+
+
+def test_a_score_is_the_devices_own_or_its_loss():
+    history = DeviceHistory()
+    scores = []
+    for fields in ({}, {"score": 0.1}, {"score": math.nan}, {"loss_mean": -math.inf}):
+        observe(history, **fields)
+        scores.append(history.score)
+    assert scores == [0.5, 0.1, math.inf, math.inf]
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "local_steps": STEPS,
+                "examples": st.sampled_from([0, 1, 2**53]),
+                "step_s": st.floats(0.0, 1e9),
+                "loss_mean": ANY,
+                "loss_variance": ANY,
+                "norm": ANY,
+                "score": st.none() | ANY,
+                "cycle_s": st.none() | st.floats(0.0, 1e12),
+            }
+        ),
+        max_size=12,
+    )
+)
+def test_a_device_may_say_what_it_likes(told):
+    history = DeviceHistory()
+    for fields in told:
+        history.observe(**fields)
+        for value in (history.step_s, history.talk_s, history.cycle_s, history.examples_per_s):
+            assert 0.0 <= value < math.inf
+        assert 0.0 <= history.talk_share <= 1.0
+        assert not math.isnan(history.score)
+    assert len(history.recent_step_s) <= RECENT
+
+
+# -- the fleet -----------------------------------------------------------------------------------------------
+
+
+def test_the_last_quarter_stands_for_now():
+    fleet = FleetHistory()
+    assert math.isnan(fleet.loss)
+    assert math.isnan(fleet.score)
+    for number in range(WINDOW + 10):
+        look(fleet, loss_mean=float(number), loss_variance=2.0 * number, score=3.0 * number)
+    last = statistics.fmean(range(WINDOW - 6, WINDOW + 10))
+    assert (fleet.loss, fleet.loss_variance, fleet.score) == (last, 2 * last, 3 * last)
+    assert fleet.loss_first == statistics.fmean(range(16))
+    assert {len(fleet.losses), len(fleet.loss_variances), len(fleet.scores), len(fleet.norms)} == {WINDOW}
+    assert fleet.losses[0] == 10.0
+
+
+def test_averages_move_by_hand():
+    fleet = FleetHistory()
+    for staleness, mean in ((10, 1.0), (0, 0.9), (1, 0.91)):
+        look(fleet, staleness=staleness)
+        assert fleet.staleness_mean == pytest.approx(mean)
+    assert math.isnan(fleet.agreement)
+    for agreement, mean in ((0.5, 0.5), (1.0, 0.6), (-1.0, 0.28)):
+        fleet.observe_agreement(agreement)
+        assert fleet.agreement == pytest.approx(mean)
+
+
+def test_what_was_seen_of_a_model_that_is_no_more_is_forgotten():
+    fleet = FleetHistory()
+    look(fleet, staleness=10)
+    fleet.observe_agreement(-1.0)
+    fleet.forget()
+    assert not any([fleet.norms, fleet.scores, fleet.losses, fleet.loss_variances])
+    assert math.isnan(fleet.agreement)
+    assert math.isnan(fleet.loss)
+    assert fleet.staleness_mean == 1.0, "the network is the same"
+
+
+def test_a_loss_that_is_no_number_is_left_out():
+    fleet = FleetHistory()
+    for loss_mean, loss_variance, score in ((math.nan, 1.0, 1.0), (1.0, math.inf, math.inf), (2.0, 3.0, math.nan)):
+        look(fleet, loss_mean=loss_mean, loss_variance=loss_variance, score=score)
+    assert (list(fleet.losses), list(fleet.loss_variances), list(fleet.scores)) == ([2.0], [3.0], [1.0])
+    assert len(fleet.norms) == 3
+
+
+@given(st.lists(st.tuples(ANY, ANY, ANY), min_size=1, max_size=5), STEPS)
+def test_whatever_is_reported_can_be_averaged_and_watched(told, local_steps):
+    """Sums and squares of the largest floats overflow, and Python raises then."""
+    fleet, monitor = FleetHistory(), Monitor()
+    for loss_mean, loss_variance, score in told * 40:
+        look(fleet, loss_mean=loss_mean, loss_variance=loss_variance, score=score, local_steps=local_steps)
+    assert all(math.isfinite(value) for value in (*fleet.losses, *fleet.loss_variances, *fleet.scores))
+    for value, window in ((fleet.loss, fleet.losses), (fleet.score, fleet.scores)):
+        assert math.isfinite(value) == bool(window)
+    for watch in monitor.watch:
+        watch.cause(Observation("a", 1.0, local_steps, told[0][0]), fleet)
+
+
+# -- agreement -----------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 8), st.floats(0.0, 1.0))
+def test_vectors_at_one_angle_agree_by_its_cosine(seed, count, place):
+    cosine = -1 / (count - 1) + place * (1 + 1 / (count - 1))  # what so many vectors can have in common
+    generator = np.random.default_rng(seed)
+    norms, weights = generator.uniform(0.1, 9.0, (2, count))
+    gram = np.full((count, count), cosine) + np.eye(count) * (1 - cosine)
+    lengths = norms * weights
+    norm = math.sqrt(max(0.0, lengths @ gram @ lengths))
+    assert agreement_of(norm, list(norms), list(weights)) == pytest.approx(cosine, abs=1e-9)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 8))
+def test_at_many_angles_it_is_their_mean_by_length(seed, count):
+    generator = np.random.default_rng(seed)
+    vectors = generator.standard_normal((count, 5)) * generator.uniform(0.1, 9.0, (count, 1))
+    weights = generator.uniform(0.0, 1.0, count)
+    norms = np.linalg.norm(vectors, axis=1)
+    lengths = np.outer(norms * weights, norms * weights)
+    cosines = vectors @ vectors.T / np.outer(norms, norms)
+    pairs = ~np.eye(count, dtype=bool)
+    expected = (cosines * lengths)[pairs].sum() / lengths[pairs].sum()
+    found = agreement_of(float(np.linalg.norm(weights @ vectors)), list(norms), list(weights))
+    assert found == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("norm", "norms", "weights", "agreement"),
+    [
+        (1.0, [1.0], [1.0], None),
+        (0.0, [], [], None),
+        (1.0, [1.0, 7.0], [1.0, 0.0], None),
+        (0.0, [0.0, 0.0], [0.5, 0.5], None),
+        (math.nan, [1.0, 1.0], [0.5, 0.5], None),
+        (math.inf, [1.0, 1.0], [0.5, 0.5], None),
+        (1.1, [1.0, 1.0], [0.5, 0.5], 1.0),
+        (0.0, [1.0, 1.0], [0.5, 0.5], -1.0),
+        (math.sqrt(0.5), [1.0, 1.0], [0.5, 0.5], pytest.approx(0.0, abs=1e-12)),
+    ],
+)
+def test_agreement_at_the_edges(norm, norms, weights, agreement):
+    assert agreement_of(norm, norms, weights) == agreement

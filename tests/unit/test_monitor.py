@@ -1,0 +1,184 @@
+import math
+from dataclasses import dataclass
+
+import pytest
+
+from edgeasync.core.alarms import AlarmBoard
+from edgeasync.policies.history import FleetHistory
+from edgeasync.policies.monitor import (
+    DisagreementWatch,
+    GradientNormWatch,
+    LossVarianceWatch,
+    LossWatch,
+    Monitor,
+    NotFiniteWatch,
+    Observation,
+    UpdateNormWatch,
+)
+
+
+def update(norm=1.0, local_steps=4, *, device_id="a", loss=0.5, not_finite_run=0):
+    return Observation(device_id, norm, local_steps, loss, not_finite_run)
+
+
+def norms(count=8, norm=1.0, local_steps=4):
+    return FleetHistory(norms=[(norm, local_steps)] * count)
+
+
+def losses(usual, last, *, count=64, first=0.0):
+    """Losses and variances of which the last quarter has another value."""
+    series = [usual] * (count - 16) + [last] * 16
+    return FleetHistory(losses=series, loss_variances=series, loss_first=first)
+
+
+# -- one device's updates ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("watch", "norm", "local_steps", "fleet", "alarming"),
+    [
+        (UpdateNormWatch(), 8.0, 4, norms(), False),
+        (UpdateNormWatch(), 8.1, 4, norms(), True),
+        (UpdateNormWatch(), 8.1, 4, norms(7), False),
+        # Sixteen times the steps may be four times as long.
+        (UpdateNormWatch(), 32.0, 64, norms(), False),
+        (UpdateNormWatch(), 32.1, 64, norms(), True),
+        (UpdateNormWatch(), 4.1, 1, norms(), True),
+        (UpdateNormWatch(ratio_max=2.0), 2.1, 4, norms(), True),
+        (UpdateNormWatch(), 81.0, 4, norms(norm=10.0), True),
+        (UpdateNormWatch(), 79.0, 4, norms(norm=10.0), False),
+        (UpdateNormWatch(), 1e300, 4, norms(norm=0.0), False),
+        (UpdateNormWatch(), math.nan, 4, norms(), False),
+        (UpdateNormWatch(), math.inf, 4, norms(), False),
+        (GradientNormWatch(), 20.0, 4, norms(), False),
+        (GradientNormWatch(), 20.1, 4, norms(), True),
+        (GradientNormWatch(), 320.0, 64, norms(), False),
+        (GradientNormWatch(), 320.1, 64, norms(), True),
+        (GradientNormWatch(), 5.1, 1, norms(), True),
+    ],
+)
+def test_how_long_an_update_may_be(watch, norm, local_steps, fleet, alarming):
+    cause = watch.cause(update(norm, local_steps), fleet)
+    assert (cause is not None) == alarming
+    assert watch.scope == "device"
+
+
+def test_one_long_update_among_many_does_not_hide_the_next():
+    fleet = FleetHistory(norms=[(1.0, 4)] * 5 + [(1e9, 4)] * 4)
+    assert UpdateNormWatch().cause(update(9.0), fleet) == "the norm of its update is 9 times the fleet's median"
+    expected = "the norm of its mean gradient is 30 times the fleet's median"
+    assert GradientNormWatch().cause(update(30.0), fleet) == expected
+
+
+def test_updates_that_are_no_numbers_alarm_after_three_in_a_row():
+    watch = NotFiniteWatch()
+    causes = [watch.cause(update(not_finite_run=run), FleetHistory()) for run in range(5)]
+    assert [cause is not None for cause in causes] == [False, False, False, True, True]
+    assert causes[3] == "its last 3 updates or their losses are not finite: look at its data"
+
+
+# -- the fleet -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fleet", "loss_alarms", "variance_alarms"),
+    [
+        (FleetHistory(), False, False),
+        (losses(1.0, 2.0), False, False),
+        (losses(1.0, 2.01), True, False),
+        (losses(1.0, 8.0), True, False),
+        (losses(1.0, 8.01), True, True),
+        (losses(1.0, 9.0, count=31), False, False),
+        (losses(1.0, 9.0, count=33), True, True),
+        # Small beside the first losses: up to 0.2 of them.
+        (losses(0.001, 2.0, first=10.0), False, False),
+        (losses(0.001, 2.1, first=10.0), True, True),
+        (losses(0.0, 1.0), True, True),
+    ],
+)
+def test_when_losses_alarm(fleet, loss_alarms, variance_alarms):
+    causes = [watch.cause(update(), fleet) for watch in (LossWatch(), LossVarianceWatch())]
+    assert [cause is not None for cause in causes] == [loss_alarms, variance_alarms]
+
+
+def test_what_is_said_of_losses():
+    assert LossWatch().cause(update(), losses(1.0, 2.5)) == "the loss is 2.5, 2.5 times its median"
+    assert LossWatch().cause(update(), losses(0.0, 1.0)) == "the loss is 1, over its median"
+    expected = "the variance of the losses is 9, 9.0 times its median"
+    assert LossVarianceWatch().cause(update(), losses(1.0, 9.0)) == expected
+
+
+@pytest.mark.parametrize(
+    ("cosine_min", "agreement", "alarming"),
+    [(-0.05, -0.05, False), (-0.05, -0.06, True), (0.5, 0.4, True), (-0.05, math.nan, False), (-1.0, -1.0, False)],
+)
+def test_when_disagreement_alarms(cosine_min, agreement, alarming):
+    cause = DisagreementWatch(cosine_min=cosine_min).cause(update(), FleetHistory(agreement=agreement))
+    assert (cause is not None) == alarming
+
+
+def test_devices_may_disagree_about_a_loss_that_is_small():
+    causes = []
+    for loss in (2.0, 2.1):
+        fleet = losses(loss, loss, first=10.0)
+        fleet.agreement = -0.5
+        causes.append(DisagreementWatch().cause(update(), fleet))
+    assert causes == [None, "updates pull apart: their mean cosine is -0.50"]
+
+
+def test_the_usual_remedies():
+    remedies = {type(watch).__name__: (watch.scope, watch.remedy) for watch in Monitor().watch}
+    assert remedies == {
+        "NotFiniteWatch": ("device", "quarantine"),
+        "UpdateNormWatch": ("device", "quarantine"),
+        "LossWatch": ("fleet", "rollback"),
+        "LossVarianceWatch": ("fleet", "increase_frequency"),
+        "DisagreementWatch": ("fleet", "reduce_lr"),
+    }
+    assert Monitor().rolls_back
+    assert not Monitor(watch=(LossWatch(remedy="alert"), UpdateNormWatch())).rolls_back
+
+
+# -- alarms --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Loud:
+    """Alarmed by a loss over 1."""
+
+    scope: str
+    remedy: str = "alert"
+
+    def cause(self, update, fleet):
+        return f"loss {update.loss:g}" if update.loss > 1.0 else None
+
+
+def looks(board, scope, *told):
+    """Show updates, `a2` for one of device a with loss 2; return what began and ended."""
+    changes = []
+    for word in told:
+        seen = board.look(update(device_id=word[0], loss=float(word[1:])), FleetHistory(), scope)
+        changes.append([("+" if change.begun else "-") + change.alarm.device_id for change in seen])
+    return changes
+
+
+def test_an_alarm_ends_after_so_many_calm_updates_in_a_row():
+    board = AlarmBoard([Loud("device")], calm_updates=3)
+    assert looks(board, "device", "a1", "a2", "a3", "a0", "a0") == [[], ["+a"], [], [], []]
+    (alarm,) = board
+    assert (alarm.cause, alarm.calm) == ("loss 3", 2)
+    # Another device's calm is not its own.
+    assert looks(board, "device", "a2", "b0", "b0", "b0", "a0", "a0") == [[]] * 6
+    assert board.active("alert", "a")
+    assert board.active("alert", "b") is board.active("rollback") is None
+    assert looks(board, "device", "a0", "a2") == [["-a"], ["+a"]]
+
+
+def test_the_fleets_alarm_ends_with_anybodys_calm():
+    board = AlarmBoard([Loud("fleet", "reduce_lr"), Loud("device")], calm_updates=2)
+    assert looks(board, "fleet", "a2", "b0", "c0", "b2") == [["+"], [], ["-"], ["+"]]
+    assert [(alarm.watch, alarm.remedy) for alarm in board] == [(0, "reduce_lr")]
+    assert looks(board, "device", "b2") == [["+b"]]
+    board.forget("b")
+    assert [alarm.watch for alarm in board] == [0]
+    assert len(board) == 1

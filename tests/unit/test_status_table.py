@@ -1,0 +1,141 @@
+"""What `edgeasync status` tells people, on a terminal of 100 columns."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from edgeasync.cli.status import REMEDIES, describe_status
+from edgeasync.core.hub import HubCore
+from edgeasync.core.settings import HubCoreSettings
+from edgeasync.policies.frequency import Tempo
+from edgeasync.policies.monitor import Monitor, NotFiniteWatch, UpdateNormWatch
+from edgeasync.policies.policy import Policy
+from edgeasync.protocol.messages import ModelVersion
+from edgeasync.training.numpy_models import SoftmaxModel
+
+CAUSE = "updates point apart (mean cosine 0.05)"
+DEVICE = {
+    "state": "quarantined",
+    "staleness": 123,
+    "local_steps": 128,
+    "last_seen_s": 12.34,
+    "examples_per_s": 123456.7,
+    "updates_applied": 1234567,
+    "loss": 1234.5678,
+    "assigned_steps": 100000,
+    "why": f"on its way; at most 100000 steps; period 12.3 s, shortened: {CAUSE}; hurried against divergence",
+    "step_s": 0.0123,
+    "talk_s": 1.5,
+    "talk_share": 0.333,
+    "period_s": 12.3456,
+}
+
+
+def empty_status(policy=None):
+    """The status of a hub that nobody has spoken to."""
+    core = HubCore(
+        spec=SoftmaxModel(inputs=4, classes=2).spec,
+        training={},
+        judgement=policy or Policy(),
+        settings=HubCoreSettings(),
+        version=ModelVersion("0123456789abcdef", 7),
+        make_session=lambda: bytes(16),
+        now_s=0.0,
+    )
+    return core, core.status(0.0) | {"address": "tcp://127.0.0.1:5555", "pid": 42}
+
+
+def shown(status, width=100):
+    console = Console(width=width, file=io.StringIO())
+    console.print(describe_status(status))
+    return console.file.getvalue()
+
+
+def joined(text):
+    """The text without its line breaks and padding."""
+    return " ".join(text.split())
+
+
+def test_a_hub_that_nobody_has_spoken_to():
+    _, status = empty_status()
+    lines = shown(status).splitlines()
+    assert lines[0].endswith("version 7")
+    assert lines[2] == "fleet: no period yet"
+    assert len(lines) == 4, "and the heading of an empty table"
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_every_device_has_a_reason_and_nothing_is_cut(width):
+    _, status = empty_status()
+    names = [f"greenhouse-{number}" for number in range(3)]
+    text = shown(status | {"devices": [DEVICE | {"id": name} for name in names]}, width)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    _, _, intervals = text.partition("\n\n")
+    for words in (*names, "100000", "12.3 ms", "12.35 s", "33%"):
+        assert words in intervals
+    words = intervals.split()
+    for word in DEVICE["why"].split():
+        assert words.count(word) >= len(names)
+
+
+def test_a_device_without_an_assignment_has_no_interval_yet():
+    _, status = empty_status()
+    new = DEVICE | {"id": "new", "why": "", "assigned_steps": 0}
+    assert "next steps" not in shown(status | {"devices": [new]})
+    text = shown(status | {"devices": [new, DEVICE | {"id": "old"}]})
+    assert text.partition("next steps")[2].count("new") == 0
+
+
+def test_the_tempo_of_the_fleet():
+    core, _ = empty_status()
+    core.judge.tempo = Tempo(period_s=0.52, gain=0.7, cause=CAUSE)
+    core.judge.progress.learning_rate_factor = 0.5
+    text = joined(shown(core.status(0.0) | {"address": "", "pid": 0}))
+    assert f"fleet: period 520 ms, shortened to 70%: {CAUSE}" in text
+    assert "the server's learning rate is at 0.5 of what was set" in text
+    assert "warming up" not in text
+
+
+def test_alarms_have_a_cause_and_a_remedy():
+    _, status = empty_status()
+    alarms = [{"device": "shed", "remedy": "quarantine", "cause": "its last 3 updates are not finite"}]
+    alarms += [{"device": "", "remedy": remedy, "cause": "the loss is 9"} for remedy in REMEDIES]
+    text = joined(shown(status | {"alarms": alarms, "rollbacks": 2}))
+    assert "alarm: shed: its last 3 updates are not finite; its updates do not count" in text
+    for words in REMEDIES.values():
+        assert f"alarm: fleet: the loss is 9; {words}" in text
+    assert "2 rollbacks" in text
+
+
+def test_every_remedy_of_a_watch_has_words():
+    for watch in (*Monitor().watch, UpdateNormWatch(), NotFiniteWatch()):
+        assert watch.remedy in REMEDIES
+
+
+def test_evaluations():
+    _, status = empty_status()
+    last = {"version": 40, "loss": 0.25, "accuracy": 0.9125}
+    best = {"version": 30, "loss": 0.2, "accuracy": None}
+    assert "evaluat" not in shown(status)
+    text = shown(status | {"evaluation": last, "best": last})
+    assert "evaluation: version 40, loss 0.25, accuracy 91.25%" in text
+    assert "best" not in text
+    assert "best: version 30, loss 0.2\n" in joined_lines(shown(status | {"evaluation": last, "best": best}))
+
+
+def joined_lines(text):
+    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+
+
+def test_a_hub_of_an_earlier_version_is_shown_too():
+    _, status = empty_status()
+    for key in ("tempo", "fleet", "learning_rate_factor", "rollbacks", "alarms", "evaluation", "best"):
+        del status[key]
+    old = {
+        key: value
+        for key, value in DEVICE.items()
+        if key not in ("assigned_steps", "why", "step_s", "talk_s", "talk_share", "period_s")
+    }
+    assert "shed" in shown(status | {"devices": [old | {"id": "shed"}]})
