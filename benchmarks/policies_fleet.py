@@ -58,9 +58,9 @@ class Scenario:
     codec: str = "identity"
     learning_rate: float = LEARNING_RATE
     target: float = TARGET
-    horizon_s: float = 60.0
+    horizon_s: float = 40.0
     final_s: float = 5.0
-    limit_s: float = 300.0
+    limit_s: float = 120.0
 
 
 @dataclass(frozen=True)

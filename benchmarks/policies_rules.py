@@ -110,7 +110,7 @@ RULES: dict[str, Grid] = {
             (5, 4, 2.0),
         ]
     ),
-    "ASGD": immediate([(1, rate) for rate in (1.5, 1.0, 2.0, 3.0)]),
+    "ASGD": immediate([(1, rate) for rate in (1.5, 1.0, 2.0, 0.75)]),
     "fixed interval": immediate([(8, 0.6), (16, 0.6), (16, 0.4), (4, 0.8), (8, 0.8), (2, 1.2), (4, 1.2)]),
 }
 """All rules on the unequal fleet."""

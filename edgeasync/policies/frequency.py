@@ -23,7 +23,7 @@ FIRST_STEPS = 8
 
 GAIN_MIN = 0.25
 SHRINK = 0.7
-AGREEMENT_MIN = 0.1
+AGREEMENT_MIN = 0.0
 VARIANCE_RATIO_MAX = 4.0
 
 LocalSteps = Annotated[int, Meta(ge=1, le=100_000)]
@@ -108,7 +108,7 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
     device whose link is so slow that it would talk for more than `talk_share_max` of its time speaks more rarely.
 
     `metric`: "loss_variance" shrinks while the variance of the losses is over four times its median; "divergence"
-    while updates that are folded together point apart (mean cosine under 0.1); "stability" on either; "loss"
+    while updates that are folded together point apart (mean cosine under 0); "stability" on either; "loss"
     shrinks with the root of the loss (AdaComm); "none" never.
     """
 

@@ -22,6 +22,9 @@ FleetRemedy = Literal["alert", "increase_frequency", "reduce_lr", "rollback"]
 COMPARED_MIN = 8
 """Updates that one is compared with at the least."""
 
+LOST = 0.5
+"""Share of the first losses that the loss must come back to before a version is returned to."""
+
 HASTE = 0.5
 """What `increase_frequency` leaves of the local steps."""
 
@@ -109,15 +112,15 @@ class LossWatch(Section, frozen=True, tag_field="kind", tag="loss"):
     paper: ClassVar[str] = ""
     scope: ClassVar[Literal["fleet"]] = "fleet"
 
-    ratio_max: Annotated[RatioMax, Meta(description="of the last losses over the median of the window")] = 2.0
+    ratio_max: Annotated[RatioMax, Meta(description="of the last losses over the median of the window")] = 3.0
     remedy: Annotated[FleetRemedy, Meta(description="what is done about it")] = "rollback"
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
-        """Compare the last quarter of the window with its median, unless losses are small beside the first."""
+        """Compare the last quarter of the window with its median, unless most of what was learnt is still there."""
         if len(fleet.losses) < WINDOW // 2:
             return None
         usual = statistics.median(fleet.losses)
-        if fleet.loss > self.ratio_max * usual and not fleet.settled:
+        if fleet.loss > max(self.ratio_max * usual, LOST * fleet.loss_first):
             return f"the loss is {fleet.loss:.3g}, {_times(fleet.loss, usual)} its median"
         return None
 

@@ -373,6 +373,22 @@ def test_when_the_best_device_goes_the_others_count_again(hub_bench, parts):
     assert refused[-1] == []
 
 
+def test_a_round_does_not_wait_for_who_is_behind(hub_bench):
+    hub = joined(hub_bench, policy(aggregate=SynchronousAggregator(), take="better"), "abc")
+    for version in range(1, 7):
+        assert scored(hub, "a4 b9 c9") == ["b9", "c9"]
+        assert hub.one(Fold).number == version
+
+
+def test_a_device_counts_by_its_data_or_by_what_it_trained_on_if_it_does_not_say(hub_bench):
+    hub = hub_bench(policy(aggregate=SynchronousAggregator(weigh_by="examples")))
+    hub.join("a", profile=DeviceProfile(examples=128))
+    hub.join("b")
+    push(hub, "a", examples=1)
+    push(hub, "b", examples=64)
+    assert hub.one(Fold).weights == pytest.approx((2 / 3, 1 / 3))
+
+
 # -- warm-up -------------------------------------------------------------------------------------------------
 
 

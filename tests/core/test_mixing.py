@@ -179,6 +179,20 @@ def test_a_learning_rate_that_has_run_out_is_survived(momentum):
     assert math.isnan(norm), "nothing is left to measure"
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "values"),
+    [
+        # Steps of -1/4 times the update, of which the scale leaves all, half and all.
+        ((SGD(learning_rate=0.25),), [0.25, 0.375, 0.625]),
+        # The velocity is not scaled: 1, 1.5, 1.75.
+        ((SGD(learning_rate=0.25, momentum=0.5),), [0.25, 0.4375, 0.875]),
+    ],
+)
+def test_what_alarms_leave_of_the_learning_rate_by_hand(optimizer, values):
+    model = make_model(np.zeros(1), optimizer=optimizer)
+    assert [fold(model, [1.0], [[1.0]], scale=scale)[0][0] for scale in (1.0, 0.5, 1.0)] == values
+
+
 # -- delay compensation --------------------------------------------------------------------------------------
 
 

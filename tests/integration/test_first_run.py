@@ -291,10 +291,11 @@ def test_status_keeps_its_contract(commands):
     for device in devices.values():
         assert {name: type(device.get(name)) for name in CONTRACT_DEVICE} == CONTRACT_DEVICE
         assert device["state"] in STATES
-        assert device["local_steps"] == 16
+        assert device["local_steps"] >= 1
+        assert device["why"]
         assert device["examples_per_s"] > 0
     assert (devices["first"]["state"], devices["second"]["state"]) == ("training", "left")
-    assert status["updates_applied"] == status["version"]
+    assert status["updates_applied"] >= status["version"] > 0
     assert status["updates_applied"] == sum(device["updates_applied"] for device in devices.values())
     assert (status["pid"], status["address"]) == (hub.pid, address)
 
@@ -302,7 +303,10 @@ def test_status_keeps_its_contract(commands):
     assert (shown.returncode, shown.stderr) == (0, "")
     for words in ("first", "second", "left", "device", "state", "updates", "stale", f"pid {hub.pid}"):
         assert words in shown.stdout
-    assert len(shown.stdout.splitlines()) == 5  # two of totals, a heading, two devices
+    above, _, intervals = shown.stdout.partition("\n\n")
+    assert len(above.splitlines()) >= 6  # two of totals, the fleet, a heading, two devices
+    for words in ("first", "second", "next steps", "period", "why"):
+        assert words in intervals
 
 
 # -- the demo --------------------------------------------------------------------------------------------------

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeasync.policies.frequency import GAIN_MIN, AdaptiveFrequency, FixedFrequency, Tempo, TimeFrequency
+from edgeasync.policies.frequency import (
+    AGREEMENT_MIN,
+    GAIN_MIN,
+    AdaptiveFrequency,
+    FixedFrequency,
+    Tempo,
+    TimeFrequency,
+)
 from edgeasync.policies.history import DeviceHistory, FleetHistory
 
 CALM = FleetHistory()
@@ -158,11 +165,11 @@ def gains(controller, fleets):
     return seen, tempo.cause
 
 
-APART = FleetHistory(agreement=0.09)
+APART = FleetHistory(agreement=AGREEMENT_MIN - 0.01)
 VARIED = FleetHistory(loss_variances=[1.0] * 48 + [4.1] * 16)
-USUAL = FleetHistory(agreement=0.1, loss_variances=[1.0] * 48 + [4.0] * 16)
+USUAL = FleetHistory(agreement=AGREEMENT_MIN, loss_variances=[1.0] * 48 + [4.0] * 16)
 BY_DIVERGENCE, BY_VARIANCE = (
-    "updates point apart (mean cosine 0.09)",
+    f"updates point apart (mean cosine {AGREEMENT_MIN - 0.01:.2f})",
     "the variance of the losses is 4.1 times its median",
 )
 DOWN = [0.7, 0.49, 0.343, 0.25, 0.25]

@@ -90,19 +90,21 @@ def test_updates_that_are_no_numbers_alarm_after_three_in_a_row():
         (losses(1.0, 8.01), True, True),
         (losses(1.0, 9.0, count=31), False, False),
         (losses(1.0, 9.0, count=33), True, True),
-        # Small beside the first losses: up to 0.2 of them.
+        # Beside the first losses: what varies below 0.2 of them is noise, and below half of them little is lost.
         (losses(0.001, 2.0, first=10.0), False, False),
-        (losses(0.001, 2.1, first=10.0), True, True),
+        (losses(0.001, 2.1, first=10.0), False, True),
+        (losses(0.001, 5.0, first=10.0), False, True),
+        (losses(0.001, 5.1, first=10.0), True, True),
         (losses(0.0, 1.0), True, True),
     ],
 )
 def test_when_losses_alarm(fleet, loss_alarms, variance_alarms):
-    causes = [watch.cause(update(), fleet) for watch in (LossWatch(), LossVarianceWatch())]
+    causes = [watch.cause(update(), fleet) for watch in (LossWatch(ratio_max=2.0), LossVarianceWatch())]
     assert [cause is not None for cause in causes] == [loss_alarms, variance_alarms]
 
 
 def test_what_is_said_of_losses():
-    assert LossWatch().cause(update(), losses(1.0, 2.5)) == "the loss is 2.5, 2.5 times its median"
+    assert LossWatch().cause(update(), losses(1.0, 3.5)) == "the loss is 3.5, 3.5 times its median"
     assert LossWatch().cause(update(), losses(0.0, 1.0)) == "the loss is 1, over its median"
     expected = "the variance of the losses is 9, 9.0 times its median"
     assert LossVarianceWatch().cause(update(), losses(1.0, 9.0)) == expected
