@@ -263,7 +263,8 @@ class Judge:
         self._updates += len(contributions)
         warm_up = self.judgement.warm_up
         if not self._warm and warm_up is not None:
-            epochs = self._examples_seen / self._examples_total if self._examples_total else 0.0
+            # Where no device says how much data it has, there are no epochs to wait for.
+            epochs = self._examples_seen / self._examples_total if self._examples_total else math.inf
             done = self._updates >= warm_up.updates if warm_up.updates else epochs >= (warm_up.epochs or 0.0)
             if done:
                 self._warm = True

@@ -231,8 +231,8 @@ class Membership:
         ]
 
     def live_histories(self) -> list[DeviceHistory]:
-        """Return what is known of the devices that hold their lease."""
-        return [member.history for member in self.members.values() if member.live]
+        """Return what is known of the devices that hold their lease and take local steps."""
+        return [m.history for m in self.members.values() if m.live and m.state != "paused"]
 
     def loss_by_examples(self) -> float | None:
         """Return the mean of the devices' last losses, weighted by their examples; `None` if there is none."""

@@ -85,7 +85,7 @@ class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
     local_steps_max: Annotated[LocalSteps, Meta(description="never more steps than this")] = 100_000
     epochs_max: Annotated[
         float, Meta(gt=0.0, le=1e6, description="never more passes over a device's data than this")
-    ] = 4.0
+    ] = 8.0
 
     def retune(self, tempo: Tempo, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Tempo:  # noqa: ARG002
         """Return the given time as the period."""
@@ -120,17 +120,17 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         Literal["stability", "loss_variance", "divergence", "loss", "none"],
         Meta(description="what makes the period shorter"),
     ] = "stability"
-    local_steps_min: Annotated[LocalSteps, Meta(description="of the median device")] = 8
+    local_steps_min: Annotated[LocalSteps, Meta(description="of the median device")] = 6
     local_steps_max: Annotated[LocalSteps, Meta(description="of any device")] = 128
     talk_share: Annotated[
         float, Meta(gt=0.0, lt=1.0, description="of its time that the median device may talk")
-    ] = 0.33
+    ] = 0.4
     talk_share_max: Annotated[float, Meta(gt=0.0, lt=1.0, description="of its time that any device may talk")] = (
-        0.5
+        0.6
     )
     epochs_max: Annotated[
         float, Meta(gt=0.0, le=1e6, description="never more passes over a device's data than this")
-    ] = 4.0
+    ] = 8.0
 
     def __post_init__(self) -> None:
         if self.local_steps_min > self.local_steps_max:

@@ -109,6 +109,7 @@ class FleetHistory(msgspec.Struct):
     staleness_mean: float = 0.0
     agreement: float = math.nan
     loss_first: float = 0.0
+    losses_seen: int = 0
     norms: deque[tuple[float, int]] = msgspec.field(default_factory=lambda: deque(maxlen=WINDOW))
     scores: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=WINDOW))
     losses: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -131,7 +132,8 @@ class FleetHistory(msgspec.Struct):
         if math.isfinite(loss_mean) and math.isfinite(loss_variance):
             self.losses.append(_bounded(loss_mean))
             self.loss_variances.append(_bounded(loss_variance))
-            if len(self.losses) <= WINDOW // 4:
+            self.losses_seen += 1
+            if self.losses_seen <= WINDOW // 4:
                 self.loss_first = statistics.fmean(self.losses)
 
     def observe_score(self, score: float) -> None:

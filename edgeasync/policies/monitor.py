@@ -116,7 +116,7 @@ class LossWatch(Section, frozen=True, tag_field="kind", tag="loss"):
     remedy: Annotated[FleetRemedy, Meta(description="what is done about it")] = "rollback"
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
-        """Compare the last quarter of the window with its median, unless most of what was learnt is still there."""
+        """Compare the last quarter of the window with its median, unless most of what was learnt still holds."""
         if len(fleet.losses) < WINDOW // 2:
             return None
         usual = statistics.median(fleet.losses)

@@ -133,7 +133,9 @@ class Policy(Section, frozen=True):
     ] = None
     aggregate: AggregatorKind = QuorumAggregator()
     combine: CombinerKind = MeanCombiner()
-    optimizer: Annotated[tuple[TransformKind, ...], Meta(min_length=1)] = (SGD(),)
+    optimizer: Annotated[tuple[TransformKind, ...], Meta(min_length=1)] = (
+        Nesterov(learning_rate=1.3, momentum=0.85, staleness_max=0.5),
+    )
     frequency: FrequencyKind = AdaptiveFrequency()
     warm_up: WarmUp | None = None
     plateau: Plateau | None = None

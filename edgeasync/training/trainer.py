@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast
 
 import msgspec
 import numpy as np
@@ -39,7 +39,6 @@ class Trainer(Protocol):
         """Take one local step, on one batch."""
 
 
-@runtime_checkable
 class ScoringTrainer(Trainer, Protocol):
     """A `Trainer` that can say how good the model is that it was given, for policies that compare devices."""
 
@@ -65,7 +64,7 @@ def take_local_steps(
     """
     if local_steps < 1:
         raise ValueError(f"local_steps is {local_steps}; give 1 or more")
-    score = trainer.score() if isinstance(trainer, ScoringTrainer) else None
+    score = cast("ScoringTrainer", trainer).score() if hasattr(trainer, "score") else None
     examples, total_s = 0, 0.0
     # Welford 1962: sums of squares would cancel once the losses are nearly alike.
     mean, squares = 0.0, 0.0
