@@ -45,7 +45,7 @@ class Judge:
         self._contributions: list[Contribution] = []
         self._refused: set[str] = set()
         """Live devices that have spoken since the last version, but whose updates do not count."""
-        self._folds = 0
+        self._folds = self._folds_before = 0
         self._version_oldest = version.number
         """The oldest base that counts: updates learnt from a model that was rolled back do not."""
         self._version = version.number
@@ -176,7 +176,10 @@ class Judge:
             weights = _only_best(contributions, weights)
         norms = [contribution.norm for contribution in contributions]
         norm_bound = math.fsum(abs(weight) * norm for weight, norm in zip(weights, norms, strict=True))
-        plan = plan_chain(self.judgement.optimizer, Conditions(norm_bound, self._folds, self.fleet.staleness_mean))
+        plan = plan_chain(
+            self.judgement.optimizer,
+            Conditions(norm_bound, self._folds, self.fleet.staleness_mean, self._folds_before),
+        )
         self._folds += 1
         self._advance(now_s)
         measure = len(contributions) > 1 and not self.judgement.combine.robust
@@ -300,6 +303,7 @@ class Judge:
         self.fleet.forget()
         self._advance(now_s)
         self._version_oldest = self._version
+        self._folds_before += self._folds
         self._folds = 0
         self._calm_since_kept = 0
         effects.append(Restore(self._version))

@@ -120,7 +120,7 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         Literal["stability", "loss_variance", "divergence", "loss", "none"],
         Meta(description="what makes the period shorter"),
     ] = "stability"
-    local_steps_min: Annotated[LocalSteps, Meta(description="of the median device")] = 6
+    local_steps_min: Annotated[LocalSteps, Meta(description="of the median device")] = 5
     local_steps_max: Annotated[LocalSteps, Meta(description="of any device")] = 128
     talk_share: Annotated[
         float, Meta(gt=0.0, lt=1.0, description="of its time that the median device may talk")

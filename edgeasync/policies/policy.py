@@ -134,7 +134,7 @@ class Policy(Section, frozen=True):
     aggregate: AggregatorKind = QuorumAggregator()
     combine: CombinerKind = MeanCombiner()
     optimizer: Annotated[tuple[TransformKind, ...], Meta(min_length=1)] = (
-        Nesterov(learning_rate=1.3, momentum=0.85, staleness_max=0.5),
+        Nesterov(learning_rate=1.4, momentum=0.85, staleness_max=0.5),
     )
     frequency: FrequencyKind = AdaptiveFrequency()
     warm_up: WarmUp | None = None

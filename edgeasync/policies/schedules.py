@@ -34,9 +34,9 @@ class CosineSchedule(Scaling, frozen=True, tag_field="kind", tag="cosine"):
 
     def plan(self, conditions: Conditions) -> Scalars:
         """Return the factor; the first update's is above 0, so that it is not wasted."""
-        if conditions.count < self.warm_up:
-            return ((conditions.count + 1) / (self.warm_up + 1),)
-        done = min(1.0, (conditions.count - self.warm_up) / (self.updates - self.warm_up))
+        if conditions.total < self.warm_up:
+            return ((conditions.total + 1) / (self.warm_up + 1),)
+        done = min(1.0, (conditions.total - self.warm_up) / (self.updates - self.warm_up))
         return (self.final + (1.0 - self.final) * 0.5 * (1.0 + math.cos(math.pi * done)),)
 
 
@@ -50,7 +50,7 @@ class ExponentialSchedule(Scaling, frozen=True, tag_field="kind", tag="exponenti
 
     def plan(self, conditions: Conditions) -> Scalars:
         """Return the factor."""
-        return (self.decay ** (conditions.count // self.every),)
+        return (self.decay ** (conditions.total // self.every),)
 
 
 class InverseSqrtSchedule(Scaling, frozen=True, tag_field="kind", tag="inverse_sqrt"):
@@ -65,5 +65,5 @@ class InverseSqrtSchedule(Scaling, frozen=True, tag_field="kind", tag="inverse_s
 
     def plan(self, conditions: Conditions) -> Scalars:
         """Return the factor."""
-        number = conditions.count + 1
+        number = conditions.total + 1
         return (min(number / self.warm_up, math.sqrt(self.warm_up / number)),)

@@ -22,13 +22,20 @@ Scalars = tuple[float, ...]
 class Conditions(msgspec.Struct, frozen=True, gc=False):
     """What is known of an update when its scalars are decided.
 
-    `norm` is the L2 norm of the gradient, or a bound above it; `count` the number of updates before; `staleness`
-    the moving average of the updates' staleness in versions, 0 on a device.
+    `norm` is the L2 norm of the gradient, or a bound above it; `count` the number of updates that the state
+    vectors have seen, and `count_before` of those before the state was cleared; `staleness` the moving average of
+    the updates' staleness in versions, 0 on a device.
     """
 
     norm: float
     count: int
     staleness: float = 0.0
+    count_before: int = 0
+
+    @property
+    def total(self) -> int:
+        """All updates before this one: what a schedule goes by."""
+        return self.count_before + self.count
 
 
 class Transform(Protocol):
