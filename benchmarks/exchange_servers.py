@@ -24,6 +24,7 @@ from edgeasync.core.settings import HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
+from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import Staleness
 from edgeasync.policies.transforms import Conditions, plan_chain
@@ -48,7 +49,7 @@ from edgeasync.runtime.hub import QUEUED_MESSAGES_MAX, Hub
 
 ADDRESS = "tcp://127.0.0.1:*"
 LINEAGE = "0" * 16
-POLICY = Policy(aggregate=ImmediateAggregator(), frequency=FixedFrequency())
+POLICY = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency())
 PIECE_BYTES = int(Limits().piece_bytes)
 WINDOW_PIECES = 4
 """Pieces under way when the credit window is fully open, as it is on a loopback link."""

@@ -17,7 +17,7 @@ from edgeasync.core.settings import StopCondition
 from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet
 from edgeasync.policies.frequency import FrequencyController, Interval, Tempo
 from edgeasync.policies.history import DeviceHistory, FleetHistory, agreement_of
-from edgeasync.policies.monitor import HASTE, REDUCTION, Observation, Scope
+from edgeasync.policies.monitor import COMPARED_MIN, HASTE, REDUCTION, Observation, Scope
 from edgeasync.policies.policy import Judgement, folds_one_by_one
 from edgeasync.policies.staleness import Staleness
 from edgeasync.policies.transforms import Conditions, plan_chain
@@ -25,6 +25,9 @@ from edgeasync.protocol.messages import ModelVersion, Push, Rejected
 
 VERSION_TIMES_MAX = 4096
 """Versions whose time is remembered; an older base is taken to be as old as the oldest of them."""
+
+RECOVERED_AFTER_KEPT = 8
+"""Versions kept in a row after which the learning rate that a rollback halved is doubled again."""
 
 KEEP_EVERY_UPDATES = 32
 """Calm updates between two versions kept to return to; more in a large fleet."""
@@ -57,7 +60,13 @@ class Judge:
         self._examples_total = 0.0
         self._examples_seen = 0
         self._updates = 0
-        self._calm_since_kept = 0
+        self._calm_since_kept = self._kept_in_a_row = 0
+        self._caution = 1.0
+        """What rollbacks leave of the server's learning rate; it grows again while versions are kept."""
+        self._counted: set[str] = set()
+        """Devices whose updates have counted since the start, or since the last rollback."""
+        self._first: list[Observation] | None = []
+        """The first updates, and those after a rollback, until there are enough to compare them."""
         self._warm = judgement.warm_up is None
 
     def __len__(self) -> int:
@@ -90,8 +99,8 @@ class Judge:
     @property
     def learning_rate_factor(self) -> float:
         """What plateaus and remedies leave of the server's learning rate."""
-        reduced = self.alarms.active("reduce_lr") or self.alarms.active("rollback")
-        return self.progress.learning_rate_factor * (REDUCTION if reduced else 1.0)
+        reduced = REDUCTION if self.alarms.active("reduce_lr") else 1.0
+        return self.progress.learning_rate_factor * self._caution * reduced
 
     def interval(self, history: DeviceHistory) -> Interval:
         """Set the device's next interval and note it in its history."""
@@ -120,7 +129,7 @@ class Judge:
         history.staleness = staleness
         if push.base.number < self._version_oldest:
             return Rejected("rolled_back")
-        if self._look(observation, "device", now_s, effects):
+        if self._look(observation, "device", now_s, effects) or self._is_epidemic(now_s, devices_live, effects):
             return Rejected("rolled_back")
         if not math.isfinite(observation.norm):
             return Rejected("not_finite")
@@ -141,7 +150,7 @@ class Judge:
             loss_variance=push.loss_variance,
             score=history.score,
         )
-        if self._look(observation, "fleet", now_s, effects):
+        if self._look(observation, "fleet", now_s, effects) or self._look_again(observation, now_s, effects):
             return Rejected("rolled_back")
         return weight
 
@@ -149,6 +158,7 @@ class Judge:
         """Let a contribution wait."""
         self._contributions.append(contribution)
         self._refused.discard(contribution.device_id)
+        self._counted.add(contribution.device_id)
 
     def refuse(self, device_id: str, rejected: Rejected) -> None:
         """Note that nobody need wait for a device: it has spoken, though its update does not count."""
@@ -159,6 +169,7 @@ class Judge:
         """Drop what is noted of a device that is gone: its alarms, and that it has spoken."""
         self.alarms.forget(device_id)
         self._refused.discard(device_id)
+        self._counted.discard(device_id)
 
     def due_s(self, now_s: float, devices_live: int) -> float | None:
         """Return when they are to be folded: now if there is no place for more, `None` if it is not known."""
@@ -280,6 +291,9 @@ class Judge:
             KEEP_EVERY_UPDATES, 2 * self._members
         ):
             self._calm_since_kept = 0
+            self._kept_in_a_row += 1
+            if self._kept_in_a_row % RECOVERED_AFTER_KEPT == 0:
+                self._caution = min(1.0, self._caution / REDUCTION)
             effects.append(Keep())
 
     def count_examples(self, examples: int) -> None:
@@ -295,12 +309,46 @@ class Judge:
             self._roll_back(now_s, effects)
         return goes_back
 
+    def _is_epidemic(self, now_s: float, devices_live: int, effects: list[HubEffect]) -> bool:
+        """Go back if more than half of the devices fell into quarantine: then the model is at fault, not they."""
+        devices = self._counted.intersection(
+            alarm.device_id for alarm in self.alarms if alarm.remedy == "quarantine"
+        )
+        if not self.judgement.monitor.rolls_back or len(devices) < 2 or 2 * len(devices) <= devices_live:
+            return False
+        for device_id in devices:
+            self.alarms.forget(device_id)
+        detail = f"{len(devices)} of {devices_live} devices are in quarantine: the model is at fault"
+        effects.append(Report("alarm", detail=f"{detail}; {_REMEDIES['rollback'][True]}"))
+        self._roll_back(now_s, effects)
+        return True
+
+    def _look_again(self, observation: Observation, now_s: float, effects: list[HubEffect]) -> bool:
+        """Look again at the first updates once they can be compared; go back if one of them is alarming."""
+        if self._first is None:
+            return False
+        self._first.append(observation)
+        if len(self._first) < COMPARED_MIN:
+            return False
+        first, self._first = self._first, None
+        changes = [change for update in first for change in self.alarms.look(update, self.fleet, "device")]
+        self._report(changes, effects)
+        spoilt = any(change.begun and change.alarm.remedy == "quarantine" for change in changes)
+        if not spoilt or not self.judgement.monitor.rolls_back:
+            return False
+        self._roll_back(now_s, effects)
+        return True
+
     def _roll_back(self, now_s: float, effects: list[HubEffect]) -> None:
         """Return to the version that was kept; drop what waits and what is still being learnt from later ones."""
         effects += [Discard(contribution.handle) for contribution in self._contributions]
         self._contributions.clear()
         self.rollbacks += 1
         self.fleet.forget()
+        self._first = []
+        self._counted.clear()
+        self._caution *= REDUCTION
+        self._kept_in_a_row = 0
         self._advance(now_s)
         self._version_oldest = self._version
         self._folds_before += self._folds
@@ -352,7 +400,7 @@ _REMEDIES = {
     "increase_frequency": ("intervals are as before", "intervals are halved"),
     "reduce_lr": ("the server's learning rate is as before", "the server's learning rate is halved"),
     "rollback": (
-        "the server's learning rate is as before",
+        "the server's learning rate grows again as versions are kept",
         "back to the model kept while all was calm, at half the server's learning rate",
     ),
     "quarantine": ("its updates count again", "its updates do not count until they are calm again"),

@@ -21,6 +21,9 @@ CHANGE_MAX = 2.0
 FIRST_STEPS = 8
 """Local steps of a device that nothing is known of yet."""
 
+AIM = 0.95
+"""Part of the talking share's bound that a slow link is held to: what is measured wavers."""
+
 GAIN_MIN = 0.25
 SHRINK = 0.7
 AGREEMENT_MIN = 0.0
@@ -159,7 +162,7 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         why = f"period {tempo.period_s:.3g} s"
         if tempo.gain < 1.0:
             why += f", shortened: {tempo.cause}"
-        by_link = device.talk_s * (1.0 / self.talk_share_max - 1.0) / device.step_s
+        by_link = device.talk_s * (1.0 / (AIM * self.talk_share_max) - 1.0) / device.step_s
         if by_link > max(steps, 1.0):
             steps = math.ceil(by_link)
             why = f"slow link: talking takes {device.talk_s:.3g} s, at most {self.talk_share_max:.0%} of its time"

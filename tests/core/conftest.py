@@ -11,12 +11,13 @@ from edgeasync.core.settings import HubCoreSettings, Limits, Liveness, StopCondi
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
+from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.messages import Fetch, FetchGraph, Hello, Leave, ModelVersion, Ping, Push, Refuse, Welcome
 
 SPEC = ParameterSpec((Parameter("weights", (3,)),))
 LINEAGE = "00c0ffee00c0ffee"
-IMMEDIATE = Policy(aggregate=ImmediateAggregator(), frequency=FixedFrequency())
+IMMEDIATE = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency())
 
 
 class HubBench:

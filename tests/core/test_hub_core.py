@@ -9,6 +9,7 @@ from edgeasync.core.events import Heard, Malformed, PushArrived, Received, StopR
 from edgeasync.core.graph import ShippedGraph
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
+from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import PolynomialStaleness
 from edgeasync.protocol.messages import (
@@ -26,7 +27,7 @@ from edgeasync.protocol.messages import (
 )
 
 LEASE_S = 15.0
-STEADY = {"aggregate": ImmediateAggregator(), "frequency": FixedFrequency()}
+STEADY = {"aggregate": ImmediateAggregator(), "optimizer": (SGD(),), "frequency": FixedFrequency()}
 
 # -- joining -------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.monitor import Monitor
+from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import (
@@ -32,7 +33,12 @@ from edgeasync.protocol.messages import (
 SPEC = ParameterSpec((Parameter("w", (50_000,)),))
 PIECE = 65_536
 LINEAGE = "0" * 16
-POLICY = Policy(aggregate=ImmediateAggregator(), frequency=FixedFrequency(), monitor=Monitor(watch=()))
+POLICY = Policy(
+    aggregate=ImmediateAggregator(),
+    optimizer=(SGD(),),
+    frequency=FixedFrequency(),
+    monitor=Monitor(watch=()),
+)
 
 
 class Notes:

@@ -39,7 +39,7 @@ def make_model(initial, *, statistics=0, **parts):
     parameters = [Parameter("weights", (len(initial) - statistics,))]
     if statistics:
         parameters.append(Parameter("running_mean", (statistics,), "statistic"))
-    policy = Policy(**{"aggregate": BUFFERED, "monitor": QUIET} | parts)
+    policy = Policy(**{"aggregate": BUFFERED, "monitor": QUIET, "optimizer": (SGD(),)} | parts)
     return Model(ParameterSpec(tuple(parameters)), np.array(initial, F), 0, policy)
 
 

@@ -30,6 +30,7 @@ UPDATES = 1000
 BEFORE_FAULTS = 100
 """Updates that are applied before the faults are planted."""
 
+NOTICED_WITHIN = 20
 LIMIT_S = 600.0
 POLICIES = {"default": Policy(), "immediate": Policy(aggregate=ImmediateAggregator())}
 
@@ -88,14 +89,19 @@ class Fleet:
     def core(self):
         return self.hub.core
 
+    @property
+    def updates(self):
+        """Updates that came in, whatever became of them."""
+        return self.core.updates_applied + self.core.updates_rejected + len(self.core.judge)
+
     def train(self, updates, limit_s=LIMIT_S):
         done = self.clock.run(lambda: self.core.updates_applied >= updates, self.clock.now_s + limit_s)
         self.core.check()
         return done
 
-    def plant_faults(self):
+    def plant_faults(self, too_high=TOO_HIGH):
         """From their next local step on `device-1` learns far too fast, and all that `device-2` sees is NaN."""
-        self.devices[0]._trainer = trainer_on(self.parts[0], TOO_HIGH, 1)
+        self.devices[0]._trainer = trainer_on(self.parts[0], too_high, 1)
         nothing = np.full_like(self.parts[1].x, np.nan)
         self.devices[1]._trainer = trainer_on(Dataset(nothing, self.parts[1].y), LEARNING_RATE, 2)
 
@@ -196,3 +202,34 @@ def test_a_loss_that_explodes_takes_the_model_back_and_it_recovers():
     assert fleet.accuracy() >= TARGET
     assert fleet.core.judge.fleet.loss < 0.25
     assert fleet.core.status(0.0)["alarms"] == []
+
+
+@both_policies
+@pytest.mark.parametrize("too_high", [3.0, TOO_HIGH])
+def test_a_fault_from_the_start_spoils_the_first_versions_and_they_are_taken_back(policy, too_high):
+    fleet = Fleet(policy)
+    fleet.plant_faults(too_high)
+    assert fleet.clock.run(lambda: len({report.device_id for report in fleet.alarms()}) == 2, LIMIT_S)
+    assert fleet.updates <= 2 * NOTICED_WITHIN
+    assert fleet.train(UPDATES)
+    assert fleet.accuracy() >= TARGET
+    assert fleet.core.judge.rollbacks >= 1
+
+
+def test_a_fleet_that_is_in_quarantine_as_a_whole_is_let_out_and_learns():
+    fleet = Fleet(Policy(), learning_rate=0.1)
+    assert fleet.train(2 * BEFORE_FAULTS)
+    model = fleet.hub.exchange.model
+    noise = np.random.default_rng(0).normal(0.0, 1.0, NETWORK.spec.length).astype(np.float32)
+    model.advance(Snapshot(model.current.number, model.current.vector + noise))
+    assert fleet.train(UPDATES)
+    assert any("the model is at fault" in report.detail for report in fleet.alarms())
+    assert fleet.accuracy() >= TARGET
+
+
+def test_a_majority_of_broken_devices_does_not_take_the_others_model_from_them():
+    fleet = Fleet(Policy())
+    for device, part in list(zip(fleet.devices, fleet.parts, strict=True))[:5]:
+        device._trainer = trainer_on(Dataset(np.full_like(part.x, np.nan), part.y), LEARNING_RATE, 1)
+    assert fleet.train(UPDATES // 2)
+    assert fleet.core.judge.rollbacks <= 1

@@ -25,7 +25,7 @@ from edgeasync.training.trainer import GradientTrainer, StepResult
 
 SLOWNESS = (1, 1, 3, 10)
 
-POLICY = Policy(aggregate=ImmediateAggregator(), frequency=FixedFrequency(local_steps=16))
+POLICY = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency(local_steps=16))
 """Every device for itself, and always the same work: what takes time here is the simulator's alone."""
 
 

@@ -117,8 +117,8 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
             "frequency: local_steps_min (200) is over local_steps_max (128)",
         ),
         (
-            {"frequency": {"kind": "adaptive", "talk_share": 0.6}},
-            "frequency: talk_share (0.6) is over talk_share_max (0.5)",
+            {"frequency": {"kind": "adaptive", "talk_share": 0.7}},
+            "frequency: talk_share (0.7) is over talk_share_max (0.6)",
         ),
         ({"warm_up": {}}, "warm_up: warm_up ends after updates or epochs: give one of the two"),
         ({"warm_up": {"updates": 9, "epochs": 1}}, "warm_up: warm_up ends after updates or epochs: give one"),
