@@ -1,0 +1,125 @@
+"""What the hub's judgement costs: folding an update with the default policy against one plain `w += s * g`.
+
+Run as `python -m benchmarks.fold`. On one thread, in turns; the plain sum is numpy's, in place and in slices that
+stay in the cache, which is the least that any rule has to do.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report import Results, make_parser, show_progress, show_results
+from edgeasync.core.effects import Fold
+from edgeasync.core.events import PushArrived, Received
+from edgeasync.core.hub import HubCore
+from edgeasync.core.mixing import Update
+from edgeasync.core.model import Model
+from edgeasync.core.settings import HubCoreSettings, Limits, Liveness
+from edgeasync.parameters import CHUNK, Parameter, ParameterSpec
+from edgeasync.policies.policy import Policy
+from edgeasync.policies.transforms import Conditions, plan_chain
+from edgeasync.protocol.codecs import CODECS
+from edgeasync.protocol.messages import Fetch, Hello, ModelVersion, Push
+
+LENGTHS = {"1M": 1_000_000, "10M": 10_000_000}
+GATHERED = 12
+"""Updates in a version of the default: a quorum of twenty devices."""
+
+DEVICES = 20
+TARGET = 0.33
+
+
+def measure(length: int, rounds: int) -> dict[str, list[float]]:
+    """Return milliseconds of every round: the plain sum, folds, per update, and the norm of an update."""
+    rng = np.random.Generator(np.random.PCG64(1))
+    policy = Policy()
+    spec = ParameterSpec((Parameter("w", (length,)),))
+    model = Model(spec, np.zeros(length, np.float32), 0, policy)
+    deltas = [rng.normal(0.0, 1e-4, length).astype(np.float32) for _ in range(GATHERED)]
+    updates = [Update(CODECS["identity"], CODECS["identity"].encode(delta)) for delta in deltas]
+    plain, scratch = np.zeros(length, np.float32), np.empty(CHUNK, np.float32)
+
+    def plain_sum() -> None:
+        for start in range(0, length, CHUNK):
+            part = slice(start, min(start + CHUNK, length))
+            out = scratch[: part.stop - part.start]
+            np.multiply(deltas[0][part], np.float32(0.5), out=out)
+            np.add(plain[part], out, out=plain[part])
+
+    def fold(count: int) -> None:
+        number = model.current.number + 1
+        weights = (1.0 / count,) * count
+        plan = plan_chain(policy.optimizer, Conditions(1.0, number))
+        bases = (number - 1,) * count
+        taken = Fold(number, tuple(range(count)), weights, plan, bases=bases, measure=count > 1)
+        model.advance(model.fold(taken, updates[:count])[0])
+
+    cases: dict[str, tuple[Callable[[], object], int]] = {
+        "w += s g": (plain_sum, 1),
+        "fold of 1": (lambda: fold(1), 1),
+        f"fold of {GATHERED}, per update": (lambda: fold(GATHERED), GATHERED),
+        "norm": (lambda: model.norm(updates[0]), 1),
+    }
+    times: dict[str, list[float]] = {name: [] for name in cases}
+    for number in range(rounds + 2):
+        for name, (work, updates_done) in cases.items():
+            started = time.perf_counter()
+            work()
+            if number >= 2:  # the first two touch fresh memory
+                times[name].append((time.perf_counter() - started) * 1e3 / updates_done)
+    return times
+
+
+def measure_decision(updates: int) -> float:
+    """Return microseconds that the core takes to decide about one update, and answer it, among live devices."""
+    spec = ParameterSpec((Parameter("w", (4,)),))
+    sessions = iter(range(1, DEVICES + 1))
+    core = HubCore(
+        spec=spec,
+        training={},
+        judgement=Policy(),
+        settings=HubCoreSettings(liveness=Liveness(heartbeat_s=3000.0, lease_s=86_400.0), limits=Limits()),
+        version=ModelVersion("0" * 16, 0),
+        make_session=lambda: next(sessions).to_bytes(16, "big"),
+        now_s=0.0,
+    )
+    names = [f"device-{number}" for number in range(DEVICES)]
+    for number, name in enumerate(names):
+        core.handle(Received(name.encode(), Hello((1,), name, number.to_bytes(16, "big"), 1)), 0.0)
+        core.handle(Received(name.encode(), Fetch(core.members.members[name].session)), 0.0)
+    started = time.perf_counter()
+    for count in range(updates):
+        name, seq = names[count % DEVICES], count // DEVICES + 1
+        member = core.members.members[name]
+        base = member.assigned or ModelVersion("0" * 16, core.version)
+        push = Push(member.session, seq, base, 8, 256, 0.5, 0.01, 0.01, "identity", 0, 16)
+        core.handle(PushArrived(name.encode(), push, count, 1.0), 0.1 * count)
+    return (time.perf_counter() - started) * 1e6 / updates
+
+
+def main() -> None:
+    """Measure and show."""
+    arguments = make_parser(__doc__ or "").parse_args()
+    rounds = 15 if arguments.quick else 60
+    results = Results()
+    for name, length in LENGTHS.items():
+        show_progress(f"{name} parameters")
+        times = measure(length, rounds)
+        medians: dict[str, float] = {case: statistics.median(found) for case, found in times.items()}
+        results.add("ms", name, medians)
+        plain: Any = times["w += s g"]
+        for case in ("fold of 1", f"fold of {GATHERED}, per update"):
+            ratio = statistics.median(one / other for one, other in zip(plain, times[case], strict=True))
+            results.ratios[f"{name}: w += s g over {case}"] = ratio
+            results.targets[f"{name}: w += s g over {case}"] = TARGET
+    results.add(
+        "us", "decision of the core", {"per update": measure_decision(4_000 if arguments.quick else 20_000)}
+    )
+    show_results(results, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()
