@@ -9,15 +9,15 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from edgeasync.core.alarms import AlarmBoard, Change
 from edgeasync.core.effects import Discard, Fold, HubEffect, Keep, Report, Restore
 from edgeasync.core.events import Evaluated
+from edgeasync.core.guard import Guard
 from edgeasync.core.progress import Progress
 from edgeasync.core.settings import StopCondition
 from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet
 from edgeasync.policies.frequency import FrequencyController, Interval, Tempo
 from edgeasync.policies.history import DeviceHistory, FleetHistory, agreement_of
-from edgeasync.policies.monitor import COMPARED_MIN, HASTE, REDUCTION, Observation, Scope
+from edgeasync.policies.monitor import HASTE, Observation
 from edgeasync.policies.policy import Judgement, folds_one_by_one
 from edgeasync.policies.staleness import Staleness
 from edgeasync.policies.transforms import Conditions, plan_chain
@@ -25,12 +25,6 @@ from edgeasync.protocol.messages import ModelVersion, Push, Rejected
 
 VERSION_TIMES_MAX = 4096
 """Versions whose time is remembered; an older base is taken to be as old as the oldest of them."""
-
-RECOVERED_AFTER_KEPT = 8
-"""Versions kept in a row after which the learning rate that a rollback halved is doubled again."""
-
-KEEP_EVERY_UPDATES = 32
-"""Calm updates between two versions kept to return to; more in a large fleet."""
 
 
 class Judge:
@@ -41,8 +35,7 @@ class Judge:
         self.fleet = FleetHistory()
         self.tempo = Tempo()
         self.progress = Progress(judgement.plateau, stop)
-        self.alarms = AlarmBoard(judgement.monitor.watch, judgement.monitor.calm_updates)
-        self.rollbacks = 0
+        self.guard = Guard(judgement.monitor)
         self._lineage = version.lineage
         self._held_max = held_max
         self._contributions: list[Contribution] = []
@@ -60,13 +53,6 @@ class Judge:
         self._examples_total = 0.0
         self._examples_seen = 0
         self._updates = 0
-        self._calm_since_kept = self._kept_in_a_row = 0
-        self._caution = 1.0
-        """What rollbacks leave of the server's learning rate; it grows again while versions are kept."""
-        self._counted: set[str] = set()
-        """Devices whose updates have counted since the start, or since the last rollback."""
-        self._first: list[Observation] | None = []
-        """The first updates, and those after a rollback, until there are enough to compare them."""
         self._warm = judgement.warm_up is None
 
     def __len__(self) -> int:
@@ -99,8 +85,7 @@ class Judge:
     @property
     def learning_rate_factor(self) -> float:
         """What plateaus and remedies leave of the server's learning rate."""
-        reduced = REDUCTION if self.alarms.active("reduce_lr") else 1.0
-        return self.progress.learning_rate_factor * self._caution * reduced
+        return self.progress.learning_rate_factor * self.guard.learning_rate_factor
 
     def interval(self, history: DeviceHistory) -> Interval:
         """Set the device's next interval and note it in its history."""
@@ -129,11 +114,11 @@ class Judge:
         history.staleness = staleness
         if push.base.number < self._version_oldest:
             return Rejected("rolled_back")
-        if self._look(observation, "device", now_s, effects) or self._is_epidemic(now_s, devices_live, effects):
-            return Rejected("rolled_back")
+        if self.guard.goes_back_for_devices(observation, self.fleet, devices_live, effects):
+            return self._roll_back(now_s, effects)
         if not math.isfinite(observation.norm):
             return Rejected("not_finite")
-        if self.alarms.active("quarantine", observation.device_id):
+        if self.guard.alarms.active("quarantine", observation.device_id):
             return Rejected("quarantined")
         age = Staleness(staleness, self._seconds_since(push.base.number, now_s), devices_live)
         weight = self.judgement.staleness(age)
@@ -150,15 +135,15 @@ class Judge:
             loss_variance=push.loss_variance,
             score=history.score,
         )
-        if self._look(observation, "fleet", now_s, effects) or self._look_again(observation, now_s, effects):
-            return Rejected("rolled_back")
+        if self.guard.goes_back_for_fleet(observation, self.fleet, effects):
+            return self._roll_back(now_s, effects)
         return weight
 
     def add(self, contribution: Contribution) -> None:
         """Let a contribution wait."""
         self._contributions.append(contribution)
         self._refused.discard(contribution.device_id)
-        self._counted.add(contribution.device_id)
+        self.guard.count(contribution.device_id)
 
     def refuse(self, device_id: str, rejected: Rejected) -> None:
         """Note that nobody need wait for a device: it has spoken, though its update does not count."""
@@ -167,9 +152,8 @@ class Judge:
 
     def forget(self, device_id: str) -> None:
         """Drop what is noted of a device that is gone: its alarms, and that it has spoken."""
-        self.alarms.forget(device_id)
+        self.guard.forget(device_id)
         self._refused.discard(device_id)
-        self._counted.discard(device_id)
 
     def due_s(self, now_s: float, devices_live: int) -> float | None:
         """Return when they are to be folded: now if there is no place for more, `None` if it is not known."""
@@ -230,7 +214,7 @@ class Judge:
         tempo = self.frequency.retune(
             self.tempo, self.fleet, [history for history in histories if history.updates]
         )
-        haste = HASTE if self.alarms.active("increase_frequency") else 1.0
+        haste = HASTE if self.guard.alarms.active("increase_frequency") else 1.0
         self.tempo = Tempo(tempo.period_s, tempo.gain, haste, tempo.cause)
 
     def is_retune_due(self) -> bool:
@@ -283,85 +267,25 @@ class Judge:
             if done:
                 self._warm = True
                 effects.append(Report("warm", detail=f"the warm-up is over after {self._updates} updates"))
-        # What a device in quarantine sends does not reach the model.
-        alarmed = any(alarm.remedy != "quarantine" for alarm in self.alarms)
-        self._calm_since_kept = 0 if alarmed else self._calm_since_kept + len(contributions)
-        # A device that learns from a spoilt version says so one exchange later.
-        if self.judgement.monitor.rolls_back and self._calm_since_kept >= max(
-            KEEP_EVERY_UPDATES, 2 * self._members
-        ):
-            self._calm_since_kept = 0
-            self._kept_in_a_row += 1
-            if self._kept_in_a_row % RECOVERED_AFTER_KEPT == 0:
-                self._caution = min(1.0, self._caution / REDUCTION)
+        if self.guard.is_time_to_keep(len(contributions), self._members):
             effects.append(Keep())
 
     def count_examples(self, examples: int) -> None:
         """Count examples that were trained on, for a warm-up in epochs."""
         self._examples_seen += examples
 
-    def _look(self, observation: Observation, scope: Scope, now_s: float, effects: list[HubEffect]) -> bool:
-        """Let the watches of a scope see an update; return whether the hub went back to an earlier version."""
-        changes = self.alarms.look(observation, self.fleet, scope)
-        self._report(changes, effects)
-        goes_back = any(change.begun and change.alarm.remedy == "rollback" for change in changes)
-        if goes_back:
-            self._roll_back(now_s, effects)
-        return goes_back
-
-    def _is_epidemic(self, now_s: float, devices_live: int, effects: list[HubEffect]) -> bool:
-        """Go back if more than half of the devices fell into quarantine: then the model is at fault, not they."""
-        devices = self._counted.intersection(
-            alarm.device_id for alarm in self.alarms if alarm.remedy == "quarantine"
-        )
-        if not self.judgement.monitor.rolls_back or len(devices) < 2 or 2 * len(devices) <= devices_live:
-            return False
-        for device_id in devices:
-            self.alarms.forget(device_id)
-        detail = f"{len(devices)} of {devices_live} devices are in quarantine: the model is at fault"
-        effects.append(Report("alarm", detail=f"{detail}; {_REMEDIES['rollback'][True]}"))
-        self._roll_back(now_s, effects)
-        return True
-
-    def _look_again(self, observation: Observation, now_s: float, effects: list[HubEffect]) -> bool:
-        """Look again at the first updates once they can be compared; go back if one of them is alarming."""
-        if self._first is None:
-            return False
-        self._first.append(observation)
-        if len(self._first) < COMPARED_MIN:
-            return False
-        first, self._first = self._first, None
-        changes = [change for update in first for change in self.alarms.look(update, self.fleet, "device")]
-        self._report(changes, effects)
-        spoilt = any(change.begun and change.alarm.remedy == "quarantine" for change in changes)
-        if not spoilt or not self.judgement.monitor.rolls_back:
-            return False
-        self._roll_back(now_s, effects)
-        return True
-
-    def _roll_back(self, now_s: float, effects: list[HubEffect]) -> None:
+    def _roll_back(self, now_s: float, effects: list[HubEffect]) -> Rejected:
         """Return to the version that was kept; drop what waits and what is still being learnt from later ones."""
         effects += [Discard(contribution.handle) for contribution in self._contributions]
         self._contributions.clear()
-        self.rollbacks += 1
+        self.guard.rolled_back()
         self.fleet.forget()
-        self._first = []
-        self._counted.clear()
-        self._caution *= REDUCTION
-        self._kept_in_a_row = 0
         self._advance(now_s)
         self._version_oldest = self._version
         self._folds_before += self._folds
         self._folds = 0
-        self._calm_since_kept = 0
         effects.append(Restore(self._version))
-
-    def _report(self, changes: Sequence[Change], effects: list[HubEffect]) -> None:
-        for change in changes:
-            alarm = change.alarm
-            word, tense = ("alarm", "") if change.begun else ("calm", "over: ")
-            detail = f"{tense}{alarm.cause}; {_REMEDIES[alarm.remedy][change.begun]}"
-            effects.append(Report(word, alarm.device_id, detail))
+        return Rejected("rolled_back")
 
     def describe(self) -> dict[str, Any]:
         """Return what the status says of the judgement (docs/wire.md)."""
@@ -380,9 +304,10 @@ class Judge:
                 "loss_variance": _number(fleet.loss_variance),
             },
             "learning_rate_factor": self.learning_rate_factor,
-            "rollbacks": self.rollbacks,
+            "rollbacks": self.guard.rollbacks,
             "alarms": [
-                {"device": alarm.device_id, "remedy": alarm.remedy, "cause": alarm.cause} for alarm in self.alarms
+                {"device": alarm.device_id, "remedy": alarm.remedy, "cause": alarm.cause}
+                for alarm in self.guard.alarms
             ],
             "evaluation": _evaluation(progress.last),
             "best": _evaluation(progress.best),
@@ -393,18 +318,6 @@ class Judge:
         assert len(self._contributions) < self._held_max
         assert updates_applied >= self._updates
         assert len(self._measuring) <= self._version
-
-
-_REMEDIES = {
-    "alert": ("nothing was changed", "nothing is changed"),
-    "increase_frequency": ("intervals are as before", "intervals are halved"),
-    "reduce_lr": ("the server's learning rate is as before", "the server's learning rate is halved"),
-    "rollback": (
-        "the server's learning rate grows again as versions are kept",
-        "back to the model kept while all was calm, at half the server's learning rate",
-    ),
-    "quarantine": ("its updates count again", "its updates do not count until they are calm again"),
-}
 
 
 def _number(value: float) -> float | None:

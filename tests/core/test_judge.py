@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edgeasync.core import judge
 from edgeasync.core.effects import Assign, Discard, Evaluate, Fold, Keep, Report, Restore, SaveBest
 from edgeasync.core.events import Evaluated, Folded, PushArrived
-from edgeasync.core.judge import KEEP_EVERY_UPDATES
+from edgeasync.core.guard import KEEP_EVERY_UPDATES
 from edgeasync.policies.aggregation import (
     BufferedAggregator,
     ImmediateAggregator,
@@ -178,7 +178,7 @@ def test_one_rollback_for_one_alarm(hub_bench):
 
     hub = joined(hub_bench, policy(monitor=Monitor(watch=(Always(),))))
     assert [push(hub) for _ in range(20)] == ["rolled_back"] + [None] * 19
-    assert hub.core.judge.rollbacks == 1
+    assert hub.core.judge.guard.rollbacks == 1
 
 
 def test_a_device_can_make_the_hub_return_too(hub_bench):
@@ -271,12 +271,12 @@ def test_alarms_of_devices_that_go_are_forgotten(hub_bench, goes):
         hub.join(name, at_s=hub.now_s)
         for _ in range(3):
             push(hub, name, norm=math.nan)
-        assert [alarm.device_id for alarm in hub.core.judge.alarms] == [name]
+        assert [alarm.device_id for alarm in hub.core.judge.guard.alarms] == [name]
         if goes == "leaves":
             hub.leave(name)
         else:
             hub.tick(hub.now_s + 100.0)
-        assert not hub.core.judge.alarms
+        assert not hub.core.judge.guard.alarms
 
 
 @pytest.mark.parametrize("aggregate", [SynchronousAggregator(), QuorumAggregator(share=1.0, patience=100.0)])
@@ -606,4 +606,4 @@ def test_nothing_a_device_says_of_its_update_stops_the_hub(hub_bench, parts, met
         msgspec.json.encode(hub.core.status(hub.now_s))
     watched = hub.core.judge
     assert max(map(len, (watched.fleet.norms, watched.fleet.losses, watched.fleet.scores))) <= WINDOW
-    assert len(watched.alarms) <= 3 * 3 + 3
+    assert len(watched.guard.alarms) <= 3 * 3 + 3

@@ -342,7 +342,7 @@ class World:
                     self.restored = effect.number
                     self.rollbacks += 1
                 case Keep():
-                    assert not self.hub.judge.alarms.active("rollback")
+                    assert not self.hub.judge.guard.alarms.active("rollback")
                 case Receive():
                     self.granted[effect.peer] = effect.push
                     self._send_down(effect.peer, Grant(effect.push))
@@ -401,9 +401,9 @@ class World:
         assert sum(hub.messages_accepted.values()) + hub.messages_refused == self.events
         assert hub.updates_applied == len(self.folded_updates)
         judge = hub.judge
-        assert judge.rollbacks == self.rollbacks
-        assert len(judge.alarms) <= 5 * len(NAMES)
-        assert {alarm.device_id for alarm in judge.alarms} <= {"", *NAMES}
+        assert judge.guard.rollbacks == self.rollbacks
+        assert len(judge.guard.alarms) <= 5 * len(NAMES)
+        assert {alarm.device_id for alarm in judge.guard.alarms} <= {"", *NAMES}
         assert judge._refused <= {name for name, member in tables.members.items() if member.live}
         assert not judge._measuring
         assert max(len(judge.fleet.norms), len(judge.fleet.scores), len(judge.fleet.losses)) <= WINDOW

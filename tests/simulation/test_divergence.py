@@ -184,7 +184,7 @@ def test_a_calm_fleet_sees_no_quarantine_and_no_rollback(alpha, seed):
     fleet = Fleet(Policy(), devices=20, alpha=alpha, seed=seed)
     assert fleet.train(UPDATES)
     assert [report for report in fleet.alarms() if report.device_id] == []
-    assert fleet.core.judge.rollbacks == fleet.core.updates_rejected == 0
+    assert fleet.core.judge.guard.rollbacks == fleet.core.updates_rejected == 0
 
 
 def test_a_loss_that_explodes_takes_the_model_back_and_it_recovers():
@@ -195,7 +195,7 @@ def test_a_loss_that_explodes_takes_the_model_back_and_it_recovers():
     noise = np.random.default_rng(0).normal(0.0, 0.6, NETWORK.spec.length).astype(np.float32)
     model.advance(Snapshot(model.current.number, model.current.vector + noise))
     assert fleet.accuracy() < before - 0.4
-    assert fleet.clock.run(lambda: fleet.core.judge.rollbacks, LIMIT_S)
+    assert fleet.clock.run(lambda: fleet.core.judge.guard.rollbacks, LIMIT_S)
     assert any("back to the model kept while all was calm" in report.detail for report in fleet.alarms())
     assert fleet.accuracy() > before - 0.4
     assert fleet.train(UPDATES)
@@ -213,7 +213,7 @@ def test_a_fault_from_the_start_spoils_the_first_versions_and_they_are_taken_bac
     assert fleet.updates <= 2 * NOTICED_WITHIN
     assert fleet.train(UPDATES)
     assert fleet.accuracy() >= TARGET
-    assert fleet.core.judge.rollbacks >= 1
+    assert fleet.core.judge.guard.rollbacks >= 1
 
 
 def test_a_fleet_that_is_in_quarantine_as_a_whole_is_let_out_and_learns():
@@ -232,4 +232,4 @@ def test_a_majority_of_broken_devices_does_not_take_the_others_model_from_them()
     for device, part in list(zip(fleet.devices, fleet.parts, strict=True))[:5]:
         device._trainer = trainer_on(Dataset(np.full_like(part.x, np.nan), part.y), LEARNING_RATE, 1)
     assert fleet.train(UPDATES // 2)
-    assert fleet.core.judge.rollbacks <= 1
+    assert fleet.core.judge.guard.rollbacks <= 1

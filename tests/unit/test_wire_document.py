@@ -133,7 +133,7 @@ def test_the_status_has_the_keys_that_are_described():
         version=ModelVersion("00c0ffee00c0ffee", 0), make_session=lambda: bytes(16), now_s=0.0,
     )  # fmt: skip
     core.handle(Received(b"peer", Hello((1,), "a", bytes(16), 1)), 0.0)
-    core.judge.alarms.look(Observation("a", math.nan, 1, math.nan, 9), core.judge.fleet, "device")
+    core.judge.guard.alarms.look(Observation("a", math.nan, 1, math.nan, 9), core.judge.fleet, "device")
     core.judge.progress.evaluated(Evaluated(0, 1.0, 0.5), [])
     status = core.status(1.0)
     found = {
