@@ -45,7 +45,7 @@ class Effort:
     limit_s: float
 
 
-FULL = Effort((101, 102, 103), (1, 2, 3, 4, 5), 40.0, 120.0)
+FULL = Effort((101, 102, 103), tuple(range(1, 16)), 40.0, 120.0)
 QUICK = Effort((), (1, 2, 3), 20.0, 120.0)
 
 

@@ -35,15 +35,12 @@ def main() -> None:
 
     forward = nn.to_onnx(network, input_shape=(64,)).SerializeToString()
     graph = build_training_graph(forward, GraphSettings(loss="cross_entropy"))
-    optimizer = (edgeasync.SGD(learning_rate=0.1, momentum=0.9),)
+    optimizer = (edgeasync.SGD(learning_rate=0.1),)
     trainers = [
         edgeasync.OnnxTrainer(graph.model, graph.spec, part, optimizer, seed=number)
         for number, part in enumerate(parts)
     ]
-    policy = edgeasync.Policy(optimizer=(edgeasync.SGD(learning_rate=0.5),))
-    training = edgeasync.train_locally(
-        trainers, graph.initial, arguments.run, updates=arguments.updates, policy=policy
-    )
+    training = edgeasync.train_locally(trainers, graph.initial, arguments.run, updates=arguments.updates)
     model, _ = asyncio.run(training)
 
     trained = export_model(forward, graph.spec.views(model))

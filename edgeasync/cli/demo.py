@@ -65,12 +65,7 @@ loss = "cross_entropy"
 
 [local]
 batch_size = 32
-optimizer = [{{ kind = "sgd", learning_rate = 0.1, momentum = 0.9 }}]
-
-[policy]
-staleness = {{ kind = "polynomial", exponent = 0.5 }}
-optimizer = [{{ kind = "sgd", learning_rate = 0.5 }}]
-frequency = {{ kind = "fixed", local_steps = 16 }}
+optimizer = [{{ kind = "sgd", learning_rate = 0.1 }}]
 
 [liveness]
 heartbeat_s = 0.5
@@ -310,7 +305,7 @@ class Demo:
             name, device, detail = event["event"], event.get("device", ""), event.get("detail", "")
             if name == "listening":
                 listening.set_result(detail)
-            if name in ("joined", "rejoined", "lost", "left", "warning"):
+            if name in ("joined", "rejoined", "lost", "left", "warning", "alarm", "calm"):
                 self._show.event(name, device=device, detail=detail)
             if name == "lost":
                 self._lost.setdefault(device, asyncio.Event()).set()

@@ -10,6 +10,7 @@ from edgeasync.cli.output import Printer
 from edgeasync.cli.service import serve
 from edgeasync.config import convert, read_toml, to_table
 from edgeasync.core.effects import Report
+from edgeasync.core.hub import HubCore
 from edgeasync.errors import ConfigError
 from edgeasync.runtime.hub_settings import HubSection, HubSettings
 
@@ -34,26 +35,18 @@ def run_hub(config: Path | None, flags: dict[str, Any], model_flags: dict[str, A
         printer.event(report.event, device=report.device_id, detail=report.detail)
 
     hub = settings.make_hub(on_report)
-    seen = -1
+    seen: dict[str, float] = {}
 
     def on_progress() -> None:
         nonlocal seen
-        core = hub.core
-        if core.updates_applied == seen:
+        counts = count_progress(hub.core)
+        if counts == seen:
             return
-        seen = core.updates_applied
-        counts: dict[str, float] = {
-            "version": core.version,
-            "updates_applied": core.updates_applied,
-            "devices_live": core.members.live_count,
-        }
-        if (loss := core.members.loss()) is not None:
-            counts["loss"] = float(f"{loss:.4g}")
+        seen = counts
         if printer.json:
             printer.event("progress", **counts)
         else:
-            detail = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in counts.items())
-            printer.event("progress", detail=detail)
+            printer.event("progress", detail=_in_words(counts))
 
     reason = serve(hub, PROGRESS_S, on_progress)
     core = hub.core
@@ -65,10 +58,45 @@ def run_hub(config: Path | None, flags: dict[str, Any], model_flags: dict[str, A
         "duplicates": core.duplicates,
         "model": str(hub.model_file.resolve()),
     }
+    best = core.judge.describe()["best"] if hub.best_file.exists() else None
+    if best is not None:
+        totals |= {"best": best, "best_model": str(hub.best_file.resolve())}
     if printer.json:
         printer.event("stopped", **totals)
-    else:
-        printer.event("stopped", detail=f"{reason}: version {core.version}, model in {totals['model']}")
+        return
+    applied, rejected = core.updates_applied, core.updates_rejected
+    refused = f" and {rejected} rejected" if rejected else ""
+    detail = f"{reason}: version {core.version}, {applied} updates applied{refused}, model in {totals['model']}"
+    printer.event("stopped", detail=detail)
+    if best is not None:
+        accuracy = "" if best["accuracy"] is None else f", accuracy {best['accuracy']:.2%}"
+        shown = f"version {best['version']}, loss {best['loss']:.4g}{accuracy}"
+        printer.event("best", detail=f"{shown}, model in {totals['best_model']}")
+
+
+def count_progress(core: HubCore) -> dict[str, float]:
+    """Return what a line of progress says; what is usually nothing only if there is some."""
+    judgement = core.judge.describe()
+    counts: dict[str, float] = {
+        "version": core.version,
+        "updates_applied": core.updates_applied,
+        "devices_live": core.members.live_count,
+    }
+    now_and_then = {
+        "updates_buffered": len(core.judge),
+        "updates_rejected": core.updates_rejected,
+        "alarms": len(judgement["alarms"]),
+    }
+    counts |= {name: count for name, count in now_and_then.items() if count}
+    if (loss := core.members.loss()) is not None:
+        counts["loss"] = float(f"{loss:.4g}")
+    if (last := judgement["evaluation"]) is not None and last["accuracy"] is not None:
+        counts["accuracy"] = round(last["accuracy"], 4)
+    return counts
+
+
+def _in_words(counts: dict[str, float]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in counts.items())
 
 
 def _model_table(found: object, flags: dict[str, Any]) -> dict[str, Any]:

@@ -186,7 +186,7 @@ class QuorumAggregator(Averaging, frozen=True, tag_field="kind", tag="quorum"):
     patience: Annotated[
         float,
         Meta(gt=0.0, le=100.0, description="periods after the first update at which fewer than a quorum will do"),
-    ] = 2.0
+    ] = 1.0
 
     def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:
         """Return the arrival of the last live device, the end of the grace, or the end of patience."""

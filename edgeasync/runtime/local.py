@@ -32,9 +32,9 @@ async def train_locally(
 ) -> tuple[Vector, HubCore]:
     """Train with one agent a trainer until `updates` have been applied; return the model and the hub's core.
 
-    `initial` is a flat float32 vector of the trainers' spec, unused where `run` holds a model already: then
-    training goes on from that. Raises what a hub or
-    an agent raises, and `ValueError` without trainers.
+    Updates that are folded together are counted together, so there may be a few more. `initial` is a flat
+    float32 vector of the trainers' spec, unused where `run` holds a model already: then training goes on from
+    that. Raises what a hub or an agent raises, and `ValueError` without trainers.
     """
     if not trainers:
         raise ValueError("give at least one trainer")

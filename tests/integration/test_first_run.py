@@ -10,6 +10,7 @@ from edgeasync.cli.demo import TRAINED_FILE
 from edgeasync.runtime.model_file import MODEL_FILE, load_model
 from tests.integration.processes import (
     ENDING_SIGNALS,
+    LIVELINESS,
     MODEL,
     PATIENCE_S,
     free_address,
@@ -23,6 +24,19 @@ SLOW_STEP_S = 30.0
 PROMPT_S = 15.0
 """A command that waits for a local step of 30 s, or for a hub's 60 s of patience with its disk, takes longer."""
 
+ONE_BY_ONE = """
+[policy]
+aggregate = { kind = "immediate" }
+optimizer = [{ kind = "sgd" }]
+frequency = { kind = "fixed", local_steps = 16 }
+"""
+ROUNDS = """
+[policy]
+aggregate = { kind = "synchronous" }
+frequency = { kind = "fixed", local_steps = 1 }
+"""
+
+both_policies = pytest.mark.parametrize("policy", ["", ONE_BY_ONE], ids=["default", "one by one"])
 both_signals = pytest.mark.parametrize("number", ENDING_SIGNALS, ids=lambda number: number.name)
 
 
@@ -50,9 +64,10 @@ def test_agents_wait_for_a_hub_and_training_starts_by_itself(commands):
 # -- the hub goes and comes back -------------------------------------------------------------------------------
 
 
-def test_agents_rejoin_a_hub_that_was_stopped_and_it_goes_on_from_its_model(commands):
+@both_policies
+def test_agents_rejoin_a_hub_that_was_stopped_and_it_goes_on_from_its_model(commands, policy):
     address = free_address()
-    settings = commands.settings(bind=address)
+    settings = commands.settings(bind=address, more=LIVELINESS + policy)
     hub, _ = commands.hub(settings)
     agents = [commands.agent(address, name) for name in ("first", "second")]
     for name in ("first", "second"):
@@ -66,6 +81,7 @@ def test_agents_rejoin_a_hub_that_was_stopped_and_it_goes_on_from_its_model(comm
         agent.wait_for("disconnected")
     vector, version = load_model(commands.folder / "run-hub" / MODEL_FILE, MODEL.spec)
     assert version == stopped["version"] >= before["version"]
+    assert stopped["updates_applied"] >= before["updates_applied"] + before["updates_buffered"]
     assert vector.any()
 
     # Another way to train the same model is no other model: the agents take it up.
@@ -81,13 +97,17 @@ def assert_goes_on(commands, settings, agents, version, before):
         agent.wait_for("joined", count=2)
     for name in ("first", "second"):
         after = trained(before["address"], 10, name)
-    assert after["version"] == version + after["updates_applied"]
+    assert version < after["version"] <= version + after["updates_applied"]
+    if ONE_BY_ONE in settings.read_text():
+        assert after["version"] == version + after["updates_applied"]
+    assert after["updates_applied"] == sum(device["updates_applied"] for device in after["devices"])
     assert after["lineage"] != before["lineage"]
 
 
-def test_agents_rejoin_a_hub_that_was_killed_and_it_goes_on_from_what_it_had_saved(commands):
+@both_policies
+def test_agents_rejoin_a_hub_that_was_killed_and_it_goes_on_from_what_it_had_saved(commands, policy):
     address = free_address()
-    settings = commands.settings(bind=address, hub="save_every_s = 0.2")
+    settings = commands.settings(bind=address, hub="save_every_s = 0.2", more=LIVELINESS + policy)
     hub, _ = commands.hub(settings)
     agents = [commands.agent(address, name) for name in ("first", "second")]
     for name in ("first", "second"):
@@ -133,6 +153,57 @@ def test_an_agent_started_again_before_it_is_missed_takes_its_own_place(commands
     assert "replaced" in hub.wait_for("lost", device="victim")["detail"]
     hub.wait_for("rejoined", device="victim", detail="start 2")
     trained(address, 10, "victim")
+
+
+# -- waiting for a flush ---------------------------------------------------------------------------------------
+
+
+def waiting_for_another(commands):
+    """Start a hub whose rounds need two devices, one that waits for the other, and one that takes its time."""
+    hub, address = commands.hub(commands.settings(more=LIVELINESS + ROUNDS))
+    slow = commands.agent(address, "slow", step_s=SLOW_STEP_S)
+    slow.wait_for("joined")
+    quick = commands.agent(address, "quick")
+    status = status_when(address, lambda status: status["updates_buffered"] == 1)
+    assert (status["version"], status["updates_applied"]) == (0, 0)
+    return hub, address, quick, slow
+
+
+@both_signals
+def test_a_hub_that_ends_while_a_device_waits_folds_what_it_has(commands, number):
+    hub, _, quick, _ = waiting_for_another(commands)
+    hub.signal(number)
+    assert_ended_well(hub, PROMPT_S)
+    stopped = hub.wait_for("stopped")
+    assert (stopped["updates_applied"], stopped["version"]) == (1, 1)
+    vector, version = load_model(commands.folder / "run-hub" / MODEL_FILE, MODEL.spec)
+    assert version == 1
+    assert vector.any()
+    assert "hub is stopping" in quick.wait_for("disconnected")["detail"]
+
+
+@both_signals
+def test_a_device_that_waits_ends_cleanly_and_its_update_counts(commands, number):
+    hub, _, quick, _ = waiting_for_another(commands)
+    quick.signal(number)
+    assert_ended_well(quick, PROMPT_S)
+    hub.wait_for("left", device="quick", detail="stopping")
+    hub.signal(number)
+    assert_ended_well(hub, PROMPT_S)
+    assert hub.wait_for("stopped")["updates_applied"] == 1
+
+
+@pytest.mark.parametrize("end", ["leaves", "is killed"])
+def test_a_device_that_waits_goes_on_when_the_other(commands, end):
+    hub, address, _, slow = waiting_for_another(commands)
+    if end == "leaves":
+        slow.signal(signal.SIGTERM)
+        hub.wait_for("left", device="slow")
+    else:
+        slow.kill()
+        hub.wait_for("lost", device="slow")
+    status = trained(address, 5, "quick")
+    assert status["version"] == status["updates_applied"]
 
 
 # -- a clean end -----------------------------------------------------------------------------------------------
@@ -221,19 +292,25 @@ def test_signals_end_an_agent_that_still_waits_for_its_hub(commands, number):
 # -- the end of training ---------------------------------------------------------------------------------------
 
 
-def test_training_ends_after_the_wanted_updates_and_agents_end_by_themselves(commands):
-    hub, address = commands.hub(commands.settings(hub="stop = { updates = 40 }"))
+@both_policies
+def test_training_ends_after_the_wanted_updates_and_agents_end_by_themselves(commands, policy):
+    hub, address = commands.hub(commands.settings(hub="stop = { updates = 40 }", more=LIVELINESS + policy))
     agents = [commands.agent(address, name) for name in ("first", "second")]
     assert_ended_well(hub)
     stopped = hub.wait_for("stopped")
     assert stopped["reason"] == "finished"
-    assert (stopped["updates_applied"], stopped["version"]) == (40, 40)
-    assert load_model(commands.folder / "run-hub" / MODEL_FILE, MODEL.spec)[1] == 40
+    applied, version = stopped["updates_applied"], stopped["version"]
+    if policy == ONE_BY_ONE:
+        assert (applied, version) == (40, 40)
+    else:  # the two are folded together
+        assert 40 <= applied < 42
+        assert applied / 2 <= version <= applied
+    assert load_model(commands.folder / "run-hub" / MODEL_FILE, MODEL.spec)[1] == version
     assert stopped["model"] == str(commands.folder / "run-hub" / MODEL_FILE)
     for agent in agents:
         assert_ended_well(agent)
         assert "finished" in agent.wait_for("stopped")["reason"]
-    assert sum(agent.wait_for("stopped")["updates_answered"] for agent in agents) <= 40
+    assert sum(agent.wait_for("stopped")["updates_answered"] for agent in agents) <= applied
 
 
 def test_training_ends_after_the_wanted_minutes(commands):

@@ -17,7 +17,10 @@ from edgeasync import (
     train_locally,
 )
 from edgeasync.errors import ModelMismatchError
+from edgeasync.policies.aggregation import ImmediateAggregator
+from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
+from edgeasync.policies.policy import Policy
 from edgeasync.runtime.model_file import MODEL_FILE
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
 from tests.integration.processes import PATIENCE_S
@@ -26,6 +29,7 @@ pytestmark = pytest.mark.asyncio
 
 SMALL = SoftmaxModel(inputs=4, classes=2)
 DATA = Dataset.of(np.eye(4), [0, 1, 0, 1])
+ONE_BY_ONE = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency(local_steps=16))
 
 
 def trainer_of(model, data, seed=0):
@@ -51,7 +55,25 @@ class Failing:
         return StepResult(1.0, 1)
 
 
-async def test_three_agents_learn_the_digits(tmp_path):
+class Solver:
+    """A trainer that gets so many local steps that it solves its problem every time."""
+
+    spec = SMALL.spec
+
+    def __init__(self, solution):
+        self._solution = solution
+
+    def begin(self, parameters):
+        self._parameters = parameters
+
+    def step(self):
+        loss = float(np.square(self._parameters - self._solution).mean())
+        self._parameters[:] = self._solution
+        return StepResult(loss, 1)
+
+
+@pytest.mark.parametrize("policy", [None, ONE_BY_ONE], ids=["default", "one by one"])
+async def test_three_agents_learn_the_digits(tmp_path, policy):
     digits = load_digits()
     data = Dataset.of((digits.data / 16).astype(np.float32), digits.target)
     order = np.random.default_rng(0).permutation(len(data))
@@ -66,18 +88,40 @@ async def test_three_agents_learn_the_digits(tmp_path):
             model.initial(0),
             tmp_path,
             updates=300,
+            policy=policy,
             on_report=lambda report: events.append(report.event),
         )
 
     assert (model.predict(vector, held_out.x) == held_out.y).mean() >= 0.9
-    assert core.updates_applied == core.version == 300
+    if policy is ONE_BY_ONE:
+        assert core.updates_applied == core.version == 300
+    else:  # three are folded at once at most
+        assert 300 <= core.updates_applied < 303
+        assert core.updates_applied / 3 <= core.version < core.updates_applied
+    assert sum(member.updates_applied for member in core.members.members.values()) == core.updates_applied
     assert core.messages_refused == core.duplicates == core.updates_rejected == 0
     core.check()
     saved, version = load_model(tmp_path / MODEL_FILE, model.spec)
-    assert version == 300
+    assert version == core.version
     assert np.array_equal(saved, vector)
     assert events.count("joined") == 3
     assert events[-1] == "finished"
+
+
+async def test_devices_that_solve_their_problem_in_every_interval_do_not_make_the_default_diverge(tmp_path):
+    solution = np.linspace(-1.0, 1.0, SMALL.spec.length, dtype=np.float32)
+    events = []
+    async with asyncio.timeout(PATIENCE_S):
+        vector, core = await train_locally(
+            [Solver(solution) for _ in range(3)],
+            np.zeros(SMALL.spec.length, np.float32),
+            tmp_path,
+            updates=300,
+            on_report=lambda report: events.append(report.event),
+        )
+    assert np.abs(vector - solution).max() < 1e-2
+    assert "alarm" not in events
+    assert core.updates_rejected == 0
 
 
 async def test_a_second_call_goes_on_from_the_run(tmp_path):

@@ -57,17 +57,17 @@ def column(name, *values):
         (BufferedAggregator(count=1), "a@7", Fleet(0), 7.0),
         (BufferedAggregator(count=3, wait_s_max=4.0), "a@1 b@2", Fleet(2), 5.0),
         (BufferedAggregator(count=3, wait_s_max=4.0), "a@1 b@2 c@3", Fleet(9), 3.0),
-        # Of 10 devices 6 are a quorum; the grace is 1 s, the patience 20 s.
-        (QuorumAggregator(), ONE_TO[5], TEN_S, 21.0),
+        # Of 10 devices 6 are a quorum; the grace is 1 s, the patience 10 s.
+        (QuorumAggregator(), ONE_TO[5], TEN_S, 11.0),
         (QuorumAggregator(), ONE_TO[6], TEN_S, 7.0),
         (QuorumAggregator(), ONE_TO[7], TEN_S, 7.0),
         (QuorumAggregator(), ONE_TO[10], TEN_S, 10.0),
-        (QuorumAggregator(), "a@1 b@2 c@3 d@4 e@5 f@20.5", TEN_S, 21.0),
+        (QuorumAggregator(), "a@1 b@2 c@3 d@4 e@5 f@10.5", TEN_S, 11.0),
         (QuorumAggregator(), ONE_TO[5], Fleet(10), None),
         (QuorumAggregator(), ONE_TO[6], Fleet(10), 6.0),
         # Who speaks twice is still one.
         (QuorumAggregator(), "a@1 a@2 b@3", Fleet(3, 10.0), 4.0),
-        (QuorumAggregator(), "a@1 a@2 a@3", Fleet(3, 10.0), 21.0),
+        (QuorumAggregator(), "a@1 a@2 a@3", Fleet(3, 10.0), 11.0),
         (QuorumAggregator(), "a@1 b@4 a@9", Fleet(2, 10.0), 4.0),
         (QuorumAggregator(share=1.0, grace=5.0, patience=0.5), ONE_TO[2], TEN_S, 6.0),
         (QuorumAggregator(share=0.01), "a@2", TEN_S, 3.0),
