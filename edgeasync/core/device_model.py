@@ -19,6 +19,7 @@ class DeviceModel:
     def __init__(self, spec: ParameterSpec) -> None:
         self.parameters: Vector = np.zeros(spec.length, np.float32)
         self._base: Vector = np.zeros(spec.length, np.float32)
+        self._trained_length = spec.trained_length
 
     def adopt(self, payload: Buffer, codec: Codec) -> None:
         """Take over the hub's model; `codec` is what `find_codec` gave for this payload.
@@ -37,15 +38,16 @@ class DeviceModel:
     def encode_update(self, codec: Codec, kind: UpdateKind = "delta") -> Buffer:
         """Return what was learnt since `adopt`, or the whole model, encoded; call it once for each `adopt`.
 
+        Statistics are sent as they are in either case: what a late difference is added to may have moved on.
+
         The base becomes the update, in place, to save a third vector. Under the identity codec the payload is
         a view of it, so neither `adopt` nor this may be called until the payload is sent, or `release` is.
         """
-        if kind == "model":
-            self._base[:] = self.parameters
-        else:
-            # Parameters that diverged are the hub's to refuse, with a count it keeps.
-            with np.errstate(over="ignore", invalid="ignore"):
-                np.subtract(self.parameters, self._base, out=self._base)
+        learnt = self._trained_length if kind == "delta" else 0
+        # Parameters that diverged are the hub's to refuse, with a count it keeps.
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.subtract(self.parameters[:learnt], self._base[:learnt], out=self._base[:learnt])
+        self._base[learnt:] = self.parameters[learnt:]
         return codec.encode(self._base)
 
     def release(self) -> None:

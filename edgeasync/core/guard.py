@@ -4,14 +4,17 @@ from collections.abc import Sequence
 
 from edgeasync.core.alarms import AlarmBoard, Change
 from edgeasync.core.effects import HubEffect, Report
-from edgeasync.policies.history import FleetHistory
-from edgeasync.policies.monitor import COMPARED_MIN, REDUCTION, Monitor, Observation, Scope
+from edgeasync.policies.history import WINDOW, FleetHistory
+from edgeasync.policies.monitor import DEVICES_MIN, REDUCTION, Monitor, Observation, Scope
 
 KEEP_EVERY_UPDATES = 32
 """Calm updates between two versions kept to return to; more in a large fleet."""
 
 CAUTION_MIN = 1 / 64
 """Part of the server's learning rate that is left however often the hub goes back."""
+
+FIRST_UPDATES = 8
+"""Updates after which the first are looked at again, at the earliest."""
 
 RECOVERED_AFTER_KEPT = 8
 """Versions kept in a row after which the learning rate that a rollback halved is doubled again."""
@@ -58,6 +61,12 @@ class Guard:
         """Let the watches of the fleet see an update that is to count; return whether the hub is to go back."""
         return self._look(update, fleet, "fleet", effects) or self._look_again(update, fleet, effects)
 
+    def shuts_out(self, device_id: str) -> bool:
+        """Return whether the device's updates do not count for now."""
+        return any(
+            alarm.device_id == device_id and alarm.remedy in ("quarantine", "rollback") for alarm in self.alarms
+        )
+
     def count(self, device_id: str) -> None:
         """Note that an update of the device counts."""
         self._counted.add(device_id)
@@ -95,10 +104,13 @@ class Guard:
         return any(change.begun and change.alarm.remedy == "rollback" for change in changes)
 
     def _is_epidemic(self, devices_live: int, effects: list[HubEffect]) -> bool:
-        """Return whether more than half of the devices fell into quarantine: then the model is at fault."""
-        devices = self._counted.intersection(
-            alarm.device_id for alarm in self.alarms if alarm.remedy == "quarantine"
-        )
+        """Return whether more than half of the devices fell into quarantine: then the model is at fault.
+
+        Those whose updates never counted may have been broken from the start; they are believed only once.
+        """
+        devices = {alarm.device_id for alarm in self.alarms if alarm.remedy == "quarantine"}
+        if self.rollbacks:
+            devices &= self._counted
         if not self._rolls_back or len(devices) < 2 or 2 * len(devices) <= devices_live:
             return False
         for device_id in devices:
@@ -112,7 +124,7 @@ class Guard:
         if self._first is None:
             return False
         self._first.append(update)
-        if len(self._first) < COMPARED_MIN:
+        if len(self._first) < FIRST_UPDATES or (len(fleet.norms) < DEVICES_MIN and len(self._first) < WINDOW):
             return False
         first, self._first = self._first, None
         changes = [change for update in first for change in self.alarms.look(update, fleet, "device")]

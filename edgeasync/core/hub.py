@@ -186,6 +186,8 @@ class HubCore:
                 self._ping(peer, message, now_s, effects)
             case Fetch():
                 member = self._member(peer, message.session, now_s, effects)
+                if member.waiting:
+                    return  # its answer comes with the next version
                 if not event.room:
                     raise self._busy()
                 self._assign(member, None, now_s, effects)
@@ -379,7 +381,8 @@ class HubCore:
             push, observation, member.history, effects, now_s=now_s, devices_live=self.members.live_count
         )
         if self.judge.is_retune_due():
-            self.judge.retune(self.members.live_histories(), len(self.members.members))
+            self.judge.retune(self.members.live_histories(), self.members.live_count)
+        member.history.counted = not isinstance(weighed, Rejected)
         if isinstance(weighed, Rejected):
             self.updates_rejected += 1 + waiting - len(self.judge)  # a rollback drops those that wait
             effects.append(Discard(event.handle))
@@ -431,6 +434,8 @@ class HubCore:
     def _check_sequence(self, member: Member, push: Push) -> None:
         if push.seq != member.seq_last + 1:
             raise RefusalError("sequence", f"push {push.seq} where {member.seq_last + 1} was due")
+        if member.waiting:
+            raise RefusalError("sequence", f"push {push.seq} before push {member.seq_last} is part of a version")
 
     def _duplicate(
         self, member: Member, push: Push, now_s: float, effects: list[HubEffect], *, room: bool

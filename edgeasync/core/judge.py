@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from edgeasync.core.effects import Discard, Fold, HubEffect, Keep, Report, Restore
 from edgeasync.core.events import Evaluated
 from edgeasync.core.guard import Guard
@@ -47,7 +49,7 @@ class Judge:
         self._version = version.number
         self._version_times: deque[float] = deque(maxlen=VERSION_TIMES_MAX)
         self._measuring: dict[int, tuple[list[float], list[float]]] = {}
-        self._retune_in = self._members = 0
+        self._retune_in = self._devices = 0
         self._score_best = math.inf
         self._examples_mean = 0.0
         self._examples_total = 0.0
@@ -89,7 +91,8 @@ class Judge:
 
     def interval(self, history: DeviceHistory) -> Interval:
         """Set the device's next interval and note it in its history."""
-        interval = self.frequency.interval(history, self.tempo)
+        haste = HASTE if self.guard.alarms.active("increase_frequency") else 1.0
+        interval = self.frequency.interval(history, msgspec.structs.replace(self.tempo, haste=haste))
         history.assigned_steps, history.why = interval.local_steps, interval.why
         return interval
 
@@ -118,7 +121,7 @@ class Judge:
             return self._roll_back(now_s, effects)
         if not math.isfinite(observation.norm):
             return Rejected("not_finite")
-        if self.guard.alarms.active("quarantine", observation.device_id):
+        if self.guard.shuts_out(observation.device_id):
             return Rejected("quarantined")
         age = Staleness(staleness, self._seconds_since(push.base.number, now_s), devices_live)
         weight = self.judgement.staleness(age)
@@ -128,6 +131,7 @@ class Judge:
             self.fleet.observe_score(history.score)  # the mean of those that count alone would never rise again
             return Rejected("behind")
         self.fleet.observe_update(
+            observation.device_id,
             staleness=staleness,
             norm=observation.norm,
             local_steps=push.local_steps,
@@ -203,19 +207,17 @@ class Judge:
 
     # -- the fleet -------------------------------------------------------------------------------------------
 
-    def retune(self, histories: Sequence[DeviceHistory], members: int) -> None:
+    def retune(self, histories: Sequence[DeviceHistory], devices_live: int) -> None:
         """Look at the whole fleet; done once for every few updates, so that it costs each of them little."""
-        self._members = members
-        self._retune_in = max(1, members // 2)
-        self._score_best = min((history.score for history in histories), default=math.inf)
+        self._devices = devices_live
+        self._retune_in = max(1, devices_live // 2)
+        self._score_best = min((history.score for history in histories if history.counted), default=math.inf)
         with_data = [history.examples for history in histories if history.examples]
         self._examples_total = float(sum(with_data))
         self._examples_mean = self._examples_total / len(with_data) if with_data else 0.0
-        tempo = self.frequency.retune(
+        self.tempo = self.frequency.retune(
             self.tempo, self.fleet, [history for history in histories if history.updates]
         )
-        haste = HASTE if self.guard.alarms.active("increase_frequency") else 1.0
-        self.tempo = Tempo(tempo.period_s, tempo.gain, haste, tempo.cause)
 
     def is_retune_due(self) -> bool:
         """Count an update; return whether it is time to `retune`."""
@@ -250,7 +252,7 @@ class Judge:
         if math.isnan(usual):
             return False
         limit = self.judgement.behind_max
-        if limit is not None and score > limit * usual:
+        if limit is not None and score > usual + (limit - 1.0) * abs(usual):
             return True
         if self.judgement.take == "best" and folds_one_by_one(self.aggregate):
             return score > self._score_best
@@ -267,7 +269,7 @@ class Judge:
             if done:
                 self._warm = True
                 effects.append(Report("warm", detail=f"the warm-up is over after {self._updates} updates"))
-        if self.guard.is_time_to_keep(len(contributions), self._members):
+        if self.guard.is_time_to_keep(len(contributions), self._devices):
             effects.append(Keep())
 
     def count_examples(self, examples: int) -> None:
@@ -278,6 +280,7 @@ class Judge:
         """Return to the version that was kept; drop what waits and what is still being learnt from later ones."""
         effects += [Discard(contribution.handle) for contribution in self._contributions]
         self._contributions.clear()
+        self._measuring.clear()
         self.guard.rolled_back()
         self.fleet.forget()
         self._advance(now_s)

@@ -235,10 +235,16 @@ class Membership:
         return [m.history for m in self.members.values() if m.live and m.state != "paused"]
 
     def loss_by_examples(self) -> float | None:
-        """Return the mean of the devices' last losses, weighted by their examples; `None` if there is none."""
-        shown = [(loss, h.examples or 1) for h in self.histories.values() if (loss := _shown(h)) is not None]
+        """Return the mean loss of the live devices whose last update counts, weighted by their examples.
+
+        `None` if there is none. No device counts for more than all others together.
+        """
+        live = [member.history for member in self.members.values() if member.live and member.history.counted]
+        shown = [(loss, max(1, h.examples)) for h in live if (loss := _shown(h)) is not None]
         total = sum(examples for _, examples in shown)
-        return sum(loss * examples for loss, examples in shown) / total if total else None
+        shares = [(loss, min(examples, max(1, total - examples))) for loss, examples in shown]
+        total = sum(examples for _, examples in shares)
+        return math.fsum(loss * (examples / total) for loss, examples in shares) if total else None
 
     def loss(self) -> float | None:
         """Return the mean of the devices' last losses, each device alike; `None` if there is none."""

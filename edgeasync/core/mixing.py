@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edgeasync.parameters import CHUNK, Vector
+from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.policies.policy import Judgement
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import Codec
@@ -66,16 +66,19 @@ class Term(msgspec.Struct, frozen=True):
 class Mixer:
     """Sums scaled updates, or combines them in another way, without another vector of the model's length."""
 
-    def __init__(self, judgement: Judgement, chunk: int) -> None:
+    def __init__(self, judgement: Judgement, spec: ParameterSpec) -> None:
         self._combine = judgement.combine
         self._compensation = judgement.compensation
-        self._takes_models = judgement.aggregate.update == "model"
-        self._scratch = np.empty(chunk, np.float32)
+        self._differences = spec.trained_length if judgement.aggregate.update == "delta" else 0
+        """So many values at the front of an update are differences, the others are values of the model."""
+        self._scratch = np.empty(min(CHUNK, spec.length), np.float32)
         self._correction = np.empty_like(self._scratch)
         self._rows: npt.NDArray[np.float32] = np.empty((0, 0), np.float32)
 
     def mix(self, terms: Sequence[Term], current: Vector, at: slice, target: Vector) -> Vector:
         """Combine a slice of the terms, of `CHUNK` values or fewer, in the order given, in that slice of `target`.
+
+        The slice is all of trained values, or all of statistics.
 
         Returns the slice. `current` is the model that the updates are added to.
         """
@@ -108,7 +111,7 @@ class Mixer:
         """Return a slice of what an update adds to the current model; it may lie in the scratch vectors."""
         size = at.stop - at.start
         values = term.update.codec.read(term.update.payload, at.start, at.stop, self._scratch)
-        if self._takes_models:
+        if at.start >= self._differences:
             return np.subtract(values, current[at], out=self._scratch[:size])
         if term.base is None or self._compensation is None:
             return values

@@ -59,7 +59,7 @@ class Model:
         self._updates: dict[int, Update] = {}
         self._handles = itertools.count()
         self._pool = BufferPool(spec.nbytes)
-        self._mixer = Mixer(judgement, min(CHUNK, spec.length))
+        self._mixer = Mixer(judgement, spec)
         vector = self._empty_vector()
         vector[:] = initial
         self.current = Snapshot(number, vector)
@@ -135,6 +135,7 @@ class Model:
                     np.multiply(step, np.float32(fold.scale), out=step)
             np.subtract(current[start:stop], step, out=step)
         if trained < length:
+            # Statistics are merged convexly, whatever the weights are, and go through no optimizer.
             share = max(1.0, sum(fold.weights))
             terms = [Term(u, -weight / share) for u, weight in zip(updates, fold.weights, strict=True)]
             for start in range(trained, length, CHUNK):

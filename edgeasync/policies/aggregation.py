@@ -14,6 +14,10 @@ UpdateKind = Literal["delta", "model"]
 Answer = Literal["now", "at_flush"]
 
 
+PERIOD_S = 10.0
+"""The period until one is known, for patience alone."""
+
+
 class Contribution(msgspec.Struct, frozen=True, gc=False):
     """An accepted update that waits to be folded: scalars only; `handle` names its payload.
 
@@ -193,11 +197,10 @@ class QuorumAggregator(Averaging, frozen=True, tag_field="kind", tag="quorum"):
         arrivals = _arrivals(buffered)
         if len(arrivals) >= fleet.devices_live:
             return arrivals[-1]
-        patience_s = math.inf if fleet.period_s <= 0.0 else self.patience * fleet.period_s
-        due_s = arrivals[0] + patience_s
+        due_s = arrivals[0] + self.patience * (fleet.period_s or PERIOD_S)
         if len(arrivals) >= (needed := _share_of(self.share, fleet.devices_live)):
             due_s = min(due_s, arrivals[needed - 1] + self.grace * fleet.period_s)
-        return due_s if math.isfinite(due_s) else None
+        return due_s
 
 
 class SynchronousAggregator(Averaging, frozen=True, tag_field="kind", tag="synchronous"):

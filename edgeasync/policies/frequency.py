@@ -126,9 +126,9 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
     local_steps_min: Annotated[LocalSteps, Meta(description="of the median device")] = 5
     local_steps_max: Annotated[LocalSteps, Meta(description="of any device")] = 128
     talk_share: Annotated[
-        float, Meta(gt=0.0, lt=1.0, description="of its time that the median device may talk")
+        float, Meta(ge=0.01, lt=1.0, description="of its time that the median device may talk")
     ] = 0.4
-    talk_share_max: Annotated[float, Meta(gt=0.0, lt=1.0, description="of its time that any device may talk")] = (
+    talk_share_max: Annotated[float, Meta(ge=0.01, lt=1.0, description="of its time that any device may talk")] = (
         0.6
     )
     epochs_max: Annotated[

@@ -32,7 +32,8 @@ class DeviceHistory(msgspec.Struct):
     """What the hub has measured of one device; 0 before the first update.
 
     `examples` is the size of its data, `local_steps_max` what it allows (0: no limit), `step_s` the seconds of a
-    local step, `talk_s` those of a cycle in which it neither computed nor waited for a flush.
+    local step, `talk_s` those of a cycle in which it neither computed nor waited for a flush; `counted` says
+    whether its last update counts.
     """
 
     examples: int = 0
@@ -48,6 +49,7 @@ class DeviceHistory(msgspec.Struct):
     loss_variance: float = 0.0
     score: float = math.inf
     updates: int = 0
+    counted: bool = False
     not_finite_run: int = 0
     why: str = ""
     recent_step_s: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=RECENT))
@@ -103,20 +105,23 @@ class FleetHistory(msgspec.Struct):
     """What the hub has measured of all devices together.
 
     `agreement` is a moving average of the mean cosine between updates that were folded together, between -1 and
-    1; NaN until two have been. `norms` are those of the last updates, with their local steps.
+    1; NaN until two have been. `norms` are the last of each device with its local steps, of the devices heard
+    last; `norms_first` the first ones. Medians, for a single device must not speak for the fleet.
     """
 
     staleness_mean: float = 0.0
     agreement: float = math.nan
     loss_first: float = 0.0
     losses_seen: int = 0
-    norms: deque[tuple[float, int]] = msgspec.field(default_factory=lambda: deque(maxlen=WINDOW))
+    norms: dict[str, tuple[float, int]] = msgspec.field(default_factory=dict)
+    norms_first: list[tuple[float, int]] = msgspec.field(default_factory=list)
     scores: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=WINDOW))
     losses: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=WINDOW))
     loss_variances: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def observe_update(
         self,
+        device_id: str,
         *,
         staleness: int,
         norm: float,
@@ -127,14 +132,18 @@ class FleetHistory(msgspec.Struct):
     ) -> None:
         """Take in an update that counts; a loss or score that is not finite is left out."""
         self.observe_score(score)
-        self.norms.append((norm, local_steps))
+        if self.norms.pop(device_id, None) is None and len(self.norms_first) < WINDOW // 4:
+            self.norms_first.append((norm, local_steps))
+        self.norms[device_id] = (norm, local_steps)
+        if len(self.norms) > WINDOW:
+            del self.norms[next(iter(self.norms))]
         self.staleness_mean += (staleness - self.staleness_mean) * STALENESS_WEIGHT
         if math.isfinite(loss_mean) and math.isfinite(loss_variance):
             self.losses.append(_bounded(loss_mean))
             self.loss_variances.append(_bounded(loss_variance))
             self.losses_seen += 1
             if self.losses_seen <= WINDOW // 4:
-                self.loss_first = statistics.fmean(self.losses)
+                self.loss_first = statistics.median(self.losses)
 
     def observe_score(self, score: float) -> None:
         """Take in a score, unless it is not finite."""
@@ -155,13 +164,13 @@ class FleetHistory(msgspec.Struct):
 
     @property
     def score(self) -> float:
-        """Mean of the last quarter of the scores; NaN before the first."""
-        return _mean_of_last(self.scores)
+        """Median of the last quarter of the scores; NaN before the first."""
+        return _median_of_last(self.scores)
 
     @property
     def loss(self) -> float:
-        """Mean of the last quarter of the reported losses; NaN before the first."""
-        return _mean_of_last(self.losses)
+        """Median of the last quarter of the reported losses; NaN before the first."""
+        return _median_of_last(self.losses)
 
     @property
     def settled(self) -> bool:
@@ -170,8 +179,8 @@ class FleetHistory(msgspec.Struct):
 
     @property
     def loss_variance(self) -> float:
-        """Mean of the last quarter of the reported variances; NaN before the first."""
-        return _mean_of_last(self.loss_variances)
+        """Median of the last quarter of the reported variances; NaN before the first."""
+        return _median_of_last(self.loss_variances)
 
 
 def agreement_of(norm_of_mean: float, norms: list[float], weights: list[float]) -> float | None:
@@ -192,6 +201,6 @@ def _bounded(value: float) -> float:
     return max(-REPORTED_MAX, min(REPORTED_MAX, value))
 
 
-def _mean_of_last(values: deque[float]) -> float:
+def _median_of_last(values: deque[float]) -> float:
     last = list(values)[-WINDOW // 4 :]
-    return statistics.fmean(last) if last else math.nan
+    return statistics.median(last) if last else math.nan

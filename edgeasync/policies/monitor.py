@@ -7,6 +7,7 @@ holds for as long. Everything is decided from reported scalars, so a replay deci
 
 import math
 import statistics
+from collections.abc import Iterable
 from typing import Annotated, ClassVar, Literal, Protocol
 
 import msgspec
@@ -19,8 +20,8 @@ Remedy = Literal["alert", "increase_frequency", "reduce_lr", "rollback", "quaran
 Scope = Literal["device", "fleet"]
 FleetRemedy = Literal["alert", "increase_frequency", "reduce_lr", "rollback"]
 
-COMPARED_MIN = 8
-"""Updates that one is compared with at the least."""
+DEVICES_MIN = 3
+"""Devices that one is compared with at the least, itself included: of two nobody knows which is wrong."""
 
 LOST = 0.5
 """Share of the first losses that the loss must come back to before a version is returned to."""
@@ -30,6 +31,8 @@ HASTE = 0.5
 
 REDUCTION = 0.5
 """What `reduce_lr` and `rollback` leave of the learning rate."""
+
+NORM_RATIO = "of the median of the devices' last norms, and of their first ones"
 
 RatioMax = Annotated[float, Meta(gt=1.0, le=1e9)]
 
@@ -68,7 +71,7 @@ class UpdateNormWatch(Section, frozen=True, tag_field="kind", tag="update_norm")
     paper: ClassVar[str] = ""
     scope: ClassVar[Literal["device"]] = "device"
 
-    ratio_max: Annotated[RatioMax, Meta(description="of the median norm of the fleet's last updates")] = 8.0
+    ratio_max: Annotated[RatioMax, Meta(description=NORM_RATIO)] = 8.0
     remedy: Annotated[Remedy, Meta(description="what is done about it")] = "quarantine"
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
@@ -82,7 +85,7 @@ class GradientNormWatch(Section, frozen=True, tag_field="kind", tag="gradient_no
     paper: ClassVar[str] = ""
     scope: ClassVar[Literal["device"]] = "device"
 
-    ratio_max: Annotated[RatioMax, Meta(description="of the median norm of the fleet's last updates")] = 20.0
+    ratio_max: Annotated[RatioMax, Meta(description=NORM_RATIO)] = 20.0
     remedy: Annotated[Remedy, Meta(description="what is done about it")] = "quarantine"
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
@@ -120,8 +123,8 @@ class LossWatch(Section, frozen=True, tag_field="kind", tag="loss"):
         if len(fleet.losses) < WINDOW // 2:
             return None
         usual = statistics.median(fleet.losses)
-        if fleet.loss > max(self.ratio_max * usual, LOST * fleet.loss_first):
-            return f"the loss is {fleet.loss:.3g}, {_times(fleet.loss, usual)} its median"
+        if usual > 0.0 and fleet.loss > max(self.ratio_max * usual, LOST * fleet.loss_first):
+            return f"the loss is {fleet.loss:.3g}, {fleet.loss / usual:.1f} times its median"
         return None
 
 
@@ -139,9 +142,9 @@ class LossVarianceWatch(Section, frozen=True, tag_field="kind", tag="loss_varian
         if len(fleet.loss_variances) < WINDOW // 2:
             return None
         usual = statistics.median(fleet.loss_variances)
-        if fleet.loss_variance > self.ratio_max * usual and not fleet.settled:
-            times = _times(fleet.loss_variance, usual)
-            return f"the variance of the losses is {fleet.loss_variance:.3g}, {times} its median"
+        if fleet.loss_variance > self.ratio_max * usual > 0.0 and not fleet.settled:
+            times = fleet.loss_variance / usual
+            return f"the variance of the losses is {fleet.loss_variance:.3g}, {times:.1f} times its median"
         return None
 
 
@@ -187,14 +190,15 @@ class Monitor(Section, frozen=True):
 
 
 def _over_usual(update: Observation, fleet: FleetHistory, ratio_max: float, power: float, what: str) -> str | None:
-    if len(fleet.norms) < COMPARED_MIN or not math.isfinite(update.norm):
+    if len(fleet.norms) < DEVICES_MIN or not math.isfinite(update.norm):
         return None
-    usual = statistics.median([norm / local_steps**power for norm, local_steps in fleet.norms])
+    usual = _median_norm(fleet.norms.values(), power)
     own = update.norm / update.local_steps**power
-    if own > ratio_max * usual > 0.0:
-        return f"the {what} is {own / usual:.3g} times the fleet's median"
+    # Updates shorten as training goes on: one as long as the first were may come of a class not seen before.
+    if own > ratio_max * max(usual, _median_norm(fleet.norms_first, power)) > 0.0:
+        return f"the {what} is {own / usual:.3g} times the fleet's median" if usual else f"the {what} is {own:.3g}"
     return None
 
 
-def _times(value: float, usual: float) -> str:
-    return f"{value / usual:.1f} times" if usual > 0.0 else "over"
+def _median_norm(norms: Iterable[tuple[float, int]], power: float) -> float:
+    return statistics.median([norm / float(local_steps**power) for norm, local_steps in norms])

@@ -9,6 +9,7 @@ from msgspec import Meta
 from edgeasync.config import Section
 from edgeasync.policies.aggregation import (
     Aggregator,
+    Averaging,
     BufferedAggregator,
     ImmediateAggregator,
     ModelAverageAggregator,
@@ -134,7 +135,7 @@ class Policy(Section, frozen=True):
     aggregate: AggregatorKind = QuorumAggregator()
     combine: CombinerKind = MeanCombiner()
     optimizer: Annotated[tuple[TransformKind, ...], Meta(min_length=1)] = (
-        Nesterov(learning_rate=1.4, momentum=0.85, staleness_max=0.5),
+        Nesterov(learning_rate=1.2, momentum=0.85, staleness_max=0.5),
     )
     frequency: FrequencyKind = AdaptiveFrequency()
     warm_up: WarmUp | None = None
@@ -160,6 +161,8 @@ def folds_one_by_one(aggregate: Aggregator) -> bool:
 def _check_gathering(policy: Policy, aggregate: AggregatorKind, frequency: FrequencyKind) -> None:
     """Raise `ValueError` where a part asks of the aggregator what it does not do."""
     gathers = not folds_one_by_one(aggregate)
+    if policy.combine.robust:
+        _check_shares(policy, aggregate)
     if policy.combine.robust and not gathers:
         raise ValueError(f"combine: {_kind(policy.combine)} {ONE_BY_ONE.format(_kind(aggregate))}")
     if policy.compensation is not None and aggregate.update == "model":
@@ -171,6 +174,15 @@ def _check_gathering(policy: Policy, aggregate: AggregatorKind, frequency: Frequ
             raise ValueError(f"frequency: metric divergence {ONE_BY_ONE.format(_kind(aggregate))}")
         if policy.combine.robust:
             raise ValueError(f"frequency: metric divergence measures a mean, not a {_kind(policy.combine)}")
+
+
+def _check_shares(policy: Policy, aggregate: AggregatorKind) -> None:
+    """Raise `ValueError` where devices are to have shares that a robust combiner cannot give them."""
+    kind = _kind(policy.combine)
+    if policy.take == "best":
+        raise ValueError(f"take: of the best update alone there is no {kind}; combine = mean goes with it")
+    if isinstance(aggregate, Averaging) and (aggregate.balance or aggregate.weigh_by == "examples"):
+        raise ValueError(f"combine: a {kind} gives all devices the same share; leave weigh_by and balance out")
 
 
 def _kind(value: Section) -> str:

@@ -49,6 +49,8 @@ MODEL_TABLE = 'kind = "mlp"\ninputs = 64\nhidden = [256]\nclasses = 10'
 # Whoever stalls keeps a place, an update and a snapshot until the lease ends, and here that is late.
 SETTINGS = """
 [policy]
+aggregate = { kind = "immediate" }  # one honest device is no quorum of a fleet of attackers
+optimizer = [{ kind = "sgd" }]
 frequency = { kind = "fixed", local_steps = 4 }
 [liveness]
 heartbeat_s = 0.5
