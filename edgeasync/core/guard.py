@@ -106,10 +106,11 @@ class Guard:
     def _is_epidemic(self, devices_live: int, effects: list[HubEffect]) -> bool:
         """Return whether more than half of the devices fell into quarantine: then the model is at fault.
 
-        Those whose updates never counted may have been broken from the start; they are believed only once.
+        Those whose updates never counted may have been broken from the start: they are believed only if there are
+        several, and only once.
         """
         devices = {alarm.device_id for alarm in self.alarms if alarm.remedy == "quarantine"}
-        if self.rollbacks:
+        if self.rollbacks or len(devices) < DEVICES_MIN:
             devices &= self._counted
         if not self._rolls_back or len(devices) < 2 or 2 * len(devices) <= devices_live:
             return False
@@ -129,7 +130,8 @@ class Guard:
         first, self._first = self._first, None
         changes = [change for update in first for change in self.alarms.look(update, fleet, "device")]
         self._report(changes, effects)
-        return self._rolls_back and any(change.begun and change.alarm.remedy == "quarantine" for change in changes)
+        spoilt = any(change.begun and change.alarm.remedy in ("quarantine", "rollback") for change in changes)
+        return self._rolls_back and spoilt
 
     def _report(self, changes: Sequence[Change], effects: list[HubEffect]) -> None:
         for change in changes:

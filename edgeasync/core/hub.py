@@ -380,9 +380,9 @@ class HubCore:
         weighed = self.judge.weigh(
             push, observation, member.history, effects, now_s=now_s, devices_live=self.members.live_count
         )
+        member.history.counted = not isinstance(weighed, Rejected)
         if self.judge.is_retune_due():
             self.judge.retune(self.members.live_histories(), self.members.live_count)
-        member.history.counted = not isinstance(weighed, Rejected)
         if isinstance(weighed, Rejected):
             self.updates_rejected += 1 + waiting - len(self.judge)  # a rollback drops those that wait
             effects.append(Discard(event.handle))

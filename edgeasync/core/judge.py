@@ -128,7 +128,7 @@ class Judge:
         if weight is None:
             return Rejected("stale")
         if self._behind(history.score):
-            self.fleet.observe_score(history.score)  # the mean of those that count alone would never rise again
+            self.fleet.observe_score(history.score)  # the median of those that count alone would never rise again
             return Rejected("behind")
         self.fleet.observe_update(
             observation.device_id,
@@ -165,7 +165,8 @@ class Judge:
             return None
         if len(self._contributions) >= self._held_max:
             return now_s
-        return self.aggregate.flush_at_s(self._contributions, self._fleet(devices_live - len(self._refused)))
+        silent = self._refused.difference([contribution.device_id for contribution in self._contributions])
+        return self.aggregate.flush_at_s(self._contributions, self._fleet(devices_live - len(silent)))
 
     def fold(self, now_s: float, devices_live: int, effects: list[HubEffect]) -> list[Contribution]:
         """Make the next version of all that wait; return what went into it."""

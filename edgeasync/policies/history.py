@@ -159,7 +159,7 @@ class FleetHistory(msgspec.Struct):
     def forget(self) -> None:
         """Begin anew with what is looked back on: it was seen of a model that is no more."""
         self.agreement = math.nan
-        for window in (self.norms, self.scores, self.losses, self.loss_variances):
+        for window in (self.norms, self.norms_first, self.scores, self.losses, self.loss_variances):
             window.clear()
 
     @property

@@ -190,7 +190,8 @@ class Monitor(Section, frozen=True):
 
 
 def _over_usual(update: Observation, fleet: FleetHistory, ratio_max: float, power: float, what: str) -> str | None:
-    if len(fleet.norms) < DEVICES_MIN or not math.isfinite(update.norm):
+    compared = len(fleet.norms) + (update.device_id not in fleet.norms)
+    if compared < DEVICES_MIN or not math.isfinite(update.norm):
         return None
     usual = _median_norm(fleet.norms.values(), power)
     own = update.norm / update.local_steps**power

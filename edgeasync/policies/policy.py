@@ -124,18 +124,18 @@ class Policy(Section, frozen=True):
     take: Annotated[
         Take,
         Meta(
-            description="whose updates count: all; those with a better score than the fleet's mean; or the best "
+            description="whose updates count: all; those with a better score than the fleet's median; or the best "
             "of those folded together, under `immediate` and `model_average` the best of all live devices"
         ),
     ] = "all"
     behind_max: Annotated[
         float | None,
-        Meta(description="an update with a score over so many times the fleet's mean is refused as `behind`"),
+        Meta(description="an update with a score over so many times the fleet's median is refused as `behind`"),
     ] = None
     aggregate: AggregatorKind = QuorumAggregator()
     combine: CombinerKind = MeanCombiner()
     optimizer: Annotated[tuple[TransformKind, ...], Meta(min_length=1)] = (
-        Nesterov(learning_rate=1.2, momentum=0.85, staleness_max=0.5),
+        Nesterov(learning_rate=1.25, momentum=0.85, staleness_max=0.5),
     )
     frequency: FrequencyKind = AdaptiveFrequency()
     warm_up: WarmUp | None = None

@@ -117,21 +117,21 @@ def rising(hub_bench, *, calm_updates=6, **parts):
 
 def test_a_rollback_drops_what_waits_and_what_comes_of_versions_that_are_no_more(hub_bench):
     hub = rising(hub_bench)
-    push(hub, "a")
-    push(hub, "b")
+    # As long as most of the last 16 are calm, so is the fleet.
+    assert [push(hub, name, loss_mean=100.0) for name in "abcabca"] == [None] * 7
     assert push(hub, "c", loss_mean=100.0) == "rolled_back"
-    first, second, own = (next(hub.handles) - offset for offset in (3, 3, 3))
-    assert kinds(hub) == [Report, Discard, Discard, Restore, Discard]
-    assert [effect.handle for effect in hub.all_of(Discard)] == [first, second, own]
+    last = next(hub.handles)
+    assert kinds(hub) == [Report, Discard, Discard, Discard, Restore, Discard]
+    assert [effect.handle for effect in hub.all_of(Discard)] == [last - 4, last - 3, last - 2, last - 1]
     assert hub.one(Report).event == "alarm"
-    assert hub.one(Report).detail.startswith("the loss is 6.72, 13.4 times its median; back to the model kept")
-    assert hub.one(Restore).number == hub.core.version == 9
-    assert hub.one(Assign).version.number == 9
+    assert hub.one(Report).detail.startswith("the loss is 50.2, 100.5 times its median; back to the model kept")
+    assert hub.one(Restore).number == hub.core.version == 10
+    assert hub.one(Assign).version.number == 10
     status = hub.core.status(0.0)
-    assert (status["updates_applied"], status["updates_rejected"], status["rollbacks"]) == (32, 3, 1)
+    assert (status["updates_applied"], status["updates_rejected"], status["rollbacks"]) == (36, 4, 1)
     assert [(alarm["remedy"], alarm["device"]) for alarm in status["alarms"]] == [("rollback", "")]
-    assert push(hub, "a", 8) == push(hub, "b", 3) == "rolled_back"
-    assert push(hub, "a", 9) is None
+    assert push(hub, "a", 9) == push(hub, "b", 3) == "rolled_back"
+    assert push(hub, "a", 10) is None
     # Six calm updates end the alarm, and with it the halved learning rate.
     scales, reports = [], []
     for _ in range(11):
@@ -139,13 +139,21 @@ def test_a_rollback_drops_what_waits_and_what_comes_of_versions_that_are_no_more
         scales += [fold.scale for fold in hub.all_of(Fold)]
         reports += hub.reports
     assert (scales, reports) == ([0.5, 0.5, 0.5], ["calm"])
-    assert hub.core.version == 12
+    assert hub.core.version == 13
     assert hub.core.status(0.0)["rollbacks"] == 1
+
+
+def test_a_single_device_does_not_speak_for_the_fleet(hub_bench):
+    hub = rising(hub_bench)
+    for number in range(WINDOW):
+        assert push(hub, "abc"[number % 3], loss_mean=1e6 if number % 3 == 2 else 0.5) is None
+    assert hub.core.judge.guard.rollbacks == 0
+    assert hub.core.judge.fleet.loss == 0.5
 
 
 def test_after_a_rollback_the_optimizer_counts_anew_and_nothing_is_looked_back_on(hub_bench):
     hub = rising(hub_bench)
-    push(hub, loss_mean=100.0)
+    assert [push(hub, loss_mean=100.0) for _ in range(8)] == [None] * 7 + ["rolled_back"]
     fleet = hub.core.judge.fleet
     assert not any([fleet.losses, fleet.norms, fleet.scores])
     assert hub.core.judge._folds == 0
@@ -160,11 +168,11 @@ def test_who_waits_for_a_flush_that_was_rolled_back_gets_the_old_model(hub_bench
         for name in "abc":
             push(hub, name)
     push(hub, "a")
-    push(hub, "b")
-    push(hub, "c", loss_mean=100.0)
+    assert [push(hub, name, loss_mean=100.0) for name in "bcabcabc"] == [None] * 7 + ["rolled_back"]
     answers = {effect.peer: effect for effect in hub.all_of(Assign)}
     assert set(answers) == {hub.peers[name] for name in "abc"}
-    assert {answer.version.number for answer in answers.values()} == {12}
+    assert {answer.version.number for answer in answers.values()} == {14}
+    assert hub.one(Restore).number == 14
 
 
 def test_one_rollback_for_one_alarm(hub_bench):
@@ -183,12 +191,61 @@ def test_one_rollback_for_one_alarm(hub_bench):
 
 def test_a_device_can_make_the_hub_return_too(hub_bench):
     monitor = Monitor(watch=(UpdateNormWatch(remedy="rollback"),))
-    hub = joined(hub_bench, policy(aggregate=BufferedAggregator(count=9), monitor=monitor), "ab")
-    for _ in range(8):
-        push(hub, "a")
-    assert push(hub, "b", norm=9.0) == "rolled_back"
+    hub = joined(hub_bench, policy(aggregate=BufferedAggregator(count=9), monitor=monitor), "abcd")
+    for name in "abcabcab":
+        push(hub, name)
+    assert push(hub, "d", norm=9.0) == "rolled_back"
     assert len(hub.all_of(Discard)) == 9
     assert hub.one(Restore).number == 1
+    # While its alarm lasts, for ten calm updates, it is shut out, and nobody else is.
+    assert [push(hub, "d") for _ in range(10)] == ["quarantined"] * 9 + [None]
+    assert push(hub, "a") is None
+    assert hub.core.judge.guard.rollbacks == 1
+
+
+@pytest.mark.parametrize("remedy", ["rollback", "quarantine"])
+def test_the_first_updates_are_looked_at_again_once_there_are_others_to_compare_them_with(hub_bench, remedy):
+    monitor = Monitor(watch=(UpdateNormWatch(remedy=remedy), LossWatch()))
+    hub = joined(hub_bench, policy(monitor=monitor), "abcd")
+    assert push(hub, "d", norm=50.0) is None, "nobody knows yet how long updates are"
+    assert [push(hub, name) for name in "abcabc"] == [None] * 6
+    assert push(hub, "a") == "rolled_back"
+    assert (hub.one(Report).event, hub.one(Report).device_id) == ("alarm", "d")
+    assert hub.one(Restore).number == 8
+    assert push(hub, "d") == "quarantined"
+    assert push(hub, "a") is None
+
+
+def test_two_devices_alone_are_never_outliers_to_one_another(hub_bench):
+    """Nobody knows which of them is wrong."""
+    hub = joined(hub_bench, policy(monitor=Monitor(watch=(UpdateNormWatch(),))), "ab")
+    for _ in range(WINDOW):
+        assert push(hub, "a") is None
+        assert push(hub, "b", norm=1e6) is None
+
+
+@pytest.mark.parametrize(("devices", "broken", "rollbacks"), [("abcde", "abc", 1), ("abc", "ab", 0)])
+def test_devices_that_never_counted_are_believed_if_they_are_several_and_once(
+    hub_bench, devices, broken, rollbacks
+):
+    hub = joined(hub_bench, policy(monitor=Monitor(watch=(NotFiniteWatch(), LossWatch()))), devices)
+    told = [push(hub, name, norm=math.nan) for name in broken * 3]
+    assert told[:-1] == ["not_finite"] * (len(told) - 1)
+    assert told[-1] == ("rolled_back" if rollbacks else "not_finite"), "more than half fell into quarantine"
+    for _ in range(20):
+        for name in broken:
+            assert push(hub, name, norm=math.nan) == "not_finite"
+        assert push(hub, devices[-1]) is None
+    assert hub.core.judge.guard.rollbacks == rollbacks
+
+
+def test_devices_that_counted_and_then_fall_into_quarantine_make_the_hub_return_each_time(hub_bench):
+    hub = joined(hub_bench, policy(monitor=Monitor(watch=(NotFiniteWatch(), LossWatch()))), "abc")
+    for rollbacks in range(1, 4):
+        assert [push(hub, name) for name in "abc"] == [None] * 3
+        told = [push(hub, name, norm=math.nan) for name in "ababab"]
+        assert told == ["not_finite"] * 5 + ["rolled_back"]
+        assert hub.core.judge.guard.rollbacks == rollbacks
 
 
 @pytest.mark.parametrize(("devices", "every"), [("a", KEEP_EVERY_UPDATES), ("abcdefghijklmnopqrst", 40)])
@@ -227,17 +284,17 @@ def test_without_a_remedy_that_needs_it_nothing_is_kept(hub_bench):
 
 def test_a_device_whose_updates_are_too_long_does_not_count_until_it_is_calm(hub_bench):
     monitor = Monitor(watch=(UpdateNormWatch(),), calm_updates=3)
-    hub = joined(hub_bench, policy(monitor=monitor), "ab")
-    for _ in range(8):
-        push(hub, "a")
-    assert [push(hub, "b", norm=norm) for norm in (9.0, 1.0, 9.0, 1.0, 1.0)] == ["quarantined"] * 5
+    hub = joined(hub_bench, policy(monitor=monitor), "abcd")
+    for name in "abcabcab":
+        push(hub, name)
+    assert [push(hub, "d", norm=norm) for norm in (9.0, 1.0, 9.0, 1.0, 1.0)] == ["quarantined"] * 5
     assert push(hub, "a") is None
-    assert len(hub.core.judge.fleet.norms) == 9, "what does not count is not compared with"
-    assert [push(hub, "b", norm=norm) for norm in (1.0, 1.0)] == [None, None]
-    assert push(hub, "b", norm=9.0) == "quarantined"
+    assert set(hub.core.judge.fleet.norms) == set("abc"), "what does not count is not compared with"
+    assert [push(hub, "d", norm=norm) for norm in (1.0, 1.0)] == [None, None]
+    assert push(hub, "d", norm=9.0) == "quarantined"
     assert hub.one(Report) == Report(
         "alarm",
-        "b",
+        "d",
         "the norm of its update is 9 times the fleet's median; its updates do not count until they are calm again",
     )
     assert not hub.all_of(Fold)
@@ -336,12 +393,14 @@ def scored(hub, told):
 @pytest.mark.parametrize(
     ("parts", "told", "refused"),
     [
-        # The means before each: none, 4, 5, 4.67, 4.6, 4.67.
-        ({"take": "better"}, "a4 b6 a4 b4.6 a5", ["b6", "a5"]),
+        # The medians before each: none, 4, 5, 5, 4.75, 4.8.
+        ({"take": "better"}, "a4 b6 a5 b4.5 a4.8 a4.7", ["b6", "a4.8"]),
         ({"take": "all"}, "a4 b6 a4 b5 a99", []),
         ({"behind_max": 2.0}, "a4 b8 a12.1 a4 a4 b8", ["a12.1"]),
         ({"behind_max": 2.0}, "a4 binf a8", ["binf"]),
-        # The best of all when they were last looked at: a's 4; then b's 3; then a's 5 and b's 3.
+        # Below 0 twice as much as is usual is no limit at all: -4, -6, -4 allow what is not above 0.
+        ({"behind_max": 2.0}, "a-4 b-8 a0.1 b0.1 a-0.1", ["a0.1", "b0.1"]),
+        # The best of those that counted when they were last looked at: a's 4; then b's 3.
         ({"take": "best"}, "a4 b6 a4 b3 a4 a5 b3", ["b6", "a4", "a5"]),
         ({"take": "better", "behind_max": 1.1}, "a4 b6 a4", ["b6"]),
     ],
@@ -349,6 +408,18 @@ def scored(hub, told):
 @pytest.mark.parametrize("aggregate", [AT_ONCE, ModelAverageAggregator()])
 def test_whose_updates_count_one_by_one(hub_bench, aggregate, parts, told, refused):
     assert scored(joined(hub_bench, policy(aggregate=aggregate, **parts), "ab"), told) == refused
+
+
+def test_the_best_is_among_those_that_count(hub_bench):
+    """A device that never counts must not shut out all others."""
+    hub = joined(hub_bench, policy(take="best"), "abc")
+    assert scored(hub, "a4 b3") == []
+    for told in ("a3", "b3", "a3", "b3"):
+        assert push(hub, "c", norm=math.nan, score=-1e9) == "not_finite"
+        assert scored(hub, told) == []
+    assert scored(hub, "c2 a3") == ["a3"]
+    assert push(hub, "c", norm=math.nan, score=-1e9) == "not_finite", "though the one before counted"
+    assert scored(hub, "b3 a3") == []
 
 
 def test_of_those_folded_together_the_best_counts_for_all(hub_bench):
@@ -376,10 +447,11 @@ def test_when_the_best_device_goes_the_others_count_again(hub_bench, parts):
 
 
 def test_a_round_does_not_wait_for_who_is_behind(hub_bench):
-    hub = joined(hub_bench, policy(aggregate=SynchronousAggregator(), take="better"), "abc")
+    hub = joined(hub_bench, policy(aggregate=SynchronousAggregator(), take="better"), "abcde")
     for version in range(1, 7):
-        assert scored(hub, "a4 b9 c9") == ["b9", "c9"]
+        assert scored(hub, "a4 b4 c4 d9 e9") == ["d9", "e9"]
         assert hub.one(Fold).number == version
+        assert len(hub.one(Fold).handles) == 3
 
 
 def test_a_device_counts_by_its_data_or_by_what_it_trained_on_if_it_does_not_say(hub_bench):
@@ -430,12 +502,14 @@ class Counting:
     """Every device the same, and a count of how often the fleet was looked at."""
 
     looked: list = field(default_factory=list)
+    hastes: set = field(default_factory=set)
 
     def retune(self, tempo, fleet, devices):
         self.looked.append(len(devices))
         return Tempo(1.0, 0.5, 0.123, "why not")
 
     def interval(self, device, tempo):
+        self.hastes.add(tempo.haste)
         return FREQUENCY.interval(device, tempo)
 
 
@@ -447,7 +521,22 @@ def test_the_fleet_is_looked_at_once_for_every_few_updates(hub_bench, devices, e
         push(hub, devices[number % len(devices)])
     assert len(counting.looked) == 1 + (39 // every)
     assert counting.looked[:2] == [1, min(len(devices), 1 + every)]
-    assert hub.core.judge.tempo == Tempo(1.0, 0.5, 1.0, "why not"), "haste is for remedies alone"
+    assert hub.core.judge.tempo == Tempo(1.0, 0.5, 0.123, "why not")
+    assert counting.hastes == {1.0}, "haste is for remedies alone"
+
+
+def test_devices_that_are_known_but_gone_do_not_make_the_looks_rarer(hub_bench):
+    counting = Counting()
+    hub = joined(hub_bench, policy(frequency=counting), "abcdefghij", liveness={"lease_s": 50.0})
+    for at_s in range(0, 200, 10):
+        for name in "ab":
+            hub.ping(name, at_s=float(at_s))
+        hub.tick(float(at_s))
+    assert hub.core.members.live_count == 2
+    assert len(hub.core.members.members) == 10
+    for number in range(10):
+        push(hub, "ab"[number % 2])
+        assert len(counting.looked) == number + 1
 
 
 def test_updates_folded_together_are_measured_and_pulling_apart_is_alarming(hub_bench):
@@ -502,10 +591,11 @@ def test_losses_that_vary_make_all_devices_hurry(hub_bench):
         push(hub)
     assert hub.one(Assign).local_steps == 16
     seen = []
-    for variance in [50.0] * 2 + [0.25] * 18:
+    for variance in [50.0] * 8 + [0.25] * 10:
         push(hub, loss_variance=variance)
         seen.append(hub.one(Assign).local_steps)
-    assert seen == [8] * 17 + [16] * 3
+    # The median is high as long as eight of the last 16 are.
+    assert seen == [16] * 7 + [8] * 9 + [16] * 2
     assert hub.core.members.members["a"].history.why == "fixed"
 
 
@@ -534,6 +624,24 @@ def test_the_devices_losses_stand_for_an_evaluation(hub_bench):
     # After three: a's 0.7 and b's 0.5; after six: 0.9 and 0.9, which is no better.
     assert saved == [SaveBest(pytest.approx(0.6), None)]
     assert hub.core.status(0.0)["evaluation"]["loss"] == 0.9
+
+
+def test_the_devices_losses_count_by_data_of_those_that_live_and_count(hub_bench):
+    hub = hub_bench(policy(), liveness={"lease_s": 1e6})
+    for name, examples in (("a", 10**6), ("b", 30), ("c", 10)):
+        hub.join(name, profile=DeviceProfile(examples=examples))
+    loss = hub.core.members.loss_by_examples
+    assert loss() is None
+    push(hub, "a", loss_mean=9.0)
+    assert loss() == 9.0
+    push(hub, "b", loss_mean=1.0)
+    push(hub, "c", loss_mean=5.0)
+    # Of 40 and 30 and 10: however much it says it has, a counts for no more than b and c together.
+    assert loss() == pytest.approx((40 * 9.0 + 30 * 1.0 + 10 * 5.0) / 80)
+    push(hub, "c", norm=math.nan, loss_mean=0.0)
+    assert loss() == pytest.approx((9.0 + 1.0) / 2)
+    hub.leave("a")
+    assert loss() == 1.0
 
 
 @pytest.mark.parametrize("aggregate", [SynchronousAggregator(), BufferedAggregator(count=9), QuorumAggregator()])

@@ -58,6 +58,13 @@ def fold(model, weights, rows, *, bases=None, scale=1.0, count=None, codec="iden
     return snapshot.vector, norm
 
 
+def differences(rows, initial, statistics):
+    """What rows add to a model: of the statistics, at their end, they hold values."""
+    rows = np.array(rows, float)
+    rows[..., -statistics:] -= np.asarray(initial, float)[-statistics:]
+    return rows
+
+
 def draw(seed, *shape):
     return np.random.default_rng(seed).standard_normal(shape).astype(F)
 
@@ -101,10 +108,11 @@ def test_the_mean_of_equal_models_is_that_model(seed, count, balance):
     ):
         weights = aggregator.weights(contributions(count), Fleet(count))
         combiners = (MeanCombiner(), MedianCombiner(), TrimmedMeanCombiner(trim=0.2))
-        equal = len(set(weights)) == 1  # only then is a row its update, and may be ranked
-        for combiner in combiners if equal else combiners[:1]:
+        alike = aggregator.weigh_by == "devices" and not aggregator.balance  # only then may they be ranked
+        for combiner in combiners if alike else combiners[:1]:
             model = make_model(start, aggregate=aggregator, combine=combiner, statistics=5)
-            result, _ = fold(model, weights, [end - start] * count)
+            sent = np.concatenate([(end - start)[:-5], end[-5:]])
+            result, _ = fold(model, weights, [sent] * count)
             np.testing.assert_allclose(result, end, rtol=1e-5, atol=2e-6)
     averaging = ModelAverageAggregator(rate=1.0)
     model = make_model(start, aggregate=averaging, statistics=5)
@@ -127,7 +135,7 @@ def test_robust_combiners_go_through_a_fold(length, count, trim):
     combiner = MedianCombiner() if trim is None else TrimmedMeanCombiner(trim=trim)
     model = make_model(initial, statistics=2, combine=combiner, optimizer=(SGD(learning_rate=0.25),))
     result, _ = fold(model, weights, rows, scale=0.5)
-    ranked = np.sort(rows.astype(float) * (np.array(weights) * count)[:, None], axis=0)
+    ranked = np.sort(differences(rows, initial, 2) * (np.array(weights) * count)[:, None], axis=0)
     left_out = (count - 1) // 2 if trim is None else min(math.ceil(trim * count), (count - 1) // 2)
     middle = ranked[left_out : count - left_out].mean(axis=0)
     middle[:-2] *= 0.125
@@ -141,6 +149,23 @@ def test_a_minority_of_liars_hardly_moves_the_median():
     result, _ = fold(model, [0.2] * 5, rows)
     assert (result >= rows[[0, 2, 4]].min(axis=0) - 1e-6).all()
     assert (result <= rows[[0, 2, 4]].max(axis=0) + 1e-6).all()
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.lists(st.floats(0.01, 1.0), min_size=2, max_size=9),
+    st.sampled_from([MedianCombiner(), TrimmedMeanCombiner(trim=0.2)]),
+)
+def test_robust_statistics_never_leave_the_hull_of_the_values_and_the_current_one(seed, stale, combiner):
+    """Whatever the devices' staleness weights, and however far apart their values are."""
+    initial, rows = draw(seed, 9), draw(seed + 1, len(stale), 9) * np.float32(1e3)
+    weights = BUFFERED.weights([contribution(n, weight) for n, weight in enumerate(stale)], Fleet(len(stale)))
+    model = make_model(initial, statistics=8, combine=combiner)
+    for _ in range(3):
+        held = np.vstack([rows, model.current.vector])[:, -8:]
+        result, _ = fold(model, weights, rows)
+        assert (result[-8:] >= held.min(axis=0) - 1e-3).all()
+        assert (result[-8:] <= held.max(axis=0) + 1e-3).all()
 
 
 def test_one_update_alone_is_what_it_is():
@@ -219,7 +244,7 @@ def test_dc_asgd_on_any_length_and_never_for_statistics(length, codec):
     result, _ = fold(model, [0.5], [delta], bases=[0], codec=codec)
     delta = (delta.astype(np.float16) if codec == "float16" else delta).astype(float)
     corrected = delta - 0.3 * delta * delta * (current - base)
-    corrected[-2:] = delta[-2:]
+    corrected[-2:] = differences(delta, current, 2)[-2:]
     np.testing.assert_allclose(result, current + 0.5 * corrected, rtol=1e-5, atol=1e-6)
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 
 from edgeasync.core.effects import Assign, Discard, Fold, Send
 from edgeasync.core.mixing import Update
@@ -107,18 +108,42 @@ def test_a_lost_answer_is_repeated_while_the_device_waits(hub_bench):
     assert assigned(hub) == [(hub.peers["a"], 1, Ack(1, Duplicate(Buffered(1))))]
 
 
-def test_who_fetches_or_reconnects_waits_no_more(hub_bench):
+def test_who_fetches_waits_on_and_who_reconnects_waits_no_more(hub_bench):
     hub = hub_bench(judgement(aggregate=Buffer(4)), liveness={"lease_s": 50.0})
     for name in "abcd":
         hub.join(name)
         hub.push(name, 1) if name != "d" else None
-    hub.fetch("a")
-    assert assigned(hub) == [(hub.peers["a"], 0, None)]
+    for room in (True, False):
+        hub.fetch("a", room=room)
+        assert hub.effects == [], "its answer comes with the next version"
     hub.hello("b", session=hub.sessions["b"], peer=b"again")
     hub.leave("c")
     hub.push("d", 1)
-    assert [peer for peer, _, _ in assigned(hub)] == [hub.peers["d"]]
+    assert assigned(hub) == [(hub.peers["d"], 1, Ack(1, Applied(1))), (hub.peers["a"], 1, None)]
     assert hub.one(Fold).handles == (100, 101, 102, 103)
+    hub.fetch("a")
+    assert assigned(hub) == [(hub.peers["a"], 1, None)]
+
+
+@pytest.mark.parametrize("way", ["whole", "offered"])
+def test_no_device_has_two_updates_in_a_version_it_waits_for(hub_bench, way):
+    hub = hub_bench(judgement(aggregate=Buffer(3)), liveness={"lease_s": 1e3})
+    for name in "ab":
+        hub.join(name)
+    hub.push("a", 1)
+    (hub.push if way == "whole" else hub.offer)("a", 2)
+    assert hub.refused == "sequence"
+    assert "before push 1 is part of a version" in hub.refusal.sentence
+    assert not hub.granted
+    assert len(hub.core.judge) == 1
+    # A device that starts again no longer waits, and goes on.
+    hub.hello("a", start=2)
+    hub.fetch("a")
+    assert assigned(hub) == [(hub.peers["a"], 0, None)]
+    hub.push("a", 2)
+    assert acks(hub) == [(hub.peers["a"], Ack(2, Buffered(2)))]
+    hub.push("b", 1)
+    assert len(hub.one(Fold).handles) == 3
 
 
 def test_waiting_devices_are_told_to_fetch_when_there_is_no_room(hub_bench):

@@ -2,6 +2,7 @@
 
 from functools import cache
 
+import msgspec
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
@@ -11,6 +12,7 @@ from edgeasync.core.settings import HubCoreSettings
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.data.partition import dirichlet, iid
 from edgeasync.policies.aggregation import ImmediateAggregator
+from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.monitor import LossWatch, Monitor
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
@@ -18,7 +20,7 @@ from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice, SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.numpy_models import MlpModel
-from edgeasync.training.trainer import GradientTrainer
+from edgeasync.training.trainer import GradientTrainer, StepResult
 
 NETWORK = MlpModel(inputs=64, hidden=(64,), classes=10)
 LEARNING_RATE = 0.05
@@ -52,10 +54,42 @@ def trainer_on(data, learning_rate, seed):
     )
 
 
-class Fleet:
-    """A hub and nearly equal devices on parts of the digits, independent and alike unless `alpha` skews them."""
+class Elsewhere:
+    """Trains as another trainer does, but reports its losses on a scale of its own."""
 
-    def __init__(self, policy, *, devices=8, alpha=None, learning_rate=LEARNING_RATE, seed=0):
+    def __init__(self, trainer, scale):
+        self.trainer, self.scale, self.spec = trainer, scale, trainer.spec
+
+    def begin(self, parameters):
+        self.trainer.begin(parameters)
+
+    def step(self):
+        result = self.trainer.step()
+        return msgspec.structs.replace(result, loss=self.scale * result.loss)
+
+
+class Spoiler:
+    """Learns nothing, and moves the parameters by the same noise with every step."""
+
+    def __init__(self, deviation):
+        self.spec = NETWORK.spec
+        self.noise = np.random.default_rng(0).normal(0.0, deviation, self.spec.length).astype(np.float32)
+
+    def begin(self, parameters):
+        self.parameters = parameters
+
+    def step(self):
+        self.parameters += self.noise
+        return StepResult(1.0, 32)
+
+
+class Fleet:
+    """A hub and nearly equal devices on parts of the digits, independent and alike unless `alpha` skews them.
+
+    The first `started` of them are switched on.
+    """
+
+    def __init__(self, policy, *, devices=8, alpha=None, learning_rate=LEARNING_RATE, seed=0, started=None):
         data, self.held_out = digits()
         self.parts = (
             iid(data, devices, seed) if alpha is None else dirichlet(data, devices, alpha, seed, examples_min=16)
@@ -82,7 +116,7 @@ class Fleet:
             )
             for number, part in enumerate(self.parts, start=1)
         ]
-        for device in self.devices:
+        for device in self.devices[:started]:
             device.start()
 
     @property
@@ -220,7 +254,7 @@ def test_a_fleet_that_is_in_quarantine_as_a_whole_is_let_out_and_learns():
     fleet = Fleet(Policy(), learning_rate=0.1)
     assert fleet.train(2 * BEFORE_FAULTS)
     model = fleet.hub.exchange.model
-    noise = np.random.default_rng(0).normal(0.0, 1.0, NETWORK.spec.length).astype(np.float32)
+    noise = np.random.default_rng(0).normal(0.0, 1.5, NETWORK.spec.length).astype(np.float32)
     model.advance(Snapshot(model.current.number, model.current.vector + noise))
     assert fleet.train(UPDATES)
     assert any("the model is at fault" in report.detail for report in fleet.alarms())
@@ -233,3 +267,59 @@ def test_a_majority_of_broken_devices_does_not_take_the_others_model_from_them()
         device._trainer = trainer_on(Dataset(np.full_like(part.x, np.nan), part.y), LEARNING_RATE, 1)
     assert fleet.train(UPDATES // 2)
     assert fleet.core.judge.guard.rollbacks <= 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_device_that_reports_losses_on_another_scale_does_not_speak_for_the_others(seed):
+    fleet = Fleet(Policy(), devices=5, seed=seed)
+    fleet.devices[0]._trainer = Elsewhere(fleet.devices[0]._trainer, 1e6)
+    assert fleet.train(UPDATES)
+    assert fleet.core.judge.guard.rollbacks <= 1
+    assert fleet.accuracy() >= TARGET
+
+
+@pytest.mark.parametrize("deviation", [10.0, 1e6, 1e15])
+def test_what_the_first_device_spoils_before_anybody_else_is_there_is_taken_back(deviation):
+    fleet = Fleet(Policy(), devices=5, started=1)
+    first = fleet.devices[0]
+    first._trainer = Spoiler(deviation)
+    assert fleet.train(1)
+    first.cut_power()
+    assert np.isfinite(fleet.hub.model).all()
+    assert np.abs(fleet.hub.model).max() > deviation
+    for device in fleet.devices[1:]:
+        device.start()
+    assert fleet.train(UPDATES)
+    assert fleet.core.judge.guard.rollbacks == 1
+    assert fleet.accuracy() >= 0.9
+
+
+def test_a_device_alone_whose_data_changes_its_scale_is_not_shut_out():
+    fleet = Fleet(Policy(), devices=1)
+    assert fleet.train(60)
+    part = fleet.parts[0]
+    fleet.devices[0]._trainer = trainer_on(Dataset(30 * part.x, part.y), LEARNING_RATE, 1)
+    before = fleet.core.updates_applied
+    fleet.clock.run(lambda: fleet.updates >= before + 400, LIMIT_S)
+    assert fleet.core.updates_applied >= before + 300
+    applied = fleet.core.updates_applied
+    assert fleet.train(applied + 20), "and so it goes on"
+    assert fleet.updates <= applied + fleet.core.updates_rejected + 21
+
+
+def test_a_hasty_device_that_learns_far_too_fast_is_found_among_a_few():
+    fleet = Fleet(Policy(aggregate=ImmediateAggregator(), frequency=FixedFrequency()), devices=4)
+    hasty = fleet.devices[0]
+    hasty._trainer = trainer_on(fleet.parts[0], 5.0, 1)
+    hasty.change_speed(hasty._step_s / 30)
+    assert fleet.train(UPDATES)
+    shown = fleet.core.status(0.0)["alarms"]
+    assert [(alarm["device"], alarm["remedy"]) for alarm in shown] == [("device-1", "quarantine")]
+    assert fleet.accuracy() >= 0.9
+
+
+def test_a_converged_fleet_stays_calm():
+    fleet = Fleet(Policy(), devices=20, alpha=0.3)
+    assert fleet.train(6 * UPDATES)
+    assert fleet.accuracy() >= TARGET
+    assert fleet.core.updates_rejected < 0.02 * fleet.updates

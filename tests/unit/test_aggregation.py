@@ -63,7 +63,10 @@ def column(name, *values):
         (QuorumAggregator(), ONE_TO[7], TEN_S, 7.0),
         (QuorumAggregator(), ONE_TO[10], TEN_S, 10.0),
         (QuorumAggregator(), "a@1 b@2 c@3 d@4 e@5 f@10.5", TEN_S, 11.0),
-        (QuorumAggregator(), ONE_TO[5], Fleet(10), None),
+        # Before a period is known patience, though not grace, takes 10 s for it.
+        (QuorumAggregator(), ONE_TO[5], Fleet(10), 11.0),
+        (QuorumAggregator(patience=0.5), ONE_TO[5], Fleet(10), 6.0),
+        (QuorumAggregator(), ONE_TO[5], Fleet(10, 40.0), 41.0),
         (QuorumAggregator(), ONE_TO[6], Fleet(10), 6.0),
         # Who speaks twice is still one.
         (QuorumAggregator(), "a@1 a@2 b@3", Fleet(3, 10.0), 4.0),
@@ -102,6 +105,8 @@ def test_another_update_never_postpones_what_is_due(aggregator, spoken, devices_
     due_s = math.inf if before is None else before
     if buffered[-1].arrived_s <= due_s:
         assert (math.inf if after is None else after) <= due_s
+    if isinstance(aggregator, QuorumAggregator):
+        assert after is not None, "patience ends"
     if len({item.device_id for item in buffered}) >= devices_live and not isinstance(
         aggregator, BufferedAggregator
     ):

@@ -35,6 +35,22 @@ def test_rounds_of_adopt_train_and_encode(codec):
     assert device.parameters is parameters
 
 
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+@pytest.mark.parametrize("kind", ["delta", "model"])
+def test_statistics_are_sent_as_they_are(codec, kind):
+    trained = LENGTH - 9
+    spec = ParameterSpec((Parameter("w", (trained,)), Parameter("running_mean", (9,), "statistic")))
+    device = DeviceModel(spec)
+    for seed in range(3):
+        hub, learnt = vector(seed), vector(seed + 10)
+        device.adopt(codec.encode(hub), codec)
+        device.parameters += learnt
+        sent = decode(device.encode_update(codec, kind), codec)
+        assert np.array_equal(sent[trained:], (hub + learnt)[trained:])
+        assert np.array_equal(sent[:trained], (learnt if kind == "delta" else hub + learnt)[:trained])
+        assert np.array_equal(device.parameters, hub + learnt)
+
+
 def test_a_released_payload_outlives_the_next_adopt():
     device, codec = DeviceModel(SPEC), CODECS["identity"]
     device.adopt(codec.encode(vector(0)), codec)

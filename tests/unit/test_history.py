@@ -18,9 +18,9 @@ def observe(history, **fields):
     history.observe(**usual | fields)
 
 
-def look(fleet, **fields):
+def look(fleet, device_id="a", **fields):
     usual = {"staleness": 0, "norm": 1.0, "local_steps": 8, "loss_mean": 0.5, "loss_variance": 0.25, "score": 0.5}
-    fleet.observe_update(**usual | fields)
+    fleet.observe_update(device_id, **usual | fields)
 
 
 # -- one device ----------------------------------------------------------------------------------------------
@@ -102,17 +102,47 @@ def test_a_device_may_say_what_it_likes(told):
 # -- the fleet -----------------------------------------------------------------------------------------------
 
 
-def test_the_last_quarter_stands_for_now():
+def test_the_median_of_the_last_quarter_stands_for_now():
     fleet = FleetHistory()
     assert math.isnan(fleet.loss)
     assert math.isnan(fleet.score)
-    for number in range(WINDOW + 10):
-        look(fleet, loss_mean=float(number), loss_variance=2.0 * number, score=3.0 * number)
-    last = statistics.fmean(range(WINDOW - 6, WINDOW + 10))
+    squares = [float(number * number) for number in range(WINDOW + 10)]
+    for number, square in enumerate(squares):
+        look(fleet, f"device-{number}", loss_mean=square, loss_variance=2 * square, score=3 * square)
+    last = statistics.median(squares[-16:])
     assert (fleet.loss, fleet.loss_variance, fleet.score) == (last, 2 * last, 3 * last)
-    assert fleet.loss_first == statistics.fmean(range(16))
+    assert fleet.loss_first == statistics.median(squares[:16])
     assert {len(fleet.losses), len(fleet.loss_variances), len(fleet.scores), len(fleet.norms)} == {WINDOW}
-    assert fleet.losses[0] == 10.0
+    assert fleet.losses[0] == 100.0
+
+
+def test_a_device_on_another_scale_does_not_speak_for_the_fleet():
+    fleet = FleetHistory()
+    for number in range(WINDOW):
+        factor = 1e6 if number % 3 == 0 else 1.0
+        look(fleet, f"device-{number % 3}", loss_mean=factor, loss_variance=factor, score=factor)
+    assert fleet.loss == fleet.loss_variance == fleet.score == fleet.loss_first == 1.0
+
+
+def test_of_each_device_the_last_norm_and_the_first_are_kept():
+    fleet = FleetHistory()
+    for norm, device_id in enumerate("abacab"):
+        look(fleet, device_id, norm=float(norm), local_steps=norm + 1)
+    assert fleet.norms == {"c": (3.0, 4), "a": (4.0, 5), "b": (5.0, 6)}
+    assert list(fleet.norms) == ["c", "a", "b"], "whoever spoke last is last"
+    assert fleet.norms_first == [(0.0, 1), (1.0, 2), (3.0, 4)]
+
+
+def test_norms_are_those_of_the_devices_heard_last():
+    fleet = FleetHistory()
+    for number in range(WINDOW):
+        look(fleet, f"device-{number}", norm=float(number))
+    look(fleet, "device-0", norm=99.0)
+    look(fleet, "another")
+    assert len(fleet.norms) == WINDOW
+    assert "device-1" not in fleet.norms
+    assert fleet.norms["device-0"] == (99.0, 8)
+    assert fleet.norms_first == [(float(number), 8) for number in range(16)]
 
 
 def test_averages_move_by_hand():
@@ -139,8 +169,9 @@ def test_what_was_seen_of_a_model_that_is_no_more_is_forgotten():
 
 def test_a_loss_that_is_no_number_is_left_out():
     fleet = FleetHistory()
-    for loss_mean, loss_variance, score in ((math.nan, 1.0, 1.0), (1.0, math.inf, math.inf), (2.0, 3.0, math.nan)):
-        look(fleet, loss_mean=loss_mean, loss_variance=loss_variance, score=score)
+    told = {"a": (math.nan, 1.0, 1.0), "b": (1.0, math.inf, math.inf), "c": (2.0, 3.0, math.nan)}
+    for device_id, (loss_mean, loss_variance, score) in told.items():
+        look(fleet, device_id, loss_mean=loss_mean, loss_variance=loss_variance, score=score)
     assert (list(fleet.losses), list(fleet.loss_variances), list(fleet.scores)) == ([2.0], [3.0], [1.0])
     assert len(fleet.norms) == 3
 
@@ -149,8 +180,9 @@ def test_a_loss_that_is_no_number_is_left_out():
 def test_whatever_is_reported_can_be_averaged_and_watched(told, local_steps):
     """Sums and squares of the largest floats overflow, and Python raises then."""
     fleet, monitor = FleetHistory(), Monitor()
-    for loss_mean, loss_variance, score in told * 40:
-        look(fleet, loss_mean=loss_mean, loss_variance=loss_variance, score=score, local_steps=local_steps)
+    for number, (loss_mean, loss_variance, score) in enumerate(told * 40):
+        fields = {"loss_mean": loss_mean, "loss_variance": loss_variance, "score": score}
+        look(fleet, f"device-{number % 4}", local_steps=local_steps, **fields)
     assert all(math.isfinite(value) for value in (*fleet.losses, *fleet.loss_variances, *fleet.scores))
     for value, window in ((fleet.loss, fleet.losses), (fleet.score, fleet.scores)):
         assert math.isfinite(value) == bool(window)

@@ -21,8 +21,10 @@ def update(norm=1.0, local_steps=4, *, device_id="a", loss=0.5, not_finite_run=0
     return Observation(device_id, norm, local_steps, loss, not_finite_run)
 
 
-def norms(count=8, norm=1.0, local_steps=4):
-    return FleetHistory(norms=[(norm, local_steps)] * count)
+def norms(count=3, norm=1.0, local_steps=4, *, first=0.0):
+    """The last norms of so many devices, and the first of each."""
+    last = {f"device-{number}": (norm, local_steps) for number in range(count)}
+    return FleetHistory(norms=last, norms_first=[(first, local_steps)] * count)
 
 
 def losses(usual, last, *, count=64, first=0.0):
@@ -39,7 +41,13 @@ def losses(usual, last, *, count=64, first=0.0):
     [
         (UpdateNormWatch(), 8.0, 4, norms(), False),
         (UpdateNormWatch(), 8.1, 4, norms(), True),
-        (UpdateNormWatch(), 8.1, 4, norms(7), False),
+        (UpdateNormWatch(), 8.1, 4, norms(1), False),
+        (UpdateNormWatch(), 8.1, 4, norms(2), True),
+        # One that is long beside the last updates may be usual beside the first.
+        (UpdateNormWatch(), 24.0, 4, norms(first=3.0), False),
+        (UpdateNormWatch(), 24.1, 4, norms(first=3.0), True),
+        (UpdateNormWatch(), 8.1, 4, norms(norm=0.0, first=1.0), True),
+        (UpdateNormWatch(), 8.0, 4, norms(norm=0.0, first=1.0), False),
         # Sixteen times the steps may be four times as long.
         (UpdateNormWatch(), 32.0, 64, norms(), False),
         (UpdateNormWatch(), 32.1, 64, norms(), True),
@@ -55,6 +63,9 @@ def losses(usual, last, *, count=64, first=0.0):
         (GradientNormWatch(), 320.0, 64, norms(), False),
         (GradientNormWatch(), 320.1, 64, norms(), True),
         (GradientNormWatch(), 5.1, 1, norms(), True),
+        (GradientNormWatch(), 20.1, 4, norms(1), False),
+        (GradientNormWatch(), 60.0, 4, norms(first=3.0), False),
+        (GradientNormWatch(), 60.1, 4, norms(first=3.0), True),
     ],
 )
 def test_how_long_an_update_may_be(watch, norm, local_steps, fleet, alarming):
@@ -63,11 +74,24 @@ def test_how_long_an_update_may_be(watch, norm, local_steps, fleet, alarming):
     assert watch.scope == "device"
 
 
-def test_one_long_update_among_many_does_not_hide_the_next():
-    fleet = FleetHistory(norms=[(1.0, 4)] * 5 + [(1e9, 4)] * 4)
+def test_long_updates_of_some_devices_do_not_hide_the_next():
+    last = [(1.0, 4)] * 5 + [(1e9, 4)] * 4
+    fleet = FleetHistory(norms=dict(zip("abcdefghi", last, strict=True)), norms_first=last)
     assert UpdateNormWatch().cause(update(9.0), fleet) == "the norm of its update is 9 times the fleet's median"
     expected = "the norm of its mean gradient is 30 times the fleet's median"
     assert GradientNormWatch().cause(update(30.0), fleet) == expected
+
+
+def test_a_device_that_speaks_often_is_one_of_those_it_is_compared_with():
+    fleet = FleetHistory()
+    for device_id, norm in [("a", 1.0), ("b", 1.0), *[("fast", 50.0)] * 30]:
+        reported = {"staleness": 0, "loss_mean": 1.0, "loss_variance": 0.0, "score": 1.0}
+        fleet.observe_update(device_id, norm=norm, local_steps=4, **reported)
+    assert UpdateNormWatch().cause(update(50.0, device_id="fast"), fleet) is not None
+
+
+def test_what_is_said_where_the_devices_stand_still():
+    assert UpdateNormWatch().cause(update(9.0), norms(norm=0.0, first=1.0)) == "the norm of its update is 4.5"
 
 
 def test_updates_that_are_no_numbers_alarm_after_three_in_a_row():
@@ -95,7 +119,9 @@ def test_updates_that_are_no_numbers_alarm_after_three_in_a_row():
         (losses(0.001, 2.1, first=10.0), False, True),
         (losses(0.001, 5.0, first=10.0), False, True),
         (losses(0.001, 5.1, first=10.0), True, True),
-        (losses(0.0, 1.0), True, True),
+        # Of nothing there are no times.
+        (losses(0.0, 1.0), False, False),
+        (losses(-1.0, 1.0), False, False),
     ],
 )
 def test_when_losses_alarm(fleet, loss_alarms, variance_alarms):
@@ -105,7 +131,7 @@ def test_when_losses_alarm(fleet, loss_alarms, variance_alarms):
 
 def test_what_is_said_of_losses():
     assert LossWatch().cause(update(), losses(1.0, 3.5)) == "the loss is 3.5, 3.5 times its median"
-    assert LossWatch().cause(update(), losses(0.0, 1.0)) == "the loss is 1, over its median"
+    assert LossWatch().cause(update(), losses(0.01, 35.0)) == "the loss is 35, 3500.0 times its median"
     expected = "the variance of the losses is 9, 9.0 times its median"
     assert LossVarianceWatch().cause(update(), losses(1.0, 9.0)) == expected
 

@@ -120,6 +120,25 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
             {"frequency": {"kind": "adaptive", "talk_share": 0.7}},
             "frequency: talk_share (0.7) is over talk_share_max (0.6)",
         ),
+        (
+            {"frequency": {"kind": "adaptive", "talk_share": 0.0099}},
+            "frequency.talk_share: expected `float` >= 0.01",
+        ),
+        ({"frequency": {"kind": "adaptive", "talk_share": NAN}}, "frequency.talk_share: expected `float`"),
+        (
+            {"frequency": {"kind": "adaptive", "talk_share_max": 0.0099}},
+            "frequency.talk_share_max: expected `float` >= 0.01",
+        ),
+        (
+            {"frequency": {"kind": "adaptive", "talk_share_max": 1.0}},
+            "frequency.talk_share_max: expected `float` < 1.0",
+        ),
+        ({"frequency": {"kind": "adaptive", "talk_share_max": INF}}, "frequency.talk_share_max: expected `float`"),
+        ({"frequency": {"kind": "adaptive", "talk_share_max": NAN}}, "frequency.talk_share_max: expected `float`"),
+        (
+            {"frequency": {"kind": "adaptive", "talk_share_max": -INF}},
+            "frequency.talk_share_max: expected `float`",
+        ),
         ({"warm_up": {}}, "warm_up: warm_up ends after updates or epochs: give one of the two"),
         ({"warm_up": {"updates": 9, "epochs": 1}}, "warm_up: warm_up ends after updates or epochs: give one"),
         ({"warm_up": {"updates": 0}}, "warm_up: warm_up takes updates, or epochs, over 0"),
@@ -158,6 +177,29 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
         (
             {"combine": {"kind": "median"}, "warm_up": {"updates": 9, "aggregate": AT_ONCE}},
             "combine: median " + ONE_BY_ONE.format("immediate"),
+        ),
+        (
+            {"combine": {"kind": "median"}, "take": "best"},
+            "take: of the best update alone there is no median; combine = mean goes with it",
+        ),
+        (
+            {"combine": {"kind": "trimmed_mean"}, "take": "best", "aggregate": IN_FIVES},
+            "take: of the best update alone there is no trimmed_mean",
+        ),
+        (
+            {"combine": {"kind": "median"}, "aggregate": {"kind": "quorum", "weigh_by": "examples"}},
+            "combine: a median gives all devices the same share; leave weigh_by and balance out",
+        ),
+        (
+            {"combine": {"kind": "trimmed_mean"}, "aggregate": ROUNDS | {"balance": 0.1}},
+            "combine: a trimmed_mean gives all devices the same share; leave weigh_by and balance out",
+        ),
+        (
+            {
+                "combine": {"kind": "median"},
+                "warm_up": {"updates": 9, "aggregate": IN_FIVES | {"weigh_by": "examples"}},
+            },
+            "combine: a median gives all devices the same share; leave weigh_by and balance out",
         ),
         (
             {"aggregate": BY_MODEL, "compensation": {}},
@@ -225,7 +267,9 @@ def test_a_hubs_settings_that_contradict_one_another_are_refused(table, message)
         {"policy": {"aggregate": ROUNDS | {"count": 9, "share": 1.0}}},
         {"policy": {"aggregate": BY_MODEL, "warm_up": {"epochs": 0.5, "aggregate": BY_MODEL}}},
         {"policy": {"aggregate": AT_ONCE, "compensation": {}, "behind_max": 1.5, "take": "best"}},
-        {"policy": {"aggregate": IN_FIVES, "combine": {"kind": "median"}}},
+        {"policy": {"aggregate": IN_FIVES, "combine": {"kind": "median"}, "take": "better"}},
+        {"policy": {"aggregate": IN_FIVES | {"weigh_by": "examples", "balance": 0.5}, "take": "best"}},
+        {"policy": {"frequency": {"kind": "adaptive", "talk_share": 0.01, "talk_share_max": 0.01}}},
         {"policy": {"frequency": DIVERGENCE, "warm_up": {"updates": 9, "aggregate": AT_ONCE}}},
         {"policy": {"aggregate": ROUNDS, "monitor": {"watch": []}}},
     ],
@@ -239,7 +283,7 @@ def test_every_part_comes_back_from_its_table():
         compensation=DelayCompensation(versions=3),
         take="better",
         behind_max=3.0,
-        aggregate=SynchronousAggregator(count=3, deadline_s=9.0, weigh_by="examples", balance=0.5),
+        aggregate=SynchronousAggregator(count=3, deadline_s=9.0),
         combine=TrimmedMeanCombiner(trim=0.2),
         frequency=TimeFrequency(seconds=3.0),
         warm_up=WarmUp(epochs=2.0, aggregate=BufferedAggregator(wait_s_max=3.0), frequency=AdaptiveFrequency()),
@@ -248,5 +292,9 @@ def test_every_part_comes_back_from_its_table():
     )
     assert convert(to_table(policy), Policy, where="again") == policy
     assert policy.monitor.rolls_back is False
-    for aggregate in (QuorumAggregator(share=0.5), ModelAverageAggregator(by_devices=True)):
+    for aggregate in (
+        QuorumAggregator(share=0.5),
+        ModelAverageAggregator(by_devices=True),
+        SynchronousAggregator(count=3, deadline_s=9.0, weigh_by="examples", balance=0.5),
+    ):
         assert convert(to_table(Policy(aggregate=aggregate)), Policy, where="again").aggregate == aggregate
