@@ -35,6 +35,7 @@ from edgeasync.core.events import (
     StopRequested,
 )  # fmt: skip
 from edgeasync.core.graph import ShippedGraph
+from edgeasync.core.greeting import agree_on_codecs, check_hello, make_welcome
 from edgeasync.core.judge import Judge
 from edgeasync.core.membership import Member, Membership, RefusalError, Strangers
 from edgeasync.core.settings import HubCoreSettings
@@ -43,7 +44,6 @@ from edgeasync.policies.aggregation import Contribution
 from edgeasync.policies.monitor import Observation
 from edgeasync.policies.policy import Judgement
 from edgeasync.protocol.messages import (
-    PROTOCOL_VERSION,
     Ack,
     Applied,
     Buffered,
@@ -59,7 +59,6 @@ from edgeasync.protocol.messages import (
     Push,
     Rejected,
     StatusRequest,
-    Welcome,
 )  # fmt: skip
 
 
@@ -207,18 +206,7 @@ class HubCore:
     def _hello(self, peer: Peer, hello: Hello, now_s: float, effects: list[HubEffect]) -> None:
         if self._strangers.strikes(peer) >= self.settings.limits.strikes_max:
             raise RefusalError("quarantined", "this connection sent too much that is malformed")
-        if PROTOCOL_VERSION not in hello.protocol_versions:
-            raise RefusalError(
-                "protocol_version",
-                f"this hub speaks protocol version {PROTOCOL_VERSION}, the device "
-                f"{', '.join(map(str, hello.protocol_versions))}; install the same edgeasync on both",
-            )
-        if hello.fingerprint is not None and hello.fingerprint != self.spec.fingerprint:
-            raise RefusalError(
-                "model_mismatch",
-                f"the device's model {hello.fingerprint[:8]} is not the hub's {self.spec.fingerprint[:8]}: "
-                "start the agent without a model of its own, or with the hub's [model] settings",
-            )
+        check_hello(hello, self.spec)
         known = self.members.members.get(hello.device_id)
         was_live, peer_before = (known.live, known.peer) if known is not None else (False, b"")
         member, event = self.members.greet(hello, peer, self._make_session(), now_s)
@@ -227,23 +215,9 @@ class HubCore:
         if was_live and event == "rejoined":
             effects.append(Report("lost", member.device_id, f"replaced by its start {member.start}"))
         effects.append(Report(event, member.device_id, f"start {member.start}"))
-        for_push, for_model = self.settings.push_codec, self.settings.model_codec
-        member.codec_push = for_push if for_push in hello.codecs else "identity"
-        member.codec_model = for_model if for_model in hello.codecs else "identity"
-        liveness = self.settings.liveness
-        welcome = Welcome(
-            session=member.session,
-            spec=self.spec,
-            settings=self.training,
-            seq_last=member.seq_last,
-            push_codec=member.codec_push,
-            heartbeat_s=liveness.heartbeat_s,
-            lease_s=liveness.lease_s,
-            piece_bytes=int(self.settings.limits.piece_bytes),
-            graph=None if self.graph is None else self.graph.fingerprint,
-            graph_bytes=0 if self.graph is None else len(self.graph.payload),
-            update=self.judge.judgement.aggregate.update,
-        )
+        agree_on_codecs(member, hello, self.settings)
+        update = self.judge.judgement.aggregate.update
+        welcome = make_welcome(member, self.spec, self.training, self.settings, graph=self.graph, update=update)
         effects.append(Send(peer, welcome))
 
     def _leave(self, peer: Peer, leave: Leave, now_s: float, effects: list[HubEffect]) -> None:

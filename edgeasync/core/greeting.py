@@ -1,0 +1,57 @@
+"""A hub's side of the greeting: what it must hold against a hello, and its welcome. Part of `HubCore`."""
+
+from typing import Any
+
+from edgeasync.core.graph import ShippedGraph
+from edgeasync.core.membership import Member, RefusalError
+from edgeasync.core.settings import HubCoreSettings
+from edgeasync.parameters import ParameterSpec
+from edgeasync.policies.aggregation import UpdateKind
+from edgeasync.protocol.messages import PROTOCOL_VERSION, Hello, Welcome
+
+
+def check_hello(hello: Hello, spec: ParameterSpec) -> None:
+    """Raise `RefusalError` for a device of another protocol or with another model."""
+    if PROTOCOL_VERSION not in hello.protocol_versions:
+        raise RefusalError(
+            "protocol_version",
+            f"this hub speaks protocol version {PROTOCOL_VERSION}, the device "
+            f"{', '.join(map(str, hello.protocol_versions))}; install the same edgeasync on both",
+        )
+    if hello.fingerprint is not None and hello.fingerprint != spec.fingerprint:
+        raise RefusalError(
+            "model_mismatch",
+            f"the device's model {hello.fingerprint[:8]} is not the hub's {spec.fingerprint[:8]}: "
+            "start the agent without a model of its own, or with the hub's [model] settings",
+        )
+
+
+def agree_on_codecs(member: Member, hello: Hello, settings: HubCoreSettings) -> None:
+    """Use the codecs of the settings, where the device knows them."""
+    member.codec_push = settings.push_codec if settings.push_codec in hello.codecs else "identity"
+    member.codec_model = settings.model_codec if settings.model_codec in hello.codecs else "identity"
+
+
+def make_welcome(
+    member: Member,
+    spec: ParameterSpec,
+    training: dict[str, Any],
+    settings: HubCoreSettings,
+    *,
+    graph: ShippedGraph | None,
+    update: UpdateKind,
+) -> Welcome:
+    """Return what a member is told about the model and how to talk."""
+    return Welcome(
+        session=member.session,
+        spec=spec,
+        settings=training,
+        seq_last=member.seq_last,
+        push_codec=member.codec_push,
+        heartbeat_s=settings.liveness.heartbeat_s,
+        lease_s=settings.liveness.lease_s,
+        piece_bytes=int(settings.limits.piece_bytes),
+        graph=None if graph is None else graph.fingerprint,
+        graph_bytes=0 if graph is None else len(graph.payload),
+        update=update,
+    )
