@@ -92,7 +92,10 @@ class Judge:
     def interval(self, history: DeviceHistory) -> Interval:
         """Set the device's next interval and note it in its history."""
         haste = HASTE if self.guard.alarms.active("increase_frequency") else 1.0
-        interval = self.frequency.interval(history, msgspec.structs.replace(self.tempo, haste=haste))
+        tempo = self.tempo
+        if tempo.haste != haste:
+            tempo = msgspec.structs.replace(tempo, haste=haste)
+        interval = self.frequency.interval(history, tempo)
         history.assigned_steps, history.why = interval.local_steps, interval.why
         return interval
 

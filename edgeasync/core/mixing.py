@@ -31,6 +31,9 @@ class Update:
         Not finite if any of all the values, or the sum of a row's squares, is not.
         """
         trained = length if trained is None else trained
+        if trained == length <= ROW and origin is None:
+            values = self.codec.read(self.payload, 0, length, np.empty(length, np.float32))
+            return math.sqrt(np.vdot(values, values))  # unlike dot, vdot never warns
         square_sum = rest = 0.0
         scratch = np.empty(min(CHUNK, length), np.float32)
         with np.errstate(over="ignore", invalid="ignore"):  # what a peer sends must not warn, let alone raise
@@ -49,7 +52,7 @@ class Update:
 def square_sum_of(values: Vector) -> float:
     """Return the sum of the squares, in rows short enough to be summed in float32."""
     if values.size <= ROW:
-        return float(np.vdot(values, values))  # unlike dot, vdot never warns
+        return float(np.vdot(values, values))
     whole = values.size - values.size % ROW
     rows = values[:whole].reshape(-1, ROW)
     return float(np.vecdot(rows, rows).sum(dtype=np.float64)) + float(np.vdot(values[whole:], values[whole:]))

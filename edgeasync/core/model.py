@@ -70,8 +70,10 @@ class Model:
     @property
     def snapshots_alive(self) -> int:
         """Snapshots that something still holds: the current one, and those being sent; not those kept here."""
+        if not self._pool.in_use:
+            return 0  # small vectors are not counted
         kept = {id(snapshot.vector) for snapshot in (*self._history, self._kept, self._kept_last) if snapshot}
-        return max(0, self._pool.in_use - len(kept - {id(self.current.vector)}))  # small ones are not counted
+        return max(0, self._pool.in_use - len(kept - {id(self.current.vector)}))
 
     @property
     def updates_waiting(self) -> int:

@@ -1,8 +1,8 @@
 """What the hub has measured: of each device, and of the fleet as a whole. Scalars, in bounded number."""
 
 import math
-import statistics
 from collections import deque
+from collections.abc import Iterable
 
 import msgspec
 
@@ -26,6 +26,13 @@ SETTLED = 0.2
 
 REPORTED_MAX = 1e100
 """A loss, variance or score that is larger counts as this, so that sums and squares of them stay finite."""
+
+
+def median(values: Iterable[float]) -> float:
+    """Return the median of at least one value; several times as fast as the standard library's."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2.0
 
 
 class DeviceHistory(msgspec.Struct):
@@ -82,13 +89,13 @@ class DeviceHistory(msgspec.Struct):
         self.not_finite_run = 0 if finite else self.not_finite_run + 1
         if step_s:
             self.recent_step_s.append(step_s)
-            self.step_s = statistics.median(self.recent_step_s)
+            self.step_s = median(self.recent_step_s)
             rate = examples / (local_steps * step_s)
             share = EXAMPLES_RATE_WEIGHT if self.examples_per_s else 1.0
             self.examples_per_s += (rate - self.examples_per_s) * share
         if cycle_s is not None:
             self.recent_talk_s.append(max(0.0, cycle_s - local_steps * step_s))
-            self.talk_s = statistics.median(self.recent_talk_s)
+            self.talk_s = median(self.recent_talk_s)
 
     @property
     def cycle_s(self) -> float:
@@ -143,7 +150,7 @@ class FleetHistory(msgspec.Struct):
             self.loss_variances.append(_bounded(loss_variance))
             self.losses_seen += 1
             if self.losses_seen <= WINDOW // 4:
-                self.loss_first = statistics.median(self.losses)
+                self.loss_first = median(self.losses)
 
     def observe_score(self, score: float) -> None:
         """Take in a score, unless it is not finite."""
@@ -203,4 +210,4 @@ def _bounded(value: float) -> float:
 
 def _median_of_last(values: deque[float]) -> float:
     last = list(values)[-WINDOW // 4 :]
-    return statistics.median(last) if last else math.nan
+    return median(last) if last else math.nan

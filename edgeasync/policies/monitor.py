@@ -6,7 +6,6 @@ holds for as long. Everything is decided from reported scalars, so a replay deci
 """
 
 import math
-import statistics
 from collections.abc import Iterable
 from typing import Annotated, ClassVar, Literal, Protocol
 
@@ -14,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from edgeasync.config import Section
-from edgeasync.policies.history import WINDOW, FleetHistory
+from edgeasync.policies.history import WINDOW, FleetHistory, median
 
 Remedy = Literal["alert", "increase_frequency", "reduce_lr", "rollback", "quarantine"]
 Scope = Literal["device", "fleet"]
@@ -120,10 +119,11 @@ class LossWatch(Section, frozen=True, tag_field="kind", tag="loss"):
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
         """Compare the last quarter of the window with its median, unless most of what was learnt still holds."""
-        if len(fleet.losses) < WINDOW // 2:
+        # The cheap question first: it is asked with every update.
+        if len(fleet.losses) < WINDOW // 2 or fleet.loss <= LOST * fleet.loss_first:
             return None
-        usual = statistics.median(fleet.losses)
-        if usual > 0.0 and fleet.loss > max(self.ratio_max * usual, LOST * fleet.loss_first):
+        usual = median(fleet.losses)
+        if fleet.loss > self.ratio_max * usual > 0.0:
             return f"the loss is {fleet.loss:.3g}, {fleet.loss / usual:.1f} times its median"
         return None
 
@@ -139,10 +139,10 @@ class LossVarianceWatch(Section, frozen=True, tag_field="kind", tag="loss_varian
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
         """Compare the last quarter of the window with its median, unless losses are small beside the first."""
-        if len(fleet.loss_variances) < WINDOW // 2:
+        if len(fleet.loss_variances) < WINDOW // 2 or fleet.settled:
             return None
-        usual = statistics.median(fleet.loss_variances)
-        if fleet.loss_variance > self.ratio_max * usual > 0.0 and not fleet.settled:
+        usual = median(fleet.loss_variances)
+        if fleet.loss_variance > self.ratio_max * usual > 0.0:
             times = fleet.loss_variance / usual
             return f"the variance of the losses is {fleet.loss_variance:.3g}, {times:.1f} times its median"
         return None
@@ -202,4 +202,4 @@ def _over_usual(update: Observation, fleet: FleetHistory, ratio_max: float, powe
 
 
 def _median_norm(norms: Iterable[tuple[float, int]], power: float) -> float:
-    return statistics.median([norm / float(local_steps**power) for norm, local_steps in norms])
+    return median([norm / float(local_steps**power) for norm, local_steps in norms])

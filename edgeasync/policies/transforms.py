@@ -97,7 +97,9 @@ def plan_chain(chain: Sequence[Transform], conditions: Conditions) -> tuple[Scal
     plan = []
     norm = conditions.norm
     for transform in chain:
-        scalars = transform.plan(msgspec.structs.replace(conditions, norm=norm))
+        if norm != conditions.norm:
+            conditions = msgspec.structs.replace(conditions, norm=norm)
+        scalars = transform.plan(conditions)
         factor = transform.factor(scalars)
         if factor is not None:
             norm *= abs(factor)
