@@ -118,7 +118,7 @@ class Mixer:
             return np.subtract(values, current[at], out=self._scratch[:size])
         if term.base is None or self._compensation is None:
             return values
-        # With g = -delta: delta' = delta - strength delta delta (w - w_base), Zheng et al. 2017, equation 10.
+        # With g = -delta: delta' = delta - strength delta delta (w - w_base) (Zheng et al. 2017).
         correction = np.subtract(current[at], term.base[at], out=self._correction[:size])
         np.multiply(correction, values, out=correction)
         np.multiply(correction, values, out=correction)
