@@ -14,6 +14,9 @@ PROTOCOL_VERSION = 1
 
 DEVICE_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(/[0-9]{1,3})?\Z"
 
+DELTAS_MAX = 64
+"""Differences that one assignment's payload may have."""
+
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Unsigned64 = Annotated[int, Meta(ge=0)]
 Identity = Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -93,13 +96,15 @@ class Hello(Message, frozen=True):
     profile: DeviceProfile = DeviceProfile()
     codecs: Annotated[tuple[CodecName, ...], Meta(max_length=32)] = ("identity",)
     fingerprint: Fingerprint | None = None
+    piece_bytes_max: Annotated[int, Meta(ge=0, le=2**24)] = 0
 
 
 class Welcome(Message, frozen=True):
     """Hub to device: you are a member; this is the model's layout and how we talk.
 
     With a `graph`, the SHA-256 of an ONNX training graph, the device trains by that: it asks with `FetchGraph`.
-    `update` says what a push holds: what the device learnt, or its whole model.
+    `update` says what a push holds: what the device learnt, or its whole model. The last three say how the device
+    carries over what a codec drops, and how many steps it may take while it waits for an assignment.
     """
 
     kind = 2
@@ -114,13 +119,21 @@ class Welcome(Message, frozen=True):
     graph: GraphFingerprint | None = None
     graph_bytes: Count = 0
     update: Literal["delta", "model"] = "delta"
+    error_feedback: Literal["auto", "always", "never"] = "auto"
+    residual_decay: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    overlap_steps_max: Annotated[int, Meta(ge=0, le=2**31)] = 0
 
 
 class Fetch(Message, frozen=True):
-    """Device to hub: give me an assignment (after a welcome, or when one was refused or lost)."""
+    """Device to hub: give me an assignment (after a welcome, or when one was refused or lost).
+
+    `held` is the version I hold, to the bit; `partial` the checksum of an assignment's payload I hold a part of.
+    """
 
     kind = 3
     session: Identity
+    held: ModelVersion | None = None
+    partial: Unsigned64 | None = None
 
 
 class Push(Message, frozen=True, gc=False):
@@ -155,10 +168,22 @@ class Ack(Message, frozen=True, gc=False):
     outcome: Outcome
 
 
-class Assignment(Message, frozen=True, gc=False):
-    """Hub to device: train `local_steps` steps from this version. The payload is the coded model.
+class Deltas(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An assignment's payload is coded differences, one after the other, that lead on from the version `held`.
 
-    With `transfer` above 0 the payload follows in pieces once the device grants credit.
+    `lengths` are their bytes; `checksum` is that of the whole model they lead to, as float32.
+    """
+
+    held: Count
+    lengths: Annotated[tuple[Count, ...], Meta(max_length=DELTAS_MAX)]
+    checksum: Unsigned64
+
+
+class Assignment(Message, frozen=True, gc=False):
+    """Hub to device: train `local_steps` steps from this version. The payload is the coded model, or `deltas`.
+
+    With `transfer` above 0 the payload follows in pieces once the device grants credit. `push_codec`, if given, is
+    the codec of the device's payloads from now on.
     """
 
     kind = 6
@@ -169,6 +194,8 @@ class Assignment(Message, frozen=True, gc=False):
     payload_bytes: Count
     transfer: Count = 0
     ack: Ack | None = None
+    deltas: Deltas | None = None
+    push_codec: CodecName | None = None
 
 
 class Piece(Message, frozen=True, gc=False):
@@ -189,12 +216,13 @@ class Credit(Message, frozen=True, gc=False):
 
 
 class Ping(Message, frozen=True, gc=False):
-    """Device to hub: I live, and have taken `steps_total` local steps since I started."""
+    """Device to hub: I live, have taken `steps_total` local steps, and my last ping took `round_trip_s`."""
 
     kind = 9
     session: Identity
     sent_s: float
     steps_total: Count
+    round_trip_s: Seconds = 0.0
 
 
 class Pong(Message, frozen=True, gc=False):
