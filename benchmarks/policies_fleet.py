@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # scikit-learn brings it
 
 from benchmarks.report import show_progress
-from edgeasync.core.settings import HubCoreSettings, Limits, Liveness
+from edgeasync.core.settings import CodecSettings, HubCoreSettings, Limits, Liveness
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.data.partition import dirichlet, iid
 from edgeasync.policies.optimizers import SGD
@@ -55,7 +55,7 @@ class Scenario:
     name: str
     fleet: FleetProfile
     alpha: float | None = None
-    codec: str = "identity"
+    codec: CodecSettings = CodecSettings()
     learning_rate: float = LEARNING_RATE
     target: float = TARGET
     horizon_s: float = 40.0
@@ -147,8 +147,7 @@ def measure(policy: Judgement, scenario: Scenario, seed: int, *, only_to_target:
         settings=HubCoreSettings(
             liveness=LIVENESS,
             limits=Limits(updates_held_max=4 * profile.devices, snapshots_max=4 * profile.devices),
-            push_codec=scenario.codec,
-            model_codec=scenario.codec,
+            codec=scenario.codec,
         ),
         seed=seed,
     )

@@ -22,6 +22,7 @@ from edgeasync.core.device_effects import (
     Open,
     Say,
     SendPush,
+    Settle,
     TakeGraph,
     Tell,
     Train,
@@ -38,6 +39,7 @@ from edgeasync.core.device_events import (
     GraphMissing,
     StopRequested,
     Trained,
+    TrainedAhead,
     TransferMoved,
 )
 from edgeasync.errors import EdgeAsyncError, GraphError, ModelMismatchError, RefusedError
@@ -95,7 +97,8 @@ class DeviceCore:
         self.link: Literal["offline", "greeting", "joined", "over"] = "offline"
         self.work: Literal["idle", "equipping", "adopting", "training", "pushing"] = "idle"
         self.welcome: Welcome | None = None
-        self.base: ModelVersion | None = None
+        self.held: ModelVersion | None = None
+        self.push_codec = "identity"
         self.round_trip_s: float | None = None
         self.updates_answered = 0
         self._state_id = state_id
@@ -109,10 +112,16 @@ class DeviceCore:
         self._joined: dict[str, object] | None = None
         self._push: Push | None = None
         self._adopting: Assignment | None = None
+        self._ahead: Trained | None = None
         self._seq_last = 0
         self._attempts = self._duplicate_refusals = 0
         self._diverged = False
         self._link_at_s = self._work_at_s = self._ping_at_s = self._heard_s = 0.0
+
+    @property
+    def random_seed(self) -> int:
+        """What to draw a codec's randomness from: the same for the same start of the same state."""
+        return int.from_bytes(self._state_id) + self._start
 
     # -- time ------------------------------------------------------------------------------------------------
 
@@ -163,12 +172,12 @@ class DeviceCore:
             case Arrived():
                 self._heard_s = now_s
                 return self._arrived(event.message, now_s)
-            case Trained():
+            case Trained() | TrainedAhead():
                 return self._trained(event, now_s)
             case Adopted():
                 return self._adopted(event.assignment)
             case AdoptionFailed():
-                return self._adoption_failed(event.reason, now_s)
+                return self._adoption_failed(event, now_s)
             case GraphHeld() | GraphMissing() | GraphBroken() | GraphForged():
                 return self._graph_known(event, now_s) if self.work == "equipping" else []
             case TransferMoved():
@@ -198,6 +207,7 @@ class DeviceCore:
             case Assignment() if self.link == "joined":
                 effects = self._acknowledged(message.ack, now_s) if message.ack is not None else []
                 if self.work in ("idle", "adopting"):
+                    self.push_codec = message.push_codec or self.push_codec
                     self.work = "adopting"
                     self._adopting = message
                     self._wait(now_s)
@@ -260,6 +270,7 @@ class DeviceCore:
             )
         self.link = "joined"
         self.welcome = welcome
+        self.push_codec = welcome.push_codec
         self._attempts = self._duplicate_refusals = 0
         self._ping_at_s = now_s + welcome.heartbeat_s * self._random.uniform(0.5, 1.0)
         effects: list[DeviceEffect] = [Tell("joined", f"as {self.device_id}")]
@@ -369,39 +380,53 @@ class DeviceCore:
     # -- work ------------------------------------------------------------------------------------------------
 
     def _adopted(self, assignment: Assignment) -> list[DeviceEffect]:
+        self.held = assignment.version
         # Of two that came in one after the other only the second is what lies in memory in the end.
         if self.work != "adopting" or assignment is not self._adopting:
             return []
         self.work = "training"
-        self.base = assignment.version
         # A hub of another make may ask for more than the device has said it allows.
-        return [Train(min(assignment.local_steps, self._profile.local_steps_max or assignment.local_steps))]
+        local_steps = min(assignment.local_steps, self._profile.local_steps_max or assignment.local_steps)
+        taken = 0 if self._ahead is None else self._ahead.local_steps
+        return [Train(max(1, local_steps - taken))]
 
-    def _adoption_failed(self, reason: str, now_s: float) -> list[DeviceEffect]:
+    def _adoption_failed(self, failed: AdoptionFailed, now_s: float) -> list[DeviceEffect]:
+        if failed.spoilt:
+            self.held = None
         if self.work == "adopting":
             self.work = "idle"
             self._work_at_s = now_s + BACKOFF_MIN_S
-        return [Tell("warning", reason)]
+        return [Tell("warning", failed.reason)]
 
-    def _trained(self, result: Trained, now_s: float) -> list[DeviceEffect]:
-        if self.work != "training" or self.base is None or self.welcome is None:
+    def _trained(self, result: Trained | TrainedAhead, now_s: float) -> list[DeviceEffect]:
+        if isinstance(result, TrainedAhead):
+            self._ahead = result.result if self._ahead is None else result.result.after(self._ahead)
+            return []
+        if self.work != "training" or self.held is None or self.welcome is None:
             return []
         self.work = "pushing"
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            result = result.after(ahead)
         self._push = Push(
             session=self.welcome.session,
             seq=self._seq_last + 1,
-            base=self.base,
+            base=self.held,
             local_steps=result.local_steps,
             examples=result.examples,
             loss_mean=result.loss_mean,
             loss_variance=result.loss_variance,
             step_s=result.step_s,
-            codec=self.welcome.push_codec,
+            codec=self.push_codec,
             checksum=0,
             payload_bytes=0,
             score=result.score,
+            steps_ahead=0 if ahead is None else ahead.local_steps,
         )
-        return self._speak(now_s) if self.link == "joined" else []
+        effects = self._speak(now_s) if self.link == "joined" else []
+        if self.welcome.overlap_steps_max:
+            effects.append(Train(self.welcome.overlap_steps_max, ahead=True))
+        return effects
 
     def _speak(self, now_s: float) -> list[DeviceEffect]:
         """Say, or say again, what the work waits for."""
@@ -413,7 +438,7 @@ class DeviceCore:
         if self.work == "equipping":
             return [Say(FetchGraph(self.welcome.session))]
         self.work = "idle"
-        return [Say(Fetch(self.welcome.session))]
+        return [Say(Fetch(self.welcome.session, self.held))]
 
     def _wait(self, now_s: float) -> None:
         """Give the hub a lease's time to answer before the work speaks again."""
@@ -428,7 +453,7 @@ class DeviceCore:
         self.work = "idle"
         self.updates_answered += 1
         self._wait(now_s)
-        return [Tell("answered", describe(ack.outcome)), *self._warned_of(ack.outcome)]
+        return [Tell("answered", describe(ack.outcome)), *self._warned_of(ack.outcome), Settle(ack.outcome)]
 
     def _warned_of(self, outcome: Outcome) -> list[DeviceEffect]:
         """Warn of an update that was no number, once until one is taken again."""

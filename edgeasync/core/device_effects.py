@@ -3,7 +3,7 @@
 import msgspec
 
 from edgeasync.errors import EdgeAsyncError
-from edgeasync.protocol.messages import Assignment, Graph, Message, Push, Welcome
+from edgeasync.protocol.messages import Assignment, Graph, Message, Outcome, Push, Welcome
 
 
 class Open(msgspec.Struct, frozen=True, gc=False):
@@ -50,10 +50,20 @@ class Adopt(msgspec.Struct, frozen=True, gc=False):
     assignment: Assignment
 
 
+class Settle(msgspec.Struct, frozen=True, gc=False):
+    """Drop the payload that has this outcome, and take back what it made of the residual if need be."""
+
+    outcome: Outcome
+
+
 class Train(msgspec.Struct, frozen=True, gc=False):
-    """Take local steps from the adopted model, then report `Trained`."""
+    """Take local steps from the adopted model, then report `Trained`.
+
+    `ahead`: from where training is, until the next model is here, then report `TrainedAhead`.
+    """
 
     local_steps: int
+    ahead: bool = False
 
 
 class Tell(msgspec.Struct, frozen=True):
@@ -70,4 +80,6 @@ class Finish(msgspec.Struct, frozen=True):
     error: EdgeAsyncError | None = None
 
 
-DeviceEffect = Open | Close | Say | SendPush | FindGraph | TakeGraph | Join | Adopt | Train | Tell | Finish
+DeviceEffect = (
+    Open | Close | Say | SendPush | FindGraph | TakeGraph | Join | Adopt | Settle | Train | Tell | Finish
+)  # fmt: skip

@@ -18,9 +18,10 @@ class Adopted(msgspec.Struct, frozen=True, gc=False):
 
 
 class AdoptionFailed(msgspec.Struct, frozen=True, gc=False):
-    """The assigned model came in broken."""
+    """The assigned model came in broken; `spoilt` says that the one held before is lost, too."""
 
     reason: str
+    spoilt: bool = False
 
 
 class GraphHeld(msgspec.Struct, frozen=True, gc=False):
@@ -57,10 +58,33 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
     step_s: float
     score: float | None = None
 
+    def after(self, earlier: "Trained") -> "Trained":
+        """Return what both make together; the losses' variance as Chan et al. 1983 join two."""
+        steps = earlier.local_steps + self.local_steps
+        share = self.local_steps / steps
+        difference = self.loss_mean - earlier.loss_mean
+        spread = difference * difference * share * (1.0 - share)
+        return Trained(
+            local_steps=steps,
+            examples=earlier.examples + self.examples,
+            loss_mean=earlier.loss_mean + share * difference,
+            loss_variance=(1.0 - share) * earlier.loss_variance + share * self.loss_variance + spread,
+            step_s=(1.0 - share) * earlier.step_s + share * self.step_s,
+            score=self.score,
+        )
+
+
+class TrainedAhead(msgspec.Struct, frozen=True, gc=False):
+    """Steps were taken while an assignment was waited for: at least one."""
+
+    result: Trained
+
 
 class StopRequested(msgspec.Struct, frozen=True):
     """The person who runs the device wants the agent to end."""
 
 
 GraphEvent = GraphHeld | GraphMissing | GraphBroken | GraphForged
-DeviceEvent = Arrived | Adopted | AdoptionFailed | GraphEvent | TransferMoved | Trained | StopRequested
+DeviceEvent = (
+    Arrived | Adopted | AdoptionFailed | GraphEvent | TransferMoved | Trained | TrainedAhead | StopRequested
+)  # fmt: skip

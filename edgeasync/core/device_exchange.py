@@ -22,6 +22,7 @@ from edgeasync.core.device_effects import (
     Open,
     Say,
     SendPush,
+    Settle,
     TakeGraph,
     Tell,
     Train,
@@ -36,6 +37,7 @@ from edgeasync.core.device_events import (
     GraphHeld,
     GraphMissing,
     Trained,
+    TrainedAhead,
     TransferMoved,
 )
 from edgeasync.core.device_model import DeviceModel
@@ -43,8 +45,20 @@ from edgeasync.core.graph import fingerprint_of
 from edgeasync.errors import ModelMismatchError, ProtocolError
 from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import CODECS, find_codec
-from edgeasync.protocol.messages import Assignment, Credit, Graph, Message, Piece, Push, Welcome
+from edgeasync.protocol.codecs import STAGES, Codec, find_codec, is_elementwise, make_codec, stages_of
+from edgeasync.protocol.messages import (
+    Assignment,
+    Credit,
+    Duplicate,
+    Graph,
+    Message,
+    ModelVersion,
+    Outcome,
+    Piece,
+    Push,
+    Rejected,
+    Welcome,
+)  # fmt: skip
 from edgeasync.protocol.transfers import CreditWindow, IncomingTransfer, OutgoingTransfer
 
 Result = TypeVar("Result")
@@ -74,8 +88,14 @@ class DeviceShell(Protocol):
         If the welcome speaks of a graph, `has_graph` or `keep_graph` has seen that, but nobody has screened it.
         """
 
-    def train(self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None]) -> None:
-        """Train `model.parameters` in the background, then call `then`; not if training was stopped."""
+    def train(self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, ahead: bool) -> None:
+        """Train `model.parameters` in the background, then call `then`; not if training was stopped.
+
+        `ahead`: go on from where training is, until `pause`; then call `then` if a step was taken.
+        """
+
+    def pause(self) -> None:
+        """End training ahead after the step under way, if it is under way or about to be."""
 
     def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Do `work` in the background, one after the other with training, then call `then`."""
@@ -100,9 +120,9 @@ class DeviceExchange:
         self._incoming: tuple[Assignment | Graph, IncomingTransfer] | None = None
         self._outgoing: OutgoingTransfer | None = None
         self._payload: wire.Buffer = b""
-        self._codec = "identity"
+        self._codec: Codec | None = None
+        self._random = np.random.Generator(np.random.PCG64(core.random_seed))
         self._checksum = 0
-        self._times_sent = 0
 
     def begin(self) -> None:
         """Connect for the first time."""
@@ -172,18 +192,26 @@ class DeviceExchange:
                 self._send(effect.message)
             case SendPush():
                 self._push(effect.push)
-            case Join():
-                self._join(effect.welcome)
-            case FindGraph():
-                self._shell.run_in_background(partial(_find_graph, self._shell, effect.fingerprint), self.handle)
-            case TakeGraph(message) | Adopt(message):
-                self._take_in(message)
-            case Train() if self._model is not None:
-                self._shell.train(self._model, effect.local_steps, self._trained)
             case Tell():
                 self._shell.tell(effect)
             case Finish():
                 self._shell.finish(effect)
+            case _:
+                self._prepare(effect)
+
+    def _prepare(self, effect: FindGraph | TakeGraph | Join | Adopt | Settle | Train) -> None:
+        match effect:
+            case FindGraph():
+                self._shell.run_in_background(partial(_find_graph, self._shell, effect.fingerprint), self.handle)
+            case TakeGraph(message) | Adopt(message):
+                self._take_in(message)
+            case Join():
+                self._join(effect.welcome)
+            case Settle():
+                self._settle(effect.outcome)
+            case Train() if self._model is not None:
+                then = self._trained_ahead if effect.ahead else self._trained
+                self._shell.train(self._model, effect.local_steps, then, ahead=effect.ahead)
 
     def _forget_transfers(self) -> None:
         self._incoming = self._outgoing = None
@@ -203,7 +231,7 @@ class DeviceExchange:
         self._forget_transfers()
         try:
             if isinstance(message, Assignment):
-                find_codec(message.codec, message.payload_bytes, self.core.welcome.spec.length)
+                _check_assignment(message, self.core.welcome)
             if not message.transfer:
                 _check_inline(message, payload)
         except ProtocolError as error:
@@ -229,44 +257,64 @@ class DeviceExchange:
             work = partial(_take_graph, self._shell, message.fingerprint, payload)
         else:
             assert self._model is not None
-            if self._times_sent > 1:
-                # A repeated push may still be on its way out of the very memory the model is to go into.
-                self._model.release()
-            work = partial(_adopt_into, self._model, message, payload)
+            assert self.core.welcome is not None
+            self._shell.pause()
+            work = partial(_adopt_into, self._model, message, payload, self.core.welcome, self.core.held)
         self._shell.run_in_background(work, self.handle)
 
     def _trained(self, trained: Trained) -> None:
         """Code the update in the background, then let the core decide when it is sent."""
         assert self._model is not None
         assert self.core.welcome is not None
-        codec, kind = CODECS[self.core.welcome.push_codec], self.core.welcome.update
-        self._codec = codec.name
-        model = self._model
+        welcome, model = self.core.welcome, self._model
+        # A hub should name only what the device knows; float32 is understood by every hub.
+        known = stages_of(self.core.push_codec) <= set(STAGES)
+        codec = make_codec(self.core.push_codec if known else "identity", welcome.spec)
+        feedback = codec.needs_feedback if welcome.error_feedback == "auto" else welcome.error_feedback == "always"
 
         def encode() -> tuple[wire.Buffer, int]:
-            payload = model.encode_update(codec, kind)
+            payload = model.encode_update(
+                codec,
+                welcome.update,
+                feedback=feedback,
+                going_on=welcome.overlap_steps_max > 0,
+                random=self._random,
+            )
             return payload, wire.checksum(payload)
 
         def encoded(coded: tuple[wire.Buffer, int]) -> None:
             self._payload, self._checksum = coded
-            self._times_sent = 0
+            self._codec = codec
             self.handle(trained)
 
         self._shell.run_in_background(encode, encoded)
 
+    def _trained_ahead(self, trained: Trained) -> None:
+        self.handle(TrainedAhead(trained))
+
+    def _settle(self, outcome: Outcome) -> None:
+        """Let go of an answered payload; what it carried of earlier ones goes back if it will never count."""
+        payload, codec, model = self._payload, self._codec, self._model
+        self._payload, self._codec = b"", None
+        first = outcome.first if isinstance(outcome, Duplicate) else outcome
+        if isinstance(first, Rejected) and model is not None and codec is not None:
+            assert self.core.welcome is not None
+            decay = None if first.reason == "not_finite" else self.core.welcome.residual_decay
+            self._shell.run_in_background(partial(model.settle, codec, payload, decay), lambda _: None)
+
     def _push(self, push: Push) -> None:
         assert self.core.welcome is not None
+        assert self._codec is not None
         assert self._window is not None
         piece_bytes = self.core.welcome.piece_bytes
         in_pieces = len(self._payload) > piece_bytes
         push = msgspec.structs.replace(
             push,
-            codec=self._codec,
+            codec=self._codec.name,
             checksum=self._checksum,
             payload_bytes=len(self._payload),
             transfer=push.seq if in_pieces else 0,
         )
-        self._times_sent += 1
         if in_pieces:
             self._outgoing = OutgoingTransfer(push.transfer, self._payload, piece_bytes, self._window)
         self._send(push, None if in_pieces else self._payload)
@@ -282,11 +330,36 @@ def _check_inline(message: Assignment | Graph, payload: wire.Buffer | None) -> N
         raise ProtocolError("the payload does not have its checksum")
 
 
-def _adopt_into(model: DeviceModel, assignment: Assignment, payload: wire.Buffer) -> DeviceEvent:
+def _check_assignment(assignment: Assignment, welcome: Welcome) -> None:
+    """Raise `ProtocolError` for a payload that cannot be what it is said to be."""
+    if assignment.deltas is None:
+        find_codec(assignment.codec, assignment.payload_bytes, welcome.spec)
+        return
+    if not is_elementwise(assignment.deltas.rounding):
+        raise ProtocolError(f"{assignment.deltas.rounding!r} does not round value by value")
+    if sum(assignment.deltas.lengths) != assignment.payload_bytes:
+        raise ProtocolError("the differences are not as long as their payload")
+    for length in assignment.deltas.lengths:
+        find_codec(assignment.codec, length, welcome.spec)
+
+
+def _adopt_into(
+    model: DeviceModel, assignment: Assignment, payload: wire.Buffer, welcome: Welcome, held: ModelVersion | None
+) -> DeviceEvent:
+    codec = make_codec(assignment.codec, welcome.spec)
+    missed = 0 if held is None else max(0, assignment.version.number - held.number - 1)
     try:
-        model.adopt(payload, CODECS[assignment.codec])
+        if assignment.deltas is None:
+            model.adopt(codec.open(payload))
+        else:
+            steps, start = [], 0
+            for length in assignment.deltas.lengths:
+                steps.append(codec.open(memoryview(payload)[start : start + length]))
+                start += length
+            model.lead_on(steps, make_codec(assignment.deltas.rounding, welcome.spec), assignment.deltas.checksum)
     except ProtocolError as error:
-        return AdoptionFailed(str(error))
+        return AdoptionFailed(f"the hub's model is refused: {error}", spoilt=True)
+    model.decay_residual(welcome.residual_decay**missed)
     return Adopted(assignment)
 
 

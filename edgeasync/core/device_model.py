@@ -1,55 +1,156 @@
-"""The arrays of a device: the model it trains, and the one it started from or what it has learnt since."""
+"""The arrays of a device: the model it trains, the hub's as it was assigned, and what codecs dropped so far."""
+
+from collections.abc import Sequence
 
 import numpy as np
 
+from edgeasync.core.chain import Difference, follow
 from edgeasync.errors import ProtocolError
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.policies.aggregation import UpdateKind
-from edgeasync.protocol.codecs import Codec
-from edgeasync.protocol.wire import Buffer
+from edgeasync.protocol import wire
+from edgeasync.protocol.codecs import Codec, Source
 
 
 class DeviceModel:
-    """Two flat float32 vectors, and no more: `parameters`, trained in place, and a base to compare them with.
+    """Two flat float32 vectors: `parameters`, trained in place, and the hub's model they were trained from.
 
-    `adopt`, train, `encode_update`, send; then `adopt` again, or `release` first if the payload is still in
-    flight.
+    A third, the residual, is made when a codec drops so much that the device must carry it over (error feedback:
+    Seide et al. 2014, Karimireddy et al. 2019); a fourth when training goes on while an update is under way.
+
+    `adopt` or `lead_on`, train, `encode_update`, and `settle` what became of it; then over again.
     """
 
     def __init__(self, spec: ParameterSpec) -> None:
         self.parameters: Vector = np.zeros(spec.length, np.float32)
-        self._base: Vector = np.zeros(spec.length, np.float32)
+        self._held: Vector = np.zeros(spec.length, np.float32)
         self._trained_length = spec.trained_length
+        self._residual: Vector | None = None
+        self._at_push: Vector | None = None
+        self._going_on = False
 
-    def adopt(self, payload: Buffer, codec: Codec) -> None:
-        """Take over the hub's model; `codec` is what `find_codec` gave for this payload.
+    # -- the hub's model comes in ----------------------------------------------------------------------------
+
+    def adopt(self, source: Source) -> None:
+        """Take over the hub's whole model.
 
         Raises `ProtocolError` if any value is not finite: `parameters` are then as before, but there is
         nothing to compare them with until a sound model is adopted.
         """
-        for start in range(0, len(self._base), CHUNK):
-            # The base's own slice serves as scratch: no further memory, and most codecs decode into place.
-            chunk = self._base[start : start + CHUNK]
-            chunk[:] = codec.read(payload, start, start + len(chunk), chunk)
-            if not np.isfinite(chunk).all():
-                raise ProtocolError("the hub's model has values that are not finite; it is not taken over")
-        self.parameters[:] = self._base
+        for start in range(0, len(self._held), CHUNK):
+            # The held model's own slice serves as scratch: most codecs decode into place.
+            chunk = self._held[start : start + CHUNK]
+            chunk[:] = source.read(start, start + len(chunk), chunk)
+        self._take_over()
 
-    def encode_update(self, codec: Codec, kind: UpdateKind = "delta") -> Buffer:
-        """Return what was learnt since `adopt`, or the whole model, encoded; call it once for each `adopt`.
+    def lead_on(self, steps: Sequence[Source], rounding: Codec, checksum: int) -> None:
+        """Follow the hub's published chain from the version held; raises `ProtocolError` as `adopt` does.
+
+        It is also raised if the model does not have its `checksum` in the end.
+        """
+        if steps:
+            follow(self._held, steps, rounding, self._trained_length, self._held)
+        if wire.checksum(self._held.data.cast("B")) != checksum:
+            raise ProtocolError("the model held is not the one the hub believes it to be; it is fetched anew")
+        self._take_over()
+
+    def _take_over(self) -> None:
+        for start in range(0, len(self._held), CHUNK):
+            if not np.isfinite(self._held[start : start + CHUNK]).all():
+                raise ProtocolError("the hub's model has values that are not finite; it is not taken over")
+        if self._going_on and self._at_push is not None:
+            # What was learnt since the last update was made is not in it: x <- w_new + (x - x_at_push).
+            np.subtract(self.parameters, self._at_push, out=self.parameters)
+            np.add(self.parameters, self._held, out=self.parameters)
+        else:
+            self.parameters[:] = self._held
+        self._going_on = False
+
+    # -- an update goes out ----------------------------------------------------------------------------------
+
+    def encode_update(
+        self,
+        codec: Codec,
+        kind: UpdateKind = "delta",
+        *,
+        feedback: bool = False,
+        going_on: bool = False,
+        random: np.random.Generator | None = None,
+    ) -> wire.Buffer:
+        """Return what was learnt since the last model came in, or the whole model, encoded.
 
         Statistics are sent as they are in either case: what a late difference is added to may have moved on.
-
-        The base becomes the update, in place, to save a third vector. Under the identity codec the payload is
-        a view of it, so neither `adopt` nor this may be called until the payload is sent, or `release` is.
+        With `feedback` what earlier payloads dropped is added to a delta, and what this one drops is kept. With
+        `going_on` the parameters may be trained on before the next model comes in.
         """
-        learnt = self._trained_length if kind == "delta" else 0
-        # Parameters that diverged are the hub's to refuse, with a count it keeps.
-        with np.errstate(over="ignore", invalid="ignore"):
-            np.subtract(self.parameters[:learnt], self._base[:learnt], out=self._base[:learnt])
-        self._base[learnt:] = self.parameters[learnt:]
-        return codec.encode(self._base)
+        if going_on:
+            if self._at_push is None:
+                self._at_push = np.empty_like(self.parameters)
+            self._at_push[:] = self.parameters
+            self._going_on = True
+        learnt = Difference(self.parameters, self._held, self._trained_length if kind == "delta" else 0)
+        if not feedback or kind == "model":
+            self._residual = None
+            return codec.encode(learnt, random)
+        if self._residual is None:
+            self._residual = np.zeros(self._trained_length, np.float32)
+        self._accumulate(learnt, np.add)
+        payload = codec.encode(_Carried(self._residual, self.parameters), random)
+        self._accumulate(codec.open(payload), np.subtract)
+        return payload
 
-    def release(self) -> None:
-        """Leave the base to a payload still in flight, and take a fresh one; `adopt` must follow."""
-        self._base = np.empty_like(self._base)
+    def settle(self, codec: Codec, payload: wire.Buffer, decay: float | None) -> None:
+        """Take back what an update made of the residual, since it will never count; `decay` is left of the old one.
+
+        With `None` nothing is: the update was not finite. Call it before the next model comes in.
+        """
+        if self._residual is None:
+            return
+        if decay is None:
+            self._residual.fill(0.0)
+            return
+        # residual_before = residual_after + coded - learnt, up to rounding: it need not be kept.
+        self._accumulate(codec.open(payload), np.add)
+        parameters = self.parameters if self._at_push is None or not self._going_on else self._at_push
+        self._accumulate(Difference(parameters, self._held, self._trained_length), np.subtract)
+        self.decay_residual(decay)
+
+    def decay_residual(self, factor: float) -> None:
+        """Let only a share of the residual be left."""
+        if self._residual is not None and factor != 1.0:
+            np.multiply(self._residual, np.float32(factor), out=self._residual)
+
+    def _accumulate(self, source: Source, operation: np.ufunc) -> None:
+        """Add a source to the residual, or subtract it."""
+        assert self._residual is not None
+        scratch = np.empty(min(CHUNK, len(self.parameters)), np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start in range(0, self._trained_length, CHUNK):
+                stop = min(start + CHUNK, self._trained_length)
+                chunk = self._residual[start:stop]
+                operation(chunk, source.read(start, stop, scratch), out=chunk)
+
+
+class _Carried:
+    """What is to be sent with the residual in it: trained values of one vector, statistics of another."""
+
+    def __init__(self, carried: Vector, parameters: Vector) -> None:
+        self._carried = carried
+        self._parameters = parameters
+
+    @property
+    def length(self) -> int:
+        """How many values there are."""
+        return len(self._parameters)
+
+    def read(self, start: int, stop: int, scratch: Vector) -> Vector:
+        """Return values `start` to `stop`, a view or the front of `scratch`."""
+        trained = len(self._carried)
+        if stop <= trained:
+            return self._carried[start:stop]
+        if start >= trained:
+            return self._parameters[start:stop]
+        read = scratch[: stop - start]
+        read[: trained - start] = self._carried[start:]
+        read[trained - start :] = self._parameters[trained:stop]
+        return read

@@ -21,13 +21,25 @@ class SendStatus(msgspec.Struct, frozen=True, gc=False):
 
 
 class Assign(msgspec.Struct, frozen=True, gc=False):
-    """Send an assignment with the model at `version`, as soon as that version has been folded."""
+    """Send an assignment with the published model, at `version`, as soon as that is published.
+
+    `held` is the version that the device holds, if differences may lead on from it.
+    """
 
     peer: Peer
     version: ModelVersion
     local_steps: int
     codec: str
     ack: Ack | None
+    held: int | None = None
+    push_codec: str | None = None
+
+
+class Publish(msgspec.Struct, frozen=True, gc=False):
+    """Let the published model follow to the current version; `anew` where it has leapt, so that all get it whole."""
+
+    number: int
+    anew: bool = False
 
 
 class SendGraph(msgspec.Struct, frozen=True, gc=False):
@@ -110,6 +122,6 @@ class Stop(msgspec.Struct, frozen=True, gc=False):
 
 
 HubEffect = (
-    Send | SendStatus | SendGraph | Assign | Receive | Fold | Keep | Restore | Evaluate | SaveBest | Discard
-    | Forget | Report | Save | Stop
+    Send | SendStatus | SendGraph | Assign | Receive | Fold | Publish | Keep | Restore | Evaluate | SaveBest
+    | Discard | Forget | Report | Save | Stop
 )  # fmt: skip

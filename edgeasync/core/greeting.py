@@ -6,7 +6,8 @@ from edgeasync.core.graph import ShippedGraph
 from edgeasync.core.membership import Member, RefusalError
 from edgeasync.core.settings import HubCoreSettings
 from edgeasync.parameters import ParameterSpec
-from edgeasync.policies.aggregation import UpdateKind
+from edgeasync.policies.policy import Judgement
+from edgeasync.protocol.codecs import stages_of
 from edgeasync.protocol.messages import PROTOCOL_VERSION, Hello, Welcome
 
 
@@ -28,8 +29,10 @@ def check_hello(hello: Hello, spec: ParameterSpec) -> None:
 
 def agree_on_codecs(member: Member, hello: Hello, settings: HubCoreSettings) -> None:
     """Use the codecs of the settings, where the device knows them."""
-    member.codec_push = settings.push_codec if settings.push_codec in hello.codecs else "identity"
-    member.codec_model = settings.model_codec if settings.model_codec in hello.codecs else "identity"
+    codec, known = settings.codec, set(hello.codecs)
+    member.codec_push = codec.push if stages_of(codec.push) <= known else "identity"
+    member.codec_model = codec.model if stages_of(codec.model) <= known else "identity"
+    member.follows = codec.delta != "off" and stages_of(codec.delta) | stages_of(codec.model) <= known
 
 
 def make_welcome(
@@ -39,7 +42,7 @@ def make_welcome(
     settings: HubCoreSettings,
     *,
     graph: ShippedGraph | None,
-    update: UpdateKind,
+    judgement: Judgement,
 ) -> Welcome:
     """Return what a member is told about the model and how to talk."""
     return Welcome(
@@ -53,5 +56,8 @@ def make_welcome(
         piece_bytes=int(settings.limits.piece_bytes),
         graph=None if graph is None else graph.fingerprint,
         graph_bytes=0 if graph is None else len(graph.payload),
-        update=update,
+        update=judgement.aggregate.update,
+        error_feedback=settings.codec.error_feedback,
+        residual_decay=settings.codec.residual_decay,
+        overlap_steps_max=judgement.overlap_steps_max,
     )

@@ -15,6 +15,7 @@ from edgeasync.core.effects import (
     Evaluate,
     Forget,
     HubEffect,
+    Publish,
     Receive,
     Report,
     Save,
@@ -42,7 +43,7 @@ from edgeasync.core.settings import HubCoreSettings
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.aggregation import Contribution
 from edgeasync.policies.monitor import Observation
-from edgeasync.policies.policy import Judgement
+from edgeasync.policies.policy import Judgement, folds_one_by_one
 from edgeasync.protocol.messages import (
     Ack,
     Applied,
@@ -87,6 +88,7 @@ class HubCore:
         self.updates_applied = self.updates_rejected = self.duplicates = self.messages_refused = 0
         self.messages_accepted: Counter[str] = Counter()
         self.stopped = False
+        self._published, self._published_s, self._rollbacks_published = version.number, now_s, 0
         self._make_session = make_session
         self._strangers = Strangers()
         self._save_at_s = now_s + settings.save_every_s
@@ -185,6 +187,7 @@ class HubCore:
                 self._ping(peer, message, now_s, effects)
             case Fetch():
                 member = self._member(peer, message.session, now_s, effects)
+                member.held = message.held
                 if member.waiting:
                     return  # its answer comes with the next version
                 if not event.room:
@@ -216,8 +219,9 @@ class HubCore:
             effects.append(Report("lost", member.device_id, f"replaced by its start {member.start}"))
         effects.append(Report(event, member.device_id, f"start {member.start}"))
         agree_on_codecs(member, hello, self.settings)
-        update = self.judge.judgement.aggregate.update
-        welcome = make_welcome(member, self.spec, self.training, self.settings, graph=self.graph, update=update)
+        welcome = make_welcome(
+            member, self.spec, self.training, self.settings, graph=self.graph, judgement=self.judge.judgement
+        )
         effects.append(Send(peer, welcome))
 
     def _leave(self, peer: Peer, leave: Leave, now_s: float, effects: list[HubEffect]) -> None:
@@ -311,6 +315,7 @@ class HubCore:
     def _push_offered(self, peer: Peer, push: Push, now_s: float, effects: list[HubEffect], *, room: bool) -> None:
         """Answer the announcement of a push in pieces: grant it, or spare the device the transfer."""
         member = self._member(peer, push.session, now_s, effects)
+        member.held = push.base
         if push.seq <= member.seq_last:
             self._duplicate(member, push, now_s, effects, room=room)
             return
@@ -322,6 +327,7 @@ class HubCore:
     def _push_arrived(self, event: PushArrived, now_s: float, effects: list[HubEffect]) -> None:
         push = event.push
         member = self._member(event.peer, push.session, now_s, effects)
+        member.held = push.base
         if push.seq <= member.seq_last:
             effects.append(Discard(event.handle))
             self._duplicate(member, push, now_s, effects, room=event.room)
@@ -438,11 +444,30 @@ class HubCore:
         effects.append(Send(member.peer, self._busy().refuse))
 
     def _assign(self, member: Member, ack: Ack | None, now_s: float, effects: list[HubEffect]) -> None:
+        self._publish_if_due(now_s, effects)
         local_steps = self.judge.interval(member.history).local_steps
-        version = ModelVersion(self.lineage, self.version)
+        version = ModelVersion(self.lineage, self._published)
+        held = member.held if member.follows else None
+        number = held.number if held is not None and held.lineage == self.lineage else None
         member.waiting = False
         member.assigned, member.assigned_s = version, now_s
-        effects.append(Assign(member.peer, version, local_steps, member.codec_model, ack))
+        effects.append(Assign(member.peer, version, local_steps, member.codec_model, ack, number))
+
+    def _publish_if_due(self, now_s: float, effects: list[HubEffect]) -> None:
+        """Let the published model follow, unless every update is a version of its own and it is too soon."""
+        codec = self.settings.codec
+        if codec.delta == "off":
+            self._published = self.version
+        if self._published == self.version:
+            return
+        rollbacks = self.judge.guard.rollbacks
+        anew = rollbacks != self._rollbacks_published
+        too_soon = folds_one_by_one(self.judge.aggregate) and now_s < self._published_s + codec.publish_s
+        if too_soon and not anew:
+            return
+        self._rollbacks_published = rollbacks
+        self._published, self._published_s = self.version, now_s
+        effects.append(Publish(self.version, anew))
 
     def _send_graph(
         self, peer: Peer, message: FetchGraph, now_s: float, effects: list[HubEffect], *, room: bool

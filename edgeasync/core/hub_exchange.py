@@ -24,6 +24,7 @@ from edgeasync.core.effects import (
     Forget,
     HubEffect,
     Keep,
+    Publish,
     Receive,
     Report,
     Restore,
@@ -46,12 +47,12 @@ from edgeasync.core.events import (
     StopRequested,
 )  # fmt: skip
 from edgeasync.core.hub import HubCore
-from edgeasync.core.mixing import Update
 from edgeasync.core.model import Model, Snapshot
 from edgeasync.core.outgoing import OutgoingTransfers
+from edgeasync.core.published import Publisher
 from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import CODECS, find_codec
+from edgeasync.protocol.codecs import Codec, Source, find_codec, make_codec, payload_bytes_limit
 from edgeasync.protocol.messages import (
     Assignment,
     Credit,
@@ -114,10 +115,11 @@ class HubExchange:
         self._spec = core.spec
         self._limits = core.settings.limits
         self._inline = core.spec.nbytes <= INLINE_BYTES_MAX
-        self._buffers = BufferPool(max(codec.payload_bytes(core.spec.length) for codec in CODECS.values()))
+        self._buffers = BufferPool(payload_bytes_limit(core.spec))
         self._incoming: dict[Peer, tuple[Push, IncomingTransfer]] = {}
         shared = None if core.graph is None else core.graph.payload
         self._outgoing = OutgoingTransfers(int(self._limits.piece_bytes), shared)
+        self._publisher = Publisher(core.spec, model, core.settings.codec)
         self._measuring = 0
         self._ordered: deque[HubEffect] = deque()
         self._assigning = 0
@@ -169,7 +171,7 @@ class HubExchange:
         raise ProtocolError(f"a {type(message).__name__} is for devices, not for a hub")
 
     def _push(self, peer: Peer, push: Push, payload: wire.Buffer | None) -> HubEvent:
-        codec = find_codec(push.codec, push.payload_bytes, self._spec.length)
+        codec = find_codec(push.codec, push.payload_bytes, self._spec)
         if push.transfer:
             if payload is not None:
                 raise ProtocolError("a push in pieces carries its payload itself")
@@ -179,7 +181,7 @@ class HubExchange:
             raise ProtocolError("the payload is not as long as its header says")
         if wire.checksum(payload) != push.checksum:
             raise ProtocolError("the payload does not have the checksum it was announced with")
-        update = Update(codec, payload)
+        update = codec.open(payload)
         norm = self.model.norm(update)
         room = self._room_to_receive() and self._room_to_send()
         return PushArrived(peer, push, self.model.keep(update), norm, room)
@@ -200,15 +202,28 @@ class HubExchange:
             return Heard(peer, "piece")
         del self._incoming[peer]
         self._measuring += 1
-        update = Update(CODECS[push.codec], transfer.buffer)
+        codec = make_codec(push.codec, self._spec)
 
-        def measured(norm: float) -> None:
+        def measured(result: tuple[Source, float] | ProtocolError) -> None:
             self._measuring -= 1
-            event = PushArrived(peer, push, self.model.keep(update), norm, self._room_to_send())
+            event: HubEvent
+            if isinstance(result, ProtocolError):
+                event = Malformed(peer, str(result))
+            else:
+                update, norm = result
+                event = PushArrived(peer, push, self.model.keep(update), norm, self._room_to_send())
             self._execute(self.core.handle(event, self._now_s))
 
-        self._shell.run_in_background(lambda: self.model.norm(update), measured)
+        self._shell.run_in_background(partial(self._measure, codec, transfer.buffer), measured)
         return None
+
+    def _measure(self, codec: Codec, payload: wire.Buffer) -> tuple[Source, float] | ProtocolError:
+        """Check a payload that came in pieces, and take its norm; in the background."""
+        try:
+            update = codec.open(payload)
+        except ProtocolError as error:
+            return error
+        return update, self.model.norm(update)
 
     def _credit(self, peer: Peer, credit: Credit) -> HubEvent:
         pieces = self._outgoing.credit(peer, credit, self._now_s)
@@ -227,10 +242,13 @@ class HubExchange:
         return len(self._incoming) + self._measuring + self.model.updates_waiting
 
     def _room_to_send(self) -> bool:
-        # Each assignment in line behind a fold is about to hold one more.
-        if self.model.snapshots_alive + self._assigning >= self._limits.snapshots_max:
+        if self._sending() >= self._limits.snapshots_max:
             self._drop_stalled()
-        return self.model.snapshots_alive + self._assigning < self._limits.snapshots_max
+        return self._sending() < self._limits.snapshots_max
+
+    def _sending(self) -> int:
+        # Each assignment in line behind a fold is about to hold one more.
+        return self.model.snapshots_alive + self._publisher.snapshots_alive + self._assigning
 
     def _room_for_graph(self) -> bool:
         # They share one payload; what each costs is what libzmq has of it in its queue.
@@ -250,7 +268,9 @@ class HubExchange:
     def _execute(self, effects: list[HubEffect]) -> None:
         for effect in effects:
             match effect:
-                case Assign() | Fold() | Keep() | Restore() | Evaluate() | SaveBest() | Save() | Stop():
+                case (
+                    Assign() | Fold() | Publish() | Keep() | Restore() | Evaluate() | SaveBest() | Save() | Stop()
+                ):
                     self._put_in_line(effect)
                 case Send():
                     self._send(effect.peer, effect.message)
@@ -282,12 +302,8 @@ class HubExchange:
         while self._ordered and not self._folding:
             effect = self._ordered.popleft()
             match effect:
-                case Fold():
-                    self._fold(effect)
-                case Keep():
-                    self.model.keep_current()
-                case Restore():
-                    self.model.advance(self.model.restore(effect.number))
+                case Fold() | Publish() | Keep() | Restore():
+                    self._move(effect)
                 case Evaluate():
                     self._shell.evaluate(self.model.current, partial(self._on_evaluated, self.model.current))
                 case SaveBest():
@@ -300,6 +316,17 @@ class HubExchange:
                 case Stop():
                     self._shell.stop(effect.reason)
 
+    def _move(self, effect: Fold | Publish | Keep | Restore) -> None:
+        match effect:
+            case Fold():
+                self._fold(effect)
+            case Publish():
+                self._publish(effect)
+            case Keep():
+                self.model.keep_current()
+            case Restore():
+                self.model.advance(self.model.restore(effect.number))
+
     def _fold(self, fold: Fold) -> None:
         updates = [self.model.release(handle) for handle in fold.handles]
         if self._inline:
@@ -308,9 +335,10 @@ class HubExchange:
         self._folding = True
 
         def work() -> tuple[Snapshot, float]:
-            snapshot, norm = self.model.fold(fold, updates)
-            snapshot.payload(self.core.settings.model_codec)
-            return snapshot, norm
+            result = self.model.fold(fold, updates)
+            if self.core.settings.codec.delta == "off":
+                result[0].payload(make_codec(self.core.settings.codec.model, self._spec))
+            return result
 
         def folded(result: tuple[Snapshot, float]) -> None:
             self._folding = False
@@ -318,6 +346,22 @@ class HubExchange:
             self._advance()
 
         self._shell.run_in_background(work, folded)
+
+    def _publish(self, publish: Publish) -> None:
+        if self._inline:
+            self._publisher.publish(anew=publish.anew)
+            return
+        self._folding = True
+
+        def work() -> None:
+            self._publisher.publish(anew=publish.anew)
+            self._publisher.offer(None, self.core.settings.codec.model)  # so that it is coded here, once
+
+        def published(_: None) -> None:
+            self._folding = False
+            self._advance()
+
+        self._shell.run_in_background(work, published)
 
     def _folded(self, fold: Fold, result: tuple[Snapshot, float]) -> None:
         snapshot, norm = result
@@ -332,18 +376,20 @@ class HubExchange:
         self._evaluated = None
 
     def _assign(self, effect: Assign) -> None:
-        payload, checksum = self.model.current.payload(effect.codec)
-        transfer = self._outgoing.begin(effect.peer, payload, self._now_s)
+        offer = self._publisher.offer(effect.held, effect.codec)
+        transfer = self._outgoing.begin(effect.peer, offer.payload, self._now_s)
         message = Assignment(
             version=effect.version,
             local_steps=effect.local_steps,
-            codec=effect.codec,
-            checksum=checksum,
-            payload_bytes=len(payload),
+            codec=offer.codec,
+            checksum=offer.checksum,
+            payload_bytes=len(offer.payload),
             transfer=transfer,
             ack=effect.ack,
+            deltas=offer.deltas,
+            push_codec=effect.push_codec,
         )
-        self._send(effect.peer, message, None if transfer else payload)
+        self._send(effect.peer, message, None if transfer else offer.payload)
 
     def _send_graph(self, peer: Peer) -> None:
         graph = self.core.graph

@@ -35,8 +35,8 @@ class Member:
     """One device the hub knows, alive or not."""
 
     __slots__ = (
-        "assigned", "assigned_s", "codec_model", "codec_push", "device_id", "history", "lease_until_s",
-        "outcome_last", "peer", "profile", "progress_s", "quarantined_until_s", "retired", "seen_s", "seq_last",
+        "assigned", "assigned_s", "codec_model", "codec_push", "device_id", "follows", "held", "history",
+        "lease_until_s", "outcome_last", "peer", "profile", "progress_s", "quarantined_until_s", "retired", "seen_s", "seq_last",
         "session", "start", "state", "state_id", "steps_total", "strikes", "updates_applied", "waiting",
     )  # fmt: skip
 
@@ -49,6 +49,8 @@ class Member:
         self.state: DeviceState = "left"
         self.profile: DeviceProfile = hello.profile
         self.codec_push = self.codec_model = "identity"
+        self.follows = False
+        self.held: ModelVersion | None = None
         self.seq_last = hello.seq_answered
         self.outcome_last: FirstOutcome | None = None
         self.retired: deque[bytes] = deque(maxlen=RETIRED_STATES_MAX)
@@ -73,6 +75,7 @@ class Member:
             norm=norm,
             score=push.score,
             local_steps=push.local_steps,
+            steps_ahead=min(push.steps_ahead, push.local_steps),
             examples=push.examples,
             step_s=push.step_s,
             loss_mean=push.loss_mean,
@@ -145,7 +148,7 @@ class Membership:
         member.profile = hello.profile
         member.history.examples = hello.profile.examples
         member.history.local_steps_max = hello.profile.local_steps_max
-        member.assigned = None
+        member.assigned = member.held = None
         self._by_session.pop(member.session, None)
         member.session = session
         self._by_session[session] = member

@@ -1,4 +1,4 @@
-"""Updates that wait to be folded, and how several of them, each with its scale, become one, slice by slice."""
+"""How several updates, each with its scale, become one, slice by slice; and how long an update is."""
 
 import math
 from collections.abc import Sequence
@@ -9,44 +9,35 @@ import numpy.typing as npt
 
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.policies.policy import Judgement
-from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import Codec
+from edgeasync.protocol.codecs import Source
 
 ROW = 1 << 12
 """Values whose squares are summed in one go: few enough for float32, and for BLAS to stay on this thread."""
 
 
-class Update:
-    """A payload that waits to be folded."""
+def norm_of(update: Source, trained: int | None = None, origin: Vector | None = None) -> float:
+    """L2 norm of the first `trained` values of an update, or of their difference from `origin`.
 
-    __slots__ = ("codec", "payload")
-
-    def __init__(self, codec: Codec, payload: wire.Buffer) -> None:
-        self.codec = codec
-        self.payload = payload
-
-    def norm(self, length: int, trained: int | None = None, origin: Vector | None = None) -> float:
-        """L2 norm of the first `trained` of the `length` values, or of their difference from `origin`.
-
-        Not finite if any of all the values, or the sum of a row's squares, is not.
-        """
-        trained = length if trained is None else trained
-        if trained == length <= ROW and origin is None:
-            values = self.codec.read(self.payload, 0, length, np.empty(length, np.float32))
-            return math.sqrt(np.vdot(values, values))  # unlike dot, vdot never warns
-        square_sum = rest = 0.0
-        scratch = np.empty(min(CHUNK, length), np.float32)
-        with np.errstate(over="ignore", invalid="ignore"):  # what a peer sends must not warn, let alone raise
-            for start in (*range(0, trained, CHUNK), *range(trained, length, CHUNK)):
-                stop = min(start + CHUNK, trained if start < trained else length)
-                values = self.codec.read(self.payload, start, stop, scratch)
-                if origin is not None:
-                    values = np.subtract(values, origin[start:stop], out=scratch[: stop - start])
-                if start < trained:
-                    square_sum += square_sum_of(values)
-                else:
-                    rest += square_sum_of(values)
-        return math.sqrt(square_sum) if math.isfinite(rest) else math.nan
+    Not finite if any of all the values, or the sum of a row's squares, is not.
+    """
+    length = update.length
+    trained = length if trained is None else trained
+    if trained == length <= ROW and origin is None:
+        values = update.read(0, length, np.empty(length, np.float32))
+        return math.sqrt(np.vdot(values, values))  # unlike dot, vdot never warns
+    square_sum = rest = 0.0
+    scratch = np.empty(min(CHUNK, length), np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):  # what a peer sends must not warn, let alone raise
+        for start in (*range(0, trained, CHUNK), *range(trained, length, CHUNK)):
+            stop = min(start + CHUNK, trained if start < trained else length)
+            values = update.read(start, stop, scratch)
+            if origin is not None:
+                values = np.subtract(values, origin[start:stop], out=scratch[: stop - start])
+            if start < trained:
+                square_sum += square_sum_of(values)
+            else:
+                rest += square_sum_of(values)
+    return math.sqrt(square_sum) if math.isfinite(rest) else math.nan
 
 
 def square_sum_of(values: Vector) -> float:
@@ -61,7 +52,7 @@ def square_sum_of(values: Vector) -> float:
 class Term(msgspec.Struct, frozen=True):
     """An update, its factor, and the version it was learnt from, if it is to be corrected for what came since."""
 
-    update: Update
+    update: Source
     scale: float
     base: Vector | None = None
 
@@ -113,7 +104,7 @@ class Mixer:
     def _delta(self, term: Term, current: Vector, at: slice) -> Vector:
         """Return a slice of what an update adds to the current model; it may lie in the scratch vectors."""
         size = at.stop - at.start
-        values = term.update.codec.read(term.update.payload, at.start, at.stop, self._scratch)
+        values = term.update.read(at.start, at.stop, self._scratch)
         if at.start >= self._differences:
             return np.subtract(values, current[at], out=self._scratch[:size])
         if term.base is None or self._compensation is None:

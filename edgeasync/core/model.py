@@ -13,12 +13,12 @@ import numpy as np
 
 from edgeasync.core.buffers import BufferPool
 from edgeasync.core.effects import Fold
-from edgeasync.core.mixing import Mixer, Term, Update, square_sum_of
+from edgeasync.core.mixing import Mixer, Term, norm_of, square_sum_of
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.policies.policy import Judgement
 from edgeasync.policies.transforms import apply_chain, leading_factor, state_vectors
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import CODECS
+from edgeasync.protocol.codecs import Codec, Source, VectorSource
 
 POOLED_BYTES_MIN = 1 << 16
 """Snapshots from this size on are sent without copying, and their buffers are used again."""
@@ -35,12 +35,12 @@ class Snapshot:
         self.vector = vector
         self._payloads: dict[str, tuple[wire.Buffer, int]] = {}
 
-    def payload(self, codec_name: str) -> tuple[wire.Buffer, int]:
+    def payload(self, codec: Codec) -> tuple[wire.Buffer, int]:
         """Return the coded model and its checksum."""
-        coded = self._payloads.get(codec_name)
+        coded = self._payloads.get(codec.name)
         if coded is None:
-            payload = CODECS[codec_name].encode(self.vector)
-            coded = self._payloads[codec_name] = (payload, wire.checksum(payload))
+            payload = codec.encode(VectorSource(self.vector))
+            coded = self._payloads[codec.name] = (payload, wire.checksum(payload))
         return coded
 
 
@@ -56,7 +56,7 @@ class Model:
         self.optimizer = tuple(judgement.optimizer)
         self._takes_models = judgement.aggregate.update == "model"
         self._state = [np.zeros(spec.trained_length, np.float32) for _ in range(state_vectors(self.optimizer))]
-        self._updates: dict[int, Update] = {}
+        self._updates: dict[int, Source] = {}
         self._handles = itertools.count()
         self._pool = BufferPool(spec.nbytes)
         self._mixer = Mixer(judgement, spec)
@@ -80,20 +80,20 @@ class Model:
         """Payloads held for a later fold."""
         return len(self._updates)
 
-    def keep(self, update: Update) -> int:
+    def keep(self, update: Source) -> int:
         """Hold an update; return its handle."""
         handle = next(self._handles)
         self._updates[handle] = update
         return handle
 
-    def release(self, handle: int) -> Update:
+    def release(self, handle: int) -> Source:
         """Hand out an update that was held."""
         return self._updates.pop(handle)
 
-    def norm(self, update: Update) -> float:
+    def norm(self, update: Source) -> float:
         """Return the norm of what an update adds to the trained values; not finite if any of its values is not."""
         origin = self.current.vector if self._takes_models else None
-        return update.norm(self.spec.length, self.spec.trained_length, origin)
+        return norm_of(update, self.spec.trained_length, origin)
 
     def keep_current(self) -> None:
         """Keep the current version to return to, behind the one that was kept before."""
@@ -108,7 +108,7 @@ class Model:
         self._kept_last = self._kept
         return Snapshot(number, self._kept.vector)
 
-    def fold(self, fold: Fold, updates: Sequence[Update]) -> tuple[Snapshot, float]:
+    def fold(self, fold: Fold, updates: Sequence[Source]) -> tuple[Snapshot, float]:
         """Compute the next version from the current one; the caller makes it current with `advance`.
 
         Returns also the norm of the weighted sum of the updates, if the fold is to `measure` it, or else 0; it is
@@ -151,7 +151,7 @@ class Model:
         self.current = snapshot
         self._history.append(snapshot)
 
-    def _terms(self, fold: Fold, updates: Sequence[Update], scales: Sequence[float]) -> list[Term]:
+    def _terms(self, fold: Fold, updates: Sequence[Source], scales: Sequence[float]) -> list[Term]:
         """Return the updates with their scales and, to correct them, the versions they were learnt from."""
         kept = {snapshot.number: snapshot.vector for snapshot in self._history}
         kept.pop(self.current.number, None)

@@ -1,12 +1,12 @@
 """What a person may set about the hub's core: liveness, limits, when to stop, and the codecs it prefers."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from edgeasync.config import ByteCount, Section
 from edgeasync.parameters import PARAMETERS_MAX
-from edgeasync.protocol.codecs import check_codec_name
+from edgeasync.protocol.codecs import ELEMENTWISE, check_codec_name, is_elementwise
 from edgeasync.protocol.transfers import PIECE_BYTES_MAX, PIECE_BYTES_MIN
 
 
@@ -39,6 +39,33 @@ class Limits(Section, frozen=True):
             raise ValueError("piece_bytes must be from 64 KiB to 16 MiB")
 
 
+class CodecSettings(Section, frozen=True):
+    """`[codec]`: how payloads travel, by the names of docs/wire.md.
+
+    `push`: what devices send; `model`: the whole model; `delta`: what leads to it from the version a device holds,
+    along one published chain, which moves with every version that several updates make, and else at most every
+    `publish_s`. A device that does not know a codec is sent, and sends, `identity`.
+    """
+
+    push: str = "identity"
+    model: str = "identity"
+    delta: str = "off"
+    publish_s: Annotated[float, Meta(gt=0, le=3600)] = 1.0
+    error_feedback: Literal["auto", "always", "never"] = "auto"
+    residual_decay: Annotated[float, Meta(ge=0, le=1)] = 1.0
+
+    def __post_init__(self) -> None:
+        for name in (self.push, self.model, self.delta):
+            if name not in ("auto", "off"):
+                check_codec_name(name)
+        if self.push == "off":
+            raise ValueError("push = 'off': devices must send something; for float32 write 'identity'")
+        if not is_elementwise(self.model):
+            raise ValueError(f"model = {self.model!r}: whole models travel as one of {', '.join(ELEMENTWISE)}")
+        if self.delta == "auto":
+            raise ValueError("delta = 'auto': the chain is one for all devices; name a codec, or 'off'")
+
+
 class StopCondition(Section, frozen=True):
     """When training is finished; what is left out never ends it."""
 
@@ -60,9 +87,4 @@ class HubCoreSettings(Section, frozen=True):
     save_every_s: Annotated[float, Meta(gt=0)] = 60.0
     evaluate_every_updates: Annotated[int, Meta(ge=1)] = 100
     held_out: bool = False
-    push_codec: str = "identity"
-    model_codec: str = "identity"
-
-    def __post_init__(self) -> None:
-        check_codec_name(self.push_codec)
-        check_codec_name(self.model_codec)
+    codec: CodecSettings = CodecSettings()

@@ -73,8 +73,12 @@ class DeviceHistory(msgspec.Struct):
         norm: float = 0.0,
         score: float | None = None,
         cycle_s: float | None = None,
+        steps_ahead: int = 0,
     ) -> None:
-        """Take in what an update said of its local steps, and how long after its assignment it came, if known."""
+        """Take in what an update said of its local steps, and how long after its assignment it came, if known.
+
+        Of its steps, `steps_ahead` were taken before the assignment was there.
+        """
         # No step takes less than a nanosecond; whoever says so must not drive an average to infinity.
         step_s = max(step_s, 1e-9) if step_s > 0 else 0.0
         self.local_steps = local_steps
@@ -94,7 +98,7 @@ class DeviceHistory(msgspec.Struct):
             share = EXAMPLES_RATE_WEIGHT if self.examples_per_s else 1.0
             self.examples_per_s += (rate - self.examples_per_s) * share
         if cycle_s is not None:
-            self.recent_talk_s.append(max(0.0, cycle_s - local_steps * step_s))
+            self.recent_talk_s.append(max(0.0, cycle_s - (local_steps - steps_ahead) * step_s))
             self.talk_s = median(self.recent_talk_s)
 
     @property

@@ -138,6 +138,15 @@ class Policy(Section, frozen=True):
         Nesterov(learning_rate=1.25, momentum=0.85, staleness_max=0.5),
     )
     frequency: FrequencyKind = AdaptiveFrequency()
+    overlap_steps_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=2**31,
+            description="local steps that a device takes at most between a push and the next assignment, instead of "
+            "waiting for it; 0: none",
+        ),
+    ] = 0
     warm_up: WarmUp | None = None
     plateau: Plateau | None = None
     monitor: Monitor = Monitor()
@@ -223,6 +232,10 @@ class Judgement(Protocol):
     @property
     def frequency(self) -> FrequencyController:
         """How many local steps a device takes next."""
+
+    @property
+    def overlap_steps_max(self) -> int:
+        """How many it takes at most while it waits for its next assignment."""
 
     @property
     def warm_up(self) -> WarmUp | None:

@@ -140,6 +140,7 @@ class Push(Message, frozen=True, gc=False):
     """Device to hub: what I learnt in `local_steps` steps from `base`. The payload is the coded update.
 
     `score` is the loss of the model I was given on examples of my own, if I keep some for that; low is good.
+    `steps_ahead` of the local steps were taken while the assignment was not yet here.
 
     With `transfer` above 0 the payload follows in pieces of that transfer once the hub grants credit.
     """
@@ -158,6 +159,7 @@ class Push(Message, frozen=True, gc=False):
     payload_bytes: Count
     transfer: Count = 0
     score: float | None = None
+    steps_ahead: Annotated[int, Meta(ge=0, le=2**31)] = 0
 
 
 class Ack(Message, frozen=True, gc=False):
@@ -171,12 +173,14 @@ class Ack(Message, frozen=True, gc=False):
 class Deltas(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An assignment's payload is coded differences, one after the other, that lead on from the version `held`.
 
-    `lengths` are their bytes; `checksum` is that of the whole model they lead to, as float32.
+    `lengths` are their bytes; `checksum` is that of the whole model they lead to, as float32. Every sum on the way
+    is rounded as the codec `rounding` does it.
     """
 
     held: Count
     lengths: Annotated[tuple[Count, ...], Meta(max_length=DELTAS_MAX)]
     checksum: Unsigned64
+    rounding: CodecName
 
 
 class Assignment(Message, frozen=True, gc=False):

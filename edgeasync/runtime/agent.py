@@ -22,7 +22,7 @@ from edgeasync.core.device_events import StopRequested, Trained
 from edgeasync.core.device_exchange import DeviceExchange
 from edgeasync.core.device_model import DeviceModel
 from edgeasync.errors import AddressError, ModelMismatchError
-from edgeasync.protocol.codecs import CODECS
+from edgeasync.protocol.codecs import STAGES
 from edgeasync.protocol.messages import DeviceProfile, Welcome
 from edgeasync.protocol.wire import Buffer
 from edgeasync.runtime.address import check_connect
@@ -85,6 +85,7 @@ class Agent:
         self._on_tell = on_tell or (lambda _: None)
         self._given_context = context
         self._stopping = threading.Event()
+        self._pausing = threading.Event()
         self._channel: Channel | None = None
         self._trainer: Trainer | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -93,7 +94,7 @@ class Agent:
             state_id=bytes.fromhex(identity.state_id),
             start=identity.start,
             profile=describe_machine(examples, local_steps_max),
-            codecs=tuple(CODECS),
+            codecs=STAGES,
             fingerprint=fingerprint,
             graph_bytes_max=graph_bytes_max,
             random=Random(identity.state_id + str(identity.start)),
@@ -227,14 +228,16 @@ class Agent:
                 "the trainer's parameters are not the hub's: give both the same model, names and shapes included"
             )
 
-    def train(self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None]) -> None:
+    def train(self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, ahead: bool) -> None:
         """Take the local steps in the worker's thread."""
+        pausing = self._pausing = threading.Event()
 
         def work() -> None:
             trainer = self._trainer
             if trainer is None:
                 return  # it could not be made, and the agent is ending
-            trainer.begin(model.parameters)
+            if not ahead:
+                trainer.begin(model.parameters)
             result = take_local_steps(
                 trainer,
                 local_steps,
@@ -242,11 +245,16 @@ class Agent:
                 on_step=self._count_step,
                 step_s_min=self._step_s_min,
                 wait=self._stopping.wait,
+                should_pause=pausing.is_set if ahead else None,
             )
             if result is not None:
                 self._loop.call_soon_threadsafe(self._do, lambda: then(result))
 
         self._worker.submit(work)
+
+    def pause(self) -> None:
+        """End training ahead after the step under way."""
+        self._pausing.set()
 
     def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Do `work` in the worker's thread, then call `then` on the loop."""

@@ -6,11 +6,10 @@ from typing import Annotated
 from msgspec import Meta
 
 from edgeasync.config import Section, to_table
-from edgeasync.core.settings import HubCoreSettings, Limits, Liveness, StopCondition
+from edgeasync.core.settings import CodecSettings, HubCoreSettings, Limits, Liveness, StopCondition
 from edgeasync.data.files import load
 from edgeasync.errors import AddressError, DataError
 from edgeasync.policies.policy import Policy
-from edgeasync.protocol.codecs import check_codec_name
 from edgeasync.runtime.evaluation import make_evaluator
 from edgeasync.runtime.graph_model import HubGraph, OnnxModel, check_devices_can_feed, load_graph
 from edgeasync.runtime.hub import Hub, OnReport
@@ -30,17 +29,6 @@ class HubSection(Section, frozen=True):
     insecure: bool = False
 
 
-class CodecSection(Section, frozen=True):
-    """`[codec]`: how payloads travel, by name; a device that does not know a codec sends `identity`."""
-
-    push: str = "identity"
-    model: str = "identity"
-
-    def __post_init__(self) -> None:
-        check_codec_name(self.push)
-        check_codec_name(self.model)
-
-
 class EvaluationSection(Section, frozen=True):
     """`[evaluation]`: how often the model is evaluated, and on which data; without any, by the devices' losses."""
 
@@ -56,7 +44,7 @@ class HubSettings(Section, frozen=True):
     local: LocalTraining = LocalTraining()
     policy: Policy = Policy()
     evaluation: EvaluationSection = EvaluationSection()
-    codec: CodecSection = CodecSection()
+    codec: CodecSettings = CodecSettings()
     liveness: Liveness = Liveness()
     limits: Limits = Limits()
 
@@ -99,8 +87,7 @@ class HubSettings(Section, frozen=True):
                 save_every_s=self.hub.save_every_s,
                 evaluate_every_updates=self.evaluation.every_updates,
                 held_out=self.evaluation.data is not None,
-                push_codec=self.codec.push,
-                model_codec=self.codec.model,
+                codec=self.codec,
             ),
             training=to_table(TrainingPlan(model=model, local=self.local)),
             graph=graph,

@@ -21,7 +21,7 @@ from edgeasync.core.model import Model, Snapshot
 from edgeasync.core.settings import HubCoreSettings
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.policies.policy import Judgement
-from edgeasync.protocol.codecs import CODECS
+from edgeasync.protocol.codecs import STAGES
 from edgeasync.protocol.messages import DeviceProfile, ModelVersion, Welcome
 from edgeasync.protocol.wire import Buffer
 from edgeasync.simulation.clock import VirtualClock
@@ -34,10 +34,11 @@ Result = TypeVar("Result")
 class _Work:
     """Local steps under way: how many are done, and how long they took, up to `since_s`."""
 
-    __slots__ = ("changes", "finish", "local_steps", "since_s", "spent_s", "steps_done")
+    __slots__ = ("ahead", "changes", "finish", "local_steps", "since_s", "spent_s", "steps_done")
 
-    def __init__(self, local_steps: int, now_s: float, finish: Callable[[], None]) -> None:
+    def __init__(self, local_steps: int, now_s: float, finish: Callable[[int], None], *, ahead: bool) -> None:
         self.local_steps = local_steps
+        self.ahead = ahead
         self.finish = finish
         self.changes = 0
         self.steps_done = 0.0
@@ -251,7 +252,7 @@ class SimulatedDevice:
             state_id=self._state_id,
             start=max(1, self.starts),
             profile=DeviceProfile(examples=self._examples),
-            codecs=tuple(CODECS),
+            codecs=STAGES,
             fingerprint=None,
             graph_bytes_max=GRAPH_BYTES_MAX,
             random=self._random,
@@ -311,24 +312,38 @@ class SimulatedDevice:
     def prepare(self, welcome: Welcome) -> None:
         """Check nothing: the trainer was given."""
 
-    def train(self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None]) -> None:
+    def train(self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, ahead: bool) -> None:
         """Let the time of the local steps pass, then take them and tell: work that is cut off costs nothing."""
 
-        def finish() -> None:
-            self._trainer.begin(model.parameters)
+        def finish(steps_done: int) -> None:
+            if not ahead:
+                self._trainer.begin(model.parameters)
             result = take_local_steps(
                 self._trainer,
-                local_steps,
+                steps_done,
                 should_stop=lambda: False,
                 on_step=lambda: None,
                 wait=lambda _: None,
                 clock=lambda: 0.0,
+                should_pause=(lambda: False) if ahead else None,
             )
             assert result is not None
-            then(msgspec.structs.replace(result, step_s=work.spent_s / local_steps))
+            then(msgspec.structs.replace(result, step_s=work.spent_s / steps_done))
 
-        self._work = work = _Work(local_steps, self._clock.now_s, finish)
+        self._work = work = _Work(local_steps, self._clock.now_s, finish, ahead=ahead)
         self._arrange_end(work)
+
+    def pause(self) -> None:
+        """End training ahead at once; of the step under way, the time is lost."""
+        work = self._work
+        if work is None or not work.ahead:
+            return
+        self._settle(work)
+        self._work = None
+        if steps_done := int(work.steps_done):
+            work.spent_s *= steps_done / work.steps_done
+            self._steps_before += steps_done
+            work.finish(steps_done)
 
     def _settle(self, work: _Work) -> None:
         """Account for the time since the work was last looked at."""
@@ -348,7 +363,7 @@ class SimulatedDevice:
             work.spent_s += remaining_s
             self._work = None
             self._steps_before += work.local_steps
-            work.finish()
+            work.finish(work.local_steps)
 
         self.after(remaining_s, end)
 

@@ -55,8 +55,12 @@ def take_local_steps(
     wait: Callable[[float], object],
     clock: Callable[[], float] = time.perf_counter,
     step_s_min: float = 0.0,
+    should_pause: Callable[[], bool] | None = None,
 ) -> Trained | None:
     """Take `local_steps` steps, or return `None` as soon as `should_stop` says so: the work is abandoned.
+
+    With `should_pause` the steps go on from an earlier call, without a score, and end as soon as it says so: what
+    was done by then is returned, or `None` if nothing was.
 
     To stand for a slower device, every step is drawn out to `step_s_min` by `wait(remaining_s)`; `step_s` of
     the result, mean seconds a step, includes it. `on_step` is called after each step. The variance is the
@@ -64,13 +68,17 @@ def take_local_steps(
     """
     if local_steps < 1:
         raise ValueError(f"local_steps is {local_steps}; give 1 or more")
-    score = cast("ScoringTrainer", trainer).score() if hasattr(trainer, "score") else None
+    scores = should_pause is None and hasattr(trainer, "score")
+    score = cast("ScoringTrainer", trainer).score() if scores else None
     examples, total_s = 0, 0.0
     # Welford 1962: sums of squares would cancel once the losses are nearly alike.
-    mean, squares = 0.0, 0.0
-    for count in range(1, local_steps + 1):
+    mean, squares, count = 0.0, 0.0, 0
+    while count < local_steps:
         if should_stop():
             return None
+        if should_pause is not None and should_pause():
+            break
+        count += 1
         started = clock()
         result = trainer.step()
         remaining_s = step_s_min - (clock() - started)
@@ -82,7 +90,7 @@ def take_local_steps(
         mean += deviation / count
         squares += deviation * (result.loss - mean)
         on_step()
-    return Trained(local_steps, examples, mean, squares / local_steps, total_s / local_steps, score)
+    return Trained(count, examples, mean, squares / count, total_s / count, score) if count else None
 
 
 class GradientTrainer:

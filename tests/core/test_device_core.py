@@ -16,6 +16,7 @@ from edgeasync.core.device_effects import (
     Open,
     Say,
     SendPush,
+    Settle,
     TakeGraph,
     Tell,
     Train,
@@ -170,7 +171,7 @@ def test_the_happy_way():
     device.welcome(seq_last=6)
     assert device.kinds == [Tell, Join, Say]
     assert device.told == ["joined"]
-    assert device.said == [Fetch(device.session)]
+    assert device.said == [Fetch(device.session, device.core.held)]
     device.assigned(10)
     assert device.effects == [Adopt(assignment(10))]
     device.give(Adopted(assignment(10)))
@@ -184,7 +185,7 @@ def test_the_happy_way():
         assert (push.loss_variance, push.step_s, push.codec) == (0.25, 0.125, "identity")
         answer = assignment(17, Ack(seq, Applied(17)))
         device.hears(answer)
-        assert device.effects == [Tell("answered", "applied 17"), Adopt(answer)]
+        assert device.effects == [Tell("answered", "applied 17"), Settle(Applied(17)), Adopt(answer)]
         device.give(Adopted(answer))
         assert device.effects == [Train(8)]
     assert device.core.updates_answered == 2
@@ -193,7 +194,7 @@ def test_the_happy_way():
 def test_an_acknowledgement_alone_is_followed_by_the_assignment():
     device = DeviceBench().training().trained()
     device.hears(Ack(1, Buffered(2)))
-    assert device.effects == [Tell("answered", "buffered 2")]
+    assert device.effects == [Tell("answered", "buffered 2"), Settle(Buffered(2))]
     device.assigned(1)
     assert device.kinds == [Adopt]
     device.give(Adopted(assignment(1))).trained()
@@ -204,7 +205,7 @@ def test_an_assignment_that_does_not_follow_is_fetched():
     device = DeviceBench().training().trained()
     device.hears(Ack(1, Buffered(2)))
     since_s = device.now_s
-    assert device.until(Fetch) == Fetch(device.session)
+    assert device.until(Fetch) == Fetch(device.session, device.core.held)
     assert device.now_s == since_s + LEASE_S
 
 
@@ -334,7 +335,7 @@ def test_a_push_is_repeated_under_its_number_until_it_is_answered():
     device.assigned(1, Ack(4, Applied(1)))
     assert device.effects == []
     device.assigned(1, Ack(5, Duplicate(Applied(1))))
-    assert device.kinds == [Tell, Adopt]
+    assert device.kinds == [Tell, Settle, Adopt]
 
 
 def test_a_transfer_that_moves_is_given_time():
@@ -418,7 +419,7 @@ def test_a_push_the_hub_has_gone_past_is_given_up():
     """A copy of this device went further. The push would never be answered; numbered anew it could count twice."""
     device = DeviceBench().training(seq_last=5).trained().reconnect(seq_last=9)
     assert device.told == ["joined", "warning"]
-    assert device.said == [Fetch(device.session)]
+    assert device.said == [Fetch(device.session, device.core.held)]
     device.assigned(20).give(Adopted(assignment(20))).trained()
     assert device.pushed == [10]
 
@@ -457,7 +458,7 @@ def test_only_the_newest_of_two_assignments_is_trained_from():
     assert device.effects == []
     device.give(Adopted(assignment(4)))
     assert device.effects == [Train(8)]
-    assert device.core.base.number == 4
+    assert device.core.held.number == 4
 
 
 def test_a_model_that_comes_in_broken_is_fetched_again():
@@ -486,7 +487,7 @@ def test_a_broken_copy_of_what_is_adopted_already_disturbs_nothing(work):
 
 def test_a_model_that_was_coming_in_when_the_link_broke_is_fetched_again():
     device = DeviceBench().welcome().assigned(3).reconnect()
-    assert device.said == [Fetch(device.session)]
+    assert device.said == [Fetch(device.session, device.core.held)]
     device.give(Adopted(assignment(3)))
     assert device.effects == []
     device.assigned(4).give(Adopted(assignment(4)))
@@ -626,7 +627,7 @@ def test_a_graph_that_is_kept_is_not_fetched():
     device.give(GraphHeld(fetched=False))
     assert device.kinds == [Tell, Join, Say]
     assert device.effects[0] == Tell("graph", "from the cache, 1000 bytes")
-    assert device.said == [Fetch(device.session)]
+    assert device.said == [Fetch(device.session, device.core.held)]
 
 
 def test_a_graph_that_is_missing_is_fetched_before_anything_else():
@@ -679,7 +680,7 @@ def test_a_graph_that_comes_in_broken_is_asked_for_again():
     device.until(FetchGraph)
     assert 1.5 <= device.now_s - since_s <= 3.0
     device.hears(GRAPH).give(GraphHeld(fetched=True))
-    assert device.said == [Fetch(device.session)]
+    assert device.said == [Fetch(device.session, device.core.held)]
 
 
 @pytest.mark.parametrize("way", ["asked", "coming in"])
@@ -704,7 +705,7 @@ def test_a_graph_that_is_kept_while_the_link_is_down_is_there_at_the_next_welcom
     device.until(Open)
     device.welcome(**OFFER)
     assert device.kinds == [Tell, Join, Say]
-    assert device.said == [Fetch(device.session)]
+    assert device.said == [Fetch(device.session, device.core.held)]
 
 
 def test_a_graph_that_is_held_is_not_asked_for_after_a_reconnect():

@@ -7,6 +7,7 @@ import pytest
 from edgeasync.core.effects import Assign, Discard, Fold, Report, Save, Send, SendGraph, SendStatus, Stop
 from edgeasync.core.events import Heard, Malformed, PushArrived, Received, StopRequested
 from edgeasync.core.graph import ShippedGraph
+from edgeasync.core.settings import CodecSettings
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
@@ -160,7 +161,7 @@ def test_what_a_device_must_share(hub_bench, versions, fingerprint, code):
 
 
 def test_a_hub_uses_only_codecs_that_the_device_named(hub_bench):
-    hub = hub_bench(push_codec="float16", model_codec="float16")
+    hub = hub_bench(codec=CodecSettings(push="float16", model="float16"))
     hub.hello("plain")
     assert hub.one(Send).message.push_codec == "identity"
     hub.fetch("plain")

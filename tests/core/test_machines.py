@@ -275,7 +275,7 @@ class World:
                 case e.Train():
                     # What still waits to be decoded is decoded first, into the same memory.
                     decoded = [event.assignment.version for _, event in node.jobs if isinstance(event, d.Adopted)]
-                    assert node.core.base == [node.memory, *decoded][-1], "trains from another model than it says"
+                    assert node.core.held == [node.memory, *decoded][-1], "trains from another model than it says"
                     self.uid += 1
                     score = float(self.uid % 9)
                     trained = d.Trained(effect.local_steps, self.uid, float(self.uid), 0.1, STEP_S, score)

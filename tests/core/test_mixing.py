@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeasync.core.effects import Fold
-from edgeasync.core.mixing import Update
+from edgeasync.core.mixing import norm_of
 from edgeasync.core.model import CHUNK, POOLED_BYTES_MIN, Model
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import (
@@ -26,7 +26,8 @@ from edgeasync.policies.optimizers import SGD, Adam, ClipByGlobalNorm
 from edgeasync.policies.policy import DelayCompensation, Policy
 from edgeasync.policies.schedules import CosineSchedule
 from edgeasync.policies.transforms import Conditions, plan_chain
-from edgeasync.protocol.codecs import CODECS
+from edgeasync.protocol.codecs import make_codec
+from tests.core.coded import coded, flat
 
 F = np.float32
 BUFFERED = BufferedAggregator()
@@ -43,17 +44,13 @@ def make_model(initial, *, statistics=0, **parts):
     return Model(ParameterSpec(tuple(parameters)), np.array(initial, F), 0, policy)
 
 
-def make_update(values, codec="identity"):
-    return Update(CODECS[codec], CODECS[codec].encode(np.ascontiguousarray(values, F)))
-
-
 def fold(model, weights, rows, *, bases=None, scale=1.0, count=None, codec="identity"):
     """Fold rows into the next version; return it and the norm that was measured."""
     number = model.current.number
     plan = plan_chain(model.optimizer, Conditions(1.0, number if count is None else count))
     bases = tuple(bases or [number] * len(rows))
     effect = Fold(number + 1, tuple(range(len(rows))), tuple(weights), plan, scale, bases, measure=True)
-    snapshot, norm = model.fold(effect, [make_update(row, codec) for row in rows])
+    snapshot, norm = model.fold(effect, [coded(row, codec) for row in rows])
     model.advance(snapshot)
     return snapshot.vector, norm
 
@@ -319,7 +316,7 @@ def test_kept_versions_are_not_counted_as_being_sent():
                 model.keep_current()
             assert model.snapshots_alive == 1
             assert model._pool.in_use <= 4
-        sent = model.current.payload("identity")[0]
+        sent = model.current.payload(make_codec("identity", model.spec))[0]
         fold(model, [1.0], [np.ones(LARGE)])
         fold(model, [1.0], [np.ones(LARGE)])
         assert model.snapshots_alive == 2

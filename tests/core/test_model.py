@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from edgeasync.core.effects import Fold
-from edgeasync.core.mixing import Update
+from edgeasync.core.mixing import norm_of
 from edgeasync.core.model import CHUNK, POOLED_BYTES_MIN, Model
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import Contribution, Fleet, ImmediateAggregator
@@ -15,7 +15,8 @@ from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import PolynomialStaleness, Staleness
 from edgeasync.policies.transforms import Conditions, plan_chain
-from edgeasync.protocol.codecs import CODECS
+from edgeasync.protocol.codecs import make_codec
+from tests.core.coded import coded, flat
 
 F = np.float32
 LENGTHS = [1, 2, 4095, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 4097]
@@ -31,10 +32,6 @@ def make_spec(trained, statistics=0):
 def by(optimizer, **parts):
     """A policy with this optimizer."""
     return Policy(optimizer=tuple(optimizer), **parts)
-
-
-def make_update(values, codec="identity"):
-    return Update(CODECS[codec], CODECS[codec].encode(np.ascontiguousarray(values, F)))
 
 
 def advance(model, weights, updates):
@@ -60,10 +57,10 @@ def test_a_fold_is_the_plain_formula_to_the_bit(length, codec):
     deltas = generator.standard_normal((3, length)).astype(F)
     weights, learning_rate = (1.0, 0.7071067811865476, 0.3), 0.3
     model = Model(make_spec(length), initial, 0, by([SGD(learning_rate=learning_rate)]))
-    result = advance(model, weights, [make_update(delta, codec) for delta in deltas])
-    coded = deltas.astype(np.float16).astype(F) if codec == "float16" else deltas
-    expected = coded[0] * F(weights[0] * learning_rate)
-    for delta, weight in zip(coded[1:], weights[1:], strict=True):
+    result = advance(model, weights, [coded(delta, codec) for delta in deltas])
+    sent = deltas.astype(np.float16).astype(F) if codec == "float16" else deltas
+    expected = sent[0] * F(weights[0] * learning_rate)
+    for delta, weight in zip(sent[1:], weights[1:], strict=True):
         expected = expected + delta * F(weight * learning_rate)
     np.testing.assert_array_equal(bits(result), bits(initial + expected))
 
@@ -76,7 +73,7 @@ def test_momentum_lives_through_many_folds_to_the_bit(length):
     for number in range(8, 24):
         deltas = generator.standard_normal((2, length)).astype(F)
         weights = (1.0, 0.6)
-        result = advance(model, weights, [make_update(delta) for delta in deltas])
+        result = advance(model, weights, [coded(delta) for delta in deltas])
         gradient = deltas[0] * F(-0.5 * weights[0]) + deltas[1] * F(-0.5 * weights[1])
         velocity = velocity * F(0.9) + gradient
         parameters = parameters - velocity * F(0.25)
@@ -98,8 +95,8 @@ def test_statistics_are_merged_convexly_and_never_optimized(weights, trained, st
         before = result
         sent = held.copy()  # differences of what is trained, statistics as they are
         sent[:, :trained] -= before[:trained]
-        result = advance(model, weights, [make_update(row) for row in sent])
-        trained_alone = advance(alone, weights, [make_update(row[:trained]) for row in sent])
+        result = advance(model, weights, [coded(row) for row in sent])
+        trained_alone = advance(alone, weights, [coded(row[:trained]) for row in sent])
         np.testing.assert_array_equal(bits(result[:trained]), bits(trained_alone))
         total = max(1.0, sum(weights))
         expected = (1 - sum(weights) / total) * before + sum(
@@ -116,7 +113,7 @@ def test_stale_statistics_that_devices_agree_on_are_what_the_hub_comes_to(device
     """Late values are late, and nothing more: late differences would be added to what has moved on."""
     aggregate, staleness = ImmediateAggregator(), PolynomialStaleness(exponent=0.5)
     model = Model(make_spec(3, 2), np.ones(5, F), 0, by([SGD()], aggregate=aggregate, staleness=staleness))
-    told = make_update([0.0, 0.0, 0.0, 0.2, 0.2])
+    told = coded([0.0, 0.0, 0.0, 0.2, 0.2])
     seen = [1.0]
     for number in range(96):
         stale = devices - 1
@@ -136,7 +133,7 @@ def test_versions_follow_one_another():
     model = Model(make_spec(3), np.zeros(3, F), 4, by([SGD()]))
     for number in (4, 6):
         with pytest.raises(ValueError, match=f"fold {number} does not follow version 4"):
-            model.fold(Fold(number, (0,), (1.0,), ((1.0, 0.0),)), [make_update(np.ones(3))])
+            model.fold(Fold(number, (0,), (1.0,), ((1.0, 0.0),)), [coded(np.ones(3))])
 
 
 # -- norms ---------------------------------------------------------------------------------------------------
@@ -146,10 +143,10 @@ def test_versions_follow_one_another():
 def test_the_norm_is_numpys(length):
     values = np.random.default_rng(length).standard_normal(length).astype(F)
     expected = np.linalg.norm(values.astype(np.float64))
-    assert make_update(values).norm(length) == pytest.approx(expected, rel=1e-6)
+    assert norm_of(coded(values)) == pytest.approx(expected, rel=1e-6)
     halved = values.astype(np.float16).astype(np.float64)
-    assert make_update(values, "float16").norm(length) == pytest.approx(np.linalg.norm(halved), rel=1e-6)
-    assert make_update(np.zeros(length)).norm(length) == 0.0
+    assert norm_of(coded(values, "float16")) == pytest.approx(np.linalg.norm(halved), rel=1e-6)
+    assert norm_of(coded(np.zeros(length))) == 0.0
 
 
 @pytest.mark.parametrize("codec", ["identity", "float16"])
@@ -159,11 +156,11 @@ def test_what_is_not_finite_is_found_anywhere(length, value, codec):
     for place in sorted({0, length // 2, min(length, 4096) - 1, min(length, CHUNK) - 1, length - 1}):
         values = np.ones(length, F)
         values[place] = value
-        assert not math.isfinite(make_update(values, codec).norm(length)), place
+        assert not math.isfinite(norm_of(coded(values, codec))), place
     values = np.full(length, np.inf, F)
     values[::2] = -np.inf
     values[0] = value
-    assert not math.isfinite(make_update(values, codec).norm(length))
+    assert not math.isfinite(norm_of(coded(values, codec)))
 
 
 @pytest.mark.parametrize("length", [1, 4096, CHUNK + 4099])
@@ -172,17 +169,17 @@ def test_values_whose_squares_overflow_count_as_not_finite(length, value):
     """A model that such an update went into would soon not be finite either."""
     values = np.zeros(length, F)
     values[-1] = value
-    assert not math.isfinite(make_update(values).norm(length))
+    assert not math.isfinite(norm_of(coded(values)))
 
 
 @pytest.mark.parametrize(("codec", "pattern"), [("identity", b"\x01\x00\x80\x7f"), ("float16", b"\x01\x7c")])
 @pytest.mark.parametrize("length", [1, 4096])
 def test_a_signalling_nan_is_found_without_a_signal(codec, pattern, length):
-    assert math.isnan(Update(CODECS[codec], pattern * length).norm(length))
+    assert math.isnan(norm_of(make_codec(codec, flat(length)).open(pattern * length)))
 
 
 def test_float16_that_overflowed_on_the_device_is_found():
-    assert make_update([70000.0, 1.0], "float16").norm(2) == math.inf
+    assert norm_of(coded([70000.0, 1.0], "float16")) == math.inf
 
 
 # -- snapshots and their memory ------------------------------------------------------------------------------
@@ -195,7 +192,7 @@ def test_snapshots_never_change(length):
     model = Model(make_spec(length), np.zeros(length, F), 0, by([SGD(momentum=0.5)]))
     held = [(model.current, model.current.vector.copy())]
     for _ in range(6):
-        advance(model, [1.0], [make_update(np.ones(length))])
+        advance(model, [1.0], [coded(np.ones(length))])
         held.append((model.current, model.current.vector.copy()))
         del held[1:3:2]
     for snapshot, copy in held:
@@ -207,27 +204,27 @@ def test_snapshots_never_change(length):
 @pytest.mark.parametrize("codec", ["identity", "float16"])
 def test_a_coded_snapshot_is_made_once_and_keeps_its_bytes(codec):
     model = Model(make_spec(LARGE), np.arange(LARGE, dtype=F) / LARGE, 0, by([SGD()]))
-    payload, checksum = model.current.payload(codec)
-    assert model.current.payload(codec)[0] is payload
-    assert model.current.payload(codec)[1] == checksum
+    payload, checksum = model.current.payload(make_codec(codec, model.spec))
+    assert model.current.payload(make_codec(codec, model.spec))[0] is payload
+    assert model.current.payload(make_codec(codec, model.spec))[1] == checksum
     before = bytes(payload)
     for _ in range(4):
-        advance(model, [1.0], [make_update(np.ones(LARGE))])
+        advance(model, [1.0], [coded(np.ones(LARGE))])
     assert bytes(payload) == before
-    assert bytes(model.current.payload(codec)[0]) != before
+    assert bytes(model.current.payload(make_codec(codec, model.spec))[0]) != before
 
 
 def test_buffers_come_back_when_nothing_refers_to_them():
     gc.disable()
     try:
         model = Model(make_spec(LARGE), np.zeros(LARGE, F), 0, by([SGD()]))
-        delta = make_update(np.ones(LARGE))
+        delta = coded(np.ones(LARGE))
         assert model.snapshots_alive == 1
         for _ in range(5):
             advance(model, [1.0], [delta])
             assert model.snapshots_alive == 1
 
-        payload = model.current.payload("identity")[0]
+        payload = model.current.payload(make_codec("identity", model.spec))[0]
         part = memoryview(payload)[4096:8192]
         snapshot = model.current
         advance(model, [1.0], [delta])
@@ -242,7 +239,7 @@ def test_buffers_come_back_when_nothing_refers_to_them():
         assert model.snapshots_alive == 1
 
         view = model.current.vector[10:20]
-        model.current.payload("float16")
+        model.current.payload(make_codec("float16", model.spec))
         advance(model, [1.0], [delta])
         assert model.snapshots_alive == 2
         assert view[0] == 7.0
@@ -253,15 +250,21 @@ def test_buffers_come_back_when_nothing_refers_to_them():
 
 
 def test_a_failed_fold_loses_no_buffer():
+    class Broken:
+        length = LARGE
+
+        def read(self, *_):
+            raise ValueError("broken")
+
     model = Model(make_spec(LARGE), np.zeros(LARGE, F), 0, by([SGD()]))
-    with pytest.raises(ValueError, match="buffer"):
-        model.fold(Fold(1, (0,), (1.0,), ((1.0, 0.0),)), [Update(CODECS["identity"], b"short")])
+    with pytest.raises(ValueError, match="broken"):
+        model.fold(Fold(1, (0,), (1.0,), ((1.0, 0.0),)), [Broken()])
     assert model.snapshots_alive == 1
 
 
 def test_updates_wait_by_handle():
     model = Model(make_spec(1), np.zeros(1, F), 0, by([SGD()]))
-    updates = [make_update([value]) for value in (1.0, 2.0)]
+    updates = [coded([value]) for value in (1.0, 2.0)]
     first, second = [model.keep(update) for update in updates]
     assert model.updates_waiting == 2
     assert model.release(second) is updates[1]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgeasync.core.effects import Assign, Discard, Fold, Send
-from edgeasync.core.mixing import Update
+from edgeasync.core.mixing import norm_of
 from edgeasync.core.model import Model
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator
@@ -14,7 +14,7 @@ from edgeasync.policies.frequency import FixedFrequency, Interval, Tempo
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import PolynomialStaleness
-from edgeasync.protocol.codecs import CODECS
+from tests.core.coded import coded
 from edgeasync.protocol.messages import Ack, Applied, Buffered, Duplicate, ModelVersion, Rejected
 
 FULL_WEIGHT, SIXTEEN_STEPS = PolynomialStaleness(exponent=0.0), FixedFrequency(local_steps=16)
@@ -307,8 +307,8 @@ def test_a_transform_reaches_from_plan_to_fold(hub_bench):
     hub.join()
     delta = np.array([3.0, 0.0, 4.0], np.float32)
     for seq, expected in enumerate([[0.6, 0.0, 0.8], [0.2, -1.0, 0.6]], start=1):
-        update = Update(CODECS["identity"], CODECS["identity"].encode(delta))
-        hub.push(seq=seq, base=seq - 1, norm=update.norm(3))
+        update = coded(delta)
+        hub.push(seq=seq, base=seq - 1, norm=norm_of(update))
         fold = hub.one(Fold)
         assert fold.plan == ((0.5, 0.0), (0.4, float(seq - 1)))
         model.advance(model.fold(fold, [update])[0])

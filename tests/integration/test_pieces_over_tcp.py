@@ -128,8 +128,7 @@ async def train(run, spec, *, aggregate, agents, limits, codec="identity", updat
             stop=StopCondition(updates=updates),
             liveness=Liveness(heartbeat_s=0.5, lease_s=PATIENCE_S),
             limits=limits,
-            push_codec=codec,
-            model_codec=codec,
+            codec=CodecSettings(push=codec, model=codec),
         ),
         on_report=on_report,
     )

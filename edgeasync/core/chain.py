@@ -1,0 +1,54 @@
+"""Differences of models, and how the published model follows them, to the same bits at the hub and on devices."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgeasync.parameters import CHUNK, Vector
+from edgeasync.protocol.codecs import Codec, Source
+
+
+class Difference:
+    """A `Source`: the first `differences` values are `values - origin`, the rest are `values` as they are."""
+
+    def __init__(self, values: Vector, origin: Vector, differences: int) -> None:
+        self._values = values
+        self._origin = origin
+        self._differences = differences
+
+    @property
+    def length(self) -> int:
+        """How many values there are."""
+        return len(self._values)
+
+    def read(self, start: int, stop: int, scratch: Vector) -> Vector:
+        """Return values `start` to `stop`, a view or the front of `scratch`."""
+        middle = min(max(start, self._differences), stop)
+        if middle == start:
+            return self._values[start:stop]
+        read = scratch[: stop - start]
+        # Parameters that diverged are the hub's to refuse, with a count it keeps.
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.subtract(self._values[start:middle], self._origin[start:middle], out=read[: middle - start])
+        read[middle - start :] = self._values[middle:stop]
+        return read
+
+
+def follow(held: Vector, steps: Sequence[Source], rounding: Codec, trained: int, out: Vector) -> None:
+    """Write to `out`, which may be `held`, where the published chain leads from there: the same bits everywhere.
+
+    Each of the `steps`, at least one, is a coded difference of the `trained` values; statistics are values.
+    """
+    length = len(held)
+    scratch = np.empty(min(CHUNK, length), np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, trained, CHUNK):
+            stop = min(start + CHUNK, trained)
+            target, source = out[start:stop], held[start:stop]
+            for step in steps:
+                np.add(source, step.read(start, stop, scratch), out=target)
+                rounding.snap(target)
+                source = target
+        for start in range(trained, length, CHUNK):
+            stop = min(start + CHUNK, length)
+            out[start:stop] = steps[-1].read(start, stop, scratch)
