@@ -1,0 +1,24 @@
+"""Codecs: a model's flat float32 vector to payload bytes and back. Agreed by name when a device joins."""
+
+from edgeasync.protocol.codecs.catalogue import (
+    STAGES,
+    check_codec_name,
+    find_codec,
+    make_codec,
+    payload_bytes_limit,
+    stages_of,
+)
+from edgeasync.protocol.codecs.codec import Codec
+from edgeasync.protocol.codecs.source import Source, VectorSource
+
+__all__ = [
+    "STAGES",
+    "Codec",
+    "Source",
+    "VectorSource",
+    "check_codec_name",
+    "find_codec",
+    "make_codec",
+    "payload_bytes_limit",
+    "stages_of",
+]

@@ -1,0 +1,274 @@
+"""Codecs that share a scale among the values of a block: `int8`, `int4` and `sign`.
+
+QSGD (Alistarh et al. 2017) with the largest magnitude of a block as its scale; signSGD (Bernstein et al. 2018)
+with the mean one, as in EF-signSGD (Karimireddy et al. 2019). A block with a value that is not finite has the
+scale NaN. All scales come first. Only elementwise arithmetic and sums of whole rows: the same bits everywhere.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeasync.parameters import CHUNK, Vector
+from edgeasync.protocol.codecs.source import Bytes, Source
+
+BLOCK = 256
+"""Values that share a scale; `CHUNK` is a multiple of it."""
+
+SCALE_MIN = np.float32(2.0**-126)
+"""A block whose scale would be smaller is sent as zeros: subnormal scales are coarse, and slow."""
+
+_MAGNITUDE = 0x7FFF_FFFF
+_INFINITY = 0x7F80_0000
+_ROUNDING = np.float32(1.5 * 2**23)
+"""Added to a small number, its last bits are the nearest integer's, ties to even."""
+
+Levels = npt.NDArray[np.int8]
+Rows = npt.NDArray[np.float32]
+
+
+def blocks_in(length: int) -> int:
+    """How many blocks `length` values have; the last may be shorter."""
+    return -(-length // BLOCK)
+
+
+class _Chunk(NamedTuple):
+    start: int
+    stop: int
+    rows: Rows
+    """Whole blocks, the last one filled up with zeros; not to be written to."""
+
+
+def _chunks(source: Source) -> Iterator[_Chunk]:
+    """Yield all values of a source as blocks."""
+    room = min(CHUNK, BLOCK * blocks_in(source.length))
+    scratch = np.empty(room, np.float32)
+    for start in range(0, source.length, CHUNK):
+        stop = min(start + CHUNK, source.length)
+        values = source.read(start, stop, scratch)
+        if values.size % BLOCK:
+            padded = np.zeros(BLOCK * blocks_in(values.size), np.float32)
+            padded[: values.size] = values
+            values = padded
+        yield _Chunk(start, stop, values.reshape(-1, BLOCK))
+
+
+def _scale_blocks(values: Vector, start: int, scales: Vector) -> None:
+    """Multiply values, which begin at place `start` of the whole, by the scale of their block."""
+    head = min(-start % BLOCK, values.size)
+    block = (start + head) // BLOCK
+    whole = (values.size - head) // BLOCK
+    body = values[head : head + whole * BLOCK].reshape(whole, BLOCK)
+    tail = values[head + whole * BLOCK :]
+    with np.errstate(over="ignore", invalid="ignore"):  # what a peer sends must not warn, let alone raise
+        if head:
+            np.multiply(values[:head], scales[start // BLOCK], out=values[:head])
+        np.multiply(body, scales[block : block + whole, np.newaxis], out=body)
+        if tail.size:
+            np.multiply(tail, scales[block + whole], out=tail)
+
+
+class _Quantizer:
+    """Rounds blocks to whole levels; holds the memory that this takes."""
+
+    def __init__(self, steps: int, unit: int, length: int, random: np.random.Generator | None) -> None:
+        room = min(CHUNK, BLOCK * blocks_in(length))
+        self._steps = np.float32(steps)
+        self._span = np.float32(steps * unit)
+        self._random = random
+        self._work = np.empty(room, np.float32)
+        self._noise = np.empty(room if random is not None else 0, np.float32)
+        self._levels = np.empty(room, np.int8)
+
+    def quantize(self, rows: Rows, scales: Vector) -> Levels:
+        """Return the levels, and write the scale of every row."""
+        work = self._work[: rows.size].reshape(rows.shape)
+        magnitudes = np.bitwise_and(rows.view(np.int32), _MAGNITUDE, out=work.view(np.int32))
+        # As integers magnitudes compare as they do as floats, and those that are not finite are the largest.
+        peaks = magnitudes.max(axis=1)
+        broken = peaks >= _INFINITY
+        peaks[broken] = 0
+        largest = peaks.view(np.float32)
+        np.divide(largest, self._span, out=scales)
+        scales[scales < SCALE_MIN] = 0.0
+        factors = np.zeros_like(largest)
+        np.divide(self._steps, largest, out=factors, where=scales > 0.0)
+        with np.errstate(invalid="ignore"):
+            np.multiply(rows, factors[:, np.newaxis], out=work)
+        if broken.any():
+            scales[broken] = np.nan
+            work[broken] = 0.0
+        flat = work.reshape(-1)
+        if self._random is not None:
+            noise = self._noise[: flat.size]
+            self._random.random(out=noise, dtype=np.float32)
+            np.floor(np.add(flat, noise, out=flat), out=flat)
+            np.clip(flat, -self._steps, self._steps, out=flat)
+        np.add(flat, _ROUNDING, out=flat)
+        levels = self._levels[: flat.size]
+        np.copyto(levels, flat.view(np.int32), casting="unsafe")
+        return levels
+
+
+def _check_random(stochastic: bool, random: np.random.Generator | None) -> np.random.Generator | None:  # noqa: FBT001
+    if stochastic and random is None:
+        raise ValueError("a codec that rounds stochastically needs a generator of random numbers to encode")
+    return random if stochastic else None
+
+
+@dataclass(frozen=True)
+class Int8:
+    """`int8`: a value is its level, -127 to 127, times the block's scale, the largest magnitude / 127."""
+
+    stochastic: bool = False
+
+    elementwise: ClassVar[bool] = False
+    needs_feedback: ClassVar[bool] = False
+
+    def nbytes(self, length: int) -> int:
+        """One byte a value, and four a block."""
+        return 4 * blocks_in(length) + length
+
+    def encode(self, source: Source, out: Bytes, random: np.random.Generator | None) -> None:
+        """Round to the nearest level, ties to even, or to either neighbour with the right mean."""
+        split = 4 * blocks_in(source.length)
+        scales, coded = out[:split].view("<f4"), out[split:].view(np.int8)
+        quantizer = _Quantizer(127, 1, source.length, _check_random(self.stochastic, random))
+        for start, stop, rows in _chunks(source):
+            first = start // BLOCK
+            coded[start:stop] = quantizer.quantize(rows, scales[first : first + len(rows)])[: stop - start]
+
+    def open(self, coded: Bytes, length: int) -> Source:
+        """Return a source that multiplies what is read; a level of -128 counts as such."""
+        split = 4 * blocks_in(length)
+        return _Int8Source(coded[:split].view("<f4"), coded[split:].view(np.int8))
+
+
+class _Int8Source:
+    __slots__ = ("_levels", "_scales", "length")
+
+    def __init__(self, scales: Vector, levels: Levels) -> None:
+        self._scales = scales
+        self._levels = levels
+        self.length = levels.size
+
+    def read(self, start: int, stop: int, scratch: Vector) -> Vector:
+        values = scratch[: stop - start]
+        np.copyto(values, self._levels[start:stop])
+        _scale_blocks(values, start, self._scales)
+        return values
+
+
+@dataclass(frozen=True)
+class Int4:
+    """`int4`: a value is 16 times its level, -7 to 7, times the block's scale, the largest magnitude / 112.
+
+    The lower halves of the bytes are the levels of the first half of all values, the upper halves those of the
+    rest: so any range is decoded in long loops, and a level needs no shift to be 16 times itself as a signed byte.
+    """
+
+    stochastic: bool = False
+
+    elementwise: ClassVar[bool] = False
+    needs_feedback: ClassVar[bool] = False
+
+    def nbytes(self, length: int) -> int:
+        """Half a byte a value, and four bytes a block."""
+        return 4 * blocks_in(length) + (length + 1) // 2
+
+    def encode(self, source: Source, out: Bytes, random: np.random.Generator | None) -> None:
+        """Round to the nearest level, ties to even, or to either neighbour with the right mean."""
+        split, half = 4 * blocks_in(source.length), (source.length + 1) // 2
+        scales, coded = out[:split].view("<f4"), out[split:]
+        if source.length % 2:
+            coded[-1:] = 0
+        quantizer = _Quantizer(7, 16, source.length, _check_random(self.stochastic, random))
+        for start, stop, rows in _chunks(source):
+            first = start // BLOCK
+            levels = quantizer.quantize(rows, scales[first : first + len(rows)]).view(np.uint8)
+            middle = min(max(start, half), stop)
+            np.bitwise_and(levels[: middle - start], 15, out=coded[start:middle])
+            if middle < stop:
+                upper = coded[middle - half : stop - half]
+                np.bitwise_or(upper, levels[middle - start : stop - start] << 4, out=upper)
+
+    def open(self, coded: Bytes, length: int) -> Source:
+        """Return a source that unpacks and multiplies what is read; a level of -8 counts as such."""
+        split = 4 * blocks_in(length)
+        return _Int4Source(coded[:split].view("<f4"), coded[split:], length)
+
+
+class _Int4Source:
+    __slots__ = ("_coded", "_scales", "length")
+
+    def __init__(self, scales: Vector, coded: Bytes, length: int) -> None:
+        self._scales = scales
+        self._coded = coded
+        self.length = length
+
+    def read(self, start: int, stop: int, scratch: Vector) -> Vector:
+        values = scratch[: stop - start]
+        half = self._coded.size
+        middle = min(max(start, half), stop)
+        if start < middle:
+            lower = self._coded[start:middle] * np.uint8(16)
+            np.copyto(values[: middle - start], lower.view(np.int8))
+        if middle < stop:
+            upper = self._coded[middle - half : stop - half] & np.uint8(0xF0)
+            np.copyto(values[middle - start :], upper.view(np.int8))
+        _scale_blocks(values, start, self._scales)
+        return values
+
+
+@dataclass(frozen=True)
+class Sign:
+    """`sign`: a value is its sign times the block's scale, the mean magnitude."""
+
+    elementwise: ClassVar[bool] = False
+    needs_feedback: ClassVar[bool] = True
+
+    def nbytes(self, length: int) -> int:
+        """One bit a value, and four bytes a block."""
+        return 4 * blocks_in(length) + -(-length // 8)
+
+    def encode(self, source: Source, out: Bytes, random: np.random.Generator | None) -> None:  # noqa: ARG002
+        """Keep the signs."""
+        split = 4 * blocks_in(source.length)
+        scales, coded = out[:split].view("<f4"), out[split:]
+        for start, stop, rows in _chunks(source):
+            first = start // BLOCK
+            counts = np.full(len(rows), BLOCK, np.float32)
+            counts[-1] -= rows.size - (stop - start)
+            with np.errstate(over="ignore", invalid="ignore"):
+                means = np.add.reduce(np.abs(rows), axis=1) / counts
+            means[~np.isfinite(means)] = np.nan
+            scales[first : first + len(rows)] = means
+            negative = np.less(rows.reshape(-1)[: stop - start].view(np.int32), 0)
+            coded[start // 8 : -(-stop // 8)] = np.packbits(negative, bitorder="little")
+
+    def open(self, coded: Bytes, length: int) -> Source:
+        """Return a source that unpacks and multiplies what is read."""
+        split = 4 * blocks_in(length)
+        return _SignSource(coded[:split].view("<f4"), coded[split:], length)
+
+
+class _SignSource:
+    __slots__ = ("_bits", "_scales", "length")
+
+    def __init__(self, scales: Vector, bits: Bytes, length: int) -> None:
+        self._scales = scales
+        self._bits = bits
+        self.length = length
+
+    def read(self, start: int, stop: int, scratch: Vector) -> Vector:
+        values = scratch[: stop - start]
+        first = start // 8
+        signs = np.unpackbits(self._bits[first : -(-stop // 8)], bitorder="little").view(np.int8)
+        np.multiply(signs, np.int8(-2), out=signs)
+        np.add(signs, np.int8(1), out=signs)
+        np.copyto(values, signs[start - 8 * first : stop - 8 * first])
+        _scale_blocks(values, start, self._scales)
+        return values

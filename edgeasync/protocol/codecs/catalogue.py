@@ -1,0 +1,154 @@
+"""Names of codecs, and the codecs they mean.
+
+A name is stages joined by `+`, at most 64 characters: a dense one (`identity`, `float16`, `bfloat16`, `int8`,
+`int4`, `sign`), or `top_k(fraction)` or `low_rank(rank)` and, if not `identity`, a dense one for what they keep;
+then perhaps `zstd`. `int8(stochastic)` and `int4(stochastic)` differ from `int8` and `int4` for the encoder only.
+"""
+
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+from edgeasync.errors import ProtocolError
+from edgeasync.parameters import ParameterSpec
+from edgeasync.protocol.codecs.blocks import Int4, Int8, Sign
+from edgeasync.protocol.codecs.codec import Codec, Dense
+from edgeasync.protocol.codecs.compressed import HAS_ZSTD, Compressed, compressed_bytes_max
+from edgeasync.protocol.codecs.dense import BFLOAT16, FLOAT16, DenseCodec, Identity, wrong_length
+from edgeasync.protocol.codecs.low_rank import RANK_MAX, LowRank, lay_out
+from edgeasync.protocol.codecs.top_k import TopK
+
+NAME_LENGTH_MAX = 64
+
+_DENSE: dict[str, Dense] = {
+    "identity": Identity(),
+    "float16": FLOAT16,
+    "bfloat16": BFLOAT16,
+    "int8": Int8(),
+    "int8(stochastic)": Int8(stochastic=True),
+    "int4": Int4(),
+    "int4(stochastic)": Int4(stochastic=True),
+    "sign": Sign(),
+}
+
+STAGES: tuple[str, ...] = (
+    *("identity", "float16", "bfloat16", "int8", "int4", "top_k", "sign", "low_rank"),
+    *(("zstd",) if HAS_ZSTD else ()),
+)
+"""What this side can decode; a peer lists them when it joins."""
+
+_KNOWN = (
+    "identity, float16, bfloat16, int8, int8(stochastic), int4, int4(stochastic), sign, top_k(0.01), low_rank(4); "
+    "the last two may be followed by one of the others, as in top_k(0.01)+int8, and any by +zstd"
+)
+_TOP_K = re.compile(r"top_k\((0\.[0-9]{1,9})\)", re.ASCII)
+_LOW_RANK = re.compile(r"low_rank\(([1-9][0-9]?)\)", re.ASCII)
+
+
+class _Design(NamedTuple):
+    """What a name means, whatever the spec is."""
+
+    fraction: float
+    """Of top-k, or else 0."""
+    rank: int
+    """Of low rank, or else 0."""
+    dense: str
+    compressed: bool
+
+    @property
+    def name(self) -> str:
+        """The canonical name."""
+        first = (
+            f"top_k({_decimal(self.fraction)})" if self.fraction else f"low_rank({self.rank})" if self.rank else ""
+        )
+        dense = "" if first and self.dense == "identity" else self.dense
+        return "+".join(part for part in (first, dense, "zstd" if self.compressed else "") if part)
+
+
+def _decimal(fraction: float) -> str:
+    return f"{fraction:.9f}".rstrip("0")
+
+
+def _parse(name: str) -> _Design:
+    """Read a name; raises `ValueError`, with the names there are."""
+    parts = name.split("+") if len(name) <= NAME_LENGTH_MAX else []
+    compressed = len(parts) > 1 and parts[-1] == "zstd"
+    if compressed:
+        if not HAS_ZSTD:
+            raise ValueError(f"codec {name!r} needs the zstandard package: pip install 'edgeasync[zstd]'")
+        parts.pop()
+    fraction, rank = 0.0, 0
+    if parts and (match := _TOP_K.fullmatch(parts[0])):
+        fraction = float(match[1])
+    elif parts and (match := _LOW_RANK.fullmatch(parts[0])):
+        rank = int(match[1])
+    sparse = fraction > 0.0 or rank > 0
+    rest = parts[1:] if sparse else parts
+    dense = rest[0] if rest else "identity"
+    if not parts or dense not in _DENSE or len(rest) > 1 or fraction > 0.5 or rank > RANK_MAX:
+        raise ValueError(f"unknown codec {name[:NAME_LENGTH_MAX]!r}; known: {_KNOWN}")
+    return _Design(fraction, rank, dense, compressed)
+
+
+@dataclass(frozen=True)
+class _Key:
+    """A spec that compares by its fingerprint: to hash all names and shapes takes longer than a small update."""
+
+    fingerprint: str
+    spec: ParameterSpec = field(compare=False)
+
+
+def make_codec(name: str, spec: ParameterSpec) -> Codec:
+    """Return the codec of that name for vectors of `spec`.
+
+    Raises `ValueError`, with the names there are, for one that is unknown or ill-formed.
+    """
+    return _make_codec(name, _Key(spec.fingerprint, spec))
+
+
+@lru_cache(maxsize=128)
+def _make_codec(name: str, key: _Key) -> Codec:
+    design, spec = _parse(name), key.spec
+    dense = _DENSE[design.dense]
+    plain = _Design(design.fraction, design.rank, design.dense, compressed=False).name
+    codec: Codec
+    if design.fraction:
+        codec = TopK(plain, spec.length, spec.trained_length, design.fraction, dense)
+    elif design.rank:
+        codec = LowRank(plain, spec.length, spec.trained_length, lay_out(spec, design.rank), dense)
+    else:
+        codec = DenseCodec(plain, spec.length, spec.trained_length, dense)
+    return Compressed(codec) if design.compressed else codec
+
+
+def find_codec(name: str, payload_bytes: int, spec: ParameterSpec) -> Codec:
+    """Return the codec named in a message; raises `ProtocolError` if unknown or if no payload is so long."""
+    try:
+        codec = make_codec(name, spec)
+    except ValueError as error:
+        raise ProtocolError(str(error)) from error
+    if not codec.payload_bytes_min <= payload_bytes <= codec.payload_bytes_max:
+        raise wrong_length(codec, payload_bytes)
+    return codec
+
+
+def check_codec_name(name: str) -> None:
+    """Raise `ValueError`, with the names there are, for a codec that settings cannot mean."""
+    _parse(name)
+
+
+def stages_of(name: str) -> frozenset[str]:
+    """Return the stages, without arguments, that a peer must know to decode such payloads.
+
+    Raises `ValueError` as `check_codec_name` does.
+    """
+    design = _parse(name)
+    found = {design.dense.partition("(")[0]}
+    found |= {stage for stage, used in (("top_k", design.fraction), ("low_rank", design.rank)) if used}
+    return frozenset(found | {"zstd"} if design.compressed else found)
+
+
+def payload_bytes_limit(spec: ParameterSpec) -> int:
+    """Return how long a payload of any codec can be: hardly more than the plain vector."""
+    return compressed_bytes_max(4 * spec.length + 64)

@@ -1,0 +1,261 @@
+"""`low_rank(r)`: of every matrix the product of two thin ones, as PowerSGD (Vogels et al. 2019), densely coded.
+
+No state is kept between updates: subspace iteration begins with the same signs every time, and is done twice. No
+BLAS: products are elementwise, and sums those of numpy's reduction, so that all machines find the same bits.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+
+from edgeasync.parameters import CHUNK, ParameterSpec, Vector
+from edgeasync.protocol.codecs.blocks import Rows
+from edgeasync.protocol.codecs.codec import Dense
+from edgeasync.protocol.codecs.dense import as_bytes, encode_statistics, with_statistics, wrong_length
+from edgeasync.protocol.codecs.source import Part, Source, VectorSource, copy_whole
+from edgeasync.protocol.wire import Buffer
+
+RANK_MAX = 64
+_ITERATIONS = 2
+_NOISE = 1e-5
+"""A column of which less than this share is left, once the earlier ones are taken out, is rounding noise."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where an array lies in the vector, and where what is sent of it lies among the coded values."""
+
+    start: int
+    rows: int
+    columns: int
+    coded_start: int
+    rank: int
+    """0: the array is sent as it is."""
+
+    @property
+    def size(self) -> int:
+        """Values of the array."""
+        return self.rows * self.columns
+
+    @property
+    def coded_size(self) -> int:
+        """Values that are sent: `rank` rows of as many values as the matrix has rows, then as it has columns."""
+        return self.rank * (self.rows + self.columns) or self.size
+
+
+def lay_out(spec: ParameterSpec, rank: int) -> tuple[Layout, ...]:
+    """Return the layout of the trained arrays; the first axis against all others, where that saves anything."""
+    layouts: list[Layout] = []
+    start = coded_start = 0
+    for parameter in spec.parameters:
+        if parameter.role != "trained":
+            break
+        rows = parameter.shape[0] if parameter.shape else 1
+        columns = parameter.size // rows
+        saves = rank * (rows + columns) < rows * columns
+        layouts.append(Layout(start, rows, columns, coded_start, rank if saves else 0))
+        start += layouts[-1].size
+        coded_start += layouts[-1].coded_size
+    return tuple(layouts)
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """Factors of the matrices and the other trained arrays through one dense stage, then the statistics."""
+
+    name: str
+    length: int
+    trained: int
+    layouts: tuple[Layout, ...]
+    stage: Dense
+
+    elementwise: ClassVar[bool] = False
+    needs_feedback: ClassVar[bool] = True
+
+    @cached_property
+    def coded_length(self) -> int:
+        """Values that go through the dense stage."""
+        return sum(layout.coded_size for layout in self.layouts)
+
+    @cached_property
+    def payload_bytes_min(self) -> int:
+        """All payloads are equally long."""
+        return self.stage.nbytes(self.coded_length) + 4 * (self.length - self.trained)
+
+    @property
+    def payload_bytes_max(self) -> int:
+        """All payloads are equally long."""
+        return self.payload_bytes_min
+
+    def encode(self, source: Source, random: np.random.Generator | None = None) -> Buffer:
+        """Return the payload; needs memory for the largest matrix, unless the source is a vector."""
+        coded = np.empty(self.coded_length, np.float32)
+        for layout in self.layouts:
+            target = coded[layout.coded_start : layout.coded_start + layout.coded_size]
+            part = Part(source, layout.start, layout.start + layout.size)
+            if layout.rank:
+                matrix = _whole(part).reshape(layout.rows, layout.columns)
+                split = layout.rank * layout.rows
+                left = target[:split].reshape(layout.rank, layout.rows)
+                right = target[split:].reshape(layout.rank, layout.columns)
+                _factorize(matrix, left, right)
+            else:
+                copy_whole(target, part)
+        out = np.empty(self.payload_bytes_min, np.uint8)
+        split = self.stage.nbytes(self.coded_length)
+        self.stage.encode(VectorSource(coded), out[:split], random)
+        encode_statistics(source, self.trained, out[split:])
+        return out.data
+
+    def open(self, payload: Buffer) -> Source:
+        """Check the length, which is all that can be wrong, and decode the factors."""
+        coded = as_bytes(payload)
+        if coded.size != self.payload_bytes_min:
+            raise wrong_length(self, coded.size)
+        split = self.stage.nbytes(self.coded_length)
+        opened = self.stage.open(coded[:split], self.coded_length)
+        return with_statistics(_LowRankSource(self.trained, self.layouts, opened), coded[split:])
+
+    def snap(self, values: Vector) -> None:  # noqa: ARG002
+        """Raise `TypeError`: values are not rounded one by one."""
+        raise TypeError(f"{self.name} does not round values one by one")
+
+
+def _whole(source: Source) -> Vector:
+    """Return all values of a source: a view, if that is what it gives."""
+    if isinstance(source, Part) and (vector := source.view()) is not None:
+        return vector
+    values = np.empty(source.length, np.float32)
+    copy_whole(values, source)
+    return values
+
+
+def _factorize(matrix: Rows, left: Rows, right: Rows) -> None:
+    """Write `left` (rank x rows, orthonormal rows or zeros) and `right` (rank x columns): matrix ~ left' right."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        right[:] = _signs(*right.shape)
+        for iteration in range(_ITERATIONS):
+            if iteration:
+                _orthonormalize(right)
+            _times(matrix, right, left)
+            if not np.isfinite(left).all():
+                left.fill(np.nan)
+                right.fill(np.nan)
+                return
+            _orthonormalize(left)
+            _transposed_times(matrix, left, right)
+
+
+def _signs(rank: int, length: int) -> Rows:
+    """Return numbers 1 and -1 that look random: the top bits of Weyl sequences, mixed."""
+    places = np.arange(rank * length, dtype=np.uint32).reshape(rank, length) + np.uint32(1)
+    mixed = places * np.uint32(0x9E37_79B9)
+    mixed ^= mixed >> np.uint32(15)
+    mixed *= np.uint32(0x85EB_CA6B)
+    mixed ^= mixed >> np.uint32(13)
+    mixed *= np.uint32(0xC2B2_AE35)
+    return np.where(mixed >> np.uint32(31), np.float32(-1.0), np.float32(1.0))
+
+
+def _rows_at_a_time(matrix: Rows) -> Iterator[slice]:
+    step = max(1, CHUNK // matrix.shape[1])
+    return (slice(start, start + step) for start in range(0, matrix.shape[0], step))
+
+
+def _times(matrix: Rows, right: Rows, left: Rows) -> None:
+    """Write matrix right' to `left`, transposed."""
+    for at in _rows_at_a_time(matrix):
+        work = np.empty_like(matrix[at])
+        for row, out in zip(right, left, strict=True):
+            np.add.reduce(np.multiply(matrix[at], row, out=work), axis=1, out=out[at])
+
+
+def _transposed_times(matrix: Rows, left: Rows, right: Rows) -> None:
+    """Write left matrix to `right`."""
+    right.fill(0.0)
+    for at in _rows_at_a_time(matrix):
+        work = np.empty_like(matrix[at])
+        for row, out in zip(left, right, strict=True):
+            np.add(out, np.add.reduce(np.multiply(matrix[at], row[at, np.newaxis], out=work), axis=0), out=out)
+
+
+def _orthonormalize(rows: Rows) -> None:
+    """Gram-Schmidt, twice over, in float64; rows that depend on earlier ones become zero."""
+    done: list[np.ndarray[tuple[int], np.dtype[np.float64]]] = []
+    for row in rows:
+        wide = row.astype(np.float64)
+        before = np.sqrt(np.add.reduce(wide * wide))
+        for _ in range(2):
+            for other in done:
+                wide -= np.add.reduce(wide * other) * other
+        after = np.sqrt(np.add.reduce(wide * wide))
+        if after > _NOISE * before:
+            wide /= after
+            done.append(wide)
+        else:
+            wide.fill(0.0)
+        row[:] = wide
+
+
+class _LowRankSource:
+    """Products of factors, multiplied where they are read."""
+
+    __slots__ = ("_coded", "_factors", "_layouts", "_starts", "length")
+
+    def __init__(self, length: int, layouts: tuple[Layout, ...], coded: Source) -> None:
+        self.length = length
+        self._layouts = layouts
+        self._starts = np.array([layout.start for layout in layouts], np.int64)
+        self._coded = coded
+        self._factors: dict[int, Vector] = {}
+        for layout in layouts:
+            if layout.rank:
+                factors = np.empty(layout.coded_size, np.float32)
+                copy_whole(factors, Part(coded, layout.coded_start, layout.coded_start + layout.coded_size))
+                self._factors[layout.start] = factors
+
+    def read(self, start: int, stop: int, scratch: Vector) -> Vector:
+        first = int(np.searchsorted(self._starts, start, "right")) - 1
+        for layout in self._layouts[first:]:
+            if layout.start >= stop:
+                break
+            begin, end = max(start, layout.start), min(stop, layout.start + layout.size)
+            out = scratch[begin - start : end - start]
+            if layout.rank:
+                self._multiply(layout, begin - layout.start, out)
+            else:
+                offset = layout.coded_start - layout.start
+                values = self._coded.read(begin + offset, end + offset, out)
+                if not np.may_share_memory(values, out):
+                    out[:] = values
+        return scratch[: stop - start]
+
+    def _multiply(self, layout: Layout, start: int, out: Vector) -> None:
+        """Write the values of a matrix from place `start` on: the rest of a row, whole rows, the front of one."""
+        columns = layout.columns
+        row, column = divmod(start, columns)
+        head = min(columns - column, out.size) if column else 0
+        if head:
+            self._multiply_block(layout, slice(row, row + 1), slice(column, column + head), out[:head])
+            row += 1
+        whole = (out.size - head) // columns
+        middle = head + whole * columns
+        self._multiply_block(layout, slice(row, row + whole), slice(0, columns), out[head:middle])
+        if middle < out.size:
+            columns_left = slice(0, out.size - middle)
+            self._multiply_block(layout, slice(row + whole, row + whole + 1), columns_left, out[middle:])
+
+    def _multiply_block(self, layout: Layout, rows: slice, columns: slice, out: Vector) -> None:
+        """Write a block of the product, one rank after another."""
+        factors = self._factors[layout.start]
+        split = layout.rank * layout.rows
+        left = factors[:split].reshape(layout.rank, layout.rows)[:, rows, np.newaxis]
+        right = factors[split:].reshape(layout.rank, layout.columns)[:, columns]
+        block = out.reshape(left.shape[1], right.shape[1])
+        with np.errstate(over="ignore", invalid="ignore"):  # what a peer sends must not warn, let alone raise
+            np.multiply(left[0], right[0], out=block)
+            for number in range(1, layout.rank):
+                block += left[number] * right[number]

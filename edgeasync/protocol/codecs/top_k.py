@@ -1,0 +1,236 @@
+"""`top_k(fraction)`: the largest values (Aji and Heafield 2017), through a dense stage, and where they are.
+
+Those are exactly the `ceil(fraction n)` largest magnitudes, of equal ones the first; zeros need not be sent.
+Places travel as gaps in symbols of 4, 8 or 16 bits, whichever takes fewest bytes.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeasync.errors import ProtocolError
+from edgeasync.parameters import CHUNK, Vector
+from edgeasync.protocol.codecs.codec import Dense
+from edgeasync.protocol.codecs.dense import as_bytes, encode_statistics, with_statistics, wrong_length
+from edgeasync.protocol.codecs.source import Bytes, Part, Source, VectorSource
+from edgeasync.protocol.wire import Buffer
+
+HEADER_BYTES = 8
+WIDTHS = (4, 8, 16)
+"""Bits of a symbol."""
+
+SAMPLE = 1 << 14
+_RUN = 128
+"""Values are sampled in runs: reading a source has a price of its own."""
+
+_MAGNITUDE = 0x7FFF_FFFF
+
+Places = npt.NDArray[np.int64]
+Magnitudes = npt.NDArray[np.int32]
+"""A float's bits without its sign: they compare as magnitudes do, and what is not finite is largest."""
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The largest of the trained values, then the statistics."""
+
+    name: str
+    length: int
+    trained: int
+    fraction: float
+    stage: Dense
+
+    elementwise: ClassVar[bool] = False
+    needs_feedback: ClassVar[bool] = True
+
+    @property
+    def payload_bytes_min(self) -> int:
+        """Nothing is kept."""
+        return HEADER_BYTES + 4 * (self.length - self.trained)
+
+    @property
+    def payload_bytes_max(self) -> int:
+        """Half of the values are kept, and their places take the widest symbols."""
+        count = self.count_max
+        symbols = max(_symbol_bytes(count + self.trained // _escape(width), width) for width in WIDTHS)
+        return self.payload_bytes_min + self.stage.nbytes(count) + symbols
+
+    @property
+    def count_max(self) -> int:
+        """More values are not believed, whatever the fraction is: they would be cheaper without their places."""
+        return (self.trained + 1) // 2
+
+    def encode(self, source: Source, random: np.random.Generator | None = None) -> Buffer:
+        """Return the payload."""
+        count = min(math.ceil(self.fraction * self.trained), self.count_max)
+        places, values = _largest(Part(source, 0, self.trained), count)
+        width, symbols = _code_places(places)
+        value_bytes = self.stage.nbytes(places.size)
+        out = np.empty(self.payload_bytes_min + value_bytes + symbols.size, np.uint8)
+        out[:HEADER_BYTES].view("<u4")[:] = places.size, width
+        rest = out[HEADER_BYTES:]
+        self.stage.encode(VectorSource(values), rest[:value_bytes], random)
+        rest[value_bytes : value_bytes + symbols.size] = symbols
+        encode_statistics(source, self.trained, rest[value_bytes + symbols.size :])
+        return out.data
+
+    def open(self, payload: Buffer) -> Source:
+        """Decode and check the places."""
+        coded = as_bytes(payload)
+        if not self.payload_bytes_min <= coded.size <= self.payload_bytes_max:
+            raise wrong_length(self, coded.size)
+        count, width = coded[:HEADER_BYTES].view("<u4").tolist()
+        if count > self.count_max or width not in WIDTHS:
+            raise ProtocolError(f"{count} of {self.trained} values, in symbols of {width} bits, are not possible")
+        value_bytes = self.stage.nbytes(count)
+        symbol_bytes = coded.size - self.payload_bytes_min - value_bytes
+        if symbol_bytes < 0:
+            raise ProtocolError(f"{count} values do not fit in a {self.name} payload of {coded.size} bytes")
+        rest = coded[HEADER_BYTES:]
+        symbols = rest[value_bytes : value_bytes + symbol_bytes]
+        places = _decode_places(symbols, width, count, self.trained)
+        kept = self.stage.open(rest[:value_bytes], count)
+        sparse = _SparseSource(self.trained, places, kept)
+        return with_statistics(sparse, rest[value_bytes + symbol_bytes :])
+
+    def snap(self, values: Vector) -> None:  # noqa: ARG002
+        """Raise `TypeError`: values are not rounded one by one."""
+        raise TypeError(f"{self.name} does not round values one by one")
+
+
+class _SparseSource:
+    """Zeros, but for some."""
+
+    __slots__ = ("_kept", "_places", "length")
+
+    def __init__(self, length: int, places: npt.NDArray[np.int32], kept: Source) -> None:
+        self.length = length
+        self._places = places
+        self._kept = np.empty(kept.length, np.float32)
+        self._kept[:] = kept.read(0, kept.length, self._kept)
+
+    def read(self, start: int, stop: int, scratch: Vector) -> Vector:
+        values = scratch[: stop - start]
+        values.fill(0.0)
+        # Needles of the places' own type: of another, all places would be converted at every call.
+        first, last = np.searchsorted(self._places, np.array([start, stop], np.int32))
+        values[self._places[first:last] - np.int32(start)] = self._kept[first:last]
+        return values
+
+
+def _largest(source: Source, count: int) -> tuple[Places, Vector]:
+    """Return where the `count` largest magnitudes are, in order, and the values."""
+    least = _guess(source, count)
+    places, values = _at_least(source, least)
+    if places.size < count and least > 1:
+        places, values = _at_least(source, _lower_bound(source, count))
+    if places.size <= count:
+        return places, values
+    magnitudes = _magnitudes(values)
+    last = np.partition(magnitudes, -count)[-count]
+    keep = magnitudes > last
+    keep[np.flatnonzero(magnitudes == last)[: count - np.count_nonzero(keep)]] = True
+    return places[keep], values[keep]
+
+
+def _guess(source: Source, count: int) -> int:
+    """Return a magnitude that, by a sample, a few more than `count` values reach; at least 1: no zero does."""
+    length = source.length
+    if length <= SAMPLE:
+        return 1
+    sample, scratch = np.empty(SAMPLE, np.float32), np.empty(_RUN, np.float32)
+    for number in range(SAMPLE // _RUN):
+        start = number * (length - _RUN) // (SAMPLE // _RUN - 1)
+        sample[number * _RUN : (number + 1) * _RUN] = source.read(start, start + _RUN, scratch)
+    expected = count / length * SAMPLE
+    rank = math.ceil(expected + 4.0 * math.sqrt(expected)) + 4
+    if rank >= SAMPLE:
+        return 1
+    magnitudes = _magnitudes(sample)
+    return max(1, int(np.partition(magnitudes, -rank)[-rank]))
+
+
+def _lower_bound(source: Source, count: int) -> int:
+    """Return a magnitude that at least `count` values reach, if so many are not zero, and not many more."""
+    counts = np.zeros(1 << 16, np.int64)
+    scratch = np.empty(min(CHUNK, source.length), np.float32)
+    for start in range(0, source.length, CHUNK):
+        values = source.read(start, min(start + CHUNK, source.length), scratch)
+        counts += np.bincount(_magnitudes(values) >> 15, minlength=1 << 16)
+    reached = np.flatnonzero(np.cumsum(counts[::-1])[::-1] >= count)
+    return max(1, int(reached[-1]) << 15)
+
+
+def _at_least(source: Source, least: int) -> tuple[Places, Vector]:
+    """Return the values of at least this magnitude, and where they are."""
+    room = min(CHUNK, source.length)
+    scratch, work, reach = np.empty(room, np.float32), np.empty(room, np.int32), np.empty(room, np.bool_)
+    found, kept = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
+    for start in range(0, source.length, CHUNK):
+        values = source.read(start, min(start + CHUNK, source.length), scratch)
+        size = values.size
+        np.bitwise_and(values.view(np.int32), _MAGNITUDE, out=work[:size])
+        places = np.flatnonzero(np.greater_equal(work[:size], least, out=reach[:size]))
+        kept.append(values[places])
+        found.append(places + start)
+    return np.concatenate(found), np.concatenate(kept)
+
+
+def _magnitudes(values: Vector) -> Magnitudes:
+    return np.bitwise_and(values.view(np.int32), _MAGNITUDE)
+
+
+def _escape(width: int) -> int:
+    """Return the symbol that says: so many places on, and the gap is not over."""
+    return (1 << width) - 1
+
+
+def _symbol_bytes(symbols: int, width: int) -> int:
+    return -(-symbols * width // 8)
+
+
+def _code_places(places: Places) -> tuple[int, Bytes]:
+    """Return the width that takes fewest bytes, and the coded places.
+
+    A gap, the places left out before one, is floor(gap / M) symbols M = 2**width - 1, and then gap mod M. Of two
+    4-bit symbols in a byte the first is the lower half; an odd one out is followed by M.
+    """
+    if not places.size:
+        return WIDTHS[0], np.empty(0, np.uint8)
+    gaps = np.diff(places, prepend=-1) - 1
+    sizes = {width: _symbol_bytes(gaps.size + int((gaps // _escape(width)).sum()), width) for width in WIDTHS}
+    width = min(sizes, key=sizes.__getitem__)
+    skips, ends = np.divmod(gaps, _escape(width))
+    at = np.cumsum(skips + 1) - 1
+    symbols = np.full(int(at[-1]) + 1 + (width == 4), _escape(width), np.dtype("<u2") if width == 16 else np.uint8)
+    symbols[at] = ends
+    if width == 4:
+        pairs = symbols[: symbols.size // 2 * 2]
+        return width, pairs[0::2] | pairs[1::2] << 4
+    return width, symbols[: int(at[-1]) + 1].view(np.uint8)
+
+
+def _decode_places(coded: Bytes, width: int, count: int, length: int) -> npt.NDArray[np.int32]:
+    """Return the places, in order, each once; raises `ProtocolError` unless they are `count` of `length`."""
+    escape = _escape(width)
+    if coded.size > _symbol_bytes(count + length // escape, width) or coded.size * 8 % width:
+        raise ProtocolError(f"{coded.size} bytes are no places of {count} values")
+    if width == 4:
+        symbols = np.empty(2 * coded.size, np.uint8)
+        np.bitwise_and(coded, 15, out=symbols[0::2])
+        np.right_shift(coded, 4, out=symbols[1::2])
+        if symbols.size and symbols[-1] == escape:
+            symbols = symbols[:-1]
+    else:
+        symbols = coded.view("<u2") if width == 16 else coded
+    ends = symbols != escape
+    if np.count_nonzero(ends) != count or (symbols.size and not ends[-1]):
+        raise ProtocolError(f"the places do not end with the last of {count} values")
+    places = np.cumsum(np.add(symbols, ends, dtype=np.int64))[ends] - 1
+    if count and places[-1] >= length:
+        raise ProtocolError(f"place {places[-1]} is not one of {length} values")
+    narrow: npt.NDArray[np.int32] = places.astype(np.int32)
+    return narrow
