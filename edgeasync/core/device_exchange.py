@@ -45,7 +45,7 @@ from edgeasync.core.graph import fingerprint_of
 from edgeasync.errors import ModelMismatchError, ProtocolError
 from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import STAGES, Codec, find_codec, is_elementwise, make_codec, stages_of
+from edgeasync.protocol.codecs import ELEMENTWISE, STAGES, Codec, find_codec, make_codec, stages_of
 from edgeasync.protocol.messages import (
     Assignment,
     Credit,
@@ -335,7 +335,7 @@ def _check_assignment(assignment: Assignment, welcome: Welcome) -> None:
     if assignment.deltas is None:
         find_codec(assignment.codec, assignment.payload_bytes, welcome.spec)
         return
-    if not is_elementwise(assignment.deltas.rounding):
+    if assignment.deltas.rounding not in ELEMENTWISE:
         raise ProtocolError(f"{assignment.deltas.rounding!r} does not round value by value")
     if sum(assignment.deltas.lengths) != assignment.payload_bytes:
         raise ProtocolError("the differences are not as long as their payload")

@@ -6,7 +6,7 @@ from msgspec import Meta
 
 from edgeasync.config import ByteCount, Section
 from edgeasync.parameters import PARAMETERS_MAX
-from edgeasync.protocol.codecs import ELEMENTWISE, check_codec_name, is_elementwise
+from edgeasync.protocol.codecs import ELEMENTWISE, check_codec_name
 from edgeasync.protocol.transfers import PIECE_BYTES_MAX, PIECE_BYTES_MIN
 
 
@@ -60,7 +60,7 @@ class CodecSettings(Section, frozen=True):
                 check_codec_name(name)
         if self.push == "off":
             raise ValueError("push = 'off': devices must send something; for float32 write 'identity'")
-        if not is_elementwise(self.model):
+        if self.model not in ELEMENTWISE:
             raise ValueError(f"model = {self.model!r}: whole models travel as one of {', '.join(ELEMENTWISE)}")
         if self.delta == "auto":
             raise ValueError("delta = 'auto': the chain is one for all devices; name a codec, or 'off'")

@@ -1,6 +1,7 @@
 """Codecs: a model's flat float32 vector to payload bytes and back. Agreed by name when a device joins."""
 
 from edgeasync.protocol.codecs.catalogue import (
+    ELEMENTWISE,
     STAGES,
     check_codec_name,
     find_codec,
@@ -12,6 +13,7 @@ from edgeasync.protocol.codecs.codec import Codec
 from edgeasync.protocol.codecs.source import Source, VectorSource
 
 __all__ = [
+    "ELEMENTWISE",
     "STAGES",
     "Codec",
     "Source",

@@ -38,6 +38,9 @@ STAGES: tuple[str, ...] = (
 )
 """What this side can decode; a peer lists them when it joins."""
 
+ELEMENTWISE = tuple(name for name, stage in _DENSE.items() if stage.elementwise)
+"""The codecs that are fit for whole models."""
+
 _KNOWN = (
     "identity, float16, bfloat16, int8, int8(stochastic), int4, int4(stochastic), sign, top_k(0.01), low_rank(4); "
     "the last two may be followed by one of the others, as in top_k(0.01)+int8, and any by +zstd"

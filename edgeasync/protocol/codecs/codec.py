@@ -50,7 +50,7 @@ class Codec(Protocol):
         """
 
     def snap(self, values: Vector) -> None:
-        """Round a vector of the spec, in place, to what travels exactly. `TypeError` if not `elementwise`."""
+        """Round trained values, any number, in place, to what travels exactly; `TypeError` if not `elementwise`."""
 
 
 class Dense(Protocol):

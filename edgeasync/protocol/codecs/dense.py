@@ -134,13 +134,13 @@ class DenseCodec:
         return with_statistics(self.stage.open(coded[:split], self.trained), coded[split:])
 
     def snap(self, values: Vector) -> None:
-        """Round the trained values."""
+        """Round each."""
         if not self.elementwise:
             raise TypeError(f"{self.name} does not round values one by one")
         if isinstance(self.stage, Identity):
             return
-        for start in range(0, self.trained, CHUNK):
-            part = values[start : min(start + CHUNK, self.trained)]
+        for start in range(0, values.size, CHUNK):
+            part = values[start : start + CHUNK]
             coded = np.empty(self.stage.nbytes(part.size), np.uint8)
             self.stage.encode(VectorSource(part), coded, None)
             self.stage.open(coded, part.size).read(0, part.size, part)
