@@ -56,6 +56,7 @@ class Scenario:
     fleet: FleetProfile
     alpha: float | None = None
     codec: CodecSettings = CodecSettings()
+    model: MlpModel = MODEL
     learning_rate: float = LEARNING_RATE
     target: float = TARGET
     horizon_s: float = 40.0
@@ -97,7 +98,7 @@ class Watch:
         hub: SimulatedHub,
         devices: list[SimulatedDevice],
         held_out: Dataset,
-        target: float,
+        scenario: Scenario,
     ) -> None:
         self.reached_s = math.inf
         self.reached_mb = 0.0
@@ -106,7 +107,8 @@ class Watch:
         self._hub = hub
         self._devices = devices
         self._held_out = held_out
-        self._target = target
+        self._target = scenario.target
+        self._model = scenario.model
         self._version = -1
         self._run: list[tuple[float, float]] = []
         self._evaluate()
@@ -114,7 +116,7 @@ class Watch:
     def _evaluate(self) -> None:
         if self._version != self._hub.core.version:
             self._version = self._hub.core.version
-            accuracy = accuracy_of(self._hub.model, self._held_out)
+            accuracy = accuracy_of(self._model, self._hub.model, self._held_out)
         else:
             accuracy = self.accuracies[-1]
         self.accuracies.append(accuracy)
@@ -141,8 +143,8 @@ def measure(policy: Judgement, scenario: Scenario, seed: int, *, only_to_target:
     clock = VirtualClock()
     hub = SimulatedHub(
         clock,
-        spec=MODEL.spec,
-        initial=MODEL.initial(seed),
+        spec=scenario.model.spec,
+        initial=scenario.model.initial(seed),
         judgement=policy,
         settings=HubCoreSettings(
             liveness=LIVENESS,
@@ -154,7 +156,8 @@ def measure(policy: Judgement, scenario: Scenario, seed: int, *, only_to_target:
     devices = []
     for number, (drawn, part) in enumerate(zip(draw_fleet(profile, seed), parts, strict=True)):
         stream = batches(part, BATCH, 1000 * seed + number)
-        trainer = GradientTrainer(MODEL.spec, MODEL.gradient, (SGD(learning_rate=scenario.learning_rate),), stream)
+        optimizer = (SGD(learning_rate=scenario.learning_rate),)
+        trainer = GradientTrainer(scenario.model.spec, scenario.model.gradient, optimizer, stream)
         device = SimulatedDevice(
             clock,
             hub,
@@ -169,7 +172,7 @@ def measure(policy: Judgement, scenario: Scenario, seed: int, *, only_to_target:
         if profile.churn is not None:
             switch_off_and_on(clock, device, profile.churn, f"{seed}/{drawn.device_id}")
         devices.append(device)
-    watch = Watch(clock, hub, devices, held_out, scenario.target)
+    watch = Watch(clock, hub, devices, held_out, scenario)
     last = round(scenario.final_s / EVALUATE_S)
     if only_to_target:
         clock.run(lambda: math.isfinite(watch.reached_s), scenario.limit_s)
@@ -200,7 +203,7 @@ def measure_one_place(seed: int) -> float:
     for _ in range(ONE_PLACE_EPOCHS):
         for _ in range(math.ceil(len(training) / BATCH)):
             trainer.step()
-        accuracies.append(accuracy_of(parameters, held_out))
+        accuracies.append(accuracy_of(MODEL, parameters, held_out))
     return statistics.fmean(accuracies[-20:])
 
 
@@ -224,10 +227,12 @@ def compare(
     return {label: [next(outcomes) for _ in seeds] for label in policies}
 
 
-def accuracy_of(parameters: np.ndarray[tuple[int], np.dtype[np.float32]], held_out: Dataset) -> float:
+def accuracy_of(
+    model: MlpModel, parameters: np.ndarray[tuple[int], np.dtype[np.float32]], held_out: Dataset
+) -> float:
     """Return the share of examples that are classified rightly."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return float((MODEL.predict(parameters, held_out.x) == held_out.y).mean())
+        return float((model.predict(parameters, held_out.x) == held_out.y).mean())
 
 
 @lru_cache
