@@ -62,6 +62,9 @@ from edgeasync.protocol.messages import (
     StatusRequest,
 )  # fmt: skip
 
+PUBLICATIONS_PER_PERIOD = 4.0
+"""Where every update is a version, the published model moves so often between two exchanges of a device."""
+
 
 class HubCore:
     """The hub's decisions. `handle` and `tick` return effects to carry out in order."""
@@ -462,7 +465,8 @@ class HubCore:
             return
         rollbacks = self.judge.guard.rollbacks
         anew = rollbacks != self._rollbacks_published
-        too_soon = folds_one_by_one(self.judge.aggregate) and now_s < self._published_s + codec.publish_s
+        wait_s = codec.publish_s or self.judge.tempo.period_s / PUBLICATIONS_PER_PERIOD
+        too_soon = folds_one_by_one(self.judge.aggregate) and now_s < self._published_s + wait_s
         if too_soon and not anew:
             return
         self._rollbacks_published = rollbacks

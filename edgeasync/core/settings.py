@@ -44,13 +44,13 @@ class CodecSettings(Section, frozen=True):
 
     `push`: what devices send; `model`: the whole model; `delta`: what leads to it from the version a device holds,
     along one published chain, which moves with every version that several updates make, and else at most every
-    `publish_s`. A device that does not know a codec is sent, and sends, `identity`.
+    `publish_s`, or, if that is not given, four times in the usual period between two exchanges of a device. A device that does not know a codec is sent, and sends, `identity`.
     """
 
     push: str = "identity"
     model: str = "identity"
     delta: str = "off"
-    publish_s: Annotated[float, Meta(gt=0, le=3600)] = 1.0
+    publish_s: Annotated[float, Meta(gt=0, le=3600)] | None = None
     error_feedback: Literal["auto", "always", "never"] = "auto"
     residual_decay: Annotated[float, Meta(ge=0, le=1)] = 1.0
 
