@@ -4,12 +4,13 @@ import math
 
 import pytest
 
-from edgeasync.core.effects import Assign, Discard, Fold, Report, Save, Send, SendGraph, SendStatus, Stop
+from edgeasync.core.effects import Assign, Discard, Fold, Publish, Report, Save, Send, SendGraph, SendStatus, Stop
 from edgeasync.core.events import Heard, Malformed, PushArrived, Received, StopRequested
 from edgeasync.core.graph import ShippedGraph
 from edgeasync.core.settings import CodecSettings
-from edgeasync.policies.aggregation import ImmediateAggregator
+from edgeasync.policies.aggregation import BufferedAggregator, ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
+from edgeasync.policies.monitor import Monitor, NotFiniteWatch
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import PolynomialStaleness
@@ -645,3 +646,82 @@ def test_a_fetch_of_a_lost_device_is_answered(hub_bench):
     hub.give(Received(b"a 1", Fetch(hub.sessions["a"])))
     assert hub.reports == ["rejoined"]
     assert hub.one(Assign).version.number == 0
+
+
+# -- what is published ---------------------------------------------------------------------------------------
+
+CHAIN = {"codec": CodecSettings(push="int8", model="float16", delta="int8")}
+KNOWN = ("identity", "float16", "int8")
+
+
+def fetch_holding(hub, number, *, lineage=None, device_id="a"):
+    held = ModelVersion(lineage or hub.lineage, number)
+    return hub.give(Received(hub.peers[device_id], Fetch(hub.sessions[device_id], held)))
+
+
+def test_a_device_is_led_on_from_what_it_says_it_holds(hub_bench):
+    hub = hub_bench(Policy(aggregate=BufferedAggregator(count=1), optimizer=(SGD(),)), **CHAIN)
+    hub.join(codecs=KNOWN)
+    assert (hub.one(Assign).held, hub.one(Assign).codec) == (None, "float16")
+    hub.push(seq=1, base=0)
+    assert [type(effect) for effect in hub.effects if isinstance(effect, Fold | Publish | Assign)] == [
+        Fold,
+        Publish,
+        Assign,
+    ]
+    assert hub.one(Publish) == Publish(1)
+    assert (hub.one(Assign).version.number, hub.one(Assign).held) == (1, 0)
+    fetch_holding(hub, 1)
+    assert (hub.all_of(Publish), hub.one(Assign).held) == ([], 1)
+    fetch_holding(hub, 1, lineage="f" * 16)
+    assert hub.one(Assign).held is None
+    hub.fetch()
+    assert hub.one(Assign).held is None
+
+
+def test_a_device_that_does_not_know_a_codec_is_given_what_it_knows(hub_bench):
+    hub = hub_bench(**CHAIN)
+    for known, push, model, held in (
+        (("identity",), "identity", "identity", None),
+        (("identity", "float16"), "identity", "float16", None),
+        (("identity", "int8"), "int8", "identity", None),
+        (KNOWN, "int8", "float16", 0),
+    ):
+        hub.hello(codecs=known)
+        assert hub.one(Send).message.push_codec == push
+        fetch_holding(hub, 0)
+        assert (hub.one(Assign).codec, hub.one(Assign).held) == (model, held)
+
+
+def test_where_every_update_is_a_version_it_is_published_now_and_then(hub_bench):
+    settings = CodecSettings(push="int8", model="float16", delta="int8", publish_s=2.0)
+    hub = hub_bench(codec=settings)
+    hub.join(codecs=KNOWN)
+    published = []
+    for seq in range(1, 9):
+        base = hub.core._published
+        hub.push(seq=seq, base=base, at_s=0.5 * seq)
+        assert hub.one(Fold).number == seq
+        assert hub.one(Assign).version.number == hub.core._published
+        published += [effect.number for effect in hub.all_of(Publish)]
+    assert published == [4, 8]
+
+
+def test_without_a_chain_nothing_is_published(hub_bench):
+    hub = hub_bench(codec=CodecSettings(push="int8", model="float16"))
+    hub.join(codecs=KNOWN)
+    hub.push(seq=1, base=0)
+    assert hub.all_of(Publish) == []
+    assert (hub.one(Assign).version.number, hub.one(Assign).held) == (1, None)
+
+
+def test_a_leap_back_is_published_at_once_and_whole(hub_bench):
+    monitor = Monitor(watch=(NotFiniteWatch(remedy="rollback", count_max=1),))
+    settings = CodecSettings(push="int8", model="float16", delta="int8", publish_s=1000.0)
+    hub = hub_bench(Policy(**STEADY, monitor=monitor), codec=settings)
+    hub.join(codecs=KNOWN)
+    hub.push(seq=1, base=0)
+    assert hub.all_of(Publish) == []
+    hub.push(seq=2, base=0, norm=math.nan)
+    assert hub.one(Publish) == Publish(hub.core.version, anew=True)
+    assert hub.one(Assign).version.number == hub.core.version

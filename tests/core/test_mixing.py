@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeasync.core.effects import Fold
-from edgeasync.core.mixing import norm_of
 from edgeasync.core.model import CHUNK, POOLED_BYTES_MIN, Model
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import (
@@ -27,7 +26,7 @@ from edgeasync.policies.policy import DelayCompensation, Policy
 from edgeasync.policies.schedules import CosineSchedule
 from edgeasync.policies.transforms import Conditions, plan_chain
 from edgeasync.protocol.codecs import make_codec
-from tests.core.coded import coded, flat
+from tests.core.coded import coded
 
 F = np.float32
 BUFFERED = BufferedAggregator()

@@ -1,0 +1,129 @@
+"""How many bytes a fleet sends until it has learnt, by codec, in virtual time.
+
+Run as `python -m benchmarks.bytes_to_accuracy`. Twenty simulated devices with links of 1 to 50 Mbit/s train two
+networks on scikit-learn's digits under the default policy, with each codec both ways: updates up, and differences
+along the published chain down. Whole models, for those that join or come back, travel as float16, under `none` as
+float32. All that crosses a link counts: headers, heartbeats and what is lost on the way, too.
+"""
+
+import math
+import statistics
+
+from benchmarks.policies_fleet import MODEL, TARGET, Case, Outcome, Scenario, measure_all
+from benchmarks.policies_rules import RULES
+from benchmarks.report import Results, make_parser, show_progress, show_results
+from edgeasync.core.settings import CodecSettings
+from edgeasync.policies.policy import Judgement, Policy
+from edgeasync.simulation.population import FleetProfile
+from edgeasync.training.numpy_models import MlpModel
+
+MODELS = {
+    "4,810 parameters": MODEL,
+    "234,762 parameters": MlpModel(inputs=64, hidden=(448, 448), classes=10),
+}
+LOSSY = {
+    "int8": "int8",
+    "int4": "int4",
+    "top 10 %": "top_k(0.1)",
+    "top 10 %, int8": "top_k(0.1)+int8",
+    "top 1 %": "top_k(0.01)",
+    "top 1 %, int8": "top_k(0.01)+int8",
+    "sign": "sign",
+    "low rank 4": "low_rank(4)",
+}
+PLAIN = "none"
+ASGD = "none, asynchronous SGD"
+SEEDS = tuple(range(201, 210))
+TUNING_SEEDS = (101, 102, 103)
+LIMIT_S = 200.0
+"""A target that is not reached by then counts with this time, and with all that was sent."""
+
+BYTES_SAVED_MIN = 6.0
+BYTES_SAVED_ON_ASGD_MIN = 25.0
+TIME_MIN = 1.0
+
+
+def codecs() -> dict[str, CodecSettings]:
+    """Return the settings that are compared."""
+    found = {PLAIN: CodecSettings(), "float16": CodecSettings(push="float16", model="float16")}
+    for title, name in LOSSY.items():
+        for feedback, suffix in (("always", ", feedback"), ("never", "")):
+            found[title + suffix] = CodecSettings(
+                push=name,
+                model="float16",
+                delta=name,
+                error_feedback="always" if feedback == "always" else "never",
+            )
+    return found
+
+
+def tune_asgd(scenario: Scenario) -> Judgement:
+    """Return plain asynchronous SGD, an update for every step, with the learning rate that is soonest there."""
+    grid = RULES["ASGD"]
+    cases = [
+        Case(policy, scenario, seed, only_to_target=True) for policy in grid.values() for seed in TUNING_SEEDS
+    ]
+    outcomes = iter(measure_all(cases, f"tuning, {scenario.name}"))
+    times = {
+        label: statistics.median([next(outcomes).reached_s for _ in TUNING_SEEDS]) for label in grid
+    }  # fmt: skip
+    return grid[min(times, key=times.__getitem__)]
+
+
+def compare(title: str, model: MlpModel, seeds: tuple[int, ...], results: Results) -> None:
+    """Measure every codec on one model, and note the ratios of the one that needs fewest bytes in no more time."""
+    plain = Scenario(title, FleetProfile(), model=model, limit_s=LIMIT_S)
+    runs: dict[str, tuple[Judgement, Scenario]] = {
+        name: (Policy(), Scenario(title, FleetProfile(), codec=settings, model=model, limit_s=LIMIT_S))
+        for name, settings in codecs().items()
+    }
+    runs[ASGD] = (tune_asgd(plain), plain)
+    cases = [
+        Case(policy, scenario, seed, only_to_target=True) for policy, scenario in runs.values() for seed in seeds
+    ]
+    outcomes = iter(measure_all(cases, title))
+    found = {name: [next(outcomes) for _ in seeds] for name in runs}
+    for name, reached in found.items():
+        results.add(title, name, {key: round(value, 3) for key, value in columns(reached, found[PLAIN]).items()})
+    table = results.figures[title]
+    no_slower = [name for name in found if name != ASGD and table[name]["time of none / this"] >= TIME_MIN]
+    best = min(no_slower, key=lambda name: table[name]["MB"])
+    for ratio, value, target in (
+        (f"{title}: bytes of none / best ({best})", table[best]["bytes of none / this"], BYTES_SAVED_MIN),
+        (f"{title}: time of none / best", table[best]["time of none / this"], TIME_MIN),
+        (f"{title}: bytes of {ASGD} / best", table[ASGD]["MB"] / table[best]["MB"], BYTES_SAVED_ON_ASGD_MIN),
+    ):
+        results.ratios[ratio] = round(value, 3)
+        results.targets[ratio] = target
+
+
+def columns(runs: list[Outcome], plain: list[Outcome]) -> dict[str, float]:
+    """Return a row: medians, and medians of the ratios on each seed."""
+    pairs = list(zip(runs, plain, strict=True))
+    return {
+        "s": statistics.median([time_of(run) for run in runs]),
+        "worst s": max(time_of(run) for run in runs),
+        "MB": statistics.median([run.reached_mb for run in runs]),
+        "time of none / this": statistics.median([time_of(other) / time_of(run) for run, other in pairs]),
+        "bytes of none / this": statistics.median([other.reached_mb / run.reached_mb for run, other in pairs]),
+        "reached": sum(math.isfinite(run.reached_s) for run in runs),
+    }
+
+
+def time_of(run: Outcome) -> float:
+    """Return the time to the target, as far as it was waited for."""
+    return min(run.reached_s, LIMIT_S)
+
+
+def main() -> None:
+    """Compare the codecs on both models."""
+    arguments = make_parser("Bytes and time until a simulated fleet has learnt, by codec.").parse_args()
+    results = Results()
+    show_progress(f"{TARGET:.0%} of the digits held out is the target; all times are virtual")
+    for title, model in MODELS.items():
+        compare(title, model, SEEDS[:3] if arguments.quick else SEEDS, results)
+    show_results(results, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()
