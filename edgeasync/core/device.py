@@ -31,6 +31,7 @@ from edgeasync.core.device_events import (
     AdoptionFailed,
     Arrived,
     DeviceEvent,
+    Disconnected,
     GraphBroken,
     GraphEvent,
     GraphForged,
@@ -148,7 +149,7 @@ class DeviceCore:
         effects: list[DeviceEffect] = []
         if now_s >= self._ping_at_s:
             self._ping_at_s = now_s + self.welcome.heartbeat_s
-            effects.append(Say(Ping(self.welcome.session, now_s, steps_total)))
+            effects.append(Say(Ping(self.welcome.session, now_s, steps_total, self.round_trip_s or 0.0)))
         if self.work != "training" and now_s >= self._work_at_s:
             effects += self._speak(now_s)
         return effects
@@ -175,6 +176,8 @@ class DeviceCore:
                 self._heard_s = now_s
                 self._wait(now_s)
                 return []
+            case Disconnected():
+                return [] if self.link == "offline" else self._go_offline(now_s, "the connection broke")
             case StopRequested():
                 goodbye: list[DeviceEffect] = []
                 if self.link == "joined" and self.welcome is not None:

@@ -58,9 +58,13 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
     score: float | None = None
 
 
+class Disconnected(msgspec.Struct, frozen=True, gc=False):
+    """The connection has broken, as the shell can tell; no other is under way."""
+
+
 class StopRequested(msgspec.Struct, frozen=True):
     """The person who runs the device wants the agent to end."""
 
 
 GraphEvent = GraphHeld | GraphMissing | GraphBroken | GraphForged
-DeviceEvent = Arrived | Adopted | AdoptionFailed | GraphEvent | TransferMoved | Trained | StopRequested
+DeviceEvent = Arrived | Adopted | AdoptionFailed | GraphEvent | TransferMoved | Trained | Disconnected | StopRequested

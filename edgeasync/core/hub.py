@@ -276,6 +276,7 @@ class HubCore:
 
     def _ping(self, peer: Peer, ping: Ping, now_s: float, effects: list[HubEffect]) -> None:
         member = self._member(peer, ping.session, now_s, effects)
+        member.link.observe_ping(ping.round_trip_s)
         if ping.steps_total != member.steps_total:
             member.steps_total = ping.steps_total
             self._progress(member, now_s, effects)
@@ -442,6 +443,7 @@ class HubCore:
         version = ModelVersion(self.lineage, self.version)
         member.waiting = False
         member.assigned, member.assigned_s = version, now_s
+        member.link.begin_cycle()
         effects.append(Assign(member.peer, version, local_steps, member.codec_model, ack))
 
     def _send_graph(

@@ -11,6 +11,7 @@ from collections import deque
 from typing import Any, Literal
 
 from edgeasync.core.events import Peer
+from edgeasync.core.link import LinkEstimate
 from edgeasync.errors import EdgeAsyncError
 from edgeasync.policies.history import DeviceHistory
 from edgeasync.protocol.messages import DeviceProfile, FirstOutcome, Hello, ModelVersion, Push, RefusalCode, Refuse
@@ -35,8 +36,8 @@ class Member:
     """One device the hub knows, alive or not."""
 
     __slots__ = (
-        "assigned", "assigned_s", "codec_model", "codec_push", "device_id", "history", "lease_until_s",
-        "outcome_last", "peer", "profile", "progress_s", "quarantined_until_s", "retired", "seen_s", "seq_last",
+        "assigned", "assigned_s", "codec_model", "codec_push", "device_id", "history", "lease_until_s", "link",
+        "outcome_last", "peer", "piece_bytes_max", "profile", "progress_s", "quarantined_until_s", "retired", "seen_s", "seq_last",
         "session", "start", "state", "state_id", "steps_total", "strikes", "updates_applied", "waiting",
     )  # fmt: skip
 
@@ -53,6 +54,8 @@ class Member:
         self.outcome_last: FirstOutcome | None = None
         self.retired: deque[bytes] = deque(maxlen=RETIRED_STATES_MAX)
         self.history = DeviceHistory(examples=hello.profile.examples)
+        self.link = LinkEstimate()
+        self.piece_bytes_max = 0
         self.seen_s = self.lease_until_s = self.progress_s = self.quarantined_until_s = 0.0
         self.steps_total = self.strikes = self.updates_applied = 0
         self.waiting = False
@@ -67,6 +70,8 @@ class Member:
     def observe(self, push: Push, norm: float, now_s: float) -> None:
         """Remember how the device trained, and how long after its assignment its update came."""
         cycle_s = now_s - self.assigned_s if push.base == self.assigned else None
+        if cycle_s is not None:
+            self.link.end_cycle(cycle_s - push.local_steps * push.step_s)
         self.assigned = None
         self.history.observe(
             cycle_s=cycle_s,
@@ -143,6 +148,7 @@ class Membership:
         else:
             event = self._readmit(member, hello, peer, now_s)
         member.profile = hello.profile
+        member.piece_bytes_max = hello.piece_bytes_max
         member.history.examples = hello.profile.examples
         member.history.local_steps_max = hello.profile.local_steps_max
         member.assigned = None
@@ -226,6 +232,7 @@ class Membership:
                 "talk_s": round(member.history.talk_s, 6),
                 "talk_share": round(member.history.talk_share, 3),
                 "period_s": round(member.history.cycle_s, 6),
+                **member.link.describe(),
             }
             for member in self.members.values()
         ]
