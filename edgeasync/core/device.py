@@ -177,12 +177,9 @@ class DeviceCore:
                 self._wait(now_s)
                 return []
             case Disconnected():
-                return [] if self.link == "offline" else self._go_offline(now_s, "the connection broke")
+                return self._disconnected(now_s)
             case StopRequested():
-                goodbye: list[DeviceEffect] = []
-                if self.link == "joined" and self.welcome is not None:
-                    goodbye.append(Say(Leave("stopping", self.welcome.session)))
-                return [*goodbye, *self._finish("stopped")]
+                return self._stop_requested()
 
     def _arrived(self, message: Message, now_s: float) -> list[DeviceEffect]:
         match message:
@@ -229,6 +226,15 @@ class DeviceCore:
             codecs=self._codecs,
             fingerprint=self._fingerprint,
         )
+
+    def _disconnected(self, now_s: float) -> list[DeviceEffect]:
+        return [] if self.link == "offline" else self._go_offline(now_s, "the connection broke")
+
+    def _stop_requested(self) -> list[DeviceEffect]:
+        goodbye: list[DeviceEffect] = []
+        if self.link == "joined" and self.welcome is not None:
+            goodbye.append(Say(Leave("stopping", self.welcome.session)))
+        return [*goodbye, *self._finish("stopped")]
 
     def _go_offline(self, now_s: float, cause: str, retry_after_s: float | None = None) -> list[DeviceEffect]:
         effects: list[DeviceEffect] = [Close()]

@@ -67,4 +67,6 @@ class StopRequested(msgspec.Struct, frozen=True):
 
 
 GraphEvent = GraphHeld | GraphMissing | GraphBroken | GraphForged
-DeviceEvent = Arrived | Adopted | AdoptionFailed | GraphEvent | TransferMoved | Trained | Disconnected | StopRequested
+DeviceEvent = (
+    Arrived | Adopted | AdoptionFailed | GraphEvent | TransferMoved | Trained | Disconnected | StopRequested
+)

@@ -221,6 +221,7 @@ class DeviceExchange:
             self._transfers.receive(message)
         elif payload is not None:
             self._transfers.drop()
+            self._transfers.end_push()
             self._whole(message, payload)
 
     def _broken(self, message: Assignment | Graph, reason: str) -> None:
@@ -237,6 +238,7 @@ class DeviceExchange:
             assert self._model is not None
             if self._times_sent > 1:
                 # A repeated push may still be on its way out of the very memory the model is to go into.
+                self._payload = b""  # it is answered; only what libzmq has yet to send keeps it
                 self._model.release()
             work = partial(_adopt_into, self._model, message, payload)
         self._shell.run_in_background(work, self.handle)

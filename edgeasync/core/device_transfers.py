@@ -1,7 +1,7 @@
-"""A device's way to and from the wire: payloads in pieces, what is left of those cut off, and the cap on traffic.
+"""A device's way to the wire: payloads in pieces, what is left of those cut off, and the cap on traffic.
 
-With a cap everything that carries a payload, or asks for one, waits in line for its time. What comes in is paced by
-when it is credited. Heartbeats and other small messages go at once, and what waits pays for them.
+With a cap everything that carries a payload, or asks for one, waits in line for its time. What comes in is paced
+by when it is credited. Heartbeats and other small messages go at once, and what waits pays for them.
 """
 
 import math
@@ -49,6 +49,8 @@ class DeviceTransfers:
     def disconnect(self) -> None:
         """End what is under way; the beginning of a payload that came in is kept, to go on from."""
         self._message = self._outgoing = None
+        if self._incoming is not None and not self._incoming.resumable:
+            self._incoming = None
         self._clear_line(lambda _: True)
 
     def next_deadline_s(self) -> float:
@@ -89,8 +91,7 @@ class DeviceTransfers:
 
     def receive(self, message: Assignment | Graph) -> None:
         """Grant an announced transfer its first credit; go on with what is here if it is of the same payload."""
-        self._outgoing = None
-        self._clear_line(lambda waiting: not isinstance(waiting.message, Credit))
+        self.end_push()
         self._message = message
         before, self._incoming = self._incoming, None
         if before is None or not before.resume(message.transfer, message.checksum, message.payload_bytes):
@@ -104,7 +105,7 @@ class DeviceTransfers:
     def accept(self, piece: Piece, part: wire.Buffer) -> tuple[Assignment | Graph, memoryview | None] | None:
         """Take in a piece and credit it; return what it belongs to, with the payload once that is whole.
 
-        `None` if it belongs to no transfer. Raises `ProtocolError` for a piece that cannot be; `broken` says of what.
+        `None` if it belongs to no transfer. Raises `ProtocolError` for a piece that cannot be; then `drop` it.
         """
         message, transfer = self._message, self._incoming
         if message is None or transfer is None or piece.transfer != transfer.transfer:
@@ -125,8 +126,7 @@ class DeviceTransfers:
 
     def push(self, push: Push, payload: wire.Buffer, piece_bytes: int) -> None:
         """Send a push whole, or announce it if that would hold up a heartbeat; it ends one under way."""
-        self._outgoing = None
-        self._clear_line(lambda waiting: isinstance(waiting.message, Push | Piece))
+        self.end_push()
         piece_bytes, window = self._link(piece_bytes)
         if len(payload) <= min(piece_bytes, window.bytes):
             self._send_in_turn(push, payload)
@@ -134,6 +134,11 @@ class DeviceTransfers:
         self._begun += 1
         self._outgoing = OutgoingTransfer(self._begun, payload, piece_bytes, window)
         self._send_in_turn(msgspec.structs.replace(push, transfer=self._begun), None)
+
+    def end_push(self) -> None:
+        """Let go of the payload of a push: it is answered, or sent anew."""
+        self._outgoing = None
+        self._clear_line(lambda waiting: isinstance(waiting.message, Push | Piece))
 
     def credit(self, credit: Credit) -> bool:
         """Send the pieces that a credit allows; return whether it was for the transfer under way."""

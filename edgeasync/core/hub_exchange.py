@@ -46,7 +46,8 @@ from edgeasync.core.events import (
     StopRequested,
 )  # fmt: skip
 from edgeasync.core.hub import HubCore
-from edgeasync.core.incoming import IncomingTransfers, Owner
+from edgeasync.core.incoming import IncomingTransfers
+from edgeasync.core.membership import Owner
 from edgeasync.core.mixing import Update
 from edgeasync.core.model import Model, Snapshot
 from edgeasync.core.outgoing import OutgoingTransfers
@@ -228,7 +229,7 @@ class HubExchange:
 
     def _owner(self, peer: Peer) -> Owner | None:
         member = self.core.members.by_peer(peer)
-        return None if member is None else (member.device_id, member.state_id)
+        return None if member is None else member.owner
 
     def _room_to_receive(self, owner: Owner | None = None) -> bool:
         # What is kept of this device's own push is its place, or is dropped before another takes it.
@@ -383,8 +384,7 @@ class HubExchange:
         member = self.core.members.by_peer(peer)
         if member is None:
             return
-        owner, limit = (member.device_id, member.state_id), member.piece_bytes_max
-        message = self._outgoing.begin(peer, owner, member.link, message, payload, self._now_s, limit)
+        message = self._outgoing.begin(peer, member, message, payload, self._now_s)
         self._send(peer, message, None if message.transfer else payload)
 
     def _receive(self, peer: Peer, push: Push) -> None:

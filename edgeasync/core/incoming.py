@@ -7,15 +7,13 @@ and gives way first where there is no room.
 import msgspec
 
 from edgeasync.core.events import Peer
+from edgeasync.core.membership import Owner
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Piece, Push
 from edgeasync.protocol.transfers import IncomingTransfer
 
 SUSPENDED_S = 600.0
 """How long the beginning of a payload is kept for a device that does not come back for the rest."""
-
-Owner = tuple[str, bytes]
-"""Device id and state id."""
 
 
 class Arriving(msgspec.Struct):

@@ -19,8 +19,8 @@ class LinkEstimate:
     """The link of one device, through all its connections. Sizes are of whole frames, headers included.
 
     `bytes_up` go from the device to the hub. `round_trip_s` and `bandwidth_bytes_per_s` are medians of the last
-    five measurements, 0 before the first: of pings, as the device says; of full windows of transfers to the device,
-    and of the cycles in which the device did not talk only to say little. `window` is that of transfers to it.
+    five measurements, 0 before the first: of pings, as the device says; of full windows of transfers to the device
+    and of cycles that moved more than a little. `window` is that of transfers to it.
     """
 
     __slots__ = ("_bandwidths", "_begun_bytes", "_round_trips_s", "_window", "bytes_down", "bytes_up")

@@ -18,6 +18,9 @@ from edgeasync.protocol.messages import DeviceProfile, FirstOutcome, Hello, Mode
 
 DeviceState = Literal["joining", "training", "paused", "lost", "left", "quarantined"]
 
+Owner = tuple[str, bytes]
+"""Device id and state id: whose a transfer is, whatever connection it goes over."""
+
 RETIRED_STATES_MAX = 8
 
 STRANGERS_MAX = 4096
@@ -37,8 +40,9 @@ class Member:
 
     __slots__ = (
         "assigned", "assigned_s", "codec_model", "codec_push", "device_id", "history", "lease_until_s", "link",
-        "outcome_last", "peer", "piece_bytes_max", "profile", "progress_s", "quarantined_until_s", "retired", "seen_s", "seq_last",
-        "session", "start", "state", "state_id", "steps_total", "strikes", "updates_applied", "waiting",
+        "outcome_last", "peer", "piece_bytes_max", "profile", "progress_s", "quarantined_until_s", "retired",
+        "seen_s", "seq_last", "session", "start", "state", "state_id", "steps_total", "strikes",
+        "updates_applied", "waiting",
     )  # fmt: skip
 
     def __init__(self, hello: Hello) -> None:
@@ -61,6 +65,11 @@ class Member:
         self.waiting = False
         self.assigned: ModelVersion | None = None
         self.assigned_s = 0.0
+
+    @property
+    def owner(self) -> Owner:
+        """Whose transfers are this device's, as long as its state is."""
+        return self.device_id, self.state_id
 
     @property
     def live(self) -> bool:

@@ -1,14 +1,14 @@
 """Payloads on their way out of the hub in pieces, one to a connection; and those cut off, which may go on later.
 
 An assignment that was cut off is kept by device and state, with its payload: on a bad link a device that is sent
-the newest model each time, from its beginning, would never have one whole. The graph is not kept: it never changes.
+the newest model each time, from its beginning, would never have one whole. The graph need not be kept.
 """
 
 import msgspec
 
 from edgeasync.core.events import Peer
-from edgeasync.core.incoming import SUSPENDED_S, Owner
-from edgeasync.core.link import LinkEstimate
+from edgeasync.core.incoming import SUSPENDED_S
+from edgeasync.core.membership import Member, Owner
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Assignment, Credit, Graph, Piece
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN, OutgoingTransfer
@@ -35,31 +35,25 @@ class OutgoingTransfers:
         self._count = 0
 
     def begin(
-        self,
-        peer: Peer,
-        owner: Owner,
-        link: LinkEstimate,
-        message: Assignment | Graph,
-        payload: wire.Buffer,
-        now_s: float,
-        piece_bytes_max: int = 0,
+        self, peer: Peer, member: Member, message: Assignment | Graph, payload: wire.Buffer, now_s: float
     ) -> Assignment | Graph:
         """Return the message to send; with `transfer` 0 the payload goes with it, else in pieces.
 
-        In pieces goes what is longer than the link moves while a heartbeat may wait. A new transfer ends an older
-        one. The device may have set a bound, `piece_bytes_max`, to pieces and messages.
+        In pieces goes what is longer than the link moves while a heartbeat may wait, or than the device allows.
+        A new transfer ends an older one.
         """
+        piece_bytes_max = member.piece_bytes_max
         piece_bytes = self._piece_bytes
         if piece_bytes_max:
             piece_bytes = min(piece_bytes, max(PIECE_BYTES_MIN, piece_bytes_max))
-        window = link.window(piece_bytes, narrow=piece_bytes_max > 0)
+        window = member.link.window(piece_bytes, narrow=piece_bytes_max > 0)
         self.end(peer)
         if len(payload) <= min(piece_bytes, window.bytes):
             return message
         self._count += 1
         transfer = OutgoingTransfer(self._count, payload, piece_bytes, window, now_s)
         message = msgspec.structs.replace(message, transfer=self._count)
-        self._under_way[peer] = Leaving(owner, message, payload, transfer)
+        self._under_way[peer] = Leaving(member.owner, message, payload, transfer)
         self.shared_count += isinstance(message, Graph)
         return message
 

@@ -26,6 +26,9 @@ WINDOW_TARGET_S = 0.1
 WINDOW_BYTES_MAX = 4 << 20
 """A window of small pieces grows no further: so few messages always fit into libzmq's queues."""
 
+BURST_GROWTH_MAX = 4.0
+"""A first window into an idle link tells its rate, and may lead to one so many times as wide."""
+
 ROUND_TRIP_MAX_S = 2.0
 """A link's least round trip is never believed to be longer: a busy machine must not open the window wide."""
 
@@ -48,14 +51,29 @@ class CreditWindow:
 
     def adapt(self, elapsed_s: float) -> None:
         """Grow or shrink, at most twofold, towards what a round trip and `WINDOW_TARGET_S` move."""
-        target_s = self.round_trip_s + WINDOW_TARGET_S
-        factor = min(2.0, max(0.5, target_s / max(elapsed_s, 1e-6)))
+        factor = (self.round_trip_s + WINDOW_TARGET_S) / max(elapsed_s, 1e-6)
+        self._scale(min(2.0, factor))
+
+    def _scale(self, factor: float) -> None:
+        factor = max(0.5, factor)
         self.bytes = int(min(self.bytes_max, max(PIECE_BYTES_MIN, self.bytes * factor)))
 
     def observe_full(self, under_way: int, elapsed_s: float) -> None:
         """Take in that the last of so many bytes under way took so long to be credited."""
         self.bytes_per_s = under_way / max(elapsed_s, 1e-6)
         self.adapt(elapsed_s)
+
+    def observe_burst(self, under_way: int, elapsed_s: float, spread_s: float, spread_bytes: int) -> None:
+        """Take in the same of a window that found the link idle, and how its credits were spread out.
+
+        Its end took a round trip and its own time on the way, so that it tells the rate even if it filled but a
+        small part of a long way. Either measure errs upwards, where credits come at once or the round trip was
+        thought too long: the lower one counts.
+        """
+        moving_s = max(elapsed_s - self.round_trip_s, 1e-6)
+        self.bytes_per_s = min(under_way / moving_s, spread_bytes / max(spread_s, 1e-6))
+        wanted = self.bytes_per_s * (self.round_trip_s + WINDOW_TARGET_S)
+        self._scale(min(BURST_GROWTH_MAX, wanted / self.bytes))
 
     def observe_round_trip(self, sample_s: float, *, at_rest: bool) -> None:
         """Take in a round trip, measured `at_rest` or while payloads may have been in its way.
@@ -93,9 +111,10 @@ class OutgoingTransfer:
         self.moved_s = announced_s or 0.0  # when the last credit came, for whoever keeps time
         self._announced_s = announced_s
         self._opened = False
-        self._sent = 0
+        self._sent = self._begun = 0
         self._received = 0
         self._mark: tuple[int, int, float] | None = None
+        self._first: tuple[int, float] | None = None
 
     @property
     def complete(self) -> bool:
@@ -122,16 +141,26 @@ class OutgoingTransfer:
             raise ProtocolError(f"credit for byte {credit.received_bytes} of a transfer at {self._sent}")
         self._received = credit.received_bytes
         if self._mark is not None and self._received >= self._mark[0]:
-            _, under_way, since_s = self._mark
-            self.window.observe_full(under_way, now_s - since_s)
+            self._measure(self._mark, now_s)
             self._mark = None
+        elif self._mark is not None and self._first is None and self._received > self._begun:
+            self._first = (self._received, now_s)
         return self._cut(now_s)
+
+    def _measure(self, mark: tuple[int, int, float], now_s: float) -> None:
+        """Let the window learn from the time that a full one took, the first one or a later."""
+        end, under_way, since_s = mark
+        if end - under_way == self._begun and self._first is not None:
+            first_bytes, first_s = self._first
+            self.window.observe_burst(under_way, now_s - since_s, now_s - first_s, end - first_bytes)
+        else:
+            self.window.observe_full(under_way, now_s - since_s)
 
     def _open(self, credit: Credit, now_s: float) -> None:
         if credit.transfer != self.transfer or not 0 <= credit.received_bytes < max(1, len(self.payload)):
             raise ProtocolError(f"credit for byte {credit.received_bytes} of a transfer not begun")
         self._opened = True
-        self._sent = credit.received_bytes
+        self._sent = self._begun = credit.received_bytes
         if self._announced_s is not None:
             self.window.observe_round_trip(now_s - self._announced_s, at_rest=True)
 

@@ -234,7 +234,7 @@ class SimulatedDevice:
         self._steps_before = 0
 
     def break_connection(self) -> None:
-        """Break the connection, as a router that restarts does: what was on its way is lost, and both ends know."""
+        """Break the connection, as a router that restarts does: what had not left is lost; the device knows."""
         self.up.cut()
         self.down.cut()
         self.close()
