@@ -128,7 +128,7 @@ class DeviceTransfers:
         """Send a push whole, or announce it if that would hold up a heartbeat; it ends one under way."""
         self.end_push()
         piece_bytes, window = self._link(piece_bytes)
-        if len(payload) <= min(piece_bytes, window.bytes):
+        if len(payload) <= min(piece_bytes, window.message_bytes_max):
             self._send_in_turn(push, payload)
             return
         self._begun += 1

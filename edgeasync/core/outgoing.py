@@ -48,7 +48,7 @@ class OutgoingTransfers:
             piece_bytes = min(piece_bytes, max(PIECE_BYTES_MIN, piece_bytes_max))
         window = member.link.window(piece_bytes, narrow=piece_bytes_max > 0)
         self.end(peer)
-        if len(payload) <= min(piece_bytes, window.bytes):
+        if len(payload) <= min(piece_bytes, window.message_bytes_max):
             return message
         self._count += 1
         transfer = OutgoingTransfer(self._count, payload, piece_bytes, window, now_s)

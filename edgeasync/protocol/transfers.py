@@ -26,6 +26,9 @@ WINDOW_TARGET_S = 0.1
 WINDOW_BYTES_MAX = 4 << 20
 """A window of small pieces grows no further: so few messages always fit into libzmq's queues."""
 
+PIECES_MAX = 32
+"""So many pieces a window has at most, if they may be long enough: libzmq's queues hold 64 messages."""
+
 BURST_GROWTH_MAX = 4.0
 """A first window into an idle link tells its rate, and may lead to one so many times as wide."""
 
@@ -48,6 +51,17 @@ class CreditWindow:
         self.bytes_per_s = 0.0
         self._at_rest_s: deque[float] = deque(maxlen=ROUND_TRIPS)
         self.round_trip_s = 0.0
+
+    @property
+    def message_bytes_max(self) -> int:
+        """What may go in one message: the window's share that moves in `WINDOW_TARGET_S`, not in a round trip."""
+        share = WINDOW_TARGET_S / (self.round_trip_s + WINDOW_TARGET_S)
+        return max(PIECE_BYTES_MIN, int(self.bytes * share))
+
+    @property
+    def length_max(self) -> int:
+        """How long a piece should be: short beside what is on its way, and not too many on a long one."""
+        return max(PIECE_BYTES_MIN, self.message_bytes_max // 4, self.bytes // PIECES_MAX)
 
     def adapt(self, elapsed_s: float) -> None:
         """Grow or shrink, at most twofold, towards what a round trip and `WINDOW_TARGET_S` move."""
@@ -168,7 +182,7 @@ class OutgoingTransfer:
         """Return the next pieces that the window has room for, or for more than half of."""
         pieces: list[tuple[Piece, memoryview]] = []
         window_bytes = self.window.bytes
-        length_max = min(self.piece_bytes, max(PIECE_BYTES_MIN, window_bytes // 4))
+        length_max = min(self.piece_bytes, self.window.length_max)
         while self._sent < len(self.payload):
             part = self.payload[self._sent : self._sent + length_max]
             under_way = self._sent - self._received
