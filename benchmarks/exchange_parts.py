@@ -11,12 +11,12 @@ from benchmarks.exchange_servers import LINEAGE, POLICY, make_assignment, make_s
 from edgeasync.core.effects import Fold
 from edgeasync.core.events import PushArrived, Received
 from edgeasync.core.hub import HubCore
-from edgeasync.core.mixing import Update
+from edgeasync.core.mixing import norm_of
 from edgeasync.core.model import Model
 from edgeasync.core.settings import HubCoreSettings
 from edgeasync.policies.transforms import Conditions, plan_chain
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import CODECS
+from edgeasync.protocol.codecs import VectorSource, make_codec
 from edgeasync.protocol.messages import PROTOCOL_VERSION, Ack, Applied, Hello, ModelVersion, Push
 
 BATCHES = 7
@@ -27,15 +27,16 @@ def measure_parts(length: int, clients: int, seconds: float) -> dict[str, float]
     """Time every part for a model of `length` values; each gets about `seconds`."""
     spec, policy = make_spec(length), POLICY
     rng = np.random.default_rng(2)
-    payload = CODECS["identity"].encode(rng.normal(0.0, 1e-3, length).astype(np.float32))
+    codec = make_codec("identity", spec)
+    payload = codec.encode(VectorSource(rng.normal(0.0, 1e-3, length).astype(np.float32)))
     push = make_push(bytes(16), 1, 0, wire.checksum(payload), len(payload))
     push_header = wire.encode(push)
-    update = Update(CODECS["identity"], payload)
+    update = codec.open(payload)
     model = Model(spec, np.zeros(length, np.float32), 0, policy)
     plan = plan_chain(policy.optimizer, Conditions(1.0, 0))
     snapshot = model.current
     assignment = make_assignment(snapshot, 2**63, len(payload), 0, Ack(1, Applied(1)))
-    coded = snapshot.payload("identity")[0]
+    coded = snapshot.payload(codec)[0]
 
     def fold() -> None:
         model.advance(model.fold(Fold(model.current.number + 1, (0,), (0.5,), plan), [update])[0])
@@ -44,7 +45,7 @@ def measure_parts(length: int, clients: int, seconds: float) -> dict[str, float]
         "header decode": _time(lambda: wire.decode(push_header), seconds),
         "header encode": _time(lambda: wire.encode(assignment), seconds),
         "checksum": _time(lambda: wire.checksum(payload), seconds),
-        "norm": _time(lambda: update.norm(length), seconds),
+        "norm": _time(lambda: norm_of(update), seconds),
         "fold": _time(fold, seconds),
         "snapshot checksum": _time(lambda: wire.checksum(coded), seconds),
         "core.handle": _time_core(clients),

@@ -18,7 +18,7 @@ import zmq
 
 from edgeasync.core.buffers import BufferPool
 from edgeasync.core.effects import Fold, Report
-from edgeasync.core.mixing import Update
+from edgeasync.core.mixing import norm_of
 from edgeasync.core.model import Model, Snapshot
 from edgeasync.core.settings import HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
@@ -29,7 +29,7 @@ from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import Staleness
 from edgeasync.policies.transforms import Conditions, plan_chain
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import CODECS
+from edgeasync.protocol.codecs import VectorSource, make_codec
 from edgeasync.protocol.messages import (
     Ack,
     Applied,
@@ -235,8 +235,8 @@ class FairServer(BlockingServer):
 
     def _fold(self, peer: bytes, push: Push, payload: wire.Buffer) -> None:
         model, policy = self._model, self._policy
-        update = Update(CODECS[push.codec], payload)
-        norm = update.norm(self.spec.length)
+        update = make_codec(push.codec, self.spec).open(payload)
+        norm = norm_of(update)
         weight = policy.staleness(Staleness(model.current.number - push.base.number))
         assert weight is not None
         number = model.current.number + 1
@@ -246,7 +246,7 @@ class FairServer(BlockingServer):
 
     def _assign(self, peer: bytes, ack: Ack | None) -> None:
         snapshot = self._model.current
-        payload, checksum = snapshot.payload("identity")
+        payload, checksum = snapshot.payload(make_codec("identity", self.spec))
         transfer = 0
         if len(payload) > PIECE_BYTES:
             transfer = next(self._transfers)
@@ -281,7 +281,7 @@ class BareServer(BlockingServer):
     ) -> None:
         super().__init__(context, socket, length)
         vector: Vector = np.zeros(length, np.float32)
-        self._payload = CODECS["identity"].encode(vector)
+        self._payload = make_codec("identity", self.spec).encode(VectorSource(vector))
         self._in_pieces = len(self._payload) > PIECE_BYTES
         transfer = int(self._in_pieces)
         checksum = wire.checksum(self._payload)

@@ -15,13 +15,12 @@ from benchmarks.report import Results, make_parser, show_progress, show_results
 from edgeasync.core.effects import Fold
 from edgeasync.core.events import PushArrived, Received
 from edgeasync.core.hub import HubCore
-from edgeasync.core.mixing import Update
 from edgeasync.core.model import Model
 from edgeasync.core.settings import HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import CHUNK, Parameter, ParameterSpec
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.transforms import Conditions, plan_chain
-from edgeasync.protocol.codecs import CODECS
+from edgeasync.protocol.codecs import VectorSource
 from edgeasync.protocol.messages import Fetch, Hello, ModelVersion, Push
 
 LENGTHS = {"1M": 1_000_000, "10M": 10_000_000}
@@ -39,7 +38,7 @@ def measure(length: int, rounds: int) -> dict[str, list[float]]:
     spec = ParameterSpec((Parameter("w", (length,)),))
     model = Model(spec, np.zeros(length, np.float32), 0, policy)
     deltas = [rng.normal(0.0, 1e-4, length).astype(np.float32) for _ in range(GATHERED)]
-    updates = [Update(CODECS["identity"], CODECS["identity"].encode(delta)) for delta in deltas]
+    updates = [VectorSource(delta) for delta in deltas]
     plain, scratch = np.zeros(length, np.float32), np.empty(CHUNK, np.float32)
 
     def plain_sum() -> None:

@@ -71,10 +71,10 @@ class RecordingAgent(Agent):
 
     assigned: "Connection[Assigned, None]"
 
-    def train(self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None]) -> None:
+    def train(self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, ahead: bool) -> None:
         """Note the assignment, then train."""
         self.assigned.send(Assigned(time.monotonic(), local_steps))
-        super().train(model, local_steps, then)
+        super().train(model, local_steps, then, ahead=ahead)
 
 
 def run_agent(

@@ -21,6 +21,7 @@ from benchmarks.policies_rules import (
     Grid,
 )
 from benchmarks.report import Results, make_parser, show_progress, show_results
+from edgeasync.core.settings import CodecSettings
 from edgeasync.policies.policy import Policy
 from edgeasync.simulation.population import FleetProfile
 
@@ -29,7 +30,11 @@ EVEN = FleetProfile(
     step_s=0.02, spread=1.0, stragglers=0.0, mbit_per_s=(7.0, 7.0), delay_s=(0.0175, 0.0175), churn=None
 )
 PARTITIONS = {"IID": None, "Dirichlet 0.3": 0.3}
-CODECS = ("identity", "float16")
+CODECS = {
+    "float32": CodecSettings(),
+    "float16": CodecSettings(push="float16", model="float16"),
+    "int8": CodecSettings(push="int8", model="float16", delta="int8"),
+}
 
 ACCURACY_LOST_MAX = {"IID": 0.5, "Dirichlet 0.3": 2.0}
 """Points that the default's accuracy at the end may be under that of one place."""
@@ -118,7 +123,7 @@ def compare_unequal(partition: str, codec: str, effort: Effort, one_place: list[
     """Compare all rules on the unequal fleet."""
     name = f"unequal fleet, {partition}, {codec}"
     alpha = PARTITIONS[partition]
-    scenario = Scenario(name, UNEQUAL, alpha, codec, horizon_s=effort.horizon_s, limit_s=effort.limit_s)
+    scenario = Scenario(name, UNEQUAL, alpha, CODECS[codec], horizon_s=effort.horizon_s, limit_s=effort.limit_s)
     found = judge(tune(RULES, scenario, effort), scenario, effort, results)
     ours = found[DEFAULT]
     at = f"{partition}, {codec}:"
@@ -139,7 +144,7 @@ def compare_even(partition: str, codec: str, effort: Effort, results: Results) -
     """Compare the default with synchronous rounds where all devices are equal and none ever fails."""
     name = f"equal fleet, {partition}, {codec}"
     scenario = Scenario(
-        name, EVEN, PARTITIONS[partition], codec, horizon_s=effort.horizon_s / 2, limit_s=effort.limit_s
+        name, EVEN, PARTITIONS[partition], CODECS[codec], horizon_s=effort.horizon_s / 2, limit_s=effort.limit_s
     )
     found = judge(tune(EVEN_RULES, scenario, effort), scenario, effort, results)
     title = f"{partition}, {codec}: equal devices, {SYNC_ALL} / default"
@@ -159,7 +164,7 @@ def main() -> None:
     """Compare the rules in every scenario."""
     arguments = parse()
     effort = QUICK if arguments.quick else FULL
-    codecs = arguments.codec or (CODECS[:1] if arguments.quick else CODECS)
+    codecs = arguments.codec or list(CODECS)[: 1 if arguments.quick else None]
     results = Results()
     show_progress(f"{TARGET:.0%} of the digits held out is the target; all times are virtual")
     one_place = [measure_one_place(seed) for seed in effort.judging]

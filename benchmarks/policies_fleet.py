@@ -28,6 +28,7 @@ from edgeasync.simulation.population import FleetProfile, draw_fleet, switch_off
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import GradientTrainer
 
+FLOAT32 = CodecSettings()
 MODEL = MlpModel(inputs=64, hidden=(64,), classes=10)
 HELD_OUT = 0.2
 BATCH = 32
@@ -55,7 +56,7 @@ class Scenario:
     name: str
     fleet: FleetProfile
     alpha: float | None = None
-    codec: CodecSettings = CodecSettings()
+    codec: CodecSettings = FLOAT32
     model: MlpModel = MODEL
     learning_rate: float = LEARNING_RATE
     target: float = TARGET

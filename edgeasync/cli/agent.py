@@ -60,6 +60,7 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
         graphs=GraphCache(state / "graphs"),
         step_s_min=section.step_s_min,
         local_steps_max=section.local_steps_max or 0,
+        bandwidth_bytes_per_s_max=section.bandwidth_bytes_per_s_max,
         on_tell=on_tell,
     )
     told = -1

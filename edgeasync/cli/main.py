@@ -93,6 +93,13 @@ def agent(
     provider: Annotated[
         str | None, typer.Option(help="What computes a graph: auto, cpu, cuda or tensorrt [default: auto].")
     ] = None,
+    bandwidth_bytes_per_s_max: Annotated[
+        str | None,
+        typer.Option(
+            "--bandwidth-max",
+            help="Keep to so many bytes a second, both ways together, such as '1 MB' [default: no cap].",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Train on this device's data. Waits for the hub as long as it takes; ends with it, or by Ctrl-C."""
@@ -101,6 +108,7 @@ def agent(
     flags: dict[str, Any] = {
         "hub": hub, "data": data, "device_id": device_id, "state": state, "step_s_min": step_s_min,
         "threads": threads, "provider": provider,
+        "bandwidth_bytes_per_s_max": _bytes_or_text(bandwidth_bytes_per_s_max),
     }  # fmt: skip
     run_agent(config, _given(flags), Printer(json=json))
 
@@ -144,6 +152,11 @@ def policies(
     from edgeasync.cli.policies import print_policies  # noqa: PLC0415
 
     print_policies(kind, Printer(json=json))
+
+
+def _bytes_or_text(size: str | None) -> int | str | None:
+    """Return a size as TOML would have it: a bare number is one of bytes."""
+    return int(size) if size is not None and size.isdecimal() else size
 
 
 def _given(flags: dict[str, Any]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def describe_status(status: Mapping[str, Any]) -> RenderableType:
 
 def device_table(devices: list[dict[str, Any]], pids: dict[str, int] | None = None) -> Table:
     """Return a table of the devices, with process ids where they are known."""
-    columns = ["device", "state", "seen", "updates", "stale", "steps", "ex/s", "loss"]
+    columns = ["device", "state", "seen", "updates", "stale", "steps", "ex/s", "loss", "traffic"]
     if pids is not None:
         columns.insert(1, "pid")
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
@@ -58,6 +58,7 @@ def device_table(devices: list[dict[str, Any]], pids: dict[str, int] | None = No
             str(device["local_steps"]),
             f"{device['examples_per_s']:.0f}",
             "" if device["loss"] is None else f"{device['loss']:.3g}",
+            _bytes(device["bytes_up"] + device["bytes_down"]) if "bytes_up" in device else "",
         ]
         if pids is not None:
             cells.insert(1, str(pids.get(device["id"], "")))
@@ -125,6 +126,15 @@ def _evaluation(evaluated: Mapping[str, Any]) -> str:
     if evaluated["accuracy"] is not None:
         words += f", accuracy {evaluated['accuracy']:.2%}"
     return words
+
+
+def _bytes(count: float) -> str:
+    """Write a number of bytes with two or three digits that mean something."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000.0
+    return f"{count:.3g} TB"
 
 
 def _seconds(seconds: float) -> str:

@@ -32,6 +32,7 @@ from edgeasync.core.device_events import (
     AdoptionFailed,
     Arrived,
     DeviceEvent,
+    Disconnected,
     GraphBroken,
     GraphEvent,
     GraphForged,
@@ -157,7 +158,7 @@ class DeviceCore:
         effects: list[DeviceEffect] = []
         if now_s >= self._ping_at_s:
             self._ping_at_s = now_s + self.welcome.heartbeat_s
-            effects.append(Say(Ping(self.welcome.session, now_s, steps_total)))
+            effects.append(Say(Ping(self.welcome.session, now_s, steps_total, self.round_trip_s or 0.0)))
         if self.work != "training" and now_s >= self._work_at_s:
             effects += self._speak(now_s)
         return effects
@@ -184,11 +185,10 @@ class DeviceCore:
                 self._heard_s = now_s
                 self._wait(now_s)
                 return []
+            case Disconnected():
+                return self._disconnected(now_s)
             case StopRequested():
-                goodbye: list[DeviceEffect] = []
-                if self.link == "joined" and self.welcome is not None:
-                    goodbye.append(Say(Leave("stopping", self.welcome.session)))
-                return [*goodbye, *self._finish("stopped")]
+                return self._stop_requested()
 
     def _arrived(self, message: Message, now_s: float) -> list[DeviceEffect]:
         match message:
@@ -236,6 +236,15 @@ class DeviceCore:
             codecs=self._codecs,
             fingerprint=self._fingerprint,
         )
+
+    def _disconnected(self, now_s: float) -> list[DeviceEffect]:
+        return [] if self.link == "offline" else self._go_offline(now_s, "the connection broke")
+
+    def _stop_requested(self) -> list[DeviceEffect]:
+        goodbye: list[DeviceEffect] = []
+        if self.link == "joined" and self.welcome is not None:
+            goodbye.append(Say(Leave("stopping", self.welcome.session)))
+        return [*goodbye, *self._finish("stopped")]
 
     def _go_offline(self, now_s: float, cause: str, retry_after_s: float | None = None) -> list[DeviceEffect]:
         effects: list[DeviceEffect] = [Close()]

@@ -80,11 +80,23 @@ class TrainedAhead(msgspec.Struct, frozen=True, gc=False):
     result: Trained
 
 
+class Disconnected(msgspec.Struct, frozen=True, gc=False):
+    """The connection has broken, as the shell can tell; no other is under way."""
+
+
 class StopRequested(msgspec.Struct, frozen=True):
     """The person who runs the device wants the agent to end."""
 
 
 GraphEvent = GraphHeld | GraphMissing | GraphBroken | GraphForged
 DeviceEvent = (
-    Arrived | Adopted | AdoptionFailed | GraphEvent | TransferMoved | Trained | TrainedAhead | StopRequested
-)  # fmt: skip
+    Arrived
+    | Adopted
+    | AdoptionFailed
+    | GraphEvent
+    | TransferMoved
+    | Trained
+    | TrainedAhead
+    | Disconnected
+    | StopRequested
+)

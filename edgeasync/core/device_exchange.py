@@ -32,6 +32,7 @@ from edgeasync.core.device_events import (
     AdoptionFailed,
     Arrived,
     DeviceEvent,
+    Disconnected,
     GraphBroken,
     GraphForged,
     GraphHeld,
@@ -41,6 +42,7 @@ from edgeasync.core.device_events import (
     TransferMoved,
 )
 from edgeasync.core.device_model import DeviceModel
+from edgeasync.core.device_transfers import DeviceTransfers
 from edgeasync.core.graph import fingerprint_of
 from edgeasync.errors import ModelMismatchError, ProtocolError
 from edgeasync.parameters import PARAMETERS_MAX
@@ -51,15 +53,14 @@ from edgeasync.protocol.messages import (
     Credit,
     Duplicate,
     Graph,
-    Message,
     ModelVersion,
     Outcome,
     Piece,
+    Pong,
     Push,
     Rejected,
     Welcome,
 )  # fmt: skip
-from edgeasync.protocol.transfers import CreditWindow, IncomingTransfer, OutgoingTransfer
 
 Result = TypeVar("Result")
 
@@ -108,17 +109,24 @@ class DeviceShell(Protocol):
 
 
 class DeviceExchange:
-    """Frames in, frames out. `now_s` is asked for the time; no call blocks for longer than a copy."""
+    """Frames in, frames out. `now_s` is asked for the time; no call blocks for longer than a copy.
 
-    def __init__(self, core: DeviceCore, shell: DeviceShell, now_s: Callable[[], float]) -> None:
+    `bandwidth_bytes_per_s_max` caps all traffic of the device, both directions together.
+    """
+
+    def __init__(
+        self,
+        core: DeviceCore,
+        shell: DeviceShell,
+        now_s: Callable[[], float],
+        bandwidth_bytes_per_s_max: int | None = None,
+    ) -> None:
         self.core = core
         self._shell = shell
         self._now_s = now_s
         self._model: DeviceModel | None = None
-        self._window: CreditWindow | None = None
+        self._transfers = DeviceTransfers(self._to_shell, now_s, bandwidth_bytes_per_s_max)
         self._inline_payload: wire.Buffer | None = None
-        self._incoming: tuple[Assignment | Graph, IncomingTransfer] | None = None
-        self._outgoing: OutgoingTransfer | None = None
         self._payload: wire.Buffer = b""
         self._codec: Codec | None = None
         self._random = np.random.Generator(np.random.PCG64(core.random_seed))
@@ -128,8 +136,18 @@ class DeviceExchange:
         """Connect for the first time."""
         self._execute(self.core.begin(self._now_s()))
 
+    def next_deadline_s(self) -> float | None:
+        """Return when `tick` is next due; `None` once the device has finished."""
+        due_s = self.core.next_deadline_s()
+        return None if due_s is None else min(due_s, self._transfers.next_deadline_s())
+
+    def disconnected(self) -> None:
+        """Take in that the connection has broken, where the shell can tell."""
+        self.handle(Disconnected())
+
     def tick(self, steps_total: int) -> None:
-        """Do what is due; `core.next_deadline_s` says when that is."""
+        """Do what is due; `next_deadline_s` says when that is."""
+        self._transfers.tick()
         self._execute(self.core.tick(self._now_s(), steps_total))
 
     def handle(self, event: DeviceEvent) -> None:
@@ -140,11 +158,16 @@ class DeviceExchange:
         """Take in one message from the hub."""
         try:
             message = wire.decode(header)
+            self._transfers.count_received(header, None if isinstance(message, Piece) else payload)
             match message:
                 case Piece():
                     self._piece(message, payload)
                 case Credit():
-                    self._credit(message)
+                    if self._transfers.credit(message):
+                        self.handle(TransferMoved())
+                case Pong():
+                    self.handle(Arrived(message))
+                    self._transfers.observe_round_trip(self.core.round_trip_s or 0.0)
                 case _:
                     self._inline_payload = payload
                     self.handle(Arrived(message))
@@ -153,29 +176,19 @@ class DeviceExchange:
             self._shell.tell(Tell("warning", f"from the hub: {error}"))
 
     def _piece(self, piece: Piece, payload: wire.Buffer | None) -> None:
-        if self._incoming is None or payload is None:
-            return
-        message, transfer = self._incoming
-        if piece.transfer != transfer.transfer:
+        if payload is None:
             return
         try:
-            transfer.accept(piece, payload)
+            taken = self._transfers.accept(piece, payload)
         except ProtocolError as error:
-            self._incoming = None
-            self._broken(message, str(error))
+            if (broken := self._transfers.drop()) is not None:
+                self._broken(broken, str(error))
             return
-        self._send(transfer.credit())
-        self.handle(TransferMoved())
-        if transfer.complete:
-            self._incoming = None
-            self._whole(message, transfer.buffer)
-
-    def _credit(self, credit: Credit) -> None:
-        if self._outgoing is None or credit.transfer != self._outgoing.transfer:
-            return
-        for piece, part in self._outgoing.credit(credit, self._now_s()):
-            self._send(piece, part)
-        self.handle(TransferMoved())
+        if taken is not None:
+            self.handle(TransferMoved())
+            message, whole = taken
+            if whole is not None:
+                self._whole(message, whole)
 
     # -- effects out -----------------------------------------------------------------------------------------
 
@@ -186,10 +199,10 @@ class DeviceExchange:
     def _carry_out(self, effect: DeviceEffect) -> None:
         match effect:
             case Open() | Close():
-                self._forget_transfers()
+                self._transfers.disconnect()
                 (self._shell.open if isinstance(effect, Open) else self._shell.close)()
             case Say():
-                self._send(effect.message)
+                self._transfers.send(effect.message)
             case SendPush():
                 self._push(effect.push)
             case Tell():
@@ -213,36 +226,31 @@ class DeviceExchange:
                 then = self._trained_ahead if effect.ahead else self._trained
                 self._shell.train(self._model, effect.local_steps, then, ahead=effect.ahead)
 
-    def _forget_transfers(self) -> None:
-        self._incoming = self._outgoing = None
-
     def _join(self, welcome: Welcome) -> None:
         if welcome.spec.length > PARAMETERS_MAX:
             raise ModelMismatchError(f"the hub's model has {welcome.spec.length} parameters: too many to believe")
         self._shell.prepare(welcome)
         if self._model is None:
             self._model = DeviceModel(welcome.spec)
-        self._window = CreditWindow(welcome.piece_bytes)
 
     def _take_in(self, message: Assignment | Graph) -> None:
         """Take a payload from the message that brought it, or open its transfer."""
         assert self.core.welcome is not None
         payload = self._inline_payload
-        self._forget_transfers()
         try:
             if isinstance(message, Assignment):
                 _check_assignment(message, self.core.welcome)
             if not message.transfer:
                 _check_inline(message, payload)
         except ProtocolError as error:
+            self._transfers.drop()
             self._broken(message, str(error))
             return
         if message.transfer:
-            buffer = np.empty(message.payload_bytes, np.uint8).data
-            transfer = IncomingTransfer(message.transfer, buffer, message.checksum)
-            self._incoming = (message, transfer)
-            self._send(transfer.credit())
+            self._transfers.receive(message)
         elif payload is not None:
+            self._transfers.drop()
+            self._transfers.end_push()
             self._whole(message, payload)
 
     def _broken(self, message: Assignment | Graph, reason: str) -> None:
@@ -305,22 +313,13 @@ class DeviceExchange:
     def _push(self, push: Push) -> None:
         assert self.core.welcome is not None
         assert self._codec is not None
-        assert self._window is not None
-        piece_bytes = self.core.welcome.piece_bytes
-        in_pieces = len(self._payload) > piece_bytes
         push = msgspec.structs.replace(
-            push,
-            codec=self._codec.name,
-            checksum=self._checksum,
-            payload_bytes=len(self._payload),
-            transfer=push.seq if in_pieces else 0,
+            push, codec=self._codec.name, checksum=self._checksum, payload_bytes=len(self._payload)
         )
-        if in_pieces:
-            self._outgoing = OutgoingTransfer(push.transfer, self._payload, piece_bytes, self._window)
-        self._send(push, None if in_pieces else self._payload)
+        self._transfers.push(push, self._payload, self.core.welcome.piece_bytes)
 
-    def _send(self, message: Message, payload: wire.Buffer | None = None) -> None:
-        self._shell.send(wire.encode(message), payload)
+    def _to_shell(self, header: bytes, payload: wire.Buffer | None) -> None:
+        self._shell.send(header, payload)
 
 
 def _check_inline(message: Assignment | Graph, payload: wire.Buffer | None) -> None:

@@ -100,7 +100,7 @@ class DeviceModel:
         return payload
 
     def settle(self, codec: Codec, payload: wire.Buffer, decay: float | None) -> None:
-        """Take back what an update made of the residual, since it will never count; `decay` is left of the old one.
+        """Take back what an update made of the residual, for it will never count; `decay` is left of the old one.
 
         With `None` nothing is: the update was not finite. Call it before the next model comes in.
         """

@@ -36,7 +36,7 @@ class Assign(msgspec.Struct, frozen=True, gc=False):
 
 
 class Publish(msgspec.Struct, frozen=True, gc=False):
-    """Let the published model follow to the current version; `anew` where it has leapt, so that all get it whole."""
+    """Let the published model follow to the current version; `anew` if it has leapt, so that all get it whole."""
 
     number: int
     anew: bool = False

@@ -283,6 +283,7 @@ class HubCore:
 
     def _ping(self, peer: Peer, ping: Ping, now_s: float, effects: list[HubEffect]) -> None:
         member = self._member(peer, ping.session, now_s, effects)
+        member.link.observe_ping(ping.round_trip_s)
         if ping.steps_total != member.steps_total:
             member.steps_total = ping.steps_total
             self._progress(member, now_s, effects)
@@ -454,6 +455,7 @@ class HubCore:
         number = held.number if held is not None and held.lineage == self.lineage else None
         member.waiting = False
         member.assigned, member.assigned_s = version, now_s
+        member.link.begin_cycle()
         effects.append(Assign(member.peer, version, local_steps, member.codec_model, ack, number))
 
     def _publish_if_due(self, now_s: float, effects: list[HubEffect]) -> None:

@@ -47,9 +47,11 @@ from edgeasync.core.events import (
     StopRequested,
 )  # fmt: skip
 from edgeasync.core.hub import HubCore
+from edgeasync.core.incoming import IncomingTransfers
+from edgeasync.core.membership import Owner
 from edgeasync.core.model import Model, Snapshot
 from edgeasync.core.outgoing import OutgoingTransfers
-from edgeasync.core.published import Publisher
+from edgeasync.core.published import Offer, Publisher
 from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import Codec, Source, find_codec, make_codec, payload_bytes_limit
@@ -69,7 +71,6 @@ from edgeasync.protocol.messages import (
     Status,
     StatusRequest,
 )
-from edgeasync.protocol.transfers import IncomingTransfer
 
 INLINE_BYTES_MAX = 2 << 20
 """Models up to this size are folded at once: that takes less time than handing them over and back."""
@@ -116,9 +117,8 @@ class HubExchange:
         self._limits = core.settings.limits
         self._inline = core.spec.nbytes <= INLINE_BYTES_MAX
         self._buffers = BufferPool(payload_bytes_limit(core.spec))
-        self._incoming: dict[Peer, tuple[Push, IncomingTransfer]] = {}
-        shared = None if core.graph is None else core.graph.payload
-        self._outgoing = OutgoingTransfers(int(self._limits.piece_bytes), shared)
+        self._incoming = IncomingTransfers()
+        self._outgoing = OutgoingTransfers(int(self._limits.piece_bytes))
         self._publisher = Publisher(core.spec, model, core.settings.codec)
         self._measuring = 0
         self._ordered: deque[HubEffect] = deque()
@@ -130,6 +130,8 @@ class HubExchange:
     def tick(self, now_s: float) -> None:
         """Do what is due; `core.next_deadline_s` says when that is."""
         self._now_s = now_s
+        self._incoming.expire(now_s)
+        self._outgoing.expire(now_s)
         self._execute(self.core.tick(now_s, room=self._room_to_send()))
 
     def request_stop(self, now_s: float) -> None:
@@ -142,6 +144,9 @@ class HubExchange:
     def on_message(self, peer: Peer, header: bytes, payload: wire.Buffer | None, now_s: float) -> None:
         """Take in one message, whatever it is."""
         self._now_s = now_s
+        nbytes = len(header) if payload is None else len(header) + len(payload)
+        if (member := self.core.members.by_peer(peer)) is not None:
+            member.link.bytes_up += nbytes
         try:
             event = self._event(peer, wire.decode(header), payload)
         except wire.UnsupportedVersionError as error:
@@ -152,6 +157,8 @@ class HubExchange:
             event = Malformed(peer, str(error))
         if event is not None:
             self._execute(self.core.handle(event, now_s))
+        if member is None and (member := self.core.members.by_peer(peer)) is not None:
+            member.link.bytes_up += nbytes  # the message has made it one
 
     def _event(self, peer: Peer, message: Message, payload: wire.Buffer | None) -> HubEvent | None:
         """Turn a message into the core's event; `None` where the worker makes it later."""
@@ -166,8 +173,12 @@ class HubExchange:
         if isinstance(message, FetchGraph):
             self._outgoing.end(peer)  # who asks again has given up what was under way
             return Received(peer, message, self._room_for_graph())
-        if isinstance(message, Hello | Fetch | Ping | Leave | StatusRequest):
-            return Received(peer, message, self._room_to_send())
+        if isinstance(message, Fetch):
+            self._outgoing.ask(peer, message.partial, self._now_s)
+            room = self._outgoing.can_resume(peer, self._owner(peer)) or self._room_to_send()
+            return Received(peer, message, room)
+        if isinstance(message, Hello | Ping | Leave | StatusRequest):
+            return Received(peer, message)
         raise ProtocolError(f"a {type(message).__name__} is for devices, not for a hub")
 
     def _push(self, peer: Peer, push: Push, payload: wire.Buffer | None) -> HubEvent:
@@ -175,32 +186,27 @@ class HubExchange:
         if push.transfer:
             if payload is not None:
                 raise ProtocolError("a push in pieces carries its payload itself")
-            self._incoming.pop(peer, None)  # who announces again has given up what was under way
-            return Received(peer, push, self._room_to_receive())
+            self._incoming.suspend(peer, self._now_s)  # who announces again has given up what was under way
+            return Received(peer, push, self._room_to_receive(self._owner(peer)))
         if payload is None or len(payload) != push.payload_bytes:
             raise ProtocolError("the payload is not as long as its header says")
         if wire.checksum(payload) != push.checksum:
             raise ProtocolError("the payload does not have the checksum it was announced with")
         update = codec.open(payload)
+        if (owner := self._owner(peer)) is not None:
+            self._incoming.drop(owner)  # it sends the whole, or something else
         norm = self.model.norm(update)
         room = self._room_to_receive() and self._room_to_send()
         return PushArrived(peer, push, self.model.keep(update), norm, room)
 
     def _piece(self, peer: Peer, piece: Piece, payload: wire.Buffer | None) -> HubEvent | None:
-        under_way = self._incoming.get(peer)
-        if under_way is None or payload is None:
+        arriving = None if payload is None else self._incoming.accept(peer, piece, payload, self._now_s)
+        if arriving is None:
             return Malformed(peer, "a piece without a transfer", strike=False)
-        push, transfer = under_way
-        try:
-            transfer.accept(piece, payload)
-        except ProtocolError:
-            del self._incoming[peer]
-            raise
-        transfer.moved_s = self._now_s
+        push, transfer = arriving.push, arriving.transfer
         if not transfer.complete:
             self._send(peer, transfer.credit())
             return Heard(peer, "piece")
-        del self._incoming[peer]
         self._measuring += 1
         codec = make_codec(push.codec, self._spec)
 
@@ -226,17 +232,28 @@ class HubExchange:
         return update, self.model.norm(update)
 
     def _credit(self, peer: Peer, credit: Credit) -> HubEvent:
-        pieces = self._outgoing.credit(peer, credit, self._now_s)
-        if pieces is None:
+        credited = self._outgoing.credit(peer, credit, self._now_s)
+        if credited is None:
             return Malformed(peer, "credit without a transfer", strike=False)
+        transfer, pieces = credited
+        if (member := self.core.members.by_peer(peer)) is not None:
+            member.link.observe_window(transfer.window)
         for piece, part in pieces:
             self._send(peer, piece, part)
         return Heard(peer, "credit")
 
-    def _room_to_receive(self) -> bool:
-        if self._held() >= self._limits.updates_held_max:
+    def _owner(self, peer: Peer) -> Owner | None:
+        member = self.core.members.by_peer(peer)
+        return None if member is None else member.owner
+
+    def _room_to_receive(self, owner: Owner | None = None) -> bool:
+        # What is kept of this device's own push is its place, or is dropped before another takes it.
+        held_max = self._limits.updates_held_max + self._incoming.is_suspended(owner)
+        if self._held() >= held_max:
             self._drop_stalled()
-        return self._held() < self._limits.updates_held_max
+        while self._held() >= held_max and self._incoming.make_room(spare=owner):
+            pass
+        return self._held() < held_max
 
     def _held(self) -> int:
         return len(self._incoming) + self._measuring + self.model.updates_waiting
@@ -244,7 +261,10 @@ class HubExchange:
     def _room_to_send(self) -> bool:
         if self._sending() >= self._limits.snapshots_max:
             self._drop_stalled()
-        return self._sending() < self._limits.snapshots_max
+        while self._sending() >= self._limits.snapshots_max:
+            if not self._outgoing.make_room():
+                return False
+        return True
 
     def _sending(self) -> int:
         # Each assignment in line behind a fold is about to hold one more.
@@ -259,8 +279,7 @@ class HubExchange:
     def _drop_stalled(self) -> None:
         """End transfers that have not moved for a lease: a member that only pings must not keep their places."""
         limit_s = self._now_s - self.core.settings.liveness.lease_s
-        for peer in [peer for peer, (_, transfer) in self._incoming.items() if transfer.moved_s < limit_s]:
-            del self._incoming[peer]
+        self._incoming.end_stalled(limit_s)
         self._outgoing.end_stalled(limit_s)
 
     # -- effects out -----------------------------------------------------------------------------------------
@@ -284,8 +303,8 @@ class HubExchange:
                     status = self.core.status(self._now_s) | self._shell.describe()
                     self._shell.send(effect.peer, wire.encode(Status()), msgspec.json.encode(status))
                 case Forget():
-                    self._incoming.pop(effect.peer, None)
-                    self._outgoing.forget(effect.peer)
+                    self._incoming.suspend(effect.peer, self._now_s)
+                    self._outgoing.forget(effect.peer, self._now_s)
                 case Report():
                     self._shell.report(effect)
         self._advance()
@@ -325,6 +344,7 @@ class HubExchange:
             case Keep():
                 self.model.keep_current()
             case Restore():
+                self._outgoing.drop_suspended()
                 self.model.advance(self.model.restore(effect.number))
 
     def _fold(self, fold: Fold) -> None:
@@ -376,34 +396,53 @@ class HubExchange:
         self._evaluated = None
 
     def _assign(self, effect: Assign) -> None:
-        offer = self._publisher.offer(effect.held, effect.codec)
-        transfer = self._outgoing.begin(effect.peer, offer.payload, self._now_s)
+        owner = self._owner(effect.peer)
+        if owner is None:
+            return  # it has gone while this waited for a fold
+        kept = self._outgoing.take_suspended(effect.peer, owner)
+        if kept is None:
+            version, offer = effect.version, self._publisher.offer(effect.held, effect.codec)
+        else:
+            # The device holds the beginning of an older version: it goes on with that, or might never have one.
+            before, payload = kept
+            version, offer = before.version, Offer(payload, before.checksum, before.codec, before.deltas)
         message = Assignment(
-            version=effect.version,
+            version=version,
             local_steps=effect.local_steps,
             codec=offer.codec,
             checksum=offer.checksum,
             payload_bytes=len(offer.payload),
-            transfer=transfer,
             ack=effect.ack,
             deltas=offer.deltas,
             push_codec=effect.push_codec,
         )
-        self._send(effect.peer, message, None if transfer else offer.payload)
+        self._announce(effect.peer, message, offer.payload)
 
     def _send_graph(self, peer: Peer) -> None:
         graph = self.core.graph
         assert graph is not None
-        transfer = self._outgoing.begin(peer, graph.payload, self._now_s)
-        message = Graph(graph.fingerprint, graph.checksum, len(graph.payload), transfer)
-        self._send(peer, message, None if transfer else graph.payload)
+        self._announce(peer, Graph(graph.fingerprint, graph.checksum, len(graph.payload)), graph.payload)
+
+    def _announce(self, peer: Peer, message: Assignment | Graph, payload: wire.Buffer) -> None:
+        """Send a message with its payload, or begin to send that in pieces."""
+        member = self.core.members.by_peer(peer)
+        if member is None:
+            return
+        message = self._outgoing.begin(peer, member, message, payload, self._now_s)
+        self._send(peer, message, None if message.transfer else payload)
 
     def _receive(self, peer: Peer, push: Push) -> None:
-        buffer = self._buffers.take()[: push.payload_bytes].data
-        transfer = IncomingTransfer(push.transfer, buffer, push.checksum)
-        transfer.moved_s = self._now_s
-        self._incoming[peer] = (push, transfer)
+        owner = self._owner(peer)
+        if owner is None:
+            return
+        transfer = self._incoming.resume(peer, owner, push, self._now_s)
+        if transfer is None:
+            buffer = self._buffers.take()[: push.payload_bytes].data
+            transfer = self._incoming.begin(peer, owner, push, buffer, self._now_s)
         self._send(peer, transfer.credit())
 
     def _send(self, peer: Peer, message: Message, payload: wire.Buffer | None = None) -> None:
-        self._shell.send(peer, wire.encode(message), payload)
+        header = wire.encode(message)
+        if (member := self.core.members.by_peer(peer)) is not None:
+            member.link.bytes_down += len(header) if payload is None else len(header) + len(payload)
+        self._shell.send(peer, header, payload)

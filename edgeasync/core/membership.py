@@ -11,11 +11,15 @@ from collections import deque
 from typing import Any, Literal
 
 from edgeasync.core.events import Peer
+from edgeasync.core.link import LinkEstimate
 from edgeasync.errors import EdgeAsyncError
 from edgeasync.policies.history import DeviceHistory
 from edgeasync.protocol.messages import DeviceProfile, FirstOutcome, Hello, ModelVersion, Push, RefusalCode, Refuse
 
 DeviceState = Literal["joining", "training", "paused", "lost", "left", "quarantined"]
+
+Owner = tuple[str, bytes]
+"""Device id and state id: whose a transfer is, whatever connection it goes over."""
 
 RETIRED_STATES_MAX = 8
 
@@ -36,8 +40,9 @@ class Member:
 
     __slots__ = (
         "assigned", "assigned_s", "codec_model", "codec_push", "device_id", "follows", "held", "history",
-        "lease_until_s", "outcome_last", "peer", "profile", "progress_s", "quarantined_until_s", "retired", "seen_s", "seq_last",
-        "session", "start", "state", "state_id", "steps_total", "strikes", "updates_applied", "waiting",
+        "lease_until_s", "link", "outcome_last", "peer", "piece_bytes_max", "profile", "progress_s",
+        "quarantined_until_s", "retired", "seen_s", "seq_last", "session", "start", "state", "state_id",
+        "steps_total", "strikes", "updates_applied", "waiting",
     )  # fmt: skip
 
     def __init__(self, hello: Hello) -> None:
@@ -55,11 +60,18 @@ class Member:
         self.outcome_last: FirstOutcome | None = None
         self.retired: deque[bytes] = deque(maxlen=RETIRED_STATES_MAX)
         self.history = DeviceHistory(examples=hello.profile.examples)
+        self.link = LinkEstimate()
+        self.piece_bytes_max = 0
         self.seen_s = self.lease_until_s = self.progress_s = self.quarantined_until_s = 0.0
         self.steps_total = self.strikes = self.updates_applied = 0
         self.waiting = False
         self.assigned: ModelVersion | None = None
         self.assigned_s = 0.0
+
+    @property
+    def owner(self) -> Owner:
+        """Whose transfers are this device's, as long as its state is."""
+        return self.device_id, self.state_id
 
     @property
     def live(self) -> bool:
@@ -69,6 +81,8 @@ class Member:
     def observe(self, push: Push, norm: float, now_s: float) -> None:
         """Remember how the device trained, and how long after its assignment its update came."""
         cycle_s = now_s - self.assigned_s if push.base == self.assigned else None
+        if cycle_s is not None:
+            self.link.end_cycle(cycle_s - push.local_steps * push.step_s)
         self.assigned = None
         self.history.observe(
             cycle_s=cycle_s,
@@ -146,6 +160,7 @@ class Membership:
         else:
             event = self._readmit(member, hello, peer, now_s)
         member.profile = hello.profile
+        member.piece_bytes_max = hello.piece_bytes_max
         member.history.examples = hello.profile.examples
         member.history.local_steps_max = hello.profile.local_steps_max
         member.assigned = member.held = None
@@ -229,6 +244,7 @@ class Membership:
                 "talk_s": round(member.history.talk_s, 6),
                 "talk_share": round(member.history.talk_share, 3),
                 "period_s": round(member.history.cycle_s, 6),
+                **member.link.describe(),
             }
             for member in self.members.values()
         ]

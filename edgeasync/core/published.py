@@ -1,8 +1,9 @@
 """What devices are given of the model: the newest version, or what leads to it from the version they hold.
 
-There is one published chain for all devices, so the hub keeps no copy for any of them. The published model p moves
-by the coded difference w - p; what the coding drops is part of the next difference. Every sum is rounded to what the
-model's codec can carry, so whoever is given the whole model and whoever followed the differences hold the same bits.
+There is one published chain for all devices, so the hub keeps no copy for any of them. The published model p
+moves by the coded difference w - p; what the coding drops is part of the next difference. Every sum is rounded to
+what the model's codec can carry, so whoever is given the whole model, and whoever followed the differences, hold
+the same bits.
 """
 
 from collections import deque

@@ -43,8 +43,9 @@ class CodecSettings(Section, frozen=True):
     """`[codec]`: how payloads travel, by the names of docs/wire.md.
 
     `push`: what devices send; `model`: the whole model; `delta`: what leads to it from the version a device holds,
-    along one published chain, which moves with every version that several updates make, and else at most every
-    `publish_s`, or, if that is not given, four times in the usual period between two exchanges of a device. A device that does not know a codec is sent, and sends, `identity`.
+    along one published chain. That moves with every version that several updates make; where every update makes
+    one, at most every `publish_s`, or, if that is not given, four times in the usual time between two exchanges of
+    a device. A device that does not know a codec is sent, and sends, `identity`.
     """
 
     push: str = "identity"

@@ -143,8 +143,8 @@ class Policy(Section, frozen=True):
         Meta(
             ge=0,
             le=2**31,
-            description="local steps that a device takes at most between a push and the next assignment, instead of "
-            "waiting for it; 0: none",
+            description="local steps that a device takes at most between a push and the next assignment, "
+            "instead of waiting for it; 0: none",
         ),
     ] = 0
     warm_up: WarmUp | None = None

@@ -1,9 +1,12 @@
 """Payloads too large for one message travel in pieces, under a window of credit. No I/O in here.
 
 The receiver opens a transfer with `Credit(received_bytes=0)` and repeats the credit after every piece. The
-sender never has more than its window unacknowledged, and sizes the window to what the link moves in about a
-tenth of a second, so that a heartbeat never waits long behind a payload.
+sender never has more than its window unacknowledged, and sizes the window to what the link moves in a round
+trip and about a tenth of a second, so that a heartbeat never waits long behind a payload. A transfer that was
+cut off goes on under another number: the first credit says from where.
 """
+
+from collections import deque
 
 import xxhash
 
@@ -18,55 +21,177 @@ PIECE_BYTES_MAX = 1 << 24
 """Larger pieces would hold up the loop that checks them."""
 
 WINDOW_TARGET_S = 0.1
+"""How long a byte should wait behind others on its way."""
+
+WINDOW_BYTES_MAX = 4 << 20
+"""A window of small pieces grows no further: so few messages always fit into libzmq's queues."""
+
+PIECES_MAX = 32
+"""So many pieces a window has at most, if they may be long enough: libzmq's queues hold 64 messages."""
+
+BURST_GROWTH_MAX = 4.0
+"""A first window into an idle link tells its rate, and may lead to one so many times as wide."""
+
+ROUND_TRIP_MAX_S = 2.0
+"""A link's least round trip is never believed to be longer: a busy machine must not open the window wide."""
+
+ROUND_TRIPS = 5
+"""The least round trip is sought among so many that were measured at rest."""
 
 
 class CreditWindow:
-    """How many bytes may be under way on one link; learnt from how long a full window takes."""
+    """How many bytes may be under way on one link; learnt from how long a full window takes.
 
-    def __init__(self, piece_bytes: int) -> None:
-        self.bytes_max = 4 * piece_bytes
-        self.bytes = min(4 * PIECE_BYTES_MIN, self.bytes_max)
+    `bytes_per_s` is what the last full window moved, 0 before the first.
+    """
+
+    def __init__(self, piece_bytes: int, start_bytes: int = 4 * PIECE_BYTES_MIN) -> None:
+        self.bytes_max = max(4 * piece_bytes, min(16 * piece_bytes, WINDOW_BYTES_MAX))
+        self.bytes = start_bytes
+        self.bytes_per_s = 0.0
+        self._at_rest_s: deque[float] = deque(maxlen=ROUND_TRIPS)
+        self.round_trip_s = 0.0
+
+    @property
+    def message_bytes_max(self) -> int:
+        """What may go in one message: the window's share that moves in `WINDOW_TARGET_S`, not in a round trip."""
+        share = WINDOW_TARGET_S / (self.round_trip_s + WINDOW_TARGET_S)
+        return max(PIECE_BYTES_MIN, int(self.bytes * share))
+
+    @property
+    def length_max(self) -> int:
+        """How long a piece should be: short beside what is on its way, and not too many on a long one."""
+        return max(PIECE_BYTES_MIN, self.message_bytes_max // 4, self.bytes // PIECES_MAX)
 
     def adapt(self, elapsed_s: float) -> None:
-        """Grow or shrink, at most twofold, towards what `WINDOW_TARGET_S` moves."""
-        factor = min(2.0, max(0.5, WINDOW_TARGET_S / max(elapsed_s, 1e-6)))
+        """Grow or shrink, at most twofold, towards what a round trip and `WINDOW_TARGET_S` move."""
+        factor = (self.round_trip_s + WINDOW_TARGET_S) / max(elapsed_s, 1e-6)
+        self._scale(min(2.0, factor))
+
+    def _scale(self, factor: float) -> None:
+        factor = max(0.5, factor)
         self.bytes = int(min(self.bytes_max, max(PIECE_BYTES_MIN, self.bytes * factor)))
+
+    def observe_full(self, under_way: int, elapsed_s: float) -> None:
+        """Take in that the last of so many bytes under way took so long to be credited."""
+        self.bytes_per_s = under_way / max(elapsed_s, 1e-6)
+        self.adapt(elapsed_s)
+
+    def observe_burst(self, under_way: int, elapsed_s: float, spread_s: float, spread_bytes: int) -> None:
+        """Take in the same of a window that found the link idle, and how its credits were spread out.
+
+        Its end took a round trip and its own time on the way, so that it tells the rate even if it filled but a
+        small part of a long way. Either measure errs upwards, where credits come at once or the round trip was
+        thought too long: the lower one counts.
+        """
+        moving_s = max(elapsed_s - self.round_trip_s, 1e-6)
+        self.bytes_per_s = min(under_way / moving_s, spread_bytes / max(spread_s, 1e-6))
+        wanted = self.bytes_per_s * (self.round_trip_s + WINDOW_TARGET_S)
+        self._scale(min(BURST_GROWTH_MAX, wanted / self.bytes))
+
+    def observe_round_trip(self, sample_s: float, *, at_rest: bool) -> None:
+        """Take in a round trip, measured `at_rest` or while payloads may have been in its way.
+
+        Only the former may make the least one longer: else the queue that the window itself makes would widen it
+        again and again. If one is longer than the window ever makes it, payloads in one message are too long.
+        """
+        sample_s = min(max(sample_s, 0.0), ROUND_TRIP_MAX_S)
+        known = bool(self._at_rest_s)
+        if at_rest or not known or sample_s < self.round_trip_s:
+            self._at_rest_s.append(sample_s)
+            self.round_trip_s = min(self._at_rest_s)
+        if known and sample_s > self.round_trip_s + 2.0 * WINDOW_TARGET_S:
+            self.adapt(sample_s)
 
 
 class OutgoingTransfer:
-    """The sending side: cuts a payload into pieces as credit comes in."""
+    """The sending side: cuts a payload into pieces as credit comes in.
 
-    def __init__(self, transfer: int, payload: wire.Buffer, piece_bytes: int, window: CreditWindow) -> None:
+    `announced_s` is when it was announced: the first credit then tells how long a round trip is.
+    """
+
+    def __init__(
+        self,
+        transfer: int,
+        payload: wire.Buffer,
+        piece_bytes: int,
+        window: CreditWindow,
+        announced_s: float | None = None,
+    ) -> None:
         self.transfer = transfer
         self.payload = memoryview(payload).cast("B")
         self.piece_bytes = piece_bytes
         self.window = window
-        self.moved_s = 0.0  # when the last credit came, for whoever keeps time
-        self._sent = 0
+        self.moved_s = announced_s or 0.0  # when the last credit came, for whoever keeps time
+        self._announced_s = announced_s
+        self._opened = False
+        self._sent = self._begun = 0
         self._received = 0
-        self._mark: tuple[int, float] | None = None
+        self._mark: tuple[int, int, float] | None = None
+        self._first: tuple[int, float] | None = None
 
     @property
     def complete(self) -> bool:
         """Whether the receiver has credited the last byte."""
         return self._received == len(self.payload)
 
+    @property
+    def opened(self) -> bool:
+        """Whether the receiver has given its first credit."""
+        return self._opened
+
+    def announced(self, now_s: float) -> None:
+        """Take in when it was announced, where that came later."""
+        self._announced_s = now_s
+
     def credit(self, credit: Credit, now_s: float) -> list[tuple[Piece, memoryview]]:
-        """Take in a credit, return the pieces to send now; raises `ProtocolError` if it cannot be."""
-        if credit.transfer != self.transfer or not self._received <= credit.received_bytes <= self._sent:
+        """Take in a credit, return the pieces to send now; raises `ProtocolError` if it cannot be.
+
+        The first one may name any place before the end: the receiver holds the beginning from an earlier transfer.
+        """
+        if not self._opened:
+            self._open(credit, now_s)
+        elif credit.transfer != self.transfer or not self._received <= credit.received_bytes <= self._sent:
             raise ProtocolError(f"credit for byte {credit.received_bytes} of a transfer at {self._sent}")
         self._received = credit.received_bytes
         if self._mark is not None and self._received >= self._mark[0]:
-            self.window.adapt(now_s - self._mark[1])
+            self._measure(self._mark, now_s)
             self._mark = None
-        pieces = []
-        length_max = min(self.piece_bytes, max(PIECE_BYTES_MIN, self.window.bytes // 4))
-        while self._sent < len(self.payload) and self._sent - self._received < self.window.bytes:
+        elif self._mark is not None and self._first is None and self._received > self._begun:
+            self._first = (self._received, now_s)
+        return self._cut(now_s)
+
+    def _measure(self, mark: tuple[int, int, float], now_s: float) -> None:
+        """Let the window learn from the time that a full one took, the first one or a later."""
+        end, under_way, since_s = mark
+        if end - under_way == self._begun and self._first is not None:
+            first_bytes, first_s = self._first
+            self.window.observe_burst(under_way, now_s - since_s, now_s - first_s, end - first_bytes)
+        else:
+            self.window.observe_full(under_way, now_s - since_s)
+
+    def _open(self, credit: Credit, now_s: float) -> None:
+        if credit.transfer != self.transfer or not 0 <= credit.received_bytes < max(1, len(self.payload)):
+            raise ProtocolError(f"credit for byte {credit.received_bytes} of a transfer not begun")
+        self._opened = True
+        self._sent = self._begun = credit.received_bytes
+        if self._announced_s is not None:
+            self.window.observe_round_trip(now_s - self._announced_s, at_rest=True)
+
+    def _cut(self, now_s: float) -> list[tuple[Piece, memoryview]]:
+        """Return the next pieces that the window has room for, or for more than half of."""
+        pieces: list[tuple[Piece, memoryview]] = []
+        window_bytes = self.window.bytes
+        length_max = min(self.piece_bytes, self.window.length_max)
+        while self._sent < len(self.payload):
             part = self.payload[self._sent : self._sent + length_max]
+            under_way = self._sent - self._received
+            if under_way and under_way + len(part) // 2 >= window_bytes:
+                if pieces and self._mark is None:  # a window that is not full tells nothing of the link
+                    self._mark = (self._sent, under_way, now_s)
+                break
             pieces.append((Piece(self.transfer, self._sent, wire.checksum(part)), part))
             self._sent += len(part)
-        if pieces and self._mark is None:
-            self._mark = (self._sent, now_s)
         return pieces
 
 
@@ -77,8 +202,9 @@ class IncomingTransfer:
         self.transfer = transfer
         self.buffer = buffer
         self.moved_s = 0.0  # when the last piece came, for whoever keeps time
-        self._checksum = checksum
+        self.checksum = checksum
         self._received = 0
+        self._spoilt = False
         self._digest = xxhash.xxh3_64()
 
     @property
@@ -86,12 +212,31 @@ class IncomingTransfer:
         """Whether every byte has come."""
         return self._received == len(self.buffer)
 
+    @property
+    def resumable(self) -> bool:
+        """Whether it holds the beginning of a payload, all of it sound, that another transfer can go on from."""
+        return 0 < self._received < len(self.buffer) and not self._spoilt
+
+    def resume(self, transfer: int, checksum: int, payload_bytes: int) -> bool:
+        """Go on under another number, if the payload announced there is this one; return whether it is."""
+        if not self.resumable or (self.checksum, len(self.buffer)) != (checksum, payload_bytes):
+            return False
+        self.transfer = transfer
+        return True
+
     def credit(self) -> Credit:
         """Return the credit that tells the sender how far we are."""
         return Credit(self.transfer, self._received)
 
     def accept(self, piece: Piece, part: wire.Buffer) -> None:
         """Take in the next piece; raises `ProtocolError` if it is out of order, out of bounds or corrupt."""
+        try:
+            self._accept(piece, part)
+        except ProtocolError:
+            self._spoilt = True
+            raise
+
+    def _accept(self, piece: Piece, part: wire.Buffer) -> None:
         end = piece.offset + len(part)
         if piece.transfer != self.transfer or piece.offset != self._received or end > len(self.buffer):
             raise ProtocolError(f"piece at byte {piece.offset} where {self._received} was due")
@@ -102,5 +247,5 @@ class IncomingTransfer:
         self.buffer[piece.offset : end] = part
         self._received = end
         self._digest.update(part)
-        if self.complete and self._digest.intdigest() != self._checksum:
+        if self.complete and self._digest.intdigest() != self.checksum:
             raise ProtocolError("the whole payload does not have the checksum it was announced with")

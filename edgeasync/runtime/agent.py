@@ -29,6 +29,7 @@ from edgeasync.runtime.address import check_connect
 from edgeasync.runtime.channel import Channel
 from edgeasync.runtime.files import DeviceIdentity
 from edgeasync.runtime.graph_cache import GraphCache
+from edgeasync.runtime.monitor import Monitor
 from edgeasync.runtime.worker import Worker
 from edgeasync.training.graph_check import check_graph
 from edgeasync.training.trainer import Trainer, take_local_steps
@@ -49,7 +50,8 @@ Result = TypeVar("Result")
 class Agent:
     """Trains on this device for the hub at `address`, for as long as it takes.
 
-    It takes at most `local_steps_max` steps between two exchanges, if that is not 0.
+    It takes at most `local_steps_max` steps between two exchanges, if that is not 0. With
+    `bandwidth_bytes_per_s_max` its messages, both directions together, keep to that rate.
 
     `make_trainer` is called once, when the hub has described its model; `fingerprint` pins a model that the
     device insists on. A training graph that the hub ships is taken up to `graph_bytes_max` bytes, kept in
@@ -70,6 +72,7 @@ class Agent:
         graphs: GraphCache | None = None,
         step_s_min: float = 0.0,
         local_steps_max: int = 0,
+        bandwidth_bytes_per_s_max: int | None = None,
         on_tell: OnTell | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
     ) -> None:
@@ -87,6 +90,7 @@ class Agent:
         self._stopping = threading.Event()
         self._pausing = threading.Event()
         self._channel: Channel | None = None
+        self._monitor: Monitor | None = None
         self._trainer: Trainer | None = None
         self._timer: asyncio.TimerHandle | None = None
         core = DeviceCore(
@@ -99,7 +103,7 @@ class Agent:
             graph_bytes_max=graph_bytes_max,
             random=Random(identity.state_id + str(identity.start)),
         )
-        self._exchange = DeviceExchange(core, self, time.monotonic)
+        self._exchange = DeviceExchange(core, self, time.monotonic, bandwidth_bytes_per_s_max)
 
     async def run(self) -> str:
         """Train until the hub has finished or a stop is requested; return the reason."""
@@ -116,8 +120,7 @@ class Agent:
             if self._timer is not None:
                 self._timer.cancel()
             self._worker.close(CLOSE_S)
-            if self._channel is not None:
-                self._channel.close(LINGER_MS)
+            self._close(LINGER_MS)
             if self._given_context is None:
                 self._context.destroy()
 
@@ -145,7 +148,7 @@ class Agent:
             self._fail_and_leave(error)
         if self._timer is not None:
             self._timer.cancel()
-        due_s = self._exchange.core.next_deadline_s()
+        due_s = self._exchange.next_deadline_s()
         if due_s is not None:
             self._timer = self._loop.call_later(max(0.0, due_s - time.monotonic()), self._tick)
 
@@ -154,6 +157,9 @@ class Agent:
 
     def _on_message(self, _: bytes, header: bytes, payload: Buffer | None) -> None:
         self._do(lambda: self._exchange.on_message(header, payload))
+
+    def _on_disconnected(self) -> None:
+        self._do(self._exchange.disconnected)
 
     def _fail_from_thread(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._fail_and_leave, error)
@@ -175,20 +181,29 @@ class Agent:
         socket.set(zmq.IPV6, "[" in self.address)
         socket.set(zmq.LINGER, 0)
         socket.set(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
+        monitor = Monitor(socket, self._loop, self._on_disconnected)
         try:
             socket.connect(self.address)
         except zmq.ZMQError as error:
+            monitor.close()
             socket.close(0)
             raise AddressError(
                 f"{self.address!r} is not an address to connect to ({error.strerror}); write tcp://HOST:PORT"
             ) from error
+        self._monitor = monitor
         self._channel = Channel(socket, self._loop, self._on_message)
         self._channel.large_payloads = True
 
     def close(self) -> None:
         """Close the socket, if there is one."""
+        self._close(0)
+
+    def _close(self, linger_ms: int) -> None:
+        if self._monitor is not None:
+            self._monitor.close()
+            self._monitor = None
         if self._channel is not None:
-            self._channel.close(0)
+            self._channel.close(linger_ms)
             self._channel = None
 
     def send(self, header: bytes, payload: Buffer | None) -> None:

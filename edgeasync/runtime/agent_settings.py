@@ -13,6 +13,9 @@ from edgeasync.core.device import GRAPH_BYTES_MAX
 from edgeasync.protocol.messages import DEVICE_ID_PATTERN
 from edgeasync.training.numpy_models import Model
 
+BANDWIDTH_BYTES_PER_S_MIN = 1 << 14
+"""Under a lower cap a single piece would take longer than the hub waits for a sign of life."""
+
 
 class AgentSection(Section, frozen=True):
     """`[agent]`: which hub, which data, and who this device is."""
@@ -27,6 +30,7 @@ class AgentSection(Section, frozen=True):
     threads: Annotated[int, Meta(ge=1, le=4096)] = 1
     provider: Literal["auto", "cpu", "cuda", "tensorrt"] = "auto"
     graph_bytes_max: ByteCount = ByteCount(GRAPH_BYTES_MAX)
+    bandwidth_bytes_per_s_max: ByteCount | None = None
 
     def __post_init__(self) -> None:
         if self.device_id is not None and not re.match(DEVICE_ID_PATTERN, self.device_id):
@@ -34,6 +38,11 @@ class AgentSection(Section, frozen=True):
                 f"device_id {self.device_id!r} is not a name: begin with a letter or digit, "
                 "then up to 63 letters, digits, '.', '_' or '-'"
             )
+        if (
+            self.bandwidth_bytes_per_s_max is not None
+            and self.bandwidth_bytes_per_s_max < BANDWIDTH_BYTES_PER_S_MIN
+        ):
+            raise ValueError("bandwidth_bytes_per_s_max must be at least 16 KiB: a piece has 64 KiB")
 
 
 class AgentSettings(Section, frozen=True):

@@ -174,6 +174,7 @@ class SimulatedDevice:
         link: LinkProfile,
         examples: int = 0,
         seed: int = 0,
+        bandwidth_bytes_per_s_max: int | None = None,
     ) -> None:
         self._random = Random(f"{seed}/{device_id}")
         self._state_id = self._random.randbytes(16)
@@ -186,6 +187,7 @@ class SimulatedDevice:
         self._hub = hub
         self._trainer = trainer
         self._examples = examples
+        self._bandwidth_bytes_per_s_max = bandwidth_bytes_per_s_max
         self._step_s = step_s
         self.up = Direction(clock, link.up_bytes_per_s, link.delay_s)
         self.down = Direction(clock, link.down_bytes_per_s, link.delay_s)
@@ -232,6 +234,14 @@ class SimulatedDevice:
         self._work = self._ticking = None
         self._steps_before = 0
 
+    def break_connection(self) -> None:
+        """Break the connection, as a router that restarts does: what had not left is lost; the device knows."""
+        self.up.cut()
+        self.down.cut()
+        self.close()
+        self.exchange.disconnected()
+        self._schedule_tick()
+
     def change_speed(self, step_s: float) -> None:
         """Let a local step take `step_s` from now on; of one under way, what remains of it."""
         work = self._work
@@ -257,10 +267,10 @@ class SimulatedDevice:
             graph_bytes_max=GRAPH_BYTES_MAX,
             random=self._random,
         )
-        return DeviceExchange(core, self, lambda: self._clock.now_s)
+        return DeviceExchange(core, self, lambda: self._clock.now_s, self._bandwidth_bytes_per_s_max)
 
     def _schedule_tick(self) -> None:
-        due_s = self.exchange.core.next_deadline_s()
+        due_s = self.exchange.next_deadline_s()
         if due_s is None or (self._ticking is not None and self._ticking <= due_s):
             return
         self._ticking = due_s

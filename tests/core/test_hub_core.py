@@ -618,6 +618,10 @@ def test_status_is_the_contract(hub_bench):
                 "talk_s": 0.0,
                 "talk_share": 0.0,
                 "period_s": 4.0,
+                "bytes_up": 0,
+                "bytes_down": 0,
+                "round_trip_s": 0.0,
+                "bandwidth_bytes_per_s": 0,
             }
         ],
         "tempo": {"period_s": 4.0, "gain": 1.0, "cause": "", "warming_up": False},

@@ -12,6 +12,7 @@ import pytest
 
 from edgeasync import (
     Agent,
+    CodecSettings,
     DeviceIdentity,
     Hub,
     HubCoreSettings,

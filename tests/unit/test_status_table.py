@@ -29,6 +29,10 @@ DEVICE = {
     "talk_s": 1.5,
     "talk_share": 0.333,
     "period_s": 12.3456,
+    "bytes_up": 123_400_000_000,
+    "bytes_down": 400_000_000,
+    "round_trip_s": 0.1234,
+    "bandwidth_bytes_per_s": 1234567,
 }
 
 
@@ -78,6 +82,18 @@ def test_every_device_has_a_reason_and_nothing_is_cut(width):
     words = intervals.split()
     for word in DEVICE["why"].split():
         assert words.count(word) >= len(names)
+
+
+@pytest.mark.parametrize(
+    ("bytes_up", "bytes_down", "words"),
+    [(0, 0, "0 B"), (700, 299, "999 B"), (500, 500, "1 kB"), (999_499, 1, "1 MB"), (10**9, 10**8, "1.1 GB")],
+)
+def test_traffic_is_told_so_that_people_can_read_it(bytes_up, bytes_down, words):
+    _, status = empty_status()
+    device = DEVICE | {"id": "shed", "bytes_up": bytes_up, "bytes_down": bytes_down}
+    heading, row = shown(status | {"devices": [device]}).splitlines()[3:5]
+    assert heading.split()[-1] == "traffic"
+    assert row.rstrip().endswith(f" {words}")
 
 
 def test_a_device_without_an_assignment_has_no_interval_yet():
@@ -136,6 +152,6 @@ def test_a_hub_of_an_earlier_version_is_shown_too():
     old = {
         key: value
         for key, value in DEVICE.items()
-        if key not in ("assigned_steps", "why", "step_s", "talk_s", "talk_share", "period_s")
+        if key not in ("assigned_steps", "why", "step_s", "talk_s", "talk_share", "period_s", "bytes_up")
     }
     assert "shed" in shown(status | {"devices": [old | {"id": "shed"}]})

@@ -34,7 +34,7 @@ def piece_of(part, offset=0, transfer=7):
 
 
 class TransferMachine(RuleBasedStateMachine):
-    """Sender and receiver with a link between them that keeps the order and delays as it likes."""
+    """Sender and receiver with a link between them that keeps the order, delays as it likes, and may be cut."""
 
     @initialize(size=SIZES, piece_bytes=PIECE_BYTES, grown=st.integers(0, 4))
     def start(self, size, piece_bytes, grown):
@@ -44,11 +44,33 @@ class TransferMachine(RuleBasedStateMachine):
         self.now_s = 0.0
         self.credits = deque([self.receiver.credit()])
         self.pieces = deque()
-        self.sent = self.credited = 0
+        self.opened = False
+        self.sent = self.credited = self.sent_in_all = self.lost = 0
+
+    @precondition(lambda self: not self.sender.complete and not self.receiver.complete)
+    @rule(delay_s=DELAYS_S)
+    def cut(self, delay_s):
+        """Lose what is on its way; announce the same payload again, on another connection."""
+        self.now_s += delay_s
+        self.lost += self.sent - self.receiver.credit().received_bytes if self.opened else 0
+        self.pieces.clear()
+        number, window = self.sender.transfer + 1, self.sender.window
+        self.sender = OutgoingTransfer(number, self.payload, self.sender.piece_bytes, window, self.now_s)
+        held = self.receiver.credit().received_bytes
+        assert self.receiver.resume(number, wire.checksum(self.payload), len(self.payload)) == (held > 0)
+        if not held:
+            self.receiver = IncomingTransfer(number, self.receiver.buffer, self.receiver.checksum)
+        assert self.receiver.credit() == Credit(number, held)
+        self.credits = deque([self.receiver.credit()])
+        self.opened = False
 
     def give_credit(self):
         credit = self.credits.popleft()
         sent = self.sender.credit(credit, self.now_s)
+        if not self.opened:
+            self.opened = True
+            self.sent = credit.received_bytes
+        self.sent_in_all += sum(len(part) for _, part in sent)
         self.credited = credit.received_bytes
         for piece, part in sent:
             assert piece.offset == self.sent
@@ -83,15 +105,28 @@ class TransferMachine(RuleBasedStateMachine):
 
     @rule(offset=st.integers(1, 2**53))
     def credit_for_what_was_not_sent(self, offset):
+        beyond = (self.sent if self.opened else len(self.payload) - 1) + offset
         with pytest.raises(ProtocolError):
-            self.sender.credit(Credit(7, min(2**53, self.sent + offset)), self.now_s)
+            self.sender.credit(Credit(self.sender.transfer, min(2**53, beyond)), self.now_s)
 
     @rule(size=st.sampled_from([0, 1, len(OVERSIZED)]))
     def piece_that_does_not_fit(self, size):
         held = self.receiver.credit()
+        intruder = IncomingTransfer(held.transfer, self.receiver.buffer, 0)
+        intruder._received = held.received_bytes
+        offered = piece_of(OVERSIZED[:size], held.received_bytes + (size == 1), held.transfer)
         with pytest.raises(ProtocolError):
-            self.receiver.accept(*piece_of(OVERSIZED[:size], held.received_bytes + (size == 1)))
+            intruder.accept(*offered)
         assert self.receiver.credit() == held
+        assert not intruder.resumable
+
+    @rule(checksum=st.sampled_from([0, 1]), longer=st.sampled_from([0, 1]))
+    def announcement_of_another_payload(self, checksum, longer):
+        before = self.receiver.credit()
+        if checksum or longer:
+            other = wire.checksum(self.payload) ^ checksum, len(self.payload) + longer
+            assert not self.receiver.resume(99, *other)
+        assert self.receiver.credit() == before
 
     @invariant()
     def something_is_always_under_way(self):
@@ -114,6 +149,7 @@ class TransferMachine(RuleBasedStateMachine):
         assert self.sender.complete
         assert self.receiver.complete
         assert self.receiver.buffer == self.payload
+        assert self.sent_in_all == len(self.payload) + self.lost, "nothing twice but what was lost"
 
 
 TransferMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
@@ -225,6 +261,79 @@ def test_the_window_moves_at_most_twofold_towards_a_tenth_of_a_second(elapsed_s,
     assert window.bytes == 1 << 18
     window.adapt(elapsed_s)
     assert window.bytes == window_bytes
+
+
+def test_the_window_of_a_long_way_holds_what_a_round_trip_moves_and_a_tenth_of_a_second():
+    window = CreditWindow(1 << 20)
+    bytes_per_s, round_trip_s = 2_000_000, 0.5
+    window.observe_round_trip(round_trip_s, at_rest=True)
+    for _ in range(40):
+        window.observe_full(window.bytes, max(round_trip_s, window.bytes / bytes_per_s))
+    assert window.bytes == pytest.approx(bytes_per_s * (round_trip_s + 0.1), rel=0.05)
+    assert window.bytes_per_s == pytest.approx(bytes_per_s, rel=0.05)
+
+
+def test_a_round_trip_behind_payloads_does_not_widen_the_window():
+    window = CreditWindow(1 << 20)
+    window.observe_round_trip(0.05, at_rest=True)
+    for _ in range(20):
+        window.observe_round_trip(0.15, at_rest=False)
+    assert window.round_trip_s == 0.05
+    assert window.bytes == 1 << 18
+    window.observe_round_trip(0.04, at_rest=False)
+    assert window.round_trip_s == 0.04
+
+
+def test_a_way_that_has_become_longer_is_learnt_at_rest():
+    window = CreditWindow(1 << 20)
+    window.observe_round_trip(0.05, at_rest=True)
+    for _ in range(5):
+        window.observe_round_trip(0.2, at_rest=True)
+    assert window.round_trip_s == 0.2
+
+
+def test_pings_that_wait_behind_whole_payloads_narrow_the_window():
+    window = CreditWindow(1 << 20)
+    window.observe_round_trip(0.0, at_rest=True)
+    window.observe_round_trip(1.0, at_rest=True)
+    assert window.bytes == 1 << 17
+    for _ in range(9):
+        window.observe_round_trip(1.0, at_rest=False)
+    assert window.bytes == PIECE_BYTES_MIN
+
+
+def test_an_unfilled_window_says_nothing_of_the_link():
+    sender, receiver, _ = pair(3 * PIECE_BYTES_MIN, 1 << 20)
+    pieces = sender.credit(receiver.credit(), 0.0)
+    for piece in pieces:
+        receiver.accept(*piece)
+    assert sender.credit(receiver.credit(), 9.0) == []
+    assert (sender.window.bytes, sender.window.bytes_per_s) == (1 << 18, 0.0)
+
+
+@pytest.mark.parametrize("spoil", ["corrupt", "gap", "wrong in the end"])
+def test_what_was_spoilt_is_not_gone_on_from(spoil):
+    sender, receiver, payload = pair(2 * PIECE_BYTES_MIN)
+    if spoil == "wrong in the end":
+        receiver = IncomingTransfer(7, receiver.buffer, receiver.checksum ^ 1)
+    first, (piece, part) = sender.credit(receiver.credit(), 0.0)
+    receiver.accept(*first)
+    assert receiver.resumable
+    if spoil == "gap":
+        piece = Piece(7, piece.offset + 1, piece.checksum)
+    with pytest.raises(ProtocolError):
+        receiver.accept(piece, bytes(len(part)) if spoil == "corrupt" else part)
+    assert not receiver.resumable
+    assert not receiver.resume(8, receiver.checksum, len(payload))
+
+
+def test_a_first_credit_must_name_a_place_before_the_end():
+    for offset in (100, 101, 2**53):
+        sender, _, _ = pair(100)
+        with pytest.raises(ProtocolError, match=f"credit for byte {offset}"):
+            sender.credit(Credit(7, offset), 0.0)
+    ((piece, part),) = sender.credit(Credit(7, 99), 0.0)
+    assert (piece.offset, len(part)) == (99, 1)
 
 
 def test_vectors_travel_as_their_bytes():

@@ -50,7 +50,7 @@ class Codec(Protocol):
         """
 
     def snap(self, values: Vector) -> None:
-        """Round trained values, any number, in place, to what travels exactly; `TypeError` if not `elementwise`."""
+        """Round trained values, any number, in place, to what travels; `TypeError` unless `elementwise`."""
 
 
 class Dense(Protocol):

@@ -1,0 +1,186 @@
+"""A device's way to the wire: payloads in pieces, what is left of those cut off, and the cap on traffic.
+
+With a cap everything that carries a payload, or asks for one, waits in line for its time. What comes in is paced
+by when it is credited. Heartbeats and other small messages go at once, and what waits pays for them.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from edgeasync.protocol import wire
+from edgeasync.protocol.messages import Assignment, Credit, Fetch, FetchGraph, Graph, Hello, Message, Piece, Push
+from edgeasync.protocol.pacing import Pacer
+from edgeasync.protocol.transfers import PIECE_BYTES_MIN, CreditWindow, IncomingTransfer, OutgoingTransfer
+
+Send = Callable[[bytes, wire.Buffer | None], None]
+
+
+class _Waiting(msgspec.Struct):
+    """A message in line; `received_bytes` came in before it and are paid for with it."""
+
+    message: Message
+    payload: wire.Buffer | None
+    received_bytes: int
+
+
+class DeviceTransfers:
+    """One transfer each way at most, on one connection after the other; `send` is the shell's.
+
+    `bandwidth_bytes_per_s_max` is the cap on all traffic, both directions together.
+    """
+
+    def __init__(self, send: Send, now_s: Callable[[], float], bandwidth_bytes_per_s_max: int | None) -> None:
+        self._send_frames = send
+        self._now_s = now_s
+        self._pacer = None if bandwidth_bytes_per_s_max is None else Pacer(bandwidth_bytes_per_s_max)
+        self._waiting: deque[_Waiting] = deque()
+        self._window: CreditWindow | None = None
+        self._message: Assignment | Graph | None = None
+        self._incoming: IncomingTransfer | None = None
+        self._outgoing: OutgoingTransfer | None = None
+        self._begun = 0
+
+    # -- connection and time ---------------------------------------------------------------------------------
+
+    def disconnect(self) -> None:
+        """End what is under way; the beginning of a payload that came in is kept, to go on from."""
+        self._message = self._outgoing = None
+        if self._incoming is not None and not self._incoming.resumable:
+            self._incoming = None
+        self._clear_line(lambda _: True)
+
+    def next_deadline_s(self) -> float:
+        """Return when something in line may leave; infinity if nothing waits."""
+        return self._pacer.due_s if self._pacer is not None and self._waiting else math.inf
+
+    def tick(self) -> None:
+        """Send what it is time for."""
+        while self._waiting and self._pacer is not None and self._now_s() >= self._pacer.due_s:
+            first = self._waiting.popleft()
+            self._pacer.spend(first.received_bytes, self._now_s())
+            self._send_now(first.message, first.payload)
+
+    def send(self, message: Message, payload: wire.Buffer | None = None) -> None:
+        """Send a message: at once, or in its turn if there is a cap that it must wait for."""
+        match message:
+            case Hello() if self._pacer is not None:
+                message = msgspec.structs.replace(message, piece_bytes_max=PIECE_BYTES_MIN)
+            case Fetch() if self._incoming is not None and self._incoming.resumable:
+                message = msgspec.structs.replace(message, partial=self._incoming.checksum)
+        if isinstance(message, Push | Piece | Fetch | FetchGraph):
+            self._send_in_turn(message, payload)
+        else:
+            self._send_now(message, payload)
+
+    def count_received(self, header: bytes, payload: wire.Buffer | None) -> None:
+        """Count a message that came in; the payload of a piece is paid for with its credit."""
+        if self._pacer is not None:
+            self._pacer.spend(len(header) + len(payload or b""), self._now_s())
+
+    def observe_round_trip(self, round_trip_s: float) -> None:
+        """Take in how long a ping took."""
+        if self._window is not None:
+            at_rest = self._message is None and self._outgoing is None
+            self._window.observe_round_trip(round_trip_s, at_rest=at_rest)
+
+    # -- payloads in -----------------------------------------------------------------------------------------
+
+    def receive(self, message: Assignment | Graph) -> None:
+        """Grant an announced transfer its first credit; go on with what is here if it is of the same payload."""
+        self.end_push()
+        self._message = message
+        before, self._incoming = self._incoming, None
+        if before is None or not before.resume(message.transfer, message.checksum, message.payload_bytes):
+            del before  # and its buffer, before there is another
+            buffer = np.empty(message.payload_bytes, np.uint8).data
+            self._incoming = IncomingTransfer(message.transfer, buffer, message.checksum)
+        else:
+            self._incoming = before
+        self._send_now(self._incoming.credit(), None)
+
+    def accept(self, piece: Piece, part: wire.Buffer) -> tuple[Assignment | Graph, memoryview | None] | None:
+        """Take in a piece and credit it; return what it belongs to, with the payload once that is whole.
+
+        `None` if it belongs to no transfer. Raises `ProtocolError` for a piece that cannot be; then `drop` it.
+        """
+        message, transfer = self._message, self._incoming
+        if message is None or transfer is None or piece.transfer != transfer.transfer:
+            return None
+        transfer.accept(piece, part)
+        self._send_in_turn(transfer.credit(), None, len(part))
+        if not transfer.complete:
+            return message, None
+        self._message = self._incoming = None
+        return message, transfer.buffer
+
+    def drop(self) -> Assignment | Graph | None:
+        """Drop what is coming in and has come in; return what it was announced by."""
+        message, self._message, self._incoming = self._message, None, None
+        return message
+
+    # -- payloads out ----------------------------------------------------------------------------------------
+
+    def push(self, push: Push, payload: wire.Buffer, piece_bytes: int) -> None:
+        """Send a push whole, or announce it if that would hold up a heartbeat; it ends one under way."""
+        self.end_push()
+        piece_bytes, window = self._link(piece_bytes)
+        if len(payload) <= min(piece_bytes, window.message_bytes_max):
+            self._send_in_turn(push, payload)
+            return
+        self._begun += 1
+        self._outgoing = OutgoingTransfer(self._begun, payload, piece_bytes, window)
+        self._send_in_turn(msgspec.structs.replace(push, transfer=self._begun), None)
+
+    def end_push(self) -> None:
+        """Let go of the payload of a push: it is answered, or sent anew."""
+        self._outgoing = None
+        self._clear_line(lambda waiting: isinstance(waiting.message, Push | Piece))
+
+    def credit(self, credit: Credit) -> bool:
+        """Send the pieces that a credit allows; return whether it was for the transfer under way."""
+        if self._outgoing is None or credit.transfer != self._outgoing.transfer:
+            return False
+        for piece, part in self._outgoing.credit(credit, self._now_s()):
+            self._send_in_turn(piece, part)
+        return True
+
+    def _link(self, piece_bytes: int) -> tuple[int, CreditWindow]:
+        """Return how long a piece may be, and the window; under a cap that begins with a single piece."""
+        if self._pacer is not None:
+            piece_bytes = PIECE_BYTES_MIN
+        bytes_max = CreditWindow(piece_bytes).bytes_max
+        if self._window is None or self._window.bytes_max != bytes_max:
+            start = {} if self._pacer is None else {"start_bytes": PIECE_BYTES_MIN}
+            self._window = CreditWindow(piece_bytes, **start)
+        return piece_bytes, self._window
+
+    # -- the line --------------------------------------------------------------------------------------------
+
+    def _send_in_turn(self, message: Message, payload: wire.Buffer | None, received_bytes: int = 0) -> None:
+        if self._pacer is None:
+            self._send_now(message, payload)
+            return
+        self._waiting.append(_Waiting(message, payload, received_bytes))
+        self.tick()
+
+    def _send_now(self, message: Message, payload: wire.Buffer | None) -> None:
+        header = wire.encode(message)
+        if self._pacer is not None:
+            self._pacer.spend(len(header) + len(payload or b""), self._now_s())
+        if self._outgoing is not None and message.kind == Push.kind:
+            self._outgoing.announced(self._now_s())
+        self._send_frames(header, payload)
+
+    def _clear_line(self, over: Callable[[_Waiting], bool]) -> None:
+        """Take out of the line what is void; what has come in is paid for all the same."""
+        kept: deque[_Waiting] = deque()
+        for waiting in self._waiting:
+            if not over(waiting):
+                kept.append(waiting)
+            elif self._pacer is not None:
+                self._pacer.spend(waiting.received_bytes, self._now_s())
+        self._waiting = kept
