@@ -12,7 +12,7 @@ import statistics
 from benchmarks.policies_fleet import MODEL, TARGET, Case, Outcome, Scenario, measure_all
 from benchmarks.policies_rules import RULES
 from benchmarks.report import Results, make_parser, show_progress, show_results
-from edgeasync.core.settings import CodecSettings
+from edgeasync.core.settings import FLOAT32, CodecSettings
 from edgeasync.policies.policy import Judgement, Policy
 from edgeasync.simulation.population import FleetProfile
 from edgeasync.training.numpy_models import MlpModel
@@ -45,7 +45,11 @@ TIME_MIN = 1.0
 
 def codecs() -> dict[str, CodecSettings]:
     """Return the settings that are compared."""
-    found = {PLAIN: CodecSettings(), "float16": CodecSettings(push="float16", model="float16")}
+    found = {
+        PLAIN: FLOAT32,
+        "float16": CodecSettings(push="float16", model="float16", delta="off"),
+        "the default": CodecSettings(),
+    }
     for title, name in LOSSY.items():
         for feedback, suffix in (("always", ", feedback"), ("never", "")):
             found[title + suffix] = CodecSettings(

@@ -21,7 +21,7 @@ from benchmarks.policies_rules import (
     Grid,
 )
 from benchmarks.report import Results, make_parser, show_progress, show_results
-from edgeasync.core.settings import CodecSettings
+from edgeasync.core.settings import FLOAT32, CodecSettings
 from edgeasync.policies.policy import Policy
 from edgeasync.simulation.population import FleetProfile
 
@@ -31,8 +31,8 @@ EVEN = FleetProfile(
 )
 PARTITIONS = {"IID": None, "Dirichlet 0.3": 0.3}
 CODECS = {
-    "float32": CodecSettings(),
-    "float16": CodecSettings(push="float16", model="float16"),
+    "float32": FLOAT32,
+    "float16": CodecSettings(push="float16", model="float16", delta="off"),
     "int8": CodecSettings(push="int8", model="float16", delta="int8"),
 }
 

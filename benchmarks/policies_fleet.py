@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # scikit-learn brings it
 
 from benchmarks.report import show_progress
-from edgeasync.core.settings import CodecSettings, HubCoreSettings, Limits, Liveness
+from edgeasync.core.settings import FLOAT32, CodecSettings, HubCoreSettings, Limits, Liveness
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.data.partition import dirichlet, iid
 from edgeasync.policies.optimizers import SGD
@@ -28,7 +28,6 @@ from edgeasync.simulation.population import FleetProfile, draw_fleet, switch_off
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import GradientTrainer
 
-FLOAT32 = CodecSettings()
 MODEL = MlpModel(inputs=64, hidden=(64,), classes=10)
 HELD_OUT = 0.2
 BATCH = 32

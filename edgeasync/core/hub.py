@@ -36,12 +36,13 @@ from edgeasync.core.events import (
     StopRequested,
 )  # fmt: skip
 from edgeasync.core.graph import ShippedGraph
-from edgeasync.core.greeting import agree_on_codecs, check_hello, make_welcome
+from edgeasync.core.greeting import agree_on_codecs, check_hello, ladder_of, make_welcome
 from edgeasync.core.judge import Judge
 from edgeasync.core.membership import Member, Membership, RefusalError, Strangers
 from edgeasync.core.settings import HubCoreSettings
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.aggregation import Contribution
+from edgeasync.policies.codec_choice import choose_codec
 from edgeasync.policies.monitor import Observation
 from edgeasync.policies.policy import Judgement, folds_one_by_one
 from edgeasync.protocol.messages import (
@@ -221,7 +222,8 @@ class HubCore:
         if was_live and event == "rejoined":
             effects.append(Report("lost", member.device_id, f"replaced by its start {member.start}"))
         effects.append(Report(event, member.device_id, f"start {member.start}"))
-        agree_on_codecs(member, hello, self.settings)
+        agree_on_codecs(member, hello, self.settings, self.judge.judgement)
+        self._choose_codec(member)
         welcome = make_welcome(
             member, self.spec, self.training, self.settings, graph=self.graph, judgement=self.judge.judgement
         )
@@ -456,7 +458,23 @@ class HubCore:
         member.waiting = False
         member.assigned, member.assigned_s = version, now_s
         member.link.begin_cycle()
-        effects.append(Assign(member.peer, version, local_steps, member.codec_model, ack, number))
+        push_codec = self._choose_codec(member)
+        effects.append(Assign(member.peer, version, local_steps, member.codec_model, ack, number, push_codec))
+
+    def _choose_codec(self, member: Member) -> str | None:
+        """Choose the codec of a device's updates by its link, if so set; return it if it is a new one."""
+        if self.settings.codec.push != "auto":
+            return None
+        before, history = member.codec_push, member.history
+        member.codec_push = choose_codec(
+            ladder_of(self.judge.judgement),
+            before,
+            values=self.spec.length,
+            known=member.codecs_push,
+            bandwidth_bytes_per_s=member.link.bandwidth_bytes_per_s,
+            computing_s=history.assigned_steps * history.step_s,
+        )
+        return member.codec_push if member.codec_push != before else None
 
     def _publish_if_due(self, now_s: float, effects: list[HubEffect]) -> None:
         """Let the published model follow, unless every update is a version of its own and it is too soon."""

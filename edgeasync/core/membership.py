@@ -39,8 +39,8 @@ class Member:
     """One device the hub knows, alive or not."""
 
     __slots__ = (
-        "assigned", "assigned_s", "codec_model", "codec_push", "device_id", "follows", "held", "history",
-        "lease_until_s", "link", "outcome_last", "peer", "piece_bytes_max", "profile", "progress_s",
+        "assigned", "assigned_s", "codec_model", "codec_push", "codecs_push", "device_id", "follows", "held",
+        "history", "lease_until_s", "link", "outcome_last", "peer", "piece_bytes_max", "profile", "progress_s",
         "quarantined_until_s", "retired", "seen_s", "seq_last", "session", "start", "state", "state_id",
         "steps_total", "strikes", "updates_applied", "waiting",
     )  # fmt: skip
@@ -54,6 +54,7 @@ class Member:
         self.state: DeviceState = "left"
         self.profile: DeviceProfile = hello.profile
         self.codec_push = self.codec_model = "identity"
+        self.codecs_push: frozenset[str] = frozenset()
         self.follows = False
         self.held: ModelVersion | None = None
         self.seq_last = hello.seq_answered
@@ -81,15 +82,16 @@ class Member:
     def observe(self, push: Push, norm: float, now_s: float) -> None:
         """Remember how the device trained, and how long after its assignment its update came."""
         cycle_s = now_s - self.assigned_s if push.base == self.assigned else None
+        steps_ahead = min(push.steps_ahead, push.local_steps)
         if cycle_s is not None:
-            self.link.end_cycle(cycle_s - push.local_steps * push.step_s)
+            self.link.end_cycle(cycle_s - (push.local_steps - steps_ahead) * push.step_s)
         self.assigned = None
         self.history.observe(
             cycle_s=cycle_s,
             norm=norm,
             score=push.score,
             local_steps=push.local_steps,
-            steps_ahead=min(push.steps_ahead, push.local_steps),
+            steps_ahead=steps_ahead,
             examples=push.examples,
             step_s=push.step_s,
             loss_mean=push.loss_mean,

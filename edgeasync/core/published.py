@@ -75,6 +75,11 @@ class Publisher:
             follow(held, [self._delta.open(step)], self._codec, trained, target)
             self._steps.append((self._published.number, step))
             self._forget_old_steps()
+        if not self._is_finite(target) and self._is_finite(current.vector):
+            # The model has outgrown its codec (float16 ends at 65,504): from now on it travels as it is.
+            self._codec = make_codec("identity", self._spec)
+            self._steps.clear()
+            target[:] = current.vector
         self._offers.clear()
         self._checksum = wire.checksum(target.data.cast("B"))
         self._published = Snapshot(current.number, target)
@@ -84,6 +89,8 @@ class Publisher:
         found = None if held is None else self._lead_on(held)
         if found is not None:
             return found
+        if self._delta is not None and codec != self._codec.name:
+            codec = "identity"  # what is published is on the grid of one codec; only that one and this are exact
         payload, checksum = self.published.payload(make_codec(codec, self._spec))
         return Offer(payload, checksum, codec)
 
@@ -106,6 +113,9 @@ class Publisher:
         total = sum(len(payload) for _, payload in self._steps)
         while self._steps and (total >= self._codec.payload_bytes_max or len(self._steps) > DELTAS_MAX):
             total -= len(self._steps.popleft()[1])
+
+    def _is_finite(self, vector: Vector) -> bool:
+        return all(np.isfinite(vector[at : at + CHUNK]).all() for at in range(0, len(vector), CHUNK))
 
     def _empty_vector(self) -> Vector:
         if self._spec.nbytes < POOLED_BYTES_MIN:

@@ -48,9 +48,9 @@ class CodecSettings(Section, frozen=True):
     a device. A device that does not know a codec is sent, and sends, `identity`.
     """
 
-    push: str = "identity"
-    model: str = "identity"
-    delta: str = "off"
+    push: str = "auto"
+    model: str = "float16"
+    delta: str = "int8"
     publish_s: Annotated[float, Meta(gt=0, le=3600)] | None = None
     error_feedback: Literal["auto", "always", "never"] = "auto"
     residual_decay: Annotated[float, Meta(ge=0, le=1)] = 1.0
@@ -65,6 +65,10 @@ class CodecSettings(Section, frozen=True):
             raise ValueError(f"model = {self.model!r}: whole models travel as one of {', '.join(ELEMENTWISE)}")
         if self.delta == "auto":
             raise ValueError("delta = 'auto': the chain is one for all devices; name a codec, or 'off'")
+
+
+FLOAT32 = CodecSettings(push="identity", model="identity", delta="off")
+"""Everything as it is, four bytes a value."""
 
 
 class StopCondition(Section, frozen=True):

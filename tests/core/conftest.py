@@ -7,7 +7,7 @@ import pytest
 from edgeasync.core.effects import Assign, Discard, Fold, Forget, Receive, Report, Send
 from edgeasync.core.events import PushArrived, Received, StopRequested
 from edgeasync.core.hub import HubCore
-from edgeasync.core.settings import HubCoreSettings, Limits, Liveness, StopCondition
+from edgeasync.core.settings import FLOAT32, HubCoreSettings, Limits, Liveness, StopCondition
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -35,7 +35,7 @@ class HubBench:
                 liveness=Liveness(**(liveness or {})),
                 limits=Limits(**(limits or {})),
                 stop=StopCondition(**(stop or {})),
-                **settings,
+                **{"codec": FLOAT32} | settings,
             ),
             version=ModelVersion(LINEAGE, 0),
             graph=graph,

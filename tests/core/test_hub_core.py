@@ -162,7 +162,7 @@ def test_what_a_device_must_share(hub_bench, versions, fingerprint, code):
 
 
 def test_a_hub_uses_only_codecs_that_the_device_named(hub_bench):
-    hub = hub_bench(codec=CodecSettings(push="float16", model="float16"))
+    hub = hub_bench(codec=CodecSettings(push="float16", model="float16", delta="off"))
     hub.hello("plain")
     assert hub.one(Send).message.push_codec == "identity"
     hub.fetch("plain")
@@ -712,7 +712,7 @@ def test_where_every_update_is_a_version_it_is_published_now_and_then(hub_bench)
 
 
 def test_without_a_chain_nothing_is_published(hub_bench):
-    hub = hub_bench(codec=CodecSettings(push="int8", model="float16"))
+    hub = hub_bench(codec=CodecSettings(push="int8", model="float16", delta="off"))
     hub.join(codecs=KNOWN)
     hub.push(seq=1, base=0)
     assert hub.all_of(Publish) == []

@@ -7,7 +7,7 @@ from edgeasync.core.graph import ShippedGraph
 from edgeasync.core.hub import HubCore
 from edgeasync.core.hub_exchange import HubExchange
 from edgeasync.core.model import Model
-from edgeasync.core.settings import HubCoreSettings, Limits, Liveness
+from edgeasync.core.settings import FLOAT32, HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -68,6 +68,7 @@ class Bench:
             training={},
             judgement=POLICY,
             settings=HubCoreSettings(
+                codec=FLOAT32,
                 liveness=Liveness(heartbeat_s=1.0, lease_s=5.0),
                 limits=Limits(piece_bytes=ByteCount(PIECE), **limits),
             ),

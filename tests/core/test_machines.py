@@ -31,7 +31,7 @@ from edgeasync.core.effects import (
 from edgeasync.core.events import Folded, Heard, Malformed, PushArrived, Received
 from edgeasync.core.graph import ShippedGraph
 from edgeasync.core.hub import HubCore
-from edgeasync.core.settings import HubCoreSettings, Limits, Liveness
+from edgeasync.core.settings import FLOAT32, HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import (
     BufferedAggregator,
@@ -204,6 +204,7 @@ class World:
                 **{"staleness": inverse_root, "optimizer": (SGD(),), "frequency": FREQUENCY} | POLICIES[policy]
             ),
             settings=HubCoreSettings(
+                codec=FLOAT32,
                 liveness=Liveness(progress_s=20.0),
                 limits=Limits(devices_max=len(NAMES), strikes_max=4, quarantine_s=20.0, updates_held_max=6),
             ),

@@ -129,7 +129,7 @@ async def train(run, spec, *, aggregate, agents, limits, codec="identity", updat
             stop=StopCondition(updates=updates),
             liveness=Liveness(heartbeat_s=0.5, lease_s=PATIENCE_S),
             limits=limits,
-            codec=CodecSettings(push=codec, model=codec),
+            codec=CodecSettings(push=codec, model=codec, delta="off"),
         ),
         on_report=on_report,
     )

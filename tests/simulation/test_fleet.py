@@ -7,7 +7,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from edgeasync.core.graph import ShippedGraph
-from edgeasync.core.settings import HubCoreSettings, Limits, Liveness, StopCondition
+from edgeasync.core.settings import FLOAT32, HubCoreSettings, Limits, Liveness, StopCondition
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.data.partition import dirichlet
 from edgeasync.errors import GraphError
@@ -44,7 +44,7 @@ class Digits:
             spec=self.network.spec,
             initial=self.network.initial(0),
             judgement=POLICY,
-            settings=settings or HubCoreSettings(),
+            settings=settings or HubCoreSettings(codec=FLOAT32),
             seed=0,
             graph=graph,
         )
@@ -110,7 +110,7 @@ def test_a_link_costs_its_bytes_and_its_delay():
 
 
 def test_a_ping_measures_the_delay_of_the_link():
-    settings = HubCoreSettings(liveness=Liveness(heartbeat_s=1.0, lease_s=5.0))
+    settings = HubCoreSettings(codec=FLOAT32, liveness=Liveness(heartbeat_s=1.0, lease_s=5.0))
     fleet = Digits(link=LinkProfile(delay_s=0.2), settings=settings)
     assert fleet.train(updates=20)
     assert fleet.devices[3].exchange.core.round_trip_s == pytest.approx(0.4, rel=0.05)
@@ -129,7 +129,7 @@ def test_large_models_travel_in_pieces_both_ways():
 @pytest.mark.parametrize("link", [LinkProfile(), LinkProfile(down_bytes_per_s=2_000_000, delay_s=0.05)])
 def test_every_device_takes_the_hubs_graph_in_before_it_trains(link):
     graph = ShippedGraph(np.random.default_rng(0).bytes(3 << 20))
-    settings = HubCoreSettings(limits=Limits(snapshots_max=2))
+    settings = HubCoreSettings(codec=FLOAT32, limits=Limits(snapshots_max=2))
     fleet = Digits(graph=graph, link=link, settings=settings)
     for device in fleet.devices:
         device.start()
@@ -183,7 +183,7 @@ def test_a_forged_graph_ends_the_device():
 
 
 def test_a_finished_hub_sends_its_devices_home():
-    fleet = Digits(settings=HubCoreSettings(stop=StopCondition(updates=10)))
+    fleet = Digits(settings=HubCoreSettings(codec=FLOAT32, stop=StopCondition(updates=10)))
     assert fleet.train(updates=10)
     assert fleet.clock.run(lambda: all(device.finished for device in fleet.devices), 60.0)
     assert {device.finished.error for device in fleet.devices} == {None}
@@ -215,7 +215,7 @@ def test_a_diverging_device_is_rejected_and_the_others_train_on():
 
 
 def test_a_power_cut_loses_the_work_and_a_new_start_goes_on():
-    fleet = Digits(settings=HubCoreSettings(liveness=Liveness(heartbeat_s=0.5, lease_s=1.5)))
+    fleet = Digits(settings=HubCoreSettings(codec=FLOAT32, liveness=Liveness(heartbeat_s=0.5, lease_s=1.5)))
     device = fleet.devices[0]
     fleet.train(updates=8)
     member = fleet.hub.core.members.members["device-1"]

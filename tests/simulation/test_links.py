@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from edgeasync.core.settings import HubCoreSettings, Liveness
+from edgeasync.core.settings import FLOAT32, HubCoreSettings, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -55,7 +55,9 @@ class Lab:
             spec=self.spec,
             initial=np.zeros(length, np.float32),
             judgement=POLICY,
-            settings=HubCoreSettings(liveness=Liveness(heartbeat_s=heartbeat_s, lease_s=15.0 * heartbeat_s)),
+            settings=HubCoreSettings(
+                codec=FLOAT32, liveness=Liveness(heartbeat_s=heartbeat_s, lease_s=15.0 * heartbeat_s)
+            ),
             seed=0,
         )
 
