@@ -346,7 +346,7 @@ def _adopt_into(
     model: DeviceModel, assignment: Assignment, payload: wire.Buffer, welcome: Welcome, held: ModelVersion | None
 ) -> DeviceEvent:
     codec = make_codec(assignment.codec, welcome.spec)
-    missed = 0 if held is None else max(0, assignment.version.number - held.number - 1)
+    passed = 0 if held is None else max(0, assignment.version.number - held.number)
     try:
         if assignment.deltas is None:
             model.adopt(codec.open(payload))
@@ -358,7 +358,7 @@ def _adopt_into(
             model.lead_on(steps, make_codec(assignment.deltas.rounding, welcome.spec), assignment.deltas.checksum)
     except ProtocolError as error:
         return AdoptionFailed(f"the hub's model is refused: {error}", spoilt=True)
-    model.decay_residual(welcome.residual_decay**missed)
+    model.decay_residual(welcome.residual_decay**passed)
     return Adopted(assignment)
 
 
