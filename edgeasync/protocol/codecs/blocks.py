@@ -103,14 +103,21 @@ class _Quantizer:
             work[broken] = 0.0
         flat = work.reshape(-1)
         if self._random is not None:
-            noise = self._noise[: flat.size]
-            self._random.random(out=noise, dtype=np.float32)
-            np.floor(np.add(flat, noise, out=flat), out=flat)
+            np.add(flat, self._draw_noise(self._random, flat.size), out=flat)
             np.clip(flat, -self._steps, self._steps, out=flat)
         np.add(flat, _ROUNDING, out=flat)
         levels = self._levels[: flat.size]
         np.copyto(levels, flat.view(np.int32), casting="unsafe")
         return levels
+
+    def _draw_noise(self, random: np.random.Generator, count: int) -> Vector:
+        """Return numbers between -0.5 and 0.5, of 16 random bits each: a fourth of the time that floats take."""
+        noise = self._noise[:count]
+        drawn = random.integers(0, 2**64 - 1, count // 4, np.uint64, endpoint=True)
+        np.copyto(noise, drawn.astype("<u8", copy=False).view("<u2"))
+        np.subtract(noise, np.float32(2.0**15 - 0.5), out=noise)
+        np.multiply(noise, np.float32(2.0**-16), out=noise)
+        return noise
 
 
 def _check_random(stochastic: bool, random: np.random.Generator | None) -> np.random.Generator | None:  # noqa: FBT001
