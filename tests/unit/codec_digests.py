@@ -1,8 +1,8 @@
 """Digests of what every codec makes of vectors that hold each kind of float32: they are the same on every machine.
 
-Run as `PYTHONPATH=. python tests/unit/codec_digests.py` it prints them as one JSON object, and fails if they are not
-those kept in `codec_digests.json`; `--write` writes that file anew, after a change of a format. It needs no test packages, so that it runs
-on a device. zstd is left out: its versions may write different frames.
+Run as `PYTHONPATH=. python tests/unit/codec_digests.py` it prints them as one JSON object, and fails if they are
+not those kept in `codec_digests.json`; `--write` writes that file anew, after a change of a format. It needs no
+test packages, so that it runs on a device. zstd is left out: its versions may write different frames.
 """
 
 import argparse
@@ -87,14 +87,14 @@ def main():
     parser.add_argument("--write", action="store_true")
     write = parser.parse_args().write
     found = digests()
-    print(json.dumps(found, indent=1))
+    sys.stdout.write(json.dumps(found, indent=1) + "\n")
     if write:
         GOLDEN.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         return 0
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
     for case in golden.keys() | found.keys():
         if golden.get(case) != found.get(case):
-            print(f"differs: {case}", file=sys.stderr)
+            sys.stderr.write(f"differs: {case}\n")
     return int(golden != found)
 
 
