@@ -120,10 +120,10 @@ class _Quantizer:
         return noise
 
 
-def _check_random(stochastic: bool, random: np.random.Generator | None) -> np.random.Generator | None:  # noqa: FBT001
-    if stochastic and random is None:
+def _needed(random: np.random.Generator | None) -> np.random.Generator:
+    if random is None:
         raise ValueError("a codec that rounds stochastically needs a generator of random numbers to encode")
-    return random if stochastic else None
+    return random
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Int8:
         """Round to the nearest level, ties to even, or to either neighbour with the right mean."""
         split = 4 * blocks_in(source.length)
         scales, coded = out[:split].view("<f4"), out[split:].view(np.int8)
-        quantizer = _Quantizer(127, 1, source.length, _check_random(self.stochastic, random))
+        quantizer = _Quantizer(127, 1, source.length, _needed(random) if self.stochastic else None)
         for start, stop, rows in _chunks(source):
             first = start // BLOCK
             coded[start:stop] = quantizer.quantize(rows, scales[first : first + len(rows)])[: stop - start]
@@ -192,7 +192,7 @@ class Int4:
         scales, coded = out[:split].view("<f4"), out[split:]
         if source.length % 2:
             coded[-1:] = 0
-        quantizer = _Quantizer(7, 16, source.length, _check_random(self.stochastic, random))
+        quantizer = _Quantizer(7, 16, source.length, _needed(random) if self.stochastic else None)
         for start, stop, rows in _chunks(source):
             first = start // BLOCK
             levels = quantizer.quantize(rows, scales[first : first + len(rows)]).view(np.uint8)
