@@ -8,6 +8,7 @@ from typing import get_args
 
 import msgpack
 import msgspec
+import numpy as np
 import pytest
 from msgspec import inspect
 
@@ -19,7 +20,7 @@ from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.monitor import Observation, Remedy
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import CODECS
+from edgeasync.protocol.codecs import STAGES, VectorSource, make_codec, stages_of
 from edgeasync.protocol.messages import (
     MESSAGES,
     Applied,
@@ -115,10 +116,50 @@ def test_outcomes_and_reasons():
 
 def test_refusals_codecs_and_states():
     assert tuple(rows(section("## Refusals"))) == get_args(RefusalCode)
-    codecs = rows(section("### Codecs"))
-    assert tuple(codecs) == tuple(CODECS)
-    assert all(cells.startswith(f"{CODECS[name].payload_bytes(1)} length") for name, cells in codecs.items())
+    assert tuple(rows(section("### Codecs"))) == (*(stage for stage in STAGES if stage != "zstd"), "zstd")
     assert tuple(re.findall(r"`(\w+)`", status_tables()["Each device"]["state"])) == get_args(DeviceState)
+
+
+CODED = rows(section("#### Examples of payloads"))
+
+
+def test_every_stage_has_an_example():
+    assert set(STAGES) <= set().union(
+        *(stages_of(name) for name in CODED if "zstd" in STAGES or "zstd" not in name)
+    )
+
+
+@pytest.mark.parametrize("name", CODED)
+def test_payloads_are_what_the_examples_say(name):
+    if "zstd" in name and "zstd" not in STAGES:
+        pytest.skip("the zstandard package is missing")
+    spec = ParameterSpec((Parameter("w", (3, 3)), Parameter("m", (1,), "statistic")))
+    vector = np.array([0.5, -1, 0.25, 1, -2, 0.5, 0, 0, 0, 0.75], np.float32)
+    codec = make_codec(name, spec)
+    payload = bytes.fromhex(CODED[name].strip("` |"))
+    if "zstd" not in name:  # others may compress otherwise
+        assert bytes(codec.encode(VectorSource(vector))) == payload
+    decoded = codec.open(payload).read(0, 10, np.empty(10, np.float32))
+    exact = {
+        "int8": 0.01,
+        "int4": 0.15,
+        "sign": 1.5,
+        "top_k(0.2)": 1.0,
+        "top_k(0.2)+float16": 1.0,
+        "low_rank(1)": 1e-6,
+    }
+    np.testing.assert_allclose(decoded, vector, atol=exact.get(name, 0.0), rtol=0.0)
+
+
+def test_bytes_of_dense_stages_are_what_their_formulas_say():
+    table = rows(section("### Codecs"))
+    for name in ("identity", "float16", "bfloat16", "int8", "int4", "sign"):
+        formula = table[name].partition(" | ")[0]
+        formula = re.sub(r"⌈n / (\d+)⌉", r"(-(-n // \1))", formula)
+        formula = re.sub(r"(\d) (?=[n(])", r"\1 * ", formula)
+        for n in (1, 2, 255, 256, 257, 1000):
+            spec = ParameterSpec((Parameter("w", (n,)), Parameter("m", (2,), "statistic")))
+            assert make_codec(name, spec).payload_bytes_max == eval(formula, {"n": n}) + 8, name
 
 
 def status_tables():

@@ -103,20 +103,27 @@ class _Quantizer:
             work[broken] = 0.0
         flat = work.reshape(-1)
         if self._random is not None:
-            noise = self._noise[: flat.size]
-            self._random.random(out=noise, dtype=np.float32)
-            np.floor(np.add(flat, noise, out=flat), out=flat)
+            np.add(flat, self._draw_noise(self._random, flat.size), out=flat)
             np.clip(flat, -self._steps, self._steps, out=flat)
         np.add(flat, _ROUNDING, out=flat)
         levels = self._levels[: flat.size]
         np.copyto(levels, flat.view(np.int32), casting="unsafe")
         return levels
 
+    def _draw_noise(self, random: np.random.Generator, count: int) -> Vector:
+        """Return numbers between -0.5 and 0.5, of 16 random bits each: a fourth of the time that floats take."""
+        noise = self._noise[:count]
+        drawn = random.integers(0, 2**64 - 1, count // 4, np.uint64, endpoint=True)
+        np.copyto(noise, drawn.astype("<u8", copy=False).view("<u2"))
+        np.subtract(noise, np.float32(2.0**15 - 0.5), out=noise)
+        np.multiply(noise, np.float32(2.0**-16), out=noise)
+        return noise
 
-def _check_random(stochastic: bool, random: np.random.Generator | None) -> np.random.Generator | None:  # noqa: FBT001
-    if stochastic and random is None:
+
+def _needed(random: np.random.Generator | None) -> np.random.Generator:
+    if random is None:
         raise ValueError("a codec that rounds stochastically needs a generator of random numbers to encode")
-    return random if stochastic else None
+    return random
 
 
 @dataclass(frozen=True)
@@ -136,7 +143,7 @@ class Int8:
         """Round to the nearest level, ties to even, or to either neighbour with the right mean."""
         split = 4 * blocks_in(source.length)
         scales, coded = out[:split].view("<f4"), out[split:].view(np.int8)
-        quantizer = _Quantizer(127, 1, source.length, _check_random(self.stochastic, random))
+        quantizer = _Quantizer(127, 1, source.length, _needed(random) if self.stochastic else None)
         for start, stop, rows in _chunks(source):
             first = start // BLOCK
             coded[start:stop] = quantizer.quantize(rows, scales[first : first + len(rows)])[: stop - start]
@@ -185,7 +192,7 @@ class Int4:
         scales, coded = out[:split].view("<f4"), out[split:]
         if source.length % 2:
             coded[-1:] = 0
-        quantizer = _Quantizer(7, 16, source.length, _check_random(self.stochastic, random))
+        quantizer = _Quantizer(7, 16, source.length, _needed(random) if self.stochastic else None)
         for start, stop, rows in _chunks(source):
             first = start // BLOCK
             levels = quantizer.quantize(rows, scales[first : first + len(rows)]).view(np.uint8)

@@ -78,8 +78,6 @@ def _parse(name: str) -> _Design:
     parts = name.split("+") if len(name) <= NAME_LENGTH_MAX else []
     compressed = len(parts) > 1 and parts[-1] == "zstd"
     if compressed:
-        if not HAS_ZSTD:
-            raise ValueError(f"codec {name!r} needs the zstandard package: pip install 'edgeasync[zstd]'")
         parts.pop()
     fraction, rank = 0.0, 0
     if parts and (match := _TOP_K.fullmatch(parts[0])):
@@ -91,6 +89,8 @@ def _parse(name: str) -> _Design:
     dense = rest[0] if rest else "identity"
     if not parts or dense not in _DENSE or len(rest) > 1 or fraction > 0.5 or rank > RANK_MAX:
         raise ValueError(f"unknown codec {name[:NAME_LENGTH_MAX]!r}; known: {_KNOWN}")
+    if compressed and not HAS_ZSTD:
+        raise ValueError(f"codec {name!r} needs the zstandard package: pip install 'edgeasync[zstd]'")
     return _Design(fraction, rank, dense, compressed)
 
 

@@ -157,7 +157,7 @@ def wrong_length(codec: Codec, payload_bytes: int) -> ProtocolError:
     """Return the error for a payload that is too short or too long."""
     least, most = codec.payload_bytes_min, codec.payload_bytes_max
     bounds = f"{most}" if least == most else f"{least} to {most}"
-    return ProtocolError(f"a {codec.name} payload of this model has {bounds} bytes, not {payload_bytes}")
+    return ProtocolError(f"a payload in {codec.name} has {bounds} bytes for this model, not {payload_bytes}")
 
 
 def encode_statistics(source: Source, trained: int, out: Bytes) -> None:

@@ -141,12 +141,14 @@ def _factorize(matrix: Rows, left: Rows, right: Rows) -> None:
             if iteration:
                 _orthonormalize(right)
             _times(matrix, right, left)
-            if not np.isfinite(left).all():
+            finite = np.isfinite(left).all()
+            _orthonormalize(left)
+            _transposed_times(matrix, left, right)
+            if not (finite and np.isfinite(right).all()):
+                # What becomes of a value that is not finite, down to a NaN's sign, differs between machines.
                 left.fill(np.nan)
                 right.fill(np.nan)
                 return
-            _orthonormalize(left)
-            _transposed_times(matrix, left, right)
 
 
 def _signs(rank: int, length: int) -> Rows:

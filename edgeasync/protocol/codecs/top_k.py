@@ -15,7 +15,7 @@ from edgeasync.errors import ProtocolError
 from edgeasync.parameters import CHUNK, Vector
 from edgeasync.protocol.codecs.codec import Dense
 from edgeasync.protocol.codecs.dense import as_bytes, encode_statistics, with_statistics, wrong_length
-from edgeasync.protocol.codecs.source import Bytes, Part, Source, VectorSource
+from edgeasync.protocol.codecs.source import Bytes, Part, Source, VectorSource, copy_whole
 from edgeasync.protocol.wire import Buffer
 
 HEADER_BYTES = 8
@@ -23,12 +23,11 @@ WIDTHS = (4, 8, 16)
 """Bits of a symbol."""
 
 SAMPLE = 1 << 14
-_RUN = 128
-"""Values are sampled in runs: reading a source has a price of its own."""
+"""Values that are looked at first; a source of no more is looked at whole."""
 
 _MAGNITUDE = 0x7FFF_FFFF
 
-Places = npt.NDArray[np.int64]
+Places = npt.NDArray[np.int32]
 Magnitudes = npt.NDArray[np.int32]
 """A float's bits without its sign: they compare as magnitudes do, and what is not finite is largest."""
 
@@ -106,11 +105,11 @@ class _SparseSource:
 
     __slots__ = ("_kept", "_places", "length")
 
-    def __init__(self, length: int, places: npt.NDArray[np.int32], kept: Source) -> None:
+    def __init__(self, length: int, places: Places, kept: Source) -> None:
         self.length = length
         self._places = places
         self._kept = np.empty(kept.length, np.float32)
-        self._kept[:] = kept.read(0, kept.length, self._kept)
+        copy_whole(self._kept, kept)
 
     def read(self, start: int, stop: int, scratch: Vector) -> Vector:
         values = scratch[: stop - start]
@@ -141,10 +140,12 @@ def _guess(source: Source, count: int) -> int:
     length = source.length
     if length <= SAMPLE:
         return 1
-    sample, scratch = np.empty(SAMPLE, np.float32), np.empty(_RUN, np.float32)
-    for number in range(SAMPLE // _RUN):
-        start = number * (length - _RUN) // (SAMPLE // _RUN - 1)
-        sample[number * _RUN : (number + 1) * _RUN] = source.read(start, start + _RUN, scratch)
+    # In runs, for a read has a price of its own: the longer the vector, the more and the shorter.
+    run = 128 if length < 1 << 22 else 16
+    sample, scratch = np.empty(SAMPLE, np.float32), np.empty(run, np.float32)
+    for at in range(0, SAMPLE, run):
+        start = at * (length - run) // (SAMPLE - run)
+        sample[at : at + run] = source.read(start, start + run, scratch)
     expected = count / length * SAMPLE
     rank = math.ceil(expected + 4.0 * math.sqrt(expected)) + 4
     if rank >= SAMPLE:
@@ -168,14 +169,14 @@ def _at_least(source: Source, least: int) -> tuple[Places, Vector]:
     """Return the values of at least this magnitude, and where they are."""
     room = min(CHUNK, source.length)
     scratch, work, reach = np.empty(room, np.float32), np.empty(room, np.int32), np.empty(room, np.bool_)
-    found, kept = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
+    found, kept = [np.empty(0, np.int32)], [np.empty(0, np.float32)]
     for start in range(0, source.length, CHUNK):
         values = source.read(start, min(start + CHUNK, source.length), scratch)
         size = values.size
         np.bitwise_and(values.view(np.int32), _MAGNITUDE, out=work[:size])
         places = np.flatnonzero(np.greater_equal(work[:size], least, out=reach[:size]))
         kept.append(values[places])
-        found.append(places + start)
+        found.append((places + start).astype(np.int32))
     return np.concatenate(found), np.concatenate(kept)
 
 
@@ -200,20 +201,20 @@ def _code_places(places: Places) -> tuple[int, Bytes]:
     """
     if not places.size:
         return WIDTHS[0], np.empty(0, np.uint8)
-    gaps = np.diff(places, prepend=-1) - 1
+    gaps = np.diff(places, prepend=np.int32(-1)) - np.int32(1)
     sizes = {width: _symbol_bytes(gaps.size + int((gaps // _escape(width)).sum()), width) for width in WIDTHS}
     width = min(sizes, key=sizes.__getitem__)
-    skips, ends = np.divmod(gaps, _escape(width))
-    at = np.cumsum(skips + 1) - 1
+    skips = gaps // _escape(width)
+    at = np.cumsum(skips + 1, dtype=np.int64) - 1
     symbols = np.full(int(at[-1]) + 1 + (width == 4), _escape(width), np.dtype("<u2") if width == 16 else np.uint8)
-    symbols[at] = ends
+    symbols[at] = gaps - skips * _escape(width)
     if width == 4:
         pairs = symbols[: symbols.size // 2 * 2]
         return width, pairs[0::2] | pairs[1::2] << 4
     return width, symbols[: int(at[-1]) + 1].view(np.uint8)
 
 
-def _decode_places(coded: Bytes, width: int, count: int, length: int) -> npt.NDArray[np.int32]:
+def _decode_places(coded: Bytes, width: int, count: int, length: int) -> Places:
     """Return the places, in order, each once; raises `ProtocolError` unless they are `count` of `length`."""
     escape = _escape(width)
     if coded.size > _symbol_bytes(count + length // escape, width) or coded.size * 8 % width:
@@ -232,5 +233,5 @@ def _decode_places(coded: Bytes, width: int, count: int, length: int) -> npt.NDA
     places = np.cumsum(np.add(symbols, ends, dtype=np.int64))[ends] - 1
     if count and places[-1] >= length:
         raise ProtocolError(f"place {places[-1]} is not one of {length} values")
-    narrow: npt.NDArray[np.int32] = places.astype(np.int32)
+    narrow: Places = places.astype(np.int32)
     return narrow
