@@ -166,7 +166,7 @@ def test_snapped_values_travel_as_they_are(name, spec, data):
     assert codec.elementwise
     assert not codec.needs_feedback
     snapped = vector.copy()
-    codec.snap(snapped)
+    codec.snap(snapped[: spec.trained_length])
     np.testing.assert_array_equal(bits(there_and_back(name, spec, vector)), bits(snapped))
     np.testing.assert_array_equal(bits(there_and_back(name, spec, snapped)), bits(snapped))
 
