@@ -45,6 +45,7 @@ class Publisher:
         self._pool = BufferPool(spec.nbytes)
         self._steps: deque[tuple[int, wire.Buffer]] = deque()
         self._offers: dict[int, Offer] = {}
+        self._joined: memoryview | None = None
         self._checksum = 0
         if self._delta is not None:
             self.publish(anew=True)
@@ -81,6 +82,7 @@ class Publisher:
             self._steps.clear()
             target[:] = current.vector
         self._offers.clear()
+        self._joined = None
         self._checksum = wire.checksum(target.data.cast("B"))
         self._published = Snapshot(current.number, target)
 
@@ -99,14 +101,21 @@ class Publisher:
         if self._delta is None:
             return None
         if held not in self._offers:
-            steps = [payload for number, payload in self._steps if number >= held]
-            known = held == self.published.number or (len(steps) > 0 and self._steps[-len(steps)][0] == held)
-            if not known:
+            if held != self._published.number and all(number != held for number, _ in self._steps):
                 return None
-            payload = steps[0] if len(steps) == 1 else b"".join(steps)
-            deltas = Deltas(held, tuple(map(len, steps)), self._checksum, self._codec.name)
+            lengths = tuple([len(payload) for number, payload in self._steps if number >= held])
+            payload = self._newest_bytes(sum(lengths), len(lengths))
+            deltas = Deltas(held, lengths, self._checksum, self._codec.name)
             self._offers[held] = Offer(payload, wire.checksum(payload), self._delta.name, deltas)
         return self._offers[held]
+
+    def _newest_bytes(self, nbytes: int, count: int) -> wire.Buffer:
+        """Return the last `count` steps, of so many bytes, in one: for all devices they are parts of one buffer."""
+        if count <= 1:
+            return self._steps[-1][1] if count else b""
+        if self._joined is None:
+            self._joined = memoryview(b"".join([payload for _, payload in self._steps]))
+        return self._joined[-nbytes:]
 
     def _forget_old_steps(self) -> None:
         """Keep only steps from which it is cheaper to lead on than to begin anew."""
