@@ -110,7 +110,7 @@ class Publisher:
         return self._offers[held]
 
     def _newest_bytes(self, nbytes: int, count: int) -> wire.Buffer:
-        """Return the last `count` steps, of so many bytes, in one: for all devices they are parts of one buffer."""
+        """Return the last `count` steps, of so many bytes, in one: all devices get parts of one buffer."""
         if count <= 1:
             return self._steps[-1][1] if count else b""
         if self._joined is None:
