@@ -187,11 +187,16 @@ class OutgoingTransfer:
             part = self.payload[self._sent : self._sent + length_max]
             under_way = self._sent - self._received
             if under_way and under_way + len(part) // 2 >= window_bytes:
-                if pieces and self._mark is None:  # a window that is not full tells nothing of the link
+                if pieces and self._mark is None:
                     self._mark = (self._sent, under_way, now_s)
                 break
             pieces.append((Piece(self.transfer, self._sent, wire.checksum(part)), part))
             self._sent += len(part)
+        else:
+            if len(pieces) > 1 and self._received == self._begun:
+                # All of it found an idle link, which tells the rate too. The last piece may never be credited.
+                end = self._sent - len(pieces[-1][1])
+                self._mark = (end, end - self._begun, now_s)
         return pieces
 
 
