@@ -152,8 +152,7 @@ class DeviceTransfers:
         """Return how long a piece may be, and the window; under a cap that begins with a single piece."""
         if self._pacer is not None:
             piece_bytes = PIECE_BYTES_MIN
-        bytes_max = CreditWindow(piece_bytes).bytes_max
-        if self._window is None or self._window.bytes_max != bytes_max:
+        if self._window is None or self._window.piece_bytes != piece_bytes:
             start = {} if self._pacer is None else {"start_bytes": PIECE_BYTES_MIN}
             self._window = CreditWindow(piece_bytes, **start)
         return piece_bytes, self._window

@@ -47,7 +47,7 @@ from edgeasync.core.events import (
 )  # fmt: skip
 from edgeasync.core.hub import HubCore
 from edgeasync.core.incoming import IncomingTransfers
-from edgeasync.core.membership import Owner
+from edgeasync.core.membership import Member, Owner
 from edgeasync.core.mixing import Update
 from edgeasync.core.model import Model, Snapshot
 from edgeasync.core.outgoing import OutgoingTransfers
@@ -190,7 +190,7 @@ class HubExchange:
             raise ProtocolError("the payload is not as long as its header says")
         if wire.checksum(payload) != push.checksum:
             raise ProtocolError("the payload does not have the checksum it was announced with")
-        if (owner := self._owner(peer)) is not None:
+        if self._incoming and (owner := self._owner(peer)) is not None:
             self._incoming.drop(owner)  # it sends the whole, or something else
         update = Update(codec, payload)
         norm = self.model.norm(update)
@@ -245,8 +245,9 @@ class HubExchange:
 
     def _room_to_send(self) -> bool:
         # Each assignment in line behind a fold is about to hold one more.
-        if self.model.snapshots_alive + self._assigning >= self._limits.snapshots_max:
-            self._drop_stalled()
+        if self.model.snapshots_alive + self._assigning < self._limits.snapshots_max:
+            return True
+        self._drop_stalled()
         while self.model.snapshots_alive + self._assigning >= self._limits.snapshots_max:
             if not self._outgoing.make_room():
                 return False
@@ -352,10 +353,10 @@ class HubExchange:
         self._evaluated = None
 
     def _assign(self, effect: Assign) -> None:
-        owner = self._owner(effect.peer)
-        if owner is None:
+        member = self.core.members.by_peer(effect.peer)
+        if member is None:
             return  # it has gone while this waited for a fold
-        kept = self._outgoing.take_suspended(effect.peer, owner)
+        kept = self._outgoing.take_suspended(effect.peer, member)
         if kept is None:
             version, codec, deltas = effect.version, effect.codec, None
             payload, checksum = self.model.current.payload(codec)
@@ -372,20 +373,22 @@ class HubExchange:
             ack=effect.ack,
             deltas=deltas,
         )
-        self._announce(effect.peer, message, payload)
+        self._announce(member, message, payload)
 
     def _send_graph(self, peer: Peer) -> None:
-        graph = self.core.graph
+        graph, member = self.core.graph, self.core.members.by_peer(peer)
         assert graph is not None
-        self._announce(peer, Graph(graph.fingerprint, graph.checksum, len(graph.payload)), graph.payload)
+        if member is not None:
+            message = Graph(graph.fingerprint, graph.checksum, len(graph.payload))
+            self._announce(member, message, graph.payload)
 
-    def _announce(self, peer: Peer, message: Assignment | Graph, payload: wire.Buffer) -> None:
+    def _announce(self, member: Member, message: Assignment | Graph, payload: wire.Buffer) -> None:
         """Send a message with its payload, or begin to send that in pieces."""
-        member = self.core.members.by_peer(peer)
-        if member is None:
-            return
-        message = self._outgoing.begin(peer, member, message, payload, self._now_s)
-        self._send(peer, message, None if message.transfer else payload)
+        message = self._outgoing.begin(member, message, payload, self._now_s)
+        header = wire.encode(message)
+        inline = None if message.transfer else payload
+        member.link.bytes_down += len(header) if inline is None else len(header) + len(inline)
+        self._shell.send(member.peer, header, inline)
 
     def _receive(self, peer: Peer, push: Push) -> None:
         owner = self._owner(peer)

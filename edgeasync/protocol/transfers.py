@@ -46,6 +46,7 @@ class CreditWindow:
     """
 
     def __init__(self, piece_bytes: int, start_bytes: int = 4 * PIECE_BYTES_MIN) -> None:
+        self.piece_bytes = piece_bytes
         self.bytes_max = max(4 * piece_bytes, min(16 * piece_bytes, WINDOW_BYTES_MAX))
         self.bytes = start_bytes
         self.bytes_per_s = 0.0
