@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from edgeasync.config import ByteCount
+from edgeasync.core.effects import Restore
 from edgeasync.core.graph import ShippedGraph
 from edgeasync.core.hub import HubCore
 from edgeasync.core.hub_exchange import HubExchange
@@ -411,6 +412,17 @@ def test_assignments_that_were_cut_off_make_way_for_newer_models():
     bench.join(b"other")
     assert bench.say(b"other", Fetch(bench.sessions[b"other"])).version.number == 1
     assert bench.say(peer, Fetch(bench.sessions[b"pi"], partial=first.checksum)).version.number == 1
+
+
+def test_after_a_rollback_nobody_goes_on_with_an_earlier_model():
+    bench = Bench()
+    peer, first = cut_in_mid_assignment(bench)
+    fold_one(bench)
+    exchange = bench.exchange
+    exchange.model._kept = exchange.model._kept_last = exchange.model.current
+    exchange._execute([Restore(2)])
+    again = bench.say(peer, Fetch(bench.sessions[b"pi"], partial=first.checksum))
+    assert again.checksum != first.checksum
 
 
 def test_going_on_needs_no_room():
