@@ -117,7 +117,7 @@ class HubExchange:
         self._inline = core.spec.nbytes <= INLINE_BYTES_MAX
         self._buffers = BufferPool(max(codec.payload_bytes(core.spec.length) for codec in CODECS.values()))
         self._incoming = IncomingTransfers()
-        self._outgoing = OutgoingTransfers(int(self._limits.piece_bytes))
+        self._outgoing = OutgoingTransfers(int(self._limits.piece_bytes), self._limits.snapshots_max)
         self._measuring = 0
         self._ordered: deque[HubEffect] = deque()
         self._assigning = 0

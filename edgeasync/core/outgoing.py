@@ -26,9 +26,10 @@ class Leaving(msgspec.Struct):
 class OutgoingTransfers:
     """The transfers under way and the suspended ones; `shared_count` is that of graphs under way."""
 
-    def __init__(self, piece_bytes: int) -> None:
+    def __init__(self, piece_bytes: int, suspended_max: int) -> None:
         self.shared_count = 0
         self._piece_bytes = piece_bytes
+        self._suspended_max = suspended_max
         self._under_way: dict[Peer, Leaving] = {}
         self._suspended: dict[Owner, Leaving] = {}  # the one suspended first comes first
         self._wanted: dict[Peer, int] = {}
@@ -106,6 +107,8 @@ class OutgoingTransfers:
             leaving.transfer.moved_s = now_s
             self._suspended.pop(leaving.owner, None)
             self._suspended[leaving.owner] = leaving
+            if len(self._suspended) > self._suspended_max:
+                self.make_room()
 
     def end(self, peer: Peer) -> None:
         """End the connection's transfer, if there is one, for good."""

@@ -194,8 +194,9 @@ class OutgoingTransfer:
             pieces.append((Piece(self.transfer, self._sent, wire.checksum(part)), part))
             self._sent += len(part)
         else:
-            if len(pieces) > 1 and self._received == self._begun:
-                # All of it found an idle link, which tells the rate too. The last piece may never be credited.
+            if len(pieces) > 2 and self._received == self._begun:
+                # All of it found an idle link, which tells the rate too, by the credits of all but the last, which
+                # may never come. Fewer pieces would tell more of delays than of the rate.
                 end = self._sent - len(pieces[-1][1])
                 self._mark = (end, end - self._begun, now_s)
         return pieces

@@ -314,6 +314,16 @@ def deliver(sender, receiver, round_trip_s, bytes_per_s):
             on_the_way.append((free_s + round_trip_s, receiver.credit()))
 
 
+def test_payloads_of_two_pieces_tell_nothing_of_the_rate():
+    window = CreditWindow(1 << 20)
+    payload = memoryview(NOISE)[: 2 * PIECE_BYTES_MIN]
+    for _ in range(9):
+        sender = OutgoingTransfer(7, payload, 1 << 20, window, 0.0)
+        receiver = IncomingTransfer(7, memoryview(bytearray(len(payload))), wire.checksum(payload))
+        deliver(sender, receiver, 0.01, 2.5e6)
+    assert window.bytes == 1 << 18
+
+
 @pytest.mark.parametrize("size", [3 * PIECE_BYTES_MIN, len(NOISE)], ids=["less than a window", "more"])
 @pytest.mark.parametrize("round_trip_s", [0.0, 0.05])
 @pytest.mark.parametrize("bytes_per_s", [1e6, 2.5e6, 1e7])
