@@ -47,6 +47,8 @@ class LinkEstimate:
         """Return the window of transfers to the device; a `narrow` one begins with a single piece."""
         if self._window is None or self._window.piece_bytes != piece_bytes:
             self._window = CreditWindow(piece_bytes, PIECE_BYTES_MIN) if narrow else CreditWindow(piece_bytes)
+            if self._round_trips_s:
+                self._window.observe_round_trip(min(self._round_trips_s), at_rest=False)
         return self._window
 
     def observe_ping(self, round_trip_s: float) -> None:

@@ -199,3 +199,13 @@ def test_a_lost_connection_empties_the_line_but_not_the_debt():
     assert bench.transfers.next_deadline_s() == math.inf
     bench.transfers.send(Fetch(SESSION))
     assert bench.transfers.next_deadline_s() == pytest.approx(3 * PIECE / CAP, abs=0.05)
+
+
+def test_pings_before_the_first_push_tell_the_round_trip_better_than_a_hub_that_makes_room_slowly():
+    bench = Bench()
+    for round_trip_s in (0.03, 0.02, 0.05):
+        bench.transfers.observe_round_trip(round_trip_s)
+    bench.push(PAYLOAD * 4)
+    bench.now_s = 0.5
+    bench.transfers.credit(Credit(1, 0))
+    assert bench.transfers._window.round_trip_s == 0.02
