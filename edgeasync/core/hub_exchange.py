@@ -172,9 +172,9 @@ class HubExchange:
             self._outgoing.end(peer)  # who asks again has given up what was under way
             return Received(peer, message, self._room_for_graph())
         if isinstance(message, Fetch):
-            self._outgoing.ask(peer, message.partial, self._now_s)
-            room = self._outgoing.can_resume(peer, self._owner(peer)) or self._room_to_send()
-            return Received(peer, message, room)
+            if (owner := self._owner(peer)) is not None:  # nothing is noted of strangers
+                self._outgoing.ask(peer, message.partial, self._now_s)
+            return Received(peer, message, self._outgoing.can_resume(peer, owner) or self._room_to_send())
         if isinstance(message, Hello | Ping | Leave | StatusRequest):
             return Received(peer, message)
         raise ProtocolError(f"a {type(message).__name__} is for devices, not for a hub")

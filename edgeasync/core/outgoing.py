@@ -80,6 +80,7 @@ class OutgoingTransfers:
     def ask(self, peer: Peer, partial: int | None, now_s: float) -> None:
         """Note of which payload, by checksum, a device that wants an assignment holds the beginning."""
         self.suspend(peer, now_s)  # who asks again has given up what was under way
+        self._wanted.pop(peer, None)
         if partial is not None:
             self._wanted[peer] = partial
 

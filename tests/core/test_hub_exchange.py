@@ -394,6 +394,13 @@ def test_another_device_is_not_sent_what_was_cut_off():
     assert bench.say(b"other", Fetch(bench.sessions[b"other"], partial=first.checksum)).version.number == 1
 
 
+def test_strangers_leave_nothing_behind():
+    bench = Bench()
+    for number in range(20):
+        bench.say(b"stranger %d" % number, Fetch(bytes(16), partial=number))
+    assert not bench.exchange._outgoing._wanted
+
+
 def test_the_same_payload_goes_on_though_nothing_was_kept():
     bench = Bench()
     peer, first = cut_in_mid_assignment(bench)
