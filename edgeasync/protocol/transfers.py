@@ -32,6 +32,9 @@ PIECES_MAX = 32
 BURST_GROWTH_MAX = 4.0
 """A first window into an idle link tells its rate, and may lead to one so many times as wide."""
 
+BURSTS = 3
+"""The rate is sought among so many windows that found an idle link."""
+
 ROUND_TRIP_MAX_S = 2.0
 """A link's least round trip is never believed to be longer: a busy machine must not open the window wide."""
 
@@ -52,6 +55,7 @@ class CreditWindow:
         self.bytes_per_s = 0.0
         self._at_rest_s: deque[float] = deque(maxlen=ROUND_TRIPS)
         self.round_trip_s = 0.0
+        self._bursts: deque[float] = deque(maxlen=BURSTS)
 
     @property
     def message_bytes_max(self) -> int:
@@ -83,11 +87,13 @@ class CreditWindow:
 
         Its end took a round trip and its own time on the way, so that it tells the rate even if it filled but a
         small part of a long way. Either measure errs upwards, where credits come at once or the round trip was
-        thought too long: the lower one counts.
+        thought too long: the lower one counts. Of the last few the best one does: a busy machine
+        delays some.
         """
         moving_s = max(elapsed_s - self.round_trip_s, 1e-6)
         self.bytes_per_s = min(under_way / moving_s, spread_bytes / max(spread_s, 1e-6))
-        wanted = self.bytes_per_s * (self.round_trip_s + WINDOW_TARGET_S)
+        self._bursts.append(self.bytes_per_s)
+        wanted = max(self._bursts) * (self.round_trip_s + WINDOW_TARGET_S)
         self._scale(min(BURST_GROWTH_MAX, wanted / self.bytes))
 
     def observe_round_trip(self, sample_s: float, *, at_rest: bool) -> None:
