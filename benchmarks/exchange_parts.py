@@ -13,7 +13,7 @@ from edgeasync.core.events import PushArrived, Received
 from edgeasync.core.hub import HubCore
 from edgeasync.core.mixing import norm_of
 from edgeasync.core.model import Model
-from edgeasync.core.settings import HubCoreSettings
+from edgeasync.core.settings import FLOAT32, HubCoreSettings
 from edgeasync.policies.transforms import Conditions, plan_chain
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import VectorSource, make_codec
@@ -92,7 +92,7 @@ def _time_core(clients: int) -> float:
         spec=make_spec(1),
         training={},
         judgement=POLICY,
-        settings=HubCoreSettings(),
+        settings=HubCoreSettings(codec=FLOAT32),
         version=ModelVersion(LINEAGE, 0),
         make_session=lambda: next(given),
         now_s=0.0,

@@ -16,7 +16,7 @@ from edgeasync.core.effects import Fold
 from edgeasync.core.events import PushArrived, Received
 from edgeasync.core.hub import HubCore
 from edgeasync.core.model import Model
-from edgeasync.core.settings import HubCoreSettings, Limits, Liveness
+from edgeasync.core.settings import FLOAT32, HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import CHUNK, Parameter, ParameterSpec
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.transforms import Conditions, plan_chain
@@ -80,7 +80,9 @@ def measure_decision(updates: int) -> float:
         spec=spec,
         training={},
         judgement=Policy(),
-        settings=HubCoreSettings(liveness=Liveness(heartbeat_s=3000.0, lease_s=86_400.0), limits=Limits()),
+        settings=HubCoreSettings(
+            codec=FLOAT32, liveness=Liveness(heartbeat_s=3000.0, lease_s=86_400.0), limits=Limits()
+        ),
         version=ModelVersion("0" * 16, 0),
         make_session=lambda: next(sessions).to_bytes(16, "big"),
         now_s=0.0,

@@ -41,9 +41,11 @@ def describe_status(status: Mapping[str, Any]) -> RenderableType:
 
 
 def device_table(devices: list[dict[str, Any]], pids: dict[str, int] | None = None) -> Table:
-    """Return a table of the devices, with process ids where they are known."""
-    columns = ["device", "state", "seen", "updates", "stale", "steps", "ex/s", "loss", "traffic"]
-    if pids is not None:
+    """Return a table of the devices: with their process ids where these are known, or else with their traffic."""
+    columns = ["device", "state", "seen", "updates", "stale", "steps", "ex/s", "loss"]
+    if pids is None:
+        columns.append("traffic")
+    else:
         columns.insert(1, "pid")
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     for column in columns:
@@ -58,9 +60,10 @@ def device_table(devices: list[dict[str, Any]], pids: dict[str, int] | None = No
             str(device["local_steps"]),
             f"{device['examples_per_s']:.0f}",
             "" if device["loss"] is None else f"{device['loss']:.3g}",
-            _bytes(device["bytes_up"] + device["bytes_down"]) if "bytes_up" in device else "",
         ]
-        if pids is not None:
+        if pids is None:
+            cells.append(_bytes(device["bytes_up"] + device["bytes_down"]) if "bytes_up" in device else "")
+        else:
             cells.insert(1, str(pids.get(device["id"], "")))
         table.add_row(*cells)
     return table

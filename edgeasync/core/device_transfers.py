@@ -39,6 +39,7 @@ class DeviceTransfers:
         self._pacer = None if bandwidth_bytes_per_s_max is None else Pacer(bandwidth_bytes_per_s_max)
         self._waiting: deque[_Waiting] = deque()
         self._window: CreditWindow | None = None
+        self._round_trip_s = math.inf
         self._message: Assignment | Graph | None = None
         self._incoming: IncomingTransfer | None = None
         self._outgoing: OutgoingTransfer | None = None
@@ -83,6 +84,7 @@ class DeviceTransfers:
 
     def observe_round_trip(self, round_trip_s: float) -> None:
         """Take in how long a ping took."""
+        self._round_trip_s = min(self._round_trip_s, round_trip_s)
         if self._window is not None:
             at_rest = self._message is None and self._outgoing is None
             self._window.observe_round_trip(round_trip_s, at_rest=at_rest)
@@ -152,10 +154,11 @@ class DeviceTransfers:
         """Return how long a piece may be, and the window; under a cap that begins with a single piece."""
         if self._pacer is not None:
             piece_bytes = PIECE_BYTES_MIN
-        bytes_max = CreditWindow(piece_bytes).bytes_max
-        if self._window is None or self._window.bytes_max != bytes_max:
+        if self._window is None or self._window.piece_bytes != piece_bytes:
             start = {} if self._pacer is None else {"start_bytes": PIECE_BYTES_MIN}
             self._window = CreditWindow(piece_bytes, **start)
+            if self._round_trip_s < math.inf:
+                self._window.observe_round_trip(self._round_trip_s, at_rest=False)
         return piece_bytes, self._window
 
     # -- the line --------------------------------------------------------------------------------------------

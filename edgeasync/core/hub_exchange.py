@@ -48,7 +48,7 @@ from edgeasync.core.events import (
 )  # fmt: skip
 from edgeasync.core.hub import HubCore
 from edgeasync.core.incoming import IncomingTransfers
-from edgeasync.core.membership import Owner
+from edgeasync.core.membership import Member, Owner
 from edgeasync.core.model import Model, Snapshot
 from edgeasync.core.outgoing import OutgoingTransfers
 from edgeasync.core.published import Offer, Publisher
@@ -118,7 +118,7 @@ class HubExchange:
         self._inline = core.spec.nbytes <= INLINE_BYTES_MAX
         self._buffers = BufferPool(payload_bytes_limit(core.spec))
         self._incoming = IncomingTransfers()
-        self._outgoing = OutgoingTransfers(int(self._limits.piece_bytes))
+        self._outgoing = OutgoingTransfers(int(self._limits.piece_bytes), self._limits.snapshots_max)
         self._publisher = Publisher(core.spec, model, core.settings.codec)
         self._measuring = 0
         self._ordered: deque[HubEffect] = deque()
@@ -174,9 +174,9 @@ class HubExchange:
             self._outgoing.end(peer)  # who asks again has given up what was under way
             return Received(peer, message, self._room_for_graph())
         if isinstance(message, Fetch):
-            self._outgoing.ask(peer, message.partial, self._now_s)
-            room = self._outgoing.can_resume(peer, self._owner(peer)) or self._room_to_send()
-            return Received(peer, message, room)
+            if (owner := self._owner(peer)) is not None:  # nothing is noted of strangers
+                self._outgoing.ask(peer, message.partial, self._now_s)
+            return Received(peer, message, self._outgoing.can_resume(peer, owner) or self._room_to_send())
         if isinstance(message, Hello | Ping | Leave | StatusRequest):
             return Received(peer, message)
         raise ProtocolError(f"a {type(message).__name__} is for devices, not for a hub")
@@ -193,7 +193,7 @@ class HubExchange:
         if wire.checksum(payload) != push.checksum:
             raise ProtocolError("the payload does not have the checksum it was announced with")
         update = codec.open(payload)
-        if (owner := self._owner(peer)) is not None:
+        if self._incoming and (owner := self._owner(peer)) is not None:
             self._incoming.drop(owner)  # it sends the whole, or something else
         norm = self.model.norm(update)
         room = self._room_to_receive() and self._room_to_send()
@@ -259,8 +259,9 @@ class HubExchange:
         return len(self._incoming) + self._measuring + self.model.updates_waiting
 
     def _room_to_send(self) -> bool:
-        if self._sending() >= self._limits.snapshots_max:
-            self._drop_stalled()
+        if self._sending() < self._limits.snapshots_max:
+            return True
+        self._drop_stalled()
         while self._sending() >= self._limits.snapshots_max:
             if not self._outgoing.make_room():
                 return False
@@ -396,10 +397,10 @@ class HubExchange:
         self._evaluated = None
 
     def _assign(self, effect: Assign) -> None:
-        owner = self._owner(effect.peer)
-        if owner is None:
+        member = self.core.members.by_peer(effect.peer)
+        if member is None:
             return  # it has gone while this waited for a fold
-        kept = self._outgoing.take_suspended(effect.peer, owner)
+        kept = self._outgoing.take_suspended(effect.peer, member)
         if kept is None:
             version, offer = effect.version, self._publisher.offer(effect.held, effect.codec)
         else:
@@ -416,20 +417,22 @@ class HubExchange:
             deltas=offer.deltas,
             push_codec=effect.push_codec,
         )
-        self._announce(effect.peer, message, offer.payload)
+        self._announce(member, message, offer.payload)
 
     def _send_graph(self, peer: Peer) -> None:
-        graph = self.core.graph
+        graph, member = self.core.graph, self.core.members.by_peer(peer)
         assert graph is not None
-        self._announce(peer, Graph(graph.fingerprint, graph.checksum, len(graph.payload)), graph.payload)
+        if member is not None:
+            message = Graph(graph.fingerprint, graph.checksum, len(graph.payload))
+            self._announce(member, message, graph.payload)
 
-    def _announce(self, peer: Peer, message: Assignment | Graph, payload: wire.Buffer) -> None:
+    def _announce(self, member: Member, message: Assignment | Graph, payload: wire.Buffer) -> None:
         """Send a message with its payload, or begin to send that in pieces."""
-        member = self.core.members.by_peer(peer)
-        if member is None:
-            return
-        message = self._outgoing.begin(peer, member, message, payload, self._now_s)
-        self._send(peer, message, None if message.transfer else payload)
+        message = self._outgoing.begin(member, message, payload, self._now_s)
+        header = wire.encode(message)
+        inline = None if message.transfer else payload
+        member.link.bytes_down += len(header) if inline is None else len(header) + len(inline)
+        self._shell.send(member.peer, header, inline)
 
     def _receive(self, peer: Peer, push: Push) -> None:
         owner = self._owner(peer)

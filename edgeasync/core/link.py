@@ -45,9 +45,10 @@ class LinkEstimate:
 
     def window(self, piece_bytes: int, *, narrow: bool) -> CreditWindow:
         """Return the window of transfers to the device; a `narrow` one begins with a single piece."""
-        bytes_max = CreditWindow(piece_bytes).bytes_max
-        if self._window is None or self._window.bytes_max != bytes_max:
+        if self._window is None or self._window.piece_bytes != piece_bytes:
             self._window = CreditWindow(piece_bytes, PIECE_BYTES_MIN) if narrow else CreditWindow(piece_bytes)
+            if self._round_trips_s:
+                self._window.observe_round_trip(min(self._round_trips_s), at_rest=False)
         return self._window
 
     def observe_ping(self, round_trip_s: float) -> None:
@@ -70,8 +71,7 @@ class LinkEstimate:
     def end_cycle(self, talk_s: float) -> None:
         """Take in how long the device talked in the cycle that ends, both ways together."""
         moved = self.bytes_up + self.bytes_down - self._begun_bytes
-        moving_s = talk_s - self.round_trip_s
-        if moved >= MEASURED_BYTES_MIN and moving_s > 0.0:
+        if moved >= MEASURED_BYTES_MIN and (moving_s := talk_s - self.round_trip_s) > 0.0:
             self._bandwidths.append(min(moved / moving_s, BANDWIDTH_MAX_BYTES_PER_S))
 
     def describe(self) -> dict[str, int | float]:

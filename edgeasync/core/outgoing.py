@@ -26,34 +26,37 @@ class Leaving(msgspec.Struct):
 class OutgoingTransfers:
     """The transfers under way and the suspended ones; `shared_count` is that of graphs under way."""
 
-    def __init__(self, piece_bytes: int) -> None:
+    def __init__(self, piece_bytes: int, suspended_max: int) -> None:
         self.shared_count = 0
         self._piece_bytes = piece_bytes
+        self._suspended_max = suspended_max
         self._under_way: dict[Peer, Leaving] = {}
         self._suspended: dict[Owner, Leaving] = {}  # the one suspended first comes first
         self._wanted: dict[Peer, int] = {}
         self._count = 0
 
     def begin(
-        self, peer: Peer, member: Member, message: Assignment | Graph, payload: wire.Buffer, now_s: float
+        self, member: Member, message: Assignment | Graph, payload: wire.Buffer, now_s: float
     ) -> Assignment | Graph:
         """Return the message to send; with `transfer` 0 the payload goes with it, else in pieces.
 
         In pieces goes what is longer than the link moves while a heartbeat may wait, or than the device allows.
         A new transfer ends an older one.
         """
+        self.end(member.peer)
+        if len(payload) <= PIECE_BYTES_MIN:
+            return message
         piece_bytes_max = member.piece_bytes_max
         piece_bytes = self._piece_bytes
         if piece_bytes_max:
             piece_bytes = min(piece_bytes, max(PIECE_BYTES_MIN, piece_bytes_max))
         window = member.link.window(piece_bytes, narrow=piece_bytes_max > 0)
-        self.end(peer)
         if len(payload) <= min(piece_bytes, window.message_bytes_max):
             return message
         self._count += 1
         transfer = OutgoingTransfer(self._count, payload, piece_bytes, window, now_s)
         message = msgspec.structs.replace(message, transfer=self._count)
-        self._under_way[peer] = Leaving(member.owner, message, payload, transfer)
+        self._under_way[member.peer] = Leaving(member.owner, message, payload, transfer)
         self.shared_count += isinstance(message, Graph)
         return message
 
@@ -77,6 +80,7 @@ class OutgoingTransfers:
     def ask(self, peer: Peer, partial: int | None, now_s: float) -> None:
         """Note of which payload, by checksum, a device that wants an assignment holds the beginning."""
         self.suspend(peer, now_s)  # who asks again has given up what was under way
+        self._wanted.pop(peer, None)
         if partial is not None:
             self._wanted[peer] = partial
 
@@ -85,10 +89,12 @@ class OutgoingTransfers:
         kept = None if owner is None else self._suspended.get(owner)
         return kept is not None and kept.message.checksum == self._wanted.get(peer)
 
-    def take_suspended(self, peer: Peer, owner: Owner) -> tuple[Assignment, wire.Buffer] | None:
+    def take_suspended(self, peer: Peer, member: Member) -> tuple[Assignment, wire.Buffer] | None:
         """Return the assignment to go on with, and its payload; else drop what is kept and return `None`."""
-        resumable = self.can_resume(peer, owner)
-        kept = self._suspended.pop(owner, None)
+        if not self._suspended and not self._wanted:
+            return None
+        resumable = self.can_resume(peer, member.owner)
+        kept = self._suspended.pop(member.owner, None)
         self._wanted.pop(peer, None)
         if kept is None or not resumable or not isinstance(kept.message, Assignment):
             return None
@@ -102,11 +108,14 @@ class OutgoingTransfers:
             leaving.transfer.moved_s = now_s
             self._suspended.pop(leaving.owner, None)
             self._suspended[leaving.owner] = leaving
+            if len(self._suspended) > self._suspended_max:
+                self.make_room()
 
     def end(self, peer: Peer) -> None:
         """End the connection's transfer, if there is one, for good."""
         leaving = self._under_way.pop(peer, None)
-        self.shared_count -= leaving is not None and isinstance(leaving.message, Graph)
+        if leaving is not None:
+            self.shared_count -= isinstance(leaving.message, Graph)
 
     def forget(self, peer: Peer, now_s: float) -> None:
         """Take in that a connection is over."""

@@ -32,6 +32,9 @@ PIECES_MAX = 32
 BURST_GROWTH_MAX = 4.0
 """A first window into an idle link tells its rate, and may lead to one so many times as wide."""
 
+BURSTS = 3
+"""The rate is sought among so many windows that found an idle link."""
+
 ROUND_TRIP_MAX_S = 2.0
 """A link's least round trip is never believed to be longer: a busy machine must not open the window wide."""
 
@@ -46,11 +49,13 @@ class CreditWindow:
     """
 
     def __init__(self, piece_bytes: int, start_bytes: int = 4 * PIECE_BYTES_MIN) -> None:
+        self.piece_bytes = piece_bytes
         self.bytes_max = max(4 * piece_bytes, min(16 * piece_bytes, WINDOW_BYTES_MAX))
         self.bytes = start_bytes
         self.bytes_per_s = 0.0
         self._at_rest_s: deque[float] = deque(maxlen=ROUND_TRIPS)
         self.round_trip_s = 0.0
+        self._bursts: deque[float] = deque(maxlen=BURSTS)
 
     @property
     def message_bytes_max(self) -> int:
@@ -82,11 +87,13 @@ class CreditWindow:
 
         Its end took a round trip and its own time on the way, so that it tells the rate even if it filled but a
         small part of a long way. Either measure errs upwards, where credits come at once or the round trip was
-        thought too long: the lower one counts.
+        thought too long: the lower one counts. Of the last few the best one does: a busy machine
+        delays some.
         """
         moving_s = max(elapsed_s - self.round_trip_s, 1e-6)
         self.bytes_per_s = min(under_way / moving_s, spread_bytes / max(spread_s, 1e-6))
-        wanted = self.bytes_per_s * (self.round_trip_s + WINDOW_TARGET_S)
+        self._bursts.append(self.bytes_per_s)
+        wanted = max(self._bursts) * (self.round_trip_s + WINDOW_TARGET_S)
         self._scale(min(BURST_GROWTH_MAX, wanted / self.bytes))
 
     def observe_round_trip(self, sample_s: float, *, at_rest: bool) -> None:
@@ -187,11 +194,17 @@ class OutgoingTransfer:
             part = self.payload[self._sent : self._sent + length_max]
             under_way = self._sent - self._received
             if under_way and under_way + len(part) // 2 >= window_bytes:
-                if pieces and self._mark is None:  # a window that is not full tells nothing of the link
+                if pieces and self._mark is None:
                     self._mark = (self._sent, under_way, now_s)
                 break
             pieces.append((Piece(self.transfer, self._sent, wire.checksum(part)), part))
             self._sent += len(part)
+        else:
+            if len(pieces) > 2 and self._received == self._begun:
+                # All of it found an idle link, which tells the rate too, by the credits of all but the last, which
+                # may never come. Fewer pieces would tell more of delays than of the rate.
+                end = self._sent - len(pieces[-1][1])
+                self._mark = (end, end - self._begun, now_s)
         return pieces
 
 

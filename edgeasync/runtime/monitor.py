@@ -25,8 +25,9 @@ class Monitor:
         """Stop; to be called before the socket is closed."""
         if self._events is not None:
             self._loop.remove_reader(self._fd)
-            self._events = None
             self._socket.disable_monitor()
+            self._events.close(0)
+            self._events = None
 
     def _read(self) -> None:
         """Read all events, for the descriptor is edge-triggered; then tell, once."""

@@ -6,7 +6,7 @@ from random import Random
 import msgspec
 import pytest
 
-from edgeasync.core.device import DeviceCore
+from edgeasync.core.device import BACKOFF_MIN_S, DeviceCore
 from edgeasync.core.device_effects import (
     Adopt,
     Close,
@@ -25,6 +25,7 @@ from edgeasync.core.device_events import (
     Adopted,
     AdoptionFailed,
     Arrived,
+    Disconnected,
     GraphBroken,
     GraphForged,
     GraphHeld,
@@ -753,3 +754,22 @@ def test_another_graph_at_the_same_address_is_another_model(graph):
     device.welcome(**{**OFFER, "graph": graph})
     (finish,) = device.effects
     assert isinstance(finish.error, ModelMismatchError)
+
+
+def test_a_broken_connection_is_opened_anew_at_once():
+    device = DeviceBench().welcome()
+    device.give(Disconnected())
+    assert device.effects == [Close(), Tell("disconnected", "the connection broke")]
+    broken_s = device.now_s
+    device.until(Hello)
+    assert device.now_s - broken_s <= BACKOFF_MIN_S
+    assert device.give(Disconnected()).effects[0] == Close(), "also while it greets"
+    assert device.give(Disconnected()).effects == [], "it knows already"
+
+
+def test_a_ping_tells_how_long_the_last_one_took():
+    device = DeviceBench().welcome()
+    first = device.until(Ping)
+    assert first.round_trip_s == 0.0
+    device.hears(Pong(device.now_s - 0.25))
+    assert device.until(Ping).round_trip_s == 0.25

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from edgeasync.core.graph import ShippedGraph
 from edgeasync.core.settings import FLOAT32, HubCoreSettings, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator
@@ -47,7 +48,7 @@ class Adder:
 class Lab:
     """A hub, and devices whose messages are looked at."""
 
-    def __init__(self, length, *, heartbeat_s=1.0):
+    def __init__(self, length, *, heartbeat_s=1.0, graph=None):
         self.spec = ParameterSpec((Parameter("w", (length,)),))
         self.clock = VirtualClock()
         self.hub = SimulatedHub(
@@ -59,6 +60,7 @@ class Lab:
                 codec=FLOAT32, liveness=Liveness(heartbeat_s=heartbeat_s, lease_s=15.0 * heartbeat_s)
             ),
             seed=0,
+            graph=graph,
         )
 
     def device(self, name, link, *, step_s=0.1, **options):
@@ -214,3 +216,14 @@ def test_the_hub_knows_every_byte_and_the_link():
     assert device.up.bytes_sent - on_its_way <= described["bytes_up"] <= device.up.bytes_sent
     assert described["bandwidth_bytes_per_s"] == pytest.approx(2.5e6, rel=0.25)
     assert 0.02 <= described["round_trip_s"] < 0.2
+
+
+def test_a_graph_goes_on_where_it_was_cut():
+    graph = ShippedGraph(np.random.default_rng(0).bytes(8 << 20))
+    lab = Lab(1000, graph=graph)
+    device = lab.device("device", MBIT_20)
+    device.start()
+    cut_five_times(lab, device, device.down, len(graph.payload))
+    lab.until(lambda: device.steps_total > 0)
+    assert device.graphs == {graph.fingerprint: graph.payload}
+    assert device.down.bytes_sent <= 1.4 * len(graph.payload), "five windows of a quarter of a megabyte"

@@ -302,13 +302,53 @@ def test_pings_that_wait_behind_whole_payloads_narrow_the_window():
     assert window.bytes == PIECE_BYTES_MIN
 
 
-def test_an_unfilled_window_says_nothing_of_the_link():
-    sender, receiver, _ = pair(3 * PIECE_BYTES_MIN, 1 << 20)
-    pieces = sender.credit(receiver.credit(), 0.0)
-    for piece in pieces:
-        receiver.accept(*piece)
-    assert sender.credit(receiver.credit(), 9.0) == []
-    assert (sender.window.bytes, sender.window.bytes_per_s) == (1 << 18, 0.0)
+def deliver(sender, receiver, round_trip_s, bytes_per_s):
+    """Let a payload pass over a link with that round trip and rate, from its first credit on."""
+    now_s = free_s = round_trip_s
+    on_the_way = deque([(now_s, receiver.credit())])
+    while on_the_way:
+        now_s, credit = on_the_way.popleft()
+        for piece, part in sender.credit(credit, now_s):
+            free_s = max(free_s, now_s) + len(part) / bytes_per_s
+            receiver.accept(piece, part)
+            on_the_way.append((free_s + round_trip_s, receiver.credit()))
+
+
+def test_payloads_of_two_pieces_tell_nothing_of_the_rate():
+    window = CreditWindow(1 << 20)
+    payload = memoryview(NOISE)[: 2 * PIECE_BYTES_MIN]
+    for _ in range(9):
+        sender = OutgoingTransfer(7, payload, 1 << 20, window, 0.0)
+        receiver = IncomingTransfer(7, memoryview(bytearray(len(payload))), wire.checksum(payload))
+        deliver(sender, receiver, 0.01, 2.5e6)
+    assert window.bytes == 1 << 18
+
+
+@pytest.mark.parametrize("size", [3 * PIECE_BYTES_MIN, len(NOISE)], ids=["less than a window", "more"])
+@pytest.mark.parametrize("round_trip_s", [0.0, 0.05])
+@pytest.mark.parametrize("bytes_per_s", [1e6, 2.5e6, 1e7])
+def test_the_first_pieces_into_an_idle_link_tell_its_rate(size, round_trip_s, bytes_per_s):
+    window = CreditWindow(1 << 20)
+    payload = memoryview(NOISE)[:size]
+    sender = OutgoingTransfer(7, payload, 1 << 20, window, 0.0)
+    deliver(
+        sender, IncomingTransfer(7, memoryview(bytearray(size)), wire.checksum(payload)), round_trip_s, bytes_per_s
+    )
+    wanted = bytes_per_s * (round_trip_s + 0.1)
+    if size < 1 << 18:
+        wanted = max(1 << 17, min(1 << 20, wanted))
+    assert window.bytes == pytest.approx(wanted, rel=0.3)
+
+
+def test_a_payload_longer_than_the_first_window_soon_goes_in_one_message_on_a_fast_link():
+    window = CreditWindow(1 << 20)
+    payload = memoryview(NOISE)[:1_000_000]
+    for number in range(3):
+        sender = OutgoingTransfer(7, payload, 1 << 20, window, 0.0)
+        receiver = IncomingTransfer(7, memoryview(bytearray(len(payload))), wire.checksum(payload))
+        deliver(sender, receiver, 0.02, 1e8)
+        assert receiver.complete, number
+    assert window.message_bytes_max >= len(payload)
 
 
 @pytest.mark.parametrize("spoil", ["corrupt", "gap", "wrong in the end"])

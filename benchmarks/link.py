@@ -1,0 +1,174 @@
+"""What bad links cost: a model each way at 20 Mbit/s, with cuts in mid-transfer, and a cap on traffic.
+
+Run as `python -m benchmarks.link`. Hub and agent are real processes; between them is a TCP proxy in user space
+with a rate, small socket buffers and cuts at given byte counts. It needs Linux, for the peak of memory.
+"""
+
+import asyncio
+import itertools
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import numpy as np
+
+from benchmarks.link_processes import Noted, run_agent, run_hub
+from benchmarks.link_proxy import Proxy, Way
+from benchmarks.report import Results, make_parser, show_progress, show_results
+
+MBIT_20 = 20e6 / 8
+CAP_BYTES_PER_S = 1_000_000
+CAP_LENGTH = 2_500_000
+WINDOW_S = 10.0
+CUTS = 5
+PATIENCE_S = 600.0
+
+BYTES_ALLOWED = 1.1
+"""Of one transfer, all cuts together."""
+
+HEARTBEAT_ALLOWED_S = 0.2
+MEMORY_ALLOWED = 1.1
+"""Of one model, which is also one encoded payload, beyond the vectors of training."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run found."""
+
+    up: Way
+    down: Way
+    connections: int
+    noted: Noted
+    seconds: float
+
+
+async def run_once(
+    length: int, *, rate: float | None, cap: int | None, cuts: int, updates: int | None, seconds: float | None
+) -> Run:
+    """Let an agent train through the proxy, for so many updates or seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.link_processes"])
+    processes: list[BaseProcess] = []
+
+    def start(target: Callable[..., None], *arguments: object) -> "Connection[Any, Any]":
+        ours, theirs = context.Pipe()
+        process = context.Process(target=target, args=(*arguments, theirs), daemon=True)
+        process.start()
+        processes.append(process)
+        theirs.close()
+        return ours
+
+    proxy = Proxy(rate)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            hub = start(run_hub, length, updates, folder)
+            host, _, port = str(await _hear(hub)).removeprefix("tcp://").rpartition(":")
+            await proxy.start((host, int(port)))
+            for way in (proxy.down, proxy.up):
+                way.cuts += [4 * length * part // (cuts + 1) for part in range(1, cuts + 1)]
+            begin_s = time.monotonic()
+            agent = start(run_agent, length, proxy.address, cap)
+            if seconds is not None:
+                await asyncio.sleep(seconds)
+                agent.send(None)
+            noted = await _hear(agent)
+            return Run(proxy.up, proxy.down, proxy.connections, noted, time.monotonic() - begin_s)
+    finally:
+        await proxy.stop()
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+async def _hear(pipe: "Connection[Any, Any]") -> Any:
+    """Return what a process says."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not pipe.poll():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError("a process does not answer")
+        await asyncio.sleep(0.02)
+    return pipe.recv()
+
+
+def bytes_in_windows(run: Run) -> list[int]:
+    """Return the bytes, both ways, of every ten seconds that begin with some and end within the run."""
+    passed = sorted((*run.up.passed, *run.down.passed))
+    times = np.array([moment_s for moment_s, _ in passed])
+    total = np.array([0, *itertools.accumulate(size for _, size in passed)])
+    ends = np.searchsorted(times, times + WINDOW_S)
+    return [
+        int(total[end] - total[first])
+        for first, end in enumerate(ends)
+        if times[first] + WINDOW_S <= times[-1] - 1.0  # the goodbye ends the last second early
+    ]
+
+
+def measure_cuts(length: int, results: Results) -> None:
+    """Move a model down and up through cuts, and judge bytes, heartbeats and memory."""
+    nbytes = 4 * length
+    show_progress(
+        f"{nbytes / 1e6:g} MB each way at 20 Mbit/s, {CUTS} cuts each: about {2.1 * nbytes / MBIT_20:.0f} s"
+    )
+    run = asyncio.run(run_once(length, rate=MBIT_20, cap=None, cuts=CUTS, updates=1, seconds=None))
+    noted, milliseconds = run.noted, 1e3 * np.array(run.noted.round_trips_s)
+    beyond = noted.peak_bytes - noted.before_bytes - 2 * nbytes
+    title = "20 Mbit/s, cut five times each way"
+    found = {
+        "model, MB": nbytes / 1e6,
+        "down, MB": run.down.total / 1e6,
+        "up, MB": run.up.total / 1e6,
+        "connections": run.connections,
+        "models gone on with": noted.fetches_on,
+        "pushes gone on with": noted.pushes - 1,
+        "seconds": run.seconds,
+        "pings": len(milliseconds),
+        "heartbeat p50, ms": float(np.percentile(milliseconds, 50)),
+        "heartbeat p99, ms": float(np.percentile(milliseconds, 99)),
+        "heartbeat max, ms": float(milliseconds.max()),
+        "agent before, MB": noted.before_bytes / 1e6,
+        "agent peak, MB": noted.peak_bytes / 1e6,
+        "beyond training's vectors, MB": beyond / 1e6,
+    }
+    for name, value in found.items():
+        results.add(title, name, {"": round(value, 2)})
+    for name, ratio in {
+        "1.1 models over bytes down": BYTES_ALLOWED * nbytes / run.down.total,
+        "1.1 models over bytes up": BYTES_ALLOWED * nbytes / run.up.total,
+        "200 ms over the slowest heartbeat": 1e3 * HEARTBEAT_ALLOWED_S / float(milliseconds.max()),
+        "1.1 models over memory beyond training": MEMORY_ALLOWED * nbytes / max(beyond, 1),
+    }.items():
+        results.ratios[name] = round(ratio, 3)
+        results.targets[name] = 1.0
+
+
+def measure_cap(seconds: float, results: Results) -> None:
+    """Let a capped agent exchange a model of 10 MB as fast as it may, and judge every ten seconds."""
+    show_progress(f"a cap of 1 MB/s: {seconds:g} s")
+    run = asyncio.run(run_once(CAP_LENGTH, rate=None, cap=CAP_BYTES_PER_S, cuts=0, updates=None, seconds=seconds))
+    windows = bytes_in_windows(run)
+    allowed = WINDOW_S * CAP_BYTES_PER_S
+    title = "a cap of 1 MB/s, in any ten seconds"
+    for name, value in {"least": min(windows), "median": float(np.median(windows)), "most": max(windows)}.items():
+        results.add(title, f"{name}, MB", {"": round(value / 1e6, 3)})
+    results.ratios["1.05 caps over the most"] = round(1.05 * allowed / max(windows), 3)
+    results.ratios["the least over 0.95 caps"] = round(min(windows) / (0.95 * allowed), 3)
+    results.targets |= {"1.05 caps over the most": 1.0, "the least over 0.95 caps": 1.0}
+
+
+def main() -> None:
+    """Measure cuts, then the cap."""
+    parser = make_parser("Bytes, heartbeats and memory over bad links.")
+    arguments = parser.parse_args()
+    results = Results()
+    measure_cuts(2_500_000 if arguments.quick else 25_000_000, results)
+    measure_cap(25.0 if arguments.quick else 90.0, results)
+    show_results(results, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()

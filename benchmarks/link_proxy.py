@@ -1,0 +1,128 @@
+"""A slow and unreliable link in user space: a TCP proxy with a rate, small buffers, and cuts."""
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from typing import Self
+
+CHUNK_BYTES = 8 << 10
+SOCKET_BUFFER_BYTES = 16 << 10
+"""Small, or the system would hide seconds of a slow link's queue in buffers of its own."""
+
+LATENESS_S = 0.01
+
+
+class Way:
+    """One direction: its rate, what has passed and when, and at which totals the connection is to break."""
+
+    def __init__(self, bytes_per_s: float | None) -> None:
+        self.total = 0
+        self.cuts: list[int] = []
+        self.passed: list[tuple[float, int]] = []
+        self._bytes_per_s = bytes_per_s
+        self._free_at_s = 0.0
+
+    async def let_pass(self, size: int) -> bool:
+        """Wait as long as so many bytes take; return whether the connection is to break with them."""
+        if self._bytes_per_s is not None:
+            now_s = time.monotonic()
+            self._free_at_s = max(self._free_at_s, now_s - LATENESS_S) + size / self._bytes_per_s
+            if self._free_at_s > now_s:
+                await asyncio.sleep(self._free_at_s - now_s)
+        self.total += size
+        self.passed.append((time.monotonic(), size))
+        if self.cuts and self.total >= self.cuts[0]:
+            del self.cuts[0]
+            return True
+        return False
+
+
+class Proxy:
+    """Listens on a port of this machine and forwards to another; rates in bytes a second each way."""
+
+    def __init__(self, bytes_per_s: float | None = None, on_bytes: Callable[[], None] | None = None) -> None:
+        self.up, self.down = Way(bytes_per_s), Way(bytes_per_s)
+        self.connections = 0
+        self.address = ""
+        self._on_bytes = on_bytes or (lambda: None)
+        self._sockets: set[socket.socket] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self, target: tuple[str, int]) -> Self:
+        """Listen, and forward to that host and port."""
+        self._target = target
+        self._loop = asyncio.get_running_loop()
+        self._listener = _small(socket.socket())
+        self._listener.bind(("127.0.0.1", 0))
+        self._listener.listen()
+        self._listener.setblocking(False)
+        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._spawn(self._accept())
+        return self
+
+    async def stop(self) -> None:
+        """Break what is open."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for one in (*self._sockets, self._listener):
+            one.close()
+
+    async def _accept(self) -> None:
+        while True:
+            device, _ = await self._loop.sock_accept(self._listener)
+            self.connections += 1
+            device.setblocking(False)
+            hub = _small(socket.socket())
+            hub.setblocking(False)
+            pair = (_small(device), hub)
+            self._sockets.update(pair)
+            try:
+                await self._loop.sock_connect(hub, self._target)
+            except OSError:
+                self._close(pair)
+                continue
+            self._spawn(self._carry(pair))
+
+    async def _carry(self, pair: tuple[socket.socket, socket.socket]) -> None:
+        """Forward both ways until either ends or the connection is to break."""
+        device, hub = pair
+        ways = [
+            asyncio.create_task(self._pump(device, hub, self.up)),
+            asyncio.create_task(self._pump(hub, device, self.down)),
+        ]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+            self._close(pair)
+
+    async def _pump(self, source: socket.socket, sink: socket.socket, way: Way) -> None:
+        with contextlib.suppress(OSError):
+            while data := await self._loop.sock_recv(source, CHUNK_BYTES):
+                cut = await way.let_pass(len(data))
+                self._on_bytes()
+                if cut:
+                    return
+                await self._loop.sock_sendall(sink, data)
+
+    def _close(self, pair: tuple[socket.socket, socket.socket]) -> None:
+        for one in pair:
+            self._sockets.discard(one)
+            one.close()
+
+    def _spawn(self, work: "asyncio.Future[None] | object") -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _small(one: socket.socket) -> socket.socket:
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
+    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return one
