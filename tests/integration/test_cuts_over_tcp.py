@@ -62,6 +62,7 @@ async def train_through_cuts(run, *, cuts_up=(), cuts_down=()):
         bind="tcp://127.0.0.1:*",
         run=run,
         settings=HubCoreSettings(
+            codec=FLOAT32,
             stop=StopCondition(updates=1),
             liveness=Liveness(heartbeat_s=0.5, lease_s=4 * PATIENCE_S),  # waiting for the lease is no way out
             limits=Limits(piece_bytes=ByteCount(PIECE_BYTES)),
