@@ -6,9 +6,7 @@ from edgeasync.core.graph import ShippedGraph
 from edgeasync.core.membership import Member, RefusalError
 from edgeasync.core.settings import HubCoreSettings
 from edgeasync.parameters import ParameterSpec
-from edgeasync.policies.codec_choice import LADDER, MODEL_LADDER, Rung
 from edgeasync.policies.policy import Judgement
-from edgeasync.protocol.codecs import stages_of
 from edgeasync.protocol.messages import PROTOCOL_VERSION, Hello, Welcome
 
 
@@ -26,21 +24,6 @@ def check_hello(hello: Hello, spec: ParameterSpec) -> None:
             f"the device's model {hello.fingerprint[:8]} is not the hub's {spec.fingerprint[:8]}: "
             "start the agent without a model of its own, or with the hub's [model] settings",
         )
-
-
-def agree_on_codecs(member: Member, hello: Hello, settings: HubCoreSettings, judgement: Judgement) -> None:
-    """Use the codecs of the settings, where the device knows them."""
-    codec, known = settings.codec, set(hello.codecs)
-    wanted = [rung.codec for rung in ladder_of(judgement)] if codec.push == "auto" else [codec.push]
-    member.codecs_push = frozenset([name for name in wanted if stages_of(name) <= known])
-    member.codec_push = codec.push if codec.push in member.codecs_push else "identity"
-    member.codec_model = codec.model if stages_of(codec.model) <= known else "identity"
-    member.follows = codec.delta != "off" and stages_of(codec.delta) | stages_of(codec.model) <= known
-
-
-def ladder_of(judgement: Judgement) -> tuple[Rung, ...]:
-    """Return the codecs among which `push = "auto"` chooses."""
-    return MODEL_LADDER if judgement.aggregate.update == "model" else LADDER
 
 
 def make_welcome(

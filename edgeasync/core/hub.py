@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal
 
+from edgeasync.core.codec_agreement import CodecAgreement
 from edgeasync.core.effects import (
     Assign,
     Discard,
     Evaluate,
     Forget,
     HubEffect,
-    Publish,
     Receive,
     Report,
     Save,
@@ -36,15 +36,15 @@ from edgeasync.core.events import (
     StopRequested,
 )  # fmt: skip
 from edgeasync.core.graph import ShippedGraph
-from edgeasync.core.greeting import agree_on_codecs, check_hello, ladder_of, make_welcome
+from edgeasync.core.greeting import check_hello, make_welcome
 from edgeasync.core.judge import Judge
 from edgeasync.core.membership import Member, Membership, RefusalError, Strangers
+from edgeasync.core.publication import Publication
 from edgeasync.core.settings import HubCoreSettings
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.aggregation import Contribution
-from edgeasync.policies.codec_choice import choose_codec
 from edgeasync.policies.monitor import Observation
-from edgeasync.policies.policy import Judgement, folds_one_by_one
+from edgeasync.policies.policy import Judgement
 from edgeasync.protocol.messages import (
     Ack,
     Applied,
@@ -62,9 +62,6 @@ from edgeasync.protocol.messages import (
     Rejected,
     StatusRequest,
 )  # fmt: skip
-
-PUBLICATIONS_PER_PERIOD = 4.0
-"""Where every update is a version, the published model moves so often between two exchanges of a device."""
 
 
 class HubCore:
@@ -92,7 +89,8 @@ class HubCore:
         self.updates_applied = self.updates_rejected = self.duplicates = self.messages_refused = 0
         self.messages_accepted: Counter[str] = Counter()
         self.stopped = False
-        self._published, self._published_s, self._rollbacks_published = version.number, now_s, 0
+        self.publication = Publication(settings.codec, version.number, now_s)
+        self._codecs = CodecAgreement(settings.codec, judgement, spec.length)
         self._make_session = make_session
         self._strangers = Strangers()
         self._save_at_s = now_s + settings.save_every_s
@@ -222,8 +220,7 @@ class HubCore:
         if was_live and event == "rejoined":
             effects.append(Report("lost", member.device_id, f"replaced by its start {member.start}"))
         effects.append(Report(event, member.device_id, f"start {member.start}"))
-        agree_on_codecs(member, hello, self.settings, self.judge.judgement)
-        self._choose_codec(member)
+        self._codecs.greet(member, hello.codecs)
         welcome = make_welcome(
             member, self.spec, self.training, self.settings, graph=self.graph, judgement=self.judge.judgement
         )
@@ -450,48 +447,16 @@ class HubCore:
         effects.append(Send(member.peer, self._busy().refuse))
 
     def _assign(self, member: Member, ack: Ack | None, now_s: float, effects: list[HubEffect]) -> None:
-        self._publish_if_due(now_s, effects)
+        self.publication.follow(self.judge, now_s, effects)
         local_steps = self.judge.interval(member.history).local_steps
-        version = ModelVersion(self.lineage, self._published)
+        version = ModelVersion(self.lineage, self.publication.number)
         held = member.held if member.follows else None
         number = held.number if held is not None and held.lineage == self.lineage else None
         member.waiting = False
         member.assigned, member.assigned_s = version, now_s
         member.link.begin_cycle()
-        push_codec = self._choose_codec(member)
+        push_codec = self._codecs.choose(member)
         effects.append(Assign(member.peer, version, local_steps, member.codec_model, ack, number, push_codec))
-
-    def _choose_codec(self, member: Member) -> str | None:
-        """Choose the codec of a device's updates by its link, if so set; return it if it is a new one."""
-        if self.settings.codec.push != "auto":
-            return None
-        before, history = member.codec_push, member.history
-        member.codec_push = choose_codec(
-            ladder_of(self.judge.judgement),
-            before,
-            values=self.spec.length,
-            known=member.codecs_push,
-            bandwidth_bytes_per_s=member.link.bandwidth_bytes_per_s,
-            computing_s=history.assigned_steps * history.step_s,
-        )
-        return member.codec_push if member.codec_push != before else None
-
-    def _publish_if_due(self, now_s: float, effects: list[HubEffect]) -> None:
-        """Let the published model follow, unless every update is a version of its own and it is too soon."""
-        codec = self.settings.codec
-        if codec.delta == "off":
-            self._published = self.version
-        if self._published == self.version:
-            return
-        rollbacks = self.judge.guard.rollbacks
-        anew = rollbacks != self._rollbacks_published
-        wait_s = codec.publish_s or self.judge.tempo.period_s / PUBLICATIONS_PER_PERIOD
-        too_soon = folds_one_by_one(self.judge.aggregate) and now_s < self._published_s + wait_s
-        if too_soon and not anew:
-            return
-        self._rollbacks_published = rollbacks
-        self._published, self._published_s = self.version, now_s
-        effects.append(Publish(self.version, anew))
 
     def _send_graph(
         self, peer: Peer, message: FetchGraph, now_s: float, effects: list[HubEffect], *, room: bool

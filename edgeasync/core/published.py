@@ -38,7 +38,7 @@ class Publisher:
 
     def __init__(self, spec: ParameterSpec, model: Model, settings: CodecSettings) -> None:
         self._model = model
-        self._published = model.current
+        self._published: Snapshot | None = None  # without a chain it would keep the first version alive
         self._spec = spec
         self._codec = make_codec(settings.model, spec)
         self._delta = None if settings.delta == "off" else make_codec(settings.delta, spec)
@@ -48,12 +48,12 @@ class Publisher:
         self._joined: memoryview | None = None
         self._checksum = 0
         if self._delta is not None:
-            self.publish(anew=True)
+            self.publish()
 
     @property
     def published(self) -> Snapshot:
         """What a device that asks is given now."""
-        return self._model.current if self._delta is None else self._published
+        return self._published or self._model.current
 
     @property
     def snapshots_alive(self) -> int:
@@ -63,18 +63,19 @@ class Publisher:
     def publish(self, *, anew: bool = False) -> None:
         """Move the published model to where the model is; `anew` breaks the chain: everyone is given it whole."""
         assert self._delta is not None
-        current = self._model.current
-        trained, held = self._spec.trained_length, self._published.vector
+        current, held = self._model.current, self._published
+        trained = self._spec.trained_length
         target = self._empty_vector()
-        if anew:
+        if anew or held is None:
             target[:] = current.vector
             for start in range(0, trained, CHUNK):
                 self._codec.snap(target[start : min(start + CHUNK, trained)])
             self._steps.clear()
         else:
-            step = self._delta.encode(Difference(current.vector, held, trained))
-            follow(held, [self._delta.open(step)], self._codec, trained, target)
-            self._steps.append((self._published.number, step))
+            random = np.random.Generator(np.random.PCG64(current.number))
+            step = self._delta.encode(Difference(current.vector, held.vector, trained), random)
+            follow(held.vector, [self._delta.open(step)], self._codec, trained, target)
+            self._steps.append((held.number, step))
             self._forget_old_steps()
         if not self._is_finite(target) and self._is_finite(current.vector):
             # The model has outgrown its codec (float16 ends at 65,504): from now on it travels as it is.
@@ -101,7 +102,7 @@ class Publisher:
         if self._delta is None:
             return None
         if held not in self._offers:
-            if held != self._published.number and all(number != held for number, _ in self._steps):
+            if held != self.published.number and all(number != held for number, _ in self._steps):
                 return None
             lengths = tuple([len(payload) for number, payload in self._steps if number >= held])
             payload = self._newest_bytes(sum(lengths), len(lengths))

@@ -53,7 +53,7 @@ class CodecSettings(Section, frozen=True):
     delta: str = "int8"
     publish_s: Annotated[float, Meta(gt=0, le=3600)] | None = None
     error_feedback: Literal["auto", "always", "never"] = "auto"
-    residual_decay: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    residual_decay: Annotated[float, Meta(ge=0, le=1)] = 0.9
 
     def __post_init__(self) -> None:
         for name in (self.push, self.model, self.delta):

@@ -43,6 +43,7 @@ def test_a_new_device_is_welcomed(hub_bench):
     assert send.message == Welcome(
         session=hub.sessions["pi-1"], spec=hub.spec, settings={"learning_rate": 0.1}, seq_last=4,
         push_codec="identity", heartbeat_s=5.0, lease_s=LEASE_S, piece_bytes=1 << 20,
+        residual_decay=0.9,
     )  # fmt: skip
     assert hub.state_of("pi-1") == "joining"
     hub.fetch("pi-1")
@@ -703,10 +704,10 @@ def test_where_every_update_is_a_version_it_is_published_now_and_then(hub_bench)
     hub.join(codecs=KNOWN)
     published = []
     for seq in range(1, 9):
-        base = hub.core._published
+        base = hub.core.publication.number
         hub.push(seq=seq, base=base, at_s=0.5 * seq)
         assert hub.one(Fold).number == seq
-        assert hub.one(Assign).version.number == hub.core._published
+        assert hub.one(Assign).version.number == hub.core.publication.number
         published += [effect.number for effect in hub.all_of(Publish)]
     assert published == [4, 8]
 

@@ -16,7 +16,7 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import VectorSource, make_codec
 
 F = np.float32
-DELTAS = ["int8", "int4", "top_k(0.1)", "top_k(0.01)+int8", "sign", "bfloat16", "identity"]
+DELTAS = ["int8", "int8(stochastic)", "int4", "top_k(0.1)", "top_k(0.01)+int8", "sign", "bfloat16", "identity"]
 MODELS = ["identity", "float16", "bfloat16"]
 
 

@@ -1,6 +1,6 @@
 """float32 to 16 bits and back by integer arithmetic: several times faster than numpy's casts, to the same bits.
 
-All work on at most `CHUNK` values. Subnormal halves never become subnormal floats on the way: machines
+Subnormal halves never become subnormal floats on the way: machines
 take up to a hundred times as long for those, and small deltas are full of them in half precision.
 """
 

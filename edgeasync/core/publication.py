@@ -1,0 +1,33 @@
+"""When the published model follows the model. Part of `HubCore`; scalars only."""
+
+from edgeasync.core.effects import HubEffect, Publish
+from edgeasync.core.judge import Judge
+from edgeasync.core.settings import CodecSettings
+from edgeasync.policies.policy import folds_one_by_one
+
+PER_PERIOD = 4.0
+"""Where every update is a version, the published model moves so often between two exchanges of a device."""
+
+
+class Publication:
+    """The `number` of the version that devices are given."""
+
+    def __init__(self, settings: CodecSettings, number: int, now_s: float) -> None:
+        self.number = number
+        self._settings = settings
+        self._published_s = now_s
+        self._rollbacks = 0
+
+    def follow(self, judge: Judge, now_s: float, effects: list[HubEffect]) -> None:
+        """Publish the newest version, unless every update is a version of its own and it is too soon."""
+        if self.number == judge.version:
+            return
+        if self._settings.delta != "off":
+            anew = judge.guard.rollbacks != self._rollbacks
+            wait_s = self._settings.publish_s or judge.tempo.period_s / PER_PERIOD
+            too_soon = folds_one_by_one(judge.aggregate) and now_s < self._published_s + wait_s
+            if too_soon and not anew:
+                return
+            self._rollbacks, self._published_s = judge.guard.rollbacks, now_s
+            effects.append(Publish(judge.version, anew))
+        self.number = judge.version

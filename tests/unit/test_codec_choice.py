@@ -1,0 +1,69 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeasync.policies.codec_choice import HYSTERESIS, LADDER, MODEL_LADDER, UPLOAD_SHARE_MAX, choose_codec
+from edgeasync.protocol.codecs import check_codec_name
+
+NAMES = [rung.codec for rung in LADDER]
+MILLION = 1_000_000
+
+
+def choose(current="int8", *, ladder=LADDER, known=NAMES, values=MILLION, mbit=0.0, computing_s=10.0):
+    return choose_codec(
+        ladder,
+        current,
+        values=values,
+        known=known,
+        bandwidth_bytes_per_s=mbit * 125_000,
+        computing_s=computing_s,
+    )
+
+
+@pytest.mark.parametrize(
+    ("mbit", "codec"),
+    [(0.1, NAMES[2]), (1, NAMES[2]), (10, NAMES[2]), (17, "int8"), (100, "identity"), (10_000, "identity")],
+)
+def test_the_finest_codec_that_the_link_bears(mbit, codec):
+    """A million values, and ten seconds of computing: half a second is little for the upload."""
+    assert choose("int8", mbit=mbit) == codec
+
+
+def test_what_is_not_measured_is_taken_for_slow():
+    assert choose("", mbit=0.0) == "int8"
+    assert choose("identity", mbit=1000.0, computing_s=0.0) == "int8"
+
+
+def test_a_tiny_update_is_not_coded():
+    assert choose("", values=1024) == "identity"
+    assert choose("", values=1025) == "int8"
+
+
+def test_only_what_the_device_knows_is_chosen():
+    assert choose(known=["identity"], mbit=0.1) == "identity"
+    assert choose(known=[], mbit=0.0) == "identity"
+    assert choose(known=["identity", NAMES[2]], mbit=17) == NAMES[2]
+
+
+def test_whole_models_are_never_sent_coarsely():
+    codecs = {choose(ladder=MODEL_LADDER, known=["identity", "float16"], mbit=mbit) for mbit in (0, 0.1, 10, 1e4)}
+    assert codecs == {"identity", "float16"}
+
+
+@pytest.mark.parametrize("rung", LADDER + MODEL_LADDER)
+def test_the_rungs_are_codecs(rung):
+    check_codec_name(rung.codec)
+
+
+@given(st.floats(0.01, 1e5), st.sampled_from(NAMES), st.integers(1100, 10**8))
+def test_a_steady_link_settles_at_once(mbit, current, values):
+    first = choose(current, mbit=mbit, values=values)
+    assert choose(first, mbit=mbit, values=values) == first
+
+
+def test_a_finer_codec_must_fit_well():
+    upload_s = 4.0 * MILLION / 125_000  # at 1 Mbit/s, as float32
+    edge = upload_s / (UPLOAD_SHARE_MAX * 10.0)
+    assert choose("identity", mbit=1.01 * edge) == "identity"
+    assert choose("int8", mbit=1.01 * edge) == "int8"
+    assert choose("int8", mbit=1.01 * edge / HYSTERESIS) == "identity"
