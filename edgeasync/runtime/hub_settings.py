@@ -10,6 +10,7 @@ from edgeasync.core.settings import CodecSettings, HubCoreSettings, Limits, Live
 from edgeasync.data.files import load
 from edgeasync.errors import AddressError, DataError
 from edgeasync.policies.policy import Policy
+from edgeasync.protocol.codecs import ELEMENTWISE
 from edgeasync.runtime.evaluation import make_evaluator
 from edgeasync.runtime.graph_model import HubGraph, OnnxModel, check_devices_can_feed, load_graph
 from edgeasync.runtime.hub import Hub, OnReport
@@ -51,6 +52,11 @@ class HubSettings(Section, frozen=True):
     def __post_init__(self) -> None:
         if self.hub.stop.accuracy is not None and self.evaluation.data is None:
             raise ValueError("hub.stop.accuracy needs held-out data to measure it on: give evaluation.data")
+        if self.policy.aggregate.update == "model" and self.codec.push not in ("auto", *ELEMENTWISE):
+            raise ValueError(
+                f"codec.push = {self.codec.push!r} would lose too much of the whole models that devices send "
+                f"under policy.aggregate: take 'auto' or one of {', '.join(ELEMENTWISE)}"
+            )
         for path, part in (("policy", self.policy), ("policy.warm_up", self.policy.warm_up)):
             count = None if part is None else getattr(part.aggregate, "count", None)
             if count is not None and count > self.limits.updates_held_max:
