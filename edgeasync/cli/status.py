@@ -83,7 +83,7 @@ def interval_table(devices: list[dict[str, Any]]) -> Table:
                 _seconds(device["step_s"]),
                 _seconds(device["period_s"]),
                 f"{device['talk_share']:.0%}",
-                device["why"],
+                f"sends {codec}; {device['why']}" if (codec := device.get("push_codec")) else device["why"],
             )
     return table
 

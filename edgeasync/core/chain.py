@@ -1,6 +1,6 @@
 """Differences of models, and how the published model follows them, to the same bits at the hub and on devices."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -34,21 +34,21 @@ class Difference:
         return read
 
 
-def follow(held: Vector, steps: Sequence[Source], rounding: Codec, trained: int, out: Vector) -> None:
+def follow(held: Vector, steps: Iterable[Source], rounding: Codec, trained: int, out: Vector) -> None:
     """Write to `out`, which may be `held`, where the published chain leads from there: the same bits everywhere.
 
-    Each of the `steps`, at least one, is a coded difference of the `trained` values; statistics are values.
+    Each of the `steps` is a coded difference of the `trained` values; statistics are values. They are taken one
+    after the other, so that no more than one need be decoded at a time.
     """
     length = len(held)
     scratch = np.empty(min(CHUNK, length), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        for start in range(0, trained, CHUNK):
-            stop = min(start + CHUNK, trained)
-            target, source = out[start:stop], held[start:stop]
-            for step in steps:
-                np.add(source, step.read(start, stop, scratch), out=target)
-                rounding.snap(target)
-                source = target
-        for start in range(trained, length, CHUNK):
-            stop = min(start + CHUNK, length)
-            out[start:stop] = steps[-1].read(start, stop, scratch)
+        for step in steps:
+            for start in range(0, trained, CHUNK):
+                stop = min(start + CHUNK, trained)
+                np.add(held[start:stop], step.read(start, stop, scratch), out=out[start:stop])
+                rounding.snap(out[start:stop])
+            for start in range(trained, length, CHUNK):
+                stop = min(start + CHUNK, length)
+                out[start:stop] = step.read(start, stop, scratch)
+            held = out

@@ -40,5 +40,6 @@ class CodecAgreement:
             known=member.codecs_push,
             bandwidth_bytes_per_s=member.link.bandwidth_bytes_per_s,
             computing_s=member.history.assigned_steps * member.history.step_s,
+            round_trip_s=member.link.round_trip_s,
         )
         return member.codec_push

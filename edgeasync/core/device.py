@@ -114,6 +114,7 @@ class DeviceCore:
         self._push: Push | None = None
         self._adopting: Assignment | None = None
         self._ahead: Trained | None = None
+        self._drop_ahead = False
         self._seq_last = 0
         self._attempts = self._duplicate_refusals = 0
         self._diverged = False
@@ -394,6 +395,7 @@ class DeviceCore:
         if self.work != "adopting" or assignment is not self._adopting:
             return []
         self.work = "training"
+        self._drop_ahead = False
         # A hub of another make may ask for more than the device has said it allows.
         local_steps = min(assignment.local_steps, self._profile.local_steps_max or assignment.local_steps)
         taken = 0 if self._ahead is None else self._ahead.local_steps
@@ -409,7 +411,8 @@ class DeviceCore:
 
     def _trained(self, result: Trained | TrainedAhead, now_s: float) -> list[DeviceEffect]:
         if isinstance(result, TrainedAhead):
-            self._ahead = result.result if self._ahead is None else result.result.after(self._ahead)
+            if not self._drop_ahead:
+                self._ahead = result.result if self._ahead is None else result.result.after(self._ahead)
             return []
         if self.work != "training" or self.held is None or self.welcome is None:
             return []
@@ -467,6 +470,8 @@ class DeviceCore:
     def _warned_of(self, outcome: Outcome) -> list[DeviceEffect]:
         """Warn of an update that was no number, once until one is taken again."""
         diverged = outcome == Rejected("not_finite")
+        if diverged:
+            self._ahead, self._drop_ahead = None, True  # nor are steps that went on from there
         begun, self._diverged = diverged and not self._diverged, diverged
         sentence = "training diverged, and the hub refused the update: scale the data, or lower the learning rate"
         return [Tell("warning", sentence)] if begun else []

@@ -4,7 +4,7 @@ Still no I/O: a `DeviceShell` connects, sends, trains, and runs work in the back
 the simulator are two such shells around this one exchange.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -47,10 +47,11 @@ from edgeasync.core.graph import fingerprint_of
 from edgeasync.errors import ModelMismatchError, ProtocolError
 from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import ELEMENTWISE, STAGES, Codec, find_codec, make_codec, stages_of
+from edgeasync.protocol.codecs import ELEMENTWISE, Codec, Source, find_codec, make_codec
 from edgeasync.protocol.messages import (
     Assignment,
     Credit,
+    Deltas,
     Duplicate,
     Graph,
     ModelVersion,
@@ -275,10 +276,13 @@ class DeviceExchange:
         assert self._model is not None
         assert self.core.welcome is not None
         welcome, model = self.core.welcome, self._model
-        # A hub should name only what the device knows; float32 is understood by every hub.
-        known = stages_of(self.core.push_codec) <= set(STAGES)
-        codec = make_codec(self.core.push_codec if known else "identity", welcome.spec)
-        feedback = codec.needs_feedback if welcome.error_feedback == "auto" else welcome.error_feedback == "always"
+        try:
+            codec = make_codec(self.core.push_codec, welcome.spec)
+        except ValueError:  # a hub should name only what the device knows; float32 is understood by every hub
+            codec = make_codec("identity", welcome.spec)
+        # Behind `auto` a codec that drops little takes over what one that dropped much had left.
+        auto = True if codec.needs_feedback else None
+        feedback = {"always": True, "never": False}.get(welcome.error_feedback, auto)
 
         def encode() -> tuple[wire.Buffer, int]:
             payload = model.encode_update(
@@ -342,6 +346,14 @@ def _check_assignment(assignment: Assignment, welcome: Welcome) -> None:
         find_codec(assignment.codec, length, welcome.spec)
 
 
+def _steps_of(deltas: Deltas, payload: wire.Buffer, codec: Codec) -> Iterator[Source]:
+    """Open the differences of a payload, each when it is asked for."""
+    start = 0
+    for length in deltas.lengths:
+        yield codec.open(memoryview(payload)[start : start + length])
+        start += length
+
+
 def _adopt_into(
     model: DeviceModel, assignment: Assignment, payload: wire.Buffer, welcome: Welcome, held: ModelVersion | None
 ) -> DeviceEvent:
@@ -351,11 +363,8 @@ def _adopt_into(
         if assignment.deltas is None:
             model.adopt(codec.open(payload))
         else:
-            steps, start = [], 0
-            for length in assignment.deltas.lengths:
-                steps.append(codec.open(memoryview(payload)[start : start + length]))
-                start += length
-            model.lead_on(steps, make_codec(assignment.deltas.rounding, welcome.spec), assignment.deltas.checksum)
+            rounding = make_codec(assignment.deltas.rounding, welcome.spec)
+            model.lead_on(_steps_of(assignment.deltas, payload, codec), rounding, assignment.deltas.checksum)
     except ProtocolError as error:
         return AdoptionFailed(f"the hub's model is refused: {error}", spoilt=True)
     model.decay_residual(welcome.residual_decay**passed)

@@ -1,6 +1,6 @@
 """The arrays of a device: the model it trains, the hub's as it was assigned, and what codecs dropped so far."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -43,13 +43,12 @@ class DeviceModel:
             chunk[:] = source.read(start, start + len(chunk), chunk)
         self._take_over()
 
-    def lead_on(self, steps: Sequence[Source], rounding: Codec, checksum: int) -> None:
+    def lead_on(self, steps: Iterable[Source], rounding: Codec, checksum: int) -> None:
         """Follow the hub's published chain from the version held; raises `ProtocolError` as `adopt` does.
 
         It is also raised if the model does not have its `checksum` in the end.
         """
-        if steps:
-            follow(self._held, steps, rounding, self._trained_length, self._held)
+        follow(self._held, steps, rounding, self._trained_length, self._held)
         if wire.checksum(self._held.data.cast("B")) != checksum:
             raise ProtocolError("the model held is not the one the hub believes it to be; it is fetched anew")
         self._take_over()
@@ -59,12 +58,19 @@ class DeviceModel:
             if not np.isfinite(self._held[start : start + CHUNK]).all():
                 raise ProtocolError("the hub's model has values that are not finite; it is not taken over")
         if self._going_on and self._at_push is not None:
-            # What was learnt since the last update was made is not in it: x <- w_new + (x - x_at_push).
-            np.subtract(self.parameters, self._at_push, out=self.parameters)
-            np.add(self.parameters, self._held, out=self.parameters)
+            self._go_on(self._at_push)
         else:
             self.parameters[:] = self._held
-        self._going_on = False
+
+    def _go_on(self, at_push: Vector) -> None:
+        """Keep what was learnt since the last update was made: x <- w_new + (x - x_at_push)."""
+        parameters = self.parameters
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.subtract(parameters, at_push, out=parameters)
+            np.add(parameters, self._held, out=parameters)
+        if not all(np.isfinite(parameters[at : at + CHUNK]).all() for at in range(0, len(parameters), CHUNK)):
+            parameters[:] = self._held  # it had diverged
+        at_push[:] = self._held  # should another model come before the next step
 
     # -- an update goes out ----------------------------------------------------------------------------------
 
@@ -73,23 +79,24 @@ class DeviceModel:
         codec: Codec,
         kind: UpdateKind = "delta",
         *,
-        feedback: bool = False,
+        feedback: bool | None = False,
         going_on: bool = False,
         random: np.random.Generator | None = None,
     ) -> wire.Buffer:
         """Return what was learnt since the last model came in, or the whole model, encoded.
 
         Statistics are sent as they are in either case: what a late difference is added to may have moved on.
-        With `feedback` what earlier payloads dropped is added to a delta, and what this one drops is kept. With
-        `going_on` the parameters may be trained on before the next model comes in.
+        With `feedback` what earlier payloads dropped is added to a delta, and what this one drops is kept; with
+        `None` so long as something is left of an earlier codec. With `going_on` the parameters may be trained on
+        before the next model comes in.
         """
+        self._going_on = going_on
         if going_on:
             if self._at_push is None:
                 self._at_push = np.empty_like(self.parameters)
             self._at_push[:] = self.parameters
-            self._going_on = True
         learnt = Difference(self.parameters, self._held, self._trained_length if kind == "delta" else 0)
-        if not feedback or kind == "model":
+        if kind == "model" or feedback is False or (feedback is None and self._residual is None):
             self._residual = None
             return codec.encode(learnt, random)
         if self._residual is None:
@@ -102,18 +109,24 @@ class DeviceModel:
     def settle(self, codec: Codec, payload: wire.Buffer, decay: float | None) -> None:
         """Take back what an update made of the residual, for it will never count; `decay` is left of the old one.
 
-        With `None` nothing is: the update was not finite. Call it before the next model comes in.
+        With `None` nothing is: the update was not finite, and what was learnt since is dropped with it. Call it
+        before the next model comes in.
         """
+        if decay is None:
+            self._going_on = False
+            self._residual = None
         if self._residual is None:
             return
-        if decay is None:
-            self._residual.fill(0.0)
-            return
+        assert decay is not None
         # residual_before = residual_after + coded - learnt, up to rounding: it need not be kept.
         self._accumulate(codec.open(payload), np.add)
         parameters = self.parameters if self._at_push is None or not self._going_on else self._at_push
         self._accumulate(Difference(parameters, self._held, self._trained_length), np.subtract)
         self.decay_residual(decay)
+        if not all(
+            np.isfinite(self._residual[at : at + CHUNK]).all() for at in range(0, self._trained_length, CHUNK)
+        ):
+            self._residual = None  # the update had diverged, whatever it was refused for
 
     def decay_residual(self, factor: float) -> None:
         """Let only a share of the residual be left."""

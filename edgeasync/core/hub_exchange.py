@@ -120,6 +120,7 @@ class HubExchange:
         self._incoming = IncomingTransfers()
         self._outgoing = OutgoingTransfers(int(self._limits.piece_bytes), self._limits.snapshots_max)
         self._publisher = Publisher(core.spec, model, core.settings.codec)
+        self._takes_models = core.judge.judgement.aggregate.update == "model"
         self._measuring = 0
         self._ordered: deque[HubEffect] = deque()
         self._assigning = 0
@@ -183,6 +184,8 @@ class HubExchange:
 
     def _push(self, peer: Peer, push: Push, payload: wire.Buffer | None) -> HubEvent:
         codec = find_codec(push.codec, push.payload_bytes, self._spec)
+        if self._takes_models and not codec.elementwise:
+            raise ProtocolError(f"a whole model does not bear {push.codec}")
         if push.transfer:
             if payload is not None:
                 raise ProtocolError("a push in pieces carries its payload itself")
@@ -269,7 +272,7 @@ class HubExchange:
 
     def _sending(self) -> int:
         # Each assignment in line behind a fold is about to hold one more.
-        return self.model.snapshots_alive + self._publisher.snapshots_alive + self._assigning
+        return self.model.snapshots_alive + self._publisher.outdated_alive + self._assigning
 
     def _room_for_graph(self) -> bool:
         # They share one payload; what each costs is what libzmq has of it in its queue.
@@ -357,8 +360,9 @@ class HubExchange:
 
         def work() -> tuple[Snapshot, float]:
             result = self.model.fold(fold, updates)
-            if self.core.settings.codec.delta == "off":
-                result[0].payload(make_codec(self.core.settings.codec.model, self._spec))
+            codec = self.core.settings.codec
+            if codec.delta == "off" and codec.model != "identity":
+                self._publisher.fits(result[0], codec.model)  # so that it is coded here, once
             return result
 
         def folded(result: tuple[Snapshot, float]) -> None:

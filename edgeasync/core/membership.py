@@ -246,6 +246,7 @@ class Membership:
                 "talk_s": round(member.history.talk_s, 6),
                 "talk_share": round(member.history.talk_share, 3),
                 "period_s": round(member.history.cycle_s, 6),
+                "push_codec": member.codec_push,
                 **member.link.describe(),
             }
             for member in self.members.values()

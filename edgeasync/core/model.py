@@ -7,7 +7,7 @@ snapshot. No BLAS there: a fused multiply-add rounds differently from machine to
 import itertools
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -34,6 +34,11 @@ class Snapshot:
         self.number = number
         self.vector = vector
         self._payloads: dict[str, tuple[wire.Buffer, int]] = {}
+
+    @property
+    def payloads(self) -> Iterable[tuple[wire.Buffer, int]]:
+        """What was coded of it so far."""
+        return self._payloads.values()
 
     def payload(self, codec: Codec) -> tuple[wire.Buffer, int]:
         """Return the coded model and its checksum."""

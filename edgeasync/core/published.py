@@ -11,7 +11,7 @@ from collections import deque
 import msgspec
 import numpy as np
 
-from edgeasync.core.buffers import BufferPool
+from edgeasync.core.buffers import BufferPool, Living
 from edgeasync.core.chain import Difference, follow
 from edgeasync.core.model import POOLED_BYTES_MIN, Model, Snapshot
 from edgeasync.core.settings import CodecSettings
@@ -46,6 +46,9 @@ class Publisher:
         self._steps: deque[tuple[int, wire.Buffer]] = deque()
         self._offers: dict[int, Offer] = {}
         self._joined: memoryview | None = None
+        self._coded = Living()
+        self._own = 0
+        self._fitting = (-1, "", False)
         self._checksum = 0
         if self._delta is not None:
             self.publish()
@@ -56,9 +59,9 @@ class Publisher:
         return self._published or self._model.current
 
     @property
-    def snapshots_alive(self) -> int:
-        """Published models that something still holds, where they are not the hub's own snapshots."""
-        return self._pool.in_use
+    def outdated_alive(self) -> int:
+        """Payloads of earlier publications, of 64 KiB or more, that are still being sent."""
+        return max(0, self._pool.in_use - 1) + max(0, len(self._coded) - self._own)
 
     def publish(self, *, anew: bool = False) -> None:
         """Move the published model to where the model is; `anew` breaks the chain: everyone is given it whole."""
@@ -76,6 +79,7 @@ class Publisher:
             step = self._delta.encode(Difference(current.vector, held.vector, trained), random)
             follow(held.vector, [self._delta.open(step)], self._codec, trained, target)
             self._steps.append((held.number, step))
+            self._watch(step)
             self._forget_old_steps()
         if not self._is_finite(target) and self._is_finite(current.vector):
             # The model has outgrown its codec (float16 ends at 65,504): from now on it travels as it is.
@@ -86,16 +90,34 @@ class Publisher:
         self._joined = None
         self._checksum = wire.checksum(target.data.cast("B"))
         self._published = Snapshot(current.number, target)
+        self._count_own()
 
     def offer(self, held: int | None, codec: str) -> Offer:
         """Return what a device is sent that holds the version `held`, or none; `codec` is for the whole model."""
         found = None if held is None else self._lead_on(held)
         if found is not None:
             return found
-        if self._delta is not None and codec != self._codec.name:
-            codec = "identity"  # what is published is on the grid of one codec; only that one and this are exact
-        payload, checksum = self.published.payload(make_codec(codec, self._spec))
-        return Offer(payload, checksum, codec)
+        published = self.published
+        if self._delta is not None:
+            fits = codec == self._codec.name  # what is published is on its grid; no other is exact but identity
+        else:
+            fits = codec == "identity" or self.fits(published, codec)
+        used = make_codec(codec if fits else "identity", self._spec)
+        payload, checksum = published.payload(used)
+        if used.name != "identity":  # that is a view of the vector itself
+            self._watch(payload)
+        return Offer(payload, checksum, used.name)
+
+    def fits(self, snapshot: Snapshot, codec: str) -> bool:
+        """Whether a version can travel by a codec: float16 ends at 65,504. It is coded for that, if it was not."""
+        if self._fitting[:2] != (snapshot.number, codec):
+            used = make_codec(codec, self._spec)
+            source = used.open(snapshot.payload(used)[0])
+            scratch = np.empty(min(CHUNK, source.length), np.float32)
+            ranges = [(at, min(at + CHUNK, source.length)) for at in range(0, source.length, CHUNK)]
+            finite = all(np.isfinite(source.read(start, stop, scratch)).all() for start, stop in ranges)
+            self._fitting = (snapshot.number, codec, finite)
+        return self._fitting[2]
 
     def _lead_on(self, held: int) -> Offer | None:
         """Return the steps that lead on from a version, if they are still there."""
@@ -115,8 +137,22 @@ class Publisher:
         if count <= 1:
             return self._steps[-1][1] if count else b""
         if self._joined is None:
-            self._joined = memoryview(b"".join([payload for _, payload in self._steps]))
+            self._joined = np.concatenate([np.frombuffer(payload, np.uint8) for _, payload in self._steps]).data
+            self._watch(self._joined)
         return self._joined[-nbytes:]
+
+    def _watch(self, payload: wire.Buffer) -> None:
+        """Count a payload as long as something refers to it."""
+        if len(payload) >= POOLED_BYTES_MIN and payload not in self._coded:
+            self._coded.watch(payload)
+            self._count_own()
+
+    def _count_own(self) -> None:
+        """Count the payloads that are not outdated: those of the published model, and the steps of the chain."""
+        whole = [payload for payload, _ in self.published.payloads]
+        joined = [] if self._joined is None else [self._joined]
+        own = [*whole, *joined, *[step for _, step in self._steps]]
+        self._own = sum(payload in self._coded for payload in own)
 
     def _forget_old_steps(self) -> None:
         """Keep only steps from which it is cheaper to lead on than to begin anew."""

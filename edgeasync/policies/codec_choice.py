@@ -1,7 +1,9 @@
 """Which codec a device's updates travel by, chosen for its link: `push = "auto"`.
 
-The finest codec whose upload takes little of the time that the device computes between two exchanges. A link that
-was not measured yet is taken for a slow one, but not for a very slow one.
+The finest codec whose upload takes little of the time between two exchanges that no codec shortens: that of the
+local steps, and of a message there and back. Where updates travel longer than that, how often the device speaks
+depends on their size, and a coarser codec lets it speak more often. A link that was not measured yet is taken for
+a slow one, but not for a very slow one.
 """
 
 from collections.abc import Collection
@@ -21,8 +23,8 @@ LADDER = (Rung("identity", 4.0), Rung("int8", 1.02), Rung("top_k(0.1)+int8", 0.1
 MODEL_LADDER = (Rung("identity", 4.0), Rung("float16", 2.0))
 """For devices that send whole models: nothing coarser keeps them."""
 
-UPLOAD_SHARE_MAX = 0.05
-"""Upload time over computing time that is little."""
+UPLOAD_SHARE_MAX = 0.1
+"""Upload time over that time that is little."""
 
 HYSTERESIS = 0.5
 """To go back to a finer codec, it must take no more than so much of that."""
@@ -39,6 +41,7 @@ def choose_codec(
     known: Collection[str],
     bandwidth_bytes_per_s: float,
     computing_s: float,
+    round_trip_s: float = 0.0,
 ) -> str:
     """Return the codec to use from now on, one of the `known`; `identity` always is.
 
@@ -53,7 +56,7 @@ def choose_codec(
     finer = True
     for rung in rungs:
         finer = finer and rung.codec != current
-        share = rung.bytes_per_value * values / bandwidth_bytes_per_s / computing_s
+        share = rung.bytes_per_value * values / bandwidth_bytes_per_s / (computing_s + round_trip_s)
         if share <= UPLOAD_SHARE_MAX * (HYSTERESIS if finer else 1.0):
             return rung.codec
     return rungs[-1].codec

@@ -190,7 +190,10 @@ class Hub:
         self._channel.close(LINGER_MS)
 
     def _on_message(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
-        self._exchange.on_message(peer, header, payload, time.monotonic())
+        try:
+            self._exchange.on_message(peer, header, payload, time.monotonic())
+        except Exception as error:  # noqa: BLE001
+            self._fail(error)
 
     def _schedule_tick(self) -> None:
         due_s = self.core.next_deadline_s()
@@ -203,7 +206,10 @@ class Hub:
 
     def _tick(self) -> None:
         self._timer = None
-        self._exchange.tick(time.monotonic())
+        try:
+            self._exchange.tick(time.monotonic())
+        except Exception as error:  # noqa: BLE001
+            self._fail(error)
         if not self._done.done():
             self._schedule_tick()
 
@@ -218,7 +224,13 @@ class Hub:
         self._worker.submit(lambda: self._hand_over(work(), then))
 
     def _hand_over(self, result: Result, then: Callable[[Result], None]) -> None:
-        self._loop.call_soon_threadsafe(then, result)
+        self._loop.call_soon_threadsafe(self._finish, result, then)
+
+    def _finish(self, result: Result, then: Callable[[Result], None]) -> None:
+        try:
+            then(result)
+        except Exception as error:  # noqa: BLE001
+            self._fail(error)
 
     def save(self, snapshot: Snapshot, *, last: bool) -> None:
         """Write a snapshot in the saver's thread; skip it if the one before is still being written."""
@@ -257,9 +269,9 @@ class Hub:
             except StorageError as error:
                 self._loop.call_soon_threadsafe(self.report, Report("warning", detail=str(error)))
 
-        if self._write_best is None:
+        waiting, self._write_best = self._write_best, write
+        if waiting is None:
             self._saver.submit(work)
-        self._write_best = write
 
     def evaluate(self, snapshot: Snapshot, then: Callable[[Evaluated], None]) -> None:
         """Evaluate a version in a thread of its own; skip it if another is still being evaluated."""
@@ -302,6 +314,6 @@ class Hub:
         self._loop.call_soon_threadsafe(self._fail, error)
 
     def _fail(self, error: BaseException) -> None:
-        """End the hub: what fails in a thread is our fault, and never silent."""
+        """End the hub: an error that nobody expected is our fault, and never silent."""
         if not self._done.done():
             self._done.set_exception(error)

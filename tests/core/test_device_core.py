@@ -1,5 +1,6 @@
 """Tables of the device's transitions: what comes in, what goes out, and what it does next."""
 
+import math
 from functools import cache
 from random import Random
 
@@ -32,6 +33,7 @@ from edgeasync.core.device_events import (
     GraphMissing,
     StopRequested,
     Trained,
+    TrainedAhead,
     TransferMoved,
 )
 from edgeasync.errors import GraphError, ModelMismatchError, RefusedError
@@ -773,3 +775,52 @@ def test_a_ping_tells_how_long_the_last_one_took():
     assert first.round_trip_s == 0.0
     device.hears(Pong(device.now_s - 0.25))
     assert device.until(Ping).round_trip_s == 0.25
+
+
+# -- training ahead ------------------------------------------------------------------------------------------
+
+
+def ahead_bench(steps):
+    """A device that trains, and may go on while it waits."""
+    return DeviceBench().welcome(overlap_steps_max=steps).assigned(0).give(Adopted(assignment(0)))
+
+
+def test_steps_taken_ahead_count_among_the_next():
+    device = ahead_bench(4)
+    device.trained()
+    assert device.effects[-1] == Train(4, ahead=True)
+    answer = assignment(1, Ack(1, Applied(1)))
+    device.hears(answer)
+    device.give(TrainedAhead(Trained(3, 24, 1.0, 0.5, 0.25)))
+    device.give(Adopted(answer))
+    assert device.effects == [Train(5)]
+    device.give(Trained(5, 40, 0.5, 0.25, 0.125))
+    (push,) = [effect.push for effect in device.effects if isinstance(effect, SendPush)]
+    assert (push.local_steps, push.steps_ahead, push.examples) == (8, 3, 64)
+    assert push.loss_mean == pytest.approx((3 * 1.0 + 5 * 0.5) / 8)
+    assert push.step_s == pytest.approx((3 * 0.25 + 5 * 0.125) / 8)
+    # The variance of all eight losses: within each part, and between the two means.
+    assert push.loss_variance == pytest.approx((3 * 0.5 + 5 * 0.25) / 8 + (3 / 8) * (5 / 8) * 0.25)
+
+
+def test_at_least_one_step_is_taken_from_the_new_model():
+    device = ahead_bench(100)
+    device.trained()
+    answer = assignment(1, Ack(1, Applied(1)))
+    device.hears(answer)
+    device.give(TrainedAhead(Trained(50, 400, 1.0, 0.5, 0.25)))
+    device.give(Adopted(answer))
+    assert device.effects == [Train(1)]
+
+
+def test_steps_that_went_on_from_a_diverged_update_do_not_count():
+    device = ahead_bench(4)
+    device.trained()
+    answer = assignment(1, Ack(1, Rejected("not_finite")))
+    device.hears(answer)
+    device.give(TrainedAhead(Trained(3, 24, math.nan, math.nan, 0.25)))
+    device.give(Adopted(answer))
+    assert device.effects == [Train(8)]
+    device.trained()
+    (push,) = [effect.push for effect in device.effects if isinstance(effect, SendPush)]
+    assert (push.local_steps, push.steps_ahead) == (8, 0)

@@ -10,7 +10,7 @@ from edgeasync.core.hub import HubCore
 from edgeasync.core.hub_exchange import HubExchange
 from edgeasync.core.incoming import SUSPENDED_S
 from edgeasync.core.model import Model
-from edgeasync.core.settings import FLOAT32, HubCoreSettings, Limits, Liveness
+from edgeasync.core.settings import FLOAT32, CodecSettings, HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -18,7 +18,9 @@ from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
+from edgeasync.protocol.codecs import STAGES
 from edgeasync.protocol.messages import (
+    Assignment,
     Credit,
     Fetch,
     FetchGraph,
@@ -66,7 +68,7 @@ class Notes:
 
 
 class Bench:
-    def __init__(self, graph=None, **limits):
+    def __init__(self, graph=None, codec=FLOAT32, **limits):
         self.notes = Notes()
         sessions = iter(range(1, 100))
         core = HubCore(
@@ -74,7 +76,7 @@ class Bench:
             training={},
             judgement=POLICY,
             settings=HubCoreSettings(
-                codec=FLOAT32,
+                codec=codec,
                 liveness=Liveness(heartbeat_s=1.0, lease_s=5.0),
                 limits=Limits(**{"piece_bytes": ByteCount(PIECE)} | limits),
             ),
@@ -91,7 +93,7 @@ class Bench:
         return [message for to, message in self.notes.sent if to == peer][-1]
 
     def join(self, name):
-        welcome = self.say(name, Hello((1,), name.decode(), name.ljust(16, b"-"), 1))
+        welcome = self.say(name, Hello((1,), name.decode(), name.ljust(16, b"-"), 1, codecs=STAGES))
         assert isinstance(welcome, Welcome)
         self.sessions[name] = welcome.session
 
@@ -137,6 +139,52 @@ def test_models_that_nobody_takes_in_make_way():
     fetch = Fetch(bench.sessions[b"third"])
     assert bench.say(b"third", fetch, at_s=1.0).code == "busy"
     assert bench.say(b"third", fetch, at_s=6.0).version.number == 2
+
+
+CODED = {
+    "float16": CodecSettings(push="identity", model="float16", delta="off"),
+    "float16, chain": CodecSettings(push="identity", publish_s=1e-6),
+    "float32, chain": CodecSettings(push="identity", model="identity", publish_s=1e-6),
+}
+
+
+@pytest.mark.parametrize("codec", CODED.values(), ids=CODED)
+def test_coded_models_that_nobody_takes_in_are_bounded_too(codec):
+    bench = Bench(codec=codec, snapshots_max=4)
+    bench.join(b"pusher")
+    payload = np.full(SPEC.length, 0.5, np.float32).tobytes()
+    busy = 0
+    for number in range(20):
+        name = b"idler-%d" % number
+        bench.join(name)
+        assignment = bench.say(name, Fetch(bench.sessions[name]), at_s=0.01 * number)
+        if isinstance(assignment, Refuse):
+            assert assignment.code == "busy"
+            busy += 1
+        else:
+            assert assignment.transfer
+        push = Push(
+            bench.sessions[b"pusher"], number + 1, ModelVersion(LINEAGE, 0), 1, 1, 0.0, 0.0, 0.1, "identity",
+            wire.checksum(payload), len(payload), transfer=number + 1,
+        )  # fmt: skip
+        bench.say(b"pusher", push, at_s=0.01 * number)
+        for offset in range(0, len(payload), PIECE):
+            part = payload[offset : offset + PIECE]
+            bench.say(b"pusher", Piece(number + 1, offset, wire.checksum(part)), part, at_s=0.01 * number)
+        bench.notes.payloads.clear()
+    assert bench.exchange.core.version == 20
+    assert busy >= 15
+    assert bench.exchange._sending() <= 5
+    bench.join(b"late")
+    late = Fetch(bench.sessions[b"late"])
+    assert bench.say(b"late", late, at_s=60.0).version.number == bench.exchange.core.publication.number
+
+
+@pytest.mark.parametrize("codec", [FLOAT32, *CODED.values()], ids=["float32", *CODED])
+def test_two_snapshots_are_enough_to_be_given_one(codec):
+    bench = Bench(codec=codec, snapshots_max=2)
+    bench.join(b"pi")
+    assert isinstance(bench.say(b"pi", Fetch(bench.sessions[b"pi"])), Assignment)
 
 
 def test_a_transfer_that_moves_keeps_its_place():
@@ -465,7 +513,7 @@ def test_every_byte_is_counted_both_ways():
     bench.say(b"pi", push_of(bench, b"pi"))
     bench.say(b"pi", *piece_of(0))
     (device,) = bench.exchange.core.status(0.0)["devices"]
-    said = [Hello((1,), "pi", b"pi".ljust(16, b"-"), 1), push_of(bench, b"pi"), piece_of(0)[0]]
+    said = [Hello((1,), "pi", b"pi".ljust(16, b"-"), 1, codecs=STAGES), push_of(bench, b"pi"), piece_of(0)[0]]
     assert device["bytes_up"] == sum(len(wire.encode(message)) for message in said) + PIECE
     answers = [message for _, message in bench.notes.sent]
     assert device["bytes_down"] == sum(len(wire.encode(message)) for message in answers)

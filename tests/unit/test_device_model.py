@@ -160,6 +160,20 @@ def test_without_feedback_nothing_is_carried_over():
     assert not decode(device.encode_update(codec, feedback=True), codec).any()
 
 
+def test_a_codec_that_drops_little_takes_over_what_was_left():
+    device = DeviceModel(SPEC)
+    sparse, dense = make_codec("top_k(0.01)", SPEC), make_codec("int8", SPEC)
+    exact, sent, _ = push(device, sparse, 1)
+    left = exact - sent
+    device.adopt(VectorSource(vector(0)))
+    taken_over = decode(device.encode_update(dense, feedback=None), dense)
+    assert np.linalg.norm(taken_over - left) <= 0.02 * np.linalg.norm(left)
+    device = DeviceModel(SPEC)
+    device.adopt(VectorSource(vector(0)))
+    device.encode_update(dense, feedback=None)
+    assert device._residual is None
+
+
 # -- overlap -------------------------------------------------------------------------------------------------
 
 
@@ -179,6 +193,42 @@ def test_steps_taken_while_an_update_was_under_way_are_kept(feedback):
     assert np.array_equal(device.parameters, vector(2))
 
 
+def test_a_second_model_before_the_next_step_changes_nothing_of_what_was_learnt():
+    device, codec = DeviceModel(SPEC), make_codec("identity", SPEC)
+    device.adopt(VectorSource(vector(0)))
+    device.parameters += 2.0
+    device.encode_update(codec, going_on=True)
+    device.parameters += 3.0
+    device.adopt(VectorSource(vector(1)))
+    device.adopt(VectorSource(vector(2)))
+    assert np.array_equal(device.parameters, vector(2) + 3.0)
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_what_went_on_from_a_diverged_update_is_dropped(settled):
+    device, codec = DeviceModel(SPEC), make_codec("identity", SPEC)
+    device.adopt(VectorSource(vector(0)))
+    device.parameters[:] = np.nan
+    payload = device.encode_update(codec, going_on=True)
+    device.parameters += 1.0
+    if settled:
+        device.settle(codec, payload, None)
+    device.adopt(VectorSource(vector(1)))
+    assert np.array_equal(device.parameters, vector(1))
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_a_diverged_update_leaves_no_residual_whatever_it_was_refused_for(decay):
+    device, codec = DeviceModel(SPEC), make_codec("top_k(0.01)", SPEC)
+    push(device, codec, 1)
+    device.adopt(VectorSource(vector(0)))
+    device.parameters[5] = np.nan
+    payload = device.encode_update(codec, feedback=True)
+    device.settle(codec, payload, decay)
+    _, sent, _ = push(device, codec, 2)
+    assert np.isfinite(sent).all()
+
+
 def test_a_rejected_update_is_taken_back_though_training_went_on():
     device, codec = DeviceModel(SPEC), make_codec("top_k(0.01)", SPEC)
     exact, sent, _ = push(device, codec, 1, going_on=True)
@@ -194,6 +244,27 @@ def test_a_rejected_update_is_taken_back_though_training_went_on():
 
 
 # -- the published chain -------------------------------------------------------------------------------------
+
+
+def test_one_difference_at_a_time_is_open():
+    device, codec = DeviceModel(SPEC), make_codec("identity", SPEC)
+    alive = []
+
+    class Step(VectorSource):
+        def __init__(self):
+            super().__init__(np.ones(LENGTH, np.float32))
+            alive.append(self)
+
+    def steps():
+        for _ in range(3):
+            step = Step()
+            yield step
+            alive.remove(step)
+            assert not alive
+
+    held = np.full(LENGTH, 3.0, np.float32)
+    device.lead_on(steps(), codec, wire.checksum(held.data.cast("B")))
+    assert np.array_equal(device.parameters, held)
 
 
 def test_a_model_that_does_not_have_its_checksum_is_not_taken_over():

@@ -29,6 +29,7 @@ DEVICE = {
     "talk_s": 1.5,
     "talk_share": 0.333,
     "period_s": 12.3456,
+    "push_codec": "top_k(0.1)+int8",
     "bytes_up": 123_400_000_000,
     "bytes_down": 400_000_000,
     "round_trip_s": 0.1234,
