@@ -268,7 +268,7 @@ class DeviceExchange:
             assert self._model is not None
             assert self.core.welcome is not None
             self._shell.pause()
-            work = partial(_adopt_into, self._model, message, payload, self.core.welcome, self.core.held)
+            work = partial(_adopt_into, self._model, message, payload, self.core.welcome)
         self._shell.run_in_background(work, self.handle)
 
     def _trained(self, trained: Trained) -> None:
@@ -354,20 +354,25 @@ def _steps_of(deltas: Deltas, payload: wire.Buffer, codec: Codec) -> Iterator[So
         start += length
 
 
-def _adopt_into(
-    model: DeviceModel, assignment: Assignment, payload: wire.Buffer, welcome: Welcome, held: ModelVersion | None
-) -> DeviceEvent:
-    codec = make_codec(assignment.codec, welcome.spec)
-    passed = 0 if held is None else max(0, assignment.version.number - held.number)
+def _adopt_into(model: DeviceModel, assignment: Assignment, payload: wire.Buffer, welcome: Welcome) -> DeviceEvent:
+    codec, deltas = make_codec(assignment.codec, welcome.spec), assignment.deltas
+    held, model.version = model.version, None
     try:
-        if assignment.deltas is None:
+        if deltas is None:
             model.adopt(codec.open(payload))
+        elif held == assignment.version:  # it came in after all, when the hub did not know
+            model.lead_on((), codec, deltas.checksum)
+        elif held != ModelVersion(assignment.version.lineage, deltas.held):
+            model.version = held
+            return AdoptionFailed("the hub leads on from a version that is not held; it is asked again")
         else:
-            rounding = make_codec(assignment.deltas.rounding, welcome.spec)
-            model.lead_on(_steps_of(assignment.deltas, payload, codec), rounding, assignment.deltas.checksum)
+            rounding = make_codec(deltas.rounding, welcome.spec)
+            model.lead_on(_steps_of(deltas, payload, codec), rounding, deltas.checksum)
     except ProtocolError as error:
         return AdoptionFailed(f"the hub's model is refused: {error}", spoilt=True)
-    model.decay_residual(welcome.residual_decay**passed)
+    model.version = assignment.version
+    missed = 0 if held is None else max(0, assignment.version.number - held.number)
+    model.decay_residual(welcome.residual_decay**missed)
     return Adopted(assignment)
 
 

@@ -10,6 +10,7 @@ from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.policies.aggregation import UpdateKind
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import Codec, Source
+from edgeasync.protocol.messages import ModelVersion
 
 
 class DeviceModel:
@@ -24,6 +25,8 @@ class DeviceModel:
     def __init__(self, spec: ParameterSpec) -> None:
         self.parameters: Vector = np.zeros(spec.length, np.float32)
         self._held: Vector = np.zeros(spec.length, np.float32)
+        self.version: ModelVersion | None = None
+        """Of the hub's model, for whoever takes it in to note; not while one is coming in."""
         self._trained_length = spec.trained_length
         self._residual: Vector | None = None
         self._at_push: Vector | None = None

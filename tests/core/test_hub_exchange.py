@@ -12,13 +12,13 @@ from edgeasync.core.incoming import SUSPENDED_S
 from edgeasync.core.model import Model
 from edgeasync.core.settings import FLOAT32, CodecSettings, HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec
-from edgeasync.policies.aggregation import ImmediateAggregator
+from edgeasync.policies.aggregation import ImmediateAggregator, ModelAverageAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import STAGES
+from edgeasync.protocol.codecs import STAGES, VectorSource, make_codec
 from edgeasync.protocol.messages import (
     Assignment,
     Credit,
@@ -68,13 +68,13 @@ class Notes:
 
 
 class Bench:
-    def __init__(self, graph=None, codec=FLOAT32, **limits):
+    def __init__(self, graph=None, codec=FLOAT32, judgement=POLICY, **limits):
         self.notes = Notes()
         sessions = iter(range(1, 100))
         core = HubCore(
             spec=SPEC,
             training={},
-            judgement=POLICY,
+            judgement=judgement,
             settings=HubCoreSettings(
                 codec=codec,
                 liveness=Liveness(heartbeat_s=1.0, lease_s=5.0),
@@ -85,7 +85,7 @@ class Bench:
             make_session=lambda: next(sessions).to_bytes(16, "big"),
             now_s=0.0,
         )
-        self.exchange = HubExchange(core, Model(SPEC, np.zeros(SPEC.length, np.float32), 0, POLICY), self.notes)
+        self.exchange = HubExchange(core, Model(SPEC, np.zeros(SPEC.length, np.float32), 0, judgement), self.notes)
         self.sessions = {}
 
     def say(self, peer, message, payload=None, at_s=0.0):
@@ -517,3 +517,19 @@ def test_every_byte_is_counted_both_ways():
     assert device["bytes_up"] == sum(len(wire.encode(message)) for message in said) + PIECE
     answers = [message for _, message in bench.notes.sent]
     assert device["bytes_down"] == sum(len(wire.encode(message)) for message in answers)
+
+
+def test_a_whole_model_is_not_taken_from_a_codec_that_does_not_bear_it():
+    bench = Bench(
+        judgement=Policy(aggregate=ModelAverageAggregator(), optimizer=(SGD(),), monitor=Monitor(watch=()))
+    )
+    bench.join(b"pi")
+    for name, answer in (("int8", Refuse), ("float16", Assignment)):
+        codec = make_codec(name, SPEC)
+        payload = bytes(codec.encode(VectorSource(np.ones(SPEC.length, np.float32))))
+        push = Push(
+            bench.sessions[b"pi"], 1, ModelVersion(LINEAGE, 0), 1, 1, 0.0, 0.0, 0.1, name, wire.checksum(payload),
+            len(payload),
+        )  # fmt: skip
+        assert isinstance(bench.say(b"pi", push, payload), answer)
+    assert bench.exchange.core.version == 1
