@@ -18,19 +18,21 @@ BANDWIDTH_MAX_BYTES_PER_S = 1e12
 class LinkEstimate:
     """The link of one device, through all its connections. Sizes are of whole frames, headers included.
 
-    `bytes_up` go from the device to the hub. `round_trip_s` and `bandwidth_bytes_per_s` are medians of the last
-    five measurements, 0 before the first: of pings, as the device says; of full windows of transfers to the device
-    and of cycles that moved more than a little. `window` is that of transfers to it.
+    `bytes_up` go from the device to the hub. `round_trip_s` is the median of the last five pings, as the device
+    says. `bandwidth_bytes_per_s` is the larger of two, 0 before either: the median of the last five full windows
+    of transfers to the device; and the best of the last five cycles that moved more than a little, in each of
+    which other things took time, too. `window` is that of transfers to it.
     """
 
-    __slots__ = ("_bandwidths", "_begun_bytes", "_round_trips_s", "_window", "bytes_down", "bytes_up")
+    __slots__ = ("_begun_bytes", "_cycles", "_round_trips_s", "_window", "_windows", "bytes_down", "bytes_up")
 
     def __init__(self) -> None:
         self.bytes_up = 0
         self.bytes_down = 0
         self._begun_bytes = 0
         self._round_trips_s: deque[float] = deque(maxlen=RECENT)
-        self._bandwidths: deque[float] = deque(maxlen=RECENT)
+        self._windows: deque[float] = deque(maxlen=RECENT)
+        self._cycles: deque[float] = deque(maxlen=RECENT)
         self._window: CreditWindow | None = None
 
     @property
@@ -41,7 +43,7 @@ class LinkEstimate:
     @property
     def bandwidth_bytes_per_s(self) -> float:
         """What the link moves, in bytes a second."""
-        return median(self._bandwidths) if self._bandwidths else 0.0
+        return max(max(self._cycles, default=0.0), median(self._windows) if self._windows else 0.0)
 
     def window(self, piece_bytes: int, *, narrow: bool) -> CreditWindow:
         """Return the window of transfers to the device; a `narrow` one begins with a single piece."""
@@ -61,7 +63,7 @@ class LinkEstimate:
     def observe_window(self, window: CreditWindow) -> None:
         """Take in what a full window has moved, if one has since this was last called."""
         if window.bytes_per_s > 0.0:
-            self._bandwidths.append(min(window.bytes_per_s, BANDWIDTH_MAX_BYTES_PER_S))
+            self._windows.append(min(window.bytes_per_s, BANDWIDTH_MAX_BYTES_PER_S))
             window.bytes_per_s = 0.0
 
     def begin_cycle(self) -> None:
@@ -72,7 +74,9 @@ class LinkEstimate:
         """Take in how long the device talked in the cycle that ends, both ways together."""
         moved = self.bytes_up + self.bytes_down - self._begun_bytes
         if moved >= MEASURED_BYTES_MIN and (moving_s := talk_s - self.round_trip_s) > 0.0:
-            self._bandwidths.append(min(moved / moving_s, BANDWIDTH_MAX_BYTES_PER_S))
+            self._cycles.append(min(moved / moving_s, BANDWIDTH_MAX_BYTES_PER_S))
+            if self._windows and len(self._cycles) == RECENT:
+                self._windows.popleft()  # the link may have changed since
 
     def describe(self) -> dict[str, int | float]:
         """Return what the status says of the link (docs/wire.md)."""

@@ -26,6 +26,9 @@ MODEL_LADDER = (Rung("identity", 4.0), Rung("float16", 2.0))
 UPLOAD_SHARE_MAX = 0.1
 """Upload time over that time that is little."""
 
+FAST_BYTES_PER_S = 10e6
+"""From here on, some 100 Mbit/s, coding takes about as long as it saves: a byte a value is coarse enough."""
+
 HYSTERESIS = 0.5
 """To go back to a finer codec, it must take no more than so much of that."""
 
@@ -53,6 +56,8 @@ def choose_codec(
         return "identity"
     if not bandwidth_bytes_per_s or not computing_s:
         return rungs[min(1, len(rungs) - 1)].codec
+    if bandwidth_bytes_per_s >= FAST_BYTES_PER_S:
+        rungs = [rung for rung in rungs if rung.bytes_per_value >= 1.0]
     finer = True
     for rung in rungs:
         finer = finer and rung.codec != current

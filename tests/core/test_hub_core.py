@@ -619,6 +619,7 @@ def test_status_is_the_contract(hub_bench):
                 "talk_s": 0.0,
                 "talk_share": 0.0,
                 "period_s": 4.0,
+                "push_codec": "identity",
                 "bytes_up": 0,
                 "bytes_down": 0,
                 "round_trip_s": 0.0,

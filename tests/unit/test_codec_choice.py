@@ -34,6 +34,11 @@ def test_what_is_not_measured_is_taken_for_slow():
     assert choose("identity", mbit=1000.0, computing_s=0.0) == "int8"
 
 
+def test_on_a_fast_link_a_byte_a_value_is_coarse_enough():
+    assert choose("int8", mbit=79, values=100 * MILLION) == NAMES[2]
+    assert choose("int8", mbit=81, values=100 * MILLION) == "int8"
+
+
 def test_a_tiny_update_is_not_coded():
     assert choose("", values=1024) == "identity"
     assert choose("", values=1025) == "int8"
