@@ -72,6 +72,9 @@ GREETING_S = 3.0
 BACKOFF_MIN_S = 0.1
 BACKOFF_MAX_S = 3.0
 
+ROUND_TRIP_MAX_S = 3600.0
+"""A pong that took longer is not believed."""
+
 DUPLICATE_REFUSALS_MAX = 3
 """Refusals as a duplicate device, each after the lease it names, before the device gives up."""
 
@@ -202,7 +205,7 @@ class DeviceCore:
                     return self._finish("the hub has finished training")
                 return self._go_offline(now_s, "the hub is stopping")
             case Pong():
-                self.round_trip_s = now_s - message.sent_s
+                self._measure(now_s - message.sent_s)
             case Ack() if self.link == "joined":
                 return self._acknowledged(message, now_s)
             case Assignment() if self.link == "joined":
@@ -217,6 +220,10 @@ class DeviceCore:
             case Graph() if self.link == "joined" and self.work == "equipping":
                 return self._graph_offered(message, now_s)
         return []
+
+    def _measure(self, round_trip_s: float) -> None:
+        if 0.0 <= round_trip_s <= ROUND_TRIP_MAX_S:  # a hub may send back anything
+            self.round_trip_s = round_trip_s
 
     # -- link ------------------------------------------------------------------------------------------------
 

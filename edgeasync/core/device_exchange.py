@@ -355,24 +355,25 @@ def _steps_of(deltas: Deltas, payload: wire.Buffer, codec: Codec) -> Iterator[So
 
 
 def _adopt_into(model: DeviceModel, assignment: Assignment, payload: wire.Buffer, welcome: Welcome) -> DeviceEvent:
-    codec, deltas = make_codec(assignment.codec, welcome.spec), assignment.deltas
-    held, model.version = model.version, None
+    deltas, held = assignment.deltas, model.version
+    model.version = None
     try:
         if deltas is None:
-            model.adopt(codec.open(payload))
+            model.adopt(make_codec(assignment.codec, welcome.spec).open(payload))
         elif held == assignment.version:  # it came in after all, when the hub did not know
-            model.lead_on((), codec, deltas.checksum)
+            model.lead_on((), make_codec(deltas.rounding, welcome.spec), deltas.checksum)
         elif held != ModelVersion(assignment.version.lineage, deltas.held):
             model.version = held
             return AdoptionFailed("the hub leads on from a version that is not held; it is asked again")
         else:
             rounding = make_codec(deltas.rounding, welcome.spec)
+            codec = make_codec(assignment.codec, welcome.spec)
             model.lead_on(_steps_of(deltas, payload, codec), rounding, deltas.checksum)
     except ProtocolError as error:
         return AdoptionFailed(f"the hub's model is refused: {error}", spoilt=True)
     model.version = assignment.version
-    missed = 0 if held is None else max(0, assignment.version.number - held.number)
-    model.decay_residual(welcome.residual_decay**missed)
+    if held is not None and held.lineage == assignment.version.lineage:
+        model.decay_residual(welcome.residual_decay ** max(0, assignment.version.number - held.number))
     return Adopted(assignment)
 
 

@@ -56,10 +56,17 @@ class CreditWindow:
         self._at_rest_s: deque[float] = deque(maxlen=ROUND_TRIPS)
         self.round_trip_s = 0.0
         self._bursts: deque[float] = deque(maxlen=BURSTS)
+        self._measured = False
 
     @property
     def message_bytes_max(self) -> int:
-        """What may go in one message: the window's share that moves in `WINDOW_TARGET_S`, not in a round trip."""
+        """What may go in one message: the window's share that moves in `WINDOW_TARGET_S`, not in a round trip.
+
+        On a link that was never measured it is as little as a piece: it may be so slow that nothing else would be
+        heard for longer than a lease, and what is sent in one message cannot be gone on with.
+        """
+        if not self._measured:
+            return PIECE_BYTES_MIN
         share = WINDOW_TARGET_S / (self.round_trip_s + WINDOW_TARGET_S)
         return max(PIECE_BYTES_MIN, int(self.bytes * share))
 
@@ -79,6 +86,7 @@ class CreditWindow:
 
     def observe_full(self, under_way: int, elapsed_s: float) -> None:
         """Take in that the last of so many bytes under way took so long to be credited."""
+        self._measured = True
         self.bytes_per_s = under_way / max(elapsed_s, 1e-6)
         self.adapt(elapsed_s)
 
@@ -90,6 +98,7 @@ class CreditWindow:
         thought too long: the lower one counts. Of the last few the best one does: a busy machine
         delays some.
         """
+        self._measured = True
         moving_s = max(elapsed_s - self.round_trip_s, 1e-6)
         self.bytes_per_s = min(under_way / moving_s, spread_bytes / max(spread_s, 1e-6))
         self._bursts.append(self.bytes_per_s)

@@ -824,3 +824,12 @@ def test_steps_that_went_on_from_a_diverged_update_do_not_count():
     device.trained()
     (push,) = [effect.push for effect in device.effects if isinstance(effect, SendPush)]
     assert (push.local_steps, push.steps_ahead) == (8, 0)
+
+
+@pytest.mark.parametrize("sent_s", [math.nan, math.inf, -math.inf, 1e12, -1e12])
+def test_a_pong_that_cannot_be_is_not_believed(sent_s):
+    device = DeviceBench().training()
+    device.hears(Pong(device.now_s - 0.25))
+    assert device.core.round_trip_s == 0.25
+    device.hears(Pong(sent_s))
+    assert device.core.round_trip_s == 0.25

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgeasync.core.settings import CodecSettings, HubCoreSettings, Liveness
+from edgeasync.core.settings import FLOAT32, CodecSettings, HubCoreSettings, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator, ModelAverageAggregator, QuorumAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -141,3 +141,26 @@ def test_a_codec_that_the_device_does_not_know_is_not_used(name):
     device.exchange.core.push_codec = name
     world.clock.run(lambda: device.exchange.core.work == "pushing", 5.0)
     assert device.exchange._codec.name == "identity"
+
+
+@pytest.mark.parametrize("up", [12_500, 2e6])
+def test_a_link_so_slow_that_a_window_takes_longer_than_a_lease(up):
+    """100 kbit/s, and payloads of 200 kB: in one message nothing else would be heard for 16 s."""
+    clock = VirtualClock()
+    spec = ParameterSpec((Parameter("w", (50_000,)),))
+    hub = SimulatedHub(
+        clock,
+        spec=spec,
+        initial=np.zeros(spec.length, np.float32),
+        judgement=POLICIES["immediate"],
+        settings=HubCoreSettings(codec=FLOAT32),
+        seed=0,
+    )
+    down = 12_500 if up > 12_500 else 2e6
+    device = SimulatedDevice(
+        clock, hub, "pi", Noisy(spec, 0), step_s=0.1, link=LinkProfile(up, down, 0.02), seed=0
+    )
+    device.start()
+    clock.run(lambda: hub.core.updates_applied >= 3, 120.0)
+    assert hub.core.updates_applied >= 3
+    assert [tell.event for _, tell in device.told].count("disconnected") == 0
