@@ -52,3 +52,10 @@ def follow(held: Vector, steps: Iterable[Source], rounding: Codec, trained: int,
                 stop = min(start + CHUNK, length)
                 out[start:stop] = step.read(start, stop, scratch)
             held = out
+
+
+def is_finite(source: Source) -> bool:
+    """Return whether all values of a source are numbers."""
+    scratch = np.empty(min(CHUNK, source.length), np.float32)
+    ranges = [(start, min(start + CHUNK, source.length)) for start in range(0, source.length, CHUNK)]
+    return all(np.isfinite(source.read(start, stop, scratch)).all() for start, stop in ranges)

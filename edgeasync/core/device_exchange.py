@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 import msgspec
 import numpy as np
 
+from edgeasync.core.chain import is_finite
 from edgeasync.core.device import DeviceCore
 from edgeasync.core.device_effects import (
     Adopt,
@@ -284,19 +285,19 @@ class DeviceExchange:
         auto = True if codec.needs_feedback else None
         feedback = {"always": True, "never": False}.get(welcome.error_feedback, auto)
 
-        def encode() -> tuple[wire.Buffer, int]:
+        def encode() -> tuple[Codec, wire.Buffer, int]:
+            going_on = welcome.overlap_steps_max > 0
+            used = codec
             payload = model.encode_update(
-                codec,
-                welcome.update,
-                feedback=feedback,
-                going_on=welcome.overlap_steps_max > 0,
-                random=self._random,
+                used, welcome.update, feedback=feedback, going_on=going_on, random=self._random
             )
-            return payload, wire.checksum(payload)
+            if welcome.update == "model" and used.name != "identity" and not is_finite(used.open(payload)):
+                used = make_codec("identity", welcome.spec)  # a sound model may outgrow float16
+                payload = model.encode_update(used, welcome.update, going_on=going_on)
+            return used, payload, wire.checksum(payload)
 
-        def encoded(coded: tuple[wire.Buffer, int]) -> None:
-            self._payload, self._checksum = coded
-            self._codec = codec
+        def encoded(coded: tuple[Codec, wire.Buffer, int]) -> None:
+            self._codec, self._payload, self._checksum = coded
             self.handle(trained)
 
         self._shell.run_in_background(encode, encoded)

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from edgeasync.core.chain import Difference, follow
+from edgeasync.core.chain import Difference, follow, is_finite
 from edgeasync.errors import ProtocolError
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.policies.aggregation import UpdateKind
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import Codec, Source
+from edgeasync.protocol.codecs import Codec, Source, VectorSource
 from edgeasync.protocol.messages import ModelVersion
 
 
@@ -57,9 +57,8 @@ class DeviceModel:
         self._take_over()
 
     def _take_over(self) -> None:
-        for start in range(0, len(self._held), CHUNK):
-            if not np.isfinite(self._held[start : start + CHUNK]).all():
-                raise ProtocolError("the hub's model has values that are not finite; it is not taken over")
+        if not is_finite(VectorSource(self._held)):
+            raise ProtocolError("the hub's model has values that are not finite; it is not taken over")
         if self._going_on and self._at_push is not None:
             self._go_on(self._at_push)
         else:
@@ -71,7 +70,7 @@ class DeviceModel:
         with np.errstate(over="ignore", invalid="ignore"):
             np.subtract(parameters, at_push, out=parameters)
             np.add(parameters, self._held, out=parameters)
-        if not all(np.isfinite(parameters[at : at + CHUNK]).all() for at in range(0, len(parameters), CHUNK)):
+        if not is_finite(VectorSource(parameters)):
             parameters[:] = self._held  # it had diverged
         at_push[:] = self._held  # should another model come before the next step
 
@@ -126,9 +125,7 @@ class DeviceModel:
         parameters = self.parameters if self._at_push is None or not self._going_on else self._at_push
         self._accumulate(Difference(parameters, self._held, self._trained_length), np.subtract)
         self.decay_residual(decay)
-        if not all(
-            np.isfinite(self._residual[at : at + CHUNK]).all() for at in range(0, self._trained_length, CHUNK)
-        ):
+        if not is_finite(VectorSource(self._residual)):
             self._residual = None  # the update had diverged, whatever it was refused for
 
     def decay_residual(self, factor: float) -> None:

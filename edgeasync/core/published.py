@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 
 from edgeasync.core.buffers import BufferPool, Living
-from edgeasync.core.chain import Difference, follow
+from edgeasync.core.chain import Difference, follow, is_finite
 from edgeasync.core.model import POOLED_BYTES_MIN, Model, Snapshot
 from edgeasync.core.settings import CodecSettings
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import make_codec
+from edgeasync.protocol.codecs import VectorSource, make_codec
 from edgeasync.protocol.messages import DELTAS_MAX, Deltas
 
 
@@ -81,7 +81,7 @@ class Publisher:
             self._steps.append((held.number, step))
             self._watch(step)
             self._forget_old_steps()
-        if not self._is_finite(target) and self._is_finite(current.vector):
+        if not is_finite(VectorSource(target)) and is_finite(VectorSource(current.vector)):
             # The model has outgrown its codec (float16 ends at 65,504): from now on it travels as it is.
             self._codec = make_codec("identity", self._spec)
             self._steps.clear()
@@ -112,10 +112,7 @@ class Publisher:
         """Whether a version can travel by a codec: float16 ends at 65,504. It is coded for that, if it was not."""
         if self._fitting[:2] != (snapshot.number, codec):
             used = make_codec(codec, self._spec)
-            source = used.open(snapshot.payload(used)[0])
-            scratch = np.empty(min(CHUNK, source.length), np.float32)
-            ranges = [(at, min(at + CHUNK, source.length)) for at in range(0, source.length, CHUNK)]
-            finite = all(np.isfinite(source.read(start, stop, scratch)).all() for start, stop in ranges)
+            finite = is_finite(used.open(snapshot.payload(used)[0]))
             self._fitting = (snapshot.number, codec, finite)
         return self._fitting[2]
 
@@ -159,9 +156,6 @@ class Publisher:
         total = sum(len(payload) for _, payload in self._steps)
         while self._steps and (total >= self._codec.payload_bytes_max or len(self._steps) > DELTAS_MAX):
             total -= len(self._steps.popleft()[1])
-
-    def _is_finite(self, vector: Vector) -> bool:
-        return all(np.isfinite(vector[at : at + CHUNK]).all() for at in range(0, len(vector), CHUNK))
 
     def _empty_vector(self) -> Vector:
         if self._spec.nbytes < POOLED_BYTES_MIN:

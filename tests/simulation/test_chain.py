@@ -104,14 +104,18 @@ POLICIES = {
 }
 
 
-@pytest.mark.parametrize("judgement", POLICIES.values(), ids=POLICIES)
-@pytest.mark.parametrize("name", CODECS)
-def test_devices_hold_what_the_hub_published(name, judgement):
-    if judgement.aggregate.update == "model" and name not in ("auto", "identity", "float16"):
-        pytest.skip("whole models are not sent by this codec")
+FOR_MODELS = ("auto", "identity", "float16")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(name, kind) for name in CODECS for kind in POLICIES if kind != "models" or name in FOR_MODELS],
+)
+def test_devices_hold_what_the_hub_published(name, kind):
+    judgement = POLICIES[kind]
     delta = "int8" if name == "auto" else name
     codec = CodecSettings(push=name, model="float16", delta=delta)
-    world = World(SMALL, codec, judgement, diverges=0 if judgement is not POLICIES["rollbacks"] else 37)
+    world = World(SMALL, codec, judgement, diverges=37 if kind == "rollbacks" else 0)
     world.run(20.0)
     assert world.compared > 100
     assert world.hub.core.updates_applied > 20
@@ -164,3 +168,18 @@ def test_a_link_so_slow_that_a_window_takes_longer_than_a_lease(up):
     clock.run(lambda: hub.core.updates_applied >= 3, 120.0)
     assert hub.core.updates_applied >= 3
     assert [tell.event for _, tell in device.told].count("disconnected") == 0
+
+
+def test_a_whole_model_that_outgrows_float16_is_sent_as_it_is():
+    world = World(SMALL, CodecSettings(push="float16"), POLICIES["models"], churn=False)
+    for device in world.devices:
+        device._trainer.begin = lambda parameters, trainer=device._trainer: grow(trainer, parameters)
+    world.run(5.0)
+    assert world.hub.core.updates_applied > 10
+    assert world.hub.core.updates_rejected == 0
+    assert world.hub.model[7] > 65_504
+
+
+def grow(trainer, parameters):
+    trainer.parameters = parameters
+    parameters[7] = 1e5
