@@ -19,9 +19,6 @@ from edgeasync.protocol.codecs.halves import (
 from edgeasync.protocol.codecs.source import Bytes, Joined, Part, Source, VectorSource, copy_whole
 from edgeasync.protocol.wire import Buffer
 
-PART = CHUNK // 4
-"""Values that are narrowed or widened at a time: their kernels take several vectors of this size."""
-
 
 @dataclass(frozen=True)
 class Identity:
@@ -60,9 +57,9 @@ class SixteenBits:
     def encode(self, source: Source, out: Bytes, random: np.random.Generator | None) -> None:  # noqa: ARG002
         """Round to nearest, ties to even."""
         halves = out.view("<u2")
-        scratch = np.empty(min(PART, source.length), np.float32)
-        for start in range(0, source.length, PART):
-            stop = min(start + PART, source.length)
+        scratch = np.empty(min(CHUNK, source.length), np.float32)
+        for start in range(0, source.length, CHUNK):
+            stop = min(start + CHUNK, source.length)
             self.narrow(source.read(start, stop, scratch), halves[start:stop])
 
     def open(self, coded: Bytes, length: int) -> Source:
@@ -83,8 +80,8 @@ class _Widened:
         self.length = length
 
     def read(self, start: int, stop: int, scratch: Vector) -> Vector:
-        for first in range(start, stop, PART):
-            last = min(first + PART, stop)
+        for first in range(start, stop, CHUNK):
+            last = min(first + CHUNK, stop)
             self._widen(self._halves[first:last], scratch[first - start : last - start])
         return scratch[: stop - start]
 
