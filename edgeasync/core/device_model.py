@@ -9,7 +9,7 @@ from edgeasync.errors import ProtocolError
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.policies.aggregation import UpdateKind
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import Codec, Source, VectorSource
+from edgeasync.protocol.codecs import Codec, Joined, Source, VectorSource
 from edgeasync.protocol.messages import ModelVersion
 
 
@@ -104,7 +104,8 @@ class DeviceModel:
         if self._residual is None:
             self._residual = np.zeros(self._trained_length, np.float32)
         self._accumulate(learnt, np.add)
-        payload = codec.encode(_Carried(self._residual, self.parameters), random)
+        statistics = self.parameters[self._trained_length :]
+        payload = codec.encode(Joined(VectorSource(self._residual), VectorSource(statistics)), random)
         self._accumulate(codec.open(payload), np.subtract)
         return payload
 
@@ -142,28 +143,3 @@ class DeviceModel:
                 stop = min(start + CHUNK, self._trained_length)
                 chunk = self._residual[start:stop]
                 operation(chunk, source.read(start, stop, scratch), out=chunk)
-
-
-class _Carried:
-    """What is to be sent with the residual in it: trained values of one vector, statistics of another."""
-
-    def __init__(self, carried: Vector, parameters: Vector) -> None:
-        self._carried = carried
-        self._parameters = parameters
-
-    @property
-    def length(self) -> int:
-        """How many values there are."""
-        return len(self._parameters)
-
-    def read(self, start: int, stop: int, scratch: Vector) -> Vector:
-        """Return values `start` to `stop`, a view or the front of `scratch`."""
-        trained = len(self._carried)
-        if stop <= trained:
-            return self._carried[start:stop]
-        if start >= trained:
-            return self._parameters[start:stop]
-        read = scratch[: stop - start]
-        read[: trained - start] = self._carried[start:]
-        read[trained - start :] = self._parameters[trained:stop]
-        return read

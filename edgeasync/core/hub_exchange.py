@@ -433,10 +433,7 @@ class HubExchange:
     def _announce(self, member: Member, message: Assignment | Graph, payload: wire.Buffer) -> None:
         """Send a message with its payload, or begin to send that in pieces."""
         message = self._outgoing.begin(member, message, payload, self._now_s)
-        header = wire.encode(message)
-        inline = None if message.transfer else payload
-        member.link.bytes_down += len(header) if inline is None else len(header) + len(inline)
-        self._shell.send(member.peer, header, inline)
+        self._send(member.peer, message, None if message.transfer else payload)
 
     def _receive(self, peer: Peer, push: Push) -> None:
         owner = self._owner(peer)

@@ -10,12 +10,13 @@ from edgeasync.protocol.codecs.catalogue import (
     stages_of,
 )
 from edgeasync.protocol.codecs.codec import Codec
-from edgeasync.protocol.codecs.source import Source, VectorSource
+from edgeasync.protocol.codecs.source import Joined, Source, VectorSource
 
 __all__ = [
     "ELEMENTWISE",
     "STAGES",
     "Codec",
+    "Joined",
     "Source",
     "VectorSource",
     "check_codec_name",

@@ -119,19 +119,11 @@ class DenseCodec:
         """Return the payload: of a vector as `identity` its own memory."""
         if isinstance(self.stage, Identity) and isinstance(source, VectorSource):
             return np.ascontiguousarray(source.vector, "<f4").data.cast("B")
-        out = np.empty(self.payload_bytes_min, np.uint8)
-        split = self.stage.nbytes(self.trained)
-        self.stage.encode(Part(source, 0, self.trained), out[:split], random)
-        encode_statistics(source, self.trained, out[split:])
-        return out.data
+        return encode_whole(self.stage, Part(source, 0, self.trained), source, self.trained, random)
 
     def open(self, payload: Buffer) -> Source:
         """Check the length, which is all that can be wrong."""
-        coded = as_bytes(payload)
-        if coded.size != self.payload_bytes_min:
-            raise wrong_length(self, coded.size)
-        split = self.stage.nbytes(self.trained)
-        return with_statistics(self.stage.open(coded[:split], self.trained), coded[split:])
+        return with_statistics(*open_whole(self, self.stage, payload, self.trained))
 
     def snap(self, values: Vector) -> None:
         """Round each."""
@@ -144,6 +136,29 @@ class DenseCodec:
             coded = np.empty(self.stage.nbytes(part.size), np.uint8)
             self.stage.encode(VectorSource(part), coded, None)
             self.stage.open(coded, part.size).read(0, part.size, part)
+
+
+def encode_whole(
+    stage: Dense, values: Source, source: Source, trained: int, random: np.random.Generator | None
+) -> Buffer:
+    """Return the payload: values through a stage, then the statistics of the source."""
+    split = stage.nbytes(values.length)
+    out = np.empty(split + 4 * (source.length - trained), np.uint8)
+    stage.encode(values, out[:split], random)
+    encode_statistics(source, trained, out[split:])
+    return out.data
+
+
+def open_whole(codec: Codec, stage: Dense, payload: Buffer, count: int) -> tuple[Source, Bytes]:
+    """Return so many values that went through a stage, and the coded statistics behind them.
+
+    Raises `ProtocolError` if the payload has another length than all of the codec's.
+    """
+    coded = as_bytes(payload)
+    if coded.size != codec.payload_bytes_min:
+        raise wrong_length(codec, coded.size)
+    split = stage.nbytes(count)
+    return stage.open(coded[:split], count), coded[split:]
 
 
 def as_bytes(payload: Buffer) -> Bytes:

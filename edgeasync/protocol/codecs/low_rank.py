@@ -14,7 +14,7 @@ import numpy as np
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.protocol.codecs.blocks import Rows
 from edgeasync.protocol.codecs.codec import Dense
-from edgeasync.protocol.codecs.dense import as_bytes, encode_statistics, with_statistics, wrong_length
+from edgeasync.protocol.codecs.dense import encode_whole, open_whole, with_statistics
 from edgeasync.protocol.codecs.source import Part, Source, VectorSource, copy_whole
 from edgeasync.protocol.wire import Buffer
 
@@ -104,20 +104,12 @@ class LowRank:
                 _factorize(matrix, left, right)
             else:
                 copy_whole(target, part)
-        out = np.empty(self.payload_bytes_min, np.uint8)
-        split = self.stage.nbytes(self.coded_length)
-        self.stage.encode(VectorSource(coded), out[:split], random)
-        encode_statistics(source, self.trained, out[split:])
-        return out.data
+        return encode_whole(self.stage, VectorSource(coded), source, self.trained, random)
 
     def open(self, payload: Buffer) -> Source:
         """Check the length, which is all that can be wrong, and decode the factors."""
-        coded = as_bytes(payload)
-        if coded.size != self.payload_bytes_min:
-            raise wrong_length(self, coded.size)
-        split = self.stage.nbytes(self.coded_length)
-        opened = self.stage.open(coded[:split], self.coded_length)
-        return with_statistics(_LowRankSource(self.trained, self.layouts, opened), coded[split:])
+        opened, statistics = open_whole(self, self.stage, payload, self.coded_length)
+        return with_statistics(_LowRankSource(self.trained, self.layouts, opened), statistics)
 
     def snap(self, values: Vector) -> None:  # noqa: ARG002
         """Raise `TypeError`: values are not rounded one by one."""
