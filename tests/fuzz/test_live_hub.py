@@ -52,6 +52,10 @@ SETTINGS = """
 aggregate = { kind = "immediate" }  # one honest device is no quorum of a fleet of attackers
 optimizer = [{ kind = "sgd" }]
 frequency = { kind = "fixed", local_steps = 4 }
+[codec]  # float32 is longer than a piece: all kinds of messages are needed
+push = "identity"
+model = "identity"
+delta = "off"
 [liveness]
 heartbeat_s = 0.5
 lease_s = 120.0
