@@ -17,10 +17,10 @@ import uvloop
 from edgeasync.core.device_events import Trained
 from edgeasync.core.device_model import DeviceModel
 from edgeasync.data.dataset import Dataset
+from edgeasync.durable.spool import DeviceIdentity
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.files import DeviceIdentity
 from edgeasync.training.plan import read_plan
 from edgeasync.training.trainer import StepResult, Trainer
 

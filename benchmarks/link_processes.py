@@ -11,6 +11,7 @@ import uvloop
 
 from edgeasync.core.effects import Report
 from edgeasync.core.settings import FLOAT32, HubCoreSettings, Liveness, StopCondition
+from edgeasync.durable.spool import DeviceIdentity
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -21,7 +22,6 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Fetch, Pong, Push
 from edgeasync.protocol.wire import Buffer
 from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.files import DeviceIdentity
 from edgeasync.runtime.hub import Hub
 from edgeasync.training.trainer import StepResult
 

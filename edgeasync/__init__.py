@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from edgeasync.data.files import load
     from edgeasync.data.iterables import from_iterable
     from edgeasync.data.partition import dirichlet, iid
+    from edgeasync.durable.spool import DeviceFolder, DeviceIdentity
     from edgeasync.errors import EdgeAsyncError
     from edgeasync.parameters import Parameter, ParameterSpec, Vector
     from edgeasync.policies.optimizers import SGD, Adam
     from edgeasync.policies.policy import Policy
     from edgeasync.runtime.agent import Agent
-    from edgeasync.runtime.files import DeviceFolder, DeviceIdentity
     from edgeasync.runtime.hub import Hub
     from edgeasync.runtime.local import train_locally
     from edgeasync.runtime.model_file import load_model

@@ -10,11 +10,11 @@ from edgeasync.cli.service import serve
 from edgeasync.config import convert, read_toml, to_table
 from edgeasync.core.device_effects import Tell
 from edgeasync.data.files import load
+from edgeasync.durable.spool import DeviceFolder
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.agent_settings import AgentSection, AgentSettings
-from edgeasync.runtime.files import DeviceFolder
 from edgeasync.runtime.graph_cache import GraphCache
 from edgeasync.training.plan import ReceivedGraph, read_plan
 from edgeasync.training.trainer import Trainer

@@ -24,8 +24,8 @@ from edgeasync.cli.output import Printer
 from edgeasync.cli.status import device_table
 from edgeasync.data.dataset import Dataset
 from edgeasync.data.partition import dirichlet
+from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError, EdgeAsyncError, StorageError
-from edgeasync.runtime.files import replace_file
 from edgeasync.runtime.model_file import MODEL_FILE, read_arrays
 from edgeasync.runtime.status import fetch_status
 

@@ -10,8 +10,8 @@ import safetensors.numpy
 from edgeasync.autodiff.settings import LossName
 from edgeasync.cli.output import Printer
 from edgeasync.config import convert
+from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError
-from edgeasync.runtime.files import replace_file
 from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, load_graph
 from edgeasync.runtime.model_file import MODEL_FILE, read_arrays
 

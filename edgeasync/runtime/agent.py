@@ -21,13 +21,13 @@ from edgeasync.core.device_effects import Finish, Tell
 from edgeasync.core.device_events import StopRequested, Trained
 from edgeasync.core.device_exchange import DeviceExchange
 from edgeasync.core.device_model import DeviceModel
+from edgeasync.durable.spool import DeviceIdentity
 from edgeasync.errors import AddressError, ModelMismatchError
 from edgeasync.protocol.codecs import STAGES
 from edgeasync.protocol.messages import DeviceProfile, Welcome
 from edgeasync.protocol.wire import Buffer
 from edgeasync.runtime.address import check_connect
 from edgeasync.runtime.channel import Channel
-from edgeasync.runtime.files import DeviceIdentity
 from edgeasync.runtime.graph_cache import GraphCache
 from edgeasync.runtime.monitor import Monitor
 from edgeasync.runtime.worker import Worker

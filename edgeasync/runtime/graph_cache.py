@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgeasync.core.graph import fingerprint_of
+from edgeasync.durable.files import replace_file
 from edgeasync.errors import StorageError
-from edgeasync.runtime.files import replace_file
 
 GRAPHS_MAX = 4
 

@@ -7,9 +7,9 @@ import safetensors
 import safetensors.numpy
 
 from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
 from edgeasync.parameters import ParameterSpec, Vector
-from edgeasync.runtime.files import replace_file
 from edgeasync.training.graph_check import check_graph
 
 FORWARD_FILE = "forward.onnx"

@@ -17,6 +17,7 @@ from edgeasync.core.hub import HubCore
 from edgeasync.core.hub_exchange import HubExchange
 from edgeasync.core.model import Model, Snapshot
 from edgeasync.core.settings import HubCoreSettings
+from edgeasync.durable.files import FolderLock
 from edgeasync.errors import AddressError, ConfigError, StorageError
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.policies.policy import Judgement
@@ -24,7 +25,6 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.messages import ModelVersion
 from edgeasync.runtime.address import check_bind
 from edgeasync.runtime.channel import COPY_BELOW_BYTES, Channel
-from edgeasync.runtime.files import FolderLock
 from edgeasync.runtime.graph_model import keep_files
 from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, load_model, read_evaluation, save_model
 from edgeasync.runtime.worker import Worker

@@ -11,10 +11,10 @@ import zmq
 
 from edgeasync.core.hub import HubCore
 from edgeasync.core.settings import HubCoreSettings, StopCondition
+from edgeasync.durable.spool import DeviceIdentity
 from edgeasync.parameters import Vector
 from edgeasync.policies.policy import Judgement, Policy
 from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.files import DeviceIdentity
 from edgeasync.runtime.hub import Hub, OnReport
 from edgeasync.runtime.model_file import MODEL_FILE, load_model
 from edgeasync.training.trainer import Trainer

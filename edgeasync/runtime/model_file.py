@@ -8,9 +8,9 @@ import safetensors
 import safetensors.numpy
 
 from edgeasync.core.events import Evaluated
+from edgeasync.durable.files import replace_file
 from edgeasync.errors import ModelMismatchError, StorageError
 from edgeasync.parameters import ParameterSpec, Vector
-from edgeasync.runtime.files import replace_file
 
 MODEL_FILE = "model.safetensors"
 BEST_FILE = "best.safetensors"

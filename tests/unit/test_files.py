@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from edgeasync.durable.files import replace_file
+from edgeasync.durable.spool import DeviceFolder
 from edgeasync.errors import ModelMismatchError, StorageError
 from edgeasync.parameters import Parameter, ParameterSpec
-from edgeasync.runtime.files import DeviceFolder, replace_file
 from edgeasync.runtime.model_file import load_model, save_model
 
 SPEC = ParameterSpec((Parameter("w", (2, 3)), Parameter("b", (3,))))

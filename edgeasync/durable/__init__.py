@@ -1,0 +1,1 @@
+"""What outlives a process: whole files, a hub's journal and checkpoints, a device's spool."""

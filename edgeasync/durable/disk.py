@@ -1,0 +1,134 @@
+"""A folder as the journal and the checkpoints see it: few operations, each of which may fail as a disk does.
+
+`FolderDisk` is the real one; the simulator has one that tears writes, forgets what was not synced, and fills up.
+Everything raises `OSError`, and nothing is promised to outlive a power cut before it is synced: a file's content
+by `File.sync`, its name by `sync_folder`.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from edgeasync.protocol.wire import Buffer
+
+PARTS_MAX = 512
+"""Buffers that one system call may be given; POSIX promises 16, Linux and macOS take 1024."""
+
+
+class File(Protocol):
+    """A file that is written from front to back."""
+
+    def write(self, parts: Sequence[Buffer]) -> None:
+        """Append all parts, whole; after an error any beginning of them may be there."""
+
+    def sync(self) -> None:
+        """Return once all that was written would outlive a power cut; after an error nobody knows what would."""
+
+    def close(self) -> None:
+        """Let go of the file."""
+
+
+class Disk(Protocol):
+    """One folder of files, all of them directly in it."""
+
+    def names(self) -> list[str]:
+        """Return the names of the files there are, in order."""
+
+    def size(self, name: str) -> int:
+        """Return how many bytes a file has."""
+
+    def read(self, name: str) -> Buffer:
+        """Return a file's content."""
+
+    def create(self, name: str) -> File:
+        """Make an empty file, in place of one of that name."""
+
+    def truncate(self, name: str, nbytes: int) -> None:
+        """Cut a file to its first bytes, and sync that."""
+
+    def rename(self, source: str, target: str) -> None:
+        """Give a file another name, in place of one that has it."""
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+
+    def sync_folder(self) -> None:
+        """Return once all names would outlive a power cut."""
+
+
+class _FolderFile:
+    """A real file, open for writing."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def write(self, parts: Sequence[Buffer]) -> None:
+        """Append all parts, however few bytes the system takes at a time."""
+        rest = [memoryview(part).cast("B") for part in parts if len(part)]
+        while rest:
+            written = os.writev(self._descriptor, rest[:PARTS_MAX])
+            while written:
+                if written < len(rest[0]):
+                    rest[0] = rest[0][written:]
+                    break
+                written -= len(rest.pop(0))
+
+    def sync(self) -> None:
+        """Sync content and length, not the times."""
+        getattr(os, "fdatasync", os.fsync)(self._descriptor)
+
+    def close(self) -> None:
+        """Close the file; closing twice does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class FolderDisk:
+    """The files of a real folder, which must exist."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def names(self) -> list[str]:
+        """Return the names of the regular files, in order."""
+        return sorted(entry.name for entry in os.scandir(self._path) if entry.is_file())
+
+    def size(self, name: str) -> int:
+        """Return how many bytes a file has."""
+        return (self._path / name).stat().st_size
+
+    def read(self, name: str) -> Buffer:
+        """Read a whole file."""
+        return (self._path / name).read_bytes()
+
+    def create(self, name: str) -> File:
+        """Make an empty file."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+        return _FolderFile(os.open(self._path / name, flags, 0o644))
+
+    def truncate(self, name: str, nbytes: int) -> None:
+        """Cut a file and sync it."""
+        descriptor = os.open(self._path / name, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, nbytes)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, source: str, target: str) -> None:
+        """Give a file another name."""
+        (self._path / source).replace(self._path / target)
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+        (self._path / name).unlink()
+
+    def sync_folder(self) -> None:
+        """Sync the folder itself."""
+        descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

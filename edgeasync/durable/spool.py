@@ -1,0 +1,59 @@
+"""A device's identity, in a folder of its own that one agent uses."""
+
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from edgeasync.durable.files import FolderLock, replace_file
+from edgeasync.errors import StorageError
+
+
+class DeviceIdentity(msgspec.Struct, frozen=True):
+    """What a device keeps between starts: a random state id, and how often it was started."""
+
+    device_id: str
+    state_id: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+    start: Annotated[int, Meta(ge=1)]
+
+
+class DeviceFolder:
+    """A device's state folder, held by at most one running agent."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = FolderLock(path, "--state")
+
+    def open(self, device_id: str) -> DeviceIdentity:
+        """Lock the folder and return the identity of this start, already on disk.
+
+        Raises `StorageError` if another agent holds the folder, or if it is not readable.
+        """
+        file = self._path / "identity.json"
+        self._lock.take(f"another agent runs as {device_id!r} here; give this one another --device-id")
+        try:
+            identity = _next_start(file, device_id)
+            replace_file(file, msgspec.json.encode(identity))
+        except BaseException:
+            self.close()
+            raise
+        return identity
+
+    def close(self) -> None:
+        """Let another agent have the folder."""
+        self._lock.close()
+
+
+def _next_start(file: Path, device_id: str) -> DeviceIdentity:
+    """Return the identity of the start after the one on disk, or a new one for another device."""
+    try:
+        known = msgspec.json.decode(file.read_bytes(), type=DeviceIdentity) if file.exists() else None
+    except OSError as error:
+        raise StorageError(f"{file}: cannot be read: {error.strerror}; fix its rights") from error
+    except msgspec.DecodeError as error:
+        raise StorageError(f"{file}: damaged ({error}); delete it to begin anew") from error
+    if known is None or known.device_id != device_id:
+        return DeviceIdentity(device_id, secrets.token_hex(16), 1)
+    return msgspec.structs.replace(known, start=known.start + 1)
