@@ -69,7 +69,7 @@ _HOMES = {
     "policies.policy": ("Policy",),
     "policies.optimizers": ("SGD", "Adam"),
     "runtime.agent": ("Agent",),
-    "runtime.files": ("DeviceFolder", "DeviceIdentity"),
+    "durable.spool": ("DeviceFolder", "DeviceIdentity"),
     "runtime.hub": ("Hub",),
     "runtime.model_file": ("load_model",),
     "runtime.local": ("train_locally",),
