@@ -20,7 +20,7 @@ from edgeasync.core.buffers import BufferPool
 from edgeasync.core.effects import Fold, Report
 from edgeasync.core.mixing import norm_of
 from edgeasync.core.model import Model, Snapshot
-from edgeasync.core.settings import FLOAT32, HubCoreSettings, Limits, Liveness
+from edgeasync.core.settings import FLOAT32, CheckpointSettings, HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -54,7 +54,7 @@ PIECE_BYTES = int(Limits().piece_bytes)
 WINDOW_PIECES = 4
 """Pieces under way when the credit window is fully open, as it is on a loopback link."""
 
-SAVE_NEVER_S = 1e6
+NEVER = CheckpointSettings(every="1000 hours")
 
 Frames = tuple[bytes, bytes, wire.Buffer | None]
 
@@ -77,7 +77,7 @@ def make_hub(length: int, run: str, pipe: "Connection[Any, None]", liveness: Liv
         judgement=POLICY,
         bind=ADDRESS,
         run=Path(run),
-        settings=HubCoreSettings(codec=FLOAT32, save_every_s=SAVE_NEVER_S, liveness=liveness or Liveness()),
+        settings=HubCoreSettings(codec=FLOAT32, checkpoint=NEVER, liveness=liveness or Liveness()),
         on_report=on_report,
     )
 

@@ -10,7 +10,7 @@ import numpy as np
 import uvloop
 
 from edgeasync.core.effects import Report
-from edgeasync.core.settings import FLOAT32, HubCoreSettings, Liveness, StopCondition
+from edgeasync.core.settings import FLOAT32, CheckpointSettings, HubCoreSettings, Liveness, StopCondition
 from edgeasync.durable.spool import DeviceIdentity
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 from edgeasync.policies.aggregation import ImmediateAggregator
@@ -109,7 +109,7 @@ def run_hub(length: int, updates: int | None, run: str, pipe: "Connection[str, N
             codec=FLOAT32,
             liveness=Liveness(heartbeat_s=HEARTBEAT_S, lease_s=LEASE_S),
             stop=StopCondition(updates=updates),
-            save_every_s=3600.0,
+            checkpoint=CheckpointSettings(every="1000 hours"),
         ),
         on_report=on_report,
     )

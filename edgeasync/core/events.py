@@ -1,4 +1,4 @@
-"""What happens to the hub: the inputs of `HubCore`. One event for every message, plus stop and time.
+"""What happens to the hub: the inputs of `HubCore`. One event for every message, plus time and what people want.
 
 `peer` is the connection a message came on, an opaque routing id. `room` says whether the shell has the memory
 that the message asks for (a place in the queue of updates, a snapshot to send, a transfer buffer).
@@ -19,7 +19,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     room: bool = True
 
 
-class PushArrived(msgspec.Struct, frozen=True, gc=False):
+class PushArrived(msgspec.Struct, frozen=True, array_like=True, tag="push", gc=False):
     """A push is here with its whole payload, which had the right length and checksum.
 
     `handle` names the payload; `norm` is the L2 norm of what it decodes to, not finite if any value's square,
@@ -33,14 +33,14 @@ class PushArrived(msgspec.Struct, frozen=True, gc=False):
     room: bool = True
 
 
-class Heard(msgspec.Struct, frozen=True, gc=False):
+class Heard(msgspec.Struct, frozen=True, array_like=True, tag="heard", gc=False):
     """A piece or a credit came in that belongs to a transfer under way: a sign of life."""
 
     peer: Peer
     kind: str
 
 
-class Malformed(msgspec.Struct, frozen=True):
+class Malformed(msgspec.Struct, frozen=True, array_like=True, tag="malformed"):
     """A message came in that cannot be read, or whose payload is not what it was announced to be."""
 
     peer: Peer
@@ -48,14 +48,14 @@ class Malformed(msgspec.Struct, frozen=True):
     strike: bool = True
 
 
-class Folded(msgspec.Struct, frozen=True, gc=False):
+class Folded(msgspec.Struct, frozen=True, array_like=True, tag="folded", gc=False):
     """A version is made; `norm` is the L2 norm of the weighted sum of its updates."""
 
     number: int
     norm: float
 
 
-class Evaluated(msgspec.Struct, frozen=True, gc=False):
+class Evaluated(msgspec.Struct, frozen=True, array_like=True, tag="evaluated", gc=False):
     """A version was evaluated on held-out data: mean loss, and accuracy from 0 to 1 where there is one."""
 
     number: int
@@ -63,8 +63,23 @@ class Evaluated(msgspec.Struct, frozen=True, gc=False):
     accuracy: float | None
 
 
-class StopRequested(msgspec.Struct, frozen=True):
+class Ticked(msgspec.Struct, frozen=True, array_like=True, tag="tick", gc=False):
+    """Time has passed, and something may be due."""
+
+    room: bool = True
+
+
+class Resumed(msgspec.Struct, frozen=True, array_like=True, tag="resumed"):
+    """The hub goes on after it was away, or stood still: nobody could be heard meanwhile.
+
+    With a `lineage` versions belong to that from now on, those before it to both.
+    """
+
+    lineage: str = ""
+
+
+class StopRequested(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """The person who runs the hub wants it to end."""
 
 
-HubEvent = Received | PushArrived | Heard | Malformed | Folded | Evaluated | StopRequested
+HubEvent = Received | PushArrived | Heard | Malformed | Folded | Evaluated | Ticked | Resumed | StopRequested

@@ -33,7 +33,9 @@ from edgeasync.core.events import (
     Peer,
     PushArrived,
     Received,
+    Resumed,
     StopRequested,
+    Ticked,
 )  # fmt: skip
 from edgeasync.core.graph import ShippedGraph
 from edgeasync.core.greeting import check_hello, make_welcome
@@ -84,7 +86,6 @@ class HubCore:
         self.judge = Judge(judgement, version, settings.limits.updates_held_max, settings.stop)
         self.settings = settings
         self.graph = graph
-        self.lineage = version.lineage
         self.members = Membership(settings.liveness.lease_s, settings.limits.devices_max)
         self.updates_applied = self.updates_rejected = self.duplicates = self.messages_refused = 0
         self.messages_accepted: Counter[str] = Counter()
@@ -93,9 +94,15 @@ class HubCore:
         self._codecs = CodecAgreement(settings.codec, judgement, spec.length)
         self._make_session = make_session
         self._strangers = Strangers()
-        self._save_at_s = now_s + settings.save_every_s
+        self._save_at_s = now_s + settings.checkpoint.every_s
+        self._saved_version, self._saved_updates = version.number, 0
         minutes = settings.stop.minutes
         self._stop_at_s = math.inf if minutes is None else now_s + 60.0 * minutes
+
+    @property
+    def lineage(self) -> str:
+        """What new versions belong to."""
+        return self.judge.ancestry.lineage
 
     @property
     def version(self) -> int:
@@ -126,19 +133,25 @@ class HubCore:
         self._fold_if_due(now_s, effects)
         self._answer_waiting(now_s, effects, room=room)
         if now_s >= self._save_at_s:
-            self._save_at_s = now_s + self.settings.save_every_s
-            effects.append(Save())
+            self._save_at_s = now_s + self.settings.checkpoint.every_s
+            self._save(effects)
         self._stop_if_enough(now_s, effects)
         if now_s >= self._stop_at_s and not self.stopped:
             self._stop("finished", "the time to train is over", now_s, effects)
         return effects
+
+    def _save(self, effects: list[HubEffect]) -> None:
+        """Have the state written if there is a version that was not."""
+        if self.version != self._saved_version:
+            self._saved_version, self._saved_updates = self.version, self.updates_applied
+            effects.append(Save())
 
     # -- events ----------------------------------------------------------------------------------------------
 
     def handle(self, event: HubEvent, now_s: float) -> list[HubEffect]:
         """Take in one event; return the effects to carry out in order. Never raises for a peer's fault."""
         effects: list[HubEffect] = []
-        if self.stopped:
+        if self.stopped and not isinstance(event, Resumed):
             return [Discard(event.handle)] if isinstance(event, PushArrived) else effects
         match event:
             case Folded():
@@ -146,6 +159,10 @@ class HubCore:
             case Evaluated():
                 self.judge.progress.evaluated(event, effects)
                 self._stop_if_enough(now_s, effects)
+            case Ticked():
+                return self.tick(now_s, room=event.room)
+            case Resumed():
+                self._resume(event, now_s)
             case StopRequested():
                 self._stop("stopping", "asked to stop", now_s, effects)
             case Malformed():
@@ -256,6 +273,13 @@ class HubCore:
         if self.judge:
             self._fold(now_s, effects)
         effects += [Save(), Stop(reason)]
+
+    def _resume(self, resumed: Resumed, now_s: float) -> None:
+        """Go on: nobody could be heard meanwhile, so nobody is lost yet; after a start all connections are new."""
+        self.stopped = False
+        if resumed.lineage:
+            self.judge.ancestry.branch(resumed.lineage, self.version)
+        self.members.resume(now_s, connected=not resumed.lineage)
 
     # -- liveness --------------------------------------------------------------------------------------------
 
@@ -413,6 +437,8 @@ class HubCore:
         for contribution in contributions:
             if (member := self.members.members.get(contribution.device_id)) is not None:
                 member.updates_applied += 1
+        if self.updates_applied - self._saved_updates >= self.settings.checkpoint.every_updates:
+            self._save(effects)
 
     def _check_sequence(self, member: Member, push: Push) -> None:
         if push.seq != member.seq_last + 1:
@@ -451,7 +477,7 @@ class HubCore:
         local_steps = self.judge.interval(member.history).local_steps
         version = ModelVersion(self.lineage, self.publication.number)
         held = member.held if member.follows else None
-        number = held.number if held is not None and held.lineage == self.lineage else None
+        number = held.number if held is not None and self.judge.ancestry.knows(held) else None
         member.waiting = False
         member.assigned, member.assigned_s = version, now_s
         member.link.begin_cycle()

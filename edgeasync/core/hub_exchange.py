@@ -6,8 +6,12 @@ are two such shells around this one exchange.
 Small models are measured and folded at once, which takes microseconds. Large ones are given to the shell's
 background worker, in order; whatever depends on a fold (answers, saving, the end) waits in line behind it,
 while heartbeats are answered at once.
+
+With a log every event is written down before anyone is told what became of it. While the log cannot be written
+the core stands still: who asks for something is told to try again, and nobody's lease ends.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -44,18 +48,24 @@ from edgeasync.core.events import (
     Peer,
     PushArrived,
     Received,
+    Resumed,
     StopRequested,
-)  # fmt: skip
+    Ticked,
+)
 from edgeasync.core.hub import HubCore
 from edgeasync.core.incoming import IncomingTransfers
+from edgeasync.core.log import Log, write_entry
 from edgeasync.core.membership import Member, Owner
 from edgeasync.core.model import Model, Snapshot
+from edgeasync.core.outbox import Outbox
 from edgeasync.core.outgoing import OutgoingTransfers
 from edgeasync.core.published import Offer, Publisher
+from edgeasync.core.state import HubState, Note, complete, note
 from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import Codec, Source, find_codec, make_codec, payload_bytes_limit
 from edgeasync.protocol.messages import (
+    Ack,
     Assignment,
     Credit,
     Fetch,
@@ -66,16 +76,41 @@ from edgeasync.protocol.messages import (
     Message,
     Piece,
     Ping,
+    Pong,
     Push,
     Refuse,
     Status,
     StatusRequest,
+    Welcome,
 )
 
 INLINE_BYTES_MAX = 2 << 20
 """Models up to this size are folded at once: that takes less time than handing them over and back."""
 
+WAITING_BYTES_MIN = 64 << 20
+"""So much of the log may wait for the disk before updates are refused for now; more with a large model."""
+
 Result = TypeVar("Result")
+
+
+class Capture(msgspec.Struct, frozen=True):
+    """A checkpoint's first half: what is known at once. `entry` is the number of the last entry it covers."""
+
+    note: Note
+    entry: int
+    now_s: float
+    lineage: str
+    updates_applied: int
+    evaluation: Evaluated | None
+    last: bool
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """The hub's whole state at one moment; nothing in it changes any more."""
+
+    capture: Capture
+    state: HubState
+    snapshot: Snapshot
 
 
 class HubShell(Protocol):
@@ -87,8 +122,8 @@ class HubShell(Protocol):
     def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Do `work` in the background, one after the other, then call `then` with its result."""
 
-    def save(self, snapshot: Snapshot, *, last: bool) -> None:
-        """Write the model to disk in the background; the `last` time for certain."""
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint to disk in the background, then call `saved`."""
 
     def save_best(self, snapshot: Snapshot, loss: float, accuracy: float | None) -> None:
         """Write the best model so far to disk in the background."""
@@ -109,36 +144,132 @@ class HubShell(Protocol):
 class HubExchange:
     """Frames in, frames out. Every call is given the time; none blocks for longer than a small fold."""
 
-    def __init__(self, core: HubCore, model: Model, shell: HubShell) -> None:
+    def __init__(
+        self,
+        core: HubCore,
+        model: Model,
+        shell: HubShell,
+        *,
+        publisher: Publisher | None = None,
+        log: Log | None = None,
+    ) -> None:
         self.core = core
         self.model = model
         self._shell = shell
+        self._log = log
+        self._outbox = Outbox(shell.send, log)
         self._spec = core.spec
         self._limits = core.settings.limits
         self._inline = core.spec.nbytes <= INLINE_BYTES_MAX
+        self._waiting_bytes_max = max(WAITING_BYTES_MIN, 4 * core.spec.nbytes)
         self._buffers = BufferPool(payload_bytes_limit(core.spec))
         self._incoming = IncomingTransfers()
         self._outgoing = OutgoingTransfers(int(self._limits.piece_bytes), self._limits.snapshots_max)
-        self._publisher = Publisher(core.spec, model, core.settings.codec)
+        self._publisher = publisher or Publisher(core.spec, model, core.settings.codec)
         self._takes_models = core.judge.judgement.aggregate.update == "model"
         self._measuring = 0
-        self._ordered: deque[HubEffect] = deque()
+        self._ordered: deque[HubEffect | Capture] = deque()
         self._assigning = 0
         self._folding = False
         self._evaluated: Snapshot | None = None
         self._now_s = 0.0
+        self._standing_still = self._saving = False
+
+    def next_deadline_s(self) -> float:
+        """Return when `tick` is next due; never, once stopped or while the core stands still."""
+        return math.inf if self._standing_still else self.core.next_deadline_s()
 
     def tick(self, now_s: float) -> None:
-        """Do what is due; `core.next_deadline_s` says when that is."""
+        """Do what is due."""
+        if self._standing_still:
+            return
         self._now_s = now_s
         self._incoming.expire(now_s)
         self._outgoing.expire(now_s)
-        self._execute(self.core.tick(now_s, room=self._room_to_send()))
+        self._take_in(Ticked(self._room_to_send()))
+
+    def resume(self, lineage: str, now_s: float) -> None:
+        """Go on with what was recovered, as a branch of its own."""
+        self._now_s = now_s
+        self._take_in(Resumed(lineage))
+
+    def save(self) -> None:
+        """Have a checkpoint written, unless one is under way."""
+        self._put_in_line(Save())
+        self._advance()
+
+    def saved(self) -> None:
+        """Take in that the checkpoint under way was written, or could not be."""
+        self._saving = False
+
+    # -- the log ---------------------------------------------------------------------------------------------
+
+    def on_durable(self, now_s: float) -> None:
+        """Take in that more of the log is durable: let the answers go that waited for it."""
+        assert self._log is not None
+        if self._standing_still:
+            self._standing_still = False
+            self._now_s = now_s
+            self._shell.report(Report("writing", detail="the run's folder can be written again: going on"))
+            self._take_in(Resumed())
+        self._outbox.release()
+        if self._log.bytes_kept > self.core.settings.checkpoint.journal_bytes_max and not self._saving:
+            self.save()
+
+    def on_failing(self, reason: str) -> None:
+        """Take in that the log cannot be written: stand still until it can be."""
+        self._standing_still = True
+        detail = f"the run's folder cannot be written: {reason}; no update is taken until it can be"
+        self._shell.report(Report("not_writing", detail=detail))
+        if self.core.stopped:
+            self._outbox.abandon()
+
+    def _take_in(self, event: HubEvent) -> None:
+        """Let the core decide, write down what it took in, and carry out what follows."""
+        effects = self.core.handle(event, self._now_s)
+        if self._log is not None:
+            self._write_down(self._log, event, effects)
+        self._execute(effects)
+
+    def _write_down(self, log: Log, event: HubEvent, effects: list[HubEffect]) -> None:
+        """Append an event to the log, unless it changed nothing: of strangers nothing is noted."""
+        session, payload = b"", None
+        if isinstance(event, Ticked):
+            if not effects:
+                return
+        elif isinstance(event, Received | PushArrived | Heard | Malformed):
+            if (member := self.core.members.by_peer(event.peer)) is None:
+                return
+            session = member.session
+            if isinstance(event, PushArrived) and not any(
+                isinstance(effect, Discard) and effect.handle == event.handle for effect in effects
+            ):
+                payload = self.model.payload(event.handle)
+        log.append(write_entry(event, self._now_s, effects, self.core.version, session), payload)
+
+    def _answer_standing(self, peer: Peer, message: Message, payload: wire.Buffer | None) -> None:
+        """Answer while the core stands still."""
+        match message:
+            case Ping():
+                self._shell.send(peer, wire.encode(Pong(message.sent_s)), None)
+            case StatusRequest():
+                self._send_status(peer)
+            case Credit() if payload is None:
+                self._credit(peer, message)
+            case Push() | Fetch() | FetchGraph() | Hello() | Piece():
+                self._incoming.suspend(peer, self._now_s)
+                self._refuse_busy(peer)
+
+    def _refuse_busy(self, peer: Peer) -> None:
+        refuse = Refuse("busy", "the hub's disk cannot be written; try again", self._limits.retry_after_s)
+        self._shell.send(peer, wire.encode(refuse), None)
 
     def request_stop(self, now_s: float) -> None:
         """Say goodbye, save, and stop once everything before is done."""
         self._now_s = now_s
-        self._execute(self.core.handle(StopRequested(), now_s))
+        self._take_in(StopRequested())
+        if self._standing_still:
+            self._outbox.abandon()
 
     # -- messages in -----------------------------------------------------------------------------------------
 
@@ -149,15 +280,19 @@ class HubExchange:
         if (member := self.core.members.by_peer(peer)) is not None:
             member.link.bytes_up += nbytes
         try:
-            event = self._event(peer, wire.decode(header), payload)
+            message = wire.decode(header)
+            if self._standing_still:
+                self._answer_standing(peer, message, payload)
+                return
+            event = self._event(peer, message, payload)
         except wire.UnsupportedVersionError as error:
             sentence = f"{error}; install the same edgeasync on both"
             self._shell.send(peer, wire.encode(Refuse("protocol_version", sentence)), None)
             event = Malformed(peer, str(error), strike=False)
         except ProtocolError as error:
             event = Malformed(peer, str(error))
-        if event is not None:
-            self._execute(self.core.handle(event, now_s))
+        if event is not None and not self._standing_still:
+            self._take_in(event)
         if member is None and (member := self.core.members.by_peer(peer)) is not None:
             member.link.bytes_up += nbytes  # the message has made it one
 
@@ -215,13 +350,16 @@ class HubExchange:
 
         def measured(result: tuple[Source, float] | ProtocolError) -> None:
             self._measuring -= 1
+            if self._standing_still:
+                self._refuse_busy(peer)
+                return
             event: HubEvent
             if isinstance(result, ProtocolError):
                 event = Malformed(peer, str(result))
             else:
                 update, norm = result
                 event = PushArrived(peer, push, self.model.keep(update), norm, self._room_to_send())
-            self._execute(self.core.handle(event, self._now_s))
+            self._take_in(event)
 
         self._shell.run_in_background(partial(self._measure, codec, transfer.buffer), measured)
         return None
@@ -250,6 +388,8 @@ class HubExchange:
         return None if member is None else member.owner
 
     def _room_to_receive(self, owner: Owner | None = None) -> bool:
+        if self._log is not None and self._log.bytes_waiting > self._waiting_bytes_max:
+            return False
         # What is kept of this device's own push is its place, or is dropped before another takes it.
         held_max = self._limits.updates_held_max + self._incoming.is_suspended(owner)
         if self._held() >= held_max:
@@ -304,8 +444,7 @@ class HubExchange:
                 case SendGraph():
                     self._send_graph(effect.peer)
                 case SendStatus():
-                    status = self.core.status(self._now_s) | self._shell.describe()
-                    self._shell.send(effect.peer, wire.encode(Status()), msgspec.json.encode(status))
+                    self._send_status(effect.peer)
                 case Forget():
                     self._incoming.suspend(effect.peer, self._now_s)
                     self._outgoing.forget(effect.peer, self._now_s)
@@ -316,6 +455,12 @@ class HubExchange:
     def _put_in_line(self, effect: HubEffect) -> None:
         if isinstance(effect, SaveBest) and self._evaluated is not None:
             self._shell.save_best(self._evaluated, effect.loss, effect.accuracy)  # it need not wait for a fold
+            return
+        if isinstance(effect, Save):
+            if self._saving and not self.core.stopped:
+                return  # the one before is still being written
+            self._saving = True
+            self._ordered.append(self._begin_capture())
             return
         self._assigning += isinstance(effect, Assign)
         self._ordered.append(effect)
@@ -334,10 +479,12 @@ class HubExchange:
                 case Assign():
                     self._assigning -= 1
                     self._assign(effect)
-                case Save():
-                    self._shell.save(self.model.current, last=self.core.stopped)
+                case Capture():
+                    self._finish_capture(effect)
                 case Stop():
-                    self._shell.stop(effect.reason)
+                    self._outbox.then(partial(self._shell.stop, effect.reason))
+                    if self._standing_still:
+                        self._outbox.abandon()
 
     def _move(self, effect: Fold | Publish | Keep | Restore) -> None:
         match effect:
@@ -392,12 +539,47 @@ class HubExchange:
         snapshot, norm = result
         self.model.advance(snapshot)
         if fold.measure:
-            self._execute(self.core.handle(Folded(fold.number, norm), self._now_s))
+            self._take_in(Folded(fold.number, norm))
+
+    def _begin_capture(self) -> Capture:
+        """Write down the core's half of a checkpoint: now, while the model's is still in line."""
+        core = self.core
+        return Capture(
+            note(core, self.model),
+            entry=0 if self._log is None else self._log.last,
+            now_s=self._now_s,
+            lineage=core.lineage,
+            updates_applied=core.updates_applied,
+            evaluation=core.judge.progress.last,
+            last=core.stopped,
+        )
+
+    def _finish_capture(self, capture: Capture) -> None:
+        """Add the model's half, and have both written once the log has what they cover."""
+
+        def work() -> HubState:
+            return complete(capture.note, self.model, self._publisher)
+
+        def done(state: HubState) -> None:
+            checkpoint = Checkpoint(capture, state, self.model.current)
+            self._outbox.then(partial(self._shell.save, checkpoint))
+
+        if self._inline:
+            done(work())
+            return
+        self._folding = True
+
+        def copied(state: HubState) -> None:
+            self._folding = False
+            done(state)
+            self._advance()
+
+        self._shell.run_in_background(work, copied)
 
     def _on_evaluated(self, snapshot: Snapshot, result: Evaluated) -> None:
         """Let the core judge an evaluation; the version it was of is the one it may want saved."""
         self._evaluated = snapshot
-        self._execute(self.core.handle(result, self._now_s))
+        self._take_in(result)
         self._evaluated = None
 
     def _assign(self, effect: Assign) -> None:
@@ -449,4 +631,12 @@ class HubExchange:
         header = wire.encode(message)
         if (member := self.core.members.by_peer(peer)) is not None:
             member.link.bytes_down += len(header) if payload is None else len(header) + len(payload)
-        self._shell.send(peer, header, payload)
+        if isinstance(message, Pong | Piece | Credit):
+            self._shell.send(peer, header, payload)
+        else:
+            confirms = isinstance(message, Ack | Assignment | Welcome | Leave)
+            self._outbox.send(peer, header, payload, confirms=confirms)
+
+    def _send_status(self, peer: Peer) -> None:
+        status = self.core.status(self._now_s) | self._shell.describe()
+        self._shell.send(peer, wire.encode(Status()), msgspec.json.encode(status))

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from edgeasync.core.ancestry import Ancestry
 from edgeasync.core.effects import Discard, Fold, HubEffect, Keep, Report, Restore
 from edgeasync.core.events import Evaluated
 from edgeasync.core.guard import Guard
@@ -38,7 +39,7 @@ class Judge:
         self.tempo = Tempo()
         self.progress = Progress(judgement.plateau, stop)
         self.guard = Guard(judgement.monitor)
-        self._lineage = version.lineage
+        self.ancestry = Ancestry(version.lineage)
         self._held_max = held_max
         self._contributions: list[Contribution] = []
         self._refused: set[str] = set()
@@ -112,7 +113,7 @@ class Judge:
         devices_live: int,
     ) -> float | Rejected:
         """Return how much an update counts, or why it never will; alarms may begin or end with it."""
-        if push.base.lineage != self._lineage:
+        if not self.ancestry.knows(push.base):
             return Rejected("foreign_lineage")
         staleness = self._version - push.base.number
         if staleness < 0:

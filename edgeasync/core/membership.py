@@ -210,6 +210,18 @@ class Membership:
         member.state = state
         member.waiting = False
 
+    def resume(self, now_s: float, *, connected: bool) -> None:
+        """Renew all leases; unless they are still `connected`, devices have to find a new way here."""
+        for member in self.members.values():
+            if member.live:
+                self.renew(member, now_s)
+                member.progress_s = now_s
+            if not connected:
+                member.peer = b""
+                member.waiting = False
+        if not connected:
+            self._by_peer.clear()
+
     def next_deadline_s(self) -> float | None:
         """Return when the next lease may end; never too late, sometimes too early."""
         return self._leases[0][0] if self._leases else None

@@ -1,5 +1,7 @@
-"""What a person may set about the hub's core: liveness, limits, when to stop, and the codecs it prefers."""
+"""What a person may set about the hub's core: liveness, limits, codecs, when to write its state, when to stop."""
 
+import math
+import re
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -8,6 +10,9 @@ from edgeasync.config import ByteCount, Section
 from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol.codecs import ELEMENTWISE, check_codec_name
 from edgeasync.protocol.transfers import PIECE_BYTES_MAX, PIECE_BYTES_MIN
+
+
+_SECONDS = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
 
 
 class Liveness(Section, frozen=True):
@@ -71,6 +76,42 @@ FLOAT32 = CodecSettings(push="identity", model="identity", delta="off")
 """Everything as it is, four bytes a value."""
 
 
+class CheckpointSettings(Section, frozen=True):
+    """`[checkpoint]`: how often a hub's whole state is written, how many are kept, and which one it goes on from.
+
+    `every` is a number of updates, or of seconds, minutes or hours; nothing is written while nothing changes. One
+    is also written when the journal is over `journal_bytes_max`, and at the end.
+    """
+
+    every: str = "1 minute"
+    keep: Annotated[int, Meta(ge=2, le=10_000)] = 3
+    recovery: Annotated[str, Meta(min_length=1)] = "latest"
+    journal_bytes_max: ByteCount = ByteCount(256 << 20)
+
+    def __post_init__(self) -> None:
+        number, unit = self._parse()
+        if not 0 < number < math.inf or (unit == "update" and number % 1):
+            raise ValueError(f"every = {self.every!r}: give a number over 0; of updates a whole one")
+
+    @property
+    def every_s(self) -> float:
+        """Seconds between two checkpoints; infinite if updates are counted."""
+        number, unit = self._parse()
+        return math.inf if unit == "update" else number * _SECONDS[unit]
+
+    @property
+    def every_updates(self) -> float:
+        """Updates between two checkpoints; infinite if seconds are counted."""
+        number, unit = self._parse()
+        return number if unit == "update" else math.inf
+
+    def _parse(self) -> tuple[float, str]:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(update|second|minute|hour)s?\s*", self.every)
+        if match is None:
+            raise ValueError(f"every = {self.every!r}: write it as '1000 updates', '30 seconds' or '10 minutes'")
+        return float(match[1]), match[2]
+
+
 class StopCondition(Section, frozen=True):
     """When training is finished; what is left out never ends it."""
 
@@ -89,7 +130,7 @@ class HubCoreSettings(Section, frozen=True):
     liveness: Liveness = Liveness()
     limits: Limits = Limits()
     stop: StopCondition = StopCondition()
-    save_every_s: Annotated[float, Meta(gt=0)] = 60.0
+    checkpoint: CheckpointSettings = CheckpointSettings()
     evaluate_every_updates: Annotated[int, Meta(ge=1)] = 100
     held_out: bool = False
     codec: CodecSettings = CodecSettings()

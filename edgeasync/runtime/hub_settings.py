@@ -1,12 +1,12 @@
 """A hub's settings file as frozen structs. `docs/settings.md` lists every key."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from edgeasync.config import Section, to_table
-from edgeasync.core.settings import CodecSettings, HubCoreSettings, Limits, Liveness, StopCondition
+from edgeasync.core.settings import CheckpointSettings, CodecSettings, HubCoreSettings, Limits, Liveness, StopCondition
 from edgeasync.data.files import load
 from edgeasync.errors import AddressError, DataError
 from edgeasync.policies.policy import Policy
@@ -25,7 +25,7 @@ class HubSection(Section, frozen=True):
     bind: str = "tcp://127.0.0.1:5555"
     run: str = "runs/default"
     seed: Annotated[int, Meta(ge=0, lt=2**62)] = 0
-    save_every_s: Annotated[float, Meta(gt=0)] = 60.0
+    durability: Literal["journal", "checkpoint"] = "journal"
     stop: StopCondition = StopCondition()
     insecure: bool = False
 
@@ -46,6 +46,7 @@ class HubSettings(Section, frozen=True):
     policy: Policy = Policy()
     evaluation: EvaluationSection = EvaluationSection()
     codec: CodecSettings = CodecSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
     liveness: Liveness = Liveness()
     limits: Limits = Limits()
 
@@ -90,7 +91,7 @@ class HubSettings(Section, frozen=True):
                 liveness=self.liveness,
                 limits=self.limits,
                 stop=self.hub.stop,
-                save_every_s=self.hub.save_every_s,
+                checkpoint=self.checkpoint,
                 evaluate_every_updates=self.evaluation.every_updates,
                 held_out=self.evaluation.data is not None,
                 codec=self.codec,

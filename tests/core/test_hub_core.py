@@ -7,7 +7,7 @@ import pytest
 from edgeasync.core.effects import Assign, Discard, Fold, Publish, Report, Save, Send, SendGraph, SendStatus, Stop
 from edgeasync.core.events import Heard, Malformed, PushArrived, Received, StopRequested
 from edgeasync.core.graph import ShippedGraph
-from edgeasync.core.settings import CodecSettings
+from edgeasync.core.settings import CheckpointSettings, CodecSettings
 from edgeasync.policies.aggregation import BufferedAggregator, ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.monitor import Monitor, NotFiniteWatch
@@ -82,7 +82,7 @@ HELLOS = {
 
 @pytest.mark.parametrize(("before", "last", "expected"), HELLOS.values(), ids=HELLOS)
 def test_who_is_who(hub_bench, before, last, expected):
-    hub = hub_bench(save_every_s=1e6)
+    hub = hub_bench(checkpoint=CheckpointSettings(every="1000 hours"))
 
     def hello(at_s, state, start, session, peer):
         hub.tick(at_s)
@@ -378,7 +378,7 @@ def test_a_session_nobody_has(hub_bench, event):
 
 
 def test_exactly_the_silent_are_lost_at_the_deadline(hub_bench):
-    hub = hub_bench(save_every_s=1e6)
+    hub = hub_bench(checkpoint=CheckpointSettings(every="1000 hours"))
     for at_s, name in enumerate("abc"):
         hub.hello(name, at_s=float(at_s))
     hub.ping("b", at_s=10.0)
@@ -407,7 +407,7 @@ TRAFFIC = {
 
 @pytest.mark.parametrize("say", TRAFFIC.values(), ids=TRAFFIC)
 def test_any_traffic_renews_the_lease_and_revives_the_lost(hub_bench, say):
-    hub = hub_bench(save_every_s=1e6)
+    hub = hub_bench(checkpoint=CheckpointSettings(every="1000 hours"))
     hub.hello()
     hub.tick(14.0)
     say(hub)
@@ -574,12 +574,25 @@ def test_the_end(hub_bench, stop, reason, trigger):
 
 
 def test_the_model_is_saved_every_so_often(hub_bench):
-    hub = hub_bench(save_every_s=10.0)
+    hub = hub_bench(checkpoint=CheckpointSettings(every="10 seconds"))
+    hub.join("a")
     saves = []
-    while hub.now_s < 35.0:
-        hub.tick(hub.core.next_deadline_s())
-        saves += [hub.now_s] * len(hub.all_of(Save))
-    assert saves == [10.0, 20.0, 30.0, 40.0]
+    for seq in (1, 2):
+        hub.push("a", seq)
+        while hub.now_s < 10.0 + 20.0 * seq:
+            hub.tick(hub.core.next_deadline_s())
+            saves += [hub.now_s] * len(hub.all_of(Save))
+    assert saves == [10.0, 40.0]  # nothing was new at 20 and 30
+
+
+def test_the_model_is_saved_every_so_many_updates(hub_bench):
+    hub = hub_bench(checkpoint=CheckpointSettings(every="3 updates"))
+    hub.join("a")
+    saves = []
+    for seq in range(1, 8):
+        hub.push("a", seq)
+        saves += [seq] * len(hub.all_of(Save))
+    assert saves == [3, 6]
 
 
 # -- looking in ----------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from edgeasync.core.settings import CheckpointSettings
 from edgeasync.core.effects import Assign, Discard, Fold, Send
 from edgeasync.core.mixing import norm_of
 from edgeasync.core.model import Model
@@ -186,7 +187,7 @@ def test_a_deadline_is_kept_by_the_clock_alone(hub_bench):
 
 
 def test_a_device_that_goes_makes_the_flush_due(hub_bench):
-    hub = hub_bench(judgement(aggregate=Deadline(1e6)), save_every_s=1e6)
+    hub = hub_bench(judgement(aggregate=Deadline(1e6)), checkpoint=CheckpointSettings(every="1000 hours"))
     hub.join("a")
     hub.join("b")
     hub.ping("b", at_s=1.0)

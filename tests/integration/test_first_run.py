@@ -107,7 +107,7 @@ def assert_goes_on(commands, settings, agents, version, before):
 @both_policies
 def test_agents_rejoin_a_hub_that_was_killed_and_it_goes_on_from_what_it_had_saved(commands, policy):
     address = free_address()
-    settings = commands.settings(bind=address, hub="save_every_s = 0.2", more=LIVELINESS + policy)
+    settings = commands.settings(bind=address, more=LIVELINESS + policy + '[checkpoint]\nevery = "0.2 seconds"\n')
     hub, _ = commands.hub(settings)
     agents = [commands.agent(address, name) for name in ("first", "second")]
     for name in ("first", "second"):
