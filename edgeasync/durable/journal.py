@@ -16,7 +16,7 @@ a later one begins with.
 import contextlib
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 import msgspec
 
@@ -81,7 +81,7 @@ class JournalReading:
         Raises `StorageError` when records are missing or damaged that a crash cannot have cost, when a segment
         is of another format, and when the disk cannot be read.
         """
-        unreadable = self._scan()
+        causes = self._scan()
         ends: list[int | None] = [None]
         for later in reversed(self.segments[1:]):
             ends.append(later.first if ends[-1] is None else min(later.first, ends[-1]))
@@ -89,16 +89,21 @@ class JournalReading:
             if end is not None and end <= self.last + 1:
                 continue  # all that counts of it is before what was asked for
             if segment.first > self.last + 1:
-                cause = f" (no header in {', '.join(unreadable)})" if unreadable else ""
+                cause = f" ({', '.join(causes)})" if causes else ""
                 raise StorageError(
                     f"{segment.name}: begins with record {segment.first}, but {_missing(self.last, segment.first)}"
                     f"{cause}; {_REMEDY}"
                 )
-            yield from self._of(segment, end)
+            valid = yield from self._of(segment, end)
+            if end is None and valid < segment.nbytes:
+                self.torn.append(TornTail(segment.name, valid, segment.nbytes - valid))
+                segment.nbytes = valid
+            elif valid < segment.nbytes:
+                causes.append(f"{segment.name} is damaged at byte {valid} or was abandoned there")
         self.finished = True
 
     def _scan(self) -> list[str]:
-        """Read all segments' headers; return the names of those that have none."""
+        """Read all segments' headers; return a complaint about each that has none."""
         unreadable = []
         try:
             for name in _names(self._disk):
@@ -118,23 +123,16 @@ class JournalReading:
         for name in unreadable:
             if _ordinal(name) > _ordinal(last) and name not in short:
                 raise StorageError(f"{name}: has no valid header, but more bytes follow it; {_REMEDY}")
-        return unreadable
+        return [f"{name} has no valid header" for name in unreadable]
 
-    def _of(self, segment: Segment, end: int | None) -> Iterator[Record]:
-        """Yield the records of one segment that are after `last`, and before `end` if another segment follows."""
+    def _of(self, segment: Segment, end: int | None) -> Generator[Record, None, int]:
+        """Yield a segment's records after `last` and before `end`; return at which byte the valid ones end."""
         walk = _Walk(self._disk, segment)
         for record in walk.records(end):
             if record.number > self.last:
                 self.last = record.number
                 yield record
-        if end is None:
-            if walk.offset < segment.nbytes:
-                self.torn.append(TornTail(segment.name, walk.offset, segment.nbytes - walk.offset))
-                segment.nbytes = walk.offset
-        elif self.last + 1 < end:
-            raise StorageError(
-                f"{segment.name}: damaged at byte {walk.offset}: {_missing(self.last, end)}; {_REMEDY}"
-            )
+        return walk.offset
 
 
 class _Walk:
