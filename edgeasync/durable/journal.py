@@ -95,11 +95,13 @@ class JournalReading:
                     f"{cause}; {_REMEDY}"
                 )
             valid = yield from self._of(segment, end)
-            if end is None and valid < segment.nbytes:
+            if valid == segment.nbytes:
+                continue
+            if end is None:
                 self.torn.append(TornTail(segment.name, valid, segment.nbytes - valid))
                 segment.nbytes = valid
-            elif valid < segment.nbytes:
-                causes.append(f"{segment.name} is damaged at byte {valid} or was abandoned there")
+            elif self.last + 1 < end:
+                causes.append(f"{segment.name} is damaged at byte {valid}")
         self.finished = True
 
     def _scan(self) -> list[str]:
