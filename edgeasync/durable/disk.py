@@ -38,8 +38,8 @@ class Disk(Protocol):
     def size(self, name: str) -> int:
         """Return how many bytes a file has."""
 
-    def read(self, name: str) -> Buffer:
-        """Return a file's content."""
+    def read(self, name: str, offset: int = 0, nbytes: int | None = None) -> Buffer:
+        """Return a file's content from `offset` on: all of it, or `nbytes`, or fewer where it ends before."""
 
     def create(self, name: str) -> File:
         """Make an empty file, in place of one of that name."""
@@ -99,9 +99,11 @@ class FolderDisk:
         """Return how many bytes a file has."""
         return (self._path / name).stat().st_size
 
-    def read(self, name: str) -> Buffer:
-        """Read a whole file."""
-        return (self._path / name).read_bytes()
+    def read(self, name: str, offset: int = 0, nbytes: int | None = None) -> Buffer:
+        """Read a file, or a part of it."""
+        with (self._path / name).open("rb") as file:
+            file.seek(offset)
+            return file.read(nbytes)
 
     def create(self, name: str) -> File:
         """Make an empty file."""

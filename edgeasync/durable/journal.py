@@ -1,0 +1,354 @@
+"""The journal of a run: what the hub took in, in order, synced before anyone is told so.
+
+Records are numbered 1, 2, 3 … over the life of a run and lie in segments, files named `journal-00000001` upward.
+A segment begins with a header that says which number its first record has; a record is a header, an entry and a
+payload. All numbers are little-endian:
+
+    segment header   magic `EAJOURNL`, format u32, first record's number u64, XXH3-64 of these
+    record header    number u64, bytes of the entry u32, bytes of the payload u32, XXH3-64 of these and both parts
+
+Three things leave bytes that are no record behind, and all are normal: a crash in the middle of a write, a failed
+write, and a failed sync, after which nobody knows what is on disk. A writer then leaves the segment as it is and
+writes the same records, with the same numbers, to a new one; so a segment is read only as far as the number that
+a later one begins with.
+"""
+
+import contextlib
+import re
+import struct
+from collections.abc import Generator, Iterator, Sequence
+
+import msgspec
+
+from edgeasync.durable.disk import Disk, File
+from edgeasync.errors import StorageError
+from edgeasync.protocol.wire import Buffer, checksum
+
+SEGMENT_BYTES_MAX = 64 << 20
+"""A segment that is longer is followed by another; a batch of records is never split."""
+
+WINDOW_BYTES = 1 << 20
+"""Bytes that are read at a time: reading needs this and one record, however long the segments are."""
+
+_MAGIC = b"EAJOURNL"
+_FORMAT = 1
+_SEGMENT_HEADER = struct.Struct("<8sIQQ")
+_RECORD_HEADER = struct.Struct("<QIIQ")
+_NAME = re.compile(r"journal-([0-9]{8,})")
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One record; its parts may be views of a buffer that is up to `WINDOW_BYTES` longer: copy what you keep."""
+
+    number: int
+    entry: Buffer
+    payload: Buffer
+
+
+class Segment(msgspec.Struct):
+    """A file of records: the number of its first, and the bytes that are header and records for certain."""
+
+    name: str
+    first: int
+    nbytes: int
+
+
+class TornTail(msgspec.Struct, frozen=True):
+    """Bytes at the end of a segment that are no record, from `offset` on; at offset 0 nothing else is in it."""
+
+    segment: str
+    offset: int
+    nbytes: int
+
+
+class JournalReading:
+    """One pass over a journal; what it found is known once `records` is exhausted.
+
+    `last` is the number of the last record, or `after` if none followed; `segments` are those with a readable
+    header, in order, and what a `JournalWriter` is told at its start; `torn` is what a crash left behind it.
+    """
+
+    def __init__(self, disk: Disk, after: int) -> None:
+        self._disk = disk
+        self.last = after
+        self.segments: list[Segment] = []
+        self.torn: list[TornTail] = []
+        self.finished = False
+
+    def records(self) -> Iterator[Record]:
+        """Yield the records after the given number, in order and without a gap.
+
+        Raises `StorageError` when records are missing or damaged that a crash cannot have cost, when a segment
+        is of another format, and when the disk cannot be read.
+        """
+        causes = self._scan()
+        ends: list[int | None] = [None]
+        for later in reversed(self.segments[1:]):
+            ends.append(later.first if ends[-1] is None else min(later.first, ends[-1]))
+        for segment, end in zip(self.segments, reversed(ends), strict=False):
+            if end is not None and end <= self.last + 1:
+                continue  # all that counts of it is before what was asked for
+            if segment.first > self.last + 1:
+                cause = f" ({', '.join(causes)})" if causes else ""
+                raise StorageError(
+                    f"{segment.name}: begins with record {segment.first}, but {_missing(self.last, segment.first)}"
+                    f"{cause}; {_REMEDY}"
+                )
+            valid = yield from self._of(segment, end)
+            if valid == segment.nbytes:
+                continue
+            if end is None:
+                self.torn.append(TornTail(segment.name, valid, segment.nbytes - valid))
+                segment.nbytes = valid
+            elif self.last + 1 < end:
+                causes.append(f"{segment.name} is damaged at byte {valid}")
+        self.finished = True
+
+    def _scan(self) -> list[str]:
+        """Read all segments' headers; return a complaint about each that has none."""
+        unreadable = []
+        try:
+            for name in _names(self._disk):
+                nbytes = self._disk.size(name)
+                first = _first_number(name, self._disk.read(name, 0, _SEGMENT_HEADER.size))
+                if first is not None:
+                    self.segments.append(Segment(name, first, nbytes))
+                    continue
+                unreadable.append(name)
+                if nbytes <= _SEGMENT_HEADER.size:
+                    self.torn.append(TornTail(name, 0, nbytes))
+        except OSError as error:
+            raise _unreadable("the journal", error) from error
+        # A header is synced before records follow it: a crash does not leave records behind a bad one.
+        last = self.segments[-1].name if self.segments else ""
+        short = {tail.segment for tail in self.torn}
+        for name in unreadable:
+            if _ordinal(name) > _ordinal(last) and name not in short:
+                raise StorageError(f"{name}: has no valid header, but more bytes follow it; {_REMEDY}")
+        return [f"{name} has no valid header" for name in unreadable]
+
+    def _of(self, segment: Segment, end: int | None) -> Generator[Record, None, int]:
+        """Yield a segment's records after `last` and before `end`; return at which byte the valid ones end."""
+        walk = _Walk(self._disk, segment)
+        for record in walk.records(end):
+            if record.number > self.last:
+                self.last = record.number
+                yield record
+        return walk.offset
+
+
+class _Walk:
+    """A walk over one segment's records, a window of bytes at a time; `offset` is where the valid ones end."""
+
+    def __init__(self, disk: Disk, segment: Segment) -> None:
+        self._disk = disk
+        self._segment = segment
+        self._window = memoryview(b"")
+        self._start = 0
+        self.offset = _SEGMENT_HEADER.size
+
+    def records(self, end: int | None) -> Iterator[Record]:
+        """Yield valid records up to the first that is not, or is number `end`."""
+        number = self._segment.first
+        while number != end:
+            header = self._bytes(_RECORD_HEADER.size)
+            if header is None:
+                return
+            found, entry_bytes, payload_bytes, digest = _RECORD_HEADER.unpack(header)
+            body = self._bytes(_RECORD_HEADER.size + entry_bytes + payload_bytes) if found == number else None
+            if body is None:
+                return
+            entry = body[_RECORD_HEADER.size : _RECORD_HEADER.size + entry_bytes]
+            payload = body[_RECORD_HEADER.size + entry_bytes :]
+            if digest != checksum(body[: _RECORD_HEADER.size - 8], entry, payload):
+                return
+            self.offset += len(body)
+            yield Record(number, entry, payload)
+            number += 1
+
+    def _bytes(self, nbytes: int) -> memoryview | None:
+        """Return the next bytes without passing them, or None where the file has fewer."""
+        if self.offset + nbytes > self._segment.nbytes:
+            return None
+        if self.offset + nbytes > self._start + len(self._window):
+            try:
+                content = self._disk.read(self._segment.name, self.offset, max(nbytes, WINDOW_BYTES))
+            except OSError as error:
+                raise _unreadable(self._segment.name, error) from error
+            self._window, self._start = memoryview(content), self.offset
+        part = self._window[self.offset - self._start :][:nbytes]
+        return part if len(part) == nbytes else None
+
+
+def read_journal(disk: Disk, after: int = 0) -> JournalReading:
+    """Return a reading of the records with numbers above `after`, which the caller iterates over."""
+    return JournalReading(disk, after)
+
+
+def cut_torn_tail(disk: Disk, reading: JournalReading) -> None:
+    """Remove what a crash left behind the last record, and make sure that what was read outlives a power cut.
+
+    Call it after a whole reading and before anything is built on its records: those that a killed process wrote
+    and did not sync are read too, and a segment that begins after them would otherwise outlive them.
+    Raises `StorageError`.
+    """
+    assert reading.finished
+    try:
+        for tail in reading.torn:
+            if not tail.offset:
+                disk.remove(tail.segment)
+        if reading.segments:
+            disk.truncate(reading.segments[-1].name, reading.segments[-1].nbytes)
+        disk.sync_folder()
+    except OSError as error:
+        raise StorageError(
+            f"the journal cannot be cut to its last record: {error}; check the disk and the folder's rights"
+        ) from error
+
+
+class JournalWriter:
+    """The writing end of a journal, used by one thread at a time.
+
+    `first` is the number of the next record, `segments` those there are already, as a reading found them.
+    It never writes to a segment of another writer.
+    """
+
+    def __init__(
+        self, disk: Disk, first: int, segments: Sequence[Segment] = (), segment_bytes_max: int = SEGMENT_BYTES_MAX
+    ) -> None:
+        self._disk = disk
+        self._next = first
+        self._segments = list(segments)
+        self._segment_bytes_max = segment_bytes_max
+        self._file: File | None = None  # writes to the last of the segments
+        self._ordinal = 0
+
+    @property
+    def next_number(self) -> int:
+        """The number the next record will have."""
+        return self._next
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of all segments that were not dropped, those told at the start included."""
+        return sum(segment.nbytes for segment in self._segments)
+
+    def append(self, records: Sequence[tuple[bytes, Buffer | None]]) -> None:
+        """Write records, each an entry and perhaps a payload, and return once they would outlive a power cut.
+
+        Raises `OSError` as the disk does. Then none of them counts as written, and the same batch may be
+        appended again: it goes to a new segment, under the same numbers.
+        """
+        if not records:
+            return
+        parts: list[Buffer] = []
+        for number, (entry, payload) in enumerate(records, self._next):
+            content = [entry] if payload is None else [entry, payload]
+            lengths = [memoryview(part).nbytes for part in content]
+            header = _RECORD_HEADER.pack(number, lengths[0], sum(lengths[1:]), 0)[:-8]
+            parts += [header + checksum(header, *content).to_bytes(8, "little"), *content]
+        try:
+            file = self._current()
+            file.write(parts)
+            file.sync()
+        except BaseException:
+            self._abandon()
+            raise
+        self._segments[-1].nbytes += sum(memoryview(part).nbytes for part in parts)
+        self._next += len(records)
+
+    def drop_through(self, number: int) -> None:
+        """Remove the segments that hold no record above `number`; raises `OSError`, and may be called again.
+
+        The segment being written stays, whatever is in it.
+        """
+        dropped = False
+        while self._segments:
+            last_one = len(self._segments) == 1
+            following = self._next if last_one else self._segments[1].first
+            if following - 1 > number or (last_one and self._file is not None):
+                break
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.remove(self._segments[0].name)
+            del self._segments[0]
+            dropped = True
+        if dropped:
+            self._disk.sync_folder()
+
+    def close(self) -> None:
+        """Let go of the segment being written; all that was appended is synced already."""
+        if self._file is not None:
+            file, self._file = self._file, None
+            with contextlib.suppress(OSError):
+                file.close()
+
+    def _current(self) -> File:
+        """Return the segment to write to: the one that is open and not over its limit, or a new one."""
+        if self._file is not None and self._segments[-1].nbytes <= self._segment_bytes_max:
+            return self._file
+        self.close()
+        # Not only above what is there: a removal that is not synced yet may be undone by a power cut.
+        self._ordinal = 1 + max(self._ordinal, *(_ordinal(name) for name in self._disk.names()), 0)
+        name = f"journal-{self._ordinal:08}"
+        self._file = self._disk.create(name)
+        self._segments.append(Segment(name, self._next, 0))
+        header = _SEGMENT_HEADER.pack(_MAGIC, _FORMAT, self._next, 0)[:-8]
+        self._file.write([header + checksum(header).to_bytes(8, "little")])
+        self._file.sync()
+        self._disk.sync_folder()
+        self._segments[-1].nbytes = _SEGMENT_HEADER.size
+        return self._file
+
+    def _abandon(self) -> None:
+        """Give up the segment being written, for nobody knows what of the last write is on disk."""
+        if self._file is None:
+            return
+        self.close()
+        segment = self._segments[-1]
+        # Best effort, which frees space on a full disk: the next segment begins with the number that failed here,
+        # so what stays is not read.
+        with contextlib.suppress(OSError):
+            if segment.first == self._next:
+                self._disk.remove(segment.name)
+                self._segments.pop()
+            else:
+                self._disk.truncate(segment.name, segment.nbytes)
+
+
+_REMEDY = "put the journal back from a backup, or move it away and start from a checkpoint alone"
+
+
+def _missing(last: int, following: int) -> str:
+    """Say which records are missing between two numbers."""
+    count = following - last - 1
+    return f"record {last + 1} is missing" if count == 1 else f"records {last + 1} to {following - 1} are missing"
+
+
+def _unreadable(name: str, error: OSError) -> StorageError:
+    return StorageError(f"{name}: cannot be read: {error}; check the disk and the folder's rights")
+
+
+def _ordinal(name: str) -> int:
+    """Return which segment a name is, or 0 if it is none."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else 0
+
+
+def _names(disk: Disk) -> list[str]:
+    """Return the names of the segments there are, in order."""
+    return sorted(filter(_ordinal, disk.names()), key=_ordinal)
+
+
+def _first_number(name: str, header: Buffer) -> int | None:
+    """Return the number that a segment's records begin with, or None if its header is torn or damaged."""
+    if len(header) < _SEGMENT_HEADER.size:
+        return None
+    magic, version, first, digest = _SEGMENT_HEADER.unpack(header)
+    if magic != _MAGIC or digest != checksum(memoryview(header)[:-8]):
+        return None
+    if version != _FORMAT:
+        raise StorageError(
+            f"{name}: is of journal format {version}, and this edgeasync reads format {_FORMAT}; "
+            "start the version of edgeasync that wrote it, or a newer one"
+        )
+    return int(first)

@@ -1,0 +1,75 @@
+"""Named arrays in the safetensors format, written from and read as views of memory: a model is never copied.
+
+The format: length of the header u64 little-endian, a JSON header with each array's dtype, shape and place, padded
+with spaces to 8 bytes, and the arrays' memory, one after the other.
+https://huggingface.co/docs/safetensors/index#format
+"""
+
+import math
+import struct
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from edgeasync.protocol.wire import Buffer
+
+_DTYPES = {"F32": np.dtype("<f4"), "U8": np.dtype("u1")}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_METADATA = "__metadata__"
+_LENGTH = struct.Struct("<Q")
+
+
+class _Place(msgspec.Struct):
+    """Where an array lies, in bytes behind the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def tensor_parts(tensors: Mapping[str, npt.NDArray[np.float32] | npt.NDArray[np.uint8]]) -> list[memoryview]:
+    """Return the parts of a safetensors file: the header, and each array's memory as bytes.
+
+    Arrays are ordered by dtype and name, so that float32 ones are aligned wherever the file is. One that is not
+    C-contiguous is copied. Raises `ValueError` for an array that is neither float32 nor uint8.
+    """
+    places, parts, start = {}, [], 0
+    for name in sorted(tensors, key=lambda name: (-tensors[name].itemsize, name)):
+        tensor = tensors[name]
+        if tensor.dtype not in _NAMES or name == _METADATA:
+            raise ValueError(f"array {name!r} of {tensor.dtype} cannot be stored, only float32 and uint8 can")
+        part = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
+        places[name] = _Place(_NAMES[tensor.dtype], tensor.shape, (start, start + part.nbytes))
+        parts.append(part)
+        start += part.nbytes
+    header = msgspec.json.encode(places)
+    header += b" " * (-len(header) % 8)
+    return [memoryview(_LENGTH.pack(len(header)) + header), *parts]
+
+
+def read_tensors(content: Buffer) -> dict[str, npt.NDArray[np.float32] | npt.NDArray[np.uint8]]:
+    """Return the arrays of a safetensors file, as views of its content; raises `ValueError` if it is not one."""
+    if len(content) < _LENGTH.size:
+        raise ValueError("it is shorter than a header")
+    data = _LENGTH.size + _LENGTH.unpack_from(content)[0]
+    try:
+        places = msgspec.json.decode(memoryview(content)[_LENGTH.size : data], type=dict[str, msgspec.Raw])
+        places.pop(_METADATA, None)
+        return {name: _view(content, data, msgspec.json.decode(raw, type=_Place)) for name, raw in places.items()}
+    except msgspec.DecodeError as error:
+        raise ValueError(f"its header is damaged: {error}") from error
+
+
+def _view(content: Buffer, data: int, place: _Place) -> npt.NDArray[np.float32] | npt.NDArray[np.uint8]:
+    """Return one array; numpy checks that it lies inside the content."""
+    dtype = _DTYPES.get(place.dtype)
+    if dtype is None or min(place.shape, default=0) < 0:
+        raise ValueError(f"it has an array of {place.dtype} and shape {place.shape}")
+    count, (start, end) = math.prod(place.shape), place.data_offsets
+    if not 0 <= start <= end <= len(content) - data or end - start != count * dtype.itemsize:
+        raise ValueError(f"an array of shape {place.shape} cannot lie at bytes {start} to {end}")
+    view: npt.NDArray[np.float32] | npt.NDArray[np.uint8]
+    view = np.frombuffer(memoryview(content)[data + start : data + end], dtype).reshape(place.shape)
+    return view

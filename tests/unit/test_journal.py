@@ -1,0 +1,270 @@
+"""The journal: what was appended is read, in order and once, whatever a crash or a bad disk did to its end."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeasync.durable.disk import FolderDisk
+from edgeasync.durable.journal import WINDOW_BYTES, JournalWriter, Segment, cut_torn_tail, read_journal
+from edgeasync.errors import StorageError
+from edgeasync.protocol.wire import checksum
+from tests.unit.failing_disk import FailingDisk
+
+HEADER = 28
+BATCHES = st.lists(
+    st.lists(st.tuples(st.binary(max_size=40), st.none() | st.binary(max_size=200)), min_size=1, max_size=4),
+    min_size=1,
+    max_size=8,
+)
+
+
+def records(disk, after=0):
+    return [(r.number, bytes(r.entry), bytes(r.payload)) for r in read_journal(disk, after).records()]
+
+
+def numbered(batches, first=1):
+    flat = [(entry, payload or b"") for batch in batches for entry, payload in batch]
+    return [(number, *record) for number, record in enumerate(flat, first)]
+
+
+def written(batches, segment_bytes_max=300):
+    disk = FailingDisk()
+    writer = JournalWriter(disk, 1, segment_bytes_max=segment_bytes_max)
+    for batch in batches:
+        writer.append(batch)
+    return disk, writer
+
+
+def whole(disk, after=0):
+    reading = read_journal(disk, after)
+    return list(reading.records()), reading
+
+
+def test_an_empty_folder_is_an_empty_journal():
+    found, reading = whole(FailingDisk(), after=7)
+    assert (found, reading.last, reading.segments, reading.torn) == ([], 7, [], [])
+    cut_torn_tail(FailingDisk(), reading)
+
+
+@given(BATCHES, st.data())
+def test_what_is_appended_is_read_from_any_number_on(batches, data):
+    disk, writer = written(batches)
+    expected = numbered(batches)
+    after = data.draw(st.integers(0, len(expected)))
+    assert records(disk, after) == expected[after:]
+    _, reading = whole(disk, after)
+    assert reading.last == len(expected) == writer.next_number - 1
+    assert writer.bytes_written == sum(len(file.live) for file in disk.files.values())
+    assert sum(segment.nbytes for segment in reading.segments) == writer.bytes_written
+    assert all(file.synced == file.live for file in disk.files.values())
+    assert disk.synced_names == disk.files
+
+
+@given(BATCHES, st.sampled_from(["truncate", "flip", "zero"]), st.data())
+def test_a_damaged_last_segment_yields_a_prefix_or_an_error(batches, how, data):
+    disk, _ = written(batches)
+    last = disk.files[max(disk.files)].live
+    position = data.draw(st.integers(0, len(last) - 1))
+    if how == "truncate":
+        del last[position:]
+    elif how == "flip":
+        last[position] ^= data.draw(st.integers(1, 255))
+    else:
+        last[position:] = bytes(len(last) - position)
+    expected = numbered(batches)
+    try:
+        found = records(disk)
+    except StorageError:
+        assert how != "truncate"
+        assert position < HEADER
+        return
+    assert found == expected[: len(found)]
+    _, reading = whole(disk)
+    cut_torn_tail(disk, reading)
+    assert whole(disk)[1].torn == []
+    writer = JournalWriter(disk, reading.last + 1, reading.segments)
+    writer.append([(b"new", None)])
+    assert records(disk) == [*found, (len(found) + 1, b"new", b"")]
+
+
+@given(BATCHES, st.integers(0, 40), st.booleans(), st.sampled_from([0, 7, 10**6]))
+def test_a_batch_that_failed_and_is_appended_again_is_read_once(batches, failing, power_cut, torn):
+    disk = FailingDisk()
+    writer = JournalWriter(disk, 1, segment_bytes_max=300)
+    disk.fail(failing)
+    for batch in batches:
+        try:
+            writer.append(batch)
+        except OSError:
+            writer.append(batch)
+    assert records(disk.after_crash(power_cut=power_cut, torn=torn)) == numbered(batches)
+
+
+@given(BATCHES, st.integers(0, 40), st.sampled_from([0, 7, 10**6]))
+def test_a_crash_anywhere_costs_only_what_was_not_appended(batches, failing, torn):
+    disk = FailingDisk()
+    writer = JournalWriter(disk, 1, segment_bytes_max=300)
+    disk.fail(failing, for_good=True)
+    appended = 0
+    for batch in batches:
+        try:
+            writer.append(batch)
+        except OSError:
+            break
+        appended += len(batch)
+    expected = numbered(batches)
+    for power_cut in (True, False):
+        found = records(disk.after_crash(power_cut=power_cut, torn=torn))
+        assert appended <= len(found) <= len(expected)
+        assert found == expected[: len(found)]
+
+
+def test_what_a_killed_process_did_not_sync_outlives_a_power_cut_once_it_was_read():
+    disk, writer = written([[(b"a", None)]])
+    disk.fail(1, for_good=True)
+    with pytest.raises(OSError, match="Input/output"):
+        writer.append([(b"b", b"payload")])
+    disk.fail_at = None
+    found, reading = whole(disk)
+    assert [bytes(record.entry) for record in found] == [b"a", b"b"]
+    cut_torn_tail(disk, reading)
+    JournalWriter(disk, 3, reading.segments).append([(b"c", None)])
+    assert [entry for _, entry, _ in records(disk.after_crash(power_cut=True))] == [b"a", b"b", b"c"]
+
+
+def test_attempts_on_a_full_disk_leave_nothing_behind():
+    disk, writer = written([[(b"a", None)]])
+    for operation in (0, 2, 3, 4) * 3:
+        disk.fail(operation)
+        with pytest.raises(OSError, match="Input/output"):
+            writer.append([(b"b", None)])
+    assert [segment.nbytes for segment in whole(disk)[1].segments] == [len(f.live) for f in disk.files.values()]
+    assert len(disk.files) == 1
+
+
+@given(BATCHES, st.data())
+def test_dropping_never_costs_a_needed_record(batches, data):
+    disk, writer = written(batches)
+    expected = numbered(batches)
+    number = data.draw(st.integers(0, len(expected)))
+    if data.draw(st.booleans()):
+        writer.close()
+    disk.fail(data.draw(st.integers(0, 12)), for_good=True)
+    try:
+        writer.drop_through(number)
+    except OSError:
+        assert records(disk.after_crash(power_cut=False), number) == expected[number:]
+    disk.fail_at = None
+    assert records(disk.after_crash(power_cut=True), number) == expected[number:]
+    writer.drop_through(number)
+    assert records(disk, number) == expected[number:]
+    assert writer.bytes_written == sum(len(file.live) for file in disk.files.values())
+    writer.append([(b"new", None)])
+    assert records(disk, number) == [*expected[number:], (len(expected) + 1, b"new", b"")]
+
+
+def test_the_segment_being_written_is_not_dropped():
+    disk, writer = written([[(b"a", None)]])
+    writer.drop_through(1)
+    assert list(disk.files) == ["journal-00000001"]
+    writer.close()
+    writer.drop_through(1)
+    assert not disk.files
+    writer.append([(b"b", None)])
+    assert list(disk.files) == ["journal-00000002"]
+
+
+def test_a_writer_drops_the_segments_of_earlier_ones():
+    disk, _ = written([[(b"a" * 400, None)], [(b"b", None)]])
+    _, reading = whole(disk)
+    assert [(segment.name, segment.first) for segment in reading.segments] == [
+        ("journal-00000001", 1),
+        ("journal-00000002", 2),
+    ]
+    writer = JournalWriter(disk, 3, reading.segments)
+    writer.append([(b"c", None)])
+    writer.drop_through(1)
+    assert list(disk.files) == ["journal-00000002", "journal-00000003"]
+    writer.drop_through(2)
+    assert list(disk.files) == ["journal-00000003"]
+
+
+def test_a_segment_that_begins_at_an_earlier_number_wins():
+    disk, _ = written([[(b"a", None), (b"abandoned", None), (b"abandoned", None)]])
+    JournalWriter(disk, 2).append([(b"b", None)])
+    assert [entry for _, entry, _ in records(disk)] == [b"a", b"b"]
+
+
+def test_a_lost_segment_is_named():
+    batches = [[(b"x" * 400, None)]] * 3
+    disk, _ = written(batches)
+    del disk.files["journal-00000002"]
+    with pytest.raises(StorageError, match=r"journal-00000003: .* record 2 is missing; put the journal back"):
+        records(disk)
+    assert records(disk, after=2) == numbered(batches)[2:]
+
+
+def test_damage_before_the_last_segment_is_named_unless_a_checkpoint_covers_it():
+    batches = [[(b"x" * 400, None)], [(b"y", None)]]
+    disk, _ = written(batches)
+    disk.files["journal-00000001"].live[100] ^= 1
+    with pytest.raises(
+        StorageError, match=r"journal-00000002: .* record 1 is missing \(journal-00000001 is damaged at byte 28"
+    ):
+        records(disk)
+    assert records(disk, after=1) == numbered(batches)[1:]
+
+
+def test_a_damaged_header_is_named_unless_nothing_of_its_segment_counts():
+    batches = [[(b"x" * 400, None)]] * 3
+    disk, _ = written(batches)
+    disk.files["journal-00000002"].live[3] ^= 1
+    with pytest.raises(StorageError, match=r"journal-00000003: .*\(journal-00000002 has no valid header\)"):
+        records(disk)
+    assert records(disk, after=2) == numbered(batches)[2:]
+    disk.files["journal-00000003"].live[3] ^= 1
+    with pytest.raises(StorageError, match=r"journal-00000002: has no valid header"):
+        records(disk, after=2)
+
+
+def test_a_segment_of_a_newer_format_is_refused():
+    disk, _ = written([[(b"a", None)]])
+    header = struct.pack("<8sIQ", b"EAJOURNL", 2, 1)
+    disk.files["journal-00000001"].live[:HEADER] = header + checksum(header).to_bytes(8, "little")
+    with pytest.raises(StorageError, match=r"journal-00000001: is of journal format 2, .* reads format 1; start"):
+        records(disk)
+
+
+@pytest.mark.parametrize("operation", range(5))
+def test_a_disk_that_cannot_be_read_is_a_storage_error(operation):
+    disk, _ = written([[(b"a", None)]])
+    reading = None
+    disk.fail(operation)
+    with pytest.raises(StorageError, match="Input/output"):  # noqa: PT012 - which of the two raises is the disk's
+        reading = whole(disk)[1]
+        disk.fail(0)
+        cut_torn_tail(disk, reading)
+
+
+def test_a_record_may_be_longer_than_a_segment_and_than_the_window(tmp_path: Path):
+    disk = FolderDisk(tmp_path)
+    payload = np.arange(3 * WINDOW_BYTES // 4, dtype=np.float32)
+    writer = JournalWriter(disk, 1, segment_bytes_max=1000)
+    writer.append([(b"small", None), (b"large", memoryview(payload)), (b"between", memoryview(b"x" * 900_000))])
+    writer.append([(b"next", memoryview(payload[:10]))])
+    writer.close()
+    found, reading = whole(disk)
+    assert [bytes(record.entry) for record in found] == [b"small", b"large", b"between", b"next"]
+    assert np.array_equal(np.frombuffer(found[1].payload, np.float32), payload)
+    assert [segment.first for segment in reading.segments] == [1, 4]
+    assert writer.bytes_written == sum(disk.size(name) for name in disk.names())
+
+
+def test_an_empty_batch_writes_nothing():
+    disk = FailingDisk()
+    JournalWriter(disk, 1, [Segment("journal-00000001", 1, 100)]).append([])
+    assert not disk.operations
