@@ -84,62 +84,8 @@ from edgeasync.protocol.messages import (
     Welcome,
 )
 
-INLINE_BYTES_MAX = 2 << 20
-"""Models up to this size are folded at once: that takes less time than handing them over and back."""
-
 WAITING_BYTES_MIN = 64 << 20
 """So much of the log may wait for the disk before updates are refused for now; more with a large model."""
-
-Result = TypeVar("Result")
-
-
-class Capture(msgspec.Struct, frozen=True):
-    """A checkpoint's first half: what is known at once. `entry` is the number of the last entry it covers."""
-
-    note: Note
-    entry: int
-    now_s: float
-    lineage: str
-    updates_applied: int
-    evaluation: Evaluated | None
-    last: bool
-
-
-class Checkpoint(msgspec.Struct, frozen=True):
-    """The hub's whole state at one moment; nothing in it changes any more."""
-
-    capture: Capture
-    state: HubState
-    snapshot: Snapshot
-
-
-class HubShell(Protocol):
-    """What the exchange needs done in the world."""
-
-    def send(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
-        """Send a message, or drop it if the peer is gone or takes nothing in: its lease will tell."""
-
-    def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
-        """Do `work` in the background, one after the other, then call `then` with its result."""
-
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint to disk in the background, then call `saved`."""
-
-    def save_best(self, snapshot: Snapshot, loss: float, accuracy: float | None) -> None:
-        """Write the best model so far to disk in the background."""
-
-    def evaluate(self, snapshot: Snapshot, then: Callable[[Evaluated], None]) -> None:
-        """Evaluate a version on held-out data in the background, then call `then`; skip it if one is under way."""
-
-    def report(self, report: Report) -> None:
-        """Tell people."""
-
-    def describe(self) -> dict[str, Any]:
-        """Return what only the shell knows, to be added to the status."""
-
-    def stop(self, reason: str) -> None:
-        """End: everything before has been done."""
-
 
 class HubExchange:
     """Frames in, frames out. Every call is given the time; none blocks for longer than a small fold."""
@@ -160,7 +106,6 @@ class HubExchange:
         self._outbox = Outbox(shell.send, log)
         self._spec = core.spec
         self._limits = core.settings.limits
-        self._inline = core.spec.nbytes <= INLINE_BYTES_MAX
         self._waiting_bytes_max = max(WAITING_BYTES_MIN, 4 * core.spec.nbytes)
         self._buffers = BufferPool(payload_bytes_limit(core.spec))
         self._incoming = IncomingTransfers()
@@ -168,10 +113,16 @@ class HubExchange:
         self._publisher = publisher or Publisher(core.spec, model, core.settings.codec)
         self._takes_models = core.judge.judgement.aggregate.update == "model"
         self._measuring = 0
-        self._ordered: deque[HubEffect | Capture] = deque()
-        self._assigning = 0
-        self._folding = False
-        self._evaluated: Snapshot | None = None
+        self._line = Line(
+            model,
+            self._publisher,
+            core.settings.codec,
+            shell,
+            self._outbox,
+            assign=self._assign,
+            take_in=self._take_in,
+            restored=self._outgoing.drop_suspended,
+        )
         self._now_s = 0.0
         self._standing_still = self._saving = False
 
@@ -196,7 +147,7 @@ class HubExchange:
     def save(self) -> None:
         """Have a checkpoint written, unless one is under way."""
         self._put_in_line(Save())
-        self._advance()
+        self._line.advance()
 
     def saved(self) -> None:
         """Take in that the checkpoint under way was written, or could not be."""
@@ -412,7 +363,7 @@ class HubExchange:
 
     def _sending(self) -> int:
         # Each assignment in line behind a fold is about to hold one more.
-        return self.model.snapshots_alive + self._publisher.outdated_alive + self._assigning
+        return self.model.snapshots_alive + self._publisher.outdated_alive + self._line.assigning
 
     def _room_for_graph(self) -> bool:
         # They share one payload; what each costs is what libzmq has of it in its queue.
@@ -431,10 +382,6 @@ class HubExchange:
     def _execute(self, effects: list[HubEffect]) -> None:
         for effect in effects:
             match effect:
-                case (
-                    Assign() | Fold() | Publish() | Keep() | Restore() | Evaluate() | SaveBest() | Save() | Stop()
-                ):
-                    self._put_in_line(effect)
                 case Send():
                     self._send(effect.peer, effect.message)
                 case Discard():
@@ -450,137 +397,17 @@ class HubExchange:
                     self._outgoing.forget(effect.peer, self._now_s)
                 case Report():
                     self._shell.report(effect)
-        self._advance()
+                case _:
+                    self._put_in_line(effect)
+        self._line.advance()
 
-    def _put_in_line(self, effect: HubEffect) -> None:
-        if isinstance(effect, SaveBest) and self._evaluated is not None:
-            self._shell.save_best(self._evaluated, effect.loss, effect.accuracy)  # it need not wait for a fold
-            return
-        if isinstance(effect, Save):
-            if self._saving and not self.core.stopped:
-                return  # the one before is still being written
+    def _put_in_line(self, effect: InLine | Save) -> None:
+        if not isinstance(effect, Save):
+            self._line.put(effect)
+        elif not self._saving or self.core.stopped:  # else the one before is still being written
             self._saving = True
-            self._ordered.append(self._begin_capture())
-            return
-        self._assigning += isinstance(effect, Assign)
-        self._ordered.append(effect)
-
-    def _advance(self) -> None:
-        """Carry out what is in line, up to a fold that the worker is busy with."""
-        while self._ordered and not self._folding:
-            effect = self._ordered.popleft()
-            match effect:
-                case Fold() | Publish() | Keep() | Restore():
-                    self._move(effect)
-                case Evaluate():
-                    self._shell.evaluate(self.model.current, partial(self._on_evaluated, self.model.current))
-                case SaveBest():
-                    self._shell.save_best(self.model.current, effect.loss, effect.accuracy)
-                case Assign():
-                    self._assigning -= 1
-                    self._assign(effect)
-                case Capture():
-                    self._finish_capture(effect)
-                case Stop():
-                    self._outbox.then(partial(self._shell.stop, effect.reason))
-                    if self._standing_still:
-                        self._outbox.abandon()
-
-    def _move(self, effect: Fold | Publish | Keep | Restore) -> None:
-        match effect:
-            case Fold():
-                self._fold(effect)
-            case Publish():
-                self._publish(effect)
-            case Keep():
-                self.model.keep_current()
-            case Restore():
-                self._outgoing.drop_suspended()
-                self.model.advance(self.model.restore(effect.number))
-
-    def _fold(self, fold: Fold) -> None:
-        updates = [self.model.release(handle) for handle in fold.handles]
-        if self._inline:
-            self._folded(fold, self.model.fold(fold, updates))
-            return
-        self._folding = True
-
-        def work() -> tuple[Snapshot, float]:
-            result = self.model.fold(fold, updates)
-            codec = self.core.settings.codec
-            if codec.delta == "off" and codec.model != "identity":
-                self._publisher.fits(result[0], codec.model)  # so that it is coded here, once
-            return result
-
-        def folded(result: tuple[Snapshot, float]) -> None:
-            self._folding = False
-            self._folded(fold, result)
-            self._advance()
-
-        self._shell.run_in_background(work, folded)
-
-    def _publish(self, publish: Publish) -> None:
-        if self._inline:
-            self._publisher.publish(anew=publish.anew)
-            return
-        self._folding = True
-
-        def work() -> None:
-            self._publisher.publish(anew=publish.anew)
-            self._publisher.offer(None, self.core.settings.codec.model)  # so that it is coded here, once
-
-        def published(_: None) -> None:
-            self._folding = False
-            self._advance()
-
-        self._shell.run_in_background(work, published)
-
-    def _folded(self, fold: Fold, result: tuple[Snapshot, float]) -> None:
-        snapshot, norm = result
-        self.model.advance(snapshot)
-        if fold.measure:
-            self._take_in(Folded(fold.number, norm))
-
-    def _begin_capture(self) -> Capture:
-        """Write down the core's half of a checkpoint: now, while the model's is still in line."""
-        core = self.core
-        return Capture(
-            note(core, self.model),
-            entry=0 if self._log is None else self._log.last,
-            now_s=self._now_s,
-            lineage=core.lineage,
-            updates_applied=core.updates_applied,
-            evaluation=core.judge.progress.last,
-            last=core.stopped,
-        )
-
-    def _finish_capture(self, capture: Capture) -> None:
-        """Add the model's half, and have both written once the log has what they cover."""
-
-        def work() -> HubState:
-            return complete(capture.note, self.model, self._publisher)
-
-        def done(state: HubState) -> None:
-            checkpoint = Checkpoint(capture, state, self.model.current)
-            self._outbox.then(partial(self._shell.save, checkpoint))
-
-        if self._inline:
-            done(work())
-            return
-        self._folding = True
-
-        def copied(state: HubState) -> None:
-            self._folding = False
-            done(state)
-            self._advance()
-
-        self._shell.run_in_background(work, copied)
-
-    def _on_evaluated(self, snapshot: Snapshot, result: Evaluated) -> None:
-        """Let the core judge an evaluation; the version it was of is the one it may want saved."""
-        self._evaluated = snapshot
-        self._take_in(result)
-        self._evaluated = None
+            entry = 0 if self._log is None else self._log.last
+            self._line.put(note(self.core, self.model, entry, self._now_s))
 
     def _assign(self, effect: Assign) -> None:
         member = self.core.members.by_peer(effect.peer)

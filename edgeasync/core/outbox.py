@@ -39,6 +39,12 @@ class Outbox:
         self._held.append((log.last, action))
         log.commit()
 
+    def end(self, action: Callable[[], None]) -> None:
+        """Do something last of all, even if nothing can be written any more."""
+        self.then(action)
+        if self._log is not None and self._log.failing:
+            self.abandon()
+
     def release(self) -> None:
         """Send what may be sent by now."""
         assert self._log is not None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from edgeasync.core.effects import Discard, Fold, HubEffect, Keep, Publish, Restore
-from edgeasync.core.events import PushArrived, Received
+from edgeasync.core.events import PushArrived, Received, StopRequested
 from edgeasync.core.hub import HubCore
 from edgeasync.core.log import Entry, FoldScalars, event_of
 from edgeasync.core.model import Model
@@ -62,6 +62,11 @@ class Replay:
         self._follow(effects, list(entry.folds))
         return effects
 
+    def fold_all(self, now_s: float) -> None:
+        """Make a last version of the updates that wait, as if the hub were asked to stop."""
+        effects = self.core.handle(StopRequested(), now_s)
+        self._follow(effects, [FoldScalars(e.weights, e.plan, e.scale) for e in effects if isinstance(e, Fold)])
+
     def _hold(self, number: int, event: PushArrived, payload: Buffer) -> None:
         """Hold an update under the number it had; a refused one was written down without its payload."""
         if not len(payload):
@@ -78,7 +83,7 @@ class Replay:
                 case Fold():
                     scalars = folds.pop(0)
                     fold = msgspec.structs.replace(
-                        effect, weights=scalars.weights, plan=scalars.plan, scale=scalars.scale
+                        effect, weights=scalars.weights, plan=scalars.plan, scale=scalars.scale, measure=False
                     )
                     updates = [self.model.release(handle) for handle in fold.handles]
                     self.model.advance(self.model.fold(fold, updates)[0])

@@ -8,7 +8,7 @@ makes it newer, whatever the clock said; where both numbers were there already, 
 import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -40,7 +40,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a checkpoint is of; `nbytes` and the checksums are filled in when it is written.
 
     `journal` is the number of the last journal record it covers, `now_s` the core's clock, `created_s` the wall
-    clock. `checksum` is the XXH3-64 of the safetensors file, `seal` that of the manifest with an empty seal.
+    clock, `rules` what decides the state's future: spec, policy and settings. `checksum` is the XXH3-64 of the safetensors file, `seal` that of the manifest with an empty seal.
     """
 
     format: int = FORMAT
@@ -54,6 +54,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None = None
     accuracy: float | None = None
     created_s: float
+    rules: dict[str, Any] = {}
     nbytes: _Count = 0
     checksum: _Digest = ""
     seal: _Digest = ""

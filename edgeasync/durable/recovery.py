@@ -1,11 +1,11 @@
-"""A hub's run on disk: its state as the newest checkpoint has it, and what the journal says came after."""
+"""A hub's run on disk: its state as a checkpoint has it, and what the journal says came after."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from edgeasync.config import convert, to_table
 from edgeasync.core.effects import HubEffect
@@ -15,8 +15,8 @@ from edgeasync.core.model import Model
 from edgeasync.core.published import Publisher
 from edgeasync.core.replay import Replay, Sessions
 from edgeasync.core.settings import HubCoreSettings
-from edgeasync.core.state import HubState, restore
-from edgeasync.durable.checkpoint import CheckpointStore, Manifest
+from edgeasync.core.state import freeze, restore, succeed, thaw
+from edgeasync.durable.checkpoint import CheckpointStore, Chosen
 from edgeasync.durable.disk import Disk
 from edgeasync.durable.journal import JournalReading, Segment, cut_torn_tail, read_journal
 from edgeasync.errors import ConfigError, StorageError
@@ -26,56 +26,120 @@ from edgeasync.protocol.messages import ModelVersion
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """What decides the future of a hub's state. A policy that is no `Policy` cannot be written down."""
+    """What decides the future of a hub's state, beside what happens to it."""
 
     spec: ParameterSpec
     judgement: Judgement
     settings: HubCoreSettings
 
     def table(self) -> dict[str, Any]:
-        """Return them as plain values, to be kept with every checkpoint."""
+        """Return them as plain values; a judgement that is no `Policy` cannot be written down."""
         policy = to_table(self.judgement) if isinstance(self.judgement, Policy) else None
         return {"spec": to_table(self.spec), "policy": policy, "settings": to_table(self.settings)}
 
 
 def read_rules(table: dict[str, Any], where: str, judgement: Judgement | None = None) -> Rules:
-    """Return the rules that a checkpoint was written under.
+    """Return the rules that a checkpoint was written under, with `judgement` where that could not be written down.
 
-    `judgement` stands for a policy that could not be written down. Raises `StorageError` if they cannot be read.
+    Raises `StorageError` if they cannot be read.
     """
     try:
         policy = table["policy"]
-        chosen = judgement if policy is None else convert(policy, Policy, where=f"{where}: policy")
-        spec = convert(table["spec"], ParameterSpec, where=f"{where}: spec")
-        settings = convert(table["settings"], HubCoreSettings, where=f"{where}: settings")
+        chosen = judgement if policy is None else convert(policy, Policy, where="policy")
+        spec = convert(table["spec"], ParameterSpec, where="spec")
+        settings = convert(table["settings"], HubCoreSettings, where="settings")
     except (KeyError, ConfigError) as error:
-        raise StorageError(f"{where} was written under settings that this edgeasync does not know: {error}") from error
+        raise StorageError(
+            f"{where}: was written under settings that this edgeasync does not know ({error}); "
+            "start the version of edgeasync that wrote it, or a newer one"
+        ) from error
     if chosen is None:
-        raise StorageError(f"{where} was written by a hub with a policy of its own code, which cannot be replayed")
+        raise StorageError(f"{where}: was written by a hub with a policy of its own code, which is not known here")
     return Rules(spec, chosen, settings)
 
 
 MakeCore = Callable[[Rules, ModelVersion, float, Sessions], HubCore]
-OnEntry = Callable[[int, Entry, Sequence[HubEffect], Replay], bool]
+"""Makes a core that knows nothing yet, of a version and at a time, with those sessions."""
+
+OnEntry = Callable[[int, Entry, Sequence[HubEffect]], bool]
+"""Is told each entry with its number, once it is applied; says whether to go on."""
 
 
 class Recovered:
-    """A hub's state, whole: what holds it, and how it was come by."""
+    """A hub's state: what holds it, and how it was come by.
 
-    def __init__(self, replay: Replay, sessions: Sessions, rules: Rules, checkpoint: str) -> None:
-        self.core: HubCore = replay.core
-        self.model: Model = replay.model
-        self.publisher: Publisher = replay.publisher
-        self.sessions = sessions
+    `last` is the number of the last entry, `segments` the journal's, `remarks` sentences for a person. If it
+    `branches` off, the journal does not lead here: a checkpoint must be written before anything else is.
+    """
+
+    def __init__(self, chosen: Chosen, rules: Rules, core: HubCore, sessions: Sessions) -> None:
         self.rules = rules
-        self.checkpoint = checkpoint
-        self.now_s = 0.0
-        self.last = 0
+        self.checkpoint = chosen.name
+        self.core = core
+        nothing = np.zeros(rules.spec.length, np.float32)
+        self.model = Model(rules.spec, nothing, chosen.manifest.version, rules.judgement)
+        self.publisher = Publisher(rules.spec, self.model, rules.settings.codec)
+        restore(chosen.tensors, self.core, self.model, self.publisher)
+        self.sessions = sessions
+        self.now_s = chosen.manifest.now_s
+        self.last = chosen.manifest.journal
         self.entries = 0
         self.segments: list[Segment] = []
-        self.remarks: list[str] = []
-        self.branched = False
-        """Whether newer state was left behind, so that the journal does not lead here."""
+        self.remarks = list(chosen.skipped)
+        self.branches = False
+
+    def replay(self, reading: JournalReading, on_entry: OnEntry) -> None:
+        """Take in what the journal has, until `on_entry` says no; raises `StorageError`."""
+        replay = self._replay()
+        for record in reading.records():
+            entry = read_entry(record.entry)
+            effects = replay.apply(record.number, entry, bytes(record.payload))
+            self.now_s, self.last = entry.now_s, record.number
+            self.entries += 1
+            if not on_entry(record.number, entry, effects):
+                return
+
+    def go_on_under(self, rules: Rules, make_core: MakeCore) -> None:
+        """Let other rules hold from now on, if they are others.
+
+        A new policy, or new codecs, begin anew with what they keep, and with the model as it is, all acknowledged
+        updates included; who the devices are, and what they were answered, stays as it is in any case.
+        """
+        if rules == self.rules:
+            return
+        old, minutes = self.core, (self.rules.settings.stop.minutes, rules.settings.stop.minutes)
+        keeps = (rules.judgement, rules.settings.codec) == (self.rules.judgement, self.rules.settings.codec)
+        if not keeps:
+            self._replay().fold_all(self.now_s)
+        core = make_core(rules, ModelVersion(old.lineage, old.version), self.now_s, self.sessions)
+        if keeps:
+            thaw(core, freeze(old))
+            core.save_at_s = self.now_s + rules.settings.checkpoint.every_s
+            if minutes[0] is None or minutes[1] is None:
+                core.stop_at_s = math.inf if minutes[1] is None else self.now_s + 60.0 * minutes[1]
+            else:
+                core.stop_at_s += 60.0 * (minutes[1] - minutes[0])
+        else:
+            succeed(core, old)
+            self.model = Model(rules.spec, self.model.current.vector, core.version, rules.judgement)
+            self.publisher = Publisher(rules.spec, self.model, rules.settings.codec)
+        self.core, self.rules = core, rules
+        self.last += not self.branches
+        self.branches = True
+
+    def _replay(self) -> Replay:
+        return Replay(self.core, self.model, self.publisher, self.sessions)
+
+
+def open_checkpoint(
+    chosen: Chosen, make_core: MakeCore, draw_session: Callable[[], bytes], judgement: Judgement | None = None
+) -> Recovered:
+    """Return the state of a checkpoint; `judgement` is for one that could not be written down."""
+    rules = read_rules(chosen.manifest.rules, chosen.name, judgement)
+    sessions = Sessions(draw_session)
+    version = ModelVersion(chosen.manifest.lineage, chosen.manifest.version)
+    core = make_core(rules, version, chosen.manifest.now_s, sessions)
+    return Recovered(chosen, rules, core, sessions)
 
 
 def recover(
@@ -84,53 +148,46 @@ def recover(
     rules: Rules,
     make_core: MakeCore,
     draw_session: Callable[[], bytes],
-    recovery: str,
+    *,
+    recovery: str = "latest",
+    on_entry: OnEntry = lambda *_: True,
 ) -> Recovered | None:
     """Return the state that a run's folder holds, or `None` if it holds none.
 
-    With `recovery` "latest" that is all that was ever durable; with another, that of one checkpoint. Raises
-    `StorageError` if acknowledged updates cannot be had back, `ModelMismatchError` for another model's run.
+    With `recovery` "latest" that is all that was ever durable; with "best" or a name it is that of one checkpoint.
+    Raises `StorageError` if something durable cannot be had back, `ModelMismatchError` for another model's run.
     """
     chosen = store.choose(recovery, rules.spec.fingerprint)
     if chosen is None:
-        reading = read_journal(disk)
-        if recovery != "latest":
-            raise StorageError(f"recovery = {recovery!r}: there is no checkpoint in this run's folder")
-        for record in reading.records():
-            raise StorageError(
-                f"the journal has record {record.number}, but there is no checkpoint to begin from; "
-                "put the checkpoints back, or choose another --run"
-            )
+        _refuse_journal_alone(disk)
         return None
-    name, manifest, arrays, remarks = chosen
-    found = begin(name, manifest, arrays, read_rules(manifest.rules, name, rules.judgement), make_core, draw_session)
-    found.remarks += remarks
-    reading = read_journal(disk, manifest.journal)
+    found = open_checkpoint(chosen, make_core, draw_session, rules.judgement)
+    reading = read_journal(disk, chosen.manifest.journal)
     if recovery == "latest":
-        _replay(found, reading, None)
+        found.replay(reading, on_entry)
         cut_torn_tail(disk, reading)
-        found.remarks += [f"{tail.segment}: {tail.nbytes} bytes of an unfinished write were cut" for tail in reading.torn]
-        found.last = reading.last
-        found.segments = reading.segments
+        for tail in reading.torn:
+            found.remarks.append(f"{tail.segment}: the last {tail.nbytes} bytes, of an unfinished write, were cut")
     else:
-        found.branched = True
-        found.last = 1 + _last_of(reading, store)
-        found.segments = reading.segments
+        found.branches = True
+        found.last = 1 + _last_number(reading, store)
+    found.segments = reading.segments
     return found
 
 
-def begin(
-    name: str,
-    manifest: Manifest,
-    arrays: dict[str, npt.NDArray[Any]],
-    rules: Rules,
-    make_core: MakeCore,
-    draw_session: Callable[[], bytes],
-) -> Recovered:
-    """Return the state of a checkpoint."""
-    sessions = Sessions(draw_session)
-    core = make_core(rules, ModelVersion(manifest.lineage, manifest.version), manifest.now_s, sessions)
-    model, publisher = restore(core, HubState.read(arrays))
-    found = Recovered(Replay(core, model, publisher, sessions), sessions, rules, name)
-    found.now_s, found.last = manifest.now_s, manifest.journal
-    return found
+def _last_number(reading: JournalReading, store: CheckpointStore) -> int:
+    """Return the last number that the journal or a checkpoint has, as far as they can be read."""
+    numbers = [manifest.journal for _, manifest in store.manifests()[0]]
+    try:
+        numbers += [record.number for record in reading.records()]
+    except StorageError:
+        numbers += [segment.first for segment in reading.segments]  # whoever names a checkpoint knows of the damage
+    return max(numbers)
+
+
+def _refuse_journal_alone(disk: Disk) -> None:
+    for record in read_journal(disk).records():
+        raise StorageError(
+            f"the journal begins with record {record.number}, but there is no checkpoint to begin from: "
+            "put the checkpoints back, or choose another run folder"
+        )

@@ -1,4 +1,4 @@
-"""The hub's shell: a ROUTER socket on an event loop, a worker for large folds, and the model's file."""
+"""The hub's shell: a ROUTER socket on an event loop, the run's folder, and threads for what takes long."""
 
 import asyncio
 import os
@@ -66,6 +66,7 @@ class Hub:
         graph: bytes | None = None,
         forward: bytes | None = None,
         evaluator: Evaluator | None = None,
+        durability: Durability = "journal",
         insecure: bool = False,
         on_report: OnReport | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
@@ -81,18 +82,20 @@ class Hub:
         self.model_file = run / MODEL_FILE
         self.best_file = run / BEST_FILE
         self._initial = initial
-        self._judgement = judgement
         self._training = training or {}
         self._graph = graph
         self._forward = forward
         self._settings = settings
+        self._durability = durability
         self._evaluator = evaluator
         self._on_report = on_report or (lambda _: None)
         self._given_context = context
-        self._saving = self._evaluating = False
+        self._evaluating = False
         self._write_best: Callable[[], None] | None = None
         self._unsaved: StorageError | None = None
         self._folder = FolderLock(run, "--run")
+        self._run = Run(FolderDisk(run), Rules(spec, judgement, settings))
+        self._log: GroupCommit | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = 0.0
 
@@ -105,41 +108,82 @@ class Hub:
         """Serve until training is finished or a stop is requested; return the reason."""
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[str] = self._loop.create_future()
+        self._workers = {
+            name: Worker(name, self._fail_from_thread) for name in ("fold", "journal", "save", "evaluate")
+        }
         self._started_s = time.monotonic()
-        vector, number = self._restore()
-        core = HubCore(
+        self._folder.take("another hub runs in this folder; give this one another --run")
+        try:
+            await asyncio.to_thread(self._open)
+            self._exchange = self._make_exchange()
+            return await self._serve()
+        finally:
+            self._folder.close()
+
+    def _open(self) -> None:
+        """Recover what the folder holds, or begin; replaying a long journal may take minutes."""
+        told_s = time.monotonic()
+
+        def on_entry(number: int, *_: object) -> bool:
+            nonlocal told_s
+            if time.monotonic() > told_s + PROGRESS_S:
+                told_s = time.monotonic()
+                self._loop.call_soon_threadsafe(self.report, Report("replaying", detail=f"entry {number}"))
+            return not self._stopping
+
+        self._run.open(
+            self._make_core,
+            self._begin,
+            lineage=secrets.token_hex(8),
+            draw_session=lambda: secrets.token_bytes(16),
+            created_s=time.time(),
+            on_entry=on_entry,
+        )
+        if self._graph is not None:
+            keep_files(self.model_file.parent, self._graph, self._forward)
+
+    def _begin(self) -> tuple[Vector, int]:
+        """Return the model that a run without checkpoints begins with."""
+        return load_model(self.model_file, self.spec) if self.model_file.exists() else (self._initial(), 0)
+
+    def _make_core(self, rules: Rules, version: ModelVersion, now_s: float, sessions: Sessions) -> HubCore:
+        return HubCore(
             spec=self.spec,
             training=self._training,
-            judgement=self._judgement,
-            settings=self._settings,
-            version=ModelVersion(secrets.token_hex(8), number),
+            judgement=rules.judgement,
+            settings=rules.settings,
+            version=version,
             graph=None if self._graph is None else ShippedGraph(self._graph),
-            make_session=lambda: secrets.token_bytes(16),
-            now_s=self._started_s,
+            make_session=sessions,
+            now_s=now_s,
         )
-        core.judge.progress.best = read_evaluation(self.best_file)
-        self._exchange = HubExchange(core, Model(self.spec, vector, number, self._judgement), self)
-        del vector  # the model has its own copy
+
+    def _make_exchange(self) -> HubExchange:
+        run = self._run
+        # The core's time stands still while there is no hub.
+        self._offset_s = run.now_s - time.monotonic()
+        if self._durability == "journal":
+            self._log = GroupCommit(
+                run.writer(), self, on_durable=self._on_durable, on_failing=self._on_failing
+            )
+        return HubExchange(run.core, run.model, self, publisher=run.publisher, log=self._log)
+
+    async def _serve(self) -> str:
         context = self._given_context or zmq.Context()
         try:
             socket = self._bind(context)
             self._channel = Channel(socket, self._loop, self._on_message, self._schedule_tick)
             self._channel.large_payloads = self.spec.nbytes >= COPY_BELOW_BYTES
-            self._worker = Worker("fold", self._fail_from_thread)
-            self._saver = Worker("save", self._fail_from_thread)
-            self._examiner = Worker("evaluate", self._fail_from_thread)
-            for worker in (self._worker, self._saver, self._examiner):
+            for worker in self._workers.values():
                 worker.start()
             try:
                 self.report(Report("listening", detail=self.address))
-                if number:
-                    self.report(Report("resumed", detail=f"{self.model_file}, version {number}"))
+                self._resume()
                 self._schedule_tick()
                 reason = await self._done
             finally:
                 await self._close()
         finally:
-            self._folder.close()
             if self._given_context is None:
                 context.destroy()  # not term: that would wait for ever for a socket left open by an error
         if self._unsaved is not None:
@@ -148,14 +192,22 @@ class Hub:
 
     def request_stop(self) -> None:
         """Say goodbye to the devices, save the model, and let `run` return."""
-        self._exchange.request_stop(time.monotonic())
+        self._exchange.request_stop(self._now_s())
 
-    def _restore(self) -> tuple[Vector, int]:
-        self._folder.take("another hub runs in this folder; give this one another --run")
-        restored = load_model(self.model_file, self.spec) if self.model_file.exists() else (self._initial(), 0)
-        if self._graph is not None:
-            keep_files(self.model_file.parent, self._graph, self._forward)
-        return restored
+    def _now_s(self) -> float:
+        return time.monotonic() + self._offset_s
+
+    def _resume(self) -> None:
+        """Tell what was recovered, and go on with it as a branch of its own."""
+        run = self._run
+        for remark in run.remarks:
+            self.report(Report("warning", detail=remark))
+        if run.checkpoint:
+            detail = f"version {run.core.version}, from {run.checkpoint} and {run.entries} entries of the journal"
+            self.report(Report("resumed", detail=detail))
+            self._exchange.resume(secrets.token_hex(8), self._now_s())
+        elif run.core.version:
+            self.report(Report("resumed", detail=f"version {run.core.version}, from {self.model_file} alone"))
 
     def _bind(self, context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":
         if self._given_context is None:
@@ -183,31 +235,34 @@ class Hub:
         """Finish what is under way; the loop stays awake meanwhile, for an impatient second Ctrl-C."""
         if self._timer is not None:
             self._timer.cancel()
-        self._examiner.abandon()
-        await asyncio.to_thread(self._worker.close, CLOSE_S)
-        if not await asyncio.to_thread(self._saver.close, CLOSE_S):
-            self._unsaved = StorageError(f"{self.model_file}: not written in {CLOSE_S:g} s; look at the disk")
+        self._workers["evaluate"].abandon()
+        await asyncio.to_thread(self._workers["fold"].close, CLOSE_S)
+        if self._log is not None:
+            self._log.close()
+        for name in ("journal", "save"):
+            if not await asyncio.to_thread(self._workers[name].close, CLOSE_S):
+                self._unsaved = StorageError(f"{self.model_file}: not written in {CLOSE_S:g} s; look at the disk")
         self._channel.close(LINGER_MS)
 
     def _on_message(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
         try:
-            self._exchange.on_message(peer, header, payload, time.monotonic())
+            self._exchange.on_message(peer, header, payload, self._now_s())
         except Exception as error:  # noqa: BLE001
             self._fail(error)
 
     def _schedule_tick(self) -> None:
-        due_s = self.core.next_deadline_s()
+        due_s = self._exchange.next_deadline_s()
         if self._timer is not None:
             if due_s >= self._timer_at_s:
                 return
             self._timer.cancel()
         self._timer_at_s = due_s
-        self._timer = self._loop.call_later(max(0.0, due_s - time.monotonic()), self._tick)
+        self._timer = self._loop.call_later(max(0.0, due_s - self._now_s()), self._tick)
 
     def _tick(self) -> None:
         self._timer = None
         try:
-            self._exchange.tick(time.monotonic())
+            self._exchange.tick(self._now_s())
         except Exception as error:  # noqa: BLE001
             self._fail(error)
         if not self._done.done():
@@ -221,35 +276,65 @@ class Hub:
 
     def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Do `work` in the worker's thread, then call `then` on the loop."""
-        self._worker.submit(lambda: self._hand_over(work(), then))
+        self._workers["fold"].submit(lambda: self._hand_over(work(), then))
 
     def _hand_over(self, result: Result, then: Callable[[Result], None]) -> None:
         self._loop.call_soon_threadsafe(self._finish, result, then)
 
     def _finish(self, result: Result, then: Callable[[Result], None]) -> None:
+        self._guard(partial(then, result))
+
+    def _guard(self, action: Callable[[], None]) -> None:
+        """Do something on the loop; an error ends the hub."""
         try:
-            then(result)
+            action()
         except Exception as error:  # noqa: BLE001
             self._fail(error)
 
-    def save(self, snapshot: Snapshot, *, last: bool) -> None:
-        """Write a snapshot in the saver's thread; skip it if the one before is still being written."""
-        lineage = self.core.lineage
+    def write_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
+        """Do `work` in the journal's thread, then call `then` on the loop."""
+        self._workers["journal"].submit(lambda: self._hand_over(work(), then))
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Call `action` in a while."""
+        self._loop.call_later(delay_s, self._guard, action)
+
+    def _on_durable(self) -> None:
+        self._exchange.on_durable(self._now_s())
+        self._schedule_tick()
+
+    def _on_failing(self, reason: str) -> None:
+        self._exchange.on_failing(reason)
+
+    def save(self, state: HubState) -> None:
+        """Write a checkpoint, and the model by itself, in the saver's thread."""
+        last = self.core.stopped
 
         def work() -> None:
+            covered, trouble = 0, ""
             try:
-                save_model(self.model_file, self.spec, snapshot.vector, lineage=lineage, version=snapshot.number)
-            except StorageError as error:
-                if last:
-                    self._unsaved = error
-                else:
-                    self._loop.call_soon_threadsafe(self.report, Report("warning", detail=str(error)))
-            finally:
-                self._saving = False
+                covered = self._run.save(state, time.time())
+                save_model(
+                    self.model_file,
+                    self.spec,
+                    state.snapshot.vector,
+                    lineage=state.lineage,
+                    version=state.snapshot.number,
+                )
+            except (OSError, StorageError) as error:
+                trouble = str(error)
+            self._loop.call_soon_threadsafe(self._guard, partial(self._saved, covered, trouble))
+            if trouble and last:
+                self._unsaved = StorageError(f"{self.model_file.parent}: the last checkpoint: {trouble}")
 
-        if last or not self._saving:
-            self._saving = True
-            self._saver.submit(work)
+        self._workers["save"].submit(work)
+
+    def _saved(self, covered: int, trouble: str) -> None:
+        self._exchange.saved()
+        if trouble:
+            self.report(Report("warning", detail=f"no checkpoint could be written: {trouble}"))
+        if self._log is not None and covered:
+            self._log.drop_through(covered)
 
     def save_best(self, snapshot: Snapshot, loss: float, accuracy: float | None) -> None:
         """Write the best version in the saver's thread; of several that wait, only the newest is."""
@@ -271,7 +356,7 @@ class Hub:
 
         waiting, self._write_best = self._write_best, write
         if waiting is None:
-            self._saver.submit(work)
+            self._workers["save"].submit(work)
 
     def evaluate(self, snapshot: Snapshot, then: Callable[[Evaluated], None]) -> None:
         """Evaluate a version in a thread of its own; skip it if another is still being evaluated."""
@@ -289,7 +374,7 @@ class Hub:
             found = evaluator(snapshot.vector)
             self._hand_over(Evaluated(snapshot.number, found.loss, found.accuracy), done)
 
-        self._examiner.submit(work)
+        self._workers["evaluate"].submit(work)
 
     def report(self, report: Report) -> None:
         """Pass on what happened."""
@@ -303,6 +388,8 @@ class Hub:
             "uptime_s": round(time.monotonic() - self._started_s, 3),
             "model_file": str(self.model_file.resolve()),
             "parameters": self.spec.length,
+            "durability": self._durability,
+            "disk_trouble": "" if self._log is None else self._log.failing,
         }
 
     def stop(self, reason: str) -> None:

@@ -1,0 +1,107 @@
+"""A hub's run in one folder: opened where it was left, begun where there is none, and saved."""
+
+from collections.abc import Callable
+from importlib.metadata import version as installed_version
+from typing import Literal
+
+from edgeasync.core.hub import HubCore
+from edgeasync.core.model import Model
+from edgeasync.core.published import Publisher
+from edgeasync.core.replay import Sessions
+from edgeasync.core.state import HubState, capture
+from edgeasync.durable.checkpoint import CheckpointStore, Manifest
+from edgeasync.durable.disk import Disk
+from edgeasync.durable.journal import JournalWriter, Segment
+from edgeasync.durable.recovery import MakeCore, OnEntry, Rules, recover
+from edgeasync.errors import StorageError
+from edgeasync.parameters import Vector
+from edgeasync.protocol.messages import ModelVersion
+
+Durability = Literal["journal", "checkpoint"]
+
+
+class Run:
+    """A run under these rules, on a disk that nobody else writes to. After `open` it holds the hub's state.
+
+    `now_s` is the core's time when it stood still, `entries` how many were replayed, `checkpoint` the name of the
+    one it went on from, if it did, and `remarks` are sentences for a person.
+    """
+
+    core: HubCore
+    model: Model
+    publisher: Publisher
+
+    def __init__(self, disk: Disk, rules: Rules) -> None:
+        self.now_s = 0.0
+        self.entries = 0
+        self.checkpoint = ""
+        self.remarks: list[str] = []
+        self._disk = disk
+        self._rules = rules
+        self._store = CheckpointStore(disk, rules.settings.checkpoint.keep)
+        self._segments: list[Segment] = []
+        self._last = 0
+
+    def open(
+        self,
+        make_core: MakeCore,
+        initial: Callable[[], tuple[Vector, int]],
+        *,
+        lineage: str,
+        draw_session: Callable[[], bytes],
+        created_s: float,
+        on_entry: OnEntry = lambda *_: True,
+    ) -> None:
+        """Recover the state, or begin with the `initial` model and its version, in a new lineage.
+
+        What the journal does not lead to is in a checkpoint, dated `created_s`, before this returns. Raises
+        `StorageError`, and `ModelMismatchError` if the folder is another model's.
+        """
+        rules = self._rules
+        recovery = rules.settings.checkpoint.recovery
+        found = recover(
+            self._disk, self._store, rules, make_core, draw_session, recovery=recovery, on_entry=on_entry
+        )
+        if found is None:
+            vector, number = initial()
+            self.core = make_core(rules, ModelVersion(lineage, number), 0.0, Sessions(draw_session))
+            self.model = Model(rules.spec, vector, number, rules.judgement)
+            self.publisher = Publisher(rules.spec, self.model, rules.settings.codec)
+        else:
+            found.go_on_under(rules, make_core)
+            self.core, self.model, self.publisher = found.core, found.model, found.publisher
+            self.now_s, self.entries, self.checkpoint = found.now_s, found.entries, found.checkpoint
+            self.remarks, self._segments, self._last = found.remarks, found.segments, found.last
+        if found is None or found.branches:
+            try:
+                self.save(capture(self.core, self.model, self.publisher, self._last, self.now_s), created_s)
+            except OSError as error:
+                raise StorageError(
+                    f"the run's folder cannot be written: {error}; free space or fix its rights"
+                ) from error
+
+    def writer(self) -> JournalWriter:
+        """Return what writes the journal on from here."""
+        return JournalWriter(self._disk, self._last + 1, self._segments)
+
+    def save(self, state: HubState, created_s: float) -> int:
+        """Write a checkpoint, dated `created_s` by the wall clock; raises `OSError`.
+
+        Returns the number through which the journal may be dropped.
+        """
+        evaluation = state.evaluation
+        manifest = Manifest(
+            software=f"edgeasync {installed_version('edgeasync')}",
+            fingerprint=self._rules.spec.fingerprint,
+            lineage=state.lineage,
+            version=state.snapshot.number,
+            journal=max(self._last, state.entry),
+            now_s=state.now_s,
+            updates_applied=state.updates_applied,
+            loss=None if evaluation is None else evaluation.loss,
+            accuracy=None if evaluation is None else evaluation.accuracy,
+            created_s=created_s,
+            rules=self._rules.table(),
+        )
+        self._store.write(manifest, state.tensors)
+        return self._store.covered(manifest.fingerprint)
