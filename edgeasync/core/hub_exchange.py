@@ -49,7 +49,7 @@ from edgeasync.core.events import (
 from edgeasync.core.hub import HubCore
 from edgeasync.core.incoming import IncomingTransfers
 from edgeasync.core.membership import Member, Owner
-from edgeasync.core.model import Model, Snapshot
+from edgeasync.core.model import Model, Snapshot, Update
 from edgeasync.core.outgoing import OutgoingTransfers
 from edgeasync.core.published import Offer, Publisher
 from edgeasync.errors import ProtocolError
@@ -200,7 +200,7 @@ class HubExchange:
             self._incoming.drop(owner)  # it sends the whole, or something else
         norm = self.model.norm(update)
         room = self._room_to_receive() and self._room_to_send()
-        return PushArrived(peer, push, self.model.keep(update), norm, room)
+        return PushArrived(peer, push, self.model.keep(Update(update, push.codec, payload)), norm, room)
 
     def _piece(self, peer: Peer, piece: Piece, payload: wire.Buffer | None) -> HubEvent | None:
         arriving = None if payload is None else self._incoming.accept(peer, piece, payload, self._now_s)
@@ -220,7 +220,8 @@ class HubExchange:
                 event = Malformed(peer, str(result))
             else:
                 update, norm = result
-                event = PushArrived(peer, push, self.model.keep(update), norm, self._room_to_send())
+                handle = self.model.keep(Update(update, push.codec, transfer.buffer))
+                event = PushArrived(peer, push, handle, norm, self._room_to_send())
             self._execute(self.core.handle(event, self._now_s))
 
         self._shell.run_in_background(partial(self._measure, codec, transfer.buffer), measured)
