@@ -23,7 +23,8 @@ from edgeasync.data.partition import dirichlet, iid
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Judgement
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice, SimulatedHub
+from edgeasync.simulation.fleet import SimulatedDevice
+from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.population import FleetProfile, draw_fleet, switch_off_and_on
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import GradientTrainer

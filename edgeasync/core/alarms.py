@@ -46,6 +46,14 @@ class AlarmBoard:
                 return alarm
         return None
 
+    def freeze(self) -> list[Alarm]:
+        """Return the alarms, in the order in which they began."""
+        return list(self._alarms.values())
+
+    def thaw(self, alarms: Sequence[Alarm]) -> None:
+        """Go on with these alarms."""
+        self._alarms = {(alarm.watch, alarm.device_id): alarm for alarm in alarms}
+
     def forget(self, device_id: str) -> None:
         """Drop the alarms of a device that is known no more."""
         for key in [key for key in self._alarms if key[1] == device_id]:

@@ -23,10 +23,15 @@ class CodecAgreement:
     def greet(self, member: Member, stages: Collection[str]) -> None:
         """Note what a device is sent, and may send, that knows these stages."""
         known, settings = set(stages), self._settings
-        member.codecs_push = frozenset([name for name in self._wanted if stages_of(name) <= known])
-        member.codec_push = settings.push if settings.push in member.codecs_push else "identity"
+        member.codecs_push = tuple([name for name in self._wanted if stages_of(name) <= known])
         member.codec_model = settings.model if stages_of(settings.model) <= known else "identity"
         member.follows = settings.delta != "off" and stages_of(settings.delta) | stages_of(settings.model) <= known
+        self.begin(member)
+
+    def begin(self, member: Member) -> None:
+        """Choose the codec of a device's updates where nothing is known of its link."""
+        push = self._settings.push
+        member.codec_push = push if push in member.codecs_push else "identity"
         self.choose(member)
 
     def choose(self, member: Member) -> str | None:

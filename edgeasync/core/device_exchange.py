@@ -55,7 +55,6 @@ from edgeasync.protocol.messages import (
     Deltas,
     Duplicate,
     Graph,
-    ModelVersion,
     Outcome,
     Piece,
     Pong,

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
-from edgeasync.core.alarms import AlarmBoard, Change
+import msgspec
+
+from edgeasync.core.alarms import Alarm, AlarmBoard, Change
 from edgeasync.core.effects import HubEffect, Report
 from edgeasync.policies.history import WINDOW, FleetHistory
 from edgeasync.policies.monitor import DEVICES_MIN, REDUCTION, Monitor, Observation, Scope
@@ -31,6 +33,18 @@ _REMEDIES = {
 }
 
 
+class GuardState(msgspec.Struct):
+    """What is durable of `Guard`; sets in order."""
+
+    alarms: list[Alarm]
+    rollbacks: int
+    calm_since_kept: int
+    kept_in_a_row: int
+    caution: float
+    counted: list[str]
+    first: list[Observation] | None
+
+
 class Guard:
     """Looks at every update through the monitor's watches, and says when the hub is to go back."""
 
@@ -45,6 +59,28 @@ class Guard:
         """Devices whose updates have counted since the start, or since the last rollback."""
         self._first: list[Observation] | None = []
         """The first updates, and those after a rollback, until there are enough to compare them."""
+
+    def freeze(self) -> GuardState:
+        """Return the durable state, to be written down at once: it is not a copy."""
+        return GuardState(
+            alarms=self.alarms.freeze(),
+            rollbacks=self.rollbacks,
+            calm_since_kept=self._calm_since_kept,
+            kept_in_a_row=self._kept_in_a_row,
+            caution=self._caution,
+            counted=sorted(self._counted),
+            first=self._first,
+        )
+
+    def thaw(self, state: GuardState) -> None:
+        """Go on from a durable state, which is this object's from then on."""
+        self.alarms.thaw(state.alarms)
+        self.rollbacks = state.rollbacks
+        self._calm_since_kept = state.calm_since_kept
+        self._kept_in_a_row = state.kept_in_a_row
+        self._caution = state.caution
+        self._counted = set(state.counted)
+        self._first = state.first
 
     @property
     def learning_rate_factor(self) -> float:

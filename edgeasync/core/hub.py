@@ -91,13 +91,13 @@ class HubCore:
         self.messages_accepted: Counter[str] = Counter()
         self.stopped = False
         self.publication = Publication(settings.codec, version.number, now_s)
-        self._codecs = CodecAgreement(settings.codec, judgement, spec.length)
+        self.codecs = CodecAgreement(settings.codec, judgement, spec.length)
         self._make_session = make_session
         self._strangers = Strangers()
-        self._save_at_s = now_s + settings.checkpoint.every_s
-        self._saved_version, self._saved_updates = version.number, 0
+        self.save_at_s = now_s + settings.checkpoint.every_s
+        self.saved_version, self.saved_updates = version.number, 0
         minutes = settings.stop.minutes
-        self._stop_at_s = math.inf if minutes is None else now_s + 60.0 * minutes
+        self.stop_at_s = math.inf if minutes is None else now_s + 60.0 * minutes
 
     @property
     def lineage(self) -> str:
@@ -115,7 +115,7 @@ class HubCore:
         """Return when `tick` is next due, never once stopped; it may be called at any time."""
         if self.stopped:
             return math.inf
-        due = [self._save_at_s, self._stop_at_s]
+        due = [self.save_at_s, self.stop_at_s]
         if (lease := self.members.next_deadline_s()) is not None:
             due.append(lease)
         if (fold := self.judge.due_s(math.inf, self.members.live_count)) is not None:
@@ -132,18 +132,18 @@ class HubCore:
             self._lose(member, f"nothing heard for {silence:.1f} s", effects)
         self._fold_if_due(now_s, effects)
         self._answer_waiting(now_s, effects, room=room)
-        if now_s >= self._save_at_s:
-            self._save_at_s = now_s + self.settings.checkpoint.every_s
+        if now_s >= self.save_at_s:
+            self.save_at_s = now_s + self.settings.checkpoint.every_s
             self._save(effects)
         self._stop_if_enough(now_s, effects)
-        if now_s >= self._stop_at_s and not self.stopped:
+        if now_s >= self.stop_at_s and not self.stopped:
             self._stop("finished", "the time to train is over", now_s, effects)
         return effects
 
     def _save(self, effects: list[HubEffect]) -> None:
         """Have the state written if there is a version that was not."""
-        if self.version != self._saved_version:
-            self._saved_version, self._saved_updates = self.version, self.updates_applied
+        if self.version != self.saved_version:
+            self.saved_version, self.saved_updates = self.version, self.updates_applied
             effects.append(Save())
 
     # -- events ----------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ class HubCore:
         if was_live and event == "rejoined":
             effects.append(Report("lost", member.device_id, f"replaced by its start {member.start}"))
         effects.append(Report(event, member.device_id, f"start {member.start}"))
-        self._codecs.greet(member, hello.codecs)
+        self.codecs.greet(member, hello.codecs)
         welcome = make_welcome(
             member, self.spec, self.training, self.settings, graph=self.graph, judgement=self.judge.judgement
         )
@@ -437,7 +437,7 @@ class HubCore:
         for contribution in contributions:
             if (member := self.members.members.get(contribution.device_id)) is not None:
                 member.updates_applied += 1
-        if self.updates_applied - self._saved_updates >= self.settings.checkpoint.every_updates:
+        if self.updates_applied - self.saved_updates >= self.settings.checkpoint.every_updates:
             self._save(effects)
 
     def _check_sequence(self, member: Member, push: Push) -> None:
@@ -481,7 +481,7 @@ class HubCore:
         member.waiting = False
         member.assigned, member.assigned_s = version, now_s
         member.link.begin_cycle()
-        push_codec = self._codecs.choose(member)
+        push_codec = self.codecs.choose(member)
         effects.append(Assign(member.peer, version, local_steps, member.codec_model, ack, number, push_codec))
 
     def _send_graph(

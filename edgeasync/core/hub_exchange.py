@@ -12,10 +12,7 @@ the core stands still: who asks for something is told to try again, and nobody's
 """
 
 import math
-from collections import deque
-from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -23,25 +20,16 @@ from edgeasync.core.buffers import BufferPool
 from edgeasync.core.effects import (
     Assign,
     Discard,
-    Evaluate,
-    Fold,
     Forget,
     HubEffect,
-    Keep,
-    Publish,
     Receive,
     Report,
-    Restore,
     Save,
-    SaveBest,
     Send,
     SendGraph,
     SendStatus,
-    Stop,
 )
 from edgeasync.core.events import (
-    Evaluated,
-    Folded,
     Heard,
     HubEvent,
     Malformed,
@@ -53,14 +41,16 @@ from edgeasync.core.events import (
     Ticked,
 )
 from edgeasync.core.hub import HubCore
+from edgeasync.core.hub_shell import HubShell
 from edgeasync.core.incoming import IncomingTransfers
+from edgeasync.core.line import InLine, Line
 from edgeasync.core.log import Log, write_entry
 from edgeasync.core.membership import Member, Owner
-from edgeasync.core.model import Model, Snapshot
+from edgeasync.core.model import Model, Update
 from edgeasync.core.outbox import Outbox
 from edgeasync.core.outgoing import OutgoingTransfers
 from edgeasync.core.published import Offer, Publisher
-from edgeasync.core.state import HubState, Note, complete, note
+from edgeasync.core.state import note
 from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import Codec, Source, find_codec, make_codec, payload_bytes_limit
@@ -86,6 +76,7 @@ from edgeasync.protocol.messages import (
 
 WAITING_BYTES_MIN = 64 << 20
 """So much of the log may wait for the disk before updates are refused for now; more with a large model."""
+
 
 class HubExchange:
     """Frames in, frames out. Every call is given the time; none blocks for longer than a small fold."""
@@ -125,6 +116,7 @@ class HubExchange:
         )
         self._now_s = 0.0
         self._standing_still = self._saving = False
+        self._bytes_covered = 0
 
     def next_deadline_s(self) -> float:
         """Return when `tick` is next due; never, once stopped or while the core stands still."""
@@ -164,7 +156,8 @@ class HubExchange:
             self._shell.report(Report("writing", detail="the run's folder can be written again: going on"))
             self._take_in(Resumed())
         self._outbox.release()
-        if self._log.bytes_kept > self.core.settings.checkpoint.journal_bytes_max and not self._saving:
+        since = self._log.bytes_appended - self._bytes_covered
+        if since > self.core.settings.checkpoint.journal_bytes_max and not self._saving:
             self.save()
 
     def on_failing(self, reason: str) -> None:
@@ -286,7 +279,7 @@ class HubExchange:
             self._incoming.drop(owner)  # it sends the whole, or something else
         norm = self.model.norm(update)
         room = self._room_to_receive() and self._room_to_send()
-        return PushArrived(peer, push, self.model.keep(update), norm, room)
+        return PushArrived(peer, push, self.model.keep(Update(update, push.codec, payload)), norm, room)
 
     def _piece(self, peer: Peer, piece: Piece, payload: wire.Buffer | None) -> HubEvent | None:
         arriving = None if payload is None else self._incoming.accept(peer, piece, payload, self._now_s)
@@ -309,7 +302,8 @@ class HubExchange:
                 event = Malformed(peer, str(result))
             else:
                 update, norm = result
-                event = PushArrived(peer, push, self.model.keep(update), norm, self._room_to_send())
+                handle = self.model.keep(Update(update, push.codec, transfer.buffer))
+                event = PushArrived(peer, push, handle, norm, self._room_to_send())
             self._take_in(event)
 
         self._shell.run_in_background(partial(self._measure, codec, transfer.buffer), measured)
@@ -406,7 +400,9 @@ class HubExchange:
             self._line.put(effect)
         elif not self._saving or self.core.stopped:  # else the one before is still being written
             self._saving = True
-            entry = 0 if self._log is None else self._log.last
+            entry = 0
+            if self._log is not None:
+                entry, self._bytes_covered = self._log.last, self._log.bytes_appended
             self._line.put(note(self.core, self.model, entry, self._now_s))
 
     def _assign(self, effect: Assign) -> None:

@@ -14,8 +14,8 @@ import msgspec
 from edgeasync.core.ancestry import Ancestry
 from edgeasync.core.effects import Discard, Fold, HubEffect, Keep, Report, Restore
 from edgeasync.core.events import Evaluated
-from edgeasync.core.guard import Guard
-from edgeasync.core.progress import Progress
+from edgeasync.core.guard import Guard, GuardState
+from edgeasync.core.progress import Progress, ProgressState
 from edgeasync.core.settings import StopCondition
 from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet
 from edgeasync.policies.frequency import FrequencyController, Interval, Tempo
@@ -28,6 +28,32 @@ from edgeasync.protocol.messages import ModelVersion, Push, Rejected
 
 VERSION_TIMES_MAX = 4096
 """Versions whose time is remembered; an older base is taken to be as old as the oldest of them."""
+
+
+class JudgeState(msgspec.Struct):
+    """What is durable of `Judge`; sets in order."""
+
+    ancestry: Ancestry
+    fleet: FleetHistory
+    tempo: Tempo
+    progress: ProgressState
+    guard: GuardState
+    contributions: list[Contribution]
+    refused: list[str]
+    folds: int
+    folds_before: int
+    version: int
+    version_oldest: int
+    version_times: list[float]
+    measuring: dict[int, tuple[list[float], list[float]]]
+    retune_in: int
+    devices: int
+    score_best: float
+    examples_mean: float
+    examples_total: float
+    examples_seen: float
+    updates: int
+    warm: bool
 
 
 class Judge:
@@ -54,14 +80,72 @@ class Judge:
         self._score_best = math.inf
         self._examples_mean = 0.0
         self._examples_total = 0.0
-        self._examples_seen = 0
+        self._examples_seen = 0.0
+        """Not an integer: the devices say what is added, and no sum of it may be too large to write down."""
         self._updates = 0
         self._warm = judgement.warm_up is None
 
     def __len__(self) -> int:
         return len(self._contributions)
 
+    # -- what is durable -------------------------------------------------------------------------------------
+
+    def freeze(self) -> JudgeState:
+        """Return the durable state, to be written down at once: it is not a copy."""
+        return JudgeState(
+            ancestry=self.ancestry,
+            fleet=self.fleet,
+            tempo=self.tempo,
+            progress=self.progress.freeze(),
+            guard=self.guard.freeze(),
+            contributions=self._contributions,
+            refused=sorted(self._refused),
+            folds=self._folds,
+            folds_before=self._folds_before,
+            version=self._version,
+            version_oldest=self._version_oldest,
+            version_times=list(self._version_times),
+            measuring=self._measuring,
+            retune_in=self._retune_in,
+            devices=self._devices,
+            score_best=self._score_best,
+            examples_mean=self._examples_mean,
+            examples_total=self._examples_total,
+            examples_seen=self._examples_seen,
+            updates=self._updates,
+            warm=self._warm,
+        )
+
+    def thaw(self, state: JudgeState) -> None:
+        """Go on from a durable state, which is this object's from then on."""
+        self.ancestry = state.ancestry
+        self.fleet = state.fleet
+        self.tempo = state.tempo
+        self.progress.thaw(state.progress)
+        self.guard.thaw(state.guard)
+        self._contributions = state.contributions
+        self._refused = set(state.refused)
+        self._folds = state.folds
+        self._folds_before = state.folds_before
+        self._version = state.version
+        self._version_oldest = state.version_oldest
+        self._version_times = deque(state.version_times, maxlen=VERSION_TIMES_MAX)
+        self._measuring = state.measuring
+        self._retune_in = state.retune_in
+        self._devices = state.devices
+        self._score_best = state.score_best
+        self._examples_mean = state.examples_mean
+        self._examples_total = state.examples_total
+        self._examples_seen = state.examples_seen
+        self._updates = state.updates
+        self._warm = state.warm
+
     # -- what holds now --------------------------------------------------------------------------------------
+
+    @property
+    def handles(self) -> list[int]:
+        """Handles of the updates that wait."""
+        return [contribution.handle for contribution in self._contributions]
 
     @property
     def warm(self) -> bool:

@@ -27,6 +27,8 @@ from edgeasync.errors import ProtocolError, StorageError
 from edgeasync.policies.transforms import Scalars
 from edgeasync.protocol import wire
 
+REMEDY = "start the version of edgeasync that wrote it, or go on from a checkpoint alone"
+
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, tag="message", gc=False):
     """A `Received`, its message as the header frame that carried it."""
@@ -81,8 +83,8 @@ class Log(Protocol):
         """Bytes of entries that are not durable yet."""
 
     @property
-    def bytes_kept(self) -> int:
-        """Bytes of entries that a checkpoint would make superfluous."""
+    def bytes_appended(self) -> int:
+        """Bytes of all entries since the hub was started."""
 
     def append(self, entry: bytes, payload: wire.Buffer | None) -> None:
         """Take an entry in, to be written some time."""
@@ -91,11 +93,15 @@ class Log(Protocol):
         """Make every entry so far durable as soon as can be, and tell when they are."""
 
 
-def write_entry(event: HubEvent, now_s: float, effects: Sequence[HubEffect], version: int, session: bytes) -> bytes:
+def write_entry(
+    event: HubEvent, now_s: float, effects: Sequence[HubEffect], version: int, session: bytes
+) -> bytes:
     """Return the entry of an event that the core has taken in, with what it made of it."""
     folds = tuple([FoldScalars(e.weights, e.plan, e.scale) for e in effects if isinstance(e, Fold)])
     if isinstance(event, Received):
-        return _encode(Entry(now_s, Frame(event.peer, wire.encode(event.message), event.room), version, session, folds))
+        return _encode(
+            Entry(now_s, Frame(event.peer, wire.encode(event.message), event.room), version, session, folds)
+        )
     return _encode(Entry(now_s, event, version, b"", folds))
 
 
@@ -104,7 +110,9 @@ def read_entry(content: wire.Buffer) -> Entry:
     try:
         return _decode(content)
     except (msgspec.DecodeError, ValueError) as error:
-        raise StorageError(f"an entry of the journal cannot be read ({error}): another version wrote it") from error
+        raise StorageError(
+            f"an entry of the journal cannot be read ({error}): another version wrote it"
+        ) from error
 
 
 def event_of(entry: Entry) -> HubEvent:
@@ -115,5 +123,7 @@ def event_of(entry: Entry) -> HubEvent:
     try:
         message = wire.decode(event.header)
     except ProtocolError as error:
-        raise StorageError(f"a message in the journal cannot be read ({error}): another version wrote it") from error
+        raise StorageError(
+            f"a message in the journal cannot be read ({error}): another version wrote it"
+        ) from error
     return Received(event.peer, message, event.room)  # type: ignore[arg-type]

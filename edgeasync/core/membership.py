@@ -7,13 +7,14 @@ it begins a new space of sequence numbers, and the old state id is remembered as
 
 import heapq
 import math
-from collections import deque
 from typing import Any, Literal
+
+import msgspec
 
 from edgeasync.core.events import Peer
 from edgeasync.core.link import LinkEstimate
 from edgeasync.errors import EdgeAsyncError
-from edgeasync.policies.history import DeviceHistory
+from edgeasync.policies.history import DeviceHistory, add_recent
 from edgeasync.protocol.messages import DeviceProfile, FirstOutcome, Hello, ModelVersion, Push, RefusalCode, Refuse
 
 DeviceState = Literal["joining", "training", "paused", "lost", "left", "quarantined"]
@@ -35,39 +36,42 @@ class RefusalError(EdgeAsyncError):
         self.refuse = Refuse(code, sentence[:1024], retry_after_s)
 
 
-class Member:
-    """One device the hub knows, alive or not."""
+class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
+    """One device the hub knows, alive or not. The fields are durable: they are what is written down of it.
 
-    __slots__ = (
-        "assigned", "assigned_s", "codec_model", "codec_push", "codecs_push", "device_id", "follows", "held",
-        "history", "lease_until_s", "link", "outcome_last", "peer", "piece_bytes_max", "profile", "progress_s",
-        "quarantined_until_s", "retired", "seen_s", "seq_last", "session", "start", "state", "state_id",
-        "steps_total", "strikes", "updates_applied", "waiting",
-    )  # fmt: skip
+    `link` and `codec_push`, which is chosen by it, are not: a connection is measured anew.
+    """
 
-    def __init__(self, hello: Hello) -> None:
-        self.device_id = hello.device_id
-        self.state_id = hello.state_id
-        self.start = hello.start
-        self.session = b""
-        self.peer: Peer = b""
-        self.state: DeviceState = "left"
-        self.profile: DeviceProfile = hello.profile
-        self.codec_push = self.codec_model = "identity"
-        self.codecs_push: frozenset[str] = frozenset()
-        self.follows = False
-        self.held: ModelVersion | None = None
-        self.seq_last = hello.seq_answered
-        self.outcome_last: FirstOutcome | None = None
-        self.retired: deque[bytes] = deque(maxlen=RETIRED_STATES_MAX)
-        self.history = DeviceHistory(examples=hello.profile.examples)
+    device_id: str
+    state_id: bytes
+    start: int
+    profile: DeviceProfile
+    history: DeviceHistory
+    seq_last: int = 0
+    outcome_last: FirstOutcome | None = None
+    session: bytes = b""
+    peer: Peer = b""
+    state: DeviceState = "left"
+    codec_model: str = "identity"
+    codecs_push: tuple[str, ...] = ()
+    follows: bool = False
+    piece_bytes_max: int = 0
+    held: ModelVersion | None = None
+    retired: list[bytes] = []
+    seen_s: float = 0.0
+    lease_until_s: float = 0.0
+    progress_s: float = 0.0
+    quarantined_until_s: float = 0.0
+    steps_total: int = 0
+    strikes: int = 0
+    updates_applied: int = 0
+    waiting: bool = False
+    assigned: ModelVersion | None = None
+    assigned_s: float = 0.0
+
+    def __post_init__(self) -> None:
         self.link = LinkEstimate()
-        self.piece_bytes_max = 0
-        self.seen_s = self.lease_until_s = self.progress_s = self.quarantined_until_s = 0.0
-        self.steps_total = self.strikes = self.updates_applied = 0
-        self.waiting = False
-        self.assigned: ModelVersion | None = None
-        self.assigned_s = 0.0
+        self.codec_push = "identity"
 
     @property
     def owner(self) -> Owner:
@@ -122,6 +126,13 @@ class Strangers:
         assert len(self._strikes) <= STRANGERS_MAX
 
 
+class MembershipState(msgspec.Struct):
+    """What is durable of `Membership`: the members in the order in which they joined, and when leases may end."""
+
+    members: list[Member]
+    leases: list[tuple[float, str]]
+
+
 class Membership:
     """The members, found by device id, session or connection, and when their leases end."""
 
@@ -135,6 +146,20 @@ class Membership:
         self._leases: list[tuple[float, str]] = []
         self._watched: set[str] = set()
         self.live_count = 0
+
+    def freeze(self) -> MembershipState:
+        """Return the durable state, to be written down at once: it is not a copy."""
+        return MembershipState(list(self.members.values()), self._leases)
+
+    def thaw(self, state: MembershipState) -> None:
+        """Go on from a durable state, which is this object's from then on."""
+        self.members = {member.device_id: member for member in state.members}
+        self.histories = {member.device_id: member.history for member in state.members}
+        self._by_session = {member.session: member for member in state.members}
+        self._by_peer = {member.peer: member for member in state.members if member.peer}
+        self._leases = state.leases
+        self._watched = {device_id for _, device_id in state.leases}
+        self.live_count = sum(member.live for member in state.members)
 
     def by_session(self, session: bytes) -> Member:
         """Return the member of a session; raises `RefusalError` if there is none."""
@@ -155,7 +180,10 @@ class Membership:
         member = self.members.get(hello.device_id)
         if member is None:
             self._make_place(now_s)
-            member = Member(hello)
+            history = DeviceHistory(examples=hello.profile.examples)
+            member = Member(
+                hello.device_id, hello.state_id, hello.start, hello.profile, history, seq_last=hello.seq_answered
+            )
             self.members[hello.device_id] = member
             self.histories[hello.device_id] = member.history
             event = "joined"
@@ -329,7 +357,7 @@ class Membership:
             )
         if member.live:
             raise self._duplicate(member, now_s)
-        member.retired.append(member.state_id)
+        add_recent(member.retired, member.state_id, RETIRED_STATES_MAX)
         member.state_id = hello.state_id
         member.start = hello.start
         member.seq_last = hello.seq_answered

@@ -1,4 +1,4 @@
-"""Messages on their way out of the hub. One that says that something was taken in waits until that is written down."""
+"""Messages on their way out of the hub; what says that something was taken in waits until that is written down."""
 
 from collections import deque
 from collections.abc import Callable

@@ -2,10 +2,23 @@
 
 import math
 
+import msgspec
+
 from edgeasync.core.effects import HubEffect, Report, SaveBest
 from edgeasync.core.events import Evaluated
 from edgeasync.core.settings import StopCondition
 from edgeasync.policies.policy import Plateau
+
+
+class ProgressState(msgspec.Struct):
+    """What is durable of `Progress`."""
+
+    last: Evaluated | None
+    best: Evaluated | None
+    reached: str
+    learning_rate_factor: float
+    lowest: float
+    waited: int
 
 
 class Progress:
@@ -23,6 +36,26 @@ class Progress:
         self._stop = stop
         self._lowest = math.inf
         self._waited = 0
+
+    def freeze(self) -> ProgressState:
+        """Return the durable state."""
+        return ProgressState(
+            last=self.last,
+            best=self.best,
+            reached=self.reached,
+            learning_rate_factor=self.learning_rate_factor,
+            lowest=self._lowest,
+            waited=self._waited,
+        )
+
+    def thaw(self, state: ProgressState) -> None:
+        """Go on from a durable state."""
+        self.last = state.last
+        self.best = state.best
+        self.reached = state.reached
+        self.learning_rate_factor = state.learning_rate_factor
+        self._lowest = state.lowest
+        self._waited = state.waited
 
     def evaluated(self, evaluation: Evaluated, effects: list[HubEffect]) -> None:
         """Take in an evaluation; the best version is to be saved."""

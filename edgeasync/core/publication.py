@@ -1,5 +1,7 @@
 """When the published model follows the model. Part of `HubCore`; scalars only."""
 
+import msgspec
+
 from edgeasync.core.effects import HubEffect, Publish
 from edgeasync.core.judge import Judge
 from edgeasync.core.settings import CodecSettings
@@ -7,6 +9,14 @@ from edgeasync.policies.policy import folds_one_by_one
 
 PER_PERIOD = 4.0
 """Where every update is a version, the published model moves so often between two exchanges of a device."""
+
+
+class PublicationState(msgspec.Struct):
+    """What is durable of `Publication`."""
+
+    number: int
+    published_s: float
+    rollbacks: int
 
 
 class Publication:
@@ -17,6 +27,14 @@ class Publication:
         self._settings = settings
         self._published_s = now_s
         self._rollbacks = 0
+
+    def freeze(self) -> PublicationState:
+        """Return the durable state."""
+        return PublicationState(self.number, self._published_s, self._rollbacks)
+
+    def thaw(self, state: PublicationState) -> None:
+        """Go on from a durable state."""
+        self.number, self._published_s, self._rollbacks = state.number, state.published_s, state.rollbacks
 
     def follow(self, judge: Judge, now_s: float, effects: list[HubEffect]) -> None:
         """Publish the newest version, unless every update is a version of its own and it is too soon."""

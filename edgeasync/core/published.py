@@ -7,6 +7,7 @@ the same bits.
 """
 
 from collections import deque
+from collections.abc import Mapping
 
 import msgspec
 import numpy as np
@@ -14,10 +15,12 @@ import numpy as np
 from edgeasync.core.buffers import BufferPool, Living
 from edgeasync.core.chain import Difference, follow, is_finite
 from edgeasync.core.model import POOLED_BYTES_MIN, Model, Snapshot
+from edgeasync.core.sealed import Array, take_payload, take_values
 from edgeasync.core.settings import CodecSettings
+from edgeasync.errors import StorageError
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import VectorSource, make_codec
+from edgeasync.protocol.codecs import ELEMENTWISE, VectorSource, make_codec
 from edgeasync.protocol.messages import DELTAS_MAX, Deltas
 
 
@@ -28,6 +31,19 @@ class Offer(msgspec.Struct, frozen=True, gc=False):
     checksum: int
     codec: str
     deltas: Deltas | None = None
+
+
+class PublisherState(msgspec.Struct):
+    """What is durable of `Publisher`, beside its arrays.
+
+    `steps` are the versions that the chain's steps lead from; `codec` is that of whole models, which is no longer
+    the one set where the model has outgrown it.
+    """
+
+    number: int
+    codec: str
+    checksum: int
+    steps: list[int]
 
 
 class Publisher:
@@ -115,6 +131,35 @@ class Publisher:
             finite = is_finite(used.open(snapshot.payload(used)[0]))
             self._fitting = (snapshot.number, codec, finite)
         return self._fitting[2]
+
+    def freeze(self) -> tuple[PublisherState | None, dict[str, Array]]:
+        """Return the durable state, and arrays that never change; none without a chain."""
+        if self._published is None:
+            return None, {}
+        arrays: dict[str, Array] = {"published": self._published.vector}
+        arrays |= {f"chain/{number}": np.frombuffer(payload, np.uint8) for number, payload in self._steps}
+        numbers = [number for number, _ in self._steps]
+        return PublisherState(self._published.number, self._codec.name, self._checksum, numbers), arrays
+
+    def thaw(self, state: PublisherState | None, arrays: Mapping[str, Array]) -> None:
+        """Go on from a durable state, whose arrays are copied; raises `StorageError` if any is not there."""
+        if (state is None) != (self._delta is None) or (state and state.codec not in ELEMENTWISE):
+            raise StorageError("the hub's state was written under other [codec] settings; go on with those")
+        if state is None:
+            return
+        values = take_values(arrays, "published", (self._spec.length,))
+        steps = [(number, take_payload(arrays, f"chain/{number}")) for number in state.steps]
+        vector = self._empty_vector()
+        vector[:] = values
+        self._published = Snapshot(state.number, vector)
+        self._codec = make_codec(state.codec, self._spec)
+        self._checksum = state.checksum
+        self._steps = deque(steps)
+        self._offers.clear()
+        self._joined = None
+        for _, step in steps:
+            self._watch(step)
+        self._count_own()
 
     def _lead_on(self, held: int) -> Offer | None:
         """Return the steps that lead on from a version, if they are still there."""

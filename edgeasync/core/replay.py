@@ -10,8 +10,8 @@ import msgspec
 from edgeasync.core.effects import Discard, Fold, HubEffect, Keep, Publish, Restore
 from edgeasync.core.events import PushArrived, Received, StopRequested
 from edgeasync.core.hub import HubCore
-from edgeasync.core.log import Entry, FoldScalars, event_of
-from edgeasync.core.model import Model
+from edgeasync.core.log import REMEDY, Entry, FoldScalars, event_of
+from edgeasync.core.model import Model, Update
 from edgeasync.core.published import Publisher
 from edgeasync.errors import ProtocolError, StorageError
 from edgeasync.protocol.codecs import make_codec
@@ -56,8 +56,8 @@ class Replay:
         folds = [effect for effect in effects if isinstance(effect, Fold)]
         if self.core.version != entry.version or len(folds) != len(entry.folds):
             raise StorageError(
-                f"entry {number} of the journal led to version {entry.version}, and now to {self.core.version}: "
-                "another version of edgeasync wrote it"
+                f"entry {number} of the journal led to version {entry.version}, and now to {self.core.version}; "
+                f"{REMEDY}"
             )
         self._follow(effects, list(entry.folds))
         return effects
@@ -73,9 +73,11 @@ class Replay:
             return
         codec = make_codec(event.push.codec, self.core.spec)
         try:
-            self.model.hold(event.handle, codec.open(payload))
+            self.model.hold(event.handle, Update(codec.open(payload), codec.name, payload))
         except ProtocolError as error:
-            raise StorageError(f"entry {number} of the journal holds an update that cannot be read: {error}") from error
+            raise StorageError(
+                f"entry {number} of the journal holds an update that cannot be read: {error}"
+            ) from error
 
     def _follow(self, effects: list[HubEffect], folds: list[FoldScalars]) -> None:
         for effect in effects:
@@ -93,5 +95,5 @@ class Replay:
                     self.model.keep_current()
                 case Restore():
                     self.model.advance(self.model.restore(effect.number))
-                case Discard() if effect.handle in self.model:
+                case Discard() if self.model.holds(effect.handle):
                     self.model.release(effect.handle)

@@ -11,7 +11,6 @@ from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol.codecs import ELEMENTWISE, check_codec_name
 from edgeasync.protocol.transfers import PIECE_BYTES_MAX, PIECE_BYTES_MIN
 
-
 _SECONDS = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
 
 

@@ -40,7 +40,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a checkpoint is of; `nbytes` and the checksums are filled in when it is written.
 
     `journal` is the number of the last journal record it covers, `now_s` the core's clock, `created_s` the wall
-    clock, `rules` what decides the state's future: spec, policy and settings. `checksum` is the XXH3-64 of the safetensors file, `seal` that of the manifest with an empty seal.
+    clock, and `rules` are what decides the state's future: spec, policy and settings. `checksum` is the XXH3-64 of
+    the safetensors file, `seal` that of the manifest with an empty seal.
     """
 
     format: int = FORMAT

@@ -42,7 +42,7 @@ class GroupCommit:
     ) -> None:
         self.last = self.durable = writer.next_number - 1
         self.failing = ""
-        self.bytes_waiting = 0
+        self.bytes_appended = self.bytes_waiting = 0
         self._writer = writer
         self._shell = shell
         self._on_durable = on_durable
@@ -52,11 +52,6 @@ class GroupCommit:
         self._wanted = self.last
         self._writing = self._closed = False
 
-    @property
-    def bytes_kept(self) -> int:
-        """Bytes of the journal on disk."""
-        return self._writer.bytes_written
-
     def append(self, entry: bytes, payload: Buffer | None) -> None:
         """Take an entry in; its payload must not change."""
         nbytes = len(entry) if payload is None else len(entry) + len(payload)
@@ -64,6 +59,7 @@ class GroupCommit:
         self._waiting.append((entry, payload))
         self._waiting_bytes += nbytes
         self.bytes_waiting += nbytes
+        self.bytes_appended += nbytes
         if self._waiting_bytes > LAZY_BYTES_MAX:
             self.commit()
 

@@ -181,7 +181,7 @@ def _last_number(reading: JournalReading, store: CheckpointStore) -> int:
     try:
         numbers += [record.number for record in reading.records()]
     except StorageError:
-        numbers += [segment.first for segment in reading.segments]  # whoever names a checkpoint knows of the damage
+        numbers += [segment.first for segment in reading.segments]  # who names a checkpoint knows of it
     return max(numbers)
 
 

@@ -8,6 +8,7 @@ https://huggingface.co/docs/safetensors/index#format
 import math
 import struct
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from edgeasync.protocol.wire import Buffer
 
-_DTYPES = {"F32": np.dtype("<f4"), "U8": np.dtype("u1")}
+_DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "U8": np.dtype("u1")}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _METADATA = "__metadata__"
 _LENGTH = struct.Struct("<Q")

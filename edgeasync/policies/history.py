@@ -1,10 +1,12 @@
 """What the hub has measured: of each device, and of the fleet as a whole. Scalars, in bounded number."""
 
 import math
-from collections import deque
 from collections.abc import Iterable
+from typing import TypeVar
 
 import msgspec
+
+T = TypeVar("T")
 
 RECENT = 5
 """A device's step and talking times are medians of so many: settled after three, deaf to two odd ones."""
@@ -35,7 +37,17 @@ def median(values: Iterable[float]) -> float:
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2.0
 
 
-class DeviceHistory(msgspec.Struct):
+def add_recent(values: list[T], value: T, count_max: int) -> None:
+    """Add a value behind the others, and drop the oldest if there are then more than `count_max`.
+
+    A deque would do that itself, but cannot be written down; the lists are short.
+    """
+    values.append(value)
+    if len(values) > count_max:
+        del values[0]
+
+
+class DeviceHistory(msgspec.Struct, array_like=True):
     """What the hub has measured of one device; 0 before the first update.
 
     `examples` is the size of its data, `local_steps_max` what it allows (0: no limit), `step_s` the seconds of a
@@ -59,8 +71,8 @@ class DeviceHistory(msgspec.Struct):
     counted: bool = False
     not_finite_run: int = 0
     why: str = ""
-    recent_step_s: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=RECENT))
-    recent_talk_s: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=RECENT))
+    recent_step_s: list[float] = []
+    recent_talk_s: list[float] = []
 
     def observe(
         self,
@@ -92,13 +104,13 @@ class DeviceHistory(msgspec.Struct):
         finite = math.isfinite(norm) and math.isfinite(loss_mean)
         self.not_finite_run = 0 if finite else self.not_finite_run + 1
         if step_s:
-            self.recent_step_s.append(step_s)
+            add_recent(self.recent_step_s, step_s, RECENT)
             self.step_s = median(self.recent_step_s)
             rate = examples / (local_steps * step_s)
             share = EXAMPLES_RATE_WEIGHT if self.examples_per_s else 1.0
             self.examples_per_s += (rate - self.examples_per_s) * share
         if cycle_s is not None:
-            self.recent_talk_s.append(max(0.0, cycle_s - (local_steps - steps_ahead) * step_s))
+            add_recent(self.recent_talk_s, max(0.0, cycle_s - (local_steps - steps_ahead) * step_s), RECENT)
             self.talk_s = median(self.recent_talk_s)
 
     @property
@@ -124,11 +136,11 @@ class FleetHistory(msgspec.Struct):
     agreement: float = math.nan
     loss_first: float = 0.0
     losses_seen: int = 0
-    norms: dict[str, tuple[float, int]] = msgspec.field(default_factory=dict)
-    norms_first: list[tuple[float, int]] = msgspec.field(default_factory=list)
-    scores: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=WINDOW))
-    losses: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=WINDOW))
-    loss_variances: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=WINDOW))
+    norms: dict[str, tuple[float, int]] = {}
+    norms_first: list[tuple[float, int]] = []
+    scores: list[float] = []
+    losses: list[float] = []
+    loss_variances: list[float] = []
 
     def observe_update(
         self,
@@ -150,8 +162,8 @@ class FleetHistory(msgspec.Struct):
             del self.norms[next(iter(self.norms))]
         self.staleness_mean += (staleness - self.staleness_mean) * STALENESS_WEIGHT
         if math.isfinite(loss_mean) and math.isfinite(loss_variance):
-            self.losses.append(_bounded(loss_mean))
-            self.loss_variances.append(_bounded(loss_variance))
+            add_recent(self.losses, _bounded(loss_mean), WINDOW)
+            add_recent(self.loss_variances, _bounded(loss_variance), WINDOW)
             self.losses_seen += 1
             if self.losses_seen <= WINDOW // 4:
                 self.loss_first = median(self.losses)
@@ -159,7 +171,7 @@ class FleetHistory(msgspec.Struct):
     def observe_score(self, score: float) -> None:
         """Take in a score, unless it is not finite."""
         if math.isfinite(score):
-            self.scores.append(_bounded(score))
+            add_recent(self.scores, _bounded(score), WINDOW)
 
     def observe_agreement(self, agreement: float) -> None:
         """Take in the mean cosine between the updates of a version."""
@@ -212,6 +224,6 @@ def _bounded(value: float) -> float:
     return max(-REPORTED_MAX, min(REPORTED_MAX, value))
 
 
-def _median_of_last(values: deque[float]) -> float:
-    last = list(values)[-WINDOW // 4 :]
+def _median_of_last(values: list[float]) -> float:
+    last = values[-WINDOW // 4 :]
     return median(last) if last else math.nan

@@ -5,6 +5,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,10 +16,16 @@ from edgeasync.core.events import Evaluated, Peer
 from edgeasync.core.graph import ShippedGraph
 from edgeasync.core.hub import HubCore
 from edgeasync.core.hub_exchange import HubExchange
-from edgeasync.core.model import Model, Snapshot
+from edgeasync.core.model import Snapshot
+from edgeasync.core.replay import Sessions
 from edgeasync.core.settings import HubCoreSettings
+from edgeasync.core.state import HubState
+from edgeasync.durable.commit import GroupCommit
+from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.files import FolderLock
-from edgeasync.errors import AddressError, ConfigError, StorageError
+from edgeasync.durable.recovery import Rules
+from edgeasync.durable.run import Durability, Run
+from edgeasync.errors import AddressError, ConfigError, EdgeAsyncError, StorageError
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.policies.policy import Judgement
 from edgeasync.protocol import wire
@@ -26,7 +33,7 @@ from edgeasync.protocol.messages import ModelVersion
 from edgeasync.runtime.address import check_bind
 from edgeasync.runtime.channel import COPY_BELOW_BYTES, Channel
 from edgeasync.runtime.graph_model import keep_files
-from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, load_model, read_evaluation, save_model
+from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, load_model, save_model
 from edgeasync.runtime.worker import Worker
 from edgeasync.training.evaluation import Evaluator
 
@@ -35,6 +42,9 @@ LINGER_MS = 500
 
 CLOSE_S = 60.0
 """How long a stopping hub waits for its last fold and for the disk."""
+
+PROGRESS_S = 5.0
+"""How often a hub that replays a long journal says how far it is."""
 
 SOCKETS_MAX = 65_535
 QUEUED_MESSAGES_MAX = 64
@@ -90,7 +100,7 @@ class Hub:
         self._evaluator = evaluator
         self._on_report = on_report or (lambda _: None)
         self._given_context = context
-        self._evaluating = False
+        self._evaluating = self._stopping = self._opened = False
         self._write_best: Callable[[], None] | None = None
         self._unsaved: StorageError | None = None
         self._folder = FolderLock(run, "--run")
@@ -116,6 +126,7 @@ class Hub:
         try:
             await asyncio.to_thread(self._open)
             self._exchange = self._make_exchange()
+            self._opened = True
             return await self._serve()
         finally:
             self._folder.close()
@@ -129,7 +140,9 @@ class Hub:
             if time.monotonic() > told_s + PROGRESS_S:
                 told_s = time.monotonic()
                 self._loop.call_soon_threadsafe(self.report, Report("replaying", detail=f"entry {number}"))
-            return not self._stopping
+            if self._stopping:
+                raise EdgeAsyncError("stopped before the journal was replayed; nothing was changed")
+            return True
 
         self._run.open(
             self._make_core,
@@ -163,9 +176,7 @@ class Hub:
         # The core's time stands still while there is no hub.
         self._offset_s = run.now_s - time.monotonic()
         if self._durability == "journal":
-            self._log = GroupCommit(
-                run.writer(), self, on_durable=self._on_durable, on_failing=self._on_failing
-            )
+            self._log = GroupCommit(run.writer(), self, on_durable=self._on_durable, on_failing=self._on_failing)
         return HubExchange(run.core, run.model, self, publisher=run.publisher, log=self._log)
 
     async def _serve(self) -> str:
@@ -192,7 +203,9 @@ class Hub:
 
     def request_stop(self) -> None:
         """Say goodbye to the devices, save the model, and let `run` return."""
-        self._exchange.request_stop(self._now_s())
+        self._stopping = True
+        if self._opened:
+            self._exchange.request_stop(self._now_s())
 
     def _now_s(self) -> float:
         return time.monotonic() + self._offset_s
@@ -206,6 +219,7 @@ class Hub:
             detail = f"version {run.core.version}, from {run.checkpoint} and {run.entries} entries of the journal"
             self.report(Report("resumed", detail=detail))
             self._exchange.resume(secrets.token_hex(8), self._now_s())
+            self._exchange.save()  # so that this need not be replayed again
         elif run.core.version:
             self.report(Report("resumed", detail=f"version {run.core.version}, from {self.model_file} alone"))
 

@@ -6,7 +6,14 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from edgeasync.config import Section, to_table
-from edgeasync.core.settings import CheckpointSettings, CodecSettings, HubCoreSettings, Limits, Liveness, StopCondition
+from edgeasync.core.settings import (
+    CheckpointSettings,
+    CodecSettings,
+    HubCoreSettings,
+    Limits,
+    Liveness,
+    StopCondition,
+)
 from edgeasync.data.files import load
 from edgeasync.errors import AddressError, DataError
 from edgeasync.policies.policy import Policy

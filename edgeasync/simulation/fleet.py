@@ -1,9 +1,8 @@
-"""A hub and its devices in virtual time: the shells of the simulator."""
+"""Devices in virtual time: their shell in the simulator."""
 
-import math
 from collections.abc import Callable
 from random import Random
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -12,19 +11,12 @@ from edgeasync.core.device_effects import Finish, Tell
 from edgeasync.core.device_events import Trained
 from edgeasync.core.device_exchange import DeviceExchange
 from edgeasync.core.device_model import DeviceModel
-from edgeasync.core.effects import Report
-from edgeasync.core.events import Evaluated, Peer
-from edgeasync.core.graph import ShippedGraph
-from edgeasync.core.hub import HubCore
-from edgeasync.core.hub_exchange import HubExchange
-from edgeasync.core.model import Model, Snapshot
-from edgeasync.core.settings import HubCoreSettings
-from edgeasync.parameters import ParameterSpec, Vector
-from edgeasync.policies.policy import Judgement
+from edgeasync.core.events import Peer
 from edgeasync.protocol.codecs import STAGES
-from edgeasync.protocol.messages import DeviceProfile, ModelVersion, Welcome
+from edgeasync.protocol.messages import DeviceProfile, Welcome
 from edgeasync.protocol.wire import Buffer
 from edgeasync.simulation.clock import VirtualClock
+from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import Direction, LinkProfile
 from edgeasync.training.trainer import Trainer, take_local_steps
 
@@ -44,116 +36,6 @@ class _Work:
         self.steps_done = 0.0
         self.spent_s = 0.0
         self.since_s = now_s
-
-
-class SimulatedHub:
-    """The hub's shell in virtual time; computing costs it none."""
-
-    def __init__(
-        self,
-        clock: VirtualClock,
-        *,
-        spec: ParameterSpec,
-        initial: Vector,
-        judgement: Judgement,
-        settings: HubCoreSettings,
-        seed: int,
-        graph: ShippedGraph | None = None,
-    ) -> None:
-        random = Random(seed)
-        self.reports: list[tuple[float, Report]] = []
-        self.stopped = ""
-        self.saved: list[int] = []
-        core = HubCore(
-            spec=spec,
-            training={},
-            judgement=judgement,
-            settings=settings,
-            version=ModelVersion(f"{random.getrandbits(64):016x}", 0),
-            graph=graph,
-            make_session=lambda: random.randbytes(16),
-            now_s=clock.now_s,
-        )
-        self.exchange = HubExchange(core, Model(spec, initial, 0, judgement), self)
-        self._clock = clock
-        self._links: dict[Peer, Callable[[bytes, Buffer | None], None]] = {}
-        self._ticking: float | None = None
-        self._schedule_tick()
-
-    @property
-    def core(self) -> HubCore:
-        """The hub's decisions and counters."""
-        return self.exchange.core
-
-    @property
-    def model(self) -> Vector:
-        """The newest model."""
-        return self.exchange.model.current.vector
-
-    def connect(self, peer: Peer, deliver: Callable[[bytes, Buffer | None], None]) -> None:
-        """Open a connection: what is sent to `peer` goes to `deliver`."""
-        self._links[peer] = deliver
-
-    def disconnect(self, peer: Peer) -> None:
-        """Close a connection."""
-        self._links.pop(peer, None)
-
-    def receive(self, peer: Peer, header: bytes, payload: Buffer | None) -> None:
-        """Take in a message that came over a link."""
-        if not self.stopped:
-            self.exchange.on_message(peer, header, payload, self._clock.now_s)
-            self._schedule_tick()
-
-    def _schedule_tick(self) -> None:
-        due_s = self.core.next_deadline_s()
-        if due_s == math.inf or (self._ticking is not None and self._ticking <= due_s):
-            return
-        self._ticking = due_s
-        self._clock.at(due_s, lambda: self._tick(due_s))
-
-    def _tick(self, due_s: float) -> None:
-        if self._ticking == due_s and not self.stopped:
-            self._ticking = None
-            self.exchange.tick(self._clock.now_s)
-            self._schedule_tick()
-
-    # -- what the exchange asks for --------------------------------------------------------------------------
-
-    def send(self, peer: Peer, header: bytes, payload: Buffer | None) -> None:
-        """Send over the peer's link, if it has one."""
-        if (deliver := self._links.get(peer)) is not None:
-            deliver(header, payload)
-
-    def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
-        """Do `work` next, in no time."""
-
-        def act() -> None:
-            then(work())
-            self._schedule_tick()
-
-        self._clock.after(0.0, act)
-
-    def save(self, snapshot: Snapshot, *, last: bool) -> None:  # noqa: ARG002
-        """Note the version; nothing is written."""
-        self.saved.append(snapshot.number)
-
-    def save_best(self, snapshot: Snapshot, loss: float, accuracy: float | None) -> None:
-        """Write nothing."""
-
-    def evaluate(self, snapshot: Snapshot, then: Callable[[Evaluated], None]) -> None:
-        """Evaluate nothing: there is no held-out data."""
-
-    def report(self, report: Report) -> None:
-        """Keep what happened, with its time."""
-        self.reports.append((self._clock.now_s, report))
-
-    def describe(self) -> dict[str, Any]:
-        """Add nothing to the status."""
-        return {}
-
-    def stop(self, reason: str) -> None:
-        """Take no more messages."""
-        self.stopped = reason
 
 
 class SimulatedDevice:

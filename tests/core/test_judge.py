@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgeasync.core import judge
-from edgeasync.core.settings import CheckpointSettings
 from edgeasync.core.effects import Assign, Discard, Evaluate, Fold, Keep, Report, Restore, SaveBest
 from edgeasync.core.events import Evaluated, Folded, PushArrived
 from edgeasync.core.guard import KEEP_EVERY_UPDATES
+from edgeasync.core.settings import CheckpointSettings
 from edgeasync.policies.aggregation import (
     BufferedAggregator,
     ImmediateAggregator,
@@ -342,7 +342,12 @@ def test_alarms_of_devices_that_go_are_forgotten(hub_bench, goes):
 def test_a_device_whose_updates_never_count_holds_up_nobody(hub_bench, aggregate, watched):
     """All have spoken when it has, too."""
     monitor = Monitor() if watched else QUIET
-    hub = joined(hub_bench, policy(aggregate=aggregate, monitor=monitor), "abc", checkpoint=CheckpointSettings(every="1000 hours"))
+    hub = joined(
+        hub_bench,
+        policy(aggregate=aggregate, monitor=monitor),
+        "abc",
+        checkpoint=CheckpointSettings(every="1000 hours"),
+    )
     for version in range(1, 7):
         order = ("a", "b", "c") if version % 2 else ("c", "a", "b")
         folds = []

@@ -8,7 +8,7 @@ import pytest
 
 from edgeasync.core.effects import Fold
 from edgeasync.core.mixing import norm_of
-from edgeasync.core.model import CHUNK, POOLED_BYTES_MIN, Model
+from edgeasync.core.model import CHUNK, POOLED_BYTES_MIN, Model, Update
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import Contribution, Fleet, ImmediateAggregator
 from edgeasync.policies.optimizers import SGD
@@ -34,9 +34,13 @@ def by(optimizer, **parts):
     return Policy(optimizer=tuple(optimizer), **parts)
 
 
+def waiting(update):
+    return Update(update, "identity", b"")
+
+
 def advance(model, weights, updates):
     plan = plan_chain(model.optimizer, Conditions(1.0, model.current.number))
-    handles = tuple(model.keep(update) for update in updates)
+    handles = tuple(model.keep(waiting(update)) for update in updates)
     fold = Fold(model.current.number + 1, handles, tuple(weights), plan)
     model.advance(model.fold(fold, [model.release(handle) for handle in handles])[0])
     return model.current.vector
@@ -265,7 +269,7 @@ def test_a_failed_fold_loses_no_buffer():
 def test_updates_wait_by_handle():
     model = Model(make_spec(1), np.zeros(1, F), 0, by([SGD()]))
     updates = [coded([value]) for value in (1.0, 2.0)]
-    first, second = [model.keep(update) for update in updates]
+    first, second = [model.keep(waiting(update)) for update in updates]
     assert model.updates_waiting == 2
     assert model.release(second) is updates[1]
     assert model.release(first) is updates[0]

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from edgeasync.core.settings import CheckpointSettings
 from edgeasync.core.effects import Assign, Discard, Fold, Send
 from edgeasync.core.mixing import norm_of
 from edgeasync.core.model import Model
+from edgeasync.core.settings import CheckpointSettings
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency, Interval, Tempo

@@ -11,7 +11,8 @@ from edgeasync.policies.monitor import Monitor, NotFiniteWatch
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice, SimulatedHub
+from edgeasync.simulation.fleet import SimulatedDevice
+from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.simulation.population import Churn, switch_off_and_on
 from edgeasync.training.trainer import StepResult

@@ -12,7 +12,8 @@ from edgeasync.config import convert
 from edgeasync.core.settings import HubCoreSettings
 from edgeasync.runtime.hub_settings import HubSettings
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice, SimulatedHub
+from edgeasync.simulation.fleet import SimulatedDevice
+from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.plan import ReceivedGraph, ShippedModel, TrainingPlan
 

@@ -18,7 +18,8 @@ from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Graph, Piece
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice, SimulatedHub
+from edgeasync.simulation.fleet import SimulatedDevice
+from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import Direction, LinkProfile
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import GradientTrainer, StepResult
@@ -188,7 +189,7 @@ def test_a_finished_hub_sends_its_devices_home():
     assert fleet.clock.run(lambda: all(device.finished for device in fleet.devices), 60.0)
     assert {device.finished.error for device in fleet.devices} == {None}
     assert fleet.hub.stopped == "finished"
-    assert fleet.hub.saved[-1] == fleet.hub.core.version
+    assert fleet.hub.saved_versions[-1] == fleet.hub.core.version
 
 
 class Diverging:

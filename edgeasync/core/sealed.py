@@ -1,0 +1,60 @@
+"""Durable state as bytes, and the arrays beside it: written down typed, and checked when read. No I/O."""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from edgeasync.errors import StorageError
+from edgeasync.parameters import Vector
+from edgeasync.protocol import wire
+
+FORMAT = 1
+"""Raised whenever a field of a state changes: older bytes are then refused, not misread."""
+
+Array = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
+
+State = TypeVar("State", bound=msgspec.Struct)
+
+_FORMAT_BYTES, _CHECKSUM_BYTES = 2, 8
+_FRONT_BYTES = _FORMAT_BYTES + _CHECKSUM_BYTES
+
+
+def seal(state: msgspec.Struct) -> bytes:
+    """Return a format number, a checksum, and the state in msgpack: the same bytes for the same state."""
+    body = msgspec.msgpack.encode(state)
+    checksum = wire.checksum(body).to_bytes(_CHECKSUM_BYTES, "big")
+    return FORMAT.to_bytes(_FORMAT_BYTES, "big") + checksum + body
+
+
+def unseal(sealed: bytes, kind: type[State]) -> State:
+    """Return a state of that kind; raises `StorageError` for bytes that are not one, to the last bit."""
+    made_by = int.from_bytes(sealed[:_FORMAT_BYTES], "big")
+    body = memoryview(sealed)[_FRONT_BYTES:]
+    if not body or wire.checksum(body) != int.from_bytes(sealed[_FORMAT_BYTES:_FRONT_BYTES], "big"):
+        raise StorageError("the hub's state is damaged; choose an older checkpoint")
+    if made_by != FORMAT:
+        raise StorageError(f"the hub's state has format {made_by}, not {FORMAT}: another edgeasync has written it")
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise StorageError(f"not the state of a hub: {error}") from error
+
+
+def take_values(arrays: Mapping[str, Array], name: str, shape: tuple[int, ...]) -> Vector:
+    """Return an array of float32; raises `StorageError` unless it is there and has that shape."""
+    array = arrays.get(name)
+    if array is None or array.dtype != np.float32 or array.shape != shape:
+        found = "missing" if array is None else f"{array.dtype} {array.shape}"
+        raise StorageError(f"array {name!r} of the hub's state is {found}, not float32 {shape}")
+    return array.view(np.float32)
+
+
+def take_payload(arrays: Mapping[str, Array], name: str) -> memoryview:
+    """Return a copy of an array of bytes; raises `StorageError` unless it is there and is one."""
+    array = arrays.get(name)
+    if array is None or array.dtype != np.uint8 or array.ndim != 1:
+        raise StorageError(f"array {name!r} of the hub's state is missing, or is not an array of bytes")
+    return array.copy().data

@@ -1,0 +1,243 @@
+"""A hub in virtual time: its shell in the simulator, with a disk or without."""
+
+import math
+from collections.abc import Callable
+from random import Random
+from typing import Any, TypeVar
+
+from edgeasync.core.effects import Report
+from edgeasync.core.events import Evaluated, Peer
+from edgeasync.core.graph import ShippedGraph
+from edgeasync.core.hub import HubCore
+from edgeasync.core.hub_exchange import HubExchange
+from edgeasync.core.model import Model, Snapshot
+from edgeasync.core.replay import Sessions
+from edgeasync.core.settings import HubCoreSettings
+from edgeasync.core.state import HubState
+from edgeasync.durable.commit import GroupCommit
+from edgeasync.durable.disk import Disk
+from edgeasync.durable.recovery import Rules
+from edgeasync.durable.run import Run
+from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.policies.policy import Judgement
+from edgeasync.protocol.messages import ModelVersion
+from edgeasync.protocol.wire import Buffer
+from edgeasync.simulation.clock import VirtualClock
+
+Result = TypeVar("Result")
+
+
+class SimulatedHub:
+    """The hub's shell in virtual time; computing costs it none, and a write to the disk `sync_s`.
+
+    It runs from the beginning. With a disk it keeps a journal there: `crash` ends it as SIGKILL would, `start`
+    lets it go on from the disk. Without one nothing is saved.
+    """
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        *,
+        spec: ParameterSpec,
+        initial: Vector,
+        judgement: Judgement,
+        settings: HubCoreSettings,
+        seed: int,
+        graph: ShippedGraph | None = None,
+        disk: Disk | None = None,
+        sync_s: float = 0.002,
+    ) -> None:
+        self._random = Random(seed)
+        self._rules = Rules(spec, judgement, settings)
+        self._initial = initial
+        self._graph = graph
+        self._disk = disk
+        self.sync_s = sync_s
+        self.reports: list[tuple[float, Report]] = []
+        self.stopped = ""
+        self.saved_versions: list[int] = []
+        self.running = False
+        self.starts = 0
+        self.log: GroupCommit | None = None
+        self._clock = clock
+        self._offset_s = 0.0
+        self._links: dict[Peer, Callable[[bytes, Buffer | None], None]] = {}
+        self._ticking: float | None = None
+        self.start()
+
+    @property
+    def core(self) -> HubCore:
+        """The hub's decisions and counters."""
+        return self.exchange.core
+
+    @property
+    def model(self) -> Vector:
+        """The newest model."""
+        return self.exchange.model.current.vector
+
+    def start(self) -> None:
+        """Begin, or go on from the disk; raises `StorageError` if it holds what cannot be had back."""
+        if self.running:
+            raise RuntimeError("the hub runs already")
+        lineage = f"{self._random.getrandbits(64):016x}"
+        self.running = True
+        self.starts += 1
+        self.stopped = ""
+        if self._disk is None:
+            self._start_anew(lineage)
+        else:
+            self._open(self._disk, lineage)
+        self._schedule_tick()
+
+    def crash(self) -> None:
+        """End at once, as SIGKILL would: what is in memory is lost, and all connections break."""
+        self.running = False
+        self.log = self._ticking = None
+        self._links.clear()
+
+    def _start_anew(self, lineage: str) -> None:
+        rules = self._rules
+        core = self._make_core(rules, ModelVersion(lineage, 0), self._clock.now_s, Sessions(self._draw_session))
+        self.exchange = HubExchange(core, Model(rules.spec, self._initial, 0, rules.judgement), self)
+
+    def _open(self, disk: Disk, lineage: str) -> None:
+        run = Run(disk, self._rules)
+        run.open(
+            self._make_core,
+            lambda: (self._initial, 0),
+            lineage=lineage,
+            draw_session=self._draw_session,
+            created_s=self._clock.now_s,
+        )
+        self._run = run
+        self._offset_s = run.now_s - self._clock.now_s
+        self.log = GroupCommit(run.writer(), self, on_durable=self._on_durable, on_failing=self._on_failing)
+        self.exchange = HubExchange(run.core, run.model, self, publisher=run.publisher, log=self.log)
+        if run.checkpoint:
+            self.report(Report("resumed", detail=f"version {run.core.version}"))
+            self.exchange.resume(lineage, self._now_s())
+            self.exchange.save()
+
+    def _make_core(self, rules: Rules, version: ModelVersion, now_s: float, sessions: Sessions) -> HubCore:
+        return HubCore(
+            spec=rules.spec,
+            training={},
+            judgement=rules.judgement,
+            settings=rules.settings,
+            version=version,
+            graph=self._graph,
+            make_session=sessions,
+            now_s=now_s,
+        )
+
+    def _draw_session(self) -> bytes:
+        return self._random.randbytes(16)
+
+    def _now_s(self) -> float:
+        return self._clock.now_s + self._offset_s
+
+    def connect(self, peer: Peer, deliver: Callable[[bytes, Buffer | None], None]) -> None:
+        """Open a connection: what is sent to `peer` goes to `deliver`."""
+        self._links[peer] = deliver
+
+    def disconnect(self, peer: Peer) -> None:
+        """Close a connection."""
+        self._links.pop(peer, None)
+
+    def receive(self, peer: Peer, header: bytes, payload: Buffer | None) -> None:
+        """Take in a message that came over a link."""
+        if self.running and not self.stopped:
+            self.exchange.on_message(peer, header, payload, self._now_s())
+            self._schedule_tick()
+
+    def _schedule_tick(self) -> None:
+        due_s = self.exchange.next_deadline_s()
+        if due_s == math.inf or (self._ticking is not None and self._ticking <= due_s):
+            return
+        self._ticking = due_s
+        self._at(due_s - self._offset_s, lambda: self._tick(due_s))
+
+    def _tick(self, due_s: float) -> None:
+        if self._ticking == due_s and not self.stopped:
+            self._ticking = None
+            self.exchange.tick(max(due_s, self._now_s()))
+            self._schedule_tick()
+
+    def _at(self, time_s: float, action: Callable[[], None]) -> None:
+        """Do something at a time, if the hub has not crashed by then."""
+        start = self.starts
+
+        def act() -> None:
+            if self.running and self.starts == start:
+                action()
+
+        self._clock.at(time_s, act)
+
+    # -- what the exchange asks for --------------------------------------------------------------------------
+
+    def send(self, peer: Peer, header: bytes, payload: Buffer | None) -> None:
+        """Send over the peer's link, if it has one."""
+        if (deliver := self._links.get(peer)) is not None:
+            deliver(header, payload)
+
+    def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
+        """Do `work` next, in no time."""
+
+        def act() -> None:
+            then(work())
+            self._schedule_tick()
+
+        self._at(self._clock.now_s, act)
+
+    def write_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
+        """Do `work` when the disk has had its time for it."""
+        self.after(self.sync_s, lambda: then(work()))
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Do something in a while."""
+        self._at(self._clock.now_s + delay_s, action)
+
+    def _on_durable(self) -> None:
+        self.exchange.on_durable(self._now_s())
+        self._schedule_tick()
+
+    def _on_failing(self, reason: str) -> None:
+        self.exchange.on_failing(reason)
+
+    def save(self, state: HubState) -> None:
+        """Write a checkpoint, if there is a disk."""
+        self.saved_versions.append(state.snapshot.number)
+        if self._disk is None:
+            self.exchange.saved()
+        else:
+            self.write_in_background(lambda: self._write(state), self._saved)
+
+    def _write(self, state: HubState) -> int:
+        try:
+            return self._run.save(state, self._clock.now_s)
+        except OSError as error:
+            self.report(Report("warning", detail=f"no checkpoint could be written: {error}"))
+            return 0
+
+    def _saved(self, covered: int) -> None:
+        self.exchange.saved()
+        if self.log is not None and covered:
+            self.log.drop_through(covered)
+
+    def save_best(self, snapshot: Snapshot, loss: float, accuracy: float | None) -> None:
+        """Write nothing."""
+
+    def evaluate(self, snapshot: Snapshot, then: Callable[[Evaluated], None]) -> None:
+        """Evaluate nothing: there is no held-out data."""
+
+    def report(self, report: Report) -> None:
+        """Keep what happened, with its time."""
+        self.reports.append((self._clock.now_s, report))
+
+    def describe(self) -> dict[str, Any]:
+        """Add nothing to the status."""
+        return {}
+
+    def stop(self, reason: str) -> None:
+        """Take no more messages."""
+        self.stopped = reason
