@@ -271,16 +271,25 @@ def operations_of_a_write():
 
 
 @pytest.mark.parametrize("operation", range(operations_of_a_write()))
-@pytest.mark.parametrize("power_cut", [True, False])
-@pytest.mark.parametrize("torn", [0, 50, 10**6])
+@pytest.mark.parametrize(
+    "crash",
+    [
+        {"power_cut": False},
+        *(
+            {"power_cut": True, "torn": torn, "names_kept": names_kept}
+            for torn in (0, 50, 10**6)
+            for names_kept in (None, "", ".json", ".safetensors")
+        ),
+    ],
+)
 @pytest.mark.parametrize("same_moment", [True, False])
-def test_a_crash_at_any_operation_leaves_the_old_or_the_new_one(operation, power_cut, torn, same_moment):
+def test_a_crash_at_any_operation_leaves_the_old_or_the_new_one(operation, crash, same_moment):
     disk, store, (best, old) = stored(manifest(1, accuracy=0.9), manifest(2, now_s=1.0), keep=1)
     after = {name: tensor + 1 for name, tensor in TENSORS.items()}
     disk.fail(operation, for_good=True)
     with pytest.raises(OSError, match="Input/output"):
         store.write(manifest(2 if same_moment else 3, now_s=2.0), after)
-    found_disk = disk.after_crash(power_cut=power_cut, torn=torn)
+    found_disk = disk.after_crash(**crash)
     found = chosen(found_disk)
     assert same(found.tensors, TENSORS if found.name == old else after)
     assert found.manifest.now_s == (1.0 if found.name == old else 2.0)
@@ -290,6 +299,11 @@ def test_a_crash_at_any_operation_leaves_the_old_or_the_new_one(operation, power
     last = next_store.write(manifest(4), TENSORS)
     kept = sorted(f"{name}.{kind}" for name in (best, last) for kind in ("json", "safetensors"))
     assert sorted(found_disk.files) == kept
+
+
+def test_a_written_checkpoint_outlives_a_power_cut():
+    disk, _, names = stored(manifest(1), manifest(2), manifest(3), keep=1)
+    assert chosen(disk.after_crash(power_cut=True)).name == names[-1]
 
 
 @pytest.mark.parametrize("operation", range(operations_of_a_write()))
