@@ -301,9 +301,13 @@ def test_a_crash_at_any_operation_leaves_the_old_or_the_new_one(operation, crash
     assert sorted(found_disk.files) == kept
 
 
-def test_a_written_checkpoint_outlives_a_power_cut():
+@pytest.mark.parametrize("names_kept", [None, "", ".json", ".safetensors"])
+def test_a_written_checkpoint_outlives_a_power_cut_and_no_removed_one_does_by_half(names_kept):
     disk, _, names = stored(manifest(1), manifest(2), manifest(3), keep=1)
-    assert chosen(disk.after_crash(power_cut=True)).name == names[-1]
+    found = disk.after_crash(power_cut=True, names_kept=names_kept)
+    assert chosen(found).name == names[-1]
+    for name, _ in CheckpointStore(found, 1).manifests()[0]:
+        assert chosen(found, name).skipped == []
 
 
 @pytest.mark.parametrize("operation", range(operations_of_a_write()))

@@ -1,5 +1,6 @@
 """The journal: what was appended is read, in order and once, whatever a crash or a bad disk did to its end."""
 
+import contextlib
 import struct
 from pathlib import Path
 
@@ -128,6 +129,15 @@ def test_a_crash_anywhere_costs_only_what_was_not_appended(batches, failing, cha
         found = records(disk.after_crash(power_cut=power_cut, **chance))
         assert appended <= len(found) <= len(expected)
         assert found == expected[: len(found)]
+
+
+@pytest.mark.parametrize("failing", range(8))
+def test_zeros_where_the_first_records_were_to_be_are_a_torn_tail(failing):
+    disk = FailingDisk()
+    disk.fail(failing, for_good=True)
+    with contextlib.suppress(OSError):
+        JournalWriter(disk, 1).append([(b"a" * 100, None)])
+    assert len(records(disk.after_crash(power_cut=True, torn=100, zeroed=True, names_kept=""))) == (failing == 7)
 
 
 def test_what_a_killed_process_did_not_sync_outlives_a_power_cut_once_it_was_read():
