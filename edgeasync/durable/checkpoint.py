@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from edgeasync.durable.disk import Disk
 from edgeasync.durable.tensors import read_tensors, tensor_parts
-from edgeasync.errors import EdgeAsyncError, ModelMismatchError, StorageError
+from edgeasync.errors import ModelMismatchError, StorageError
 from edgeasync.protocol.wire import Buffer, checksum
 
 FORMAT = 1
@@ -91,10 +91,11 @@ class CheckpointStore:
         """Write a checkpoint, remove those beyond what is kept, and return its name.
 
         The arrays are read twice without a lock: nobody may write to them meanwhile. Raises `OSError` as the
-        disk does; the checkpoints there were are then still whole. Raises `ValueError` for an array that is
-        neither float32 nor uint8.
+        disk does: the checkpoints there were are then still whole, and this one is either whole or not there.
+        Raises `ValueError` for an array that is neither float32 nor uint8.
         """
         parts = tensor_parts(tensors)
+        manifest = msgspec.json.decode(msgspec.json.encode(manifest), type=Manifest)  # as it will be read
         name = self._free_name(manifest)
         try:
             nbytes, digest = self._replace(name + _TENSORS, parts)
@@ -113,18 +114,10 @@ class CheckpointStore:
 
         The checkpoints themselves are not read. Raises `StorageError` when the folder cannot be read.
         """
-        readable: list[tuple[str, Manifest]] = []
-        unreadable: list[tuple[str, str]] = []
         try:
-            names = self._names(_MANIFEST)
+            return self._listing()
         except OSError as error:
             raise StorageError(f"the checkpoints cannot be read: {error}; fix the folder's rights") from error
-        for name in names:
-            try:
-                readable.append((name, self._manifest(name)))
-            except StorageError as error:
-                unreadable.append((name, str(error)))
-        return readable, unreadable
 
     def load(self, name: str, fingerprint: str) -> tuple[Manifest, Tensors]:
         """Read a checkpoint and check all of it; the arrays are read-only views of the file's content.
@@ -153,8 +146,7 @@ class CheckpointStore:
         when a named one cannot be used, or when there are checkpoints and none of them can be.
         """
         readable, unreadable = self.manifests()
-        named = recovery not in {"latest", "best"}
-        if named:
+        if recovery not in {"latest", "best"}:
             known = [name for name, _ in readable] + [name for name, _ in unreadable]
             if recovery not in known:
                 there = ", ".join(known) or "none"
@@ -166,12 +158,12 @@ class CheckpointStore:
         skipped = [reason for _, reason in unreadable]
         if recovery == "best":
             readable = _best_first(readable)
-        failure: EdgeAsyncError | None = None
+        only_mismatches = not unreadable
         for name, _ in readable:
             try:
                 manifest, tensors = self.load(name, fingerprint)
             except (StorageError, ModelMismatchError) as error:
-                failure = error
+                only_mismatches &= isinstance(error, ModelMismatchError)
                 skipped.append(str(error))
             else:
                 if recovery == "best" and _evaluation(manifest) is None:
@@ -181,24 +173,35 @@ class CheckpointStore:
                 return Chosen(name, manifest, tensors, skipped)
         if not skipped:
             return None
-        kind = type(failure) if failure is not None and len(readable) == len(skipped) == 1 else StorageError
+        kind = ModelMismatchError if only_mismatches else StorageError
         raise kind(f"no checkpoint can be used: {' | '.join(skipped)}")
 
     def covered(self, fingerprint: str) -> int:
         """Return through which number the journal may be dropped.
 
         That is what the newest checkpoint but one covers, so that it and the journal still give the exact state
-        if the newest turns out to be damaged; with `keep` = 1, what the only one covers. Raises `StorageError`.
+        if the newest turns out to be damaged; with `keep` = 1, what the only one covers. Raises `OSError`.
         """
         spare = min(self._keep, 2) - 1
         usable = self._usable(fingerprint)
         return usable[spare][1].journal if len(usable) > spare else 0
 
+    def _listing(self) -> tuple[list[tuple[str, Manifest]], list[tuple[str, str]]]:
+        """Do what `manifests` does, but raise `OSError`."""
+        readable: list[tuple[str, Manifest]] = []
+        unreadable: list[tuple[str, str]] = []
+        for name in self._names(_MANIFEST):
+            try:
+                readable.append((name, self._manifest(name)))
+            except StorageError as error:
+                unreadable.append((name, str(error)))
+        return readable, unreadable
+
     def _usable(self, fingerprint: str) -> list[tuple[str, Manifest]]:
         """Return this model's checkpoints that are not known to be damaged, newest first."""
         return [
             (name, manifest)
-            for name, manifest in self.manifests()[0]
+            for name, manifest in self._listing()[0]
             if manifest.fingerprint == fingerprint and name not in self._damaged
         ]
 
@@ -234,12 +237,12 @@ class CheckpointStore:
     def _prune(self, fingerprint: str) -> None:
         """Remove the checkpoints beyond what is kept: their manifests first, so that none is left half there."""
         usable = self._usable(fingerprint)
-        kept = usable[: self._keep]
-        beyond = [name for name, manifest in self.manifests()[0] if manifest.fingerprint == fingerprint]
-        beyond = [name for name in beyond if _age(name) < _age(kept[-1][0]) and name != _best_first(usable)[0][0]]
-        for name in beyond:
-            self._disk.remove(name + _MANIFEST)
-        if beyond:
+        if len(usable) > self._keep:
+            oldest, best = _age(usable[self._keep - 1][0]), _best_first(usable)[0][0]
+            ours = [name for name, manifest in self._listing()[0] if manifest.fingerprint == fingerprint]
+            beyond = [name for name in ours if _age(name) < oldest and name != best]
+            for name in beyond:
+                self._disk.remove(name + _MANIFEST)
             self._disk.sync_folder()
         self._sweep()
 
@@ -264,7 +267,7 @@ class CheckpointStore:
                     "start the version of edgeasync that wrote it, or a newer one"
                 )
             manifest = msgspec.json.decode(content, type=Manifest)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise StorageError(f"{name}{_MANIFEST}: damaged ({error}); {_REMEDY}") from error
         unsealed = msgspec.structs.replace(manifest, seal="")
         if manifest.seal != _seal(unsealed) or (manifest.journal, manifest.version) != _age(name)[:2]:

@@ -28,7 +28,7 @@ SEGMENT_BYTES_MAX = 64 << 20
 """A segment that is longer is followed by another; a batch of records is never split."""
 
 WINDOW_BYTES = 1 << 20
-"""Bytes that are read at a time: reading needs this and one record, however long the segments are."""
+"""Bytes that are read at a time: reading needs this and two records, however long the segments are."""
 
 _MAGIC = b"EAJOURNL"
 _FORMAT = 1

@@ -64,13 +64,11 @@ def read_tensors(content: Buffer) -> dict[str, npt.NDArray[np.float32] | npt.NDA
 
 
 def _view(content: Buffer, data: int, place: _Place) -> npt.NDArray[np.float32] | npt.NDArray[np.uint8]:
-    """Return one array; numpy checks that it lies inside the content."""
+    """Return one array; `data` is where the arrays begin."""
     dtype = _DTYPES.get(place.dtype)
     if dtype is None or min(place.shape, default=0) < 0:
         raise ValueError(f"it has an array of {place.dtype} and shape {place.shape}")
     count, (start, end) = math.prod(place.shape), place.data_offsets
     if not 0 <= start <= end <= len(content) - data or end - start != count * dtype.itemsize:
         raise ValueError(f"an array of shape {place.shape} cannot lie at bytes {start} to {end}")
-    view: npt.NDArray[np.float32] | npt.NDArray[np.uint8]
-    view = np.frombuffer(memoryview(content)[data + start : data + end], dtype).reshape(place.shape)
-    return view
+    return np.frombuffer(content, dtype, count, data + start).reshape(place.shape)

@@ -32,13 +32,24 @@ class FailingDisk:
         if self.fail_at is not None and (now == self.fail_at or (self.for_good and now > self.fail_at)):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    def after_crash(self, *, power_cut: bool, torn: int = 0) -> "FailingDisk":
-        """Return what the next process finds: all of it, or after a power cut what was synced and `torn` bytes."""
+    def after_crash(
+        self, *, power_cut: bool, torn: int = 0, zeroed: bool = False, names_kept: str | None = None
+    ) -> "FailingDisk":
+        """Return what the next process finds: all of it, or after a power cut what was synced and chance left.
+
+        Of bytes that were not synced the first `torn` are there, as zeros if `zeroed`; changes to names that were
+        not synced are undone but for those that end with `names_kept`.
+        """
         found = FailingDisk()
-        for name, content in (self.synced_names if power_cut else self.files).items():
+        for name in self.files.keys() | self.synced_names.keys():
+            kept = not power_cut or (names_kept is not None and name.endswith(names_kept))
+            content = (self.files if kept else self.synced_names).get(name)
+            if content is None:
+                continue
             copy = _Content()
-            unsynced = bytes(content.live[len(content.synced) :])
-            copy.live[:] = content.synced + unsynced[:torn] if power_cut else content.live
+            unsynced = bytes(content.live[len(content.synced) :])[:torn]
+            unsynced = bytes(len(unsynced)) if zeroed else unsynced
+            copy.live[:] = content.synced + unsynced if power_cut else content.live
             copy.synced = bytes(copy.live)
             found.files[name] = found.synced_names[name] = copy
         return found

@@ -1,5 +1,6 @@
 """The journal: what was appended is read, in order and once, whatever a crash or a bad disk did to its end."""
 
+import contextlib
 import struct
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeasync.durable.disk import FolderDisk
-from edgeasync.durable.journal import WINDOW_BYTES, JournalWriter, Segment, cut_torn_tail, read_journal
+from edgeasync.durable.journal import WINDOW_BYTES, JournalWriter, Segment, TornTail, cut_torn_tail, read_journal
 from edgeasync.errors import StorageError
 from edgeasync.protocol.wire import checksum
 from tests.unit.failing_disk import FailingDisk
@@ -19,6 +20,13 @@ BATCHES = st.lists(
     st.lists(st.tuples(st.binary(max_size=40), st.none() | st.binary(max_size=200)), min_size=1, max_size=4),
     min_size=1,
     max_size=8,
+)
+CHANCE = st.fixed_dictionaries(
+    {
+        "torn": st.sampled_from([0, 7, 40, 10**6]),
+        "zeroed": st.booleans(),
+        "names_kept": st.sampled_from([None, "", "1"]),
+    }
 )
 
 
@@ -91,8 +99,8 @@ def test_a_damaged_last_segment_yields_a_prefix_or_an_error(batches, how, data):
     assert records(disk) == [*found, (len(found) + 1, b"new", b"")]
 
 
-@given(BATCHES, st.integers(0, 40), st.booleans(), st.sampled_from([0, 7, 10**6]))
-def test_a_batch_that_failed_and_is_appended_again_is_read_once(batches, failing, power_cut, torn):
+@given(BATCHES, st.integers(0, 40), st.booleans(), CHANCE)
+def test_a_batch_that_failed_and_is_appended_again_is_read_once(batches, failing, power_cut, chance):
     disk = FailingDisk()
     writer = JournalWriter(disk, 1, segment_bytes_max=300)
     disk.fail(failing)
@@ -101,11 +109,11 @@ def test_a_batch_that_failed_and_is_appended_again_is_read_once(batches, failing
             writer.append(batch)
         except OSError:
             writer.append(batch)
-    assert records(disk.after_crash(power_cut=power_cut, torn=torn)) == numbered(batches)
+    assert records(disk.after_crash(power_cut=power_cut, **chance)) == numbered(batches)
 
 
-@given(BATCHES, st.integers(0, 40), st.sampled_from([0, 7, 10**6]))
-def test_a_crash_anywhere_costs_only_what_was_not_appended(batches, failing, torn):
+@given(BATCHES, st.integers(0, 40), CHANCE)
+def test_a_crash_anywhere_costs_only_what_was_not_appended(batches, failing, chance):
     disk = FailingDisk()
     writer = JournalWriter(disk, 1, segment_bytes_max=300)
     disk.fail(failing, for_good=True)
@@ -118,9 +126,18 @@ def test_a_crash_anywhere_costs_only_what_was_not_appended(batches, failing, tor
         appended += len(batch)
     expected = numbered(batches)
     for power_cut in (True, False):
-        found = records(disk.after_crash(power_cut=power_cut, torn=torn))
+        found = records(disk.after_crash(power_cut=power_cut, **chance))
         assert appended <= len(found) <= len(expected)
         assert found == expected[: len(found)]
+
+
+@pytest.mark.parametrize("failing", range(8))
+def test_zeros_where_the_first_records_were_to_be_are_a_torn_tail(failing):
+    disk = FailingDisk()
+    disk.fail(failing, for_good=True)
+    with contextlib.suppress(OSError):
+        JournalWriter(disk, 1).append([(b"a" * 100, None)])
+    assert len(records(disk.after_crash(power_cut=True, torn=100, zeroed=True, names_kept=""))) == (failing == 7)
 
 
 def test_what_a_killed_process_did_not_sync_outlives_a_power_cut_once_it_was_read():
@@ -165,6 +182,30 @@ def test_dropping_never_costs_a_needed_record(batches, data):
     assert writer.bytes_written == sum(len(file.live) for file in disk.files.values())
     writer.append([(b"new", None)])
     assert records(disk, number) == [*expected[number:], (len(expected) + 1, b"new", b"")]
+
+
+def test_what_was_dropped_stays_so_after_a_power_cut():
+    disk, writer = written([[(b"a" * 400, None)], [(b"b", None)]])
+    writer.drop_through(1)
+    assert disk.after_crash(power_cut=True).names() == ["journal-00000002"]
+
+
+def test_a_record_missing_in_the_middle_ends_the_last_segment():
+    disk, _ = written([[(b"a", None), (b"b", None), (b"c", None)]])
+    del disk.files["journal-00000001"].live[HEADER + 25 : HEADER + 50]
+    _, reading = whole(disk)
+    assert (reading.last, reading.torn) == (1, [TornTail("journal-00000001", HEADER + 25, 25)])
+
+
+def test_a_torn_header_with_nothing_behind_it_is_cut():
+    disk, _ = written([[(b"a" * 400, None)], [(b"b", None)]])
+    last = disk.files["journal-00000002"].live
+    del last[HEADER:]
+    last[-1] ^= 1
+    found, reading = whole(disk)
+    assert (len(found), reading.torn) == (1, [TornTail("journal-00000002", 0, HEADER)])
+    cut_torn_tail(disk, reading)
+    assert disk.names() == ["journal-00000001"]
 
 
 def test_the_segment_being_written_is_not_dropped():
