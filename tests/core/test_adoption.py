@@ -56,10 +56,16 @@ def test_a_version_that_is_here_already_is_not_made_twice(model):
     assert model.parameters.tolist() == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(("held", "lineage"), [(3, LINEAGE), (6, LINEAGE), (5, "f" * 16)])
-def test_what_leads_on_from_another_version_leaves_the_one_held_alone(model, held, lineage):
+def test_differences_lead_on_into_the_branch_of_a_hub_that_was_started_anew(model):
+    message, payload = leading(5, coded(1, 1, 1, 1), to=[2, 3, 4, 5])
+    message = assignment(message.version.number, payload, message.deltas, "f" * 16)
+    assert _adopt_into(model, message, payload, WELCOME) == Adopted(message)
+    assert model.version == message.version
+
+
+@pytest.mark.parametrize("held", [3, 6])
+def test_what_leads_on_from_another_version_leaves_the_one_held_alone(model, held):
     message, payload = leading(held, coded(9, 9, 9, 9), to=[0, 0, 0, 0])
-    message = assignment(message.version.number, payload, message.deltas, lineage)
     failed = _adopt_into(model, message, payload, WELCOME)
     assert isinstance(failed, AdoptionFailed)
     assert not failed.spoilt

