@@ -7,6 +7,7 @@ from random import Random
 import msgspec
 import numpy as np
 import pytest
+from safetensors.numpy import load, save
 
 from edgeasync.core import guard
 from edgeasync.core import state as durable
@@ -126,11 +127,11 @@ class Hub:
         return self.sessions.to_bytes(16, "big")
 
     def again(self, name):
-        """Return a hub that was started anew from what this one wrote down."""
+        """Return a hub that was started anew from what this one wrote to a file."""
         state = durable.capture(self.core, self.model, self.publisher)
         hub = Hub(name, self.spec, now_s=123.0)
-        arrays = {name: array.copy() for name, array in state.arrays.items()}
-        durable.restore(durable.HubState(state.scalars, arrays), hub.core, hub.model, hub.publisher)
+        written = durable.HubState(state.scalars, load(save(state.arrays)))
+        durable.restore(written, hub.core, hub.model, hub.publisher)
         hub.sessions = self.sessions
         return hub
 
@@ -501,7 +502,6 @@ def test_damaged_bytes_are_refused(written):
 
 class Other(msgspec.Struct):
     core: int = 3
-    name: str = "\udcff".encode("utf-8", "surrogatepass").decode("latin-1")
 
 
 def test_sound_bytes_of_another_kind_are_refused(written):
