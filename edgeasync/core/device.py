@@ -10,8 +10,6 @@ is repeated, under the same number, until it is answered.
 from random import Random
 from typing import Literal
 
-import msgspec
-
 from edgeasync.core.device_ahead import AheadSteps
 from edgeasync.core.device_effects import (
     Adopt,
@@ -47,6 +45,7 @@ from edgeasync.core.device_events import (
     TransferMoved,
 )
 from edgeasync.core.device_hubs import BACKOFF_MAX_S, BACKOFF_MIN_S, HubTurns
+from edgeasync.core.device_push import UnansweredPush, describe
 from edgeasync.core.device_spool import ModelKey
 from edgeasync.errors import EdgeAsyncError, GraphError, ModelMismatchError, RefusedError
 from edgeasync.protocol.messages import (
@@ -54,7 +53,6 @@ from edgeasync.protocol.messages import (
     Ack,
     Assignment,
     DeviceProfile,
-    Duplicate,
     Fetch,
     FetchGraph,
     Graph,
@@ -120,11 +118,10 @@ class DeviceCore:
         self._ahead = AheadSteps(alone_steps_max)
         self._equipped = False
         self._joined: dict[str, object] | None = None
-        self._push: Push | None = None
-        self._recalled: ModelKey | None = None
+        self._unanswered = UnansweredPush()
         self._adopting: Assignment | None = None
-        self._seq_last = self._duplicate_refusals = 0
-        self._diverged = self._busy = self._repeated = False
+        self._duplicate_refusals = 0
+        self._diverged = self._busy = False
         self._link_at_s = self._work_at_s = self._ping_at_s = self._heard_s = 0.0
 
     @property
@@ -144,12 +141,9 @@ class DeviceCore:
         return max(self.welcome.overlap_steps_max, self._ahead.alone_steps_max) > 0
 
     def recall(self, push: Push, model: ModelKey) -> None:
-        """Before `begin`: go on with an update that was made before this start, of this model.
-
-        It may have been answered meanwhile, so a hub that does not know the device is told that it was: it never
-        counts twice, though an update that such a hub never had does not count at all.
-        """
-        self._push, self._recalled, self._seq_last, self.work = push, model, push.seq, "pushing"
+        """Before `begin`: go on with an update of this model that was made before this start."""
+        self._unanswered.recall(push, model)
+        self.work = "pushing"
 
     # -- time ------------------------------------------------------------------------------------------------
 
@@ -187,7 +181,7 @@ class DeviceCore:
             self._ping_at_s = now_s + self.welcome.heartbeat_s
             effects.append(Say(Ping(self.welcome.session, now_s, steps_total, self.round_trip_s or 0.0)))
         if self.work != "training" and now_s >= self._work_at_s:
-            effects += [*self._give_up_recalled(), *self._speak(now_s)]
+            effects += self._speak(now_s)
         return effects
 
     # -- events ----------------------------------------------------------------------------------------------
@@ -237,7 +231,8 @@ class DeviceCore:
 
     def _moved(self, event: Kept | TransferMoved, now_s: float) -> list[DeviceEffect]:
         if isinstance(event, Kept):
-            due = self._push is not None and self._push.seq == event.seq and self.work == "pushing"
+            push = self._unanswered.push
+            due = push is not None and push.seq == event.seq and self.work == "pushing"
             return self._speak(now_s) if due and self.link == "joined" else []
         self._heard_s = now_s
         self._wait(now_s)
@@ -265,16 +260,17 @@ class DeviceCore:
     def _greet(self, now_s: float) -> list[DeviceEffect]:
         self.link = "greeting"
         self._link_at_s = now_s + GREETING_S
-        return [Open(), Say(self._hello())]
+        silent_s = now_s - self._heard_s
+        return [Open(), Say(self._hello(forgotten=self.welcome is None or silent_s >= self.welcome.lease_s))]
 
-    def _hello(self) -> Hello:
+    def _hello(self, *, forgotten: bool) -> Hello:
         return Hello(
             protocol_versions=(PROTOCOL_VERSION,),
             device_id=self.device_id,
             state_id=self._state_id,
             start=self._start,
             session=None if self.welcome is None else self.welcome.session,
-            seq_answered=self._seq_last,
+            seq_answered=self._unanswered.claim(forgotten=forgotten),
             profile=self._profile,
             codecs=self._codecs,
             fingerprint=self._fingerprint,
@@ -324,10 +320,12 @@ class DeviceCore:
         self._turns.welcomed()
         self._ping_at_s = now_s + welcome.heartbeat_s * self._random.uniform(0.5, 1.0)
         effects: list[DeviceEffect] = [Tell("joined", f"as {self.device_id}")]
-        if self._recalled is not None and self._recalled != ModelKey.of(welcome):
-            self._push, self._recalled, self.work = None, None, "idle"
+        if self._unanswered.drop_foreign(welcome):
             effects.append(PutAside("an update of another model than this hub's"))
-        effects += self._agree_on_seq(welcome.seq_last)
+        if dropped := self._unanswered.agree(welcome.seq_last):
+            effects.append(Tell("warning", dropped))
+        if self.work == "pushing" and self._unanswered.push is None:
+            self.work = "idle"
         if welcome.graph is None or self._equipped:
             return effects + self._join(now_s)
         self.work = "equipping"
@@ -347,38 +345,18 @@ class DeviceCore:
             effects += self._speak(now_s)
         return effects
 
-    def _agree_on_seq(self, seq_last: int) -> list[DeviceEffect]:
-        """Take the hub's word for the last number it answered."""
-        push = self._push
-        if push is not None and seq_last == push.seq:
-            return []
-        self._recalled = None  # but for one that the hub says was answered it is like any other
-        self._seq_last = seq_last
-        if push is None:
-            return []
-        if push.seq == seq_last + 1:
-            return []
-        if push.seq > seq_last:
-            # The hub remembers less than it had answered: it was put back to an older state.
-            self._push = msgspec.structs.replace(push, seq=seq_last + 1)
-            return []
-        # A copy of this device went further. The push may have counted, so it must not get a new number.
-        self._push = None
-        self.work = "idle"
-        return [Tell("warning", f"the hub has answered push {seq_last}, but {push.seq} was due: it is dropped")]
-
     def _refused(self, refuse: Refuse, now_s: float) -> list[DeviceEffect]:
         match refuse.code:
             case "busy":
                 self._work_at_s = now_s + (refuse.retry_after_s or 1.0) * self._random.uniform(1.0, 1.5)
-                self._busy, self._repeated = True, False
+                self._busy = True
                 return self._train_on()
             case "unknown_session" | "sequence":
                 if self.link != "joined":
                     return []
                 self.link = "greeting"
                 self._link_at_s = now_s + GREETING_S
-                return [Say(self._hello())]
+                return [Say(self._hello(forgotten=True))]
             case "malformed":
                 self._work_at_s = now_s + BACKOFF_MAX_S * self._random.uniform(0.5, 1.0)
                 return [Tell("warning", f"the hub could not read a message: {refuse.sentence}")]
@@ -466,9 +444,9 @@ class DeviceCore:
         ahead = self._ahead.take()
         if ahead is not None:
             result = result.after(ahead)
-        self._push = Push(
+        push = Push(
             session=self.welcome.session,
-            seq=self._seq_last + 1,
+            seq=1,
             base=self.held,
             local_steps=result.local_steps,
             examples=result.examples,
@@ -481,6 +459,7 @@ class DeviceCore:
             score=result.score,
             steps_ahead=0 if ahead is None else ahead.local_steps,
         )
+        self._unanswered.make(push)
         self._busy = False
         effects = self._speak(now_s) if self.link == "joined" else []
         return effects + self._train_on()
@@ -498,19 +477,11 @@ class DeviceCore:
         self._wait(now_s)
         if self.work == "equipping":
             return [Say(FetchGraph(self.welcome.session))]
-        if self._push is not None:
-            self.work, self._repeated = "pushing", self._recalled is not None
-            self._push = msgspec.structs.replace(self._push, session=self.welcome.session)
-            return [SendPush(self._push)]
+        if (push := self._unanswered.say(self.welcome.session)) is not None:
+            self.work = "pushing"
+            return [SendPush(push)]
         self.work = "idle"
         return [Say(Fetch(self.welcome.session, self.held))]
-
-    def _give_up_recalled(self) -> list[DeviceEffect]:
-        """Drop an update that the hub says was answered, if it does not know how: nobody ever will."""
-        if self._push is None or not self._repeated:
-            return []
-        self._push, self._recalled, self._repeated = None, None, False
-        return [Tell("warning", f"the hub does not say what became of push {self._seq_last}; going on without it")]
 
     def _wait(self, now_s: float) -> None:
         """Give the hub a lease's time to answer before the work speaks again."""
@@ -518,11 +489,9 @@ class DeviceCore:
         self._work_at_s = now_s + self.welcome.lease_s
 
     def _acknowledged(self, ack: Ack, now_s: float) -> list[DeviceEffect]:
-        if self._push is None or ack.seq != self._push.seq:
+        if not self._unanswered.answered(ack):
             return []
-        self._seq_last = ack.seq
-        self._push = self._recalled = None
-        self._busy = self._repeated = False
+        self._busy = False
         self.work = "idle"
         self.updates_answered += 1
         self._wait(now_s)
@@ -536,11 +505,3 @@ class DeviceCore:
         begun, self._diverged = diverged and not self._diverged, diverged
         sentence = "training diverged, and the hub refused the update: scale the data, or lower the learning rate"
         return [Tell("warning", sentence)] if begun else []
-
-
-def describe(outcome: Outcome) -> str:
-    """Return an outcome in words."""
-    if isinstance(outcome, Duplicate):
-        return f"duplicate of: {describe(outcome.first)}"
-    values = ", ".join(str(value) for value in msgspec.structs.astuple(outcome))
-    return f"{type(outcome).__name__.lower()} {values}"

@@ -1030,7 +1030,7 @@ def recalling(key=KEY):
 
 def test_a_kept_update_is_repeated_under_its_number():
     device = recalling()
-    assert device.effects[1].message.seq_answered == 7, "it may have been answered"
+    assert device.effects[1].message.seq_answered == 8, "it may have been answered"
     device.welcome(seq_last=6)
     assert device.kinds == [Tell, Join, SendPush]
     (push,) = [effect.push for effect in device.effects if isinstance(effect, SendPush)]
@@ -1054,15 +1054,37 @@ def test_a_kept_update_that_was_answered_gets_its_outcome():
 
 
 def test_a_hub_that_forgot_the_device_never_counts_a_kept_update():
-    """It takes the device's word for the number, and has no outcome to repeat."""
-    device = recalling().welcome(seq_last=7)
-    said_s = device.now_s
-    fetch = device.until(Fetch)
-    assert device.now_s == said_s + LEASE_S
-    assert fetch == Fetch(device.session, None)
-    assert "warning" in device.told
+    """It takes the device's word for the number, and so shows that it has no record."""
+    device = recalling().welcome(seq_last=8)
+    assert device.told == ["joined", "warning"]
+    assert device.said == [Fetch(device.session, None)]
     device.assigned(9).give(Adopted(assignment(9))).trained()
-    assert device.pushed == [8]
+    assert device.pushed == [9]
+
+
+@pytest.mark.parametrize(
+    ("away_s", "said", "claimed"),
+    [(LEASE_S - 1, True, 5), (LEASE_S + 1, True, 7), (1e6, True, 7), (1e6, False, 5)],
+    ids=["seconds", "over a lease", "days", "days, and it never left"],
+)
+def test_what_a_device_says_of_its_numbers_when_it_comes_back(away_s, said, claimed):
+    """A hub that knows the device goes by its own record; one that forgot it must not count an update twice."""
+    device = DeviceBench().training(seq_last=5)
+    if said:
+        device.trained().hears(Leave("stopping"))
+    else:
+        device.hears(Leave("stopping"))
+        device.trained()
+    device.tick(device.now_s + away_s)
+    assert device.said[0].seq_answered == claimed
+    device.welcome(seq_last=claimed)
+    assert device.pushed == ([6] if claimed == 5 else [])
+    assert device.told[1:] == ([] if claimed == 5 else ["warning"])
+
+
+def test_a_hub_that_does_not_know_the_session_may_have_forgotten_the_update():
+    device = DeviceBench().training(seq_last=5).trained()
+    assert device.hears(Refuse("unknown_session", "hello?")).said[0].seq_answered == 7
 
 
 def test_a_hub_with_an_older_state_gets_a_kept_update_under_its_next_number():
