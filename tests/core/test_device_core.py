@@ -3,6 +3,7 @@
 import math
 from functools import cache
 from random import Random
+from typing import get_args
 
 import msgspec
 import pytest
@@ -59,6 +60,7 @@ from edgeasync.protocol.messages import (
     Ping,
     Pong,
     Push,
+    RefusalCode,
     Refuse,
     Rejected,
     Welcome,
@@ -544,6 +546,13 @@ FATAL = {
     "quarantined": RefusedError,
     "hub_full": RefusedError,
 }
+
+
+TRANSIENT = {"busy", "malformed", "sequence", "unknown_session", "duplicate_device_id"}
+
+
+def test_every_refusal_is_one_to_end_or_to_try_again():
+    assert set(get_args(RefusalCode)) == TRANSIENT | set(FATAL)
 
 
 @pytest.mark.parametrize("joined", [False, True])

@@ -42,6 +42,8 @@ class Fleet:
                 alone_steps_max=alone_steps_max,
             )  # fmt: skip
             device._deliver = self.note_answers(device._deliver)
+            if keeps:
+                device.send = kept_before(device, device.send)
             self.devices.append(device)
 
     def make_hub(self, seed):
@@ -80,6 +82,19 @@ class Fleet:
 
     def until(self, condition, limit_s=60.0):
         assert self.clock.run(condition, self.clock.now_s + limit_s)
+
+
+def kept_before(device, send):
+    """Return `send` that lets no update leave but the one that is kept, under that number."""
+
+    def check(header, payload):
+        message = wire.decode(header)
+        if isinstance(message, Push):
+            kept = device.spool.push
+            assert (message.seq, message.base, message.checksum) == (kept.seq, kept.base, kept.checksum)
+        send(header, payload)
+
+    return check
 
 
 @pytest.mark.parametrize("codec", ["auto", "top_k(0.2)"])
