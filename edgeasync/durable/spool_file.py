@@ -16,6 +16,7 @@ from edgeasync.core.device_spool import ModelKey, Spool
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import ProtocolError, StorageError
 from edgeasync.protocol import wire
+from edgeasync.protocol.codecs import check_codec_name
 from edgeasync.protocol.messages import Push
 
 SPOOL_FILE = "spool.safetensors"
@@ -93,6 +94,8 @@ class SpoolFile:
             raise ProtocolError("of another device")
         try:
             push = wire.decode(bytes.fromhex(metadata["push"]))
+            if isinstance(push, Push):
+                check_codec_name(push.codec)
             model = msgspec.json.decode(metadata["model"], type=ModelKey)
             payload = arrays.pop(_PAYLOAD).data.cast("B")
         except (KeyError, ValueError, msgspec.DecodeError) as error:

@@ -1,5 +1,6 @@
 """What a device keeps on disk: it comes back as it was, or is put aside, whatever happened to the file."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -92,6 +93,13 @@ def test_an_update_of_another_protocol_version_is_refused(file, monkeypatch, ver
     file.write(SPOOL)
     monkeypatch.undo()
     with pytest.raises(ProtocolError, match="protocol version"):
+        file.read()
+
+
+def test_an_update_in_a_codec_that_is_not_known_is_refused(file):
+    push = msgspec.structs.replace(PUSH, codec="int1")
+    file.write(Spool(SPOOL.model, push, PAYLOAD, None))
+    with pytest.raises(ProtocolError, match="int1"):
         file.read()
 
 
