@@ -66,14 +66,17 @@ SILENCE = Trouble(lost=1.0)
 def corrupted(header: bytes, payload: bytes | None, random: Random) -> Frames | None:
     """Return the message with a few bits wrong, or cut short; `None` if what came out would be a lie.
 
-    A header that still reads as a message, but as another one, is not what a link does: transports have checksums,
-    and against forgers there are keys. A payload has a checksum of its own, and may be anything.
+    A header that still reads as a message, but as another one or of another version of the protocol, is not what a
+    link does: transports have checksums, and against forgers there are keys. A payload has a checksum of its own,
+    and may be anything.
     """
     if payload and random.random() < 0.5:
         return header, _spoilt(payload, random)
     header = _spoilt(header, random)
     try:
         wire.decode(header)
+    except wire.UnsupportedVersionError:
+        return None
     except ProtocolError:
         return header, payload
     return None

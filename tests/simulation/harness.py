@@ -97,6 +97,7 @@ def _live_through(world, injector):
 
     assert pass_time(at_rest, REST_S), "something is still under way"
     pass_time(lambda: False, 1.0)  # and what is still on the wire
+    assert pass_time(lambda: world.hub.resting, 1.0), "the hub never comes to rest"
     world.checks.at_rest()
 
 

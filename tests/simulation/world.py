@@ -38,6 +38,12 @@ HUB_CRASHES = hasattr(SimulatedHub, "crash")
 LEARNT = 8
 """Values of the model that are really trained; the others count updates."""
 
+UNUSED = 20_000
+"""Values that are neither, where payloads are to travel in pieces."""
+
+FOLD_S = 0.02
+"""What work in the background takes, where folds are done there."""
+
 SLOTS = 128
 """Updates of one device that are told apart."""
 
@@ -80,9 +86,9 @@ Mark = tuple[str, int]
 class Marks:
     """Where the marks of all devices are, and how to read them."""
 
-    def __init__(self, names):
+    def __init__(self, names, unused):
         self.names = names
-        self.spec = ParameterSpec((Parameter("w", (LEARNT + SLOTS * len(names),)),))
+        self.spec = ParameterSpec((Parameter("w", (LEARNT + SLOTS * len(names) + unused,)),))
         self._scratch = np.empty(self.spec.length, np.float32)
 
     def place(self, name, number):
@@ -91,7 +97,7 @@ class Marks:
     def of_update(self, source):
         """Return whose update this is, and which of its slots it marks."""
         values = source.read(0, self.spec.length, self._scratch)
-        place = int(np.argmax(np.nan_to_num(values[LEARNT:])))
+        place = int(np.argmax(values[LEARNT : LEARNT + SLOTS * len(self.names)]))
         return self.names[place // SLOTS], place % SLOTS
 
     def in_model(self, vector, name):
@@ -212,9 +218,16 @@ class WatchedHub(SimulatedHub):
         super().crash()
         self.world.trace.note(self._clock.now_s, "hub crashed")
 
+    @property
+    def resting(self):
+        """Whether no fold is under way or in line."""
+        return self.running and not self.exchange._folding and not self.exchange._ordered
+
     def _watch(self):
         """Look on when a push is decided and a version is made; the exchange is another after a crash."""
         core, model = self.exchange.core, self.exchange.model
+        if self.world.background:
+            self.exchange._inline = False
         handle, fold, advance = core.handle, model.fold, model.advance
 
         def watched_handle(event, now_s):
@@ -249,6 +262,15 @@ class WatchedHub(SimulatedHub):
         super()._tick(due_s)
         self._checks.after_step(self)
 
+    def run_in_background(self, work, then):
+        exchange = self.exchange
+
+        def begin():
+            if self.exchange is exchange:
+                super(WatchedHub, self).run_in_background(work, then)
+
+        self._clock.after(FOLD_S, begin)
+
     def report(self, report):
         self.world.trace.note(self._clock.now_s, report)
         super().report(report)
@@ -264,7 +286,8 @@ class World:
         self.clock = VirtualClock()
         self.trace = Trace()
         names = [f"device-{number}" for number in range(1, random.randint(2, 6) + 1)]
-        self.marks = Marks(names)
+        self.background = random.random() < 0.3
+        self.marks = Marks(names, UNUSED if random.random() < 0.1 else 0)
         self.checks = Checks(self)
         self.disk = SimulatedDisk(seed) if journal else None
         self.target = np.array([random.uniform(-1.0, 1.0) for _ in range(LEARNT)], np.float32)
@@ -392,8 +415,12 @@ class Checks:
         mark, decided = self._decided[key]
         assert decided == first, f"push {key} is answered {first}, and decided was {decided}"
         self.acknowledged[key] = (mark, first)
-        if isinstance(first, Applied):
-            assert self._where.get(mark) == (hub.core.lineage, first.number), f"{mark} is not in {first}"
+        # An answer without a model need not wait for the fold.
+        if isinstance(first, Applied) and first.number <= hub.exchange.model.current.number:
+            self._assert_applied(hub, mark, first)
+
+    def _assert_applied(self, hub, mark, first):
+        assert self._where.get(mark) == (hub.core.lineage, first.number), f"{mark} is not in {first}"
 
     def after_step(self, hub):
         """Check the hub's invariants, leases and memory."""
@@ -424,7 +451,7 @@ class Checks:
         model = self._models.get((lineage, version))
         assert model is None or model == xxhash.xxh3_64_digest(hub.model), f"version {version} is another model"
         self._assert_kept(hub)
-        for (name, seq), _ in self.acknowledged.items():
+        for name, seq in self.acknowledged:
             member = hub.core.members.members.get(name)
             assert member is not None, f"the hub has forgotten {name}"
             assert member.seq_last >= seq, f"the hub has forgotten that it answered push {seq} of {name}"
@@ -435,6 +462,8 @@ class Checks:
         for (name, seq), (mark, first) in self.acknowledged.items():
             if isinstance(first, Rejected):
                 assert mark not in self._where, f"{mark}, push {seq} of {name}, was rejected, and counts"
+            elif isinstance(first, Applied):
+                self._assert_applied(hub, mark, first)
             elif mark not in self._excused:
                 assert mark in self._where or mark in waiting, f"{mark}, push {seq} of {name}, is lost: {first}"
 
@@ -443,8 +472,12 @@ class Checks:
     def told(self, device, outcome):
         """Take note of what a device is told of the update it made last."""
         mark = (device.device_id, device._trainer.updates)
+        first = outcome.first if isinstance(outcome, Duplicate) else outcome
+        key = (device.device_id, device.exchange.core._seq_last)
+        promised = self.acknowledged.get(key)
+        assert promised == (mark, first), f"{mark}, push {key}, was told {first}, and the hub said {promised}"
         assert mark not in self._told, f"{mark} is answered twice"
-        self._told[mark] = outcome.first if isinstance(outcome, Duplicate) else outcome
+        self._told[mark] = first
 
     # -- in the end ------------------------------------------------------------------------------------------
 
