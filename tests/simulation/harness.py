@@ -1,5 +1,6 @@
 """Runs a seed: faults first, then all is healed, and everything must be as it was promised."""
 
+import itertools
 import traceback
 from dataclasses import dataclass, field
 
@@ -15,6 +16,9 @@ HEALED_S = 120.0
 
 REST_S = 30.0
 """Virtual time in which what is under way must end."""
+
+EVENTS_MAX = 50_000
+"""Things done in a whole run; usual are about a thousand. More is spinning: time no longer passes."""
 
 DISTANCE_MAX = 0.3
 """How near the model must come to what it is taught: the distance at first is 1."""
@@ -64,9 +68,11 @@ def run(seed, plan=None):
 def _live_through(world, injector):
     for device in world.devices.values():
         device.start()
+    events = itertools.count(1)
 
     def pass_time(until, limit_s):
         def look():
+            assert next(events) <= EVENTS_MAX, "it spins"
             injector.look()
             return until()
 
@@ -102,11 +108,8 @@ def _live_through(world, injector):
 
 
 def shrink(seed, plan, fails=None):
-    """Return the plan with every fault left out that is not needed for the seed to fail; `fails` says if it does."""
-    if fails is None:
-
-        def fails(smaller):
-            return bool(run(seed, smaller).failure)
+    """Return the plan without the faults that a seed fails without; `fails` says if it does."""
+    fails = fails or (lambda smaller: bool(run(seed, smaller).failure))
 
     position = 0
     while position < len(plan.faults):

@@ -32,22 +32,20 @@ MUTANTS = {
         Change(HubCore, "_check_sequence", "push.seq != member.seq_last + 1", "push.seq > member.seq_last + 1"),
     ),
     "the hub believes a device that greets again about what was answered": (
-        Change(
-            Membership, "greet", "member.waiting = False", "member.waiting, member.seq_last = False, hello.seq_answered"
-        ),
+        Change(Membership, "greet", "member.steps_total = 0", "member.seq_last = hello.seq_answered"),
     ),
     "a device numbers an unanswered push anew": (
         Change(DeviceCore, "_agree_on_seq", "seq_last <= push.seq <= seq_last + 1", "push.seq == seq_last + 1"),
         Change(DeviceCore, "_agree_on_seq", "if push.seq > seq_last:", "if push.seq > 0:"),
     ),
     "a device takes any answer for that to its push": (
-        Change(DeviceCore, "_acknowledged", "self._push is None or ack.seq != self._push.seq", "self._push is None"),
+        Change(DeviceCore, "_acknowledged", " or ack.seq != self._push.seq", ""),
     ),
-    "the outcome is told before there is one": (
-        Change(HubCore, "_push_arrived", "ack = Ack(push.seq, outcome)", "ack = Ack(push.seq, Applied(self.version))"),
+    "an answer says applied where the update waits": (
+        Change(HubCore, "_push_arrived", "Ack(push.seq, outcome)", "Ack(push.seq, Applied(self.version))"),
     ),
-    "an update is dropped with its connection": (
-        Change(HubCore, "_lose", 'self._retire(member, "lost")', 'self._retire(member, "lost"); self.judge._contributions.clear()'),
+    "updates that wait are dropped with a device": (
+        Change(HubCore, "_lose", "if member.peer:", "if not self.judge._contributions.clear():"),
     ),
     "a payload is not checked": (
         Change(HubExchange, "_push", "wire.checksum(payload) != push.checksum", "False"),
@@ -57,8 +55,8 @@ MUTANTS = {
         Change(HubCore, "_touch", "self.members.renew(member, now_s)", "pass"),
     ),
     "a device that was lost is not woken": (Change(HubCore, "_touch", "if not member.live:", "if False:"),),
-    "a device does not speak again": (
-        Change(DeviceCore, "tick", "effects += self._speak(now_s)", "pass"),
+    "a device does not say again what was not answered": (
+        Change(DeviceCore, "tick", "effects += self._speak(now_s)", "self._wait(now_s)"),
     ),
 }  # fmt: skip
 

@@ -100,6 +100,11 @@ class Marks:
         place = int(np.argmax(values[LEARNT : LEARNT + SLOTS * len(self.names)]))
         return self.names[place // SLOTS], place % SLOTS
 
+    def is_sound(self, source):
+        """Whether an update that travels as it is marks one slot and no other."""
+        values = source.read(LEARNT, LEARNT + SLOTS * len(self.names), self._scratch)
+        return np.count_nonzero(values) == 1 and values.max() == 1.0
+
     def in_model(self, vector, name):
         return vector[self.place(name, 0) : self.place(name, 0) + SLOTS]
 
@@ -386,6 +391,8 @@ class Checks:
     def folding(self, hub, plan, updates):
         lineage = hub.core.lineage
         marks = [self.mark_of(update) for update in updates]
+        if self._world.name == "exact":
+            assert all(map(self._world.marks.is_sound, updates)), f"version {plan.number} takes a spoilt update"
         for mark in marks:
             assert mark not in self._where, f"{mark} counts twice: {self._where[mark]} and {plan.number}"
             self._where[mark] = (lineage, plan.number)
