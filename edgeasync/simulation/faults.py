@@ -200,6 +200,9 @@ def draw_faults(seed: int, devices: Sequence[str], until_s: float, *, hub: bool 
     for _ in range(random.randint(1, 8)):
         fault = _hub_fault(random) if hub and random.random() < 1 / 3 else _device_fault(random, devices)
         planned.append(_planned(fault, random, devices, until_s))
+    if random.random() < 0.3:
+        trouble = _trouble(random)  # of all, all the time
+        planned += [At(0.0, BadLink(device, until_s, trouble)) for device in devices]
     return FaultPlan.of(planned)
 
 
@@ -255,7 +258,7 @@ def _device_fault(random: Random, devices: Sequence[str]) -> DeviceFault:
         case 3 | 4:
             return Partition(device, for_s, way, held=random.random() < 0.5)
         case 5 | 6 | 7:
-            return BadLink(device, for_s, _trouble(random), way)
+            return BadLink(device, _rounded(random.uniform(1.0, 10.0)), _trouble(random), way)
         case 8:
             return BreakConnection(device)
     return _cut_power(random, devices)
@@ -263,7 +266,7 @@ def _device_fault(random: Random, devices: Sequence[str]) -> DeviceFault:
 
 def _trouble(random: Random) -> Trouble:
     """Draw one or more kinds of trouble."""
-    chances = [_rounded(random.uniform(0.05, 0.5)) if random.random() < 0.4 else 0.0 for _ in range(4)]
+    chances = [_rounded(random.uniform(0.05, 0.5)) if random.random() < 0.5 else 0.0 for _ in range(4)]
     lost, repeated, late, corrupt = chances if any(chances) else (0.2, 0.2, 0.2, 0.0)
     return Trouble(
         lost=lost,

@@ -70,7 +70,7 @@ def corrupted(header: bytes, payload: bytes | None, random: Random) -> Frames | 
     link does: transports have checksums, and against forgers there are keys. A payload has a checksum of its own,
     and may be anything.
     """
-    if payload and random.random() < 0.5:
+    if payload and random.random() < 0.75:
         return header, _spoilt(payload, random)
     header = _spoilt(header, random)
     try:

@@ -1,4 +1,4 @@
-"""Long runs: `python -m tests.simulation --seeds 10000`. A failing seed is cut down and printed; the exit code is 1."""
+"""Long runs: `python -m tests.simulation --seeds N`. What fails is cut down and printed; the exit code is 1."""
 
 import argparse
 import subprocess
@@ -36,7 +36,7 @@ def describe(result):
     left_out = len(result.plan.faults) - len(plan.faults)
     return (
         f"seed {result.seed} ({result.policy}) of commit {commit()}: {result.failure}\n"
-        f"# needed of the plan, {left_out} faults left out; again with --first {result.seed} --seeds 1 --plan FILE\n"
+        f"# its plan without {left_out} faults, for --first {result.seed} --seeds 1 --plan FILE\n"
         f"{plan.write()}# which fails with: {again.failure}\n{again.where}"
     )
 
