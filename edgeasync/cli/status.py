@@ -62,7 +62,7 @@ def device_table(devices: list[dict[str, Any]], pids: dict[str, int] | None = No
             "" if device["loss"] is None else f"{device['loss']:.3g}",
         ]
         if pids is None:
-            cells.append(_bytes(device["bytes_up"] + device["bytes_down"]) if "bytes_up" in device else "")
+            cells.append(in_bytes(device["bytes_up"] + device["bytes_down"]) if "bytes_up" in device else "")
         else:
             cells.insert(1, str(pids.get(device["id"], "")))
         table.add_row(*cells)
@@ -131,7 +131,7 @@ def _evaluation(evaluated: Mapping[str, Any]) -> str:
     return words
 
 
-def _bytes(count: float) -> str:
+def in_bytes(count: float) -> str:
     """Write a number of bytes with two or three digits that mean something."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5:
