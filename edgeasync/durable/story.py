@@ -226,7 +226,7 @@ class Story:
                 if not manifest.journal <= until <= lead.last:
                     continue
                 try:
-                    _, tensors = self._store.load(name, fingerprint)
+                    tensors = self._store.load(name, fingerprint)[1]
                 except StorageError as error:
                     troubles.append(str(error))
                     continue
