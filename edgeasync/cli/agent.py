@@ -3,14 +3,14 @@
 import re
 import socket
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgeasync.cli.output import Printer
 from edgeasync.cli.service import serve
 from edgeasync.config import convert, read_toml, to_table
 from edgeasync.core.device_effects import Tell
 from edgeasync.data.files import load
-from edgeasync.durable.spool import DeviceFolder
+from edgeasync.durable.spool import DeviceFolder, DeviceIdentity
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import Agent
@@ -19,6 +19,9 @@ from edgeasync.runtime.graph_cache import GraphCache
 from edgeasync.training.plan import ReceivedGraph, read_plan
 from edgeasync.training.trainer import Trainer
 
+if TYPE_CHECKING:
+    from edgeasync.durable.spool_file import SpoolFile
+
 PROGRESS_S = 10.0
 
 
@@ -26,7 +29,7 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
     """Run an agent by a settings file, flags, or both; a flag wins over the file."""
     settings = AgentSettings() if config is None else read_toml(config, AgentSettings)
     section = convert(to_table(settings.agent) | flags, AgentSection, where="flags")
-    address, data = _needed(section)
+    data = _needed(section)
     dataset = load(data)
     device_id = section.device_id or default_device_id()
     state = Path(section.state or f"~/.local/state/edgeasync/{device_id}").expanduser()
@@ -35,9 +38,7 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
 
     def on_tell(tell: Tell) -> None:
         if tell.event != "answered":
-            printer.event(
-                tell.event, detail=f"{address}: {tell.detail}" if tell.event == "waiting" else tell.detail
-            )
+            printer.event(tell.event, detail=_detail(tell, agent))
 
     def make_trainer(welcome: Welcome) -> Trainer:
         graph = (
@@ -51,7 +52,7 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
             raise DataError(f"{data}: {error}") from error
 
     agent = Agent(
-        address,
+        section.hubs,
         identity=identity,
         make_trainer=make_trainer,
         examples=len(dataset),
@@ -61,6 +62,8 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
         step_s_min=section.step_s_min,
         local_steps_max=section.local_steps_max or 0,
         bandwidth_bytes_per_s_max=section.bandwidth_bytes_per_s_max,
+        spool=_open_spool(section, state, identity),
+        alone_steps_max=section.alone_steps_max,
         on_tell=on_tell,
     )
     told = -1
@@ -91,16 +94,30 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
         printer.event("stopped", detail=f"{reason}: {_work_done(agent)}")
 
 
+def _detail(tell: Tell, agent: Agent) -> str:
+    """Return what to say of an event: with the hub's address where that is the news."""
+    of_several = len(agent.addresses) > 1 and tell.event in ("joined", "disconnected")
+    return f"{agent.address}: {tell.detail}" if tell.event == "waiting" or of_several else tell.detail
+
+
 def _work_done(agent: Agent) -> str:
     return f"{agent.steps_total} local steps, {agent.updates_answered} updates answered"
 
 
-def _needed(section: AgentSection) -> tuple[str, Path]:
+def _open_spool(section: AgentSection, state: Path, identity: DeviceIdentity) -> "SpoolFile | None":
+    if section.spool == "identity":
+        return None
+    from edgeasync.durable.spool_file import SpoolFile  # noqa: PLC0415 - only who keeps a spool pays for it
+
+    return SpoolFile(state, identity.state_id)
+
+
+def _needed(section: AgentSection) -> Path:
     if section.hub is None:
         raise ConfigError("which hub? give --hub tcp://HOST:PORT, or [agent] hub in a settings file")
     if section.data is None:
         raise ConfigError("which data? give --data FILE.npz or FILE.csv, or [agent] data in a settings file")
-    return section.hub, Path(section.data).expanduser()
+    return Path(section.data).expanduser()
 
 
 def default_device_id() -> str:

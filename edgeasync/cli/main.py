@@ -94,7 +94,10 @@ def hub(
 @app.command()
 def agent(
     config: Annotated[Path | None, typer.Argument(help="The agent's settings, a TOML file.")] = None,
-    hub: Annotated[str | None, typer.Option(help="The hub's address, tcp://HOST:PORT.")] = None,
+    hub: Annotated[
+        list[str] | None,
+        typer.Option(help="The hub's address, tcp://HOST:PORT; of several, each is tried in turn."),
+    ] = None,
     data: Annotated[str | None, typer.Option(help="This device's data: .npz with x and y, or .csv.")] = None,
     device_id: Annotated[str | None, typer.Option(help="This device's name [default: the host's name].")] = None,
     state: Annotated[
@@ -115,15 +118,25 @@ def agent(
             help="Keep to so many bytes a second, both ways together, such as '1 MB' [default: no cap].",
         ),
     ] = None,
+    spool: Annotated[
+        str | None,
+        typer.Option(
+            help="What outlives a power cut: identity, or full, the update under way too [default: identity]."
+        ),
+    ] = None,
+    alone_steps_max: Annotated[
+        int | None, typer.Option(help="Local steps to go on for while no hub can be reached [default: 0].")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Train on this device's data. Waits for the hub as long as it takes; ends with it, or by Ctrl-C."""
     from edgeasync.cli.agent import run_agent  # noqa: PLC0415
 
     flags: dict[str, Any] = {
-        "hub": hub, "data": data, "device_id": device_id, "state": state, "step_s_min": step_s_min,
+        "hub": hub or None, "data": data, "device_id": device_id, "state": state, "step_s_min": step_s_min,
         "threads": threads, "provider": provider,
         "bandwidth_bytes_per_s_max": _bytes_or_text(bandwidth_bytes_per_s_max),
+        "spool": spool, "alone_steps_max": alone_steps_max,
     }  # fmt: skip
     run_agent(config, _given(flags), Printer(json=json))
 

@@ -10,8 +10,7 @@ is repeated, under the same number, until it is answered.
 from random import Random
 from typing import Literal
 
-import msgspec
-
+from edgeasync.core.device_ahead import AheadSteps
 from edgeasync.core.device_effects import (
     Adopt,
     Close,
@@ -20,6 +19,7 @@ from edgeasync.core.device_effects import (
     Finish,
     Join,
     Open,
+    PutAside,
     Say,
     SendPush,
     Settle,
@@ -38,18 +38,21 @@ from edgeasync.core.device_events import (
     GraphForged,
     GraphHeld,
     GraphMissing,
+    Kept,
     StopRequested,
     Trained,
     TrainedAhead,
     TransferMoved,
 )
+from edgeasync.core.device_hubs import BACKOFF_MAX_S, BACKOFF_MIN_S, HubTurns
+from edgeasync.core.device_push import UnansweredPush, describe
+from edgeasync.core.device_spool import ModelKey
 from edgeasync.errors import EdgeAsyncError, GraphError, ModelMismatchError, RefusedError
 from edgeasync.protocol.messages import (
     PROTOCOL_VERSION,
     Ack,
     Assignment,
     DeviceProfile,
-    Duplicate,
     Fetch,
     FetchGraph,
     Graph,
@@ -68,9 +71,6 @@ from edgeasync.protocol.messages import (
 
 GREETING_S = 3.0
 """How long a new connection may take to be welcomed."""
-
-BACKOFF_MIN_S = 0.1
-BACKOFF_MAX_S = 3.0
 
 ROUND_TRIP_MAX_S = 3600.0
 """A pong that took longer is not believed."""
@@ -96,6 +96,8 @@ class DeviceCore:
         fingerprint: str | None,
         graph_bytes_max: int,
         random: Random,
+        hubs: int = 1,
+        alone_steps_max: int = 0,
     ) -> None:
         self.device_id = device_id
         self.link: Literal["offline", "greeting", "joined", "over"] = "offline"
@@ -112,21 +114,36 @@ class DeviceCore:
         self._fingerprint = fingerprint
         self._graph_bytes_max = graph_bytes_max
         self._random = random
+        self._turns = HubTurns(hubs, random)
+        self._ahead = AheadSteps(alone_steps_max)
         self._equipped = False
         self._joined: dict[str, object] | None = None
-        self._push: Push | None = None
+        self._unanswered = UnansweredPush()
         self._adopting: Assignment | None = None
-        self._ahead: Trained | None = None
-        self._drop_ahead = False
-        self._seq_last = 0
-        self._attempts = self._duplicate_refusals = 0
-        self._diverged = False
+        self._duplicate_refusals = 0
+        self._diverged = self._busy = False
         self._link_at_s = self._work_at_s = self._ping_at_s = self._heard_s = 0.0
 
     @property
     def random_seed(self) -> int:
         """What to draw a codec's randomness from: the same for the same start of the same state."""
         return int.from_bytes(self._state_id) + self._start
+
+    @property
+    def hub(self) -> int:
+        """Which hub of the list is spoken to, or tried next."""
+        return self._turns.hub
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether training may go on from an update before the next model is here."""
+        assert self.welcome is not None
+        return max(self.welcome.overlap_steps_max, self._ahead.alone_steps_max) > 0
+
+    def recall(self, push: Push, model: ModelKey) -> None:
+        """Before `begin`: go on with an update of this model that was made before this start."""
+        self._unanswered.recall(push, model)
+        self.work = "pushing"
 
     # -- time ------------------------------------------------------------------------------------------------
 
@@ -185,10 +202,8 @@ class DeviceCore:
                 return self._adoption_failed(event, now_s)
             case GraphHeld() | GraphMissing() | GraphBroken() | GraphForged():
                 return self._graph_known(event, now_s) if self.work == "equipping" else []
-            case TransferMoved():
-                self._heard_s = now_s
-                self._wait(now_s)
-                return []
+            case Kept() | TransferMoved():
+                return self._moved(event, now_s)
             case Disconnected():
                 return self._disconnected(now_s)
             case StopRequested():
@@ -209,17 +224,32 @@ class DeviceCore:
             case Ack() if self.link == "joined":
                 return self._acknowledged(message, now_s)
             case Assignment() if self.link == "joined":
-                effects = self._acknowledged(message.ack, now_s) if message.ack is not None else []
-                if self.work in ("idle", "adopting"):
-                    self.push_codec = message.push_codec or self.push_codec
-                    self.work = "adopting"
-                    self._adopting = message
-                    self._wait(now_s)
-                    effects.append(Adopt(message))
-                return effects
+                return self._assigned(message, now_s)
             case Graph() if self.link == "joined" and self.work == "equipping":
                 return self._graph_offered(message, now_s)
         return []
+
+    def _moved(self, event: Kept | TransferMoved, now_s: float) -> list[DeviceEffect]:
+        if isinstance(event, Kept):
+            push = self._unanswered.push
+            due = push is not None and push.seq == event.seq and self.work == "pushing"
+            return self._speak(now_s) if due and self.link == "joined" else []
+        self._heard_s = now_s
+        self._wait(now_s)
+        return []
+
+    def _assigned(self, message: Assignment, now_s: float) -> list[DeviceEffect]:
+        effects = self._acknowledged(message.ack, now_s) if message.ack is not None else []
+        if self.work not in ("idle", "adopting"):
+            return effects
+        self.push_codec = message.push_codec or self.push_codec
+        if message.deltas is not None and self.held is None:
+            self.work, self._work_at_s = "idle", now_s + BACKOFF_MIN_S
+            return effects  # it leads on from what was lost with the power: the whole is fetched
+        self.work = "adopting"
+        self._adopting = message
+        self._wait(now_s)
+        return [*effects, Adopt(message)]
 
     def _measure(self, round_trip_s: float) -> None:
         if 0.0 <= round_trip_s <= ROUND_TRIP_MAX_S:  # a hub may send back anything
@@ -230,16 +260,17 @@ class DeviceCore:
     def _greet(self, now_s: float) -> list[DeviceEffect]:
         self.link = "greeting"
         self._link_at_s = now_s + GREETING_S
-        return [Open(), Say(self._hello())]
+        silent_s = now_s - self._heard_s
+        return [Open(), Say(self._hello(forgotten=self.welcome is None or silent_s >= self.welcome.lease_s))]
 
-    def _hello(self) -> Hello:
+    def _hello(self, *, forgotten: bool) -> Hello:
         return Hello(
             protocol_versions=(PROTOCOL_VERSION,),
             device_id=self.device_id,
             state_id=self._state_id,
             start=self._start,
             session=None if self.welcome is None else self.welcome.session,
-            seq_answered=self._seq_last,
+            seq_answered=self._unanswered.claim(forgotten=forgotten),
             profile=self._profile,
             codecs=self._codecs,
             fingerprint=self._fingerprint,
@@ -254,22 +285,19 @@ class DeviceCore:
             goodbye.append(Say(Leave("stopping", self.welcome.session)))
         return [*goodbye, *self._finish("stopped")]
 
-    def _go_offline(self, now_s: float, cause: str, retry_after_s: float | None = None) -> list[DeviceEffect]:
+    def _go_offline(
+        self, now_s: float, cause: str, retry_after_s: float | None = None, *, stay: bool = False
+    ) -> list[DeviceEffect]:
         effects: list[DeviceEffect] = [Close()]
         if self.link == "joined":
             effects.append(Tell("disconnected", cause))
-        elif self._attempts == 0:
+        elif self._turns.is_news:
             effects.append(Tell("waiting", cause))
+        self._link_at_s = self._turns.fail(now_s, retry_after_s, move_on=self.link == "greeting" and not stay)
         self.link = "offline"
         if self.work == "adopting":
             self.work = "idle"
-        backoff_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2.0 ** min(self._attempts, 10))
-        wait_s = 0.0
-        if retry_after_s is not None:
-            wait_s, backoff_s = retry_after_s, BACKOFF_MAX_S
-        self._attempts += 1
-        self._link_at_s = now_s + wait_s + backoff_s * self._random.uniform(0.5, 1.0)
-        return effects
+        return effects + self._train_on()
 
     def _welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:
         if self.link != "greeting":
@@ -288,10 +316,16 @@ class DeviceCore:
         self.link = "joined"
         self.welcome = welcome
         self.push_codec = welcome.push_codec
-        self._attempts = self._duplicate_refusals = 0
+        self._duplicate_refusals = 0
+        self._turns.welcomed()
         self._ping_at_s = now_s + welcome.heartbeat_s * self._random.uniform(0.5, 1.0)
         effects: list[DeviceEffect] = [Tell("joined", f"as {self.device_id}")]
-        effects += self._agree_on_seq(welcome.seq_last)
+        if self._unanswered.drop_foreign(welcome):
+            effects.append(PutAside("an update of another model than this hub's"))
+        if dropped := self._unanswered.agree(welcome.seq_last):
+            effects.append(Tell("warning", dropped))
+        if self.work == "pushing" and self._unanswered.push is None:
+            self.work = "idle"
         if welcome.graph is None or self._equipped:
             return effects + self._join(now_s)
         self.work = "equipping"
@@ -311,34 +345,18 @@ class DeviceCore:
             effects += self._speak(now_s)
         return effects
 
-    def _agree_on_seq(self, seq_last: int) -> list[DeviceEffect]:
-        """Take the hub's word for the last number it answered."""
-        push = self._push
-        if push is not None and seq_last <= push.seq <= seq_last + 1:
-            return []
-        self._seq_last = seq_last
-        if push is None:
-            return []
-        if push.seq > seq_last:
-            # The hub remembers less than it had answered: it was put back to an older state.
-            self._push = msgspec.structs.replace(push, seq=seq_last + 1)
-            return []
-        # A copy of this device went further. The push may have counted, so it must not get a new number.
-        self._push = None
-        self.work = "idle"
-        return [Tell("warning", f"the hub has answered push {seq_last}, but {push.seq} was due: it is dropped")]
-
     def _refused(self, refuse: Refuse, now_s: float) -> list[DeviceEffect]:
         match refuse.code:
             case "busy":
                 self._work_at_s = now_s + (refuse.retry_after_s or 1.0) * self._random.uniform(1.0, 1.5)
-                return []
+                self._busy = True
+                return self._train_on()
             case "unknown_session" | "sequence":
                 if self.link != "joined":
                     return []
                 self.link = "greeting"
                 self._link_at_s = now_s + GREETING_S
-                return [Say(self._hello())]
+                return [Say(self._hello(forgotten=True))]
             case "malformed":
                 self._work_at_s = now_s + BACKOFF_MAX_S * self._random.uniform(0.5, 1.0)
                 return [Tell("warning", f"the hub could not read a message: {refuse.sentence}")]
@@ -346,12 +364,13 @@ class DeviceCore:
                 self._duplicate_refusals += 1
                 return [
                     Tell("warning", refuse.sentence),
-                    *self._go_offline(now_s, refuse.sentence, refuse.retry_after_s or 0.0),
+                    *self._go_offline(now_s, refuse.sentence, refuse.retry_after_s or 0.0, stay=True),
                 ]
             case "hub_full" | "quarantined" if refuse.retry_after_s is not None:
+                stay = refuse.code == "quarantined"
                 return [
                     Tell("warning", refuse.sentence),
-                    *self._go_offline(now_s, refuse.sentence, refuse.retry_after_s),
+                    *self._go_offline(now_s, refuse.sentence, refuse.retry_after_s, stay=stay),
                 ]
             case "model_mismatch":
                 return self._finish("model mismatch", ModelMismatchError(refuse.sentence))
@@ -402,11 +421,10 @@ class DeviceCore:
         if self.work != "adopting" or assignment is not self._adopting:
             return []
         self.work = "training"
-        self._drop_ahead = False
+        self._ahead.adopted()
         # A hub of another make may ask for more than the device has said it allows.
         local_steps = min(assignment.local_steps, self._profile.local_steps_max or assignment.local_steps)
-        taken = 0 if self._ahead is None else self._ahead.local_steps
-        return [Train(max(1, local_steps - taken))]
+        return [Train(max(1, local_steps - self._ahead.steps_done))]
 
     def _adoption_failed(self, failed: AdoptionFailed, now_s: float) -> list[DeviceEffect]:
         if failed.spoilt:
@@ -418,18 +436,17 @@ class DeviceCore:
 
     def _trained(self, result: Trained | TrainedAhead, now_s: float) -> list[DeviceEffect]:
         if isinstance(result, TrainedAhead):
-            if not self._drop_ahead:
-                self._ahead = result.result if self._ahead is None else result.result.after(self._ahead)
-            return []
+            self._ahead.add(result.result)
+            return self._train_on()
         if self.work != "training" or self.held is None or self.welcome is None:
             return []
         self.work = "pushing"
-        ahead, self._ahead = self._ahead, None
+        ahead = self._ahead.take()
         if ahead is not None:
             result = result.after(ahead)
-        self._push = Push(
+        push = Push(
             session=self.welcome.session,
-            seq=self._seq_last + 1,
+            seq=1,
             base=self.held,
             local_steps=result.local_steps,
             examples=result.examples,
@@ -442,20 +459,27 @@ class DeviceCore:
             score=result.score,
             steps_ahead=0 if ahead is None else ahead.local_steps,
         )
+        self._unanswered.make(push)
+        self._busy = False
         effects = self._speak(now_s) if self.link == "joined" else []
-        if self.welcome.overlap_steps_max:
-            effects.append(Train(self.welcome.overlap_steps_max, ahead=True))
-        return effects
+        return effects + self._train_on()
+
+    def _train_on(self) -> list[DeviceEffect]:
+        """Train ahead while a model is waited for, further if the hub cannot be reached or takes no updates."""
+        if self.work not in ("idle", "pushing") or self.welcome is None:
+            return []
+        alone = self._busy or self.link != "joined"
+        return self._ahead.go_on(self.welcome.overlap_steps_max, alone=alone)
 
     def _speak(self, now_s: float) -> list[DeviceEffect]:
         """Say, or say again, what the work waits for."""
         assert self.welcome is not None
         self._wait(now_s)
-        if self._push is not None:
-            self._push = msgspec.structs.replace(self._push, session=self.welcome.session)
-            return [SendPush(self._push)]
         if self.work == "equipping":
             return [Say(FetchGraph(self.welcome.session))]
+        if (push := self._unanswered.say(self.welcome.session)) is not None:
+            self.work = "pushing"
+            return [SendPush(push)]
         self.work = "idle"
         return [Say(Fetch(self.welcome.session, self.held))]
 
@@ -465,10 +489,9 @@ class DeviceCore:
         self._work_at_s = now_s + self.welcome.lease_s
 
     def _acknowledged(self, ack: Ack, now_s: float) -> list[DeviceEffect]:
-        if self._push is None or ack.seq != self._push.seq:
+        if not self._unanswered.answered(ack):
             return []
-        self._seq_last = ack.seq
-        self._push = None
+        self._busy = False
         self.work = "idle"
         self.updates_answered += 1
         self._wait(now_s)
@@ -478,15 +501,7 @@ class DeviceCore:
         """Warn of an update that was no number, once until one is taken again."""
         diverged = outcome == Rejected("not_finite")
         if diverged:
-            self._ahead, self._drop_ahead = None, True  # nor are steps that went on from there
+            self._ahead.drop()  # steps that went on from there are no numbers either
         begun, self._diverged = diverged and not self._diverged, diverged
         sentence = "training diverged, and the hub refused the update: scale the data, or lower the learning rate"
         return [Tell("warning", sentence)] if begun else []
-
-
-def describe(outcome: Outcome) -> str:
-    """Return an outcome in words."""
-    if isinstance(outcome, Duplicate):
-        return f"duplicate of: {describe(outcome.first)}"
-    values = ", ".join(str(value) for value in msgspec.structs.astuple(outcome))
-    return f"{type(outcome).__name__.lower()} {values}"

@@ -66,6 +66,12 @@ class Train(msgspec.Struct, frozen=True, gc=False):
     ahead: bool = False
 
 
+class PutAside(msgspec.Struct, frozen=True):
+    """Put aside what was kept before this start: it is not of what this hub trains."""
+
+    reason: str
+
+
 class Tell(msgspec.Struct, frozen=True):
     """Tell the person at the device what happened."""
 
@@ -81,5 +87,6 @@ class Finish(msgspec.Struct, frozen=True):
 
 
 DeviceEffect = (
-    Open | Close | Say | SendPush | FindGraph | TakeGraph | Join | Adopt | Settle | Train | Tell | Finish
+    Open | Close | Say | SendPush | FindGraph | TakeGraph | Join | Adopt | Settle | Train | PutAside | Tell
+    | Finish
 )  # fmt: skip

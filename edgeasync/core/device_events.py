@@ -44,6 +44,12 @@ class GraphForged(msgspec.Struct, frozen=True, gc=False):
     """A whole graph came in that is not the one the hub announced."""
 
 
+class Kept(msgspec.Struct, frozen=True, gc=False):
+    """The update of this number would outlive a power cut, or cannot be kept: it may leave."""
+
+    seq: int
+
+
 class TransferMoved(msgspec.Struct, frozen=True, gc=False):
     """A piece or credit of the transfer under way came in."""
 
@@ -94,6 +100,7 @@ DeviceEvent = (
     | Adopted
     | AdoptionFailed
     | GraphEvent
+    | Kept
     | TransferMoved
     | Trained
     | TrainedAhead

@@ -21,6 +21,7 @@ from edgeasync.core.device_effects import (
     Finish,
     Join,
     Open,
+    PutAside,
     Say,
     SendPush,
     Settle,
@@ -38,11 +39,13 @@ from edgeasync.core.device_events import (
     GraphForged,
     GraphHeld,
     GraphMissing,
+    Kept,
     Trained,
     TrainedAhead,
     TransferMoved,
 )
 from edgeasync.core.device_model import DeviceModel
+from edgeasync.core.device_spool import ModelKey, Spool
 from edgeasync.core.device_transfers import DeviceTransfers
 from edgeasync.core.graph import fingerprint_of
 from edgeasync.errors import ModelMismatchError, ProtocolError
@@ -88,7 +91,17 @@ class DeviceShell(Protocol):
         """Make ready to train what the hub describes; may raise what waiting does not mend.
 
         If the welcome speaks of a graph, `has_graph` or `keep_graph` has seen that, but nobody has screened it.
+        A trainer's state that was kept with an update is restored, unless that was put aside.
         """
+
+    def keep(self, spool: Spool) -> None:
+        """Write an update and the trainer's state where they outlive a power cut; called in the background.
+
+        A disk that fails is the shell's to tell of: the update leaves all the same.
+        """
+
+    def put_aside(self, reason: str) -> None:
+        """Put aside what `keep` wrote before this start, and tell."""
 
     def train(self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, ahead: bool) -> None:
         """Train `model.parameters` in the background, then call `then`; not if training was stopped.
@@ -112,7 +125,8 @@ class DeviceShell(Protocol):
 class DeviceExchange:
     """Frames in, frames out. `now_s` is asked for the time; no call blocks for longer than a copy.
 
-    `bandwidth_bytes_per_s_max` caps all traffic of the device, both directions together.
+    `bandwidth_bytes_per_s_max` caps all traffic of the device, both directions together. With `keeps` every update
+    is given to the shell to keep before it leaves.
     """
 
     def __init__(
@@ -121,6 +135,8 @@ class DeviceExchange:
         shell: DeviceShell,
         now_s: Callable[[], float],
         bandwidth_bytes_per_s_max: int | None = None,
+        *,
+        keeps: bool = False,
     ) -> None:
         self.core = core
         self._shell = shell
@@ -132,6 +148,15 @@ class DeviceExchange:
         self._codec: Codec | None = None
         self._random = np.random.Generator(np.random.PCG64(core.random_seed))
         self._checksum = 0
+        self._keeps = keeps
+        self._kept_seq = self._keeping_seq = 0
+        self._recalled: Spool | None = None
+
+    def recall(self, spool: Spool) -> None:
+        """Before `begin`: go on with what was kept before this start."""
+        self._recalled = spool
+        self._payload, self._checksum, self._kept_seq = spool.payload, spool.push.checksum, spool.push.seq
+        self.core.recall(spool.push, spool.model)
 
     def begin(self) -> None:
         """Connect for the first time."""
@@ -208,6 +233,9 @@ class DeviceExchange:
                 self._push(effect.push)
             case Tell():
                 self._shell.tell(effect)
+            case PutAside():
+                self._forget_recalled()
+                self._shell.put_aside(effect.reason)
             case Finish():
                 self._shell.finish(effect)
             case _:
@@ -233,6 +261,13 @@ class DeviceExchange:
         self._shell.prepare(welcome)
         if self._model is None:
             self._model = DeviceModel(welcome.spec)
+            if self._recalled is not None:
+                self._codec = make_codec(self._recalled.push.codec, welcome.spec)
+                if self._recalled.residual is not None:
+                    self._model.restore_residual(self._recalled.residual)
+
+    def _forget_recalled(self) -> None:
+        self._recalled, self._payload, self._codec, self._kept_seq = None, b"", None, 0
 
     def _take_in(self, message: Assignment | Graph) -> None:
         """Take a payload from the message that brought it, or open its transfer."""
@@ -281,11 +316,11 @@ class DeviceExchange:
         except ValueError:  # a hub should name only what the device knows; float32 is understood by every hub
             codec = make_codec("identity", welcome.spec)
         # Behind `auto` a codec that drops little takes over what one that dropped much had left.
+        going_on = self.core.goes_on
         auto = True if codec.needs_feedback else None
         feedback = {"always": True, "never": False}.get(welcome.error_feedback, auto)
 
         def encode() -> tuple[Codec, wire.Buffer, int]:
-            going_on = welcome.overlap_steps_max > 0
             used = codec
             payload = model.encode_update(
                 used, welcome.update, feedback=feedback, going_on=going_on, random=self._random
@@ -297,6 +332,7 @@ class DeviceExchange:
 
         def encoded(coded: tuple[Codec, wire.Buffer, int]) -> None:
             self._codec, self._payload, self._checksum = coded
+            self._kept_seq, self._recalled = 0, None
             self.handle(trained)
 
         self._shell.run_in_background(encode, encoded)
@@ -311,7 +347,9 @@ class DeviceExchange:
         first = outcome.first if isinstance(outcome, Duplicate) else outcome
         if isinstance(first, Rejected) and model is not None and codec is not None:
             assert self.core.welcome is not None
-            decay = None if first.reason == "not_finite" else self.core.welcome.residual_decay
+            decay: float | None = self.core.welcome.residual_decay
+            if first.reason == "not_finite" or self._recalled is not None:  # there is nothing to take back from
+                decay = None
             self._shell.run_in_background(partial(model.settle, codec, payload, decay), lambda _: None)
 
     def _push(self, push: Push) -> None:
@@ -320,7 +358,27 @@ class DeviceExchange:
         push = msgspec.structs.replace(
             push, codec=self._codec.name, checksum=self._checksum, payload_bytes=len(self._payload)
         )
+        if self._keeps and self._kept_seq != push.seq:
+            self._keep(push, ModelKey.of(self.core.welcome))
+            return
         self._transfers.push(push, self._payload, self.core.welcome.piece_bytes)
+
+    def _keep(self, push: Push, key: ModelKey) -> None:
+        """Have an update kept under its number, which may have changed, and let the core say it again."""
+        if self._keeping_seq == push.seq:
+            return
+        self._keeping_seq = push.seq
+        payload, model = self._payload, self._model
+        residual = None if model is None else model.residual
+
+        def keep() -> None:
+            self._shell.keep(Spool(key, push, payload, residual))
+
+        def kept(_: None) -> None:
+            self._keeping_seq, self._kept_seq = 0, push.seq
+            self.handle(Kept(push.seq))
+
+        self._shell.run_in_background(keep, kept)
 
     def _to_shell(self, header: bytes, payload: wire.Buffer | None) -> None:
         self._shell.send(header, payload)

@@ -32,6 +32,17 @@ class DeviceModel:
         self._at_push: Vector | None = None
         self._going_on = False
 
+    @property
+    def residual(self) -> Vector | None:
+        """What codecs dropped so far and no update has carried yet; `None` if nothing is carried over."""
+        return self._residual
+
+    def restore_residual(self, residual: Vector) -> None:
+        """Carry over what was dropped before this start; raises `ValueError` for a vector of another length."""
+        if residual.shape != (self._trained_length,) or residual.dtype != np.float32:
+            raise ValueError(f"a residual of {residual.shape} is not one of {self._trained_length} values")
+        self._residual = residual
+
     # -- the hub's model comes in ----------------------------------------------------------------------------
 
     def adopt(self, source: Source) -> None:

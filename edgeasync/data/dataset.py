@@ -1,7 +1,7 @@
 """Examples and their targets held in memory, and the endless stream of batches that training draws from them."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,8 @@ Targets = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
 Batch = tuple[npt.NDArray[np.float32], Targets]
 """Examples float32 (batch, features...) and targets (batch, ...)."""
+
+_WORD = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +68,58 @@ class Dataset:
         return Dataset(self.x[indices], self.y[indices])
 
 
-def batches(dataset: Dataset, batch_size: int, seed: int, *, full: bool = False) -> Iterator[Batch]:
+class Batches:
+    """The endless stream of batches that `batches` draws; `state` tells its place, `restore` returns to one."""
+
+    def __init__(self, dataset: Dataset, starts: range, seed: int) -> None:
+        self._dataset = dataset
+        self._starts = starts
+        self._bits = np.random.PCG64(seed)
+        self._begin_epoch()
+
+    def __iter__(self) -> "Batches":
+        return self
+
+    def __next__(self) -> Batch:
+        if self._next == len(self._starts):
+            self._begin_epoch()
+        start = self._starts[self._next]
+        self._next += 1
+        chosen = self._order[start : start + self._starts.step]
+        return self._dataset.x[chosen], self._dataset.y[chosen]
+
+    def state(self) -> npt.NDArray[np.uint64]:
+        """Return the place in the stream: of the epoch's order what it was drawn from, and batches drawn since."""
+        return np.array([*self._shape, self._next, *self._drawn_from], np.uint64)
+
+    def restore(self, state: npt.NDArray[np.uint64]) -> None:
+        """Go on from a place; raises `ValueError` for one in another stream."""
+        values = [int(value) for value in state.ravel()]
+        if len(values) != 10 or tuple(values[:3]) != self._shape or values[3] > len(self._starts):
+            raise ValueError("a place in batches of another size, or of other data")
+        state_word, increment = (values[low] | values[low + 1] << 64 for low in (4, 6))
+        self._bits.state = {
+            "bit_generator": "PCG64",
+            "state": {"state": state_word, "inc": increment},
+            "has_uint32": values[8],
+            "uinteger": values[9],
+        }
+        self._begin_epoch()
+        self._next = values[3]
+
+    @property
+    def _shape(self) -> tuple[int, int, int]:
+        return len(self._dataset), self._starts.stop, self._starts.step
+
+    def _begin_epoch(self) -> None:
+        bits: dict[str, Any] = dict(self._bits.state)
+        words = [part for word in bits["state"].values() for part in (word & _WORD, word >> 64)]
+        self._drawn_from = [*words, bits["has_uint32"], bits["uinteger"]]
+        self._order = np.random.Generator(self._bits).permutation(len(self._dataset))
+        self._next = 0
+
+
+def batches(dataset: Dataset, batch_size: int, seed: int, *, full: bool = False) -> Batches:
     """Draw batches for ever, each epoch in a fresh order; the same seed gives the same batches.
 
     A batch is never larger than the data; the last one of an epoch may be short, or with `full` is left out.
@@ -77,15 +130,7 @@ def batches(dataset: Dataset, batch_size: int, seed: int, *, full: bool = False)
     if batch_size < 1:
         raise ConfigError(f"batch_size is {batch_size}; give 1 or more")
     end = len(dataset) - len(dataset) % batch_size if full else len(dataset)
-    return _endless(dataset, range(0, end, batch_size), batch_size, np.random.Generator(np.random.PCG64(seed)))
-
-
-def _endless(dataset: Dataset, starts: range, batch_size: int, generator: np.random.Generator) -> Iterator[Batch]:
-    while True:
-        order = generator.permutation(len(dataset))
-        for start in starts:
-            chosen = order[start : start + batch_size]
-            yield dataset.x[chosen], dataset.y[chosen]
+    return Batches(dataset, range(0, end, batch_size), seed)
 
 
 def _floats(values: npt.NDArray[np.generic], name: str, where: str) -> npt.NDArray[np.float32]:

@@ -9,11 +9,12 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version as installed_version
 from random import Random
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
+import msgspec
 import zmq
 
 from edgeasync.core.device import GRAPH_BYTES_MAX, DeviceCore
@@ -21,8 +22,9 @@ from edgeasync.core.device_effects import Finish, Tell
 from edgeasync.core.device_events import StopRequested, Trained
 from edgeasync.core.device_exchange import DeviceExchange
 from edgeasync.core.device_model import DeviceModel
+from edgeasync.core.device_spool import Spool, TrainerState
 from edgeasync.durable.spool import DeviceIdentity
-from edgeasync.errors import AddressError, ModelMismatchError
+from edgeasync.errors import AddressError, ConfigError, ModelMismatchError, ProtocolError, StorageError
 from edgeasync.protocol.codecs import STAGES
 from edgeasync.protocol.messages import DeviceProfile, Welcome
 from edgeasync.protocol.wire import Buffer
@@ -32,7 +34,7 @@ from edgeasync.runtime.graph_cache import GraphCache
 from edgeasync.runtime.monitor import Monitor
 from edgeasync.runtime.worker import Worker
 from edgeasync.training.graph_check import check_graph
-from edgeasync.training.trainer import Trainer, take_local_steps
+from edgeasync.training.trainer import ResumableTrainer, Trainer, take_local_steps
 
 CLOSE_S = 1.0
 """How long a stopping agent waits for the local step under way; a longer one is abandoned."""
@@ -47,10 +49,26 @@ MakeTrainer = Callable[[Welcome], Trainer]
 Result = TypeVar("Result")
 
 
+class KeptSpool(Protocol):
+    """Where an agent keeps its unanswered work: `durable.spool_file.SpoolFile` is one."""
+
+    def read(self) -> Spool | None:
+        """Return what was kept; raises `StorageError`, or `ProtocolError` for what must be put aside."""
+
+    def write(self, spool: Spool) -> None:
+        """Keep this instead; raises `StorageError`."""
+
+    def put_aside(self) -> object:
+        """Make way, and return where what was kept is now; raises `StorageError`."""
+
+
 class Agent:
     """Trains on this device for the hub at `address`, for as long as it takes.
 
-    It takes at most `local_steps_max` steps between two exchanges, if that is not 0. With
+    Of several addresses one that does not answer, or is full, gives way to the next, in turn; `address` is the one
+    that is spoken to. With a `spool` every update is kept there before it leaves, and a start after a power cut
+    goes on with it. While the hub cannot be reached it takes up to `alone_steps_max` local steps further than it
+    was told. It takes at most `local_steps_max` steps between two exchanges, if that is not 0. With
     `bandwidth_bytes_per_s_max` its messages, both directions together, keep to that rate.
 
     `make_trainer` is called once, when the hub has described its model; `fingerprint` pins a model that the
@@ -62,7 +80,7 @@ class Agent:
 
     def __init__(
         self,
-        address: str,
+        address: str | Sequence[str],
         *,
         identity: DeviceIdentity,
         make_trainer: MakeTrainer,
@@ -73,11 +91,17 @@ class Agent:
         step_s_min: float = 0.0,
         local_steps_max: int = 0,
         bandwidth_bytes_per_s_max: int | None = None,
+        spool: KeptSpool | None = None,
+        alone_steps_max: int = 0,
         on_tell: OnTell | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
     ) -> None:
-        check_connect(address)
-        self.address = address
+        self.addresses = (address,) if isinstance(address, str) else tuple(address)
+        if not self.addresses:
+            raise ConfigError("which hub? give at least one address, tcp://HOST:PORT")
+        for each in self.addresses:
+            check_connect(each)
+        self.address = self.addresses[0]
         self.steps_total = 0
         self.graph: bytes | None = None
         self._make_trainer = make_trainer
@@ -85,6 +109,9 @@ class Agent:
         self._graphs = graphs
         self._graph_held = ""
         self._step_s_min = step_s_min
+        self._spool = spool
+        self._spool_fails = False
+        self._trainer_state: TrainerState | None = None
         self._on_tell = on_tell or (lambda _: None)
         self._given_context = context
         self._stopping = threading.Event()
@@ -102,8 +129,12 @@ class Agent:
             fingerprint=fingerprint,
             graph_bytes_max=graph_bytes_max,
             random=Random(identity.state_id + str(identity.start)),
+            hubs=len(self.addresses),
+            alone_steps_max=alone_steps_max,
         )
-        self._exchange = DeviceExchange(core, self, time.monotonic, bandwidth_bytes_per_s_max)
+        self._exchange = DeviceExchange(
+            core, self, time.monotonic, bandwidth_bytes_per_s_max, keeps=spool is not None
+        )
 
     async def run(self) -> str:
         """Train until the hub has finished or a stop is requested; return the reason."""
@@ -113,7 +144,10 @@ class Agent:
         self._worker = Worker("train", self._fail_from_thread)
         self._worker.start()
         try:
-            self._do(self._exchange.begin)
+            if self._spool is None:
+                self._do(self._exchange.begin)
+            else:
+                self.run_in_background(self._recall, self._begin_from)
             return await self._done
         finally:
             self._stopping.set()
@@ -177,6 +211,7 @@ class Agent:
     def open(self) -> None:
         """Connect a fresh socket: nothing of an older connection can come through it."""
         self.close()
+        self.address = self.addresses[self._exchange.core.hub]
         socket = self._context.socket(zmq.DEALER)
         socket.set(zmq.IPV6, "[" in self.address)
         socket.set(zmq.LINGER, 0)
@@ -242,6 +277,61 @@ class Agent:
             raise ModelMismatchError(
                 "the trainer's parameters are not the hub's: give both the same model, names and shapes included"
             )
+
+        if self._trainer_state is not None and isinstance(self._trainer, ResumableTrainer):
+            try:
+                self._trainer.restore(self._trainer_state)
+            except ValueError as error:
+                self._warn_from_thread(f"the trainer begins anew: {error}")
+        self._trainer_state = None
+
+    # -- what outlives a power cut ---------------------------------------------------------------------------
+
+    def _recall(self) -> Spool | None:
+        """Read what was kept before this start; whatever is wrong with that costs a warning, and no more."""
+        assert self._spool is not None
+        try:
+            return self._spool.read()
+        except StorageError as error:
+            self._warn_from_thread(str(error))
+        except ProtocolError as error:
+            self._put_aside(str(error))
+        return None
+
+    def _begin_from(self, spool: Spool | None) -> None:
+        if spool is not None:
+            self._trainer_state = spool.trainer
+            self._exchange.recall(spool)
+        self._exchange.begin()
+
+    def keep(self, spool: Spool) -> None:
+        """Write what would be lost with the power; a disk that fails is told of once, until it works again."""
+        assert self._spool is not None
+        if isinstance(self._trainer, ResumableTrainer):
+            spool = msgspec.structs.replace(spool, trainer=self._trainer.state())
+        try:
+            self._spool.write(spool)
+            self._spool_fails = False
+        except StorageError as error:
+            if not self._spool_fails:
+                self._warn_from_thread(f"{error}; until then a power cut loses the update under way")
+            self._spool_fails = True
+
+    def put_aside(self, reason: str) -> None:
+        """Rename what was kept, in the background, and begin anew."""
+        self._trainer_state = None
+        self._worker.submit(lambda: self._put_aside(reason))
+
+    def _put_aside(self, reason: str) -> None:
+        assert self._spool is not None
+        try:
+            aside = self._spool.put_aside()
+        except StorageError as error:
+            self._warn_from_thread(str(error))
+        else:
+            self._warn_from_thread(f"{aside}: {reason}; put aside, and this device begins anew")
+
+    # -- work ------------------------------------------------------------------------------------------------
 
     def train(self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, ahead: bool) -> None:
         """Take the local steps in the worker's thread."""

@@ -20,7 +20,7 @@ BANDWIDTH_BYTES_PER_S_MIN = 1 << 14
 class AgentSection(Section, frozen=True):
     """`[agent]`: which hub, which data, and who this device is."""
 
-    hub: str | None = None
+    hub: str | Annotated[tuple[str, ...], Meta(min_length=1, max_length=16)] | None = None
     data: str | None = None
     device_id: str | None = None
     state: str | None = None
@@ -31,6 +31,13 @@ class AgentSection(Section, frozen=True):
     provider: Literal["auto", "cpu", "cuda", "tensorrt"] = "auto"
     graph_bytes_max: ByteCount = ByteCount(GRAPH_BYTES_MAX)
     bandwidth_bytes_per_s_max: ByteCount | None = None
+    spool: Literal["identity", "full"] = "identity"
+    alone_steps_max: Annotated[int, Meta(ge=0, le=2**31)] = 0
+
+    @property
+    def hubs(self) -> tuple[str, ...]:
+        """The addresses of the hubs, in the order they are tried in."""
+        return (self.hub,) if isinstance(self.hub, str) else self.hub or ()
 
     def __post_init__(self) -> None:
         if self.device_id is not None and not re.match(DEVICE_ID_PATTERN, self.device_id):

@@ -11,6 +11,7 @@ from edgeasync.core.device_effects import Finish, Tell
 from edgeasync.core.device_events import Trained
 from edgeasync.core.device_exchange import DeviceExchange
 from edgeasync.core.device_model import DeviceModel
+from edgeasync.core.device_spool import Spool, TrainerState
 from edgeasync.core.events import Peer
 from edgeasync.protocol.codecs import STAGES
 from edgeasync.protocol.messages import DeviceProfile, Welcome
@@ -18,7 +19,7 @@ from edgeasync.protocol.wire import Buffer
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import Direction, LinkProfile
-from edgeasync.training.trainer import Trainer, take_local_steps
+from edgeasync.training.trainer import ResumableTrainer, Trainer, take_local_steps
 
 Result = TypeVar("Result")
 
@@ -42,7 +43,8 @@ class SimulatedDevice:
     """A device's shell in virtual time: every local step takes `step_s`, every byte its time on the link.
 
     `start` switches it on, `cut_power` off, and `start` on again: a new start of the same state, as of an agent
-    on the same folder. Speed and link may change at any time, whatever is under way.
+    on the same folder. With `keeps` it goes on with the update that the power cut left unanswered. Speed and
+    link may change at any time, whatever is under way.
     """
 
     def __init__(
@@ -57,6 +59,8 @@ class SimulatedDevice:
         examples: int = 0,
         seed: int = 0,
         bandwidth_bytes_per_s_max: int | None = None,
+        keeps: bool = False,
+        alone_steps_max: int = 0,
     ) -> None:
         self._random = Random(f"{seed}/{device_id}")
         self._state_id = self._random.randbytes(16)
@@ -70,6 +74,10 @@ class SimulatedDevice:
         self._trainer = trainer
         self._examples = examples
         self._bandwidth_bytes_per_s_max = bandwidth_bytes_per_s_max
+        self._keeps = keeps
+        self._alone_steps_max = alone_steps_max
+        self.spool: Spool | None = None
+        self._trainer_state: TrainerState | None = None
         self._step_s = step_s
         self.up = Direction(clock, link.up_bytes_per_s, link.delay_s)
         self.down = Direction(clock, link.down_bytes_per_s, link.delay_s)
@@ -104,6 +112,9 @@ class SimulatedDevice:
         self.starts += 1
         if self.starts > 1:
             self.exchange = self._make_exchange()
+            if self.spool is not None:
+                self.exchange.recall(self.spool)
+                self._trainer_state = self.spool.trainer
         self.exchange.begin()
         self._schedule_tick()
 
@@ -148,8 +159,11 @@ class SimulatedDevice:
             fingerprint=None,
             graph_bytes_max=GRAPH_BYTES_MAX,
             random=self._random,
+            alone_steps_max=self._alone_steps_max,
         )
-        return DeviceExchange(core, self, lambda: self._clock.now_s, self._bandwidth_bytes_per_s_max)
+        return DeviceExchange(
+            core, self, lambda: self._clock.now_s, self._bandwidth_bytes_per_s_max, keeps=self._keeps
+        )
 
     def _schedule_tick(self) -> None:
         due_s = self.exchange.next_deadline_s()
@@ -201,8 +215,27 @@ class SimulatedDevice:
         """Keep a graph; it is not run: the trainer was given."""
         self.graphs[fingerprint] = graph
 
-    def prepare(self, welcome: Welcome) -> None:
-        """Check nothing: the trainer was given."""
+    def prepare(self, welcome: Welcome) -> None:  # noqa: ARG002
+        """Let the trainer go on from what was kept; it was given, so there is nothing to check."""
+        if self._trainer_state is not None and isinstance(self._trainer, ResumableTrainer):
+            self._trainer.restore(self._trainer_state)
+        self._trainer_state = None
+
+    def keep(self, spool: Spool) -> None:
+        """Keep a copy that outlives a power cut."""
+        trainer = self._trainer.state() if isinstance(self._trainer, ResumableTrainer) else {}
+        self.spool = Spool(
+            spool.model,
+            spool.push,
+            bytes(spool.payload),
+            None if spool.residual is None else spool.residual.copy(),
+            {name: array.copy() for name, array in trainer.items()},
+        )
+
+    def put_aside(self, reason: str) -> None:
+        """Forget what was kept."""
+        self.spool = self._trainer_state = None
+        self.tell(Tell("warning", reason))
 
     def train(self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, ahead: bool) -> None:
         """Let the time of the local steps pass, then take them and tell: work that is cut off costs nothing."""

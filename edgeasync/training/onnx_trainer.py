@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
+from edgeasync.core.device_spool import TrainerState
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.errors import DataError, GraphError, ModelMismatchError
 from edgeasync.parameters import ParameterSpec, Vector
@@ -75,6 +76,14 @@ class OnnxTrainer:
     def step(self) -> StepResult:
         """Take one local step, on one batch."""
         return self._trainer.step()
+
+    def state(self) -> TrainerState:
+        """Return the place in the data, and the optimizer's state if it is kept."""
+        return self._trainer.state()
+
+    def restore(self, state: TrainerState) -> None:
+        """Go on from a state; raises `ValueError` if it is another trainer's, or on other data."""
+        self._trainer.restore(state)
 
 
 class GraphGradient:

@@ -3,14 +3,15 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from edgeasync.core.device_events import Trained
-from edgeasync.data.dataset import Batch
+from edgeasync.core.device_spool import TrainerState
+from edgeasync.data.dataset import Batch, Batches
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.policies.transforms import Conditions, Transform, apply_chain, plan_chain, state_vectors
 
@@ -44,6 +45,17 @@ class ScoringTrainer(Trainer, Protocol):
 
     def score(self) -> float:
         """Return the loss of the parameters as they are on examples kept for that; low is good."""
+
+
+@runtime_checkable
+class ResumableTrainer(Trainer, Protocol):
+    """A `Trainer` that goes on after a power cut where it was, but for the parameters: the hub brings those."""
+
+    def state(self) -> TrainerState:
+        """Return the arrays to go on from; called between two steps, and written before the next one."""
+
+    def restore(self, state: TrainerState) -> None:
+        """Go on from a state, before `begin`; raises `ValueError` if it is another trainer's, or on other data."""
 
 
 def take_local_steps(
@@ -148,6 +160,29 @@ class GradientTrainer:
             loss = self._gradient_of(self._parameters, x, y, self._gradient)
             self._update(self._parameters)
         return StepResult(loss, len(y))
+
+    def state(self) -> TrainerState:
+        """Return the place in the data, if the batches tell theirs, and the optimizer's state if it is kept."""
+        state: dict[str, npt.NDArray[Any]] = {}
+        if isinstance(self._batches, Batches):
+            state["batches"] = self._batches.state()
+        if self._keep_optimizer_state:
+            state["count"] = np.array([self._count], np.int64)
+            state |= {f"optimizer.{number}": vector for number, vector in enumerate(self._state)}
+        return state
+
+    def restore(self, state: TrainerState) -> None:
+        """Go on from a state; raises `ValueError` if it is another trainer's, or on other data."""
+        if {name: array.shape for name, array in state.items()} != {
+            name: array.shape for name, array in self.state().items()
+        }:
+            raise ValueError("a state of other arrays than this trainer's")
+        if isinstance(self._batches, Batches):
+            self._batches.restore(state["batches"])
+        if self._keep_optimizer_state:
+            self._count = int(state["count"][0])
+            for number, vector in enumerate(self._state):
+                vector[:] = state[f"optimizer.{number}"]
 
     def _update(self, parameters: Vector) -> None:
         trained = self._spec.trained_length

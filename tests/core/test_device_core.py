@@ -3,11 +3,12 @@
 import math
 from functools import cache
 from random import Random
+from typing import get_args
 
 import msgspec
 import pytest
 
-from edgeasync.core.device import BACKOFF_MIN_S, DeviceCore
+from edgeasync.core.device import DeviceCore
 from edgeasync.core.device_effects import (
     Adopt,
     Close,
@@ -15,6 +16,7 @@ from edgeasync.core.device_effects import (
     Finish,
     Join,
     Open,
+    PutAside,
     Say,
     SendPush,
     Settle,
@@ -31,11 +33,14 @@ from edgeasync.core.device_events import (
     GraphForged,
     GraphHeld,
     GraphMissing,
+    Kept,
     StopRequested,
     Trained,
     TrainedAhead,
     TransferMoved,
 )
+from edgeasync.core.device_hubs import BACKOFF_MIN_S
+from edgeasync.core.device_spool import ModelKey
 from edgeasync.errors import GraphError, ModelMismatchError, RefusedError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.protocol.messages import (
@@ -43,6 +48,7 @@ from edgeasync.protocol.messages import (
     Applied,
     Assignment,
     Buffered,
+    Deltas,
     DeviceProfile,
     Duplicate,
     Fetch,
@@ -53,6 +59,8 @@ from edgeasync.protocol.messages import (
     ModelVersion,
     Ping,
     Pong,
+    Push,
+    RefusalCode,
     Refuse,
     Rejected,
     Welcome,
@@ -66,7 +74,7 @@ PROFILE = DeviceProfile(examples=100)
 class DeviceBench:
     """A device core, a clock, and the effects of the last event."""
 
-    def __init__(self, seed=0):
+    def __init__(self, seed=0, *, recall=None, **options):
         self.core = DeviceCore(
             device_id="pi-1",
             state_id=b"s" * 16,
@@ -76,7 +84,10 @@ class DeviceBench:
             fingerprint=None,
             graph_bytes_max=1000,
             random=Random(seed),
+            **options,
         )
+        if recall is not None:
+            self.core.recall(*recall)
         self.now_s = 100.0
         self.effects = self.core.begin(self.now_s)
         self.sessions = 0
@@ -537,6 +548,13 @@ FATAL = {
 }
 
 
+TRANSIENT = {"busy", "malformed", "sequence", "unknown_session", "duplicate_device_id"}
+
+
+def test_every_refusal_is_one_to_end_or_to_try_again():
+    assert set(get_args(RefusalCode)) == TRANSIENT | set(FATAL)
+
+
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize(("code", "error"), FATAL.items())
 def test_refusals_that_waiting_does_not_mend(code, error, joined):
@@ -833,3 +851,294 @@ def test_a_pong_that_cannot_be_is_not_believed(sent_s):
     assert device.core.round_trip_s == 0.25
     device.hears(Pong(sent_s))
     assert device.core.round_trip_s == 0.25
+
+
+# -- alone ---------------------------------------------------------------------------------------------------
+
+
+def alone_bench(steps, overlap=0):
+    """A device that trains, and may go on by itself."""
+    device = DeviceBench(alone_steps_max=steps).welcome(overlap_steps_max=overlap)
+    return device.assigned(0).give(Adopted(assignment(0)))
+
+
+def ahead(device):
+    """The steps ahead that the last effects ask for."""
+    return [effect.local_steps for effect in device.effects if isinstance(effect, Train) and effect.ahead]
+
+
+def test_a_device_pauses_by_default_when_the_hub_is_gone():
+    device = DeviceBench().training()
+    device.hears(Leave("stopping"))
+    assert device.trained().effects == []
+
+
+def test_a_device_that_is_cut_off_trains_on_to_its_limit_and_merges_when_it_is_back():
+    device = alone_bench(20)
+    assert device.core.goes_on
+    device.hears(Leave("stopping"))
+    assert ahead(device) == [], "the assigned steps are under way"
+    device.trained()
+    assert device.told == ["alone"]
+    assert ahead(device) == [20]
+    for _ in range(3):
+        device.until(Open)
+        assert ahead(device) == []
+    device.give(TrainedAhead(Trained(20, 160, 0.5, 0.25, 0.125)))
+    assert device.effects == [], "that was all"
+    device.welcome(overlap_steps_max=0)
+    assert device.pushed == [1]
+    answer = assignment(9, Ack(1, Applied(9)))
+    device.hears(answer).give(Adopted(answer))
+    assert device.effects == [Train(1)]
+    device.give(Trained(1, 8, 0.5, 0.25, 0.125))
+    (push,) = [effect.push for effect in device.effects if isinstance(effect, SendPush)]
+    assert (push.seq, push.local_steps, push.steps_ahead) == (2, 21, 20)
+
+
+@pytest.mark.parametrize("work", ["pushing", "answered"])
+def test_a_device_goes_alone_when_the_hub_goes_after_its_update(work):
+    device = alone_bench(20).trained()
+    assert ahead(device) == []
+    if work == "answered":
+        device.hears(Ack(1, Buffered(1)))
+    device.hears(Leave("stopping"))
+    assert device.told == ["disconnected", "alone"]
+    assert ahead(device) == [20]
+    device.until(Open)
+    device.welcome()
+    device.hears(Leave("stopping"))
+    assert ahead(device) == [], "they are under way"
+
+
+def test_a_busy_hub_leaves_a_device_alone():
+    device = alone_bench(20).trained()
+    device.hears(Refuse("busy", "later", 0.5))
+    assert (device.told, ahead(device)) == (["alone"], [20])
+    device.hears(Refuse("busy", "later", 0.5))
+    assert device.effects == []
+
+
+@pytest.mark.parametrize(("alone", "more"), [(20, [16]), (4, []), (3, []), (0, [])])
+def test_alone_the_larger_limit_holds_and_one_call_at_a_time(alone, more):
+    device = alone_bench(alone, overlap=4).trained()
+    assert ahead(device) == [4]
+    device.hears(Leave("stopping"))
+    assert ahead(device) == [], "the first four are under way"
+    device.give(TrainedAhead(Trained(4, 32, 0.5, 0.25, 0.125)))
+    assert ahead(device) == more
+    assert ("alone" in device.told) == bool(more)
+
+
+def test_a_device_does_not_go_on_from_what_diverged():
+    device = alone_bench(20).trained()
+    device.hears(Ack(1, Rejected("not_finite")))
+    device.hears(Leave("stopping"))
+    assert ahead(device) == []
+
+
+def test_a_device_without_a_model_does_not_go_alone():
+    device = DeviceBench(alone_steps_max=20).welcome()
+    device.hears(Leave("stopping"))
+    assert ahead(device) == []
+    device.until(Open)
+    device.welcome().assigned(0).hears(Leave("stopping"))
+    assert ahead(device) == []
+
+
+# -- several hubs --------------------------------------------------------------------------------------------
+
+
+def openings(device, count):
+    """Tick until so many connections were opened; return which hub each was to."""
+    hubs = []
+    for _ in range(count):
+        device.until(Open)
+        hubs.append(device.core.hub)
+    return hubs
+
+
+def test_a_hub_that_does_not_answer_gives_way_to_the_next():
+    device = DeviceBench(hubs=3)
+    assert device.core.hub == 0
+    assert openings(device, 5) == [1, 2, 0, 1, 2]
+
+
+def test_every_hub_that_is_tried_is_told_of_once():
+    device, told = DeviceBench(hubs=3), 0
+    for _ in range(40):
+        device.tick(device.core.next_deadline_s())
+        told += device.told.count("waiting")
+    assert told == 4
+
+
+def test_a_list_of_hubs_is_tried_no_faster_than_one():
+    device = DeviceBench(hubs=2)
+    openings(device, 12)
+    since_s = device.now_s
+    openings(device, 10)
+    assert 45.0 <= device.now_s - since_s <= 60.0
+
+
+def test_a_hub_that_is_lost_is_tried_again_first():
+    device = DeviceBench(hubs=2)
+    assert openings(device, 1) == [1]
+    device.welcome().hears(Leave("stopping"))
+    assert openings(device, 3) == [1, 0, 1]
+
+
+def test_a_full_hub_gives_way_at_once_and_is_not_asked_before_its_time():
+    device = DeviceBench(hubs=2)
+    full_s = device.now_s
+    device.hears(Refuse("hub_full", "full", 30.0))
+    assert openings(device, 1) == [1]
+    assert device.now_s - full_s <= 0.1
+    while device.core.hub == 1:
+        openings(device, 1)
+    assert 30.0 <= device.now_s - full_s <= 40.0
+    device.welcome()
+    assert device.core.link == "joined"
+
+
+@pytest.mark.parametrize("code", ["quarantined", "duplicate_device_id"])
+def test_what_a_device_has_done_is_not_escaped_by_another_hub(code):
+    device = DeviceBench(hubs=2)
+    device.hears(Refuse(code, "later", 30.0))
+    assert openings(device, 1) == [0]
+
+
+ELSEWHERE = {
+    "that has none and takes no word": (0, 5, 1),
+    "with an older state": (3, 5, 4),
+    "with an empty state, which takes the device's word": (5, 5, 6),
+    "with the same state, and the answer lost": (6, 5, 6),
+}
+
+
+@pytest.mark.parametrize(("seq_last", "before", "expected"), ELSEWHERE.values(), ids=ELSEWHERE)
+def test_numbers_at_another_hub(seq_last, before, expected):
+    device = DeviceBench(hubs=2).training(seq_last=before).trained()
+    device.hears(Leave("stopping"))
+    while device.core.hub != 1 or device.core.link != "greeting":
+        device.until(Open)
+    assert device.said[-1].seq_answered == before
+    device.welcome(seq_last)
+    assert device.pushed == [expected]
+
+
+# -- after a power cut ---------------------------------------------------------------------------------------
+
+KEY = ModelKey(SPEC.fingerprint, None, "delta")
+KEPT = Push(bytes(16), 7, ModelVersion("0" * 16, 3), 8, 64, 0.5, 0.25, 0.125, "int8", 1, 12)
+
+
+def recalling(key=KEY):
+    """A device that was started again with an update that may have been answered."""
+    return DeviceBench(recall=(KEPT, key))
+
+
+def test_a_kept_update_is_repeated_under_its_number():
+    device = recalling()
+    assert device.effects[1].message.seq_answered == 8, "it may have been answered"
+    device.welcome(seq_last=6)
+    assert device.kinds == [Tell, Join, SendPush]
+    (push,) = [effect.push for effect in device.effects if isinstance(effect, SendPush)]
+    assert push == msgspec.structs.replace(KEPT, session=device.session)
+    device.until(SendPush)
+    device.until(SendPush)
+    device.assigned(4, Ack(7, Applied(4)))
+    device.give(Adopted(assignment(4, Ack(7, Applied(4))))).trained()
+    assert device.pushed == [8]
+
+
+def test_a_kept_update_that_was_answered_gets_its_outcome():
+    device = recalling().welcome(seq_last=7)
+    assert device.pushed == [7]
+    device.hears(Refuse("busy", "later", 0.5))
+    device.until(SendPush)
+    device.assigned(9, Ack(7, Duplicate(Applied(4))))
+    assert device.kinds == [Tell, Settle, Adopt]
+    device.give(Adopted(assignment(9, Ack(7, Duplicate(Applied(4)))))).trained()
+    assert device.pushed == [8]
+
+
+def test_a_hub_that_forgot_the_device_never_counts_a_kept_update():
+    """It takes the device's word for the number, and so shows that it has no record."""
+    device = recalling().welcome(seq_last=8)
+    assert device.told == ["joined", "warning"]
+    assert device.said == [Fetch(device.session, None)]
+    device.assigned(9).give(Adopted(assignment(9))).trained()
+    assert device.pushed == [9]
+
+
+@pytest.mark.parametrize(
+    ("away_s", "said", "claimed"),
+    [(LEASE_S - 1, True, 5), (LEASE_S + 1, True, 7), (1e6, True, 7), (1e6, False, 5)],
+    ids=["seconds", "over a lease", "days", "days, and it never left"],
+)
+def test_what_a_device_says_of_its_numbers_when_it_comes_back(away_s, said, claimed):
+    """A hub that knows the device goes by its own record; one that forgot it must not count an update twice."""
+    device = DeviceBench().training(seq_last=5)
+    if said:
+        device.trained().hears(Leave("stopping"))
+    else:
+        device.hears(Leave("stopping"))
+        device.trained()
+    device.tick(device.now_s + away_s)
+    assert device.said[0].seq_answered == claimed
+    device.welcome(seq_last=claimed)
+    assert device.pushed == ([6] if claimed == 5 else [])
+    assert device.told[1:] == ([] if claimed == 5 else ["warning"])
+
+
+def test_a_hub_that_does_not_know_the_session_may_have_forgotten_the_update():
+    device = DeviceBench().training(seq_last=5).trained()
+    assert device.hears(Refuse("unknown_session", "hello?")).said[0].seq_answered == 7
+
+
+def test_a_hub_with_an_older_state_gets_a_kept_update_under_its_next_number():
+    assert recalling().welcome(seq_last=2).pushed == [3]
+
+
+def test_a_hub_that_went_past_a_kept_update_never_gets_it():
+    device = recalling().welcome(seq_last=9)
+    assert device.told == ["joined", "warning"]
+    assert device.said == [Fetch(device.session, None)]
+
+
+@pytest.mark.parametrize("key", [ModelKey("f" * 32, None, "delta"), ModelKey(SPEC.fingerprint, None, "model")])
+def test_a_kept_update_of_another_model_is_put_aside(key):
+    device = recalling(key).welcome(seq_last=6)
+    assert device.kinds == [Tell, PutAside, Join, Say]
+    assert device.said == [Fetch(device.session, None)]
+    device.assigned(4).give(Adopted(assignment(4))).trained()
+    assert device.pushed == [7]
+
+
+def test_a_kept_update_waits_for_the_hubs_graph():
+    device = DeviceBench(recall=(KEPT, ModelKey(SPEC.fingerprint, FINGERPRINT, "delta")))
+    device.welcome(seq_last=6, **OFFER)
+    assert device.effects[-1] == FindGraph(FINGERPRINT)
+    device.give(GraphMissing())
+    assert device.said == [FetchGraph(device.session)]
+    device.hears(GRAPH).give(GraphHeld(fetched=True))
+    assert device.pushed == [7]
+    assert device.core.work == "pushing"
+
+
+def test_differences_from_a_model_that_went_with_the_power_are_not_taken_in():
+    device = recalling().welcome(seq_last=6)
+    deltas = Deltas(3, (12,), 0, "identity")
+    device.hears(msgspec.structs.replace(assignment(4, Ack(7, Applied(4))), deltas=deltas))
+    assert device.kinds == [Tell, Settle]
+    answered_s = device.now_s
+    assert device.until(Fetch) == Fetch(device.session, None)
+    assert device.now_s == pytest.approx(answered_s + BACKOFF_MIN_S)
+
+
+@pytest.mark.parametrize("seq", [6, 7])
+def test_an_update_is_said_once_it_is_kept(seq):
+    device = recalling().welcome(seq_last=6).give(Kept(seq))
+    assert device.pushed == ([7] if seq == 7 else [])
+    device.hears(Leave("stopping"))
+    assert device.give(Kept(7)).effects == []

@@ -32,6 +32,7 @@ from edgeasync.core.events import Folded, Heard, Malformed, PushArrived, Receive
 from edgeasync.core.graph import ShippedGraph
 from edgeasync.core.hub import HubCore
 from edgeasync.core.settings import FLOAT32, HubCoreSettings, Limits, Liveness
+from edgeasync.core.state import freeze, thaw
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import (
     BufferedAggregator,
@@ -196,26 +197,31 @@ class World:
         self.answered = {}
         self.sessions = {}
         self.events = self.uid = self.version = 0
-        self._handles, self._peers = count(), count(1)
-        self.hub = HubCore(
+        self._handles, self._peers, self._sessions = count(), count(1), count(1)
+        self.policy = Policy(
+            **{"staleness": inverse_root, "optimizer": (SGD(),), "frequency": FREQUENCY} | POLICIES[policy]
+        )
+        self.graph = graph
+        self.hub = self._make_hub()
+        self.nodes = [Node(name, name == "b", random) for name in NAMES]
+        for node in self.nodes:
+            self.restart(node)
+
+    def _make_hub(self):
+        return HubCore(
             spec=SPEC,
             training={},
-            judgement=Policy(
-                **{"staleness": inverse_root, "optimizer": (SGD(),), "frequency": FREQUENCY} | POLICIES[policy]
-            ),
+            judgement=self.policy,
             settings=HubCoreSettings(
                 codec=FLOAT32,
                 liveness=Liveness(progress_s=20.0),
                 limits=Limits(devices_max=len(NAMES), strikes_max=4, quarantine_s=20.0, updates_held_max=6),
             ),
             version=ModelVersion(LINEAGE, 0),
-            graph=graph,
-            make_session=(number.to_bytes(16, "big") for number in count(1)).__next__,
-            now_s=0.0,
+            graph=self.graph,
+            make_session=lambda: next(self._sessions).to_bytes(16, "big"),
+            now_s=self.now_s,
         )
-        self.nodes = [Node(name, name == "b", random) for name in NAMES]
-        for node in self.nodes:
-            self.restart(node)
 
     # -- devices ---------------------------------------------------------------------------------------------
 
@@ -321,6 +327,13 @@ class World:
         self._give(Malformed(peer, "nonsense"))
 
     # -- the hub ---------------------------------------------------------------------------------------------
+
+    def restart_hub(self):
+        """Let another core go on from what this one writes down; counts of messages begin anew."""
+        written = freeze(self.hub)
+        self.hub, self.events = self._make_hub(), 0
+        thaw(self.hub, written)
+        assert freeze(self.hub) == written
 
     def tick_hub(self, *, room=True):
         self._hub_did(self.hub.tick(self.now_s, room=room))
@@ -520,6 +533,10 @@ class AnyNetwork(RuleBasedStateMachine):
     def restart(self, node):
         self.world.restart(self.world.nodes[node])
 
+    @rule()
+    def restart_hub(self):
+        self.world.restart_hub()
+
     @rule(node=nodes)
     def reflash(self, node):
         if self.world.nodes[node].state <= REFLASHES_MAX:
@@ -557,8 +574,20 @@ def fault(world, random):  # noqa: C901 (a table, one row for each fault)
     packets = random.choice([world.up, world.down])
     node = random.choice(world.nodes)
     match random.choices(
-        ["well", "drop", "duplicate", "shuffle", "busy", "late", "restart", "reflash", "broken", "nonsense"],
-        [40, 15, 15, 10, 10, 6, 3, 1, 4, 2],
+        [
+            "well",
+            "drop",
+            "duplicate",
+            "shuffle",
+            "busy",
+            "late",
+            "restart",
+            "reflash",
+            "broken",
+            "nonsense",
+            "hub",
+        ],
+        [40, 15, 15, 10, 10, 6, 3, 1, 4, 2, 2],
     )[0]:
         case "well":
             world.run(random.choice([0.02, 0.1, 1.0]))
@@ -580,6 +609,8 @@ def fault(world, random):  # noqa: C901 (a table, one row for each fault)
             world.work(node, broken=True)
         case "nonsense" if node.peer is not None:
             world.garbage(node.peer)
+        case "hub":
+            world.restart_hub()
     world.check()
 
 

@@ -7,6 +7,7 @@ from random import Random
 import msgspec
 import numpy as np
 import pytest
+from safetensors.numpy import load, save
 
 from edgeasync.core import guard
 from edgeasync.core import state as durable
@@ -126,11 +127,10 @@ class Hub:
         return self.sessions.to_bytes(16, "big")
 
     def again(self, name):
-        """Return a hub that was started anew from what this one wrote down."""
-        state = durable.capture(self.core, self.model, self.publisher)
+        """Return a hub that was started anew from what this one wrote to a file."""
+        state = durable.capture(self.core, self.model, self.publisher, 0, 0.0)
         hub = Hub(name, self.spec, now_s=123.0)
-        arrays = {name: array.copy() for name, array in state.arrays.items()}
-        durable.restore(durable.HubState(state.scalars, arrays), hub.core, hub.model, hub.publisher)
+        durable.restore(load(save(state.tensors)), hub.core, hub.model, hub.publisher)
         hub.sessions = self.sessions
         return hub
 
@@ -278,7 +278,7 @@ class Drive:
             self.step()
 
     def write(self):
-        return durable.capture(self.hub.core, self.hub.model, self.hub.publisher)
+        return durable.capture(self.hub.core, self.hub.model, self.hub.publisher, 0, 0.0)
 
     def restart(self):
         """Start a hub from the first one's state, beside it; the one started last is then dropped, or goes on."""
@@ -287,13 +287,12 @@ class Drive:
     def check(self):
         """What the hubs would write down, and what they hold, is the same."""
         first, *others = self.hubs
-        written = durable.capture(first.core, first.model, first.publisher)
+        written = durable.capture(first.core, first.model, first.publisher, 0, 0.0)
         for hub in others:
-            state = durable.capture(hub.core, hub.model, hub.publisher)
-            assert state.scalars == written.scalars
-            assert list(state.arrays) == list(written.arrays)
-            for name, array in written.arrays.items():
-                assert state.arrays[name].tobytes() == array.tobytes(), name
+            state = durable.capture(hub.core, hub.model, hub.publisher, 0, 0.0)
+            assert list(state.tensors) == list(written.tensors)
+            for name, array in written.tensors.items():
+                assert state.tensors[name].tobytes() == array.tobytes(), name
             assert walk(hub.core) == walk(first.core)
             assert hub.core.next_deadline_s() == first.core.next_deadline_s()
             codec, newest = first.core.settings.codec.model, first.core.version
@@ -426,21 +425,21 @@ def test_what_is_measured_of_connections_begins_anew():
 def test_arrays_have_names_that_people_understand_and_each_vector_is_there_once():
     drive = Drive("immediate, goes back", 0)
     kinds = {"layer.weights", "layer.bias", "mean", "optimizer", "kept", "history", "published", "chain"}
-    while not kinds <= {name.partition("/")[0] for name in drive.write().arrays}:
+    while not kinds <= {name.partition("/")[0] for name in drive.write().tensors}:
         drive.step()
     state, hub = drive.write(), drive.hub
-    places = [array.__array_interface__["data"][0] for array in state.arrays.values()]
+    places = [array.__array_interface__["data"][0] for array in state.tensors.values()]
     assert len(set(places)) == len(places)
-    assert {str(array.dtype) for array in state.arrays.values()} == {"float32", "uint8"}
-    assert state.arrays["layer.bias"].shape == (2, 2)
-    assert np.shares_memory(state.arrays["layer.weights"], hub.model.current.vector)
-    assert not any(np.shares_memory(state.arrays["optimizer/0"], vector) for vector in hub.model._state)
+    assert {str(array.dtype) for array in state.tensors.values()} == {"float32", "uint8"}
+    assert state.tensors["layer.bias"].shape == (2, 2)
+    assert np.shares_memory(state.tensors["layer.weights"], hub.model.current.vector)
+    assert not any(np.shares_memory(state.tensors["optimizer/0"], vector) for vector in hub.model._state)
 
 
 def test_a_new_model_is_there_once():
     hub = Hub("immediate, goes back", make_spec())
-    state = durable.capture(hub.core, hub.model, hub.publisher)
-    assert set(state.arrays) == {"layer.weights", "layer.bias", "mean", "optimizer/0", "published"}
+    state = durable.capture(hub.core, hub.model, hub.publisher, 0, 0.0)
+    assert set(state.tensors) == {"layer.weights", "layer.bias", "mean", "optimizer/0", "published", "scalars"}
 
 
 def test_a_parameter_may_have_the_name_of_another_array():
@@ -460,12 +459,12 @@ def test_updates_that_stood_in_line_are_not_written_down_and_those_that_wait_are
         drive.step()
     hub = drive.hub
     handles = hub.core.judge.handles
-    note = durable.note(hub.core, hub.model)
+    note = durable.note(hub.core, hub.model, 0, 0.0)
     for handle in handles:
         hub.model.release(handle)  # as a later fold does, before the arrays are taken
     state = durable.complete(note, hub.model, hub.publisher)
     other = Hub("synchronous", drive.spec)
-    durable.restore(state, other.core, other.model, other.publisher)
+    durable.restore(state.tensors, other.core, other.model, other.publisher)
     assert other.core.judge.handles == handles
     assert other.model.updates_waiting == len(handles)
     next_handle = other.model.keep(Update(VectorSource(np.zeros(3, F)), "identity", b""))
@@ -479,38 +478,43 @@ def test_updates_that_stood_in_line_are_not_written_down_and_those_that_wait_are
 def written():
     drive = Drive("immediate, goes back", 0)
     drive.go(120)
-    return drive.write()
+    return drive.write().tensors
 
 
-def put_back(state, name="immediate, goes back", spec=None):
+def put_back(tensors, name="immediate, goes back", spec=None):
     hub = Hub(name, spec or make_spec())
-    durable.restore(state, hub.core, hub.model, hub.publisher)
+    durable.restore(tensors, hub.core, hub.model, hub.publisher)
+
+
+def with_scalars(tensors, scalars):
+    return tensors | {durable.SCALARS: np.frombuffer(scalars, np.uint8)}
 
 
 def test_damaged_bytes_are_refused(written):
-    random, scalars = Random(1), written.scalars
+    random, scalars = Random(1), written[durable.SCALARS].tobytes()
+    with pytest.raises(StorageError, match="scalars is missing"):
+        put_back({name: array for name, array in written.items() if name != durable.SCALARS})
     for length in [*range(14), len(scalars) // 2, len(scalars) - 1]:
         with pytest.raises(StorageError):
-            put_back(durable.HubState(scalars[:length], written.arrays))
+            put_back(with_scalars(written, scalars[:length]))
     for _ in range(200):
         damaged = bytearray(scalars)
         damaged[random.randrange(len(damaged))] ^= 1 << random.randrange(8)
         with pytest.raises(StorageError):
-            put_back(durable.HubState(bytes(damaged), written.arrays))
+            put_back(with_scalars(written, bytes(damaged)))
 
 
 class Other(msgspec.Struct):
     core: int = 3
-    name: str = "\udcff".encode("utf-8", "surrogatepass").decode("latin-1")
 
 
 def test_sound_bytes_of_another_kind_are_refused(written):
     for body in (seal(Other()), seal(make_spec())):
         with pytest.raises(StorageError, match="not the state of a hub"):
-            put_back(durable.HubState(body, written.arrays))
+            put_back(with_scalars(written, body))
     hub = Hub("immediate", make_spec())
     with pytest.raises(StorageError, match="not the state of a hub"):
-        durable.thaw(hub.core, written.scalars)
+        durable.thaw(hub.core, written[durable.SCALARS].tobytes())
 
 
 def test_another_format_says_so():
@@ -521,10 +525,10 @@ def test_another_format_says_so():
 
 @pytest.mark.parametrize("name", ["optimizer/0", "published", "layer.bias"])
 def test_an_array_that_is_missing_or_not_as_it_was_is_refused(written, name):
-    others = {key: array for key, array in written.arrays.items() if key != name}
+    others = {key: array for key, array in written.items() if key != name}
     for arrays in (others, others | {name: np.zeros(3, F)}, others | {name: np.zeros(3, np.uint8)}):
         with pytest.raises(StorageError, match=name):
-            put_back(durable.HubState(written.scalars, arrays))
+            put_back(arrays)
 
 
 def test_a_payload_that_is_missing_or_broken_is_refused():
@@ -535,7 +539,7 @@ def test_a_payload_that_is_missing_or_broken_is_refused():
     name = f"update/{hub.core.judge.handles[0]}"
     for array in (np.zeros(1, np.uint8), np.zeros(4, F)):
         with pytest.raises(StorageError, match=name.replace("/", ".")):
-            put_back(durable.HubState(state.scalars, state.arrays | {name: array}), "synchronous")
+            put_back(state.tensors | {name: array}, "synchronous")
 
 
 def test_the_state_of_another_model_or_policy_is_refused(written):
@@ -545,4 +549,4 @@ def test_the_state_of_another_model_or_policy_is_refused(written):
         put_back(written, "immediate")
     hub = Hub("immediate, corrected", make_spec())
     with pytest.raises(StorageError, match="codec"):
-        hub.publisher.thaw(unseal(written.scalars, durable._Scalars).publisher, written.arrays)
+        hub.publisher.thaw(unseal(written[durable.SCALARS].tobytes(), durable._Scalars).publisher, written)

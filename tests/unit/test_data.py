@@ -224,3 +224,36 @@ def test_an_iterable_is_read_no_further_than_asked():
 def test_an_iterable_says_what_is_wrong(samples, sentence):
     with pytest.raises(DataError, match=sentence):
         from_iterable(samples, 10)
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("drawn", [0, 1, 2, 7, 20])
+def test_batches_go_on_from_a_place(drawn, full):
+    dataset = Dataset.of(GOOD_X, GOOD_Y)
+    stream = batches(dataset, 4, seed=3, full=full)
+    for _ in range(drawn):
+        next(stream)
+    state = stream.state()
+    again = batches(dataset, 4, seed=8, full=full)
+    again.restore(state)
+    assert np.array_equal(again.state(), state)
+    for (x, y), (x_again, y_again) in islice(zip(stream, again, strict=True), 9):
+        assert np.array_equal(x, x_again)
+        assert np.array_equal(y, y_again)
+
+
+def test_a_place_in_other_batches_is_refused():
+    state = batches(Dataset.of(GOOD_X, GOOD_Y), 4, seed=3).state()
+    wrong = state.copy()
+    wrong[3] = 3
+    for other, place in [
+        (batches(Dataset.of(GOOD_X[:5], GOOD_Y[:5]), 4, seed=3), state),
+        (batches(Dataset.of(GOOD_X, GOOD_Y), 3, seed=3), state),
+        (batches(Dataset.of(GOOD_X, GOOD_Y), 4, seed=3, full=True), state),
+        (batches(Dataset.of(GOOD_X, GOOD_Y), 4, seed=3), state[:-1]),
+        (batches(Dataset.of(GOOD_X, GOOD_Y), 4, seed=3), wrong),
+    ]:
+        first = next(other)[1]
+        with pytest.raises(ValueError, match="another size"):
+            other.restore(place)
+        assert len(first)

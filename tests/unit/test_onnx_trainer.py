@@ -96,6 +96,23 @@ def test_fifty_steps_follow_plain_numpy(optimizer, update):
         np.testing.assert_allclose(view, values[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+def test_a_trainer_goes_on_from_its_state():
+    graph = built(MLP, (8,))
+    x = numbers((50, 8), 1)
+    options = {"batch_size": 16, "keep_optimizer_state": True}
+    first, again = (trainer(graph, x, LABELS, Adam(learning_rate=0.01), seed=seed, **options) for seed in (3, 4))
+    vector = graph.initial.copy()
+    first.begin(vector)
+    for _ in range(5):
+        first.step()
+    again.restore({name: array.copy() for name, array in first.state().items()})
+    restored = vector.copy()
+    first.begin(vector)
+    again.begin(restored)
+    assert [first.step() for _ in range(5)] == [again.step() for _ in range(5)]
+    assert np.array_equal(vector, restored)
+
+
 # -- in place --------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from edgeasync.data.dataset import Dataset, batches
 from edgeasync.errors import ModelMismatchError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.optimizers import SGD
-from edgeasync.training.trainer import GradientTrainer, StepResult, take_local_steps
+from edgeasync.training.trainer import GradientTrainer, ResumableTrainer, StepResult, take_local_steps
 
 SPEC = ParameterSpec((Parameter("w", (3,)),))
 BATCH = (np.ones((4, 3), np.float32), np.zeros(4, np.int64))
@@ -174,3 +174,41 @@ def test_a_diverging_model_neither_raises_nor_warns():
     trainer.begin(np.zeros(3, np.float32))
     losses = [trainer.step().loss for _ in range(30)]
     assert not math.isfinite(losses[-1])
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_trainer_goes_on_from_its_state(keep):
+    def make(seed):
+        data = Dataset.of(np.random.default_rng(0).normal(size=(10, 3)), np.arange(10))
+        optimizer = [SGD(learning_rate=0.1, momentum=0.9)]
+        return GradientTrainer(SPEC, towards_batch, optimizer, batches(data, 3, seed), keep_optimizer_state=keep)
+
+    trainer, again = make(1), make(2)
+    assert isinstance(trainer, ResumableTrainer)
+    parameters = np.zeros(3, np.float32)
+    trainer.begin(parameters)
+    for _ in range(6):
+        trainer.step()
+    state = {name: array.copy() for name, array in trainer.state().items()}
+    assert set(state) == ({"batches", "count", "optimizer.0"} if keep else {"batches"})
+    again.restore(state)
+    restored = parameters.copy()
+    trainer.begin(parameters)
+    again.begin(restored)
+    for _ in range(9):
+        assert trainer.step() == again.step()
+    assert np.array_equal(parameters, restored)
+
+
+def towards_batch(parameters, x, y, out):
+    """Half the squared distance from the batch's mean, and its gradient."""
+    np.subtract(parameters, x.mean(axis=0), out=out)
+    return float(0.5 * np.vdot(out, out))
+
+
+def test_a_state_of_another_trainer_is_refused():
+    trainer = GradientTrainer(SPEC, towards_one, [SGD()], repeat(BATCH), keep_optimizer_state=True)
+    for state in ({}, {"count": np.zeros(1, np.int64), "optimizer.0": np.zeros(4, np.float32)}):
+        with pytest.raises(ValueError, match="other arrays"):
+            trainer.restore(state)
+    trainer.restore(trainer.state())

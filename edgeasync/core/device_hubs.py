@@ -1,0 +1,42 @@
+"""Which hub of its list a device tries next, and when."""
+
+from random import Random
+
+BACKOFF_MIN_S = 0.1
+BACKOFF_MAX_S = 3.0
+
+
+class HubTurns:
+    """The hubs by their place in the list, taken in turn: `hub` is the one that is spoken to, or tried next.
+
+    A hub that was lost is tried again first, one that did not answer or is full gives way to the next. None is
+    tried earlier than it asked for, and the back-off is one for all: a list does not make a device knock harder.
+    """
+
+    def __init__(self, hubs: int, random: Random) -> None:
+        self.hub = 0
+        self.attempts = 0
+        self._hubs = hubs
+        self._random = random
+        self._not_before_s = [0.0] * hubs
+
+    @property
+    def is_news(self) -> bool:
+        """Whether a failure is the first of this hub: the others need not be told."""
+        return self.attempts == 0 or 1 < self._hubs >= self.attempts
+
+    def welcomed(self) -> None:
+        """Begin the back-off anew."""
+        self.attempts = 0
+
+    def fail(self, now_s: float, retry_after_s: float | None, *, move_on: bool) -> float:
+        """Return when to try `hub`: the same one, or with `move_on` the next that may be tried as soon as any."""
+        backoff_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2.0 ** min(self.attempts, 10))
+        self.attempts += 1
+        if retry_after_s is not None:
+            self._not_before_s[self.hub] = now_s + retry_after_s + BACKOFF_MAX_S * self._random.uniform(0.5, 1.0)
+        at_s = now_s + backoff_s * self._random.uniform(0.5, 1.0)
+        if move_on:
+            turns = [(self.hub + turn) % self._hubs for turn in range(1, self._hubs + 1)]
+            self.hub = min(turns, key=lambda hub: max(at_s, self._not_before_s[hub]))
+        return max(at_s, self._not_before_s[self.hub])

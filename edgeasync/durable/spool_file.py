@@ -1,0 +1,114 @@
+"""A device's unanswered work on disk, for one that is to go on after a power cut: `spool = "full"`.
+
+Apart from the identity, so that a device that keeps no more than that loads nothing for it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import safetensors
+import safetensors.numpy
+
+from edgeasync.core.device_spool import ModelKey, Spool
+from edgeasync.durable.files import replace_file
+from edgeasync.errors import ProtocolError, StorageError
+from edgeasync.protocol import wire
+from edgeasync.protocol.codecs import check_codec_name
+from edgeasync.protocol.messages import Push
+
+SPOOL_FILE = "spool.safetensors"
+SPOOL_FORMAT = "edgeasync-spool-1"
+"""Another format is another software's, and is put aside; so is an update of another protocol version."""
+
+_PAYLOAD, _RESIDUAL, _TRAINER = "payload", "residual", "trainer."
+
+
+class SpoolFile:
+    """What a device with `spool = "full"` keeps beside its identity: one file, replaced as a whole.
+
+    It is about as long as payload, residual and trainer's state together; two of that while it is replaced.
+    """
+
+    def __init__(self, folder: Path, state_id: str) -> None:
+        self.path = folder / SPOOL_FILE
+        self._state_id = state_id
+
+    def read(self) -> Spool | None:
+        """Return what was kept; `None` if there is nothing.
+
+        Raises `StorageError` if it cannot be read, `ProtocolError` if it is damaged or not this device's: then
+        `put_aside` makes way.
+        """
+        try:
+            if not self.path.exists():
+                return None
+            with safetensors.safe_open(self.path, framework="numpy") as file:
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                metadata = file.metadata() or {}
+        except OSError as error:
+            raise StorageError(f"{self.path}: cannot be read: {error.strerror}; fix its rights") from error
+        except (ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
+            raise ProtocolError(f"damaged ({error})") from error
+        return self._decode(metadata, arrays)
+
+    def write(self, spool: Spool) -> None:
+        """Keep this in place of what was kept before; returns when it would outlive a power cut.
+
+        Raises `StorageError`.
+        """
+        arrays: dict[str, npt.NDArray[Any]] = {_PAYLOAD: np.frombuffer(spool.payload, np.uint8)}
+        if spool.residual is not None:
+            arrays[_RESIDUAL] = spool.residual
+        arrays |= {_TRAINER + name: array for name, array in spool.trainer.items()}
+        metadata = {
+            "format": SPOOL_FORMAT,
+            "state_id": self._state_id,
+            "model": msgspec.json.encode(spool.model).decode(),
+            "push": wire.encode(spool.push).hex(),
+        }
+        metadata["checksum"] = _checksum(metadata, arrays)
+        replace_file(self.path, safetensors.numpy.save(arrays, metadata))
+
+    def put_aside(self) -> Path:
+        """Rename the file, so that a person may look at it; one that was put aside before makes way.
+
+        Returns its new path; raises `StorageError`.
+        """
+        aside = self.path.with_name(self.path.name + ".damaged")
+        try:
+            self.path.replace(aside)
+        except OSError as error:
+            raise StorageError(f"{self.path}: cannot be renamed: {error.strerror}; delete it") from error
+        return aside
+
+    def _decode(self, metadata: dict[str, str], arrays: dict[str, npt.NDArray[Any]]) -> Spool:
+        if metadata.get("format") != SPOOL_FORMAT:
+            raise ProtocolError("of another version of this software")
+        checksum = metadata.pop("checksum", "")
+        if checksum != _checksum(metadata, arrays):
+            raise ProtocolError("damaged (it does not have its checksum)")
+        if metadata.get("state_id") != self._state_id:
+            raise ProtocolError("of another device")
+        try:
+            push = wire.decode(bytes.fromhex(metadata["push"]))
+            if isinstance(push, Push):
+                check_codec_name(push.codec)
+            model = msgspec.json.decode(metadata["model"], type=ModelKey)
+            payload = arrays.pop(_PAYLOAD).data.cast("B")
+        except (KeyError, ValueError, msgspec.DecodeError) as error:
+            raise ProtocolError(f"of another version of this software ({error})") from error
+        if not isinstance(push, Push) or wire.checksum(payload) != push.checksum:
+            raise ProtocolError("of another version of this software (it holds no update)")
+        residual = arrays.pop(_RESIDUAL, None)
+        return Spool(model, push, payload, residual, {n.removeprefix(_TRAINER): a for n, a in arrays.items()})
+
+
+def _checksum(metadata: dict[str, str], arrays: dict[str, npt.NDArray[Any]]) -> str:
+    """Return the XXH3 of everything in the file but itself, in an order of its own."""
+    parts: list[wire.Buffer] = [msgspec.json.encode(sorted(metadata.items()))]
+    for name, array in sorted(arrays.items()):
+        parts += [f"{name} {array.dtype} {array.shape}".encode(), np.ascontiguousarray(array).data.cast("B")]
+    return f"{wire.checksum(*parts):016x}"
