@@ -82,7 +82,7 @@ def hub(
 ) -> None:
     """Hold the model, and train it with whatever devices come. Ends by its [hub] stop setting, or Ctrl-C.
 
-    A run folder that holds a run is gone on with, whatever the settings say of it now.
+    A folder that holds a run already is gone on with.
     """
     from edgeasync.cli.hub import Flags, run_hub  # noqa: PLC0415
 

@@ -97,6 +97,8 @@ def _totals(status: Mapping[str, Any]) -> Iterator[str]:
         f"updates: {status['updates_applied']} applied, {status['updates_rejected']} rejected, "
         f"{status['duplicates']} duplicates{rollbacks}; messages refused: {status['messages_refused']}"
     )
+    if trouble := status.get("disk_trouble"):
+        yield f"the run's folder cannot be written: {trouble}; no update is taken until it can be"
     if (tempo := status.get("tempo")) is not None:
         yield _tempo(tempo, status.get("learning_rate_factor", 1.0))
     if (last := status.get("evaluation")) is not None:
