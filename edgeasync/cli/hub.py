@@ -11,25 +11,32 @@ from edgeasync.cli.service import serve
 from edgeasync.config import convert, read_toml, to_table
 from edgeasync.core.effects import Report
 from edgeasync.core.hub import HubCore
+from edgeasync.core.settings import CheckpointSettings
 from edgeasync.errors import ConfigError
-from edgeasync.runtime.hub_settings import HubSection, HubSettings
+from edgeasync.runtime.hub_settings import HubSection, HubSettings, read_record
 
 PROGRESS_S = 10.0
 
 
-def run_hub(config: Path | None, flags: dict[str, Any], model_flags: dict[str, Any], printer: Printer) -> None:
-    """Run a hub by a settings file, flags, or both; a flag wins over the file.
+class Flags(msgspec.Struct, frozen=True):
+    """What the command line says: keys of `[hub]`, keys of a `[model]` of kind onnx, and what to go on from."""
 
-    `flags` are keys of `[hub]`, `model_flags` keys of a `[model]` of kind onnx.
-    """
-    table = {} if config is None else read_toml(config, dict[str, Any])
-    if model_flags:
-        table["model"] = _model_table(table.get("model"), model_flags)
-    elif config is None:
-        raise ConfigError("which model? give --model FILE.onnx, or a settings file with [model]")
-    settings = convert(table, HubSettings, where="flags" if config is None else str(config))
-    section = convert(to_table(settings.hub) | flags, HubSection, where="flags")
+    section: dict[str, Any]
+    model: dict[str, Any]
+    recovery: str | None = None
+    resume: Path | None = None
+
+
+def run_hub(config: Path | None, flags: Flags, printer: Printer) -> None:
+    """Run a hub by a settings file, flags, or both, or by the settings of a run; a flag wins over all of them."""
+    settings = _settings(config, flags) if flags.resume is None else _resumed(flags.resume, config, flags)
+    section = convert(to_table(settings.hub) | flags.section, HubSection, where="flags")
     settings = msgspec.structs.replace(settings, hub=section)
+    if flags.recovery is not None:
+        checkpoint = convert(
+            to_table(settings.checkpoint) | {"recovery": flags.recovery}, CheckpointSettings, where="flags"
+        )
+        settings = msgspec.structs.replace(settings, checkpoint=checkpoint)
 
     def on_report(report: Report) -> None:
         printer.event(report.event, device=report.device_id, detail=report.detail)
@@ -72,6 +79,26 @@ def run_hub(config: Path | None, flags: dict[str, Any], model_flags: dict[str, A
         accuracy = "" if best["accuracy"] is None else f", accuracy {best['accuracy']:.2%}"
         shown = f"version {best['version']}, loss {best['loss']:.4g}{accuracy}"
         printer.event("best", detail=f"{shown}, model in {totals['best_model']}")
+
+
+def _settings(config: Path | None, flags: Flags) -> HubSettings:
+    """Return the settings of a file, with the model that flags make of its own."""
+    table = {} if config is None else read_toml(config, dict[str, Any])
+    if flags.model:
+        table["model"] = _model_table(table.get("model"), flags.model)
+    elif config is None:
+        raise ConfigError("which model? give --model FILE.onnx, or a settings file with [model]")
+    return convert(table, HubSettings, where="flags" if config is None else str(config))
+
+
+def _resumed(run: Path, config: Path | None, flags: Flags) -> HubSettings:
+    """Return the settings that a run was begun with."""
+    if config is not None or flags.model or "run" in flags.section:
+        raise ConfigError(
+            "--resume goes on by the run's own settings: leave out the settings file, --run and --model; "
+            "or leave out --resume: a run folder is gone on with in any case"
+        )
+    return read_record(run)
 
 
 def count_progress(core: HubCore) -> dict[str, float]:

@@ -65,15 +65,30 @@ def hub(
     run: Annotated[
         str | None, typer.Option(help="Folder of this run, made if missing [default: runs/default].")
     ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Go on with the run in this folder, by the settings it was begun with."),
+    ] = None,
+    recovery: Annotated[
+        str | None,
+        typer.Option(help="What to go on from: latest, best, or a checkpoint's name [default: latest]."),
+    ] = None,
+    durability: Annotated[
+        str | None,
+        typer.Option(help="What an answer promises: journal or checkpoint [default: journal]."),
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without keys.")] = False,
     json: Json = False,
 ) -> None:
-    """Hold the model, and train it with whatever devices come. Ends by its [hub] stop setting, or Ctrl-C."""
-    from edgeasync.cli.hub import run_hub  # noqa: PLC0415
+    """Hold the model, and train it with whatever devices come. Ends by its [hub] stop setting, or Ctrl-C.
 
-    flags = {"bind": bind, "run": run, "insecure": insecure or None}
-    model_flags = _given({"file": file}) | _graph_flags(loss, train, freeze, output, target)
-    run_hub(config, _given(flags), model_flags, Printer(json=json))
+    A folder that holds a run already is gone on with.
+    """
+    from edgeasync.cli.hub import Flags, run_hub  # noqa: PLC0415
+
+    section = _given({"bind": bind, "run": run, "durability": durability, "insecure": insecure or None})
+    model = _given({"file": file}) | _graph_flags(loss, train, freeze, output, target)
+    run_hub(config, Flags(section, model, recovery, resume), Printer(json=json))
 
 
 @app.command()
@@ -242,6 +257,39 @@ def export(
     from edgeasync.cli.model import export_run  # noqa: PLC0415
 
     export_run(run, model, out, Printer(json=json))
+
+
+@app.command()
+def replay(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, or a copy of one.")],
+    until: Annotated[int | None, typer.Option(min=0, metavar="N", help="Stop after entry N.")] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="CHECKPOINT", help="Begin there [default: as early as the journal leads on]."
+        ),
+    ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.safetensors", help="Write the model that the story has come to."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Tell what became of every update of a run, from its folder alone. Only reads; a hub may be at work there."""
+    from edgeasync.cli.replay import replay_run  # noqa: PLC0415
+
+    replay_run(run, until, checkpoint, export, Printer(json=json))
+
+
+@app.command()
+def runs(
+    folder: Annotated[Path, typer.Argument(help="Folder of runs.")] = Path("runs"),
+    json: Json = False,
+) -> None:
+    """List the runs in a folder: how far each is, when it was written, and what is wrong with it."""
+    from edgeasync.cli.runs import print_runs  # noqa: PLC0415
+
+    print_runs(folder, Printer(json=json))
 
 
 def _graph_flags(

@@ -1,6 +1,5 @@
 """`edgeasync model` and `edgeasync export`: ONNX files in, ONNX files out; nothing runs a hub here."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -8,7 +7,7 @@ import msgspec
 import safetensors.numpy
 
 from edgeasync.autodiff.settings import LossName
-from edgeasync.cli.output import Printer
+from edgeasync.cli.output import Printer, print_table
 from edgeasync.config import convert
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError
@@ -62,7 +61,7 @@ def inspect_model(path: Path, flags: dict[str, Any], batch_size: int, printer: P
     for parameter in built.spec.parameters:
         shape = " x ".join(map(str, parameter.shape)) or "scalar"
         rows.append((parameter.name, shape, f"{parameter.size:,}", parameter.role))
-    _print_table(printer, rows)
+    print_table(printer, rows)
     for name, dims in found.inputs.items():
         if name not in {parameter.name for parameter in built.spec.parameters}:
             printer.line(f"input {name}: {' x '.join(map(str, dims))}")
@@ -93,7 +92,7 @@ def check_model(path: Path, flags: dict[str, Any], batch_size: int, printer: Pri
             verdict = "ok" if check.passed else "WRONG"
             numbers = (f"{check.slope:.3e}", f"{check.difference:.3e}", f"{check.error:.2%}")
             rows.append((check.name, *numbers, verdict))
-        _print_table(printer, rows)
+        print_table(printer, rows)
     if failed:
         others = f" and {len(failed) - 1} more" if failed[1:] else ""
         raise GraphError(
@@ -140,14 +139,6 @@ def _check_out(out: Path, source: Path) -> None:
     """Refuse to write over what is read: there may be no other copy of the model."""
     if out.resolve() == source.resolve():
         raise ConfigError(f"--out {out}: is the forward model itself; give another name")
-
-
-def _print_table(printer: Printer, rows: Sequence[tuple[str, ...]]) -> None:
-    """Print rows, the first of them a header, in columns as wide as what they hold."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        printer.line("  ".join(cells).rstrip())
 
 
 def _read(path: Path, advice: str) -> bytes:

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,6 +13,8 @@ class Printer:
 
     def __init__(self, *, json: bool) -> None:
         self.json = json
+        self.unread = False
+        """Whether the reader has gone away; what else is printed goes to standard error."""
 
     def event(self, event: str, **details: Any) -> None:
         """Print one event; empty details are left out for people."""
@@ -32,3 +35,12 @@ class Printer:
             sys.stdout.flush()
         except BrokenPipeError:
             sys.stdout = sys.stderr
+            self.unread = True
+
+
+def print_table(printer: Printer, rows: Sequence[tuple[str, ...]]) -> None:
+    """Print rows, the first of them a header, in columns as wide as what they hold."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        printer.line("  ".join(cells).rstrip())

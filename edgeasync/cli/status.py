@@ -62,7 +62,7 @@ def device_table(devices: list[dict[str, Any]], pids: dict[str, int] | None = No
             "" if device["loss"] is None else f"{device['loss']:.3g}",
         ]
         if pids is None:
-            cells.append(_bytes(device["bytes_up"] + device["bytes_down"]) if "bytes_up" in device else "")
+            cells.append(in_bytes(device["bytes_up"] + device["bytes_down"]) if "bytes_up" in device else "")
         else:
             cells.insert(1, str(pids.get(device["id"], "")))
         table.add_row(*cells)
@@ -97,6 +97,8 @@ def _totals(status: Mapping[str, Any]) -> Iterator[str]:
         f"updates: {status['updates_applied']} applied, {status['updates_rejected']} rejected, "
         f"{status['duplicates']} duplicates{rollbacks}; messages refused: {status['messages_refused']}"
     )
+    if trouble := status.get("disk_trouble"):
+        yield f"the run's folder cannot be written: {trouble}; no update is taken until it can be"
     if (tempo := status.get("tempo")) is not None:
         yield _tempo(tempo, status.get("learning_rate_factor", 1.0))
     if (last := status.get("evaluation")) is not None:
@@ -131,7 +133,7 @@ def _evaluation(evaluated: Mapping[str, Any]) -> str:
     return words
 
 
-def _bytes(count: float) -> str:
+def in_bytes(count: float) -> str:
     """Write a number of bytes with two or three digits that mean something."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5:

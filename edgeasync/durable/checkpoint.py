@@ -157,7 +157,7 @@ class CheckpointStore:
             return Chosen(recovery, manifest, tensors, [])
         skipped = [reason for _, reason in unreadable]
         if recovery == "best":
-            readable = _best_first(readable)
+            readable = best_first(readable)
         only_mismatches = not unreadable
         for name, _ in readable:
             try:
@@ -238,7 +238,7 @@ class CheckpointStore:
         """Remove the checkpoints beyond what is kept: their manifests first, so that none is left half there."""
         usable = self._usable(fingerprint)
         if len(usable) > self._keep:
-            oldest, best = _age(usable[self._keep - 1][0]), _best_first(usable)[0][0]
+            oldest, best = _age(usable[self._keep - 1][0]), best_first(usable)[0][0]
             ours = [name for name, manifest in self._listing()[0] if manifest.fingerprint == fingerprint]
             beyond = [name for name in ours if _age(name) < oldest and name != best]
             for name in beyond:
@@ -314,7 +314,7 @@ def _evaluation(manifest: Manifest) -> tuple[float, float] | None:
     )
 
 
-def _best_first(newest_first: list[tuple[str, Manifest]]) -> list[tuple[str, Manifest]]:
+def best_first(newest_first: list[tuple[str, Manifest]]) -> list[tuple[str, Manifest]]:
     """Order checkpoints by their evaluation; those that have none come last, newest first."""
     never = (-np.inf, -np.inf)
     return sorted(newest_first, key=lambda known: _evaluation(known[1]) or never, reverse=True)

@@ -5,6 +5,7 @@ Everything raises `OSError`, and nothing is promised to outlive a power cut befo
 by `File.sync`, its name by `sync_folder`.
 """
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,8 +30,8 @@ class File(Protocol):
         """Let go of the file."""
 
 
-class Disk(Protocol):
-    """One folder of files, all of them directly in it."""
+class ReadableDisk(Protocol):
+    """One folder of files, all of them directly in it, to be read."""
 
     def names(self) -> list[str]:
         """Return the names of the files there are, in order."""
@@ -40,6 +41,10 @@ class Disk(Protocol):
 
     def read(self, name: str, offset: int = 0, nbytes: int | None = None) -> Buffer:
         """Return a file's content from `offset` on: all of it, or `nbytes`, or fewer where it ends before."""
+
+
+class Disk(ReadableDisk, Protocol):
+    """One folder of files, to be read and written."""
 
     def create(self, name: str) -> File:
         """Make an empty file, in place of one of that name."""
@@ -83,6 +88,44 @@ class _FolderFile:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+class FolderSnapshot:
+    """Some files of a real folder as they were at one moment, while somebody else writes to it.
+
+    They are kept open: what is appended later is not seen, and what is removed later is still read.
+    """
+
+    def __init__(self, path: Path, names: Sequence[str]) -> None:
+        self._files: dict[str, tuple[int, int]] = {}
+        try:
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    descriptor = os.open(path / name, os.O_RDONLY | os.O_CLOEXEC)
+                    self._files[name] = descriptor, os.fstat(descriptor).st_size
+        except OSError:
+            self.close()
+            raise
+
+    def names(self) -> list[str]:
+        """Return the names of the files that were there, in order."""
+        return sorted(self._files)
+
+    def size(self, name: str) -> int:
+        """Return how many bytes a file had."""
+        return self._files[name][1]
+
+    def read(self, name: str, offset: int = 0, nbytes: int | None = None) -> Buffer:
+        """Read a file, or a part of it, no further than it went."""
+        descriptor, size = self._files[name]
+        left = max(0, size - offset)
+        return os.pread(descriptor, left if nbytes is None else min(nbytes, left), offset)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for descriptor, _ in self._files.values():
+            os.close(descriptor)
+        self._files.clear()
 
 
 class FolderDisk:

@@ -20,7 +20,7 @@ from collections.abc import Generator, Iterator, Sequence
 
 import msgspec
 
-from edgeasync.durable.disk import Disk, File
+from edgeasync.durable.disk import Disk, File, ReadableDisk
 from edgeasync.errors import StorageError
 from edgeasync.protocol.wire import Buffer, checksum
 
@@ -68,7 +68,7 @@ class JournalReading:
     header, in order, and what a `JournalWriter` is told at its start; `torn` is what a crash left behind it.
     """
 
-    def __init__(self, disk: Disk, after: int) -> None:
+    def __init__(self, disk: ReadableDisk, after: int) -> None:
         self._disk = disk
         self.last = after
         self.segments: list[Segment] = []
@@ -108,7 +108,7 @@ class JournalReading:
         """Read all segments' headers; return a complaint about each that has none."""
         unreadable = []
         try:
-            for name in _names(self._disk):
+            for name in segment_names(self._disk):
                 nbytes = self._disk.size(name)
                 first = _first_number(name, self._disk.read(name, 0, _SEGMENT_HEADER.size))
                 if first is not None:
@@ -140,7 +140,7 @@ class JournalReading:
 class _Walk:
     """A walk over one segment's records, a window of bytes at a time; `offset` is where the valid ones end."""
 
-    def __init__(self, disk: Disk, segment: Segment) -> None:
+    def __init__(self, disk: ReadableDisk, segment: Segment) -> None:
         self._disk = disk
         self._segment = segment
         self._window = memoryview(b"")
@@ -180,7 +180,12 @@ class _Walk:
         return part if len(part) == nbytes else None
 
 
-def read_journal(disk: Disk, after: int = 0) -> JournalReading:
+def segment_names(disk: ReadableDisk) -> list[str]:
+    """Return the names of the segments there are, in order; raises `OSError`."""
+    return sorted(filter(_ordinal, disk.names()), key=_ordinal)
+
+
+def read_journal(disk: ReadableDisk, after: int = 0) -> JournalReading:
     """Return a reading of the records with numbers above `after`, which the caller iterates over."""
     return JournalReading(disk, after)
 
@@ -332,11 +337,6 @@ def _ordinal(name: str) -> int:
     """Return which segment a name is, or 0 if it is none."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else 0
-
-
-def _names(disk: Disk) -> list[str]:
-    """Return the names of the segments there are, in order."""
-    return sorted(filter(_ordinal, disk.names()), key=_ordinal)
 
 
 def _first_number(name: str, header: Buffer) -> int | None:

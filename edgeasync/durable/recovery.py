@@ -114,6 +114,8 @@ class Recovered:
         core = make_core(rules, ModelVersion(old.lineage, old.version), self.now_s, self.sessions)
         if keeps:
             thaw(core, freeze(old))
+            if rules.settings.stop != self.rules.settings.stop:
+                core.judge.progress.reached = ""  # what was enough then need not be now
             core.save_at_s = self.now_s + rules.settings.checkpoint.every_s
             if minutes[0] is None or minutes[1] is None:
                 core.stop_at_s = math.inf if minutes[1] is None else self.now_s + 60.0 * minutes[1]

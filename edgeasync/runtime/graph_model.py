@@ -89,10 +89,15 @@ def keep_files(run: Path, graph: bytes, forward: bytes | None) -> None:
         raise ModelMismatchError(
             f"{run / origin}: this run was begun with another model; choose another run folder"
         )
-    wanted = {FORWARD_FILE: forward, TRAINING_FILE: graph}
-    for name, new in wanted.items():
-        if new is not None and new != held[name]:
-            replace_file(run / name, new)
+    for name, new in {FORWARD_FILE: forward, TRAINING_FILE: graph}.items():
+        if new is not None:
+            keep_file(run / name, new)
+
+
+def keep_file(path: Path, content: bytes) -> None:
+    """Write a file of a run's folder unless it is so already: a full disk need not keep a hub from starting."""
+    if _held(path) != content:
+        replace_file(path, content)
 
 
 def _read(path: Path) -> bytes:

@@ -32,7 +32,7 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.messages import ModelVersion
 from edgeasync.runtime.address import check_bind
 from edgeasync.runtime.channel import COPY_BELOW_BYTES, Channel
-from edgeasync.runtime.graph_model import keep_files
+from edgeasync.runtime.graph_model import keep_file, keep_files
 from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, load_model, save_model
 from edgeasync.runtime.worker import Worker
 from edgeasync.training.evaluation import Evaluator
@@ -42,6 +42,9 @@ LINGER_MS = 500
 
 CLOSE_S = 60.0
 """How long a stopping hub waits for its last fold and for the disk."""
+
+RECORD_FILE = "hub.json"
+"""The settings that a run was begun with, or gone on with last, in its folder."""
 
 PROGRESS_S = 5.0
 """How often a hub that replays a long journal says how far it is."""
@@ -60,7 +63,7 @@ class Hub:
     the address cannot be bound, `StorageError` or `ModelMismatchError` if the run folder's model is unusable.
     With an `evaluator` the model is evaluated now and then, and the best version kept in `best.safetensors`.
     With `graph`, a serialized ONNX training graph, the devices are sent that; the run folder keeps a copy of it
-    and of the `forward` model it was built from.
+    and of the `forward` model it was built from. A `record` of the settings is kept there too.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Hub:
         evaluator: Evaluator | None = None,
         durability: Durability = "journal",
         insecure: bool = False,
+        record: bytes | None = None,
         on_report: OnReport | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
     ) -> None:
@@ -97,6 +101,7 @@ class Hub:
         self._forward = forward
         self._settings = settings
         self._durability = durability
+        self._record = record
         self._evaluator = evaluator
         self._on_report = on_report or (lambda _: None)
         self._given_context = context
@@ -154,6 +159,8 @@ class Hub:
         )
         if self._graph is not None:
             keep_files(self.model_file.parent, self._graph, self._forward)
+        if self._record is not None:
+            keep_file(self.model_file.parent / RECORD_FILE, self._record)
 
     def _begin(self) -> tuple[Vector, int]:
         """Return the model that a run without checkpoints begins with."""

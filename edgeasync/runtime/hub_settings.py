@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
-from edgeasync.config import Section, to_table
+from edgeasync.config import Section, convert, to_table
 from edgeasync.core.settings import (
     CheckpointSettings,
     CodecSettings,
@@ -15,12 +17,14 @@ from edgeasync.core.settings import (
     StopCondition,
 )
 from edgeasync.data.files import load
-from edgeasync.errors import AddressError, DataError
+from edgeasync.durable.checkpoint import CheckpointStore
+from edgeasync.durable.disk import FolderDisk
+from edgeasync.errors import AddressError, DataError, StorageError
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.codecs import ELEMENTWISE
 from edgeasync.runtime.evaluation import make_evaluator
-from edgeasync.runtime.graph_model import HubGraph, OnnxModel, check_devices_can_feed, load_graph
-from edgeasync.runtime.hub import Hub, OnReport
+from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, check_devices_can_feed, load_graph
+from edgeasync.runtime.hub import RECORD_FILE, Hub, OnReport
 from edgeasync.training.evaluation import Evaluator
 from edgeasync.training.numpy_models import Model
 from edgeasync.training.plan import LocalTraining, ShippedModel, TrainingPlan
@@ -106,9 +110,28 @@ class HubSettings(Section, frozen=True):
             training=to_table(TrainingPlan(model=model, local=self.local)),
             graph=graph,
             forward=forward,
+            durability=self.hub.durability,
             insecure=self.hub.insecure,
+            record=self.record(),
             on_report=on_report,
         )
+
+    def record(self) -> bytes:
+        """Return the settings as JSON, to begin the same hub from any folder: with whole paths.
+
+        To go on from another checkpoint than the latest is done once, and not noted.
+        """
+        model, data, latest = self.model, self.evaluation.data, CheckpointSettings().recovery
+        if isinstance(model, OnnxModel):
+            model = replace(model, file=_whole(model.file))
+        noted = replace(
+            self,
+            model=model,
+            hub=replace(self.hub, run=_whole(self.hub.run)),
+            evaluation=replace(self.evaluation, data=None if data is None else _whole(data)),
+            checkpoint=replace(self.checkpoint, recovery=latest),
+        )
+        return msgspec.json.format(msgspec.json.encode(to_table(noted)), indent=1) + b"\n"
 
     def _make_evaluator(self, loaded: HubGraph | None) -> Evaluator | None:
         if self.evaluation.data is None:
@@ -118,3 +141,32 @@ class HubSettings(Section, frozen=True):
             return make_evaluator(self.model, loaded, load(path))
         except DataError as error:
             raise DataError(f"evaluation.data: {error}") from error
+
+
+def read_record(run: Path) -> HubSettings:
+    """Return the settings that the run in a folder was gone on with last, to go on with it there.
+
+    Raises `StorageError` if there is nothing to go on from, or no settings, `ConfigError` if they are of another
+    version.
+    """
+    if not run.is_dir():
+        raise StorageError(f"{run}: no such folder; give the folder of a hub's run")
+    path = run / RECORD_FILE
+    begin = f"begin by a settings file: edgeasync hub CONFIG --run {run}"
+    if not any(CheckpointStore(FolderDisk(run), keep=1).manifests()):
+        raise StorageError(f"{run}: has no checkpoint to go on from; {begin}")
+    try:
+        table = msgspec.json.decode(path.read_bytes())
+    except FileNotFoundError:
+        raise StorageError(f"{path}: no such file, so its settings are not known; {begin}") from None
+    except (OSError, msgspec.DecodeError) as error:
+        raise StorageError(f"{path}: cannot be read: {error}; {begin}") from error
+    settings = convert(table, HubSettings, where=str(path))
+    model, forward = settings.model, run / FORWARD_FILE
+    if isinstance(model, OnnxModel) and forward.exists():
+        model = replace(model, file=str(forward))  # wherever the folder has come from
+    return replace(settings, model=model, hub=replace(settings.hub, run=str(run)))
+
+
+def _whole(path: str) -> str:
+    return str(Path(path).expanduser().absolute())

@@ -34,19 +34,6 @@ def save_model(
     replace_file(path, safetensors.numpy.save(dict(spec.views(vector)), metadata))
 
 
-def read_evaluation(path: Path) -> Evaluated | None:
-    """Return how good the model in a safetensors file is, if the file is there and says so."""
-    try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-        accuracy = metadata.get("accuracy")
-        return Evaluated(
-            int(metadata["version"]), float(metadata["loss"]), None if accuracy is None else float(accuracy)
-        )
-    except (OSError, ValueError, KeyError, safetensors.SafetensorError):
-        return None  # another best takes its place
-
-
 def read_arrays(path: Path) -> dict[str, npt.NDArray[np.float32]]:
     """Return the named arrays of a safetensors file; raises `StorageError` if it is not readable."""
     try:

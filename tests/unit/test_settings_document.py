@@ -131,13 +131,14 @@ def test_the_walk_finds_what_it_must():
 
 @pytest.mark.parametrize(
     ("command", "headings"),
-    [("hub", ["`[hub]`", '`[model]`, `kind = "onnx"`']), ("agent", ["`[agent]`"])],
+    [("hub", ["`[hub]`", "`[checkpoint]`", '`[model]`, `kind = "onnx"`']), ("agent", ["`[agent]`"])],
 )
 def test_flags_are_named_with_their_keys(command, headings):
     table = {key: cells for heading in headings for key, cells in rows(heading).items()}
     parameters = typer.main.get_command(app).commands[command].params
     flags = {parameter.name: parameter.opts[-1] for parameter in parameters if parameter.opts[-1].startswith("--")}
     assert flags.pop("json") == "--json"
+    flags.pop("resume", None)  # in place of a file
     for key, flag in flags.items():
         assert f"lag `{flag}`" in table[key][2]
     assert {key for key, cells in table.items() if "lag `--" in cells[2]} == set(flags)

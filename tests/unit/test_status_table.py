@@ -131,6 +131,13 @@ def test_every_remedy_of_a_watch_has_words():
         assert watch.remedy in REMEDIES
 
 
+def test_a_disk_that_cannot_be_written():
+    _, status = empty_status()
+    assert "folder" not in shown(status | {"disk_trouble": ""})
+    text = joined(shown(status | {"disk_trouble": "No space left on device"}))
+    assert "the run's folder cannot be written: No space left on device; no update is taken" in text
+
+
 def test_evaluations():
     _, status = empty_status()
     last = {"version": 40, "loss": 0.25, "accuracy": 0.9125}

@@ -1,0 +1,119 @@
+"""`edgeasync replay`: the story of a run, from its folder alone."""
+
+from pathlib import Path
+from typing import Any
+
+from edgeasync.cli.output import Printer
+from edgeasync.durable.story import Beginning, Evaluation, Happening, Line, Story, Update
+from edgeasync.runtime.model_file import save_model
+
+
+def replay_run(
+    run: Path, until: int | None, checkpoint: str | None, export: Path | None, printer: Printer
+) -> None:
+    """Tell the story of a run, and the state it has come to; write the model there if it is to be exported."""
+    story = Story(run, until=until, checkpoint=checkpoint)
+    try:
+        _print_beginning(story.beginning, printer)
+
+        def on_line(line: Line) -> bool:
+            if not printer.unread:
+                _print_line(line, printer)
+            return export is not None or not printer.unread
+
+        unfinished = story.tell(on_line)
+        summary: dict[str, Any] = {"event": "summary", **story.summary(), "unfinished_bytes": unfinished}
+        if export is not None:
+            core, last = story.core, story.core.judge.progress.last
+            save_model(
+                export,
+                story.spec,
+                story.snapshot.vector,
+                lineage=core.lineage,
+                version=core.version,
+                evaluation=last if last is not None and last.number == core.version else None,
+            )
+            summary["model"] = str(export)
+    finally:
+        story.close()
+    if not printer.unread:
+        _print_summary(summary, printer)
+
+
+def _print_beginning(beginning: Beginning, printer: Printer) -> None:
+    if printer.json:
+        printer.object(beginning)
+        return
+    gone = "; what came before is gone, or does not lead here" if beginning.entry else ""
+    printer.line(
+        f"from {beginning.checkpoint}: entry {beginning.entry}, version {beginning.version}, "
+        f"lineage {beginning.lineage}{gone}"
+    )
+    for remark in beginning.remarks:
+        printer.line(f"note: {remark}")
+
+
+def _print_line(line: Line, printer: Printer) -> None:
+    if printer.json:
+        printer.object(line)
+        return
+    printer.line(f"{line.entry:>8} {line.hub_s:>10.3f} s  {line.event:<11} {_words(line)}".rstrip())
+
+
+def _words(line: Line) -> str:
+    match line:
+        case Update():
+            return _update(line)
+        case Evaluation():
+            accuracy = "" if line.accuracy is None else f", accuracy {line.accuracy:.2%}"
+            best = ", the best so far" if line.best else ""
+            return f"version {line.version}, loss {line.loss:.4g}{accuracy}{best}"
+        case Happening():
+            words = [line.device, line.detail]
+            if line.event == "resumed":
+                words.append(f"(lineage {line.lineage}, version {line.version})")
+            return " ".join(filter(None, words))
+
+
+def _update(update: Update) -> str:
+    outcome = update.outcome if not update.reason else f"{update.outcome} ({update.reason})"
+    stale = "" if update.staleness is None else f", staleness {update.staleness}"
+    norm = "" if update.norm is None else f", norm {update.norm:.3g}"
+    return (
+        f"{update.device} seq {update.seq}, {update.local_steps} steps from version {update.base}: {outcome}"
+        f"{stale}, loss {update.loss:.4g}{norm}, version {update.version}"
+    )
+
+
+def _print_summary(summary: dict[str, Any], printer: Printer) -> None:
+    if printer.json:
+        printer.object(summary)
+        return
+    if summary["unfinished_bytes"]:
+        printer.line(
+            f"the last {summary['unfinished_bytes']} bytes of the journal are of an unfinished write: "
+            "a hub is at work, or was killed"
+        )
+    printer.line(
+        f"after entry {summary['entry']}: version {summary['version']}, lineage {summary['lineage']}, "
+        f"model {summary['model_xxh3']}"
+    )
+    waiting = f", {summary['updates_buffered']} waiting" if summary["updates_buffered"] else ""
+    rollbacks = f", {summary['rollbacks']} rollbacks" if summary["rollbacks"] else ""
+    printer.line(
+        f"updates: {summary['updates_applied']} applied, {summary['updates_rejected']} rejected{waiting}, "
+        f"{summary['duplicates']} duplicates{rollbacks}"
+    )
+    for name, evaluation in (("last", summary["evaluation"]), ("best", summary["best"])):
+        if evaluation is not None:
+            accuracy = "" if evaluation["accuracy"] is None else f", accuracy {evaluation['accuracy']:.2%}"
+            printer.line(
+                f"{name} evaluation: version {evaluation['version']}, loss {evaluation['loss']}{accuracy}"
+            )
+    for device in summary["devices"]:
+        printer.line(
+            f"{device['id']}: {device['state']}, {device['updates_applied']} updates applied, "
+            f"the last one taken in is seq {device['seq_last']}"
+        )
+    if "model" in summary:
+        printer.line(f"the model: {summary['model']}")

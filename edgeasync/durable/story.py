@@ -1,0 +1,436 @@
+"""The story of a run, from its folder alone: the journal replayed, each entry told, nothing written.
+
+It may be told while a hub writes to the folder, and of a copy. A journal need not lead on from every checkpoint
+that is kept: where a hub went back to a checkpoint, or went on under other rules, its numbers leap, and only the
+checkpoint written then bridges that.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edgeasync.core.effects import Assign, Fold, HubEffect, Report, Restore, Send
+from edgeasync.core.events import PushArrived, Received, Resumed
+from edgeasync.core.graph import ShippedGraph
+from edgeasync.core.hub import HubCore
+from edgeasync.core.log import Entry, event_of, read_entry
+from edgeasync.core.membership import Member, RefusalError
+from edgeasync.core.model import Snapshot
+from edgeasync.core.replay import Sessions
+from edgeasync.durable.checkpoint import CheckpointStore, Chosen, Manifest
+from edgeasync.durable.disk import FolderDisk, FolderSnapshot, ReadableDisk
+from edgeasync.durable.journal import read_journal, segment_names
+from edgeasync.durable.recovery import Recovered, Rules, open_checkpoint
+from edgeasync.errors import ConfigError, StorageError
+from edgeasync.parameters import ParameterSpec
+from edgeasync.protocol.messages import Ack, Applied, Buffered, Duplicate, ModelVersion, Push, Refuse, Rejected
+from edgeasync.protocol.wire import checksum
+
+GRAPH_FILE = "training.onnx"
+"""What a run's folder has if its hub ships a graph."""
+
+ATTEMPTS = 10
+"""How often a folder that changes while it is looked at is looked at again."""
+
+
+class Update(msgspec.Struct, frozen=True, kw_only=True):
+    """An update came in, and what became of it; `staleness` is in versions, `version` is the one after it.
+
+    The `reason` is that of a rejection, what a duplicate had been answered before, or why it was not taken.
+    """
+
+    event: str = "update"
+    entry: int
+    hub_s: float
+    device: str
+    seq: int
+    base_lineage: str
+    base: int
+    local_steps: int
+    examples: int
+    outcome: str
+    reason: str
+    staleness: int | None
+    loss: float
+    norm: float | None
+    version: int
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """A version was evaluated."""
+
+    event: str = "evaluated"
+    entry: int
+    hub_s: float
+    version: int
+    loss: float
+    accuracy: float | None
+    best: bool
+
+
+class Happening(msgspec.Struct, frozen=True, kw_only=True):
+    """Anything else: a device joins or is lost, an alarm, a new lineage. `version` is the one after it."""
+
+    event: str
+    entry: int
+    hub_s: float
+    device: str = ""
+    detail: str = ""
+    lineage: str
+    version: int
+
+
+Line = Update | Evaluation | Happening
+
+
+class Beginning(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a story begins: behind entry `entry`, which `checkpoint` is of. The `remarks` are for a person."""
+
+    event: str = "begins"
+    checkpoint: str
+    entry: int
+    hub_s: float
+    lineage: str
+    version: int
+    updates_applied: int
+    remarks: list[str]
+
+
+class _Lead(msgspec.Struct, frozen=True):
+    """Checkpoints, oldest first, from which the journal leads to entry `last`, and what keeps it from going on."""
+
+    starts: list[tuple[str, Manifest]]
+    last: int
+    trouble: str
+
+
+class Story:
+    """The story of a run. Close it when it is told."""
+
+    def __init__(self, run: Path, *, until: int | None = None, checkpoint: str | None = None) -> None:
+        """Look for where to begin: at `checkpoint`, or as early as can be; it is to end after entry `until`.
+
+        Raises `StorageError` for a folder that is no run or has nothing to begin from, `ConfigError` if entry
+        `until` is not to be had.
+        """
+        self._run = run
+        self._until = until
+        self._store, self._journal, manifests = _look_at(run)
+        self.remarks: list[str] = []
+        try:
+            begin = self._begin_early if checkpoint is None else self._begin_at
+            self._state = begin(manifests, checkpoint or "")
+        except BaseException:
+            self.close()
+            raise
+        core = self._state.core
+        self.beginning = Beginning(
+            checkpoint=self._state.checkpoint,
+            entry=self._state.last,
+            hub_s=self._state.now_s,
+            lineage=core.lineage,
+            version=core.version,
+            updates_applied=core.updates_applied,
+            remarks=self.remarks,
+        )
+
+    def close(self) -> None:
+        """Let go of the journal."""
+        self._journal.close()
+
+    @property
+    def spec(self) -> ParameterSpec:
+        """The layout of the model."""
+        return self._state.rules.spec
+
+    @property
+    def core(self) -> HubCore:
+        """The hub's core where the story has come to."""
+        return self._state.core
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The model where the story has come to."""
+        return self._state.model.current
+
+    def tell(self, on_line: Callable[[Line], bool]) -> int:
+        """Tell every entry until one is the last or `on_line` says no; return the bytes of an unfinished write.
+
+        Raises `StorageError` where the journal is damaged; what came before has been told then.
+        """
+        state, until = self._state, self._until
+        if until is not None and until <= state.last:
+            return 0
+        teller = _Teller(state.core)
+
+        def on_entry(number: int, entry: Entry, effects: Sequence[HubEffect]) -> bool:
+            told = [on_line(line) for line in teller.lines(number, entry, effects)]
+            return all(told) and number != until
+
+        reading = read_journal(self._journal, state.last)
+        state.replay(reading, on_entry)
+        return sum(tail.nbytes for tail in reading.torn)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the state that the story has come to, for people and scripts."""
+        core, state = self._state.core, self._state
+        judged = core.judge.describe()
+        return {
+            "entry": state.last,
+            "hub_s": state.now_s,
+            "lineage": core.lineage,
+            "version": core.version,
+            "model_xxh3": f"{checksum(self.snapshot.vector.data):016x}",
+            "updates_applied": core.updates_applied,
+            "updates_rejected": core.updates_rejected,
+            "updates_buffered": len(core.judge),
+            "duplicates": core.duplicates,
+            "rollbacks": judged["rollbacks"],
+            "evaluation": judged["evaluation"],
+            "best": judged["best"],
+            "devices": [_describe(member) for member in core.members.members.values()],
+        }
+
+    def _begin_at(self, manifests: list[tuple[str, Manifest]], checkpoint: str) -> Recovered:
+        """Begin at the checkpoint that was asked for."""
+        fingerprint = dict(manifests).get(checkpoint, manifests[0][1]).fingerprint
+        chosen = self._store.choose(checkpoint, fingerprint)
+        if chosen is None:
+            raise StorageError(f"{self._run}: has no checkpoint to begin from")
+        number = chosen.manifest.journal
+        if self._until is not None and self._until < number:
+            raise ConfigError(f"--until {self._until}: {chosen.name} is of entry {number} already; begin earlier")
+        if self._until is not None and self._until > number:
+            (lead, *_) = _leads(self._journal, [(chosen.name, chosen.manifest)])
+            if lead.last < self._until:
+                self._refuse_end(lead.last)
+        self.remarks += chosen.skipped
+        return self._open(chosen)
+
+    def _begin_early(self, manifests: list[tuple[str, Manifest]], _: str) -> Recovered:
+        """Begin at the oldest checkpoint from which the journal leads on to the end, or to entry `until`."""
+        fingerprint = manifests[0][1].fingerprint
+        newest: dict[int, tuple[str, Manifest]] = {}
+        for start in manifests:
+            if start[1].fingerprint == fingerprint:
+                newest.setdefault(start[1].journal, start)  # of one number, the journal follows the newest
+        leads = _leads(self._journal, [newest[number] for number in sorted(newest)])
+        until = leads[-1].last if self._until is None else self._until
+        if until > leads[-1].last:
+            self._refuse_end(leads[-1].last)
+        troubles = []
+        for lead in reversed(leads):
+            for name, manifest in lead.starts:
+                if not manifest.journal <= until <= lead.last:
+                    continue
+                try:
+                    tensors = self._store.load(name, fingerprint)[1]
+                except StorageError as error:
+                    troubles.append(str(error))
+                    continue
+                earlier = [other.trouble for other in leads if other.last < manifest.journal and other.trouble]
+                self.remarks += troubles + earlier
+                return self._open(Chosen(name, manifest, tensors, []))
+        if troubles:
+            raise StorageError(f"no checkpoint can be used: {' | '.join(troubles)}")
+        first = leads[-1].starts[0][1].journal
+        raise ConfigError(
+            f"--until {self._until}: is not to be had any more; the story begins behind entry {first}"
+        )
+
+    def _refuse_end(self, last: int) -> None:
+        raise ConfigError(f"--until {self._until}: the journal leads to entry {last} and no further")
+
+    def _open(self, chosen: Chosen) -> Recovered:
+        # Whether there is a graph decides what becomes of who asks for it; which one it is decides nothing.
+        graph = ShippedGraph(b"") if (self._run / GRAPH_FILE).exists() else None
+
+        def make_core(rules: Rules, version: ModelVersion, now_s: float, sessions: Sessions) -> HubCore:
+            return HubCore(
+                spec=rules.spec,
+                training={},
+                judgement=rules.judgement,
+                settings=rules.settings,
+                version=version,
+                graph=graph,
+                make_session=sessions,
+                now_s=now_s,
+            )
+
+        return open_checkpoint(chosen, make_core, lambda: bytes(16))
+
+
+class _Teller:
+    """Makes lines of entries that have been applied to a core."""
+
+    def __init__(self, core: HubCore) -> None:
+        self._core = core
+        self._duplicates = core.duplicates
+
+    def lines(self, number: int, entry: Entry, effects: Sequence[HubEffect]) -> Iterator[Line]:
+        """Yield what is to be told of an entry: first what came in, then what followed."""
+        core, event = self._core, entry.event
+        repeated, self._duplicates = core.duplicates > self._duplicates, core.duplicates
+        if isinstance(event, PushArrived):
+            yield self._update(number, entry, effects, event.push, event.norm, repeated=repeated)
+        elif repeated and isinstance(received := event_of(entry), Received) and isinstance(received.message, Push):
+            yield self._update(number, entry, effects, received.message, None, repeated=True)
+        elif isinstance(event, Resumed):
+            detail = "went on, in a lineage of its own" if event.lineage else "the folder can be written again"
+            yield self._happening(number, entry, "resumed", detail=detail)
+        for effect in effects:
+            match effect:
+                case Report(event="evaluated"):
+                    yield self._evaluation(number, entry)
+                case Report():
+                    yield self._happening(number, entry, effect.event, effect.device_id, effect.detail)
+                case Restore():
+                    detail = f"an earlier model is now version {effect.number}"
+                    yield self._happening(number, entry, "rolled_back", detail=detail)
+                case Fold() if not isinstance(event, PushArrived):
+                    detail = f"{len(effect.handles)} updates that waited are now version {effect.number}"
+                    yield self._happening(number, entry, "folded", detail=detail)
+
+    def _update(
+        self,
+        number: int,
+        entry: Entry,
+        effects: Sequence[HubEffect],
+        push: Push,
+        norm: float | None,
+        *,
+        repeated: bool,
+    ) -> Update:
+        member = self._sender(entry, push)
+        outcome, reason = _outcome(effects)
+        if repeated:
+            outcome = "duplicate"
+        weighed = outcome in ("applied", "buffered") or reason in ("stale", "behind", "not_finite", "quarantined")
+        return Update(
+            entry=number,
+            hub_s=entry.now_s,
+            device="" if member is None else member.device_id,
+            seq=push.seq,
+            base_lineage=push.base.lineage,
+            base=push.base.number,
+            local_steps=push.local_steps,
+            examples=push.examples,
+            outcome=outcome,
+            reason=reason,
+            staleness=member.history.staleness if weighed and not repeated and member is not None else None,
+            loss=push.loss_mean,
+            norm=norm,
+            version=entry.version,
+        )
+
+    def _sender(self, entry: Entry, push: Push) -> Member | None:
+        try:
+            return self._core.members.by_session(push.session)
+        except RefusalError:
+            return self._core.members.by_peer(getattr(entry.event, "peer", b""))
+
+    def _evaluation(self, number: int, entry: Entry) -> Evaluation:
+        progress = self._core.judge.progress
+        last = progress.last
+        assert last is not None
+        return Evaluation(
+            entry=number,
+            hub_s=entry.now_s,
+            version=last.number,
+            loss=last.loss,
+            accuracy=last.accuracy,
+            best=progress.best is last,
+        )
+
+    def _happening(self, number: int, entry: Entry, event: str, device: str = "", detail: str = "") -> Happening:
+        return Happening(
+            event=event,
+            entry=number,
+            hub_s=entry.now_s,
+            device=device,
+            detail=detail,
+            lineage=self._core.lineage,
+            version=entry.version,
+        )
+
+
+def _look_at(run: Path) -> tuple[CheckpointStore, FolderSnapshot, list[tuple[str, Manifest]]]:
+    """Return the checkpoints of a run, newest first, and the journal as it was when these were there.
+
+    A hub drops what its checkpoints cover. So the journal is opened between two looks at them that are the same.
+    """
+    if not run.is_dir():
+        raise StorageError(f"{run}: no such folder; give the folder of a hub's run")
+    disk = FolderDisk(run)
+    store = CheckpointStore(disk, keep=1)
+    manifests, unreadable = store.manifests()
+    for _ in range(ATTEMPTS):
+        try:
+            journal = FolderSnapshot(run, segment_names(disk))
+        except OSError as error:
+            raise StorageError(f"{run}: the journal cannot be read: {error.strerror}; fix its rights") from error
+        before, (manifests, unreadable) = manifests, store.manifests()
+        if before == manifests:
+            break
+        journal.close()
+    else:
+        raise StorageError(f"{run}: changes faster than it can be read; tell the story of a copy")
+    if manifests:
+        return store, journal, manifests
+    journal.close()
+    if unreadable:
+        raise StorageError(f"no checkpoint can be used: {' | '.join(reason for _, reason in unreadable)}")
+    raise StorageError(f"{run}: holds no checkpoint; give the folder of a hub's run")
+
+
+def _leads(journal: ReadableDisk, starts: list[tuple[str, Manifest]]) -> list[_Lead]:
+    """Read the journal from the first of these checkpoints, oldest first, and again from each it does not lead to.
+
+    It leads to one if it has what comes between, and the same version there.
+    """
+    leads = []
+    while starts:
+        versions = {manifest.journal: manifest.version for _, manifest in starts}
+        last, trouble = starts[0][1].journal, ""
+        try:
+            for record in read_journal(journal, last).records():
+                version = read_entry(record.entry).version
+                if versions.get(record.number, version) != version:
+                    trouble = f"entry {record.number} does not lead to the checkpoint that was written there"
+                    break
+                last = record.number
+        except StorageError as error:
+            trouble = str(error)
+        leads.append(_Lead([start for start in starts if start[1].journal <= last], last, trouble))
+        starts = [start for start in starts if start[1].journal > last]
+    return leads
+
+
+def _outcome(effects: Sequence[HubEffect]) -> tuple[str, str]:
+    """Return what an update was answered, and why."""
+    for effect in effects:
+        match effect:
+            case Assign(ack=Ack(outcome=outcome)) | Send(message=Ack(outcome=outcome)):
+                break
+            case Send(message=Refuse(code=code)):
+                return "refused", code
+    else:
+        return "refused", ""
+    if isinstance(outcome, Duplicate):
+        return "duplicate", _word(outcome.first)
+    return _word(outcome), outcome.reason if isinstance(outcome, Rejected) else ""
+
+
+def _word(outcome: Applied | Buffered | Rejected) -> str:
+    return str(outcome.__struct_config__.tag)
+
+
+def _describe(member: Member) -> dict[str, Any]:
+    return {
+        "id": member.device_id,
+        "state": member.state,
+        "seq_last": member.seq_last,
+        "updates_applied": member.updates_applied,
+    }
