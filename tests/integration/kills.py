@@ -136,7 +136,7 @@ def kill_hubs(commands, kills, *, agent_kills=True, seed=1, **options):
     fleet = Fleet(commands, **options)
     fleet.start_hub()
     fleet.wait_for_answers(3, since_s=0.0)
-    first_s, all_s, rejoins_s = [], [], []
+    first_s, all_s, rejoins_s, listens_s = [], [], [], []
     for _ in range(kills):
         time.sleep(random.uniform(0.1, 1.0))  # a random moment is what is asked for
         victim = random.choice(list(fleet.agents)) if agent_kills else None
@@ -144,13 +144,14 @@ def kill_hubs(commands, kills, *, agent_kills=True, seed=1, **options):
             fleet.agents[victim].kill()
         fleet.hub.kill()
         fleet.copy()
-        begun_s = time.monotonic()
+        begun_s, clock_s = time.monotonic(), time.time()
         fleet.start_hub()
         if victim is not None:
             fleet.start_agents(victim)
         fleet.check_copy()
         others = [s for number in fleet.agents if number != victim for s in fleet.devices_of(number)]
         answered_s = fleet.wait_for_answers(since_s=begun_s, stories=others)
+        listens_s.append(fleet.hub.wait_for("listening")["time"] - clock_s)
         first_s.append(min(answered_s) - begun_s)
         all_s.append(max(answered_s) - begun_s)
         if victim is not None:
@@ -164,10 +165,16 @@ def kill_hubs(commands, kills, *, agent_kills=True, seed=1, **options):
         "updates_unanswered": sum(len(story.open) for story in fleet.stories.all),
         "hashes_checked": hashes,
         "entries_replayed": entries,
-        "first_answer_s_max": round(max(first_s), 3),
-        "all_answered_s": [round(float(q), 3) for q in np.quantile(all_s, (0.5, 0.99, 1.0))],
+        "listens_s": quantiles(listens_s),
+        "first_answer_s": quantiles(first_s),
+        "all_answered_s": quantiles(all_s),
         "killed_agents_answered_s_max": round(max(rejoins_s, default=0.0), 3),
     }
+
+
+def quantiles(seconds):
+    """Return the median, the 99th percentile and the longest."""
+    return [round(float(value), 3) for value in np.quantile(seconds, (0.5, 0.99, 1.0))]
 
 
 def main():
