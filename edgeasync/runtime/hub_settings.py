@@ -106,6 +106,7 @@ class HubSettings(Section, frozen=True):
             training=to_table(TrainingPlan(model=model, local=self.local)),
             graph=graph,
             forward=forward,
+            durability=self.hub.durability,
             insecure=self.hub.insecure,
             on_report=on_report,
         )
