@@ -29,7 +29,9 @@ def process_under(command):
 def _can_trace():
     if STRACE is None:
         return False
-    return not subprocess.run([*injecting("fdatasync", "error=EIO"), "true"], capture_output=True, check=False).returncode
+    return not subprocess.run(
+        [*injecting("fdatasync", "error=EIO"), "true"], capture_output=True, check=False
+    ).returncode
 
 
 needs_strace = pytest.mark.skipif(not _can_trace(), reason="strace is missing, or may not trace here")
@@ -44,7 +46,7 @@ class SmallDisk:
         self._call("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", self.folder)
 
     def remount(self, options):
-        """Change its size, or whether it may be written."""
+        """Change its size."""
         self._call("mount", "-o", f"remount,{options}", self.folder)
 
     def fill(self):
@@ -58,7 +60,17 @@ class SmallDisk:
                 return path
 
     def close(self):
-        """Give it up, whoever still uses it."""
+        """Give it up, whoever still uses it, and what lies over it."""
+        while self.folder.is_mount():
+            self.uncover()
+
+    def cover(self):
+        """Put a read-only view of it over it: what is opened from now on cannot be written."""
+        self._call("mount", "--bind", self.folder, self.folder)
+        self._call("mount", "-o", "remount,bind,ro", self.folder)
+
+    def uncover(self):
+        """Take away what was put over it last."""
         self._call("umount", "-l", self.folder)
 
     @staticmethod

@@ -1,8 +1,8 @@
 """A hub and its agents, killed again and again under load: every acknowledged update counts once, for ever.
 
-    python -m tests.integration.kills --kills 50
-    python -m tests.integration.kills --kills 20 --often
-    python -m tests.integration.kills --kills 20 --default-policy
+python -m tests.integration.kills --kills 50
+python -m tests.integration.kills --kills 20 --often
+python -m tests.integration.kills --kills 20 --default-policy
 """
 
 import argparse
@@ -51,7 +51,9 @@ LIVELINESS = "[liveness]\nheartbeat_s = 0.5\nlease_s = 3.0\n"
 class Fleet:
     """A hub and processes of recording agents around one run."""
 
-    def __init__(self, commands, *, processes=8, devices=1, policy=EXACT, checkpoint=SELDOM, step_s=STEP_S, run=None):
+    def __init__(
+        self, commands, *, processes=8, devices=1, policy=EXACT, checkpoint=SELDOM, step_s=STEP_S, run=None
+    ):
         self.commands = commands
         self.count = processes * devices
         self.address = free_address()

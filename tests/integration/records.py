@@ -28,7 +28,7 @@ class Story:
         self.name = path.stem
         self.number = int(path.stem.rpartition("-")[2])
         self.applied, self.rejected, self.unanswered = [], [], []
-        self.given, self.told_s, self.joined_s, self.started_s, self.warnings = [], [], [], [], []
+        self.given, self.told_s, self.joined_s, self.started_s, self.events = [], [], [], [], []
         self._path = path
         self._offset = 0
         self._made = None
@@ -60,15 +60,19 @@ class Story:
         elif "start" in line:
             self._drop()
             self.started_s.append(at_s)
-        elif line["event"] == "joined":
-            self.joined_s.append(at_s)
-        elif line["event"] == "warning":
-            self.warnings.append(line["detail"])
+        else:
+            self.events.append((line["event"], line["detail"]))
+            if line["event"] == "joined":
+                self.joined_s.append(at_s)
 
     def _drop(self):
         if self._made is not None:
             self.unanswered.append(self._made)
             self._made = None
+
+    def told_of(self, event):
+        """Return the details of all events of that name."""
+        return [detail for name, detail in self.events if name == event]
 
     @property
     def open(self):
@@ -98,7 +102,7 @@ class Stories:
         values = np.asarray(vector, np.float64).reshape(-1)
         for story in self.all:
             assert not story.rejected, f"{story.name}: {len(story.rejected)} updates were rejected"
-            assert not story.warnings, f"{story.name}: {story.warnings}"
+            assert not story.told_of("warning"), f"{story.name}: {story.told_of('warning')}"
             found = values[PLACES * story.number : PLACES * story.number + PLACES]
             counted = _sum(story.applied)
             left = tuple((found - counted).astype(int))
