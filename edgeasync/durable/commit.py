@@ -43,6 +43,8 @@ class GroupCommit:
         self.last = self.durable = writer.next_number - 1
         self.failing = ""
         self.bytes_appended = self.bytes_waiting = 0
+        self.batches = 0
+        """Writes, each with a sync, that succeeded."""
         self._writer = writer
         self._shell = shell
         self._on_durable = on_durable
@@ -109,6 +111,7 @@ class GroupCommit:
                 self._on_failing(trouble)
             self._shell.after(RETRY_S, self._begin)
             return
+        self.batches += 1
         self.durable += len(batch)
         self.bytes_waiting -= nbytes
         self.failing = ""
