@@ -118,7 +118,7 @@ class DeviceCore:
         self._adopting: Assignment | None = None
         self._ahead: Trained | None = None
         self._drop_ahead = False
-        self._seq_last = 0
+        self._seq_last = self._seq_heard = 0
         self._attempts = self._duplicate_refusals = 0
         self._diverged = False
         self._link_at_s = self._work_at_s = self._ping_at_s = self._heard_s = 0.0
@@ -230,6 +230,7 @@ class DeviceCore:
     def _greet(self, now_s: float) -> list[DeviceEffect]:
         self.link = "greeting"
         self._link_at_s = now_s + GREETING_S
+        self._seq_heard = 0
         return [Open(), Say(self._hello())]
 
     def _hello(self) -> Hello:
@@ -272,8 +273,8 @@ class DeviceCore:
         return effects
 
     def _welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:
-        if self.link != "greeting":
-            return []
+        if self.link != "greeting" or welcome.seq_last < self._seq_heard:
+            return []  # on one connection numbers never go back: it answers an earlier greeting
         before = self.welcome
         if before is not None and (before.spec, before.graph) != (welcome.spec, welcome.graph):
             return self._finish(
@@ -313,6 +314,7 @@ class DeviceCore:
 
     def _agree_on_seq(self, seq_last: int) -> list[DeviceEffect]:
         """Take the hub's word for the last number it answered."""
+        self._seq_heard = seq_last
         push = self._push
         if push is not None and seq_last <= push.seq <= seq_last + 1:
             return []
@@ -467,7 +469,7 @@ class DeviceCore:
     def _acknowledged(self, ack: Ack, now_s: float) -> list[DeviceEffect]:
         if self._push is None or ack.seq != self._push.seq:
             return []
-        self._seq_last = ack.seq
+        self._seq_last = self._seq_heard = ack.seq
         self._push = None
         self.work = "idle"
         self.updates_answered += 1
