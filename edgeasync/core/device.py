@@ -260,6 +260,7 @@ class DeviceCore:
     def _greet(self, now_s: float) -> list[DeviceEffect]:
         self.link = "greeting"
         self._link_at_s = now_s + GREETING_S
+        self._unanswered.heard = 0
         silent_s = now_s - self._heard_s
         return [Open(), Say(self._hello(forgotten=self.welcome is None or silent_s >= self.welcome.lease_s))]
 
@@ -300,8 +301,8 @@ class DeviceCore:
         return effects + self._train_on()
 
     def _welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:
-        if self.link != "greeting":
-            return []
+        if self.link != "greeting" or welcome.seq_last < self._unanswered.heard:
+            return []  # on one connection numbers never go back: it answers an earlier greeting
         before = self.welcome
         if before is not None and (before.spec, before.graph) != (welcome.spec, welcome.graph):
             return self._finish(

@@ -9,13 +9,15 @@ from edgeasync.protocol.messages import Ack, Duplicate, Outcome, Push, Welcome
 class UnansweredPush:
     """`push`, until it is answered or given up, and `seq_last`, the last number that was answered.
 
+    `heard` is the last number that the hub has named on the connection there is: it never goes back on one.
+
     The hub's record of the numbers is what counts. A hub that has none takes the device's word, so the device
     must not give away a number under which its update may have counted without it knowing.
     """
 
     def __init__(self) -> None:
         self.push: Push | None = None
-        self.seq_last = 0
+        self.seq_last = self.heard = 0
         self._said = False
         self._recalled: ModelKey | None = None
 
@@ -56,6 +58,7 @@ class UnansweredPush:
         """Take the hub's word for the last number it answered; return why the update is dropped, if it is."""
         push = self.push
         self._recalled = None
+        self.heard = seq_last
         if push is not None and seq_last == push.seq:
             return ""  # it was answered: its outcome will be repeated
         self.seq_last = seq_last
@@ -74,7 +77,7 @@ class UnansweredPush:
         """Take in an answer; return whether it is that of the update."""
         if self.push is None or ack.seq != self.push.seq:
             return False
-        self.push, self.seq_last = None, ack.seq
+        self.push, self.seq_last, self.heard = None, ack.seq, ack.seq
         return True
 
 

@@ -191,7 +191,7 @@ class SimulatedDevice:
 
     def _schedule_tick(self) -> None:
         due_s = self.exchange.next_deadline_s()
-        if due_s is None or self._suspended_s is not None:
+        if due_s is None or not self._powered or self._suspended_s is not None:
             return
         if self._ahead_s:
             due_s = self._when_clock_shows(due_s)
@@ -315,7 +315,8 @@ class SimulatedDevice:
         """Account for the time since the work was last looked at."""
         passed_s = self._clock.now_s - work.since_s
         work.since_s = self._clock.now_s
-        work.steps_done += passed_s / self._step_s
+        # A suspended device may be done already, and not know.
+        work.steps_done = min(float(work.local_steps), work.steps_done + passed_s / self._step_s)
         work.spent_s += passed_s
 
     def _arrange_end(self, work: Work) -> None:
@@ -339,17 +340,16 @@ class SimulatedDevice:
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
         """Do something on the device in a while, unless it is switched off by then."""
-        start = self.starts
+        self._clock.after(delay_s, partial(self._act, self.starts, action))
 
-        def act() -> None:
-            if self.running and self.starts == start:
-                if self._suspended_s is not None:
-                    self._held_back.append(act)
-                    return
-                action()
-                self._schedule_tick()
-
-        self._clock.after(delay_s, act)
+    def _act(self, start: int, action: Callable[[], None]) -> None:
+        if not self.running or self.starts != start:
+            return
+        if self._suspended_s is not None:
+            self._held_back.append(partial(self._act, start, action))
+            return
+        action()
+        self._schedule_tick()
 
     def tell(self, tell: Tell) -> None:
         """Keep what happened, with its time."""

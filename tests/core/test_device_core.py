@@ -410,6 +410,21 @@ SEQUENCES = {
 }
 
 
+def test_a_welcome_that_came_late_does_not_take_numbers_back():
+    """A link that repeats and delays: the next update would get the number of one that counts."""
+    device = DeviceBench().training(seq_last=6).trained()
+    device.hears(Ack(7, Applied(3)))
+    device.hears(Refuse("unknown_session", "who?"))
+    assert device.welcome(seq_last=6).effects == []
+    assert device.core.link == "greeting"
+    device.welcome(seq_last=7)
+    assert device.core.link == "joined"
+    device.assigned(4).give(Adopted(assignment(4))).trained()
+    assert device.effects[0].push.seq == 8
+    device.reconnect(seq_last=2)
+    assert device.core.link == "joined", "on a fresh connection the hub is believed: it may have been put back"
+
+
 @pytest.mark.parametrize(("before", "seq_last", "expected"), SEQUENCES.values(), ids=SEQUENCES)
 def test_numbers_after_a_reconnect(before, seq_last, expected):
     device = DeviceBench().training(seq_last=before).trained()

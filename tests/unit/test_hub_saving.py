@@ -39,7 +39,8 @@ def test_the_newest_of_the_best_is_written(tmp_path, at_once):
         settings=HubCoreSettings(),
     )
     hub._exchange = SimpleNamespace(core=SimpleNamespace(lineage="0" * 16))
-    hub._saver = saver = Saver(at_once)
+    saver = Saver(at_once)
+    hub._workers = {"save": saver}
     for number in (1, 2, 3):
         hub.save_best(Snapshot(number, np.full(3, number, np.float32)), 1.0 / number, None)
     saver.run()
