@@ -31,11 +31,17 @@ class Rules(msgspec.Struct, frozen=True):
     spec: ParameterSpec
     judgement: Judgement
     settings: HubCoreSettings
+    ships_graph: bool = False
 
     def table(self) -> dict[str, Any]:
         """Return them as plain values; a judgement that is no `Policy` cannot be written down."""
         policy = to_table(self.judgement) if isinstance(self.judgement, Policy) else None
-        return {"spec": to_table(self.spec), "policy": policy, "settings": to_table(self.settings)}
+        return {
+            "spec": to_table(self.spec),
+            "policy": policy,
+            "settings": to_table(self.settings),
+            "ships_graph": self.ships_graph,
+        }
 
 
 def read_rules(table: dict[str, Any], where: str, judgement: Judgement | None = None) -> Rules:
@@ -48,6 +54,7 @@ def read_rules(table: dict[str, Any], where: str, judgement: Judgement | None = 
         chosen = judgement if policy is None else convert(policy, Policy, where="policy")
         spec = convert(table["spec"], ParameterSpec, where="spec")
         settings = convert(table["settings"], HubCoreSettings, where="settings")
+        ships_graph = bool(table["ships_graph"])
     except (KeyError, ConfigError) as error:
         raise StorageError(
             f"{where}: was written under settings that this edgeasync does not know ({error}); "
@@ -55,7 +62,7 @@ def read_rules(table: dict[str, Any], where: str, judgement: Judgement | None = 
         ) from error
     if chosen is None:
         raise StorageError(f"{where}: was written by a hub with a policy of its own code, which is not known here")
-    return Rules(spec, chosen, settings)
+    return Rules(spec, chosen, settings, ships_graph)
 
 
 MakeCore = Callable[[Rules, ModelVersion, float, Sessions], HubCore]

@@ -28,9 +28,6 @@ from edgeasync.parameters import ParameterSpec
 from edgeasync.protocol.messages import Ack, Applied, Buffered, Duplicate, ModelVersion, Push, Refuse, Rejected
 from edgeasync.protocol.wire import checksum
 
-GRAPH_FILE = "training.onnx"
-"""What a run's folder has if its hub ships a graph."""
-
 ATTEMPTS = 10
 """How often a folder that changes while it is looked at is looked at again."""
 
@@ -244,9 +241,6 @@ class Story:
         raise ConfigError(f"--until {self._until}: the journal leads to entry {last} and no further")
 
     def _open(self, chosen: Chosen) -> Recovered:
-        # Whether there is a graph decides what becomes of who asks for it; which one it is decides nothing.
-        graph = ShippedGraph(b"") if (self._run / GRAPH_FILE).exists() else None
-
         def make_core(rules: Rules, version: ModelVersion, now_s: float, sessions: Sessions) -> HubCore:
             return HubCore(
                 spec=rules.spec,
@@ -254,7 +248,8 @@ class Story:
                 judgement=rules.judgement,
                 settings=rules.settings,
                 version=version,
-                graph=graph,
+                # Whether there is one decides what becomes of who asks for it; which one it is decides nothing.
+                graph=ShippedGraph(b"") if rules.ships_graph else None,
                 make_session=sessions,
                 now_s=now_s,
             )

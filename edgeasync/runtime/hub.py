@@ -109,7 +109,7 @@ class Hub:
         self._write_best: Callable[[], None] | None = None
         self._unsaved: StorageError | None = None
         self._folder = FolderLock(run, "--run")
-        self._run = Run(FolderDisk(run), Rules(spec, judgement, settings))
+        self._run = Run(FolderDisk(run), Rules(spec, judgement, settings, graph is not None))
         self._log: GroupCommit | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = 0.0

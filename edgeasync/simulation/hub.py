@@ -48,7 +48,7 @@ class SimulatedHub:
         sync_s: float = 0.002,
     ) -> None:
         self._random = Random(seed)
-        self._rules = Rules(spec, judgement, settings)
+        self._rules = Rules(spec, judgement, settings, graph is not None)
         self._initial = initial
         self._graph = graph
         self._disk = disk
