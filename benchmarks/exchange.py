@@ -9,7 +9,7 @@ import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
@@ -18,7 +18,7 @@ from typing import Self
 
 from benchmarks.exchange_clients import Counted, Round, Window, run_clients
 from benchmarks.exchange_parts import measure_parts
-from benchmarks.exchange_servers import SERVERS
+from benchmarks.exchange_servers import SERVERS, Serve
 from benchmarks.processes import cpu_seconds
 from benchmarks.report import Results, make_parser, show_progress, show_results
 
@@ -60,22 +60,26 @@ class Measured:
 
 
 class Bench:
-    """The processes of one case: three servers, and the clients that speak with each in turn."""
+    """The processes of one case: some servers, and the clients that speak with each in turn.
 
-    def __init__(self, case: Case, folder: str) -> None:
+    Each server has its run in a folder of its name in `folder`.
+    """
+
+    def __init__(self, case: Case, folder: str, servers: Mapping[str, Serve] = SERVERS) -> None:
         self._case = case
-        self._folder = folder
+        self.folder = folder
+        self._serve = servers
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["benchmarks.exchange_clients", "benchmarks.exchange_servers"])
-        self._addresses: dict[str, str] = {}
-        self._servers: dict[str, BaseProcess] = {}
+        self.addresses: dict[str, str] = {}
+        self.servers: dict[str, BaseProcess] = {}
         self._clients: list[tuple[BaseProcess, Connection[Round | Window | None, Counted | None]]] = []
         self._rounds = 0
 
     def __enter__(self) -> Self:
-        for name in SERVERS:
-            self._servers[name], self._addresses[name] = start_server(
-                self._context, name, self._case.length, f"{self._folder}/{self._case.length}"
+        for name, serve in self._serve.items():
+            self.servers[name], self.addresses[name] = start_server(
+                self._context, serve, self._case.length, f"{self.folder}/{name}"
             )
         for _ in range(self._case.processes):
             ours, theirs = self._context.Pipe()
@@ -86,7 +90,7 @@ class Bench:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in [*self._servers.values(), *(process for process, _ in self._clients)]:
+        for process in [*self.servers.values(), *(process for process, _ in self._clients)]:
             process.kill()
             process.join()
 
@@ -97,13 +101,13 @@ class Bench:
         each = case.clients // case.processes
         for number, (_, pipe) in enumerate(self._clients):
             names = tuple(f"{self._rounds}-{number}-{client}" for client in range(each))
-            pipe.send(Round(self._addresses[server], names))
+            pipe.send(Round(self.addresses[server], names))
         self._collect()
         begin_s = time.monotonic() + warm_up_s
         window = Window(begin_s, begin_s + window_s)
         for _, pipe in self._clients:
             pipe.send(window)
-        server_s, clients_s = self._cpu_in(window, self._servers[server])
+        server_s, clients_s = self._cpu_in(window, self.servers[server])
         counted = [item for item in self._collect() if item is not None]
         updates = max(1, sum(item.updates for item in counted))
         return Measured(
@@ -135,14 +139,14 @@ class Bench:
         return used[1][0] - used[0][0], used[1][1] - used[0][1]
 
 
-def start_server(context: ForkServerContext, name: str, length: int, run: str) -> tuple[BaseProcess, str]:
+def start_server(context: ForkServerContext, serve: Serve, length: int, run: str) -> tuple[BaseProcess, str]:
     """Start a server in a process of its own; return it with its address."""
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=SERVERS[name], args=(length, run, theirs), daemon=True)
+    process = context.Process(target=serve, args=(length, run, theirs), daemon=True)
     process.start()
     theirs.close()
     if not ours.poll(START_S):
-        raise TimeoutError(f"the server {name} does not start")
+        raise TimeoutError(f"the server of {run} does not start")
     return process, ours.recv()
 
 
@@ -157,25 +161,25 @@ def run_case(case: Case, results: Results, *, rounds: int, quick: bool) -> None:
                 measured[name].append(bench.measure(name, 0.25 * window_s, window_s))
     for baseline, target in (("fair", TARGET_FAIR), ("bare", case.target_bare)):
         ratio_name = f"{case.name} {baseline}"
-        results.ratios[ratio_name] = round(_paired_ratio(measured["ours"], measured[baseline]), 3)
+        results.ratios[ratio_name] = round(paired_ratio(measured["ours"], measured[baseline]), 3)
         if target is not None:
             results.targets[ratio_name] = target
     for name, turns in measured.items():
-        results.add("updates per second", case.name, {name: _median(turn.updates_per_s for turn in turns)})
-        results.add("server CPU, us per update", case.name, {name: _median(turn.server_cpu_us for turn in turns)})
-        results.add(
-            "clients CPU, us per update", case.name, {name: _median(turn.clients_cpu_us for turn in turns)}
-        )
+        results.add("updates per second", case.name, {name: median(turn.updates_per_s for turn in turns)})
+        results.add("server CPU, us per update", case.name, {name: median(turn.server_cpu_us for turn in turns)})
+        results.add("clients CPU, us per update", case.name, {name: median(turn.clients_cpu_us for turn in turns)})
         results.add("refused as busy", case.name, {name: sum(turn.refusals for turn in turns)})
 
 
-def _paired_ratio(ours: list[Measured], baseline: list[Measured]) -> float:
+def paired_ratio(ours: list[Measured], baseline: list[Measured]) -> float:
+    """Return the median of the rounds' own ratios."""
     return statistics.median(
         mine.updates_per_s / theirs.updates_per_s for mine, theirs in zip(ours, baseline, strict=True)
     )
 
 
-def _median(values: Iterable[float]) -> float:
+def median(values: Iterable[float]) -> float:
+    """Return the median, in a precision that means something."""
     return round(statistics.median(values), 2)
 
 

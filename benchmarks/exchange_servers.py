@@ -21,6 +21,7 @@ from edgeasync.core.effects import Fold, Report
 from edgeasync.core.mixing import norm_of
 from edgeasync.core.model import Model, Snapshot
 from edgeasync.core.settings import FLOAT32, CheckpointSettings, HubCoreSettings, Limits, Liveness
+from edgeasync.durable.run import Durability
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -64,8 +65,22 @@ def make_spec(length: int) -> ParameterSpec:
     return ParameterSpec((Parameter("weights", (length,)),))
 
 
-def make_hub(length: int, run: str, pipe: "Connection[Any, None]", liveness: Liveness | None = None) -> Hub:
-    """Return the real hub on a model of zeros; it tells its address through the pipe."""
+def make_settings(checkpoint: CheckpointSettings = NEVER, liveness: Liveness | None = None) -> HubCoreSettings:
+    """Return the settings of the real hub in all benchmarks: float32 both ways."""
+    return HubCoreSettings(codec=FLOAT32, checkpoint=checkpoint, liveness=liveness or Liveness())
+
+
+def make_hub(
+    length: int,
+    run: str,
+    pipe: "Connection[Any, None]",
+    settings: HubCoreSettings | None = None,
+    durability: Durability = "checkpoint",
+) -> Hub:
+    """Return the real hub on a model of zeros; it tells its address through the pipe.
+
+    It keeps no journal unless told to, for neither do the baselines.
+    """
 
     def on_report(report: Report) -> None:
         if report.event == "listening":
@@ -77,15 +92,22 @@ def make_hub(length: int, run: str, pipe: "Connection[Any, None]", liveness: Liv
         judgement=POLICY,
         bind=ADDRESS,
         run=Path(run),
-        settings=HubCoreSettings(codec=FLOAT32, checkpoint=NEVER, liveness=liveness or Liveness()),
+        settings=settings or make_settings(),
+        durability=durability,
         on_report=on_report,
     )
 
 
-def serve_ours(length: int, run: str, pipe: "Connection[str, None]") -> None:
+def serve_ours(
+    length: int,
+    run: str,
+    pipe: "Connection[str, None]",
+    settings: HubCoreSettings | None = None,
+    durability: Durability = "checkpoint",
+) -> None:
     """Run the real hub, as `edgeasync hub` would."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(make_hub(length, run, pipe).run())
+        runner.run(make_hub(length, run, pipe, settings, durability).run())
 
 
 def serve_fair(length: int, run: str, pipe: "Connection[str, None]") -> None:  # noqa: ARG001
@@ -98,7 +120,9 @@ def serve_bare(length: int, run: str, pipe: "Connection[str, None]") -> None:  #
     BareServer(*_bind(pipe), length).serve()
 
 
-SERVERS: dict[str, Callable[[int, str, "Connection[str, None]"], None]] = {
+Serve = Callable[[int, str, "Connection[str, None]"], None]
+
+SERVERS: dict[str, Serve] = {
     "ours": serve_ours,
     "fair": serve_fair,
     "bare": serve_bare,

@@ -10,7 +10,7 @@ import numpy as np
 import uvloop
 import zmq
 
-from benchmarks.exchange_servers import make_hub
+from benchmarks.exchange_servers import make_hub, make_settings
 from edgeasync.core.settings import Liveness
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import PROTOCOL_VERSION, Hello, Ping, Welcome
@@ -62,7 +62,7 @@ def run_hub(length: int, run: str, pipe: "Connection[Looked | str, None]") -> No
     """Run the real hub; tell its address, then what its loop's probe saw whenever asked."""
     allow_many_files()
 
-    hub = make_hub(length, run, pipe, Liveness(heartbeat_s=HEARTBEAT_S, lease_s=LEASE_S))
+    hub = make_hub(length, run, pipe, make_settings(liveness=Liveness(heartbeat_s=HEARTBEAT_S, lease_s=LEASE_S)))
 
     async def serve() -> None:
         probe, loop, seen = LagProbe(), asyncio.get_running_loop(), 0

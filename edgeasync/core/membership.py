@@ -126,13 +126,6 @@ class Strangers:
         assert len(self._strikes) <= STRANGERS_MAX
 
 
-class MembershipState(msgspec.Struct):
-    """What is durable of `Membership`: the members in the order in which they joined, and when leases may end."""
-
-    members: list[Member]
-    leases: list[tuple[float, str]]
-
-
 class Membership:
     """The members, found by device id, session or connection, and when their leases end."""
 
@@ -147,19 +140,20 @@ class Membership:
         self._watched: set[str] = set()
         self.live_count = 0
 
-    def freeze(self) -> MembershipState:
-        """Return the durable state, to be written down at once: it is not a copy."""
-        return MembershipState(list(self.members.values()), self._leases)
+    def freeze(self) -> list[Member]:
+        """Return the members in the order in which they joined, to be written down at once: they are no copies."""
+        return list(self.members.values())
 
-    def thaw(self, state: MembershipState) -> None:
-        """Go on from a durable state, which is this object's from then on."""
-        self.members = {member.device_id: member for member in state.members}
-        self.histories = {member.device_id: member.history for member in state.members}
-        self._by_session = {member.session: member for member in state.members}
-        self._by_peer = {member.peer: member for member in state.members if member.peer}
-        self._leases = state.leases
-        self._watched = {device_id for _, device_id in state.leases}
-        self.live_count = sum(member.live for member in state.members)
+    def thaw(self, members: list[Member]) -> None:
+        """Go on from members that were written down."""
+        self.members = {member.device_id: member for member in members}
+        self.histories = {member.device_id: member.history for member in members}
+        self._by_session = {member.session: member for member in members}
+        self._by_peer = {member.peer: member for member in members if member.peer}
+        self._leases = [(member.lease_until_s, member.device_id) for member in members if member.live]
+        heapq.heapify(self._leases)
+        self._watched = {device_id for _, device_id in self._leases}
+        self.live_count = len(self._leases)
 
     def by_session(self, session: bytes) -> Member:
         """Return the member of a session; raises `RefusalError` if there is none."""
@@ -255,7 +249,7 @@ class Membership:
         return self._leases[0][0] if self._leases else None
 
     def expired(self, now_s: float) -> list[Member]:
-        """Return the live members whose lease has ended; each is returned once."""
+        """Return the live members whose lease has ended, in that order; each is returned once."""
         ended = []
         while self._leases and self._leases[0][0] <= now_s:
             _, device_id = heapq.heappop(self._leases)
@@ -266,7 +260,8 @@ class Membership:
             self._watched.remove(device_id)
             if member is not None and member.live:
                 ended.append(member)
-        return ended
+        # The heap has times from when it was last looked at, and that is not written down.
+        return sorted(ended, key=lambda member: (member.lease_until_s, member.device_id))
 
     def describe(self, now_s: float) -> list[dict[str, Any]]:
         """Return what the status says of every device (docs/wire.md)."""

@@ -15,7 +15,7 @@ import numpy as np
 from edgeasync.core.events import Evaluated
 from edgeasync.core.hub import HubCore
 from edgeasync.core.judge import JudgeState
-from edgeasync.core.membership import MembershipState
+from edgeasync.core.membership import Member
 from edgeasync.core.model import Model, ModelState, Snapshot, WaitingUpdates
 from edgeasync.core.publication import PublicationState
 from edgeasync.core.published import Publisher, PublisherState
@@ -31,7 +31,7 @@ class CoreState(msgspec.Struct):
 
     fingerprint: str
     judge: JudgeState
-    members: MembershipState
+    members: list[Member]
     publication: PublicationState
     updates_applied: int
     updates_rejected: int

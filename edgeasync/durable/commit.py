@@ -1,4 +1,8 @@
-"""Group commit: one sync for all entries that came in while the one before was under way."""
+"""Group commit: one sync for all entries that came in while the one before was under way.
+
+The first entry after a pause waits until the loop has taken in what came with it. Else it would be synced alone, and
+the others, having waited for that, would be answered so late that the next sync had only half of all devices.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -43,6 +47,8 @@ class GroupCommit:
         self.last = self.durable = writer.next_number - 1
         self.failing = ""
         self.bytes_appended = self.bytes_waiting = 0
+        self.batches = 0
+        """Writes, each with a sync, that succeeded."""
         self._writer = writer
         self._shell = shell
         self._on_durable = on_durable
@@ -50,7 +56,7 @@ class GroupCommit:
         self._waiting: list[tuple[bytes, Buffer | None]] = []
         self._waiting_bytes = 0
         self._wanted = self.last
-        self._writing = self._closed = False
+        self._due = self._writing = self._closed = False
 
     def append(self, entry: bytes, payload: Buffer | None) -> None:
         """Take an entry in; its payload must not change."""
@@ -64,10 +70,11 @@ class GroupCommit:
             self.commit()
 
     def commit(self) -> None:
-        """Make every entry so far durable as soon as can be."""
+        """Make every entry so far durable as soon as can be: with those of the messages that are there already."""
         self._wanted = self.last
-        if not self._writing and not self.failing:
-            self._begin()
+        if not (self._due or self._writing or self.failing):
+            self._due = True
+            self._shell.after(0.0, self._begin)
 
     def drop_through(self, number: int) -> None:
         """Let go of what a checkpoint covers; best effort."""
@@ -78,6 +85,7 @@ class GroupCommit:
         self._closed = True
 
     def _begin(self) -> None:
+        self._due = False
         if self._closed or not self._waiting:
             return
         batch, self._waiting = self._waiting, []
@@ -109,9 +117,10 @@ class GroupCommit:
                 self._on_failing(trouble)
             self._shell.after(RETRY_S, self._begin)
             return
+        self.batches += 1
         self.durable += len(batch)
         self.bytes_waiting -= nbytes
         self.failing = ""
-        if self._wanted > self.durable:
-            self._begin()  # before the answers leave: writing takes no time of this thread
         self._on_durable()
+        if self._wanted > self.durable:
+            self.commit()

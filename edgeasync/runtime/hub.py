@@ -402,7 +402,8 @@ class Hub:
         self._on_report(report)
 
     def describe(self) -> dict[str, Any]:
-        """Return address, process, uptime and the model's place."""
+        """Return address, process, uptime, the model's place, and what was written down so far."""
+        log = self._log
         return {
             "address": self.address,
             "pid": os.getpid(),
@@ -410,7 +411,8 @@ class Hub:
             "model_file": str(self.model_file.resolve()),
             "parameters": self.spec.length,
             "durability": self._durability,
-            "disk_trouble": "" if self._log is None else self._log.failing,
+            "disk_trouble": "" if log is None else log.failing,
+            "journal": log and {"entries": log.last, "bytes": log.bytes_appended, "syncs": log.batches},
         }
 
     def stop(self, reason: str) -> None:

@@ -1,6 +1,8 @@
 """Devices in virtual time: their shell in the simulator."""
 
+import math
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import TypeVar
 
@@ -19,24 +21,10 @@ from edgeasync.protocol.wire import Buffer
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import Direction, LinkProfile
+from edgeasync.simulation.work import Work
 from edgeasync.training.trainer import ResumableTrainer, Trainer, take_local_steps
 
 Result = TypeVar("Result")
-
-
-class _Work:
-    """Local steps under way: how many are done, and how long they took, up to `since_s`."""
-
-    __slots__ = ("ahead", "changes", "finish", "local_steps", "since_s", "spent_s", "steps_done")
-
-    def __init__(self, local_steps: int, now_s: float, finish: Callable[[int], None], *, ahead: bool) -> None:
-        self.local_steps = local_steps
-        self.ahead = ahead
-        self.finish = finish
-        self.changes = 0
-        self.steps_done = 0.0
-        self.spent_s = 0.0
-        self.since_s = now_s
 
 
 class SimulatedDevice:
@@ -79,13 +67,16 @@ class SimulatedDevice:
         self.spool: Spool | None = None
         self._trainer_state: TrainerState | None = None
         self._step_s = step_s
-        self.up = Direction(clock, link.up_bytes_per_s, link.delay_s)
-        self.down = Direction(clock, link.down_bytes_per_s, link.delay_s)
+        self.up = Direction(clock, link.up_bytes_per_s, link.delay_s, f"{seed}/{device_id}/up")
+        self.down = Direction(clock, link.down_bytes_per_s, link.delay_s, f"{seed}/{device_id}/down")
+        self._ahead_s = 0.0
+        self._suspended_s: float | None = None
+        self._held_back: list[Callable[[], None]] = []
         self._connections = 0
         self._peer: Peer = b""
         self._powered = False
         self._steps_before = 0
-        self._work: _Work | None = None
+        self._work: Work | None = None
         self._ticking: float | None = None
         self.exchange = self._make_exchange()
 
@@ -93,6 +84,16 @@ class SimulatedDevice:
     def running(self) -> bool:
         """Whether the device is on, and its agent has not ended."""
         return self._powered and self.finished is None
+
+    @property
+    def now_s(self) -> float:
+        """What the device's own clock shows."""
+        return self._clock.now_s + self._ahead_s
+
+    @property
+    def step_s(self) -> float:
+        """How long a local step takes."""
+        return self._step_s
 
     @property
     def steps_total(self) -> int:
@@ -126,6 +127,8 @@ class SimulatedDevice:
         self.close()
         self._work = self._ticking = None
         self._steps_before = 0
+        self._suspended_s = None
+        self._held_back.clear()
 
     def break_connection(self) -> None:
         """Break the connection, as a router that restarts does: what had not left is lost; the device knows."""
@@ -149,6 +152,29 @@ class SimulatedDevice:
         self.up.change(link.up_bytes_per_s, link.delay_s)
         self.down.change(link.down_bytes_per_s, link.delay_s)
 
+    def jump_clock(self, by_s: float) -> None:
+        """Let the device's own clock show a later time from now on, as after a sleep that it did not notice."""
+        self._ahead_s += by_s
+        self._ticking = None
+        self._schedule_tick()
+
+    def suspend(self) -> None:
+        """Let the device do nothing until `resume`; what comes in meanwhile waits."""
+        if self._suspended_s is None and self._powered:
+            self._suspended_s = self._clock.now_s
+
+    def resume(self, *, clock_stood: bool = False) -> None:
+        """Let a suspended device go on; its clock may have stood still meanwhile, as a monotonic one does."""
+        if self._suspended_s is None:
+            return
+        if clock_stood:
+            self._ahead_s -= self._clock.now_s - self._suspended_s
+        self._suspended_s = self._ticking = None
+        held_back, self._held_back = self._held_back, []
+        for action in held_back:
+            action()
+        self._schedule_tick()
+
     def _make_exchange(self) -> DeviceExchange:
         core = DeviceCore(
             device_id=self.device_id,
@@ -161,30 +187,45 @@ class SimulatedDevice:
             random=self._random,
             alone_steps_max=self._alone_steps_max,
         )
-        return DeviceExchange(
-            core, self, lambda: self._clock.now_s, self._bandwidth_bytes_per_s_max, keeps=self._keeps
-        )
+        return DeviceExchange(core, self, lambda: self.now_s, self._bandwidth_bytes_per_s_max, keeps=self._keeps)
 
     def _schedule_tick(self) -> None:
         due_s = self.exchange.next_deadline_s()
-        if due_s is None or (self._ticking is not None and self._ticking <= due_s):
+        if due_s is None or self._suspended_s is not None:
+            return
+        if self._ahead_s:
+            due_s = self._when_clock_shows(due_s)
+        if self._ticking is not None and self._ticking <= due_s:
             return
         self._ticking = due_s
         self._clock.at(due_s, lambda: self._tick(due_s))
 
+    def _when_clock_shows(self, time_s: float) -> float:
+        """Return the virtual time at which the device's clock shows at least so much, however sums are rounded."""
+        due_s = time_s - self._ahead_s
+        while due_s + self._ahead_s < time_s:
+            due_s = math.nextafter(due_s, math.inf)
+        return due_s
+
     def _tick(self, due_s: float) -> None:
-        if self._ticking == due_s:
+        if self._ticking == due_s and self._suspended_s is None:
             self._ticking = None
             self.exchange.tick(self.steps_total)
             self._schedule_tick()
 
     def _deliver(self, peer: Peer, header: bytes, payload: Buffer | None) -> None:
-        def arrive() -> None:
+        def take_in(header: bytes, payload: Buffer | None) -> None:
             if peer == self._peer:
                 self.exchange.on_message(header, payload)
                 self._schedule_tick()
 
-        self.down.send(len(header) + len(payload or b""), arrive)
+        def arrive(header: bytes, payload: Buffer | None) -> None:
+            if self._suspended_s is None:
+                take_in(header, payload)
+            else:
+                self._held_back.append(lambda: take_in(header, payload))
+
+        self.down.send_message(header, payload, arrive)
 
     # -- what the exchange asks for --------------------------------------------------------------------------
 
@@ -205,7 +246,7 @@ class SimulatedDevice:
         peer = self._peer
         # A real link would copy: the device goes on training in the memory the payload is a view of.
         content = None if payload is None else bytes(payload)
-        self.up.send(len(header) + len(content or b""), lambda: self._hub.receive(peer, header, content))
+        self.up.send_message(header, content, partial(self._hub.receive, peer))
 
     def has_graph(self, fingerprint: str) -> bool:
         """Look among those kept."""
@@ -255,7 +296,7 @@ class SimulatedDevice:
             assert result is not None
             then(msgspec.structs.replace(result, step_s=work.spent_s / steps_done))
 
-        self._work = work = _Work(local_steps, self._clock.now_s, finish, ahead=ahead)
+        self._work = work = Work(local_steps, self._clock.now_s, finish, ahead=ahead)
         self._arrange_end(work)
 
     def pause(self) -> None:
@@ -270,14 +311,14 @@ class SimulatedDevice:
             self._steps_before += steps_done
             work.finish(steps_done)
 
-    def _settle(self, work: _Work) -> None:
+    def _settle(self, work: Work) -> None:
         """Account for the time since the work was last looked at."""
         passed_s = self._clock.now_s - work.since_s
         work.since_s = self._clock.now_s
         work.steps_done += passed_s / self._step_s
         work.spent_s += passed_s
 
-    def _arrange_end(self, work: _Work) -> None:
+    def _arrange_end(self, work: Work) -> None:
         work.changes += 1
         changes = work.changes
         remaining_s = (work.local_steps - work.steps_done) * self._step_s
@@ -302,6 +343,9 @@ class SimulatedDevice:
 
         def act() -> None:
             if self.running and self.starts == start:
+                if self._suspended_s is not None:
+                    self._held_back.append(act)
+                    return
                 action()
                 self._schedule_tick()
 

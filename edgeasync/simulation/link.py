@@ -3,10 +3,14 @@
 import math
 from collections import deque
 from collections.abc import Callable
+from functools import partial
+from random import Random
 
 import msgspec
 
+from edgeasync.protocol.wire import Buffer
 from edgeasync.simulation.clock import VirtualClock
+from edgeasync.simulation.trouble import Trouble
 
 
 class LinkProfile(msgspec.Struct, frozen=True):
@@ -29,10 +33,12 @@ class _Message:
 
 
 class Direction:
-    """One direction of a link."""
+    """One direction of a link; `trouble` is what happens to messages from now on, drawn by the seed."""
 
-    def __init__(self, clock: VirtualClock, bytes_per_s: float, delay_s: float) -> None:
+    def __init__(self, clock: VirtualClock, bytes_per_s: float, delay_s: float, seed: str = "") -> None:
         self.bytes_sent = 0
+        self.trouble: Trouble | None = None
+        self._random = Random(seed)
         self._clock = clock
         self._bytes_per_s = bytes_per_s
         self._delay_s = delay_s
@@ -44,6 +50,21 @@ class Direction:
         self._free_at_s = max(self._free_at_s, self._clock.now_s) + size_bytes / self._bytes_per_s
         self.bytes_sent += size_bytes
         self._dispatch(deliver, self._free_at_s)
+
+    def send_message(
+        self, header: bytes, payload: Buffer | None, arrive: Callable[[bytes, Buffer | None], None]
+    ) -> None:
+        """Call `arrive` with what arrives of a message, when it does."""
+        size = len(header) + len(payload or b"")
+        if self.trouble is None:
+            self.send(size, lambda: arrive(header, payload))
+            return
+        content = None if payload is None else bytes(payload)
+        copies = self.trouble.meet(header, content, self._random, self._clock.now_s)
+        for delay_s, header_then, payload_then in copies:
+            self.send(size, partial(self._clock.after, delay_s, partial(arrive, header_then, payload_then)))
+        if not copies:
+            self.send(size, lambda: None)  # what is lost takes its time on the link all the same
 
     def change(self, bytes_per_s: float, delay_s: float) -> None:
         """Let what has not left yet leave at another rate, and arrive after another delay; order is kept."""

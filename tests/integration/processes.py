@@ -27,16 +27,19 @@ LIVELINESS = "[liveness]\nheartbeat_s = 0.3\nlease_s = 3.0\n"
 
 
 class Command:
-    """One `edgeasync` command that runs: its events as they come, its standard error, its end."""
+    """One `edgeasync` command that runs: its events as they come, its standard error, its end.
 
-    def __init__(self, arguments, folder, *, program=("-m", "edgeasync")):
+    It may be run `under` another command, such as `strace`.
+    """
+
+    def __init__(self, arguments, folder, *, program=("-m", "edgeasync"), under=()):
         self.arguments = arguments
         self.events = []
         self.lines = []
         self.stderr = ""
         self._news = threading.Condition()
         self._process = subprocess.Popen(
-            [sys.executable, *program, *map(str, arguments)],
+            [*map(str, under), sys.executable, *program, *map(str, arguments)],
             cwd=folder,
             env=environment(folder),
             stdin=subprocess.DEVNULL,
@@ -150,9 +153,9 @@ class Commands:
         self._running.append(command)
         return command
 
-    def hub(self, settings, *flags):
+    def hub(self, settings, *flags, **options):
         """Start a hub and wait until it listens; return it and its address."""
-        hub = self.start("hub", settings, "--json", *flags)
+        hub = self.start("hub", settings, "--json", *flags, **options)
         return hub, hub.wait_for("listening")["detail"]
 
     def data(self, name, **shape):

@@ -10,7 +10,8 @@ from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Assignment, Duplicate, Push
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice, SimulatedHub
+from edgeasync.simulation.fleet import SimulatedDevice
+from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.simulation.population import Churn, switch_off_and_on
 from edgeasync.training.numpy_models import SoftmaxModel

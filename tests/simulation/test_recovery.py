@@ -150,5 +150,6 @@ def test_a_hub_that_is_killed_goes_on(tmp_path, policy):
         core.check()
     bench.run(3.0)
     assert bench.hub.core.updates_applied > before
-    assert all(device.exchange.core.updates_answered > 100 for device in bench.devices)
+    more = [device.exchange.core.updates_answered for device in bench.devices]
+    assert all(later > earlier for later, earlier in zip(more, answered, strict=True))
     assert sum(bench.disk.size(name) for name in bench.disk.names() if name.startswith("journal")) < 200_000

@@ -1,0 +1,260 @@
+"""Carries out a `FaultPlan` on a simulated hub and its devices, and heals everything in the end."""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from edgeasync.errors import EdgeAsyncError
+from edgeasync.simulation.clock import VirtualClock
+from edgeasync.simulation.disk import SimulatedDisk
+from edgeasync.simulation.faults import (
+    At,
+    BadLink,
+    BreakConnection,
+    CrashHub,
+    CrashHubAtDisk,
+    CutPower,
+    FailingDisk,
+    Fault,
+    FaultPlan,
+    FullDisk,
+    HangTrainer,
+    JumpClock,
+    Partition,
+    Planned,
+    ReadOnlyDisk,
+    SlowDisk,
+    Suspend,
+    WhenSteps,
+    WhenVersion,
+    trouble_of,
+)
+from edgeasync.simulation.fleet import SimulatedDevice
+from edgeasync.simulation.trouble import Trouble
+
+HUNG_STEP_S = 1e9
+"""What a local step takes while a trainer hangs."""
+
+START_AGAIN_S = 0.5
+"""When a hub that could not start is started again."""
+
+
+class CrashingHub(Protocol):
+    """A `SimulatedHub` on a disk, as far as faults go."""
+
+    sync_s: float
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a process."""
+
+    @property
+    def version(self) -> int:
+        """How far the model has come."""
+
+    def crash(self) -> None:
+        """Let the process be gone."""
+
+    def start(self) -> None:
+        """Start it on what its disk holds."""
+
+
+class FaultInjector:
+    """Lets the faults of a plan happen; call `look` after everything that the clock does.
+
+    What happened is noted in `log`, with its time. A fault of something that is not there, like switching off what
+    is off, does nothing.
+    """
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        plan: FaultPlan,
+        hub: CrashingHub,
+        devices: Mapping[str, SimulatedDevice],
+        disk: SimulatedDisk | None,
+    ) -> None:
+        self.log: list[tuple[float, Fault]] = []
+        self.hub_crashes = self.device_crashes = 0
+        self._clock = clock
+        self._hub = hub
+        self._devices = devices
+        self._disk = disk
+        self._sync_s = hub.sync_s
+        self._steps_s = {name: device.step_s for name, device in devices.items()}
+        self._under_way: list[tuple[Fault, float]] = []
+        self._waiting: list[WhenSteps | WhenVersion] = []
+        self._restart_off_s: float | None = None
+        self._healed = False
+        for planned in plan.faults:
+            self._arrange(planned)
+
+    def look(self) -> None:
+        """Let happen what was waiting for what has come about."""
+        if self._disk is not None and self._disk.powerless:
+            self._crash_hub(self._restart_off_s, power_cut=True)
+        for planned in self._waiting[:]:
+            if self._has_come(planned):
+                self._waiting.remove(planned)
+                self._happen(planned.fault)
+
+    def heal(self) -> None:
+        """End all faults, those that have not happened yet among them, and switch everything on."""
+        self._healed = True
+        self._waiting.clear()
+        self._under_way.clear()
+        if self._disk is not None:
+            self._disk.heal()
+        self._hub.sync_s = self._sync_s
+        if not self._hub.running:
+            self._hub.start()
+        for name, device in self._devices.items():
+            self._set_link(device)
+            self._set_speed(name, device)
+            device.resume()
+            if not device.running and device.finished is None:
+                device.start()
+
+    # -- when ------------------------------------------------------------------------------------------------
+
+    def _arrange(self, planned: Planned) -> None:
+        if isinstance(planned, At):
+            self._later_at(planned.time_s, lambda: self._happen(planned.fault))
+        else:
+            self._waiting.append(planned)
+
+    def _later_at(self, time_s: float, action: Callable[[], None]) -> None:
+        def act() -> None:
+            if not self._healed:
+                action()
+
+        self._clock.at(time_s, act)
+
+    def _later(self, delay_s: float, action: Callable[[], None]) -> None:
+        self._later_at(self._clock.now_s + delay_s, action)
+
+    def _has_come(self, planned: WhenSteps | WhenVersion) -> bool:
+        if isinstance(planned, WhenVersion):
+            return self._hub.running and self._hub.version >= planned.version
+        device = self._devices.get(planned.device)
+        return device is not None and device.steps_total >= planned.steps
+
+    # -- what ------------------------------------------------------------------------------------------------
+
+    def _happen(self, fault: Fault) -> None:
+        self.log.append((self._clock.now_s, fault))
+        match fault:
+            case CrashHub():
+                self._crash_hub(fault.off_s, power_cut=fault.power_cut)
+            case CrashHubAtDisk() | FailingDisk() | FullDisk() | ReadOnlyDisk() | SlowDisk():
+                self._trouble_disk(fault)
+            case _:
+                if (device := self._devices.get(fault.device)) is not None:
+                    self._trouble_device(device, fault)
+
+    def _trouble_disk(self, fault: CrashHubAtDisk | FailingDisk | FullDisk | ReadOnlyDisk | SlowDisk) -> None:
+        if self._disk is None:
+            return
+        match fault:
+            case CrashHubAtDisk():
+                self._restart_off_s = fault.off_s
+                self._disk.cut_power_at(self._disk.operations + fault.operation, lambda: None)
+            case FailingDisk():
+                self._disk.failing_writes += fault.writes
+                self._disk.failing_syncs += fault.syncs
+            case _:
+                self._while_it_lasts(fault, fault.for_s, self._set_disk)
+
+    def _trouble_device(
+        self,
+        device: SimulatedDevice,
+        fault: CutPower | HangTrainer | JumpClock | Suspend | Partition | BadLink | BreakConnection,
+    ) -> None:
+        match fault:
+            case CutPower():
+                self._cut_power(device, fault.off_s)
+            case HangTrainer():
+                self._while_it_lasts(fault, fault.for_s, lambda: self._set_speed(fault.device, device))
+            case JumpClock():
+                device.jump_clock(fault.by_s)
+            case Suspend():
+                device.suspend()
+                self._later(fault.for_s, lambda: device.resume(clock_stood=fault.clock_stands))
+            case Partition() | BadLink():
+                self._while_it_lasts(fault, fault.for_s, lambda: self._set_link(device))
+            case BreakConnection():
+                if device.running:
+                    device.break_connection()
+
+    def _while_it_lasts(self, fault: Fault, for_s: float, apply: Callable[[], None]) -> None:
+        """Let a fault be under way for a while; `apply` looks which ones of its kind are."""
+        entry = (fault, self._clock.now_s + for_s)
+        self._under_way.append(entry)
+        apply()
+
+        def end() -> None:
+            self._under_way.remove(entry)
+            apply()
+
+        self._later(for_s, end)
+
+    # -- the hub ---------------------------------------------------------------------------------------------
+
+    def _crash_hub(self, off_s: float | None, *, power_cut: bool) -> None:
+        if not self._hub.running:
+            return
+        self.hub_crashes += 1
+        self._hub.crash()
+        if power_cut and self._disk is not None:
+            self._disk.crash()
+        if off_s is not None:
+            self._later(off_s, self._start_hub)
+
+    def _start_hub(self) -> None:
+        """Start the hub, as a supervisor does: if it cannot, because of its disk, again and again."""
+        if self._hub.running:
+            return
+        try:
+            self._hub.start()
+        except (OSError, EdgeAsyncError):
+            self._later(START_AGAIN_S, self._start_hub)
+
+    def _set_disk(self) -> None:
+        disk = self._disk
+        assert disk is not None
+        under_way = [fault for fault, _ in self._under_way]
+        disk.read_only = any(isinstance(fault, ReadOnlyDisk) for fault in under_way)
+        free = [fault.free_bytes for fault in under_way if isinstance(fault, FullDisk)]
+        disk.capacity_bytes = disk.used_bytes + min(free) if free else None
+        slow = [fault.sync_s for fault in under_way if isinstance(fault, SlowDisk)]
+        self._hub.sync_s = max([self._sync_s, *slow])
+
+    # -- devices ---------------------------------------------------------------------------------------------
+
+    def _cut_power(self, device: SimulatedDevice, off_s: float | None) -> None:
+        if not device.running:
+            return
+        self.device_crashes += 1
+        device.cut_power()
+
+        def start() -> None:
+            if not device.running and device.finished is None:
+                device.start()
+
+        if off_s is not None:
+            self._later(off_s, start)
+
+    def _set_speed(self, name: str, device: SimulatedDevice) -> None:
+        hangs = any(isinstance(fault, HangTrainer) and fault.device == name for fault, _ in self._under_way)
+        device.change_speed(HUNG_STEP_S if hangs else self._steps_s[name])
+
+    def _set_link(self, device: SimulatedDevice) -> None:
+        up: Trouble | None = None
+        down: Trouble | None = None
+        for fault, until_s in self._under_way:
+            if isinstance(fault, Partition | BadLink) and fault.device == device.device_id:
+                trouble = trouble_of(fault, until_s)
+                if fault.way != "down":
+                    up = trouble if up is None else up.beside(trouble)
+                if fault.way != "up":
+                    down = trouble if down is None else down.beside(trouble)
+        device.up.trouble, device.down.trouble = up, down

@@ -1,0 +1,198 @@
+"""A hub and its agents, killed again and again under load: every acknowledged update counts once, for ever.
+
+python -m tests.integration.kills --kills 50
+python -m tests.integration.kills --kills 20 --often
+python -m tests.integration.kills --kills 20 --default-policy
+"""
+
+import argparse
+import json
+import signal
+import tempfile
+import time
+from pathlib import Path
+from random import Random
+
+import numpy as np
+
+from edgeasync.runtime.model_file import MODEL_FILE, load_model
+from edgeasync.training.numpy_models import SoftmaxModel
+from tests.integration.processes import Commands, free_address, until
+from tests.integration.records import PROGRAM, Replayed, Stories, copy_of
+
+GOES_ON_S = 5.0
+"""So soon after a restart every agent has its next answer."""
+
+STEP_S = 0.01
+
+EXACT = """
+[policy]
+aggregate = { kind = "immediate" }
+staleness = { kind = "constant" }
+optimizer = [{ kind = "sgd", learning_rate = 1.0 }]
+frequency = { kind = "fixed", local_steps = 1 }
+monitor = { watch = [] }
+[codec]
+push = "identity"
+model = "identity"
+delta = "off"
+"""
+"""Every update is a version of its own, and the model the sum of them all, to the bit."""
+
+SELDOM = '[checkpoint]\nevery = "1 hour"\nkeep = 10000\n'
+"""One at every start and at the end: copies made in between have the whole journal together."""
+
+OFTEN = '[checkpoint]\nevery = "40 updates"\nkeep = 2\n'
+"""So that kills come in the middle of one."""
+
+LIVELINESS = "[liveness]\nheartbeat_s = 0.5\nlease_s = 3.0\n"
+
+
+class Fleet:
+    """A hub and processes of recording agents around one run."""
+
+    def __init__(
+        self, commands, *, processes=8, devices=1, policy=EXACT, checkpoint=SELDOM, step_s=STEP_S, run=None
+    ):
+        self.commands = commands
+        self.count = processes * devices
+        self.address = free_address()
+        model = SoftmaxModel(inputs=self.count, classes=3)  # three places for each device, and three to spare
+        self.spec = model.spec
+        table = f'kind = "softmax"\ninputs = {self.count}\nclasses = 3'
+        self.settings = commands.settings(
+            bind=self.address, model=table, more=LIVELINESS + checkpoint + policy
+        )  # fmt: skip
+        self.folder = Path(run or commands.folder / "run-hub")
+        self.stories = Stories(commands.folder, self.count)
+        self.hub = None
+        self.agents = {}
+        self.versions = {}
+        self._exact = policy == EXACT
+        self._whole = checkpoint == SELDOM
+        self._devices = devices
+        self._step_s = step_s
+        for number in range(processes):
+            self.start_agents(number)
+
+    def start_hub(self, **options):
+        """Start the hub; it need not listen yet."""
+        self.hub = self.commands.start("hub", self.settings, "--json", **options)
+        return self.hub
+
+    def start_agents(self, number):
+        """Start a process of agents."""
+        first = number * self._devices
+        self.agents[number] = self.commands.start(
+            self.address, self.commands.folder, first, first + self._devices, self._step_s, program=(PROGRAM,)
+        )
+
+    def devices_of(self, number):
+        """Return the stories of a process of agents."""
+        return self.stories.all[number * self._devices : (number + 1) * self._devices]
+
+    def wait_for_answers(self, count=1, *, since_s=None, stories=None):
+        """Wait until every device has been told `count` outcomes since then; return when each had them."""
+        since_s = time.monotonic() if since_s is None else since_s
+        wanted = self.stories.all if stories is None else stories
+
+        def told():
+            self.stories.read()
+            times = [[at_s for at_s in reversed(story.told_s[-500:]) if at_s > since_s] for story in wanted]
+            return [sorted(at)[count - 1] for at in times] if all(len(at) >= count for at in times) else None
+
+        return until(told, f"{count} answers for each of {len(wanted)} devices")
+
+    def copy(self):
+        """Copy the run's folder while there is no hub, with all that earlier copies had if that is a whole."""
+        return copy_of(self.folder, self.commands.folder / "copy", beside=self._whole)
+
+    def check_copy(self):
+        """Hold the last copy of the run's folder against what the devices have been told."""
+        self.stories.read()
+        replayed = Replayed(self.commands.folder / "copy")
+        if self._exact:
+            self.stories.check_model(replayed.vector)
+        self.versions |= replayed.versions
+        return replayed
+
+    def stop(self):
+        """Stop the hub and check the model it leaves, then the whole history; return models checked and entries."""
+        self.hub.signal(signal.SIGTERM)
+        code = self.hub.wait()
+        assert code == 0, str(self.hub)
+        self.copy()
+        replayed = self.check_copy()
+        vector, _ = load_model(self.folder / MODEL_FILE, self.spec)
+        np.testing.assert_array_equal(replayed.vector, vector)
+        if not self._whole:
+            return self.stories.check_versions(self.versions, every=False), replayed.entries
+        replayed = Replayed(self.commands.folder / "copy", oldest=True)
+        np.testing.assert_array_equal(replayed.vector, vector)
+        return self.stories.check_versions(replayed.versions), replayed.entries
+
+
+def kill_hubs(commands, kills, *, agent_kills=True, seed=1, **options):
+    """Kill the hub so often at random moments, and an agent each time; return what was seen."""
+    random = Random(seed)
+    fleet = Fleet(commands, **options)
+    fleet.start_hub()
+    fleet.wait_for_answers(3, since_s=0.0)
+    first_s, all_s, rejoins_s, listens_s = [], [], [], []
+    for _ in range(kills):
+        time.sleep(random.uniform(0.1, 1.0))  # a random moment is what is asked for
+        victim = random.choice(list(fleet.agents)) if agent_kills else None
+        if victim is not None:
+            fleet.agents[victim].kill()
+        fleet.hub.kill()
+        fleet.copy()
+        begun_s, clock_s = time.monotonic(), time.time()
+        fleet.start_hub()
+        if victim is not None:
+            fleet.start_agents(victim)
+        fleet.check_copy()
+        others = [s for number in fleet.agents if number != victim for s in fleet.devices_of(number)]
+        answered_s = fleet.wait_for_answers(since_s=begun_s, stories=others)
+        listens_s.append(fleet.hub.wait_for("listening")["time"] - clock_s)
+        first_s.append(min(answered_s) - begun_s)
+        all_s.append(max(answered_s) - begun_s)
+        if victim is not None:
+            back_s = fleet.wait_for_answers(since_s=begun_s, stories=fleet.devices_of(victim))
+            rejoins_s.append(max(back_s) - begun_s)
+    fleet.wait_for_answers(3)
+    hashes, entries = fleet.stop()
+    return {
+        "kills": kills,
+        "updates_acknowledged": fleet.stories.acknowledged,
+        "updates_unanswered": sum(len(story.open) for story in fleet.stories.all),
+        "hashes_checked": hashes,
+        "entries_replayed": entries,
+        "listens_s": quantiles(listens_s),
+        "first_answer_s": quantiles(first_s),
+        "all_answered_s": quantiles(all_s),
+        "killed_agents_answered_s_max": round(max(rejoins_s, default=0.0), 3),
+    }
+
+
+def quantiles(seconds):
+    """Return the median, the 99th percentile and the longest."""
+    return [round(float(value), 3) for value in np.quantile(seconds, (0.5, 0.99, 1.0))]
+
+
+def main():
+    """Kill as often as was asked for, and say what was seen."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--often", action="store_true", help="with checkpoints under way at any time")
+    parser.add_argument("--default-policy", action="store_true", help="and default codecs: no sums to be checked")
+    asked = parser.parse_args()
+    policy, checkpoint = "" if asked.default_policy else EXACT, OFTEN if asked.often else SELDOM
+    with tempfile.TemporaryDirectory() as folder, Commands(folder) as commands:
+        seen = kill_hubs(commands, asked.kills, seed=asked.seed, policy=policy, checkpoint=checkpoint)
+    assert seen["all_answered_s"][-1] < GOES_ON_S, seen
+    print(json.dumps(seen, indent=1))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""A program of devices that write down all they are told, so that a hub can be held to it.
+
+Each device's k-th update adds `shares_of(k)` to three places of its own in the model, all exact in float32 under
+`immediate` with plain codecs: whoever knows which updates were acknowledged knows the model. What is written down
+outlives the process, since every line is one write.
+
+    recording_agent.py HUB FOLDER FIRST LAST STEP_S
+"""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import uvloop
+import xxhash
+import zmq
+
+from edgeasync import Agent, DeviceFolder, StepResult
+
+PLACES = 3
+
+
+def shares_of(k):
+    """Return what a device's k-th update adds: three small integers that tell it from its neighbours."""
+    return 1, 1 + k % 127, 1 + k * k % 113
+
+
+class Record:
+    """Appends lines to a file; the numbers of the updates go on over all starts of a device."""
+
+    def __init__(self, path):
+        self.made = 0
+        if path.exists():
+            lines = path.read_text().splitlines()
+            self.made = max([json.loads(line).get("made", 0) for line in lines], default=0)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def note(self, **values):
+        """Write a line, with the time on the machine's clock."""
+        os.write(self._file, (json.dumps({"at_s": time.monotonic()} | values) + "\n").encode())
+
+    def close(self):
+        """Let go of the file."""
+        os.close(self._file)
+
+
+class Recorder:
+    """A `Trainer` of one device: notes the model it is given, and the update it makes of it."""
+
+    def __init__(self, device, spec):
+        self.spec = spec
+        self._device = device
+        self._parameters = None
+
+    def begin(self, parameters):
+        """Note which version this is, and what it is."""
+        held = self._device.agent._exchange._model
+        version, digest = held.version, xxhash.xxh3_64_hexdigest(held._held.data)
+        self._device.record.note(lineage=version.lineage, number=version.number, digest=digest)
+        self._parameters = parameters
+
+    def step(self):
+        """Add the next shares with the first step of an assignment."""
+        if self._parameters is not None:
+            record, first = self._device.record, self._device.first
+            record.made += 1
+            record.note(made=record.made)
+            self._parameters[first : first + PLACES] += shares_of(record.made)
+            self._parameters = None
+        return StepResult(1.0, 1)
+
+
+class Device:
+    """One agent with a state folder and a record of its own."""
+
+    def __init__(self, hub, folder, number, step_s, context):
+        self.first = PLACES * number
+        self._state = DeviceFolder(folder / f"device-{number}")
+        identity = self._state.open(f"device-{number}")
+        self.record = Record(folder / f"device-{number}.jsonl")
+        self.record.note(start=identity.start)
+        self.agent = Agent(
+            hub, identity=identity, make_trainer=lambda welcome: Recorder(self, welcome.spec),
+            step_s_min=step_s, on_tell=self._on_tell, context=context,
+        )  # fmt: skip
+
+    def _on_tell(self, tell):
+        if tell.event == "answered":
+            self.record.note(told=tell.detail)
+        else:
+            self.record.note(event=tell.event, detail=tell.detail)
+
+
+async def run(hub, folder, first, last, step_s):
+    """Run the devices `first` to `last` until their hub has finished."""
+    context = zmq.Context(io_threads=1)
+    context.set(zmq.MAX_SOCKETS, 16_000)
+    devices = [Device(hub, folder, number, step_s, context) for number in range(first, last)]
+    print(json.dumps({"event": "started"}), flush=True)
+    await asyncio.gather(*[device.agent.run() for device in devices])
+    context.destroy()
+
+
+if __name__ == "__main__":
+    address, where, *numbers = sys.argv[1:]
+    uvloop.run(run(address, Path(where), int(numbers[0]), int(numbers[1]), float(numbers[2])))

@@ -1,0 +1,129 @@
+"""Disks that fail, fill up or become read-only: the hub says so, waits, and goes on; nothing acknowledged is lost."""
+
+import signal
+import time
+
+import pytest
+
+from edgeasync.errors import StorageError
+from edgeasync.runtime.status import fetch_status
+from tests.integration.faults import injecting, needs_strace, small_disk
+from tests.integration.kills import Fleet
+from tests.integration.processes import PATIENCE_S, status_when
+
+__all__ = ["small_disk"]
+
+pytestmark = pytest.mark.process
+
+PROMPT_S = 15.0
+
+
+@pytest.mark.parametrize("durability", ["journal", "checkpoint"])
+def test_a_hub_is_as_durable_as_its_settings_say(commands, durability):
+    _, address = commands.hub(commands.settings(hub=f'durability = "{durability}"'))
+    assert fetch_status(address, PATIENCE_S)["durability"] == durability
+    journals = list((commands.folder / "run-hub").glob("journal-*"))
+    assert not journals or durability == "journal"
+
+
+def assert_waits(fleet, since=0):
+    """Wait until the hub says that its disk is in trouble; check that it answers nothing and that all live on."""
+    assert "cannot be written" in fleet.hub.wait_for("not_writing", since=since)["detail"]
+    status_when(fleet.address, lambda status: status["disk_trouble"], "trouble with the disk")
+    fleet.stories.read()
+    before = fleet.stories.acknowledged
+    # Whoever asks is told to try again: for longer than a lease, and nobody is lost.
+    asked = fetch_status(fleet.address, PATIENCE_S)["messages_accepted"]
+    time.sleep(1.2 * 3.0)
+    status = fetch_status(fleet.address, PATIENCE_S)
+    assert status["disk_trouble"]
+    assert status["messages_accepted"] == asked
+    assert {device["state"] for device in status["devices"]} == {"training"}
+    fleet.stories.read()
+    assert fleet.stories.acknowledged == before
+    assert "lost" not in fleet.hub.names()
+    return status
+
+
+def assert_goes_on(fleet, since=0):
+    """Wait until the hub writes again and every device has an answer; nobody was lost, or had to say hello anew."""
+    fleet.hub.wait_for("writing", since=since)
+    fleet.wait_for_answers(3)
+    assert not fetch_status(fleet.address, PATIENCE_S)["disk_trouble"]
+    assert "lost" not in fleet.hub.names()
+    assert not [story.name for story in fleet.stories.all if story.told_of("disconnected")]
+
+
+def kill_and_check(fleet):
+    fleet.hub.close()
+    fleet.copy()
+    fleet.check_copy()
+    fleet.start_hub()
+    fleet.wait_for_answers()
+    fleet.stop()
+
+
+@needs_strace
+@pytest.mark.parametrize("call", ["fdatasync", "writev"])
+def test_a_disk_that_fails_for_a_while_costs_time_and_no_update(commands, call):
+    fleet = Fleet(commands, processes=3)
+    # Each try costs one call, and half a second: ten seconds of trouble.
+    fleet.start_hub(under=injecting(call, "error=EIO:when=40..60"))
+    assert_waits(fleet)
+    assert_goes_on(fleet)
+    kill_and_check(fleet)
+
+
+def test_a_full_disk_costs_time_and_no_update(commands, small_disk):
+    fleet = Fleet(commands, processes=3)
+    fleet.start_hub()
+    fleet.wait_for_answers(3, since_s=0.0)
+    filler = small_disk.fill()
+    assert "space" in assert_waits(fleet)["disk_trouble"]
+    small_disk.remount("size=16m")
+    assert_goes_on(fleet)
+    filler.unlink()
+    kill_and_check(fleet)
+
+
+@needs_strace
+def test_a_disk_that_becomes_read_only_costs_time_and_no_update(commands, small_disk):
+    fleet = Fleet(commands, processes=3)
+    # Now and then a sync fails, so that the hub has to begin another file.
+    fleet.start_hub(under=injecting("fdatasync", "error=EIO:when=60+60"))
+    fleet.wait_for_answers(3, since_s=0.0)
+    small_disk.cover()
+    status_when(fleet.address, lambda status: "Read-only" in status["disk_trouble"], "a read-only disk")
+    assert_waits(fleet)
+    since = len(fleet.hub.events)
+    small_disk.uncover()
+    assert_goes_on(fleet, since)
+    kill_and_check(fleet)
+
+
+def test_a_hub_that_is_stopped_on_a_full_disk_says_so_and_ends(commands, small_disk):
+    fleet = Fleet(commands, processes=3)
+    fleet.start_hub()
+    fleet.wait_for_answers(3, since_s=0.0)
+    small_disk.fill()
+    fleet.hub.wait_for("not_writing")
+    fleet.hub.signal(signal.SIGTERM)
+    assert fleet.hub.wait(PROMPT_S) == StorageError.exit_code, str(fleet.hub)
+    assert len(fleet.hub.stderr.splitlines()) == 1
+    assert "Traceback" not in fleet.hub.stderr
+
+    # Nor does a hub that is started there lose or take anything until there is space.
+    fleet.start_hub()
+    fleet.hub.wait_for("not_writing")
+    small_disk.remount("size=16m")
+    fleet.hub.wait_for("writing")
+    fleet.wait_for_answers(3)
+    kill_and_check(fleet)
+
+
+def test_a_hub_is_not_started_where_nothing_can_be_written(commands, small_disk):
+    small_disk.cover()
+    hub = commands.start("hub", commands.settings(), "--json")
+    assert hub.wait(PROMPT_S) == StorageError.exit_code
+    assert "read-only" in hub.stderr.lower()
+    assert len(hub.stderr.splitlines()) == 1

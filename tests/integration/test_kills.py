@@ -1,0 +1,43 @@
+"""Hub and agents killed at random moments, and at chosen system calls: nothing acknowledged is lost or doubled."""
+
+import pytest
+
+from tests.integration.faults import injecting, needs_strace
+from tests.integration.kills import EXACT, GOES_ON_S, OFTEN, SELDOM, Fleet, kill_hubs
+
+pytestmark = pytest.mark.process
+
+
+@pytest.mark.parametrize(
+    ("kills", "policy", "checkpoint"), [(5, EXACT, SELDOM), (4, "", SELDOM)], ids=["exact", "default policy"]
+)
+def test_every_acknowledged_update_counts_once_and_training_goes_on(commands, kills, policy, checkpoint):
+    seen = kill_hubs(commands, kills, policy=policy, checkpoint=checkpoint)
+    assert seen["updates_acknowledged"] > 10 * kills
+    assert seen["hashes_checked"] >= seen["updates_acknowledged"]
+    # The median, for the machine may be busy with something else now and then; the long form asserts the longest.
+    assert seen["all_answered_s"][0] < GOES_ON_S, seen
+
+
+RENAMES, REMOVALS = "rename,renameat,renameat2", "unlink,unlinkat"
+CALLS = [
+    ("writev", 1), ("writev", 2), ("writev", 3), ("writev", 20), ("fdatasync", 1), ("fdatasync", 2),
+    ("fdatasync", 3), ("fdatasync", 20), ("fsync", 1), ("fsync", 2), ("fsync", 5), (RENAMES, 1), (RENAMES, 2),
+    (RENAMES, 3), (REMOVALS, 1), (REMOVALS, 2),
+]  # fmt: skip
+
+
+@needs_strace
+def test_a_hub_killed_at_any_call_to_its_disk_loses_nothing(commands):
+    fleet = Fleet(commands, processes=3, checkpoint=OFTEN)
+    fleet.start_hub()
+    fleet.wait_for_answers(3, since_s=0.0)
+    for calls, count in CALLS:
+        fleet.hub.kill()
+        fleet.start_hub(under=injecting(calls, f"signal=SIGKILL:when={count}"))
+        fleet.hub.wait()
+        fleet.copy()
+        fleet.check_copy()
+    fleet.start_hub()
+    fleet.wait_for_answers(3)
+    fleet.stop()

@@ -1,0 +1,77 @@
+"""Long runs: `python -m tests.simulation --seeds N`. What fails is cut down and printed; the exit code is 1."""
+
+import argparse
+import subprocess
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from edgeasync.simulation.faults import FaultPlan
+from tests.simulation.harness import run, shrink
+
+FAILURES_SHOWN = 3
+"""Failing seeds that are cut down and printed; the others are only counted."""
+
+TOTALS = ("hub_crashes", "device_crashes", "updates", "virtual_s")
+
+
+def commit():
+    """Return the commit that is tested, with a plus if there is more than is committed."""
+    folder = Path(__file__).parent
+
+    def git(*arguments):
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+    changed = "+" if git("status", "--porcelain") else ""
+    return (git("rev-parse", "--short=12", "HEAD") or "unknown") + changed
+
+
+def describe(result):
+    """Return what is needed to see a failure again."""
+    plan = shrink(result.seed, result.plan)
+    again = run(result.seed, plan)
+    left_out = len(result.plan.faults) - len(plan.faults)
+    return (
+        f"seed {result.seed} ({result.policy}) of commit {commit()}: {result.failure}\n"
+        f"# its plan without {left_out} faults, for --first {result.seed} --seeds 1 --plan FILE\n"
+        f"{plan.write()}# which fails with: {again.failure}\n{again.where}"
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1000, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the first one")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once")
+    parser.add_argument("--plan", type=Path, help="a plan of faults for all of them, instead of their own")
+    arguments = parser.parse_args()
+    plan = FaultPlan.read(arguments.plan.read_text("utf-8")) if arguments.plan else None
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+    began_s = time.perf_counter()
+    failed, totals, policies = [], Counter(), Counter()
+    with ProcessPoolExecutor(arguments.jobs) as pool:
+        results = map(run, seeds, [plan] * len(seeds))
+        if arguments.jobs > 1:
+            results = pool.map(run, seeds, [plan] * len(seeds), chunksize=16)
+        for count, result in enumerate(results, start=1):
+            policies[result.policy] += 1
+            totals.update({name: getattr(result, name) for name in TOTALS})
+            if result.failure:
+                failed.append(result)
+                print(f"seed {result.seed} ({result.policy}): {result.failure}", flush=True)
+            if count % 200 == 0:
+                print(f"{count} seeds, {count / (time.perf_counter() - began_s):.1f} a second", flush=True)
+    elapsed_s = time.perf_counter() - began_s
+    print(f"{len(seeds)} seeds in {elapsed_s:.1f} s: {len(failed)} failed")
+    print(", ".join(f"{totals[name]:.0f} {name.replace('_', ' ')}" for name in TOTALS))
+    print(", ".join(f"{name}: {count}" for name, count in policies.most_common()))
+    for result in failed[:FAILURES_SHOWN]:
+        print(f"\n{describe(result)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

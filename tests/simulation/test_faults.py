@@ -1,0 +1,295 @@
+"""Every update that was acknowledged counts exactly once, whatever dies when: by seed, and by script."""
+
+from random import Random
+
+import pytest
+
+from edgeasync.protocol import wire
+from edgeasync.protocol.messages import Ping
+from edgeasync.simulation.faults import (
+    At,
+    BadLink,
+    BreakConnection,
+    CutPower,
+    FaultPlan,
+    HangTrainer,
+    JumpClock,
+    Partition,
+    Suspend,
+    WhenSteps,
+    WhenVersion,
+    draw_faults,
+)
+from edgeasync.simulation.injector import FaultInjector
+from edgeasync.simulation.trouble import Trouble
+from tests.simulation.harness import FAULTS_S, run, shrink
+from tests.simulation.mutants import MUTANTS, planted
+from tests.simulation.world import EXACT, POLICIES, World
+
+BATCH = 25
+BATCHES = 12
+MUTANT_SEEDS = 100
+
+NAMES = ["device-1", "device-2"]
+
+
+def assert_well(result):
+    assert not result.failure, f"seed {result.seed}\n{result.plan.write()}{result.where}"
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_whatever_dies_every_update_counts_once(batch):
+    for seed in range(batch * BATCH, (batch + 1) * BATCH):
+        result = run(seed)
+        assert_well(result)
+        assert result.updates > 0
+
+
+def test_the_same_seed_gives_the_same_run_to_the_bit():
+    for seed in range(20):
+        first, second = run(seed), run(seed)
+        assert first == second
+        assert len(first.trace) == 32
+    assert run(1).trace != run(2).trace
+
+
+def test_a_run_without_faults_is_well():
+    for seed in range(10):
+        result = run(seed, FaultPlan())
+        assert_well(result)
+        assert result.device_crashes == result.hub_crashes == 0
+
+
+# -- the test of the test --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_bug_is_noticed(name):
+    with planted(name):
+        assert any(run(seed).failure for seed in range(MUTANT_SEEDS))
+
+
+def test_what_was_planted_is_gone_again():
+    with planted("a duplicate is applied again"):
+        assert run(0).failure
+    assert_well(run(0))
+
+
+def test_a_failing_plan_is_cut_down_to_what_breaks():
+    needed = At(3.0, CutPower("device-1"))
+    other = WhenSteps("device-2", 5, HangTrainer("device-2", 1.0))
+    plan = FaultPlan.of([other, At(1.0, Partition("device-1", 1.0)), needed, other])
+    assert shrink(0, plan, lambda plan: needed in plan.faults) == FaultPlan.of([needed])
+    both = shrink(0, plan, lambda plan: needed in plan.faults and other in plan.faults)
+    assert set(both.faults) == {needed, other}
+    with planted("a duplicate is applied again"):
+        found = next(result for result in map(run, range(100)) if result.failure)
+        smaller = shrink(found.seed, found.plan)
+        assert run(found.seed, smaller).failure
+        assert len(smaller.faults) < len(found.plan.faults) or len(smaller.faults) <= 2
+
+
+# -- plans -----------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_is_read_as_it_was_written():
+    for seed in range(200):
+        plan = draw_faults(seed, NAMES, FAULTS_S)
+        assert FaultPlan.read(plan.write()) == plan
+        assert draw_faults(seed, NAMES, FAULTS_S) == plan
+    text = f"# a remark\n\n{FaultPlan.of([At(1.5, CutPower('a', None))]).write()}"
+    assert FaultPlan.read(text) == FaultPlan((At(1.5, CutPower("a", None)),))
+    with pytest.raises(ValueError, match="fault"):
+        FaultPlan.read('{"when":"at","time_s":1.0,"fault":{"fault":"an earthquake"}}')
+
+
+def test_every_plan_has_a_crash_of_a_device_and_of_the_hub():
+    kinds = set()
+    for seed in range(300):
+        faults = [planned.fault for planned in draw_faults(seed, NAMES, FAULTS_S).faults]
+        tags = [fault.__struct_config__.tag for fault in faults]
+        assert "cut_power" in tags
+        assert {"crash_hub", "crash_hub_at_disk"} & set(tags)
+        kinds |= set(tags)
+        alone = [planned.fault for planned in draw_faults(seed, NAMES, FAULTS_S, hub=False).faults]
+        assert all(hasattr(fault, "device") for fault in alone)
+    assert len(kinds) == 13
+
+
+# -- by script -------------------------------------------------------------------------------------------------
+
+
+class Script:
+    """A world without chance: one device or two, and a plan."""
+
+    def __init__(self, *faults):
+        seed = next(seed for seed in range(1000) if World(seed, journal=False).name == "exact")
+        self.world = World(seed)
+        self.clock = self.world.clock
+        self.device = self.world.devices["device-1"]
+        self.injector = FaultInjector(
+            self.clock, FaultPlan.of(faults), self.world.hub, self.world.devices, self.world.disk
+        )
+        for device in self.world.devices.values():
+            device.start()
+
+    def until(self, condition, limit_s=60.0):
+        def look():
+            self.injector.look()
+            return condition()
+
+        return self.clock.run(look, self.clock.now_s + limit_s)
+
+    def until_s(self, time_s):
+        self.until(lambda: False, time_s - self.clock.now_s)
+
+    def happened(self):
+        return [time_s for time_s, _ in self.injector.log]
+
+
+def test_a_device_dies_at_a_step():
+    script = Script(WhenSteps("device-1", 40, CutPower("device-1", 2.0)))
+    assert script.until(lambda: not script.device.running)
+    (died_s,) = script.happened()
+    assert script.clock.now_s == died_s
+    assert script.until(lambda: script.device.running)
+    assert script.clock.now_s == died_s + 2.0
+    assert script.device.starts == 2
+    assert script.injector.device_crashes == 1
+
+
+def test_a_device_that_dies_for_good_is_there_again_when_all_is_healed():
+    script = Script(WhenVersion(3, CutPower("device-1", None)), At(100.0, CutPower("device-1", None)))
+    assert script.until(lambda: not script.device.running)
+    assert script.world.hub.version >= 3
+    script.until_s(20.0)
+    assert not script.device.running
+    script.injector.heal()
+    assert script.device.running
+    script.until_s(110.0)
+    assert script.device.starts == 2, "what has not happened by then does not happen"
+
+
+def test_a_partition_lets_nothing_through_and_ends():
+    script = Script(At(2.0, Partition("device-1", 5.0)))
+    script.until_s(2.1)
+    heard_s = script.device.exchange.core._heard_s
+    script.until_s(6.9)
+    assert script.device.exchange.core._heard_s <= heard_s + 0.1
+    assert script.until(lambda: script.device.exchange.core._heard_s > 7.0, 10.0)
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_a_partition_may_be_one_way(way):
+    script = Script(At(2.0, Partition("device-1", 5.0, way)))
+    script.until_s(2.5)
+    silent, other = ("up", "down") if way == "up" else ("down", "up")
+    assert getattr(script.device, silent).trouble.lost == 1.0
+    assert getattr(script.device, other).trouble is None
+    script.until_s(7.1)
+    assert getattr(script.device, silent).trouble is None
+
+
+def test_what_a_partition_holds_comes_in_the_end():
+    script = Script(At(2.0, Partition("device-1", 0.9, "up", held=True)))
+    accepted = script.world.hub.core.messages_accepted
+    script.until_s(2.8)
+    before = accepted["ping"]
+    script.until_s(2.95)
+    assert accepted["ping"] > before
+
+
+def test_faults_of_a_link_that_overlap_end_one_by_one():
+    bad = Trouble(lost=0.1, late=0.5, late_s=0.2)
+    script = Script(At(1.0, Partition("device-1", 2.0, "up")), At(2.0, BadLink("device-1", 3.0, bad)))
+    script.until_s(2.5)
+    assert script.device.up.trouble == bad.beside(Trouble(lost=1.0))
+    assert script.device.down.trouble == bad
+    script.until_s(3.5)
+    assert script.device.up.trouble == bad
+    script.until_s(5.5)
+    assert script.device.up.trouble is script.device.down.trouble is None
+
+
+def test_a_hung_trainer_takes_no_step_and_goes_on():
+    script = Script(At(2.0, HangTrainer("device-1", 3.0)))
+    script.until_s(2.01)
+    steps = script.device.steps_total
+    script.until_s(4.99)
+    assert script.device.steps_total == steps
+    assert script.device.exchange.core.link == "joined", "it is alive"
+    script.until_s(8.0)
+    assert script.device.steps_total > steps + 5
+
+
+def test_a_clock_that_jumps_shows_a_later_time():
+    script = Script(At(2.0, JumpClock("device-1", 30.0)))
+    script.until_s(3.0)
+    assert script.device.now_s == pytest.approx(33.0)
+    script.until_s(20.0)
+    assert script.device.exchange.core.link == "joined"
+    assert script.device.answers > 3
+
+
+@pytest.mark.parametrize("stands", [True, False])
+def test_a_suspended_device_does_nothing_until_it_goes_on(stands):
+    script = Script(At(2.0, Suspend("device-1", 4.0, clock_stands=stands)))
+    script.until_s(2.0)
+    sent = script.device.up.bytes_sent
+    script.until_s(5.9)
+    assert script.device.up.bytes_sent == sent
+    answers = script.device.answers
+    script.until_s(12.0)
+    assert script.device.answers > answers
+    assert script.device.now_s == pytest.approx(8.0 if stands else 12.0)
+
+
+def test_a_broken_connection_is_made_again():
+    script = Script(At(2.0, BreakConnection("device-1")))
+    script.until_s(6.0)
+    assert "disconnected" in [tell.event for _, tell in script.device.told]
+    assert script.device.exchange.core.link == "joined"
+
+
+# -- links -----------------------------------------------------------------------------------------------------
+
+PING = wire.encode(Ping(bytes(16), 1.0, 2))
+
+
+def met(trouble, times=400, payload=b"payload" * 20):
+    random = Random(0)
+    return [trouble.meet(PING, payload, random, 10.0) for _ in range(times)]
+
+
+def test_messages_are_lost_repeated_late_and_held():
+    arrived = met(Trouble(lost=0.5))
+    assert 150 < sum(not copies for copies in arrived) < 250
+    arrived = met(Trouble(repeated=0.5))
+    assert {len(copies) for copies in arrived} == {1, 2}
+    delays = [delay_s for copies in met(Trouble(late=0.5, late_s=3.0)) for delay_s, _, _ in copies]
+    assert 150 < sum(delay_s > 0.0 for delay_s in delays) < 250
+    assert 2.5 < max(delays) <= 3.0
+    assert met(Trouble(lost=1.0, held_until_s=12.5), 1) == [[(2.5, PING, b"payload" * 20)]]
+    assert met(Trouble(lost=1.0, held_until_s=9.0), 1)[0][0][0] == 0.0
+
+
+def test_corrupt_messages_never_read_as_others():
+    kinds = set()
+    for copies in met(Trouble(corrupt=1.0)):
+        for _, header, payload in copies:
+            if header == PING:
+                assert payload != b"payload" * 20
+                kinds.add("short payload" if len(payload) < 140 else "payload")
+            else:
+                assert payload == b"payload" * 20
+                kinds.add("short header" if len(header) < len(PING) else "header")
+                with pytest.raises(wire.ProtocolError):
+                    wire.decode(header)
+    assert kinds == {"payload", "short payload", "header", "short header"}
+
+
+def test_every_policy_is_drawn():
+    names = [World(seed, journal=False).name for seed in range(300)]
+    assert set(names) == set(POLICIES)
+    assert names.count("exact") > 120
+    assert POLICIES["exact"][0] is EXACT

@@ -1,0 +1,232 @@
+"""The simulator's disk: what it forgets, and what it must not."""
+
+import errno
+from random import Random
+
+import pytest
+
+from edgeasync.simulation.disk import SECTOR_BYTES, SimulatedDisk
+
+
+def written(disk, name, *parts, sync=True):
+    file = disk.create(name)
+    file.write(parts)
+    if sync:
+        file.sync()
+    return file
+
+
+def test_it_holds_what_was_written():
+    disk = SimulatedDisk()
+    file = written(disk, "b", b"one", memoryview(b"two"), sync=False)
+    file.write([b"!"])
+    written(disk, "a", b"")
+    assert disk.names() == ["a", "b"]
+    assert disk.read("b") == b"onetwo!"
+    assert (disk.size("a"), disk.size("b"), disk.used_bytes) == (0, 7, 7)
+    disk.truncate("b", 3)
+    disk.rename("b", "c")
+    disk.remove("a")
+    assert disk.names() == ["c"]
+    assert disk.read("c") == b"one"
+    for act in (disk.read, disk.size, disk.remove):
+        with pytest.raises(FileNotFoundError):
+            act("a")
+
+
+def test_a_closed_file_takes_nothing():
+    disk = SimulatedDisk()
+    file = written(disk, "a", b"x")
+    file.close()
+    file.close()
+    with pytest.raises(OSError) as raised:
+        file.write([b"y"])
+    assert raised.value.errno == errno.EBADF
+    file = written(disk, "b", b"x")
+    disk.crash()
+    with pytest.raises(OSError):
+        file.sync()
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_what_was_synced_outlives_a_power_cut(seed):
+    random = Random(seed)
+    disk = SimulatedDisk(seed)
+    file = written(disk, "a", random.randbytes(random.randint(0, 2000)))
+    disk.sync_folder()
+    synced = disk.read("a")
+    file.write([random.randbytes(random.randint(0, 3000))])
+    file.write([random.randbytes(random.randint(0, 3000))])
+    seen = disk.read("a")
+    disk.crash()
+    left = disk.read("a")
+    assert left.startswith(synced)
+    assert len(left) <= len(seen)
+    disk.crash()
+    assert disk.read("a") == left, "what is left is on the disk"
+
+
+def test_a_power_cut_tears_loses_keeps_and_mixes():
+    kinds = set()
+    for seed in range(300):
+        disk = SimulatedDisk(seed)
+        file = written(disk, "a", b"s" * 100)
+        disk.sync_folder()
+        data = Random(seed).randbytes(5 * SECTOR_BYTES)
+        file.write([data[:700]])
+        file.write([data[700:]])
+        disk.crash()
+        left = bytes(disk.read("a"))[100:]
+        if left == data:
+            kinds.add("all")
+        elif not left:
+            kinds.add("nothing")
+        elif data.startswith(left):
+            kinds.add("torn")
+        else:
+            sector = slice(SECTOR_BYTES - 100, 2 * SECTOR_BYTES - 100)
+            lost = left[sector] and left[sector] != data[sector]
+            kinds.add("a later page without an earlier one" if lost and any(left[sector.stop :]) else "pages lost")
+            kinds.add("zeros" if not any(left[sector]) else "garbage")
+    assert kinds >= {
+        "all", "nothing", "torn", "a later page without an earlier one", "pages lost", "zeros", "garbage",
+    }  # fmt: skip
+
+
+def test_any_of_the_names_that_were_not_synced_are_left():
+    outcomes = set()
+    for seed in range(200):
+        disk = SimulatedDisk(seed)
+        written(disk, "old", b"old")
+        disk.sync_folder()
+        written(disk, "new.part", b"new")
+        disk.rename("new.part", "new")
+        disk.remove("old")
+        disk.crash()
+        outcomes.add(tuple(disk.names()))
+        assert all(disk.read(name) == name[:3].encode() for name in disk.names())
+    assert outcomes >= {("old",), ("new", "old"), ("new",), (), ("new.part", "old")}
+
+
+def test_synced_names_outlive_a_power_cut_though_content_need_not():
+    lost = 0
+    for seed in range(50):
+        disk = SimulatedDisk(seed)
+        written(disk, "a.part", b"content", sync=False)
+        disk.rename("a.part", "a")
+        disk.sync_folder()
+        disk.crash()
+        assert disk.names() == ["a"]
+        lost += disk.read("a") != b"content"
+    assert lost > 10
+
+
+def test_a_file_that_is_made_anew_may_be_the_old_one_after_a_power_cut():
+    left = set()
+    for seed in range(100):
+        disk = SimulatedDisk(seed)
+        written(disk, "a", b"old")
+        disk.sync_folder()
+        written(disk, "a", b"new", sync=seed % 2 == 1)
+        disk.crash()
+        content = bytes(disk.read("a"))
+        if seed % 2:
+            assert content == b"new"
+        left.add(content)
+    assert left >= {b"old", b"new", b""}
+
+
+def test_a_full_disk_takes_a_part():
+    disk = SimulatedDisk(capacity_bytes=10)
+    file = written(disk, "a", b"123456")
+    with pytest.raises(OSError) as raised:
+        file.write([b"789", b"abc"])
+    assert raised.value.errno == errno.ENOSPC
+    assert disk.read("a") == b"123456789a"
+    disk.capacity_bytes = 20
+    file.write([b"bc"])
+    assert disk.read("a") == b"123456789abc"
+
+
+def test_a_failed_sync_leaves_in_doubt_what_no_later_one_makes_sure():
+    lost = kept = 0
+    for seed in range(100):
+        disk = SimulatedDisk(seed)
+        file = written(disk, "a", b"first")
+        disk.sync_folder()
+        disk.failing_syncs = 1
+        file.write([b"doubt"])
+        with pytest.raises(OSError) as raised:
+            file.sync()
+        assert raised.value.errno == errno.EIO
+        file.write([b"third"])
+        file.sync()
+        disk.crash()
+        left = bytes(disk.read("a"))
+        assert left.startswith(b"first")
+        assert left.endswith(b"third")
+        kept += left == b"firstdoubtthird"
+        lost += left != b"firstdoubtthird"
+    assert kept > 20
+    assert lost > 10
+
+
+def test_a_failed_write_may_have_written_a_part():
+    sizes = set()
+    for seed in range(50):
+        disk = SimulatedDisk(seed)
+        disk.failing_writes = 1
+        with pytest.raises(OSError):
+            written(disk, "a", b"12345")
+        sizes.add(disk.size("a"))
+    assert sizes == set(range(6))
+
+
+def test_a_disk_that_is_read_only_can_be_read():
+    disk = SimulatedDisk()
+    file = written(disk, "a", b"x")
+    disk.read_only = True
+    acts = (
+        lambda: disk.create("b"),
+        lambda: file.write([b"y"]),
+        file.sync,
+        lambda: disk.truncate("a", 0),
+        lambda: disk.rename("a", "b"),
+        lambda: disk.remove("a"),
+        disk.sync_folder,
+    )
+    for act in acts:
+        with pytest.raises(OSError) as raised:
+            act()
+        assert raised.value.errno == errno.EROFS
+    assert disk.read("a") == b"x"
+    disk.heal()
+    file.write([b"y"])
+    assert disk.read("a") == b"xy"
+
+
+CUT = {1: {b"old"}, 2: {b"old"}, 3: {b"old"}, 4: {b"old", b"new"}, 5: {b"old", b"new"}, 6: {b"new"}}
+
+
+@pytest.mark.parametrize("operation", CUT)
+def test_power_can_fail_in_the_middle_of_anything(operation):
+    """Whatever is done when it fails, a file that is replaced is the old one or the new one."""
+    left = set()
+    for seed in range(40):
+        disk = SimulatedDisk(seed)
+        written(disk, "a", b"old")
+        disk.sync_folder()
+        cuts = []
+        disk.cut_power_at(disk.operations + operation, lambda cuts=cuts: cuts.append(1))
+        written(disk, "a.part", b"new")
+        disk.rename("a.part", "a")
+        disk.sync_folder()
+        written(disk, "b", b"another")
+        assert cuts == [1]
+        assert disk.powerless
+        assert disk.read("a") == b"new", "the dead process sees what it believes"
+        disk.crash()
+        assert not disk.powerless
+        left.add(bytes(disk.read("a")))
+        assert "b" not in disk.names() or operation == 6
+    assert left == CUT[operation]
