@@ -6,6 +6,7 @@ checkpoint written then bridges that.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -227,8 +228,7 @@ class Story:
                 except StorageError as error:
                     troubles.append(str(error))
                     continue
-                earlier = [other.trouble for other in leads if other.last < manifest.journal and other.trouble]
-                self.remarks += troubles + earlier
+                self.remarks += troubles + _earlier_parts([*leads[: leads.index(lead)], lead])
                 return self._open(Chosen(name, manifest, tensors, []))
         if troubles:
             raise StorageError(f"no checkpoint can be used: {' | '.join(troubles)}")
@@ -300,6 +300,8 @@ class _Teller:
     ) -> Update:
         member = self._sender(entry, push)
         outcome, reason = _outcome(effects)
+        if not reason and outcome == "refused" and self._core.stopped:
+            reason = "stopped"
         if repeated:
             outcome = "duplicate"
         weighed = outcome in ("applied", "buffered") or reason in ("stale", "behind", "not_finite", "quarantined")
@@ -401,6 +403,19 @@ def _leads(journal: ReadableDisk, starts: list[tuple[str, Manifest]]) -> list[_L
         leads.append(_Lead([start for start in starts if start[1].journal <= last], last, trouble))
         starts = [start for start in starts if start[1].journal > last]
     return leads
+
+
+def _earlier_parts(leads: list[_Lead]) -> list[str]:
+    """Say of each lead but the last, if it leads anywhere, why it does not lead further."""
+    remarks = []
+    for lead, following in pairwise(leads):
+        first = lead.starts[0][1].journal
+        if lead.last == first:
+            continue  # what came after it was dropped, as is usual
+        name, manifest = following.starts[0]
+        why = f"the hub went on from {name} then" if manifest.journal == lead.last + 1 else lead.trouble
+        remarks.append(f"--until {lead.last} tells an earlier part, from entry {first} on; behind it: {why}")
+    return remarks
 
 
 def _outcome(effects: Sequence[HubEffect]) -> tuple[str, str]:

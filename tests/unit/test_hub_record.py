@@ -1,0 +1,61 @@
+"""The settings that a run's folder keeps, to go on with it from anywhere."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edgeasync.config import convert, read_toml
+from edgeasync.errors import ConfigError, StorageError
+from edgeasync.runtime.graph_model import FORWARD_FILE
+from edgeasync.runtime.hub import RECORD_FILE
+from edgeasync.runtime.hub_settings import HubSettings, read_record
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "hub.toml"
+ONNX = {"model": {"kind": "onnx", "file": "m.onnx"}, "evaluation": {"data": "held-out.npz"}, "hub": {"run": "r"}}
+
+
+def run_folder(path, settings, *, checkpoint=True):
+    path.mkdir(parents=True)
+    (path / RECORD_FILE).write_bytes(settings.record())
+    if checkpoint:
+        (path / "checkpoint-0000000000-0.json").write_bytes(b"{}")  # whether it is whole, the hub will see
+    return path
+
+
+def test_a_record_has_every_setting_with_whole_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = convert(ONNX | {"checkpoint": {"keep": 5, "recovery": "best"}}, HubSettings, where="test")
+    found = convert(msgspec.json.decode(settings.record()), HubSettings, where="test")
+    assert found.model.file == str(tmp_path / "m.onnx")
+    assert found.evaluation.data == str(tmp_path / "held-out.npz")
+    assert found.hub.run == str(tmp_path / "r")
+    assert (found.checkpoint.keep, found.checkpoint.recovery) == (5, "latest"), "one goes back once"
+    assert found.policy == settings.policy
+
+
+def test_the_settings_of_the_example_outlive_it(tmp_path):
+    settings = read_toml(EXAMPLE, HubSettings)
+    found = read_record(run_folder(tmp_path / "run", settings))
+    assert (found.policy, found.local, found.hub.stop) == (settings.policy, settings.local, settings.hub.stop)
+    assert found.hub.run == str(tmp_path / "run")
+
+
+def test_the_model_comes_with_the_folder(tmp_path):
+    run = run_folder(tmp_path / "run", convert(ONNX, HubSettings, where="test"))
+    assert read_record(run).model.file == str(Path("m.onnx").absolute())
+    (run / FORWARD_FILE).write_bytes(b"")
+    assert read_record(run).model.file == str(run / FORWARD_FILE)
+
+
+def test_what_cannot_be_gone_on_with(tmp_path):
+    settings = convert(ONNX, HubSettings, where="test")
+    with pytest.raises(StorageError, match="no checkpoint to go on from; begin by a settings file"):
+        read_record(run_folder(tmp_path / "new", settings, checkpoint=False))
+    run = run_folder(tmp_path / "old", settings)
+    (run / RECORD_FILE).write_bytes(b"{")
+    with pytest.raises(StorageError, match="cannot be read"):
+        read_record(run)
+    (run / RECORD_FILE).write_bytes(b'{"hub": {"colour": "red"}}')
+    with pytest.raises(ConfigError, match="colour"):
+        read_record(run)

@@ -1,0 +1,150 @@
+"""Where the story of a run begins, of folders made by hand; `edgeasync replay` is tested with real runs."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgeasync.core.events import Resumed
+from edgeasync.core.hub import HubCore
+from edgeasync.core.log import write_entry
+from edgeasync.core.model import Model
+from edgeasync.core.published import Publisher
+from edgeasync.core.settings import HubCoreSettings, StopCondition
+from edgeasync.core.state import capture
+from edgeasync.durable.disk import FolderDisk, FolderSnapshot
+from edgeasync.durable.recovery import Rules
+from edgeasync.durable.run import Run
+from edgeasync.durable.story import Story
+from edgeasync.errors import ConfigError, StorageError
+from edgeasync.parameters import Parameter, ParameterSpec
+from edgeasync.policies.policy import Policy
+
+SPEC = ParameterSpec((Parameter("weights", (3,)),))
+RULES = Rules(SPEC, Policy(), HubCoreSettings())
+
+
+def make_core(rules, version, now_s, sessions):
+    return HubCore(
+        spec=rules.spec, training={}, judgement=rules.judgement, settings=rules.settings, version=version,
+        make_session=sessions, now_s=now_s,
+    )  # fmt: skip
+
+
+def start(path, rules=RULES, lineage="0" * 16):
+    """Open a run as a hub does."""
+    run = Run(FolderDisk(path), rules)
+    run.open(
+        make_core,
+        lambda: (np.zeros(3, np.float32), 0),
+        lineage=lineage,
+        draw_session=lambda: bytes(16),
+        created_s=0.0,
+    )
+    return run
+
+
+def go_on(run, lineages):
+    """Journal starts of a hub: events that need no device."""
+    writer = run.writer()
+    for lineage in lineages:
+        event = Resumed(lineage)
+        run.core.handle(event, 1.0)
+        writer.append([(write_entry(event, 1.0, [], run.core.version, b""), None)])
+    writer.close()
+    return writer.next_number - 1
+
+
+def told(path, **options):
+    """Return the lineages that a story tells of, its remarks and its end."""
+    story, lines = Story(path, **options), []
+    try:
+        story.tell(lambda line: lines.append(line) is None)
+        return [line.lineage[0] for line in lines], story.remarks, story.summary()
+    finally:
+        story.close()
+
+
+def lineages(letters):
+    return [letter * 16 for letter in letters]
+
+
+def test_a_branch_begins_the_story_anew_and_the_earlier_part_can_still_be_told(tmp_path):
+    assert go_on(start(tmp_path), lineages("abc")) == 3
+    stop = StopCondition(updates=7)
+    other = Rules(SPEC, Policy(), HubCoreSettings(stop=stop))
+    assert go_on(start(tmp_path, other), lineages("de")) == 6, "number 4 is the branch's checkpoint's"
+    found, remarks, summary = told(tmp_path)
+    assert (found, summary["entry"], summary["lineage"]) == (["d", "e"], 6, "e" * 16)
+    (remark,) = remarks
+    assert remark.startswith("--until 3 tells an earlier part, from entry 0 on; behind it: the hub went on from ")
+    found, remarks, summary = told(tmp_path, until=3)
+    assert (found, remarks, summary["lineage"]) == (["a", "b", "c"], [], "c" * 16)
+    assert told(tmp_path, until=0)[0] == []
+    with pytest.raises(ConfigError, match="leads to entry 6 and no further"):
+        Story(tmp_path, until=7)
+
+
+def test_of_one_number_the_journal_follows_the_newest_checkpoint(tmp_path):
+    run = start(tmp_path)
+    core, model = run.core, Model(SPEC, np.ones(3, np.float32), 5, RULES.judgement)
+    core.judge._version = 5
+    run.save(capture(core, model, Publisher(SPEC, model, RULES.settings.codec), 0, 2.0), 0.0)
+    again = start(tmp_path)
+    assert again.core.version == 5
+    go_on(again, lineages("a"))
+    story = Story(tmp_path)
+    story.close()
+    assert (story.beginning.entry, story.beginning.version) == (0, 5)
+    assert told(tmp_path)[0] == ["a"]
+
+
+def test_what_was_dropped_is_gone(tmp_path):
+    run = start(tmp_path)
+    last = go_on(run, lineages("ab"))
+    run.save(capture(run.core, run.model, run.publisher, last, 2.0), 0.0)
+    (segment,) = tmp_path.glob("journal-*")
+    segment.unlink()
+    found, remarks, summary = told(tmp_path)
+    assert (found, remarks, summary["entry"]) == ([], [], 2)
+    with pytest.raises(ConfigError, match="not to be had any more; the story begins behind entry 2"):
+        Story(tmp_path, until=1)
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path):
+    run = start(tmp_path)
+    last = go_on(run, lineages("ab"))
+    run.save(capture(run.core, run.model, run.publisher, last, 2.0), 0.0)
+    first = tmp_path / "checkpoint-0000000000-0.safetensors"
+    first.write_bytes(first.read_bytes()[:-1])
+    found, remarks, summary = told(tmp_path)
+    assert (found, summary["entry"]) == ([], 2)
+    assert "checkpoint-0000000000-0.safetensors: has" in remarks[0]
+    with pytest.raises(StorageError, match=r"has \d+ bytes, not"):
+        Story(tmp_path, checkpoint="checkpoint-0000000000-0")
+
+
+def test_a_snapshot_stays_as_it_was(tmp_path):
+    path = tmp_path / "one"
+    path.write_bytes(b"before")
+    snapshot = FolderSnapshot(tmp_path, ["one", "gone"])
+    with path.open("ab") as file:
+        file.write(b" and after")
+    assert bytes(snapshot.read("one")) == b"before"
+    path.unlink()
+    assert (snapshot.names(), snapshot.size("one")) == (["one"], 6)
+    assert bytes(snapshot.read("one", 4, 100)) == b"re"
+    assert bytes(snapshot.read("one", 100)) == b""
+    count = len(list(Path("/proc/self/fd").iterdir()))
+    snapshot.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == count - 1
+
+
+def test_another_end_of_training_is_not_reached_yet(tmp_path):
+    """A run that ended by its accuracy goes on when more is asked for."""
+    run = start(tmp_path)
+    run.core.judge.progress.reached = "accuracy 91% is at least 90%"
+    run.save(capture(run.core, run.model, run.publisher, 0, 2.0), 0.0)
+    assert start(tmp_path).core.judge.progress.reached
+    more = Rules(SPEC, Policy(), HubCoreSettings(stop=StopCondition(loss=0.1)))
+    assert not start(tmp_path, more).core.judge.progress.reached
