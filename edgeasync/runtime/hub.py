@@ -161,6 +161,12 @@ class Hub:
             keep_files(self.model_file.parent, self._graph, self._forward)
         if self._record is not None:
             keep_file(self.model_file.parent / RECORD_FILE, self._record)
+        if not self.model_file.exists():
+            self._save_model(self._run.model.current, self._run.core.lineage)
+
+    def _save_model(self, snapshot: Snapshot, lineage: str) -> None:
+        """Write the model by itself; raises `StorageError`."""
+        save_model(self.model_file, self.spec, snapshot.vector, lineage=lineage, version=snapshot.number)
 
     def _begin(self) -> tuple[Vector, int]:
         """Return the model that a run without checkpoints begins with."""
@@ -335,13 +341,7 @@ class Hub:
             covered, trouble = 0, ""
             try:
                 covered = self._run.save(state, time.time())
-                save_model(
-                    self.model_file,
-                    self.spec,
-                    state.snapshot.vector,
-                    lineage=state.lineage,
-                    version=state.snapshot.number,
-                )
+                self._save_model(state.snapshot, state.lineage)
             except (OSError, StorageError) as error:
                 trouble = str(error)
             self._loop.call_soon_threadsafe(self._guard, partial(self._saved, covered, trouble))
