@@ -46,6 +46,8 @@ def run_hub(config: Path | None, flags: Flags, printer: Printer) -> None:
 
     def on_progress() -> None:
         nonlocal seen
+        if not hub.recovered:
+            return
         counts = count_progress(hub.core)
         if counts == seen:
             return

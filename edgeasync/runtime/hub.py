@@ -1,6 +1,7 @@
 """The hub's shell: a ROUTER socket on an event loop, the run's folder, and threads for what takes long."""
 
 import asyncio
+import math
 import os
 import secrets
 import time
@@ -115,8 +116,13 @@ class Hub:
         self._timer_at_s = 0.0
 
     @property
+    def recovered(self) -> bool:
+        """Whether the run's folder has been read, so that there is a `core`."""
+        return self._opened
+
+    @property
     def core(self) -> HubCore:
-        """The hub's decisions and counters; there once `run` has begun."""
+        """The hub's decisions and counters."""
         return self._exchange.core
 
     async def run(self) -> str:
@@ -203,6 +209,8 @@ class Hub:
             try:
                 self.report(Report("listening", detail=self.address))
                 self._resume()
+                if self._stopping:
+                    self.request_stop()
                 self._schedule_tick()
                 reason = await self._done
             finally:
@@ -284,7 +292,9 @@ class Hub:
                 return
             self._timer.cancel()
         self._timer_at_s = due_s
-        self._timer = self._loop.call_later(max(0.0, due_s - self._now_s()), self._tick)
+        self._timer = None
+        if due_s < math.inf:
+            self._timer = self._loop.call_later(max(0.0, due_s - self._now_s()), self._tick)
 
     def _tick(self) -> None:
         self._timer = None
