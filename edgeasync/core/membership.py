@@ -183,6 +183,8 @@ class Membership:
             event = "joined"
         else:
             event = self._readmit(member, hello, peer, now_s)
+            if member.state == "quarantined":
+                member.strikes = 0
         member.profile = hello.profile
         member.piece_bytes_max = hello.piece_bytes_max
         member.history.examples = hello.profile.examples
@@ -330,7 +332,6 @@ class Membership:
                     f"{member.device_id} sent too much that is malformed; see the hub's events",
                     member.quarantined_until_s - now_s,
                 )
-            member.strikes = 0
         if hello.state_id != member.state_id:
             self._replace_state(member, hello, now_s)
             return "rejoined"

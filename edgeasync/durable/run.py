@@ -41,6 +41,7 @@ class Run:
         self._store = CheckpointStore(disk, rules.settings.checkpoint.keep)
         self._segments: list[Segment] = []
         self._last = 0
+        self._software = ""
 
     def open(
         self,
@@ -57,6 +58,7 @@ class Run:
         What the journal does not lead to is in a checkpoint, dated `created_s`, before this returns. Raises
         `StorageError`, and `ModelMismatchError` if the folder is another model's.
         """
+        self._software = f"edgeasync {installed_version('edgeasync')}"
         rules = self._rules
         recovery = rules.settings.checkpoint.recovery
         found = recover(
@@ -91,7 +93,7 @@ class Run:
         """
         evaluation = state.evaluation
         manifest = Manifest(
-            software=f"edgeasync {installed_version('edgeasync')}",
+            software=self._software,
             fingerprint=self._rules.spec.fingerprint,
             lineage=state.lineage,
             version=state.snapshot.number,
