@@ -243,6 +243,8 @@ class Membership:
             if not connected:
                 member.peer = b""
                 member.waiting = False
+            if member.live and not connected:
+                member.state = "joining"  # its session may be newer than what is known of it here
         if not connected:
             self._by_peer.clear()
 
