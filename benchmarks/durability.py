@@ -5,6 +5,7 @@ with a journal, and the one without, as in the exchange benchmark. What the disk
 measured between them.
 """
 
+import itertools
 import multiprocessing
 import statistics
 import tempfile
@@ -130,7 +131,7 @@ def run_saves(case: Case, results: Results, folder: str, *, rounds: int, quick: 
             show_progress(f"checkpoints, {case.name}: round {number + 1} of {rounds}")
             for name in servers:
                 measured[name].append(bench.measure(name, 0.25 * window_s, window_s))
-            taken_s.append(_last_save_s(f"{bench.folder}/saving"))
+            taken_s.append(_save_s(f"{bench.folder}/saving"))
     results.ratios[f"{case.name} saving / not"] = round(
         paired_ratio(measured["saving"], measured["not saving"]), 3
     )
@@ -159,10 +160,10 @@ def _between(before: dict[str, Any], after: dict[str, Any], folder: str, seconds
     return Journaled(updates, entries, nbytes, syncs, write_and_sync_s(folder, nbytes // syncs, seconds))
 
 
-def _last_save_s(run: str) -> float:
-    """Return how long the last checkpoint but one took: the last began as soon as it was written."""
-    last, before, *_ = CheckpointStore(FolderDisk(Path(run)), 2).manifests()[0]
-    return last[1].created_s - before[1].created_s
+def _save_s(run: str) -> float:
+    """Return how long a checkpoint takes: the next one begins as soon as it is written."""
+    begun_s = [manifest.created_s for _, manifest in CheckpointStore(FolderDisk(Path(run)), 3).manifests()[0]]
+    return min(later - earlier for later, earlier in itertools.pairwise(begun_s))  # one may hold a pause
 
 
 def main() -> None:

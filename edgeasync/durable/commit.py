@@ -1,7 +1,7 @@
 """Group commit: one sync for all entries that came in while the one before was under way.
 
-The first entry after a pause waits until the loop has taken in what came with it. Else it would be synced alone, and
-the others, having waited for that, would be answered so late that the next sync had only half of all devices.
+A write begins only when the loop has taken in what is there already. Else the first entry would be synced alone,
+the others after it, and each sync would have about half of the devices in it.
 """
 
 from collections.abc import Callable
@@ -70,7 +70,7 @@ class GroupCommit:
             self.commit()
 
     def commit(self) -> None:
-        """Make every entry so far durable as soon as can be: with those of the messages that are there already."""
+        """Make every entry so far durable as soon as can be, with those of messages that are there already."""
         self._wanted = self.last
         if not (self._due or self._writing or self.failing):
             self._due = True

@@ -16,9 +16,6 @@ from edgeasync.protocol.wire import Buffer
 PARTS_MAX = 512
 """Buffers that one system call may be given; POSIX promises 16, Linux and macOS take 1024."""
 
-STEP_BYTES = 16 << 20
-"""Longer content is synced in steps: a hundred megabytes at once would hold up everybody else's syncs."""
-
 FORGET_BYTES = 1 << 18
 """So many synced bytes at a time the system is told to forget: they are hardly ever read, and its memory is better
 used again at once, for the next ones."""
@@ -77,35 +74,24 @@ class _FolderFile:
         self._nbytes = self._forgotten_bytes = 0
 
     def write(self, parts: Sequence[Buffer]) -> None:
-        """Append all parts, however few bytes the system takes at a time; of many, the first are synced already."""
-        together: list[memoryview] = []
-        for part in parts:
-            view = memoryview(part).cast("B")
-            for start in range(0, len(view), STEP_BYTES):
-                together.append(view[start : start + STEP_BYTES])
-                if len(together) == PARTS_MAX or len(together[-1]) == STEP_BYTES:
-                    self._write(together)
-                    together = []
-        self._write(together)
-
-    def _write(self, rest: list[memoryview]) -> None:
+        """Append all parts, however few bytes the system takes at a time."""
+        rest = [memoryview(part).cast("B") for part in parts if len(part)]
         while rest:
-            written = os.writev(self._descriptor, rest)
+            written = os.writev(self._descriptor, rest[:PARTS_MAX])
             self._nbytes += written
             while written:
                 if written < len(rest[0]):
                     rest[0] = rest[0][written:]
                     break
                 written -= len(rest.pop(0))
-        if self._nbytes - self._forgotten_bytes >= STEP_BYTES:
-            self.sync()
 
     def sync(self) -> None:
         """Sync content and length, not the times."""
         getattr(os, "fdatasync", os.fsync)(self._descriptor)
         synced_bytes = self._nbytes - self._forgotten_bytes
         if synced_bytes >= FORGET_BYTES and hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._descriptor, self._forgotten_bytes, synced_bytes, os.POSIX_FADV_DONTNEED)
+            with contextlib.suppress(OSError):  # it is only advice
+                os.posix_fadvise(self._descriptor, self._forgotten_bytes, synced_bytes, os.POSIX_FADV_DONTNEED)
             self._forgotten_bytes = self._nbytes
 
     def close(self) -> None:
