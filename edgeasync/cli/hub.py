@@ -1,5 +1,7 @@
 """`edgeasync hub`."""
 
+import contextlib
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,9 @@ from edgeasync.errors import ConfigError
 from edgeasync.runtime.hub_settings import HubSection, HubSettings
 
 PROGRESS_S = 10.0
+
+FILES_MAX = 1 << 17
+"""More files are never asked for: some systems set aside memory for each that is allowed."""
 
 
 def run_hub(config: Path | None, flags: dict[str, Any], model_flags: dict[str, Any], printer: Printer) -> None:
@@ -34,6 +39,7 @@ def run_hub(config: Path | None, flags: dict[str, Any], model_flags: dict[str, A
     def on_report(report: Report) -> None:
         printer.event(report.event, device=report.device_id, detail=report.detail)
 
+    allow_many_files()
     hub = settings.make_hub(on_report)
     seen: dict[str, float] = {}
 
@@ -72,6 +78,15 @@ def run_hub(config: Path | None, flags: dict[str, Any], model_flags: dict[str, A
         accuracy = "" if best["accuracy"] is None else f", accuracy {best['accuracy']:.2%}"
         shown = f"version {best['version']}, loss {best['loss']:.4g}{accuracy}"
         printer.event("best", detail=f"{shown}, model in {totals['best_model']}")
+
+
+def allow_many_files() -> None:
+    """Let this process open as many files as it may: each device is one, and the usual limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):  # macOS says no to what it calls its limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def count_progress(core: HubCore) -> dict[str, float]:

@@ -10,7 +10,6 @@ import json
 import signal
 import tempfile
 import time
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -52,7 +51,7 @@ class Fleet:
     """A hub and processes of recording agents around one run."""
 
     def __init__(
-        self, commands, *, processes=8, devices=1, policy=EXACT, checkpoint=SELDOM, step_s=STEP_S, run=None
+        self, commands, *, processes=8, devices=1, policy=EXACT, checkpoint=SELDOM, step_s=STEP_S, start=True
     ):
         self.commands = commands
         self.count = processes * devices
@@ -63,7 +62,7 @@ class Fleet:
         self.settings = commands.settings(
             bind=self.address, model=table, more=LIVELINESS + checkpoint + policy
         )  # fmt: skip
-        self.folder = Path(run or commands.folder / "run-hub")
+        self.folder = commands.folder / "run-hub"
         self.stories = Stories(commands.folder, self.count)
         self.hub = None
         self.agents = {}
@@ -72,7 +71,7 @@ class Fleet:
         self._whole = checkpoint == SELDOM
         self._devices = devices
         self._step_s = step_s
-        for number in range(processes):
+        for number in range(processes if start else 0):
             self.start_agents(number)
 
     def start_hub(self, **options):
@@ -117,7 +116,7 @@ class Fleet:
         return replayed
 
     def stop(self):
-        """Stop the hub and check the model it leaves, then the whole history; return models checked and entries."""
+        """Stop the hub; check the model it leaves, and the whole history. Return models checked and entries."""
         self.hub.signal(signal.SIGTERM)
         code = self.hub.wait()
         assert code == 0, str(self.hub)
