@@ -1,7 +1,9 @@
 """Many devices that come and go, and thousands that come at once: how soon each is back, and nothing lost.
 
-python -m tests.integration.crowds churn --processes 20 --devices 10 --turns 20
-python -m tests.integration.crowds joins --count 5000
+The long form, from the root of the repository:
+
+    python -m tests.integration.crowds churn --processes 20 --devices 10 --turns 20
+    python -m tests.integration.crowds joins --count 5000
 """
 
 import argparse
