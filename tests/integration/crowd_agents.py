@@ -105,7 +105,7 @@ class Crowd:
         self.agents = [CrowdAgent(self, number) for number in range(count)]
 
     async def run(self):
-        """Join, say so; then whenever told that connections broke, say when all have joined again."""
+        """Join and have an answer each, say so; and again whenever told that connections broke."""
         for agent in self.agents:
             agent.begin()
             await asyncio.sleep(0)
@@ -136,6 +136,9 @@ class Crowd:
         await _until(lambda: all(agent.joined >= times for agent in self.agents))
         joined_s = sorted(agent.joined_s for agent in self.agents)
         _say("all joined", joined_s=[joined_s[int(share * (len(joined_s) - 1))] for share in (0, 0.5, 0.99, 1)])
+        before = [agent.answered for agent in self.agents]
+        await _until(lambda: all(agent.answered > count for agent, count in zip(self.agents, before, strict=True)))
+        _say("all answered")
 
 
 async def _until(condition):

@@ -76,9 +76,9 @@ def joins(commands, *, count, period_s=None, restarts=1):
         more=f"[liveness]\nheartbeat_s = 5.0\nlease_s = 15.0\n{EXACT}",
     )
     hub, _ = commands.hub(settings)
-    period_s = count / 250 if period_s is None else period_s
+    period_s = count / 1000 if period_s is None else period_s
     crowd = commands.start(address, count, period_s, program=(PROGRAM,))
-    crowd.wait_for("all joined")
+    crowd.wait_for("all answered")
     seen = []
     for restart in range(restarts):
         hub.kill()
@@ -90,6 +90,7 @@ def joins(commands, *, count, period_s=None, restarts=1):
         seen.append([round(listens_s, 2), *[round(at_s - begun_s, 2) for at_s in back]])
         hellos = fetch_status(address, PATIENCE_S)["messages_accepted"]["hello"]
         hub_cpu_s = sum(psutil.Process(hub.pid).cpu_times()[:2])
+        crowd.wait_for("all answered", count=2 + restart)
     crowd.tell("finish")
     said = crowd.wait_for("finished")
     hub.signal(signal.SIGTERM)
