@@ -1,5 +1,7 @@
 """`edgeasync hub`."""
 
+import contextlib
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ from edgeasync.errors import ConfigError
 from edgeasync.runtime.hub_settings import HubSection, HubSettings, read_record
 
 PROGRESS_S = 10.0
+
+FILES_MAX = 1 << 17
+"""More files are never asked for: some systems set aside memory for each that is allowed."""
 
 
 class Flags(msgspec.Struct, frozen=True):
@@ -41,6 +46,7 @@ def run_hub(config: Path | None, flags: Flags, printer: Printer) -> None:
     def on_report(report: Report) -> None:
         printer.event(report.event, device=report.device_id, detail=report.detail)
 
+    allow_many_files()
     hub = settings.make_hub(on_report)
     seen: dict[str, float] = {}
 
@@ -101,6 +107,15 @@ def _resumed(run: Path, config: Path | None, flags: Flags) -> HubSettings:
             "or leave out --resume: a run folder is gone on with in any case"
         )
     return read_record(run)
+
+
+def allow_many_files() -> None:
+    """Let this process open as many files as it may: each device is one, and the usual limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):  # macOS says no to what it calls its limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def count_progress(core: HubCore) -> dict[str, float]:

@@ -78,6 +78,10 @@ WAITING_BYTES_MIN = 64 << 20
 """So much of the log may wait for the disk before updates are refused for now; more with a large model."""
 
 
+HELD_PER_DEVICE = 4
+"""So many answers may wait for the disk, for each device there may be: who listens to them asks for fewer."""
+
+
 class HubExchange:
     """Frames in, frames out. Every call is given the time; none blocks for longer than a small fold."""
 
@@ -98,6 +102,7 @@ class HubExchange:
         self._spec = core.spec
         self._limits = core.settings.limits
         self._waiting_bytes_max = max(WAITING_BYTES_MIN, 4 * core.spec.nbytes)
+        self._held_max = HELD_PER_DEVICE * max(256, self._limits.devices_max)
         self._buffers = BufferPool(payload_bytes_limit(core.spec))
         self._incoming = IncomingTransfers()
         self._outgoing = OutgoingTransfers(int(self._limits.piece_bytes), self._limits.snapshots_max)
@@ -162,11 +167,22 @@ class HubExchange:
 
     def on_failing(self, reason: str) -> None:
         """Take in that the log cannot be written: stand still until it can be."""
+        self._stand_still(reason)
+        if self.core.stopped:
+            self._outbox.abandon()
+
+    def _stand_still(self, reason: str) -> None:
         self._standing_still = True
         detail = f"the run's folder cannot be written: {reason}; no update is taken until it can be"
         self._shell.report(Report("not_writing", detail=detail))
-        if self.core.stopped:
-            self._outbox.abandon()
+
+    def _stand_still_if_overfull(self) -> None:
+        """Take nothing more while too much waits for a disk that hangs: memory would run full instead."""
+        if self._log is None or self._standing_still or self.core.stopped:
+            return
+        waiting_bytes = self._log.bytes_waiting
+        if len(self._outbox) > self._held_max or waiting_bytes > 2 * self._waiting_bytes_max:
+            self._stand_still(f"{waiting_bytes} bytes wait for a disk that does not keep up")
 
     def _take_in(self, event: HubEvent) -> None:
         """Let the core decide, write down what it took in, and carry out what follows."""
@@ -225,6 +241,7 @@ class HubExchange:
             member.link.bytes_up += nbytes
         try:
             message = wire.decode(header)
+            self._stand_still_if_overfull()
             if self._standing_still:
                 self._answer_standing(peer, message, payload)
                 return

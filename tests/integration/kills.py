@@ -1,8 +1,11 @@
 """A hub and its agents, killed again and again under load: every acknowledged update counts once, for ever.
 
-python -m tests.integration.kills --kills 50
-python -m tests.integration.kills --kills 20 --often
-python -m tests.integration.kills --kills 20 --default-policy
+The long form, from the root of the repository:
+
+    python -m tests.integration.kills --kills 50
+    python -m tests.integration.kills --kills 20 --often
+    python -m tests.integration.kills --kills 20 --default-policy
+    python -m tests.integration.kills --kills 10 --often --large
 """
 
 import argparse
@@ -10,7 +13,6 @@ import json
 import signal
 import tempfile
 import time
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -24,6 +26,7 @@ GOES_ON_S = 5.0
 """So soon after a restart every agent has its next answer."""
 
 STEP_S = 0.01
+LARGE = 300_000
 
 EXACT = """
 [policy]
@@ -52,18 +55,27 @@ class Fleet:
     """A hub and processes of recording agents around one run."""
 
     def __init__(
-        self, commands, *, processes=8, devices=1, policy=EXACT, checkpoint=SELDOM, step_s=STEP_S, run=None
+        self,
+        commands,
+        *,
+        processes=8,
+        devices=1,
+        policy=EXACT,
+        checkpoint=SELDOM,
+        step_s=STEP_S,
+        inputs=0,
+        start=True,
     ):
         self.commands = commands
         self.count = processes * devices
         self.address = free_address()
-        model = SoftmaxModel(inputs=self.count, classes=3)  # three places for each device, and three to spare
-        self.spec = model.spec
-        table = f'kind = "softmax"\ninputs = {self.count}\nclasses = 3'
+        inputs = max(inputs, self.count)  # three places for each device, and three to spare
+        self.spec = SoftmaxModel(inputs=inputs, classes=3).spec
+        table = f'kind = "softmax"\ninputs = {inputs}\nclasses = 3'
         self.settings = commands.settings(
             bind=self.address, model=table, more=LIVELINESS + checkpoint + policy
         )  # fmt: skip
-        self.folder = Path(run or commands.folder / "run-hub")
+        self.folder = commands.folder / "run-hub"
         self.stories = Stories(commands.folder, self.count)
         self.hub = None
         self.agents = {}
@@ -72,7 +84,7 @@ class Fleet:
         self._whole = checkpoint == SELDOM
         self._devices = devices
         self._step_s = step_s
-        for number in range(processes):
+        for number in range(processes if start else 0):
             self.start_agents(number)
 
     def start_hub(self, **options):
@@ -117,7 +129,7 @@ class Fleet:
         return replayed
 
     def stop(self):
-        """Stop the hub and check the model it leaves, then the whole history; return models checked and entries."""
+        """Stop the hub; check the model it leaves, and the whole history. Return models checked and entries."""
         self.hub.signal(signal.SIGTERM)
         code = self.hub.wait()
         assert code == 0, str(self.hub)
@@ -170,6 +182,7 @@ def kill_hubs(commands, kills, *, agent_kills=True, seed=1, **options):
         "listens_s": quantiles(listens_s),
         "first_answer_s": quantiles(first_s),
         "all_answered_s": quantiles(all_s),
+        "all_answered_after_listening_s": quantiles(np.subtract(all_s, listens_s)),
         "killed_agents_answered_s_max": round(max(rejoins_s, default=0.0), 3),
     }
 
@@ -186,10 +199,12 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--often", action="store_true", help="with checkpoints under way at any time")
     parser.add_argument("--default-policy", action="store_true", help="and default codecs: no sums to be checked")
+    parser.add_argument("--large", action="store_true", help="a model of 3.6 MB: in pieces, folded by a worker")
     asked = parser.parse_args()
+    options = {"inputs": LARGE, "processes": 4, "step_s": 0.1} if asked.large else {}
     policy, checkpoint = "" if asked.default_policy else EXACT, OFTEN if asked.often else SELDOM
     with tempfile.TemporaryDirectory() as folder, Commands(folder) as commands:
-        seen = kill_hubs(commands, asked.kills, seed=asked.seed, policy=policy, checkpoint=checkpoint)
+        seen = kill_hubs(commands, asked.kills, seed=asked.seed, policy=policy, checkpoint=checkpoint, **options)
     assert seen["all_answered_s"][-1] < GOES_ON_S, seen
     print(json.dumps(seen, indent=1))  # noqa: T201
 

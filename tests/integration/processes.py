@@ -42,7 +42,7 @@ class Command:
             [*map(str, under), sys.executable, *program, *map(str, arguments)],
             cwd=folder,
             env=environment(folder),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -74,6 +74,11 @@ class Command:
         """Return the names of the events so far."""
         return [event["event"] for event in self.events[since:]]
 
+    def tell(self, line):
+        """Write a line to its standard input."""
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
     def signal(self, number):
         """Send a signal."""
         self._process.send_signal(number)
@@ -104,6 +109,7 @@ class Command:
         self._process.wait()
         for reader in self._readers:
             reader.join(PATIENCE_S)
+        self._process.stdin.close()
         self._process.stdout.close()
         self._process.stderr.close()
 

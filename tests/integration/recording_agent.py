@@ -21,6 +21,8 @@ import zmq
 from edgeasync import Agent, DeviceFolder, StepResult
 
 PLACES = 3
+GROUPS = 100
+"""Of a crowd, devices with the same number modulo this share their places of the model."""
 
 
 def shares_of(k):
@@ -99,7 +101,8 @@ async def run(hub, folder, first, last, step_s):
     context = zmq.Context(io_threads=1)
     context.set(zmq.MAX_SOCKETS, 16_000)
     devices = [Device(hub, folder, number, step_s, context) for number in range(first, last)]
-    print(json.dumps({"event": "started"}), flush=True)
+    sys.stdout.write('{"event": "started"}\n')
+    sys.stdout.flush()
     await asyncio.gather(*[device.agent.run() for device in devices])
     context.destroy()
 

@@ -98,7 +98,7 @@ class Stories:
         return sum(len(story.applied) for story in self.all)
 
     def check_model(self, vector):
-        """Raise `AssertionError` unless the model is the sum of the acknowledged updates, and of some unanswered."""
+        """Raise `AssertionError` unless the model is the sum of all acknowledged updates and some unanswered."""
         values = np.asarray(vector, np.float64).reshape(-1)
         for story in self.all:
             assert not story.rejected, f"{story.name}: {len(story.rejected)} updates were rejected"
@@ -112,7 +112,7 @@ class Stories:
             )
             assert left in _sums(story.open), (
                 f"{story.name}: of {len(story.applied)} acknowledged updates and {story.open} without an answer, "
-                f"the sums are {counted.tolist()}, and the model has {found.tolist()}: one was lost, or counted twice"
+                f"the sums are {counted.tolist()}, and the model has {found.tolist()}: lost, or counted twice"
             )
 
     def check_versions(self, known, *, every=True):
@@ -181,7 +181,7 @@ def _make_core(rules, version, now_s, sessions):
 
 
 def copy_of(folder, scratch, *, beside=False):
-    """Copy a run's folder that nobody writes to, in place of an earlier copy or beside what that has; return it."""
+    """Copy a run's folder that nobody writes to, over an earlier copy or beside what that has; return it."""
     if not beside:
         shutil.rmtree(scratch, ignore_errors=True)
     return shutil.copytree(folder, scratch, dirs_exist_ok=beside)

@@ -1,4 +1,4 @@
-"""Disks that fail, fill up or become read-only: the hub says so, waits, and goes on; nothing acknowledged is lost."""
+"""Disks that fail, fill up or become read-only: the hub says so and waits; nothing acknowledged is lost."""
 
 import signal
 import time
@@ -46,7 +46,7 @@ def assert_waits(fleet, since=0):
 
 
 def assert_goes_on(fleet, since=0):
-    """Wait until the hub writes again and every device has an answer; nobody was lost, or had to say hello anew."""
+    """Wait until the hub writes again and all have answers; nobody was lost, or had to say hello anew."""
     fleet.hub.wait_for("writing", since=since)
     fleet.wait_for_answers(3)
     assert not fetch_status(fleet.address, PATIENCE_S)["disk_trouble"]
