@@ -327,13 +327,12 @@ class Membership:
         assert all(device_id in self._watched for device_id, member in self.members.items() if member.live)
 
     def _readmit(self, member: Member, hello: Hello, peer: Peer, now_s: float) -> str:
-        if member.state == "quarantined":
-            if now_s < member.quarantined_until_s:
-                raise RefusalError(
-                    "quarantined",
-                    f"{member.device_id} sent too much that is malformed; see the hub's events",
-                    member.quarantined_until_s - now_s,
-                )
+        if member.state == "quarantined" and now_s < member.quarantined_until_s:
+            raise RefusalError(
+                "quarantined",
+                f"{member.device_id} sent too much that is malformed; see the hub's events",
+                member.quarantined_until_s - now_s,
+            )
         if hello.state_id != member.state_id:
             self._replace_state(member, hello, now_s)
             return "rejoined"

@@ -270,7 +270,9 @@ class CheckpointStore:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise StorageError(f"{name}{_MANIFEST}: damaged ({error}); {_REMEDY}") from error
         unsealed = msgspec.structs.replace(manifest, seal="")
-        if manifest.seal != _seal(unsealed) or (manifest.journal, manifest.version) != _age(name)[:2]:
+        # A damaged name of a field that has a default would pass for one that is not there.
+        sound = manifest.seal == _seal(unsealed) and msgspec.json.encode(manifest) == content
+        if not sound or (manifest.journal, manifest.version) != _age(name)[:2]:
             raise StorageError(f"{name}{_MANIFEST}: damaged (it is not what was written); {_REMEDY}")
         return manifest
 

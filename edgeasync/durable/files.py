@@ -10,15 +10,17 @@ import os
 from pathlib import Path
 
 from edgeasync.errors import StorageError
+from edgeasync.protocol.wire import Buffer
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write `content` to `path` atomically; raises `StorageError`."""
+def replace_file(path: Path, *content: Buffer) -> None:
+    """Write the parts of `content` to `path` atomically; raises `StorageError`."""
     temporary = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
-            file.write(content)
+            for part in content:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -30,7 +30,9 @@ class _Place(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-def tensor_parts(tensors: Mapping[str, npt.NDArray[np.float32] | npt.NDArray[np.uint8]]) -> list[memoryview]:
+def tensor_parts(
+    tensors: Mapping[str, npt.NDArray[np.float32] | npt.NDArray[np.uint8]], metadata: dict[str, str] | None = None
+) -> list[memoryview]:
     """Return the parts of a safetensors file: the header, and each array's memory as bytes.
 
     Arrays are ordered by dtype and name, so that float32 ones are aligned wherever the file is. One that is not
@@ -45,7 +47,7 @@ def tensor_parts(tensors: Mapping[str, npt.NDArray[np.float32] | npt.NDArray[np.
         places[name] = _Place(_NAMES[tensor.dtype], tensor.shape, (start, start + part.nbytes))
         parts.append(part)
         start += part.nbytes
-    header = msgspec.json.encode(places)
+    header = msgspec.json.encode(places if metadata is None else {_METADATA: metadata} | places)
     header += b" " * (-len(header) % 8)
     return [memoryview(_LENGTH.pack(len(header)) + header), *parts]
 

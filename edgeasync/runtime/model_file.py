@@ -9,6 +9,7 @@ import safetensors.numpy
 
 from edgeasync.core.events import Evaluated
 from edgeasync.durable.files import replace_file
+from edgeasync.durable.tensors import tensor_parts
 from edgeasync.errors import ModelMismatchError, StorageError
 from edgeasync.parameters import ParameterSpec, Vector
 
@@ -31,7 +32,7 @@ def save_model(
         metadata["loss"] = repr(evaluation.loss)
         if evaluation.accuracy is not None:
             metadata["accuracy"] = repr(evaluation.accuracy)
-    replace_file(path, safetensors.numpy.save(dict(spec.views(vector)), metadata))
+    replace_file(path, *tensor_parts(spec.views(vector), metadata))
 
 
 def read_arrays(path: Path) -> dict[str, npt.NDArray[np.float32]]:
