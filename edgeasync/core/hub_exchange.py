@@ -122,6 +122,8 @@ class HubExchange:
         self._now_s = 0.0
         self._standing_still = self._saving = False
         self._bytes_covered = 0
+        # A checkpoint is a few models long: it must not be written for every few updates.
+        self._journal_bytes_max = max(core.settings.checkpoint.journal_bytes_max, 8 * core.spec.nbytes)
 
     def next_deadline_s(self) -> float:
         """Return when `tick` is next due; never, once stopped or while the core stands still."""
@@ -162,7 +164,7 @@ class HubExchange:
             self._take_in(Resumed())
         self._outbox.release()
         since = self._log.bytes_appended - self._bytes_covered
-        if since > self.core.settings.checkpoint.journal_bytes_max and not self._saving:
+        if since > self._journal_bytes_max and not self._saving:
             self.save()
 
     def on_failing(self, reason: str) -> None:

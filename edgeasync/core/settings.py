@@ -79,7 +79,7 @@ class CheckpointSettings(Section, frozen=True):
     """`[checkpoint]`: how often a hub's whole state is written, how many are kept, and which one it goes on from.
 
     `every` is a number of updates, or of seconds, minutes or hours; nothing is written while nothing changes. One
-    is also written when the journal is over `journal_bytes_max`, and at the end.
+    is also written when so much was journaled since as `journal_bytes_max`, or eight models, and at the end.
     """
 
     every: str = "1 minute"
