@@ -1,7 +1,12 @@
 """Fixtures of the tests with real processes."""
 
+import os
+import shutil
+import subprocess
+
 import pytest
 
+from tests.integration.faults import SmallDisk
 from tests.integration.processes import Commands
 
 
@@ -9,3 +14,18 @@ from tests.integration.processes import Commands
 def commands(tmp_path):
     with Commands(tmp_path) as commands:
         yield commands
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Yield a disk of 4 MiB for a hub's run, where this process may mount one."""
+    if os.geteuid() or not shutil.which("mount"):
+        pytest.skip("only root may mount a disk to fill")
+    try:
+        disk = SmallDisk(tmp_path / "run-hub", "4m")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no disk to fill can be mounted here: {error.stderr.decode().strip()}")
+    try:
+        yield disk
+    finally:
+        disk.close()

@@ -76,18 +76,3 @@ class SmallDisk:
     @staticmethod
     def _call(*command):
         subprocess.run([str(part) for part in command], check=True, capture_output=True)
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """Yield a disk of 4 MiB for a hub's run, where this process may mount one."""
-    if os.geteuid() or not shutil.which("mount"):
-        pytest.skip("only root may mount a disk to fill")
-    try:
-        disk = SmallDisk(tmp_path / "run-hub", "4m")
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"no disk to fill can be mounted here: {error.stderr.decode().strip()}")
-    try:
-        yield disk
-    finally:
-        disk.close()

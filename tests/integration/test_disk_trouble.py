@@ -7,11 +7,9 @@ import pytest
 
 from edgeasync.errors import StorageError
 from edgeasync.runtime.status import fetch_status
-from tests.integration.faults import injecting, needs_strace, small_disk
+from tests.integration.faults import injecting, needs_strace
 from tests.integration.kills import Fleet
 from tests.integration.processes import PATIENCE_S, status_when
-
-__all__ = ["small_disk"]
 
 pytestmark = pytest.mark.process
 
