@@ -226,7 +226,9 @@ class HubCore:
     # -- joining and leaving ---------------------------------------------------------------------------------
 
     def _hello(self, peer: Peer, hello: Hello, now_s: float, effects: list[HubEffect]) -> None:
-        if self._strangers.strikes(peer) >= self.settings.limits.strikes_max:
+        # What is noted of strangers is not written down, so it must not decide what becomes of a member.
+        stranger = self.members.by_peer(peer) is None
+        if stranger and self._strangers.strikes(peer) >= self.settings.limits.strikes_max:
             raise RefusalError("quarantined", "this connection sent too much that is malformed")
         check_hello(hello, self.spec)
         known = self.members.members.get(hello.device_id)
