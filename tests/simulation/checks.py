@@ -86,7 +86,7 @@ class Checks:
         device_id = event.peer.partition(b"#")[0].decode()
         waiting = self._waiting(hub.core)
         mark = self.memory.handles[event.handle] = self._marks[device_id, push.checksum]
-        return mark, waiting
+        return mark, waiting, hub.core.duplicates
 
     def after_event(self, hub, event, before, effects):
         for effect in effects:
@@ -94,7 +94,7 @@ class Checks:
                 self._forgotten(effect.device_id)
         if before is None:
             return
-        mark, waiting = before
+        mark, waiting, duplicates = before
         member = hub.core.members.by_peer(event.peer)
         memory = self.memory
         if any(isinstance(effect, Restore) for effect in effects):
@@ -106,7 +106,7 @@ class Checks:
         known = memory.decided.get(key)
         if known is not None and known != (mark, first):
             assert key not in memory.acknowledged, f"push {key} was answered {known}, and is now {(mark, first)}"
-        if known != (mark, first) and hub.log is not None:
+        if hub.core.duplicates == duplicates and hub.log is not None:
             memory.entries[key] = hub.log.last + 1
         memory.decided[key] = (mark, first)
 
