@@ -115,7 +115,9 @@ class HubCore:
         """Return when `tick` is next due, never once stopped; it may be called at any time."""
         if self.stopped:
             return math.inf
-        due = [self.save_at_s, self.stop_at_s]
+        due = [self.stop_at_s]
+        if self.version != self.saved_version:
+            due.append(self.save_at_s)
         if (lease := self.members.next_deadline_s()) is not None:
             due.append(lease)
         if (fold := self.judge.due_s(math.inf, self.members.live_count)) is not None:
@@ -132,7 +134,8 @@ class HubCore:
             self._lose(member, f"nothing heard for {silence:.1f} s", effects)
         self._fold_if_due(now_s, effects)
         self._answer_waiting(now_s, effects, room=room)
-        if now_s >= self.save_at_s:
+        # What a tick does without an effect is not written down, so without a new version this stays as it is.
+        if now_s >= self.save_at_s and self.version != self.saved_version:
             self.save_at_s = now_s + self.settings.checkpoint.every_s
             self._save(effects)
         self._stop_if_enough(now_s, effects)

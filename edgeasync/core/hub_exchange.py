@@ -43,7 +43,7 @@ from edgeasync.core.events import (
 from edgeasync.core.hub import HubCore
 from edgeasync.core.hub_shell import HubShell
 from edgeasync.core.incoming import IncomingTransfers
-from edgeasync.core.line import InLine, Line
+from edgeasync.core.line import InLine, Line, saving_last
 from edgeasync.core.log import Log, write_entry
 from edgeasync.core.membership import Member, Owner
 from edgeasync.core.model import Model, Update
@@ -393,7 +393,7 @@ class HubExchange:
     # -- effects out -----------------------------------------------------------------------------------------
 
     def _execute(self, effects: list[HubEffect]) -> None:
-        for effect in effects:
+        for effect in saving_last(effects):
             match effect:
                 case Send():
                     self._send(effect.peer, effect.message)

@@ -9,9 +9,11 @@ from edgeasync.core.effects import (
     Assign,
     Evaluate,
     Fold,
+    HubEffect,
     Keep,
     Publish,
     Restore,
+    Save,
     SaveBest,
     Stop,
 )  # fmt: skip
@@ -30,6 +32,16 @@ Result = TypeVar("Result")
 
 INLINE_BYTES_MAX = 2 << 20
 """Models up to this size are folded at once: that takes less time than handing them over and back."""
+
+
+def saving_last(effects: list[HubEffect]) -> list[HubEffect]:
+    """Return the effects with a `Save` behind all others but a `Stop`.
+
+    It writes down the core as it is after the whole event, so what the event makes of the model comes first.
+    """
+    if not any(isinstance(effect, Save) for effect in effects):
+        return effects
+    return sorted(effects, key=lambda effect: isinstance(effect, Save) + 2 * isinstance(effect, Stop))
 
 
 class Line:

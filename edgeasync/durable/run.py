@@ -11,7 +11,7 @@ from edgeasync.core.replay import Sessions
 from edgeasync.core.state import HubState, capture
 from edgeasync.durable.checkpoint import CheckpointStore, Manifest
 from edgeasync.durable.disk import Disk
-from edgeasync.durable.journal import JournalWriter, Segment
+from edgeasync.durable.journal import SEGMENT_BYTES_MAX, JournalWriter, Segment
 from edgeasync.durable.recovery import MakeCore, OnEntry, Rules, recover
 from edgeasync.errors import StorageError
 from edgeasync.parameters import Vector
@@ -31,7 +31,7 @@ class Run:
     model: Model
     publisher: Publisher
 
-    def __init__(self, disk: Disk, rules: Rules) -> None:
+    def __init__(self, disk: Disk, rules: Rules, segment_bytes_max: int = SEGMENT_BYTES_MAX) -> None:
         self.now_s = 0.0
         self.entries = 0
         self.checkpoint = ""
@@ -40,6 +40,7 @@ class Run:
         self._rules = rules
         self._store = CheckpointStore(disk, rules.settings.checkpoint.keep)
         self._segments: list[Segment] = []
+        self._segment_bytes_max = segment_bytes_max
         self._last = 0
         self._software = ""
 
@@ -84,7 +85,7 @@ class Run:
 
     def writer(self) -> JournalWriter:
         """Return what writes the journal on from here."""
-        return JournalWriter(self._disk, self._last + 1, self._segments)
+        return JournalWriter(self._disk, self._last + 1, self._segments, self._segment_bytes_max)
 
     def save(self, state: HubState, created_s: float) -> int:
         """Write a checkpoint, dated `created_s` by the wall clock; raises `OSError`.

@@ -4,6 +4,7 @@ import errno
 import os
 from collections.abc import Callable, Sequence
 from random import Random
+from typing import NamedTuple
 
 from edgeasync.durable.disk import File
 from edgeasync.protocol.wire import Buffer
@@ -56,6 +57,14 @@ class _Content:
         before.before = self.before
         self.seen, self.synced, self.doubtful, self.before = bytearray(), 0, [], before
 
+    def copy(self) -> "_Content":
+        """Return the same once more."""
+        copy = _Content()
+        copy.seen += self.seen
+        copy.synced, copy.doubtful = self.synced, list(self.doubtful)
+        copy.before = None if self.before is None else self.before.copy()
+        return copy
+
     def after_power_cut(self, random: Random) -> "_Content":
         """Return what is left."""
         if self.before is not None and random.random() < 0.5:
@@ -89,6 +98,18 @@ class _Change:
 
     def __init__(self, **names: _Content | None) -> None:
         self.names = names
+
+
+class DiskCopy(NamedTuple):
+    """All that is on a `SimulatedDisk` at one moment, synced or not."""
+
+    names: dict[str, _Content]
+    synced_names: dict[str, _Content]
+    changes: list[_Change]
+
+
+def _settled(names: dict[str, _Content]) -> DiskCopy:
+    return DiskCopy(dict(names), names, [])
 
 
 class _SimulatedFile:
@@ -138,8 +159,8 @@ class SimulatedDisk:
         self._names: dict[str, _Content] = {}
         self._synced_names: dict[str, _Content] = {}
         self._changes: list[_Change] = []
-        self._cut: tuple[int, Callable[[], None]] | None = None
-        self._left_at_cut: dict[str, _Content] | None = None
+        self._cut: tuple[int, bool, Callable[[], None]] | None = None
+        self._left_at_cut: DiskCopy | None = None
 
     # -- faults ----------------------------------------------------------------------------------------------
 
@@ -149,9 +170,26 @@ class SimulatedDisk:
         Of a file's unsynced content any beginning is left, at times with sectors lost in between. Of the changes
         of names that were not synced any are done, in order.
         """
-        left = self._left(random or self._random) if self._left_at_cut is None else self._left_at_cut
-        self._names, self._synced_names = dict(left), left
-        self._changes.clear()
+        copy = self._left_at_cut
+        self.restore(_settled(self._left(random or self._random)) if copy is None else copy)
+
+    def copy(self) -> "DiskCopy":
+        """Return all that is on the disk, synced or not: a backup, taken at one moment."""
+        contents = {id(content): content for content in self._all_contents()}
+        copies = {key: content.copy() for key, content in contents.items()}
+
+        def copied(names: dict[str, _Content]) -> dict[str, _Content]:
+            return {name: copies[id(content)] for name, content in names.items()}
+
+        changes = [
+            _Change(**{name: None if content is None else copies[id(content)] for name, content in one.names.items()})
+            for one in self._changes
+        ]
+        return DiskCopy(copied(self._names), copied(self._synced_names), changes)
+
+    def restore(self, copy: "DiskCopy") -> None:
+        """Put a copy back, which is the disk's from then on; open files are closed, and nobody is dead any more."""
+        self._names, self._synced_names, self._changes = copy.names, copy.synced_names, copy.changes
         self._cut = self._left_at_cut = None
         self.power_cuts += 1
 
@@ -162,11 +200,18 @@ class SimulatedDisk:
         settled at that operation. `then` must see to it that `crash` is called, and that nothing the process still
         does gets out.
         """
-        self._cut = (operation, then)
+        self._cut = (operation, True, then)
+
+    def kill_at(self, operation: int, then: Callable[[], None]) -> None:
+        """As `cut_power_at`, but only the process dies: what it had written is left, synced or not.
+
+        Of what it was writing any beginning is left.
+        """
+        self._cut = (operation, False, then)
 
     @property
     def powerless(self) -> bool:
-        """Whether power was cut in the middle of what the process still believes it does."""
+        """Whether a process that still believes to work is dead, by `cut_power_at` or `kill_at`."""
         return self._left_at_cut is not None
 
     def heal(self) -> None:
@@ -247,7 +292,7 @@ class SimulatedDisk:
             content.seen += data[: self._random.randint(0, min(room, len(data)))]
             raise _error(errno.EIO)
         content.seen += data[:room]
-        self._cut_if_due()
+        self._cut_if_due(content, min(room, len(data)))
         if room < len(data):
             raise _error(errno.ENOSPC)
 
@@ -270,16 +315,29 @@ class SimulatedDisk:
         if self.read_only:
             raise _error(errno.EROFS)
 
-    def _cut_if_due(self) -> None:
-        """Cut the power if it is to fail in this operation.
+    def _cut_if_due(self, written: _Content | None = None, nbytes: int = 0) -> None:
+        """Cut the power, or kill the process, if that is to happen in this operation, which has `written` so much.
 
         Called after what is not lasting until it is synced, and before what is.
         """
-        if self._cut is not None and self.operations >= self._cut[0]:
-            _, then = self._cut
-            self._cut = None
-            self._left_at_cut = self._left(self._random)
-            then()
+        if self._cut is None or self.operations < self._cut[0]:
+            return
+        _, power, then = self._cut
+        self._cut = None
+        if power:
+            self._left_at_cut = _settled(self._left(self._random))
+        else:
+            whole = b"" if written is None else bytes(written.seen)
+            if written is not None:
+                del written.seen[len(whole) - self._random.randint(0, nbytes) :]
+            self._left_at_cut = self.copy()
+            if written is not None:
+                written.seen[:] = whole
+        then()
+
+    def _all_contents(self) -> list[_Content]:
+        changed = [content for change in self._changes for content in change.names.values() if content is not None]
+        return [*self._names.values(), *self._synced_names.values(), *changed]
 
     def _left(self, random: Random) -> dict[str, _Content]:
         """Return what a power cut now would leave."""

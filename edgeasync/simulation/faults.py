@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from edgeasync.simulation.hub import Connections
 from edgeasync.simulation.trouble import SILENCE, Trouble
 
 Way = Literal["both", "up", "down"]
@@ -25,17 +26,32 @@ class _Fault(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="fault")
 
 
 class CrashHub(_Fault, frozen=True, tag="crash_hub"):
-    """Kill the hub's process, or cut its power; it is started again in `off_s`, or not until all is healed."""
+    """Kill the hub's process, or cut its power; it is started again in `off_s`, or not until all is healed.
+
+    With `again_at` it dies once more in the same way, at that operation of the disk, counted from its start.
+    """
 
     power_cut: bool = False
     off_s: Seconds | None = 1.0
+    connections: Connections = "silent"
+    again_at: Annotated[int, Meta(ge=1)] | None = None
 
 
 class CrashHubAtDisk(_Fault, frozen=True, tag="crash_hub_at_disk"):
-    """Cut the hub's power in the middle of the so-manieth thing that its disk is asked to do from now on."""
+    """Crash the hub in the middle of the so-manieth thing that its disk is asked to do from now on."""
 
     operation: Annotated[int, Meta(ge=1)]
+    power_cut: bool = True
     off_s: Seconds | None = 1.0
+    connections: Connections = "silent"
+
+
+class RestoreBackup(_Fault, frozen=True, tag="restore_backup"):
+    """Back the hub's disk up; in `after_s` end the hub, put the backup back, and start it again in `off_s`."""
+
+    after_s: Seconds
+    off_s: Seconds | None = 1.0
+    connections: Literal["silent", "broken"] = "silent"
 
 
 class SlowDisk(_Fault, frozen=True, tag="slow_disk"):
@@ -124,7 +140,7 @@ class BreakConnection(_Fault, frozen=True, tag="break_connection"):
     device: str
 
 
-HubFault = CrashHub | CrashHubAtDisk | SlowDisk | FailingDisk | FullDisk | ReadOnlyDisk
+HubFault = CrashHub | CrashHubAtDisk | RestoreBackup | SlowDisk | FailingDisk | FullDisk | ReadOnlyDisk
 DeviceFault = CutPower | HangTrainer | JumpClock | Suspend | Partition | BadLink | BreakConnection
 Fault = HubFault | DeviceFault
 
@@ -191,12 +207,12 @@ class FaultPlan(msgspec.Struct, frozen=True):
 def draw_faults(seed: int, devices: Sequence[str], until_s: float, *, hub: bool = True) -> FaultPlan:
     """Draw what goes wrong up to a time; the same seed gives the same.
 
-    At least one device crashes, and the hub, if it is to have faults.
+    At least one device crashes, and the hub, if it is to have faults, once or more.
     """
     random = Random(f"{seed}/faults")
     planned: list[Planned] = [_planned(_cut_power(random, devices), random, devices, until_s)]
     if hub:
-        planned.append(_planned(_crash(random), random, devices, until_s))
+        planned += [_planned(_crash(random), random, devices, until_s) for _ in range(random.randint(1, 3))]
     for _ in range(random.randint(1, 8)):
         fault = _hub_fault(random) if hub and random.random() < 1 / 3 else _device_fault(random, devices)
         planned.append(_planned(fault, random, devices, until_s))
@@ -217,16 +233,16 @@ def _planned(fault: Fault, random: Random, devices: Sequence[str], until_s: floa
 
 def _crash(random: Random) -> CrashHub | CrashHubAtDisk:
     off_s = _seconds(random, 4.0)
-    match random.randrange(3):
-        case 0:
-            return CrashHub(power_cut=False, off_s=off_s)
-        case 1:
-            return CrashHub(power_cut=True, off_s=off_s)
-    return CrashHubAtDisk(operation=random.randint(1, 40), off_s=off_s)
+    power_cut = random.random() < 0.5
+    connections: Connections = random.choice(("silent", "broken", "kept"))
+    if random.random() < 0.5:
+        return CrashHubAtDisk(random.randint(1, 40), power_cut, off_s, connections)
+    again_at = random.randint(1, 12) if random.random() < 0.3 else None
+    return CrashHub(power_cut, off_s, connections, again_at)
 
 
 def _hub_fault(random: Random) -> HubFault:
-    match random.randrange(8):
+    match random.randrange(12):
         case 0:
             return SlowDisk(_rounded(random.uniform(0.01, 1.0)), _seconds(random, 4.0))
         case 1:
@@ -237,6 +253,9 @@ def _hub_fault(random: Random) -> HubFault:
             return FullDisk(random.randint(0, 20_000), _seconds(random, 4.0))
         case 4:
             return ReadOnlyDisk(_seconds(random, 3.0))
+        case 5:
+            after_s = _rounded(random.uniform(0.0, 5.0))
+            return RestoreBackup(after_s, _seconds(random, 4.0), random.choice(("silent", "broken")))
     return _crash(random)
 
 

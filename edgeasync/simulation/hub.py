@@ -1,21 +1,23 @@
 """A hub in virtual time: its shell in the simulator, with a disk or without."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-from edgeasync.core.effects import Report
+from edgeasync.core.effects import HubEffect, Report
 from edgeasync.core.events import Evaluated, Peer
 from edgeasync.core.graph import ShippedGraph
 from edgeasync.core.hub import HubCore
 from edgeasync.core.hub_exchange import HubExchange
+from edgeasync.core.log import Entry
 from edgeasync.core.model import Model, Snapshot
 from edgeasync.core.replay import Sessions
 from edgeasync.core.settings import HubCoreSettings
 from edgeasync.core.state import HubState
 from edgeasync.durable.commit import GroupCommit
 from edgeasync.durable.disk import Disk
+from edgeasync.durable.journal import SEGMENT_BYTES_MAX
 from edgeasync.durable.recovery import Rules
 from edgeasync.durable.run import Run
 from edgeasync.parameters import ParameterSpec, Vector
@@ -25,6 +27,9 @@ from edgeasync.protocol.wire import Buffer
 from edgeasync.simulation.clock import VirtualClock
 
 Result = TypeVar("Result")
+
+Connections = Literal["silent", "broken", "kept"]
+"""What becomes of connections when a hub dies: nobody hears of it, the devices do, or others take them over."""
 
 
 class SimulatedHub:
@@ -46,12 +51,14 @@ class SimulatedHub:
         graph: ShippedGraph | None = None,
         disk: Disk | None = None,
         sync_s: float = 0.002,
+        segment_bytes_max: int = SEGMENT_BYTES_MAX,
     ) -> None:
         self._random = Random(seed)
         self._rules = Rules(spec, judgement, settings, graph is not None)
         self._initial = initial
         self._graph = graph
         self._disk = disk
+        self._segment_bytes_max = segment_bytes_max
         self.sync_s = sync_s
         self.reports: list[tuple[float, Report]] = []
         self.stopped = ""
@@ -62,6 +69,8 @@ class SimulatedHub:
         self._clock = clock
         self._offset_s = 0.0
         self._links: dict[Peer, Callable[[bytes, Buffer | None], None]] = {}
+        self._reachable: set[Peer] = set()
+        self._journal_free_s = 0.0
         self._ticking: float | None = None
         self.start()
 
@@ -83,17 +92,28 @@ class SimulatedHub:
         self.running = True
         self.starts += 1
         self.stopped = ""
-        if self._disk is None:
-            self._start_anew(lineage)
-        else:
-            self._open(self._disk, lineage)
+        try:
+            if self._disk is None:
+                self._start_anew(lineage)
+            else:
+                self._open(self._disk, lineage)
+        except BaseException:
+            self.crash("kept")
+            raise
         self._schedule_tick()
 
-    def crash(self) -> None:
-        """End at once, as SIGKILL would: what is in memory is lost, and all connections break."""
+    def crash(self, connections: Connections = "silent") -> None:
+        """End at once, as SIGKILL would: what is in memory is lost.
+
+        Connections are gone with what is on its way here, unless they are `kept`, as by a transport that connects
+        anew by itself: then the next start has them. If they are `broken`, tell the devices.
+        """
         self.running = False
         self.log = self._ticking = None
-        self._links.clear()
+        self._journal_free_s = 0.0
+        if connections != "kept":
+            self._links.clear()
+            self._reachable.clear()
 
     def _start_anew(self, lineage: str) -> None:
         rules = self._rules
@@ -101,22 +121,31 @@ class SimulatedHub:
         self.exchange = HubExchange(core, Model(rules.spec, self._initial, 0, rules.judgement), self)
 
     def _open(self, disk: Disk, lineage: str) -> None:
-        run = Run(disk, self._rules)
+        run = Run(disk, self._rules, self._segment_bytes_max)
         run.open(
             self._make_core,
             lambda: (self._initial, 0),
             lineage=lineage,
             draw_session=self._draw_session,
             created_s=self._clock.now_s,
+            on_entry=self.replayed,
         )
         self._run = run
         self._offset_s = run.now_s - self._clock.now_s
         self.log = GroupCommit(run.writer(), self, on_durable=self._on_durable, on_failing=self._on_failing)
         self.exchange = HubExchange(run.core, run.model, self, publisher=run.publisher, log=self.log)
+        self.opened(run)
         if run.checkpoint:
             self.report(Report("resumed", detail=f"version {run.core.version}"))
             self.exchange.resume(lineage, self._now_s())
             self.exchange.save()
+
+    def replayed(self, number: int, entry: Entry, effects: Sequence[HubEffect]) -> bool:  # noqa: ARG002
+        """Look at an entry that was read back, once it is applied; say whether to go on."""
+        return True
+
+    def opened(self, run: Run) -> None:
+        """Look at what the disk gave back, before anything is done with it."""
 
     def _make_core(self, rules: Rules, version: ModelVersion, now_s: float, sessions: Sessions) -> HubCore:
         return HubCore(
@@ -139,14 +168,15 @@ class SimulatedHub:
     def connect(self, peer: Peer, deliver: Callable[[bytes, Buffer | None], None]) -> None:
         """Open a connection: what is sent to `peer` goes to `deliver`."""
         self._links[peer] = deliver
+        self._reachable.add(peer)
 
     def disconnect(self, peer: Peer) -> None:
         """Close a connection."""
         self._links.pop(peer, None)
 
     def receive(self, peer: Peer, header: bytes, payload: Buffer | None) -> None:
-        """Take in a message that came over a link."""
-        if self.running and not self.stopped:
+        """Take in a message that came over a link, unless that broke when the hub died."""
+        if self.running and not self.stopped and peer in self._reachable:
             self.exchange.on_message(peer, header, payload, self._now_s())
             self._schedule_tick()
 
@@ -190,8 +220,9 @@ class SimulatedHub:
         self._at(self._clock.now_s, act)
 
     def write_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
-        """Do `work` when the disk has had its time for it."""
-        self.after(self.sync_s, lambda: then(work()))
+        """Do `work` when the disk has had its time for it, and what was asked for before is done."""
+        self._journal_free_s = max(self._journal_free_s, self._clock.now_s) + self.sync_s
+        self._at(self._journal_free_s, lambda: then(work()))
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
         """Do something in a while."""
@@ -210,7 +241,7 @@ class SimulatedHub:
         if self._disk is None:
             self.exchange.saved()
         else:
-            self.write_in_background(lambda: self._write(state), self._saved)
+            self.after(self.sync_s, lambda: self._saved(self._write(state)))  # beside the journal
 
     def _write(self, state: HubState) -> int:
         try:

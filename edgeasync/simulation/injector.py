@@ -22,6 +22,7 @@ from edgeasync.simulation.faults import (
     Partition,
     Planned,
     ReadOnlyDisk,
+    RestoreBackup,
     SlowDisk,
     Suspend,
     WhenSteps,
@@ -29,6 +30,7 @@ from edgeasync.simulation.faults import (
     trouble_of,
 )
 from edgeasync.simulation.fleet import SimulatedDevice
+from edgeasync.simulation.hub import Connections
 from edgeasync.simulation.trouble import Trouble
 
 HUNG_STEP_S = 1e9
@@ -51,7 +53,7 @@ class CrashingHub(Protocol):
     def version(self) -> int:
         """How far the model has come."""
 
-    def crash(self) -> None:
+    def crash(self, connections: Connections = "silent") -> None:
         """Let the process be gone."""
 
     def start(self) -> None:
@@ -83,7 +85,8 @@ class FaultInjector:
         self._steps_s = {name: device.step_s for name, device in devices.items()}
         self._under_way: list[tuple[Fault, float]] = []
         self._waiting: list[WhenSteps | WhenVersion] = []
-        self._restart_off_s: float | None = None
+        self._dying = CrashHub()
+        self._again: CrashHub | None = None
         self._healed = False
         for planned in plan.faults:
             self._arrange(planned)
@@ -91,7 +94,7 @@ class FaultInjector:
     def look(self) -> None:
         """Let happen what was waiting for what has come about."""
         if self._disk is not None and self._disk.powerless:
-            self._crash_hub(self._restart_off_s, power_cut=True)
+            self._crash_hub(self._dying)
         for planned in self._waiting[:]:
             if self._has_come(planned):
                 self._waiting.remove(planned)
@@ -100,6 +103,7 @@ class FaultInjector:
     def heal(self) -> None:
         """End all faults, those that have not happened yet among them, and switch everything on."""
         self._healed = True
+        self._again = None
         self._waiting.clear()
         self._under_way.clear()
         if self._disk is not None:
@@ -144,20 +148,23 @@ class FaultInjector:
         self.log.append((self._clock.now_s, fault))
         match fault:
             case CrashHub():
-                self._crash_hub(fault.off_s, power_cut=fault.power_cut)
-            case CrashHubAtDisk() | FailingDisk() | FullDisk() | ReadOnlyDisk() | SlowDisk():
+                self._crash_hub(fault)
+            case CrashHubAtDisk() | RestoreBackup() | FailingDisk() | FullDisk() | ReadOnlyDisk() | SlowDisk():
                 self._trouble_disk(fault)
             case _:
                 if (device := self._devices.get(fault.device)) is not None:
                     self._trouble_device(device, fault)
 
-    def _trouble_disk(self, fault: CrashHubAtDisk | FailingDisk | FullDisk | ReadOnlyDisk | SlowDisk) -> None:
+    def _trouble_disk(
+        self, fault: CrashHubAtDisk | RestoreBackup | FailingDisk | FullDisk | ReadOnlyDisk | SlowDisk
+    ) -> None:
         if self._disk is None:
             return
         match fault:
             case CrashHubAtDisk():
-                self._restart_off_s = fault.off_s
-                self._disk.cut_power_at(self._disk.operations + fault.operation, lambda: None)
+                self._die_at(self._disk, fault.operation, CrashHub(fault.power_cut, fault.off_s, fault.connections))
+            case RestoreBackup():
+                self._back_up(self._disk, fault)
             case FailingDisk():
                 self._disk.failing_writes += fault.writes
                 self._disk.failing_syncs += fault.syncs
@@ -199,20 +206,52 @@ class FaultInjector:
 
     # -- the hub ---------------------------------------------------------------------------------------------
 
-    def _crash_hub(self, off_s: float | None, *, power_cut: bool) -> None:
-        if not self._hub.running:
+    def _crash_hub(self, crash: CrashHub) -> None:
+        died = self._disk is not None and self._disk.powerless
+        if not self._hub.running and not died:
             return
-        self.hub_crashes += 1
-        self._hub.crash()
-        if power_cut and self._disk is not None:
+        self._end_hub(crash.connections)
+        if self._disk is not None and (crash.power_cut or died):
             self._disk.crash()
-        if off_s is not None:
-            self._later(off_s, self._start_hub)
+        self._again = crash if crash.again_at is not None else None
+        if crash.off_s is not None:
+            self._later(crash.off_s, self._start_hub)
+
+    def _end_hub(self, connections: Connections) -> None:
+        self.hub_crashes += 1
+        self._hub.crash(connections)
+        if connections == "broken":
+            for device in self._devices.values():
+                if device.running:
+                    device.break_connection()
+
+    def _die_at(self, disk: SimulatedDisk, operation: int, crash: CrashHub) -> None:
+        """Let the hub die at an operation of its disk from now on; `look` sees to the rest."""
+        self._dying = crash
+        die_at = disk.cut_power_at if crash.power_cut else disk.kill_at
+        die_at(disk.operations + operation, lambda: None)
+
+    def _back_up(self, disk: SimulatedDisk, fault: RestoreBackup) -> None:
+        if disk.powerless:
+            return
+        backup = disk.copy()
+
+        def restore() -> None:
+            self._end_hub(fault.connections)
+            disk.restore(backup)
+            if fault.off_s is not None:
+                self._later(fault.off_s, self._start_hub)
+
+        self._later(fault.after_s, restore)
 
     def _start_hub(self) -> None:
         """Start the hub, as a supervisor does: if it cannot, because of its disk, again and again."""
         if self._hub.running:
             return
+        again, self._again = self._again, None
+        if again is not None and again.again_at is not None and self._disk is not None:
+            crash = CrashHub(again.power_cut, again.off_s, again.connections)
+            self._die_at(self._disk, again.again_at, crash)
         try:
             self._hub.start()
         except (OSError, EdgeAsyncError):

@@ -1,81 +1,159 @@
-"""What must hold of a hub and its devices, whatever happens."""
+"""What must hold in a simulated fleet whatever happens to it; raises `AssertionError` where it does not.
+
+Nothing that the hub says of itself is believed: updates are counted in the model, and what it comes back with
+after a crash is compared with what was seen of it before.
+"""
+
+import copy
 
 import numpy as np
 import xxhash
 
-from edgeasync.core.effects import Restore
+from edgeasync.core.effects import Report, Restore
+from edgeasync.core.state import freeze
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Ack, Applied, Assignment, Duplicate, Rejected
+from edgeasync.protocol.messages import Ack, Applied, Assignment, Duplicate, ModelVersion, Rejected
 from tests.simulation.marks import SLOTS
+
+MESSAGES_HELD_MAX = 40
+"""Messages that may wait for the disk, for each device: answers, and refusals behind them."""
+
+
+class Memory:
+    """What was seen of the hub, and would not be true of it had its disk been put back to an earlier state."""
+
+    def __init__(self):
+        self.decided = {}
+        """What the hub decided of a push, by device and number, whether it was told or not: mark and outcome."""
+        self.entries = {}
+        """By the same: the number of the log's entry that says so."""
+        self.acknowledged = {}
+        """What was decided, where the answer has left the hub: now it is a promise."""
+        self.promised = {}
+        """By mark: the same promise, kept even when the hub may forget the device."""
+        self.told = {}
+        """By mark: what its own device was told."""
+        self.history = {}
+        """By lineage and version: the marks that were folded into it."""
+        self.where = {}
+        """By mark: the lineage and version that it was folded into."""
+        self.handles = {}
+        """By the handle that an update was given: its mark."""
+        self.excused = set()
+        """Marks that a rollback has dropped while they waited."""
+        self.held = set()
+        """Lineages and versions that devices have taken over."""
+        self.states = {}
+        """By the number of a log's entry: a hash of what the core was after it."""
+
+    def copy(self):
+        memory = copy.copy(self)
+        for name, value in vars(self).items():
+            setattr(memory, name, copy.copy(value))
+        return memory
 
 
 class Checks:
-    """What must hold, whatever happens. Raises `AssertionError`."""
+    """What must hold, whatever happens."""
 
     def __init__(self, world):
         self._world = world
-        self._decided = {}
-        """What the hub decided of a push, by device and number, whether it was told or not: mark and outcome."""
-        self.acknowledged = {}
-        """The same, where the answer has left the hub: now it is a promise."""
-        self._told = {}
-        """By mark: what its own device was told."""
-        self._history = {}
-        """By lineage and version: the marks that were folded into it."""
-        self._where = {}
-        """By mark: the lineage and version that it was folded into."""
+        self.memory = Memory()
+        self._marks = {}
+        """By device and checksum of the payload: an update's mark."""
+        self._said = set()
+        """All that ever left the hub: device, number, mark and outcome."""
+        self._made = set()
+        """Lineages and versions that were made, other than in a replay."""
         self._models = {}
         """By lineage and version: the hash of the model."""
-        self._excused = set()
-        """Marks that a rollback has dropped while they waited."""
+        self._published = {}
+        """The same of what devices are given, where that is something else."""
+        self._parents = {}
+        """By lineage: the one that it branched off, and the last version they share."""
         self._assigned = {}
 
-    # -- the hub ---------------------------------------------------------------------------------------------
+    # -- updates ---------------------------------------------------------------------------------------------
 
-    def mark_of(self, source):
-        name, slot = self._world.marks.of_update(source)
-        return name, self.number_of(name, slot)
-
-    def number_of(self, name, slot):
-        """Return which update marks a slot: the last one that could."""
-        last = self._world.devices[name]._trainer.updates
-        return last - (last - slot) % SLOTS
+    def pushed(self, device, digest):
+        """Take note of an update that a device has made; it may say so again."""
+        self._marks.setdefault((device.device_id, digest), (device.device_id, device._trainer.updates))
 
     def before_event(self, hub, event):
         push = getattr(event, "push", None)
         if push is None or not hasattr(event, "handle"):
             return None
-        return self.mark_of(hub.exchange.model._updates[event.handle]), self._waiting(hub)
+        device_id = event.peer.partition(b"#")[0].decode()
+        waiting = self._waiting(hub.core)
+        mark = self.memory.handles[event.handle] = self._marks[device_id, push.checksum]
+        return mark, waiting, hub.core.duplicates
 
     def after_event(self, hub, event, before, effects):
+        for effect in effects:
+            if isinstance(effect, Report) and effect.event == "joined":
+                self._forgotten(effect.device_id)
         if before is None:
             return
-        mark, waiting = before
+        mark, waiting, duplicates = before
         member = hub.core.members.by_peer(event.peer)
+        memory = self.memory
         if any(isinstance(effect, Restore) for effect in effects):
-            self._excused |= waiting
+            memory.excused |= waiting
         if member is None or member.seq_last != event.push.seq:
             return
         first = member.outcome_last
         key = (member.device_id, event.push.seq)
-        known = self._decided.get(key)
+        known = memory.decided.get(key)
         if known is not None and known != (mark, first):
-            assert key not in self.acknowledged, f"push {key} was answered {known}, and is now {(mark, first)}"
-        self._decided[key] = (mark, first)
+            assert key not in memory.acknowledged, f"push {key} was answered {known}, and is now {(mark, first)}"
+        if hub.core.duplicates == duplicates and hub.log is not None:
+            memory.entries[key] = hub.log.last + 1
+        memory.decided[key] = (mark, first)
 
-    def folding(self, hub, plan, updates):
-        lineage = hub.core.lineage
-        marks = [self.mark_of(update) for update in updates]
+    def _forgotten(self, device_id):
+        """The hub knows nothing of a device: its numbers begin anew."""
+        for numbers in (self.memory.decided, self.memory.acknowledged):
+            for key in [key for key in numbers if key[0] == device_id]:
+                del numbers[key]
+
+    def folding(self, lineage, plan, updates, *, again=False):
+        marks = [self.memory.handles[handle] for handle in plan.handles]
+        made = (lineage, plan.number)
+        if again and made in self.memory.history:
+            assert self.memory.history[made] == marks, f"version {made} was made of other updates before"
+            return
         if self._world.name == "exact":
             assert all(map(self._world.marks.is_sound, updates)), f"version {plan.number} takes a spoilt update"
         for mark in marks:
-            assert mark not in self._where, f"{mark} counts twice: {self._where[mark]} and {plan.number}"
-            self._where[mark] = (lineage, plan.number)
-        assert (lineage, plan.number) not in self._history, f"version {plan.number} is made twice"
-        self._history[lineage, plan.number] = marks
+            where = self.memory.where.get(mark)
+            assert where is None, f"{mark} counts twice: {where} and {made}"
+            self.memory.where[mark] = made
+        self.memory.history[made] = marks
+        if not again:
+            assert made not in self._made, f"version {made} is made twice"
+            self._made.add(made)
 
-    def advancing(self, hub, snapshot):
-        self._models[hub.core.lineage, snapshot.number] = xxhash.xxh3_64_digest(snapshot.vector)
+    def advancing(self, lineage, snapshot):
+        self._note(self._models, lineage, snapshot)
+
+    def publishing(self, lineage, snapshot):
+        self._note(self._published, lineage, snapshot)
+
+    def _note(self, versions, lineage, snapshot):
+        digest = xxhash.xxh3_64_digest(snapshot.vector)
+        known = versions.setdefault((lineage, snapshot.number), digest)
+        assert known == digest, f"version {(lineage, snapshot.number)} is another model"
+
+    def _recorded(self, lineage, number):
+        """Return the hash of what devices are given of a version, made on this branch or before it began."""
+        versions = self._published or self._models
+        while (lineage, number) not in versions:
+            assert lineage in self._parents, f"version {(lineage, number)} was never published"
+            lineage, shared = self._parents[lineage]
+            assert number <= shared, f"version {number} is not on the way to {lineage} {shared}"
+        return versions[lineage, number]
+
+    # -- messages --------------------------------------------------------------------------------------------
 
     def leaves(self, hub, peer, header):
         """Take note of a message that leaves the hub: an answer is a promise."""
@@ -91,100 +169,177 @@ class Checks:
             self._assigned[name, lineage] = number
 
     def _promised(self, hub, name, ack):
+        memory = self.memory
         first = ack.outcome.first if isinstance(ack.outcome, Duplicate) else ack.outcome
         key = (name, ack.seq)
-        assert key in self._decided, f"push {key} is answered, and nothing was decided"
-        mark, decided = self._decided[key]
+        assert key in memory.decided, f"push {key} is answered, and nothing was decided"
+        mark, decided = memory.decided[key]
         assert decided == first, f"push {key} is answered {first}, and decided was {decided}"
-        self.acknowledged[key] = (mark, first)
+        if hub.log is not None:
+            entry = memory.entries[key]
+            assert entry <= hub.log.durable, f"push {key} is answered, and entry {entry} is not durable"
+        memory.promised[mark] = first
+        memory.acknowledged[key] = (mark, first)
+        self._said.add((*key, mark, first))
         # An answer without a model need not wait for the fold.
         if isinstance(first, Applied) and first.number <= hub.exchange.model.current.number:
-            self._assert_applied(hub, mark, first)
+            self._assert_applied(mark, first)
 
-    def _assert_applied(self, hub, mark, first):
-        assert self._where.get(mark) == (hub.core.lineage, first.number), f"{mark} is not in {first}"
+    def _assert_applied(self, mark, first):
+        where = self.memory.where.get(mark)
+        assert where is not None, f"{mark} is in no version, and was {first}"
+        assert where[1] == first.number, f"{mark} is in {where}, not in {first}"
+
+    # -- the hub ---------------------------------------------------------------------------------------------
 
     def after_step(self, hub):
         """Check the hub's invariants, leases and memory."""
         if not hub.running or hub.stopped:
             return
         hub.core.check()
-        now_s, limits = hub._clock.now_s, hub.core.settings.limits
-        for member in hub.core.members.members.values():
-            assert not member.live or member.lease_until_s >= now_s, f"{member.device_id} lives without a lease"
         exchange = hub.exchange
+        now_s, limits = hub._now_s(), hub.core.settings.limits
+        for member in hub.core.members.members.values():
+            alive = not member.live or member.lease_until_s >= now_s or exchange._standing_still
+            assert alive, f"{member.device_id} lives without a lease"
         assert exchange._held() <= limits.updates_held_max
         assert exchange._sending() <= limits.snapshots_max + len(self._world.devices)
         assert len(exchange._outgoing._suspended) <= limits.snapshots_max
         assert len(exchange._incoming) <= limits.updates_held_max
+        assert len(exchange._outbox) <= MESSAGES_HELD_MAX * len(self._world.devices)
 
-    def _waiting(self, hub):
+    def _waiting(self, core):
         """Return the marks of the updates that wait to be folded."""
-        updates = hub.exchange.model._updates
-        return {self.mark_of(updates[one.handle]) for one in hub.core.judge._contributions}
+        return {self.memory.handles[handle] for handle in core.judge.handles}
 
-    def recovered(self, hub):
+    def noted(self, number, core):
+        """Take note of what the core is after an entry of the log."""
+        self.memory.states[number] = xxhash.xxh3_64_digest(freeze(core))
+
+    def replayed(self, number, core):
+        """An entry was read back: the core must be what it was after it."""
+        assert self.memory.states.get(number) == xxhash.xxh3_64_digest(freeze(core)), (
+            f"after entry {number} the core is not what it was"
+        )
+
+    def begun(self, run):
+        """The hub is on an empty disk."""
+        lineage = run.core.lineage
+        self.noted(0, run.core)
+        self.advancing(lineage, run.model.current)
+        if run.publisher._published is not None:
+            self.publishing(lineage, run.publisher.published)
+
+    def recovered(self, run):
         """The hub is back: nothing that it promised may be missing, and nothing may have changed."""
-        lineage, version = hub.core.lineage, hub.core.version
-        assert all(before == lineage for before, _ in self._history), "the hub has begun a new lineage"
-        for key in [key for key in self._history if key[1] > version]:
-            for mark in self._history.pop(key):
-                del self._where[mark]
-        model = self._models.get((lineage, version))
-        assert model is None or model == xxhash.xxh3_64_digest(hub.model), f"version {version} is another model"
-        self._assert_kept(hub)
-        for name, seq in self.acknowledged:
-            member = hub.core.members.members.get(name)
-            assert member is not None, f"the hub has forgotten {name}"
-            assert member.seq_last >= seq, f"the hub has forgotten that it answered push {seq} of {name}"
+        core, memory = run.core, self.memory
+        lineage, version, ancestry = core.lineage, core.version, core.judge.ancestry
+        self.replayed(run._last, core)
+        for number in [number for number in memory.states if number > run._last]:
+            del memory.states[number]
 
-    def _assert_kept(self, hub):
+        def lost(known):
+            return known[1] > version or not ancestry.knows(ModelVersion(*known))
+
+        for key in [key for key in memory.history if lost(key)]:
+            for mark in memory.history.pop(key):
+                del memory.where[mark]
+        assert run.model.current.number == version
+        digest = xxhash.xxh3_64_digest(run.model.current.vector)
+        assert digest == self._model(lineage, version), f"version {version} is another model"
+        published = run.publisher.published
+        digest = xxhash.xxh3_64_digest(published.vector)
+        assert digest == self._recorded(lineage, published.number), f"version {published.number} is another"
+        for known in memory.held:
+            assert not lost(known), f"version {known} is held by a device, and the hub has forgotten it"
+            self._recorded(lineage, known[1])
+        self._assert_kept(core)
+        for name, seq in memory.acknowledged:
+            member = core.members.members.get(name)
+            if member is None:
+                assert self._world.forgets, f"the hub has forgotten {name}"
+            else:
+                assert member.seq_last >= seq, f"the hub has forgotten that it answered push {seq} of {name}"
+
+    def _model(self, lineage, number):
+        while (lineage, number) not in self._models:
+            lineage, shared = self._parents[lineage]
+            assert number <= shared
+        return self._models[lineage, number]
+
+    def branched(self, lineage, number, branch):
+        """The hub goes on under another lineage."""
+        assert branch != lineage, f"the hub goes on under {lineage}"
+        assert branch not in self._parents
+        self._parents[branch] = (lineage, number)
+
+    def _assert_kept(self, core):
         """What was acknowledged is in the model, or waits to be."""
-        waiting = self._waiting(hub)
-        for (name, seq), (mark, first) in self.acknowledged.items():
+        waiting = self._waiting(core)
+        memory = self.memory
+        for mark, first in memory.promised.items():
             if isinstance(first, Rejected):
-                assert mark not in self._where, f"{mark}, push {seq} of {name}, was rejected, and counts"
+                assert mark not in memory.where, f"{mark} was rejected, and counts"
+                assert mark not in waiting, f"{mark} was rejected, and waits"
             elif isinstance(first, Applied):
-                self._assert_applied(hub, mark, first)
-            elif mark not in self._excused:
-                assert mark in self._where or mark in waiting, f"{mark}, push {seq} of {name}, is lost: {first}"
+                self._assert_applied(mark, first)
+            elif mark not in memory.excused:
+                assert mark in memory.where or mark in waiting, f"{mark} is lost: {first}"
+        both = waiting & memory.where.keys()
+        assert not both, f"{both} count, and wait to be counted again"
 
     # -- devices ---------------------------------------------------------------------------------------------
 
-    def told(self, device, outcome):
-        """Take note of what a device is told of the update it made last."""
-        mark = (device.device_id, device._trainer.updates)
+    def told(self, device, seq, outcome, digest):
+        """Take note of what a device is told of an update."""
+        mark = self._marks[device.device_id, digest]
         first = outcome.first if isinstance(outcome, Duplicate) else outcome
-        key = (device.device_id, device.exchange.core._seq_last)
-        promised = self.acknowledged.get(key)
-        assert promised == (mark, first), f"{mark}, push {key}, was told {first}, and the hub said {promised}"
-        assert mark not in self._told, f"{mark} is answered twice"
-        self._told[mark] = first
+        key = (device.device_id, seq)
+        assert (*key, mark, first) in self._said, f"{mark}, push {key}, was told {first}, and nobody said so"
+        if self.memory.promised.get(mark) != first:
+            return  # the disk was put back since: that was lost with it
+        assert self.memory.told.get(mark, first) == first, f"{mark} is answered twice"
+        self.memory.told[mark] = first
+
+    def holds(self, device, version, vector):
+        """A device has taken over a version: it must be to the bit what the hub published."""
+        lineage, number = version.lineage, version.number
+        digest = xxhash.xxh3_64_digest(vector)
+        assert digest == self._recorded(lineage, number), f"{device.device_id} holds another {(lineage, number)}"
+        core = self._world.hub.core
+        if core.judge.ancestry.knows(version) and number <= core.version:
+            self.memory.held.add((lineage, number))
 
     # -- in the end ------------------------------------------------------------------------------------------
 
     def at_rest(self):
         """Check the model against what the devices were told; nothing is under way any more."""
-        hub = self._world.hub
-        self._assert_kept(hub)
-        counted = set(self._where)
-        waiting = self._waiting(hub)
-        for mark, outcome in self._told.items():
+        world, memory = self._world, self.memory
+        hub = world.hub
+        self._assert_kept(hub.core)
+        waiting = self._waiting(hub.core)
+        for mark, outcome in memory.told.items():
             if isinstance(outcome, Rejected):
-                assert mark not in counted, f"{mark} was rejected, and counts"
-            elif mark not in self._excused:
-                assert mark in counted or mark in waiting, f"{mark} was {outcome}, and does not count"
-        if self._world.name == "exact":
+                assert mark not in memory.where, f"{mark} was rejected, and counts"
+            elif mark not in memory.excused:
+                counts = mark in memory.where or mark in waiting
+                assert counts, f"{mark} was {outcome}, and does not count"
+        for device in world.training:
+            member = hub.core.members.members[device.device_id]
+            seq = device.exchange.core._unanswered.seq_last
+            assert member.seq_last == seq, f"{device.device_id} is at {seq}, for the hub at {member.seq_last}"
+        if world.name == "exact":
             self._in_the_model()
 
     def _in_the_model(self):
         """Read the marks off the model itself."""
+        told = self.memory.told
         for name, device in self._world.devices.items():
             made = device._trainer.updates
             counts = self._world.marks.in_model(self._world.hub.model, name)
             least, most = np.zeros(SLOTS), np.zeros(SLOTS)
             for number in range(1, made + 1):
-                outcome = self._told.get((name, number))
+                outcome = told.get((name, number))
                 least[number % SLOTS] += isinstance(outcome, Applied)
                 # Of what died with the device before it was answered nobody promised anything.
                 most[number % SLOTS] += outcome is None or isinstance(outcome, Applied)

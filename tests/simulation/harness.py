@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from edgeasync.simulation.faults import FaultPlan, draw_faults
 from edgeasync.simulation.injector import FaultInjector
-from tests.simulation.world import HUB_CRASHES, World
+from tests.simulation.world import World
 
 FAULTS_S = 12.0
 """Virtual time in which faults happen."""
@@ -43,14 +43,14 @@ class Result:
 def plan_of(seed):
     """Return the faults of a seed."""
     names = list(World(seed, journal=False).devices)
-    return draw_faults(seed, names, FAULTS_S, hub=HUB_CRASHES)
+    return draw_faults(seed, names, FAULTS_S)
 
 
 def run(seed, plan=None):
     """Run a seed, with its own faults or others."""
     world = World(seed)
     if plan is None:
-        plan = draw_faults(seed, list(world.devices), FAULTS_S, hub=HUB_CRASHES)
+        plan = draw_faults(seed, list(world.devices), FAULTS_S)
     result = Result(seed, plan, world.name)
     injector = FaultInjector(world.clock, plan, world.hub, world.devices, world.disk)
     try:
@@ -80,9 +80,11 @@ def _live_through(world, injector):
 
     pass_time(lambda: False, FAULTS_S)
     injector.heal()
-    devices = list(world.devices.values())
-    for device in devices:
+    devices = world.training
+    for device in world.devices.values():
         device._trainer.diverges = 0
+        if device not in devices:
+            device.cut_power()
     answers = [device.answers for device in devices]
 
     def well():

@@ -8,7 +8,7 @@ from edgeasync.core.state import freeze
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.disk import FolderDisk
-from edgeasync.durable.recovery import Rules, recover
+from edgeasync.durable.recovery import Rules, open_checkpoint, recover
 from edgeasync.policies.aggregation import BufferedAggregator, ImmediateAggregator, ModelAverageAggregator
 from edgeasync.policies.optimizers import SGD, Adam
 from edgeasync.policies.policy import DelayCompensation, Policy, WarmUp
@@ -153,3 +153,19 @@ def test_a_hub_that_is_killed_goes_on(tmp_path, policy):
     more = [device.exchange.core.updates_answered for device in bench.devices]
     assert all(later > earlier for later, earlier in zip(more, answered, strict=True))
     assert sum(bench.disk.size(name) for name in bench.disk.names() if name.startswith("journal")) < 200_000
+
+
+@pytest.mark.parametrize("codec", ["default", "sparse"])
+@pytest.mark.parametrize("policy", ["default", "immediate", "buffered"])
+def test_a_checkpoint_has_what_devices_were_given_last(tmp_path, policy, codec):
+    """Of the version that the event made which it is of, too."""
+    bench = Bench(tmp_path, POLICIES[policy], CODECS[codec], every="3 updates")
+    for device in bench.devices:
+        device.start()
+    store = CheckpointStore(bench.disk, 3)
+    for _ in range(10):
+        bench.run(0.3)
+        chosen = store.choose("latest", MODEL.spec.fingerprint)
+        found = open_checkpoint(chosen, bench.hub._make_core, bench.hub._draw_session)
+        assert found.publisher.published.number == found.core.publication.number
+    assert found.core.publication.number > 10

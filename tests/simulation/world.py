@@ -6,12 +6,24 @@ looks at the model sees which updates it holds, and how often; nothing that the 
 
 import struct
 from random import Random
+from unittest import mock
 
 import numpy as np
 import xxhash
 
 from edgeasync.core.device_effects import Settle
-from edgeasync.core.settings import FLOAT32, CodecSettings, HubCoreSettings, Limits, Liveness
+from edgeasync.core.device_events import Adopted
+from edgeasync.core.model import Model
+from edgeasync.core.published import Publisher
+from edgeasync.core.settings import (
+    FLOAT32,
+    CheckpointSettings,
+    CodecSettings,
+    HubCoreSettings,
+    Limits,
+    Liveness,
+)
+from edgeasync.durable import recovery
 from edgeasync.policies.aggregation import (
     BufferedAggregator,
     ImmediateAggregator,
@@ -31,9 +43,6 @@ from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.trainer import StepResult
 from tests.simulation.checks import Checks
 from tests.simulation.marks import LEARNT, Marks
-
-HUB_CRASHES = hasattr(SimulatedHub, "crash")
-"""Whether there is a hub that can be killed and goes on from its disk."""
 
 UNUSED = 20_000
 """Values that are neither, where payloads are to travel in pieces."""
@@ -130,17 +139,24 @@ class WatchedDevice(SimulatedDevice):
 
     def _make_exchange(self):
         exchange = super()._make_exchange()
-        handle = exchange.core.handle
+        handle, push = exchange.core.handle, exchange._push
 
         def watched(event, now_s):
+            if isinstance(event, Adopted):
+                self.world.checks.holds(self, event.assignment.version, exchange._model._held)
             effects = handle(event, now_s)
             for effect in effects:
                 if isinstance(effect, Settle):
                     self.answers += 1
-                    self.world.checks.told(self, effect.outcome)
+                    seq = exchange.core._unanswered.seq_last
+                    self.world.checks.told(self, seq, effect.outcome, exchange._checksum)
             return effects
 
-        exchange.core.handle = watched
+        def watched_push(message):
+            self.world.checks.pushed(self, exchange._checksum)
+            push(message)
+
+        exchange.core.handle, exchange._push = watched, watched_push
         return exchange
 
     def train(self, model, local_steps, then, *, ahead):
@@ -159,7 +175,27 @@ class WatchedDevice(SimulatedDevice):
     def resting(self):
         """Whether it has nothing to do and waits for no answer but a flush."""
         core = self.exchange.core
-        return core.link == "joined" and core._push is None and core.work in ("training", "idle")
+        return core.link == "joined" and core._unanswered.push is None and core.work in ("training", "idle")
+
+
+class WatchedDisk(SimulatedDisk):
+    """A disk with whose copies goes what is to be true of a hub that goes on from there."""
+
+    def __init__(self, world, seed):
+        super().__init__(seed)
+        self._checks = world.checks
+        self._memories = []
+
+    def copy(self):
+        copy = super().copy()
+        self._memories.append((copy, self._checks.memory.copy()))
+        return copy
+
+    def restore(self, copy):
+        super().restore(copy)
+        for known, memory in self._memories:
+            if known is copy:
+                self._checks.memory = memory.copy()
 
 
 class WatchedHub(SimulatedHub):
@@ -168,58 +204,124 @@ class WatchedHub(SimulatedHub):
     def __init__(self, world, clock, **options):
         self.world = world
         self._checks = world.checks
-        self.sync_s = 0.002
         super().__init__(clock, **options)
-        self._watch()
-
-    if not HUB_CRASHES:
-        running = True
 
     @property
     def version(self):
         return self.core.version
 
-    def start(self):
-        super().start()
-        self._watch()
-        self._checks.recovered(self)
-
-    def crash(self):
-        super().crash()
-        self.world.trace.note(self._clock.now_s, "hub crashed")
-
     @property
-    def resting(self):
-        """Whether no fold is under way or in line."""
-        return self.running and not self.exchange._folding and not self.exchange._ordered
+    def _dead(self):
+        """Whether the process is dead and does not know."""
+        disk = self.world.disk
+        return disk is not None and disk.powerless
 
-    def _watch(self):
-        """Look on when a push is decided and a version is made; the exchange is another after a crash."""
-        core, model = self.exchange.core, self.exchange.model
-        if self.world.background:
-            self.exchange._inline = False
-        handle, fold, advance = core.handle, model.fold, model.advance
+    # -- it goes on from its disk ----------------------------------------------------------------------------
 
-        def watched_handle(event, now_s):
-            before = self._checks.before_event(self, event)
-            effects = handle(event, now_s)
-            self._checks.after_event(self, event, before, effects)
-            return effects
+    def start(self):
+        with mock.patch.multiple(recovery, Model=self._model_again, Publisher=self._publisher_again):
+            super().start()
+
+    def _make_core(self, *parts):
+        self._core_again = super()._make_core(*parts)
+        return self._core_again
+
+    def _model_again(self, *parts):
+        model = Model(*parts)
+        fold, advance = model.fold, model.advance
 
         def watched_fold(plan, updates):
-            self._checks.folding(self, plan, updates)
+            self._checks.folding(self._core_again.lineage, plan, updates, again=True)
             return fold(plan, updates)
 
         def watched_advance(snapshot):
-            self._checks.advancing(self, snapshot)
+            self._checks.advancing(self._core_again.lineage, snapshot)
             advance(snapshot)
 
+        model.fold, model.advance = watched_fold, watched_advance
+        return model
+
+    def _publisher_again(self, *parts):
+        publisher = Publisher(*parts)
+        publish = publisher.publish
+
+        def watched_publish(**options):
+            publish(**options)
+            self._checks.publishing(self._core_again.lineage, publisher.published)
+
+        publisher.publish = watched_publish
+        return publisher
+
+    def replayed(self, number, entry, effects):
+        if not self._dead:
+            self._checks.replayed(number, self._core_again)
+        return True
+
+    def opened(self, run):
+        if not run.checkpoint:
+            self._checks.begun(run)
+        elif not self._dead:
+            self._checks.recovered(run)
+        self._watch()
+        self.world.trace.note(self._clock.now_s, "hub opened", run._last, run.core.version)
+
+    def crash(self, connections="silent"):
+        super().crash(connections)
+        self.world.trace.note(self._clock.now_s, "hub crashed")
+
+    # -- it works --------------------------------------------------------------------------------------------
+
+    @property
+    def resting(self):
+        """Whether no fold is under way or in line, and no answer waits for the disk."""
+        exchange = self.exchange
+        return self.running and not (exchange._line._busy or exchange._line._waiting or exchange._outbox)
+
+    def _watch(self):
+        """Look on when a push is decided and a version is made; the exchange is another after a crash."""
+        checks, core, model = self._checks, self.exchange.core, self.exchange.model
+        publisher, log = self.exchange._publisher, self.log
+        if self.world.background:
+            self.exchange._line._inline = False
+        for watched, names in ((model, ("fold", "advance")), (publisher, ("publish",))):
+            for name in names:
+                vars(watched).pop(name, None)
+        handle, fold, advance, publish = core.handle, model.fold, model.advance, publisher.publish
+
+        def watched_handle(event, now_s):
+            before, lineage = checks.before_event(self, event), core.lineage
+            effects = handle(event, now_s)
+            if core.lineage != lineage and not self._dead:
+                checks.branched(lineage, core.version, core.lineage)
+            checks.after_event(self, event, before, effects)
+            return effects
+
+        def watched_fold(plan, updates):
+            checks.folding(core.lineage, plan, updates)
+            return fold(plan, updates)
+
+        def watched_advance(snapshot):
+            checks.advancing(core.lineage, snapshot)
+            advance(snapshot)
+
+        def watched_publish(**options):
+            publish(**options)
+            checks.publishing(core.lineage, publisher.published)
+
         core.handle, model.fold, model.advance = watched_handle, watched_fold, watched_advance
+        publisher.publish = watched_publish
+        if log is not None:
+            append = log.append
+
+            def watched_append(entry, payload):
+                append(entry, payload)
+                checks.noted(log.last, core)
+
+            log.append = watched_append
 
     def send(self, peer, header, payload):
-        disk = self.world.disk
-        if disk is not None and disk.powerless:
-            return  # the machine is off already
+        if self._dead:
+            return
         self.world.trace.note(self._clock.now_s, peer, header, payload or b"")
         self._checks.leaves(self, peer, header)
         super().send(peer, header, payload)
@@ -233,13 +335,7 @@ class WatchedHub(SimulatedHub):
         self._checks.after_step(self)
 
     def run_in_background(self, work, then):
-        exchange = self.exchange
-
-        def begin():
-            if self.exchange is exchange:
-                super(WatchedHub, self).run_in_background(work, then)
-
-        self._clock.after(FOLD_S, begin)
+        self.after(FOLD_S, lambda: super(WatchedHub, self).run_in_background(work, then))
 
     def report(self, report):
         self.world.trace.note(self._clock.now_s, report)
@@ -249,7 +345,7 @@ class WatchedHub(SimulatedHub):
 class World:
     """A hub, its disk and two to six devices, drawn by seed."""
 
-    def __init__(self, seed, *, journal=HUB_CRASHES):
+    def __init__(self, seed, *, journal=True):
         random = Random(f"{seed}/world")
         self.name = "exact" if random.random() < 0.5 else random.choice(list(POLICIES))
         judgement, codec = POLICIES[self.name]
@@ -257,9 +353,14 @@ class World:
         self.trace = Trace()
         names = [f"device-{number}" for number in range(1, random.randint(2, 6) + 1)]
         self.background = random.random() < 0.3
-        self.marks = Marks(names, UNUSED if random.random() < 0.1 else 0)
+        large = random.random() < 0.1
+        self.marks = Marks(names, UNUSED if large else 0)
+        self.forgets = len(names) > 2 and random.random() < 0.2
+        """Whether the hub has no place for one of the devices, so that it forgets who was away."""
         self.checks = Checks(self)
-        self.disk = SimulatedDisk(seed) if journal else None
+        self.disk = WatchedDisk(self, seed) if journal else None
+        self.journal_bytes_max = random.choice([400_000] if large else [5_000, 30_000, 200_000])
+        self.segment_bytes_max = random.choice([2_000, 20_000, 1 << 26])
         self.target = np.array([random.uniform(-1.0, 1.0) for _ in range(LEARNT)], np.float32)
         self.hub = WatchedHub(
             self,
@@ -271,12 +372,21 @@ class World:
                 codec=codec,
                 liveness=Liveness(heartbeat_s=0.5, lease_s=2.0, progress_s=5.0),
                 limits=Limits(
-                    quarantine_s=1.0, updates_held_max=8, snapshots_max=4, retry_after_s=0.2, devices_max=8
+                    quarantine_s=1.0,
+                    updates_held_max=8,
+                    snapshots_max=4,
+                    retry_after_s=0.2,
+                    devices_max=len(names) - self.forgets,
                 ),
-                save_every_s=random.choice([1.0, 3.0, 60.0]),
+                checkpoint=CheckpointSettings(
+                    every=random.choice(["1 second", "3 seconds", "20 updates", "1 minute"]),
+                    keep=random.choice([2, 3]),
+                    journal_bytes_max=self.journal_bytes_max,
+                ),
             ),
             seed=seed,
-            **({"disk": self.disk} if journal else {}),
+            disk=self.disk,
+            segment_bytes_max=self.segment_bytes_max,
         )
         self.devices = {}
         for name in names:
@@ -291,7 +401,13 @@ class World:
                 link=LinkProfile(rate, rate, random.uniform(0.001, 0.05)),
                 examples=random.choice([0, 10, 100]),
                 seed=seed,
+                keeps=random.random() < 0.5,
             )
+
+    @property
+    def training(self):
+        """The devices that must train once all is healed: those that the hub has a place for."""
+        return list(self.devices.values())[: len(self.devices) - self.forgets]
 
     def distance(self):
         """How far the model is from what the devices teach it; 1 at first."""
