@@ -22,6 +22,7 @@ from edgeasync.protocol.messages import (
     Hello,
     Leave,
     ModelVersion,
+    Ping,
     Pong,
     Rejected,
     StatusRequest,
@@ -501,6 +502,19 @@ def test_strikes_quarantine_a_member_and_time_heals_it(hub_bench):
         hub.give(Malformed(hub.peers["a"], "nonsense"))
         assert hub.reports == []
     assert hub.state_of() == "joining"
+
+
+def test_what_a_connection_did_as_a_strangers_does_not_decide_about_the_member_it_became(hub_bench):
+    """Strikes of strangers are not written down: a hub that was started anew would decide in another way."""
+    hub = hub_bench(limits={"strikes_max": 2})
+    hub.join("a")
+    for _ in range(3):
+        hub.give(Malformed(b"x", "nonsense"))
+    hub.hello("b", peer=b"x")
+    assert "b" not in hub.core.members.members
+    hub.give(Received(b"x", Ping(hub.sessions["a"], 0.0, 1)))
+    hub.hello("b", peer=b"x")
+    assert hub.core.members.members["b"].peer == b"x"
 
 
 def test_a_ping_after_the_quarantine_clears_the_strikes(hub_bench):
