@@ -182,7 +182,9 @@ class SimulatedDisk:
             return {name: copies[id(content)] for name, content in names.items()}
 
         changes = [
-            _Change(**{name: None if content is None else copies[id(content)] for name, content in one.names.items()})
+            _Change(
+                **{name: None if content is None else copies[id(content)] for name, content in one.names.items()}
+            )
             for one in self._changes
         ]
         return DiskCopy(copied(self._names), copied(self._synced_names), changes)

@@ -162,7 +162,9 @@ class FaultInjector:
             return
         match fault:
             case CrashHubAtDisk():
-                self._die_at(self._disk, fault.operation, CrashHub(fault.power_cut, fault.off_s, fault.connections))
+                self._die_at(
+                    self._disk, fault.operation, CrashHub(fault.power_cut, fault.off_s, fault.connections)
+                )
             case RestoreBackup():
                 self._back_up(self._disk, fault)
             case FailingDisk():
