@@ -76,7 +76,7 @@ class _Content:
                 _lose_sectors(left.seen, start, stop, random)
         end = self.synced + random.choice((0, self.unsynced_bytes, random.randint(0, self.unsynced_bytes)))
         del left.seen[end:]
-        if random.random() < 0.25:
+        if random.random() < 0.5:
             _lose_sectors(left.seen, self.synced, end, random)
         left.synced = len(left.seen)
         return left

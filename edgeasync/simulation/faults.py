@@ -28,13 +28,13 @@ class _Fault(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="fault")
 class CrashHub(_Fault, frozen=True, tag="crash_hub"):
     """Kill the hub's process, or cut its power; it is started again in `off_s`, or not until all is healed.
 
-    With `again_at` it dies once more in the same way, at that operation of the disk, counted from its start.
+    It may crash `again` soon after that, or during it.
     """
 
     power_cut: bool = False
     off_s: Seconds | None = 1.0
     connections: Connections = "silent"
-    again_at: Annotated[int, Meta(ge=1)] | None = None
+    again: "CrashHubAtDisk | None" = None
 
 
 class CrashHubAtDisk(_Fault, frozen=True, tag="crash_hub_at_disk"):
@@ -44,6 +44,7 @@ class CrashHubAtDisk(_Fault, frozen=True, tag="crash_hub_at_disk"):
     power_cut: bool = True
     off_s: Seconds | None = 1.0
     connections: Connections = "silent"
+    again: "CrashHubAtDisk | None" = None
 
 
 class RestoreBackup(_Fault, frozen=True, tag="restore_backup"):
@@ -214,8 +215,10 @@ def draw_faults(seed: int, devices: Sequence[str], until_s: float, *, hub: bool 
     if hub:
         planned += [_planned(_crash(random), random, devices, until_s) for _ in range(random.randint(1, 3))]
     for _ in range(random.randint(1, 8)):
-        fault = _hub_fault(random) if hub and random.random() < 1 / 3 else _device_fault(random, devices)
+        fault = _hub_fault(random) if hub and random.random() < 0.4 else _device_fault(random, devices)
         planned.append(_planned(fault, random, devices, until_s))
+        if isinstance(fault, FailingDisk) and random.random() < 0.5:
+            planned.append(_soon_after(planned[-1], CrashHub(power_cut=True), random))
     if random.random() < 0.3:
         trouble = _trouble(random)  # of all, all the time
         planned += [At(0.0, BadLink(device, until_s, trouble)) for device in devices]
@@ -231,14 +234,28 @@ def _planned(fault: Fault, random: Random, devices: Sequence[str], until_s: floa
     return At(_rounded(random.uniform(0.0, until_s)), fault)
 
 
+def _soon_after(planned: Planned, fault: Fault, random: Random) -> Planned:
+    match planned:
+        case At():
+            return At(_rounded(planned.time_s + random.uniform(0.0, 0.5)), fault)
+        case WhenSteps():
+            return WhenSteps(planned.device, planned.steps + random.randint(0, 4), fault)
+        case WhenVersion():
+            return WhenVersion(planned.version + random.randint(0, 3), fault)
+
+
 def _crash(random: Random) -> CrashHub | CrashHubAtDisk:
-    off_s = _seconds(random, 4.0)
-    power_cut = random.random() < 0.5
+    again = _crash_at_disk(random, None) if random.random() < 0.4 else None
+    if random.random() < 0.6:
+        return _crash_at_disk(random, again)
     connections: Connections = random.choice(("silent", "broken", "kept"))
-    if random.random() < 0.5:
-        return CrashHubAtDisk(random.randint(1, 40), power_cut, off_s, connections)
-    again_at = random.randint(1, 12) if random.random() < 0.3 else None
-    return CrashHub(power_cut, off_s, connections, again_at)
+    return CrashHub(random.random() < 0.5, _seconds(random, 4.0), connections, again)
+
+
+def _crash_at_disk(random: Random, again: CrashHubAtDisk | None) -> CrashHubAtDisk:
+    connections: Connections = random.choice(("silent", "broken", "kept"))
+    operation = random.randint(1, random.choice((8, 40)))
+    return CrashHubAtDisk(operation, random.random() < 0.5, _seconds(random, 4.0), connections, again)
 
 
 def _hub_fault(random: Random) -> HubFault:
@@ -247,7 +264,7 @@ def _hub_fault(random: Random) -> HubFault:
             return SlowDisk(_rounded(random.uniform(0.01, 1.0)), _seconds(random, 4.0))
         case 1:
             return FailingDisk(writes=random.randint(1, 3))
-        case 2:
+        case 2 | 6:
             return FailingDisk(syncs=random.randint(1, 3))
         case 3:
             return FullDisk(random.randint(0, 20_000), _seconds(random, 4.0))

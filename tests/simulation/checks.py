@@ -60,7 +60,7 @@ class Checks:
         self._world = world
         self.memory = Memory()
         self._marks = {}
-        """By device and checksum of the payload: an update's mark."""
+        """By device, checksum of the payload and loss: an update's mark."""
         self._said = set()
         """All that ever left the hub: device, number, mark and outcome."""
         self._made = set()
@@ -75,9 +75,10 @@ class Checks:
 
     # -- updates ---------------------------------------------------------------------------------------------
 
-    def pushed(self, device, digest):
-        """Take note of an update that a device has made; it may say so again."""
-        self._marks.setdefault((device.device_id, digest), (device.device_id, device._trainer.updates))
+    def pushed(self, device, digest, push):
+        """Take note of an update that a device has made, perhaps once more; return its mark."""
+        mark = (device.device_id, device._trainer.updates)
+        return self._marks.setdefault((device.device_id, digest, repr(push.loss_mean)), mark)
 
     def before_event(self, hub, event):
         push = getattr(event, "push", None)
@@ -85,7 +86,7 @@ class Checks:
             return None
         device_id = event.peer.partition(b"#")[0].decode()
         waiting = self._waiting(hub.core)
-        mark = self.memory.handles[event.handle] = self._marks[device_id, push.checksum]
+        mark = self.memory.handles[event.handle] = self._marks[device_id, push.checksum, repr(push.loss_mean)]
         return mark, waiting, hub.core.duplicates
 
     def after_event(self, hub, event, before, effects):
@@ -290,11 +291,10 @@ class Checks:
 
     # -- devices ---------------------------------------------------------------------------------------------
 
-    def told(self, device, seq, outcome, digest):
+    def told(self, mark, seq, outcome):
         """Take note of what a device is told of an update."""
-        mark = self._marks[device.device_id, digest]
         first = outcome.first if isinstance(outcome, Duplicate) else outcome
-        key = (device.device_id, seq)
+        key = (mark[0], seq)
         assert (*key, mark, first) in self._said, f"{mark}, push {key}, was told {first}, and nobody said so"
         if self.memory.promised.get(mark) != first:
             return  # the disk was put back since: that was lost with it

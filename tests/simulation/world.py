@@ -108,7 +108,7 @@ class Counting:
         if self.diverges and self.updates % self.diverges == 0:
             learnt[0] = np.nan
             loss = np.nan
-        return StepResult(loss, 4)
+        return StepResult(loss + 1e-9 * self.updates, 4)  # no two updates are alike
 
 
 class Trace:
@@ -149,11 +149,11 @@ class WatchedDevice(SimulatedDevice):
                 if isinstance(effect, Settle):
                     self.answers += 1
                     seq = exchange.core._unanswered.seq_last
-                    self.world.checks.told(self, seq, effect.outcome, exchange._checksum)
+                    self.world.checks.told(self.mark, seq, effect.outcome)
             return effects
 
         def watched_push(message):
-            self.world.checks.pushed(self, exchange._checksum)
+            self.mark = self.world.checks.pushed(self, exchange._checksum, message)
             push(message)
 
         exchange.core.handle, exchange._push = watched, watched_push
@@ -387,6 +387,7 @@ class World:
             seed=seed,
             disk=self.disk,
             segment_bytes_max=self.segment_bytes_max,
+            save_s=random.choice([0.002, 0.05, 0.5]),
         )
         self.devices = {}
         for name in names:
