@@ -41,8 +41,8 @@ class Memory:
         """By the handle that an update was given: its mark."""
         self.excused = set()
         """Marks that a rollback has dropped while they waited."""
-        self.held = set()
-        """Lineages and versions that devices have taken over."""
+        self.given = set()
+        """Lineages and versions that devices were given."""
         self.states = {}
         """By the number of a log's entry: a hash of what the core was after it."""
 
@@ -168,6 +168,7 @@ class Checks:
             assert number <= hub.core.version
             assert number >= self._assigned.get((name, lineage), 0), f"{name} is sent back to version {number}"
             self._assigned[name, lineage] = number
+            self.memory.given.add((lineage, number))
 
     def _promised(self, hub, name, ack):
         memory = self.memory
@@ -251,8 +252,8 @@ class Checks:
         published = run.publisher.published
         digest = xxhash.xxh3_64_digest(published.vector)
         assert digest == self._recorded(lineage, published.number), f"version {published.number} is another"
-        for known in memory.held:
-            assert not lost(known), f"version {known} is held by a device, and the hub has forgotten it"
+        for known in memory.given:
+            assert not lost(known), f"version {known} was given to a device, and the hub has forgotten it"
             self._recorded(lineage, known[1])
         self._assert_kept(core)
         for name, seq in memory.acknowledged:
@@ -306,9 +307,6 @@ class Checks:
         lineage, number = version.lineage, version.number
         digest = xxhash.xxh3_64_digest(vector)
         assert digest == self._recorded(lineage, number), f"{device.device_id} holds another {(lineage, number)}"
-        core = self._world.hub.core
-        if core.judge.ancestry.knows(version) and number <= core.version:
-            self.memory.held.add((lineage, number))
 
     # -- in the end ------------------------------------------------------------------------------------------
 
