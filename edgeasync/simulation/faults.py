@@ -38,9 +38,13 @@ class CrashHub(_Fault, frozen=True, tag="crash_hub"):
 
 
 class CrashHubAtDisk(_Fault, frozen=True, tag="crash_hub_at_disk"):
-    """Crash the hub in the middle of the so-manieth thing that its disk is asked to do from now on."""
+    """Crash the hub in the middle of the so-manieth thing that its disk is asked to do from now on.
+
+    With `names` only what is about files' names is counted.
+    """
 
     operation: Annotated[int, Meta(ge=1)]
+    names: bool = False
     power_cut: bool = True
     off_s: Seconds | None = 1.0
     connections: Connections = "silent"
@@ -48,11 +52,16 @@ class CrashHubAtDisk(_Fault, frozen=True, tag="crash_hub_at_disk"):
 
 
 class RestoreBackup(_Fault, frozen=True, tag="restore_backup"):
-    """Back the hub's disk up; in `after_s` end the hub, put the backup back, and start it again in `off_s`."""
+    """Back the hub's disk up; in `after_s` end the hub, put the backup back, and start it again in `off_s`.
+
+    With `empty` an empty disk is put in instead.
+    """
 
     after_s: Seconds
     off_s: Seconds | None = 1.0
     connections: Literal["silent", "broken"] = "silent"
+    empty: bool = False
+    again: CrashHubAtDisk | None = None
 
 
 class SlowDisk(_Fault, frozen=True, tag="slow_disk"):
@@ -214,6 +223,10 @@ def draw_faults(seed: int, devices: Sequence[str], until_s: float, *, hub: bool 
     planned: list[Planned] = [_planned(_cut_power(random, devices), random, devices, until_s)]
     if hub:
         planned += [_planned(_crash(random), random, devices, until_s) for _ in range(random.randint(1, 3))]
+        if random.random() < 0.4:
+            operation = random.randint(1, 14)
+            dies = CrashHubAtDisk(operation, power_cut=random.random() < 0.8, off_s=_seconds(random, 2.0))
+            planned.append(At(0.0, RestoreBackup(0.0, 0.0, empty=True, again=dies)))  # while it begins
     for _ in range(random.randint(1, 8)):
         fault = _hub_fault(random) if hub and random.random() < 0.4 else _device_fault(random, devices)
         planned.append(_planned(fault, random, devices, until_s))
@@ -254,8 +267,9 @@ def _crash(random: Random) -> CrashHub | CrashHubAtDisk:
 
 def _crash_at_disk(random: Random, again: CrashHubAtDisk | None) -> CrashHubAtDisk:
     connections: Connections = random.choice(("silent", "broken", "kept"))
-    operation = random.randint(1, random.choice((8, 40)))
-    return CrashHubAtDisk(operation, random.random() < 0.5, _seconds(random, 4.0), connections, again)
+    names = random.random() < 0.4
+    operation = random.randint(1, 12 if names else 40)
+    return CrashHubAtDisk(operation, names, random.random() < 0.5, _seconds(random, 4.0), connections, again)
 
 
 def _hub_fault(random: Random) -> HubFault:
@@ -272,7 +286,9 @@ def _hub_fault(random: Random) -> HubFault:
             return ReadOnlyDisk(_seconds(random, 3.0))
         case 5:
             after_s = _rounded(random.uniform(0.0, 5.0))
-            return RestoreBackup(after_s, _seconds(random, 4.0), random.choice(("silent", "broken")))
+            again = _crash_at_disk(random, None) if random.random() < 0.4 else None
+            empty = random.random() < 0.4
+            return RestoreBackup(after_s, _seconds(random, 4.0), random.choice(("silent", "broken")), empty, again)
     return _crash(random)
 
 

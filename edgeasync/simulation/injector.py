@@ -229,7 +229,8 @@ class FaultInjector:
         """Let the hub die at an operation of its disk from now on; `look` sees to the rest."""
         self._dying = CrashHub(crash.power_cut, crash.off_s, crash.connections, crash.again)
         die_at = disk.cut_power_at if crash.power_cut else disk.kill_at
-        die_at(disk.operations + crash.operation, lambda: None)
+        done = disk.name_operations if crash.names else disk.operations
+        die_at(done + crash.operation, lambda: None, names=crash.names)
 
     def _back_up(self, disk: SimulatedDisk, fault: RestoreBackup) -> None:
         if disk.powerless:
@@ -238,7 +239,11 @@ class FaultInjector:
 
         def restore() -> None:
             self._end_hub(fault.connections)
-            disk.restore(backup)
+            if fault.empty:
+                disk.replace()
+            else:
+                disk.restore(backup)
+            self._again = fault.again
             if fault.off_s is not None:
                 self._later(fault.off_s, self._start_hub)
 

@@ -326,8 +326,23 @@ class Checks:
             member = hub.core.members.members[device.device_id]
             seq = device.exchange.core._unanswered.seq_last
             assert member.seq_last == seq, f"{device.device_id} is at {seq}, for the hub at {member.seq_last}"
+        self._disk_is_tidy()
         if world.name == "exact":
             self._in_the_model()
+
+    def _disk_is_tidy(self):
+        """What the hub no longer needs is gone from its disk."""
+        world = self._world
+        disk, settings = world.disk, world.hub.core.settings.checkpoint
+        names = disk.names()
+        assert not [name for name in names if name.endswith(".part")]
+        kinds = [[name for name in names if name.endswith(kind)] for kind in (".json", ".safetensors")]
+        # The best and those kept; and one that was under way when the hub died for the last time.
+        assert all(len(kind) <= settings.keep + 1 for kind in kinds), f"there are {kinds}"
+        journal = sum(disk.size(name) for name in names if name.startswith("journal-"))
+        # The segment that is being written stays, however large it may become.
+        most = 3 * (settings.journal_bytes_max + 4 * world.marks.spec.nbytes + world.segment_bytes_max)
+        assert journal <= most, f"the journal has {journal} bytes, over {most}"
 
     def _in_the_model(self):
         """Read the marks off the model itself."""

@@ -77,7 +77,7 @@ MUTANTS = {
         Change(HubExchange, "_send", "Ack | Assignment | Welcome | Leave", "Welcome"),
     ),
     "a number is forgotten at recovery": (
-        Change(Membership, "thaw", "self.members = {", "members[0].seq_last = 0; self.members = {"),
+        Change(Membership, "thaw", "self.members = {", "[setattr(m, 'seq_last', 0) for m in members[:1]]; self.members = {"),
     ),
     "a torn tail is taken as good": (
         Change(_Walk, "records", "if digest != checksum(body[: _RECORD_HEADER.size - 8], entry, payload)", "if False"),
@@ -98,6 +98,12 @@ MUTANTS = {
     ),
     "the journal is dropped beyond the checkpoint": (
         Change(Run, "save", "return self._store.covered(manifest.fingerprint)", "return 1 << 60"),
+    ),
+    "the journal is never dropped": (
+        Change(JournalWriter, "drop_through", "while self._segments:", "while False:"),
+    ),
+    "old checkpoints are kept": (
+        Change(CheckpointStore, "_prune", "len(usable) > self._keep", "False"),
     ),
     "a failed sync is taken for durable": (
         Change(JournalWriter, "append", "file.sync()", "with contextlib.suppress(OSError): file.sync()"),

@@ -41,7 +41,7 @@ from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.trainer import StepResult
-from tests.simulation.checks import Checks
+from tests.simulation.checks import Checks, Memory
 from tests.simulation.marks import LEARNT, Marks
 
 UNUSED = 20_000
@@ -190,6 +190,10 @@ class WatchedDisk(SimulatedDisk):
         copy = super().copy()
         self._memories.append((copy, self._checks.memory.copy()))
         return copy
+
+    def replace(self):
+        super().replace()
+        self._checks.memory = Memory()
 
     def restore(self, copy):
         super().restore(copy)
@@ -379,7 +383,7 @@ class World:
                     devices_max=len(names) - self.forgets,
                 ),
                 checkpoint=CheckpointSettings(
-                    every=random.choice(["1 second", "3 seconds", "20 updates", "1 minute"]),
+                    every=random.choice(["1 second", "4 updates", "20 updates", "1 minute"]),
                     keep=random.choice([2, 3]),
                     journal_bytes_max=self.journal_bytes_max,
                 ),
