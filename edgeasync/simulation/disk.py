@@ -76,7 +76,7 @@ class _Content:
                 _lose_sectors(left.seen, start, stop, random)
         end = self.synced + random.choice((0, self.unsynced_bytes, random.randint(0, self.unsynced_bytes)))
         del left.seen[end:]
-        if random.random() < 0.25:
+        if random.random() < 0.5:
             _lose_sectors(left.seen, self.synced, end, random)
         left.synced = len(left.seen)
         return left
@@ -98,6 +98,15 @@ class _Change:
 
     def __init__(self, **names: _Content | None) -> None:
         self.names = names
+
+
+class _Death(NamedTuple):
+    """When the process on the disk dies."""
+
+    operation: int
+    names: bool
+    power: bool
+    then: Callable[[], None]
 
 
 class DiskCopy(NamedTuple):
@@ -154,12 +163,14 @@ class SimulatedDisk:
         self.failing_syncs = 0
         self.operations = 0
         """Everything that could change the disk and was asked of it so far; reading is none."""
+        self.name_operations = 0
+        """Those among them that are about names: of new files, renamed and removed ones, and their syncs."""
         self.power_cuts = 0
         self._random = Random(f"{seed}/disk")
         self._names: dict[str, _Content] = {}
         self._synced_names: dict[str, _Content] = {}
         self._changes: list[_Change] = []
-        self._cut: tuple[int, bool, Callable[[], None]] | None = None
+        self._cut: _Death | None = None
         self._left_at_cut: DiskCopy | None = None
 
     # -- faults ----------------------------------------------------------------------------------------------
@@ -175,6 +186,9 @@ class SimulatedDisk:
 
     def copy(self) -> "DiskCopy":
         """Return all that is on the disk, synced or not: a backup, taken at one moment."""
+        return self._copy()
+
+    def _copy(self) -> "DiskCopy":
         contents = {id(content): content for content in self._all_contents()}
         copies = {key: content.copy() for key, content in contents.items()}
 
@@ -182,7 +196,9 @@ class SimulatedDisk:
             return {name: copies[id(content)] for name, content in names.items()}
 
         changes = [
-            _Change(**{name: None if content is None else copies[id(content)] for name, content in one.names.items()})
+            _Change(
+                **{name: None if content is None else copies[id(content)] for name, content in one.names.items()}
+            )
             for one in self._changes
         ]
         return DiskCopy(copied(self._names), copied(self._synced_names), changes)
@@ -193,21 +209,27 @@ class SimulatedDisk:
         self._cut = self._left_at_cut = None
         self.power_cuts += 1
 
-    def cut_power_at(self, operation: int, then: Callable[[], None]) -> None:
+    def replace(self) -> None:
+        """Put an empty disk in the place of this one."""
+        self.restore(DiskCopy({}, {}, []))
+
+    def cut_power_at(self, operation: int, then: Callable[[], None], *, names: bool = False) -> None:
         """Let the power fail in the middle of the disk's `operation`-th operation, counted from the first.
+
+        With `names` only `name_operations` are counted.
 
         The process is dead and does not know: to it the disk works on, but what is left once `crash` is called was
         settled at that operation. `then` must see to it that `crash` is called, and that nothing the process still
         does gets out.
         """
-        self._cut = (operation, True, then)
+        self._cut = _Death(operation, names, True, then)
 
-    def kill_at(self, operation: int, then: Callable[[], None]) -> None:
+    def kill_at(self, operation: int, then: Callable[[], None], *, names: bool = False) -> None:
         """As `cut_power_at`, but only the process dies: what it had written is left, synced or not.
 
         Of what it was writing any beginning is left.
         """
-        self._cut = (operation, False, then)
+        self._cut = _Death(operation, names, False, then)
 
     @property
     def powerless(self) -> bool:
@@ -242,7 +264,7 @@ class SimulatedDisk:
 
     def create(self, name: str) -> File:
         """Make an empty file; one of that name is emptied."""
-        self._begin()
+        self._begin(names=True)
         if (content := self._names.get(name)) is None:
             content = _Content()
             self._change(_Change(**{name: content}))
@@ -263,18 +285,18 @@ class SimulatedDisk:
     def rename(self, source: str, target: str) -> None:
         """Give a file another name."""
         content = self._find(source)
-        self._begin()
+        self._begin(names=True)
         self._change(_Change(**{source: None, target: content}))
 
     def remove(self, name: str) -> None:
         """Remove a file."""
         self._find(name)
-        self._begin()
+        self._begin(names=True)
         self._change(_Change(**{name: None}))
 
     def sync_folder(self) -> None:
         """Let all names outlive a power cut."""
-        self._begin()
+        self._begin(names=True)
         self._cut_if_due()
         self._fail_if_due()
         for change in self._changes:
@@ -309,9 +331,10 @@ class SimulatedDisk:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
         return content
 
-    def _begin(self) -> None:
+    def _begin(self, *, names: bool = False) -> None:
         """Count an operation, and refuse it if nothing may change."""
         self.operations += 1
+        self.name_operations += names
         if self.read_only:
             raise _error(errno.EROFS)
 
@@ -320,20 +343,20 @@ class SimulatedDisk:
 
         Called after what is not lasting until it is synced, and before what is.
         """
-        if self._cut is None or self.operations < self._cut[0]:
+        cut = self._cut
+        if cut is None or (self.name_operations if cut.names else self.operations) < cut.operation:
             return
-        _, power, then = self._cut
         self._cut = None
-        if power:
+        if cut.power:
             self._left_at_cut = _settled(self._left(self._random))
         else:
             whole = b"" if written is None else bytes(written.seen)
             if written is not None:
                 del written.seen[len(whole) - self._random.randint(0, nbytes) :]
-            self._left_at_cut = self.copy()
+            self._left_at_cut = self._copy()
             if written is not None:
                 written.seen[:] = whole
-        then()
+        cut.then()
 
     def _all_contents(self) -> list[_Content]:
         changed = [content for change in self._changes for content in change.names.values() if content is not None]

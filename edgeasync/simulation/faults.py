@@ -28,30 +28,40 @@ class _Fault(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="fault")
 class CrashHub(_Fault, frozen=True, tag="crash_hub"):
     """Kill the hub's process, or cut its power; it is started again in `off_s`, or not until all is healed.
 
-    With `again_at` it dies once more in the same way, at that operation of the disk, counted from its start.
+    It may crash `again` soon after that, or during it.
     """
 
     power_cut: bool = False
     off_s: Seconds | None = 1.0
     connections: Connections = "silent"
-    again_at: Annotated[int, Meta(ge=1)] | None = None
+    again: "CrashHubAtDisk | None" = None
 
 
 class CrashHubAtDisk(_Fault, frozen=True, tag="crash_hub_at_disk"):
-    """Crash the hub in the middle of the so-manieth thing that its disk is asked to do from now on."""
+    """Crash the hub in the middle of the so-manieth thing that its disk is asked to do from now on.
+
+    With `names` only what is about files' names is counted.
+    """
 
     operation: Annotated[int, Meta(ge=1)]
+    names: bool = False
     power_cut: bool = True
     off_s: Seconds | None = 1.0
     connections: Connections = "silent"
+    again: "CrashHubAtDisk | None" = None
 
 
 class RestoreBackup(_Fault, frozen=True, tag="restore_backup"):
-    """Back the hub's disk up; in `after_s` end the hub, put the backup back, and start it again in `off_s`."""
+    """Back the hub's disk up; in `after_s` end the hub, put the backup back, and start it again in `off_s`.
+
+    With `empty` an empty disk is put in instead.
+    """
 
     after_s: Seconds
     off_s: Seconds | None = 1.0
     connections: Literal["silent", "broken"] = "silent"
+    empty: bool = False
+    again: CrashHubAtDisk | None = None
 
 
 class SlowDisk(_Fault, frozen=True, tag="slow_disk"):
@@ -213,9 +223,15 @@ def draw_faults(seed: int, devices: Sequence[str], until_s: float, *, hub: bool 
     planned: list[Planned] = [_planned(_cut_power(random, devices), random, devices, until_s)]
     if hub:
         planned += [_planned(_crash(random), random, devices, until_s) for _ in range(random.randint(1, 3))]
+        if random.random() < 0.4:
+            operation = random.randint(1, 14)
+            dies = CrashHubAtDisk(operation, power_cut=random.random() < 0.8, off_s=_seconds(random, 2.0))
+            planned.append(At(0.0, RestoreBackup(0.0, 0.0, empty=True, again=dies)))  # while it begins
     for _ in range(random.randint(1, 8)):
-        fault = _hub_fault(random) if hub and random.random() < 1 / 3 else _device_fault(random, devices)
+        fault = _hub_fault(random) if hub and random.random() < 0.4 else _device_fault(random, devices)
         planned.append(_planned(fault, random, devices, until_s))
+        if isinstance(fault, FailingDisk) and random.random() < 0.5:
+            planned.append(_soon_after(planned[-1], CrashHub(power_cut=True), random))
     if random.random() < 0.3:
         trouble = _trouble(random)  # of all, all the time
         planned += [At(0.0, BadLink(device, until_s, trouble)) for device in devices]
@@ -231,14 +247,29 @@ def _planned(fault: Fault, random: Random, devices: Sequence[str], until_s: floa
     return At(_rounded(random.uniform(0.0, until_s)), fault)
 
 
+def _soon_after(planned: Planned, fault: Fault, random: Random) -> Planned:
+    match planned:
+        case At():
+            return At(_rounded(planned.time_s + random.uniform(0.0, 0.5)), fault)
+        case WhenSteps():
+            return WhenSteps(planned.device, planned.steps + random.randint(0, 4), fault)
+        case WhenVersion():
+            return WhenVersion(planned.version + random.randint(0, 3), fault)
+
+
 def _crash(random: Random) -> CrashHub | CrashHubAtDisk:
-    off_s = _seconds(random, 4.0)
-    power_cut = random.random() < 0.5
+    again = _crash_at_disk(random, None) if random.random() < 0.4 else None
+    if random.random() < 0.6:
+        return _crash_at_disk(random, again)
     connections: Connections = random.choice(("silent", "broken", "kept"))
-    if random.random() < 0.5:
-        return CrashHubAtDisk(random.randint(1, 40), power_cut, off_s, connections)
-    again_at = random.randint(1, 12) if random.random() < 0.3 else None
-    return CrashHub(power_cut, off_s, connections, again_at)
+    return CrashHub(random.random() < 0.5, _seconds(random, 4.0), connections, again)
+
+
+def _crash_at_disk(random: Random, again: CrashHubAtDisk | None) -> CrashHubAtDisk:
+    connections: Connections = random.choice(("silent", "broken", "kept"))
+    names = random.random() < 0.4
+    operation = random.randint(1, 12 if names else 40)
+    return CrashHubAtDisk(operation, names, random.random() < 0.5, _seconds(random, 4.0), connections, again)
 
 
 def _hub_fault(random: Random) -> HubFault:
@@ -247,7 +278,7 @@ def _hub_fault(random: Random) -> HubFault:
             return SlowDisk(_rounded(random.uniform(0.01, 1.0)), _seconds(random, 4.0))
         case 1:
             return FailingDisk(writes=random.randint(1, 3))
-        case 2:
+        case 2 | 6:
             return FailingDisk(syncs=random.randint(1, 3))
         case 3:
             return FullDisk(random.randint(0, 20_000), _seconds(random, 4.0))
@@ -255,7 +286,9 @@ def _hub_fault(random: Random) -> HubFault:
             return ReadOnlyDisk(_seconds(random, 3.0))
         case 5:
             after_s = _rounded(random.uniform(0.0, 5.0))
-            return RestoreBackup(after_s, _seconds(random, 4.0), random.choice(("silent", "broken")))
+            again = _crash_at_disk(random, None) if random.random() < 0.4 else None
+            empty = random.random() < 0.4
+            return RestoreBackup(after_s, _seconds(random, 4.0), random.choice(("silent", "broken")), empty, again)
     return _crash(random)
 
 

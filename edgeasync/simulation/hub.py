@@ -33,7 +33,7 @@ Connections = Literal["silent", "broken", "kept"]
 
 
 class SimulatedHub:
-    """The hub's shell in virtual time; computing costs it none, and a write to the disk `sync_s`.
+    """The hub's shell in virtual time; computing costs it none, a write to the disk `sync_s`, a checkpoint `save_s`.
 
     It runs from the beginning. With a disk it keeps a journal there: `crash` ends it as SIGKILL would, `start`
     lets it go on from the disk. Without one nothing is saved.
@@ -51,6 +51,7 @@ class SimulatedHub:
         graph: ShippedGraph | None = None,
         disk: Disk | None = None,
         sync_s: float = 0.002,
+        save_s: float | None = None,
         segment_bytes_max: int = SEGMENT_BYTES_MAX,
     ) -> None:
         self._random = Random(seed)
@@ -60,6 +61,7 @@ class SimulatedHub:
         self._disk = disk
         self._segment_bytes_max = segment_bytes_max
         self.sync_s = sync_s
+        self._save_s = sync_s if save_s is None else save_s
         self.reports: list[tuple[float, Report]] = []
         self.stopped = ""
         self.saved_versions: list[int] = []
@@ -241,7 +243,8 @@ class SimulatedHub:
         if self._disk is None:
             self.exchange.saved()
         else:
-            self.after(self.sync_s, lambda: self._saved(self._write(state)))  # beside the journal
+            # Beside the journal, as it is written in another thread.
+            self.after(max(self.sync_s, self._save_s), lambda: self._saved(self._write(state)))
 
     def _write(self, state: HubState) -> int:
         try:

@@ -86,7 +86,7 @@ class FaultInjector:
         self._under_way: list[tuple[Fault, float]] = []
         self._waiting: list[WhenSteps | WhenVersion] = []
         self._dying = CrashHub()
-        self._again: CrashHub | None = None
+        self._again: CrashHubAtDisk | None = None
         self._healed = False
         for planned in plan.faults:
             self._arrange(planned)
@@ -162,7 +162,7 @@ class FaultInjector:
             return
         match fault:
             case CrashHubAtDisk():
-                self._die_at(self._disk, fault.operation, CrashHub(fault.power_cut, fault.off_s, fault.connections))
+                self._die_at(self._disk, fault)
             case RestoreBackup():
                 self._back_up(self._disk, fault)
             case FailingDisk():
@@ -213,7 +213,7 @@ class FaultInjector:
         self._end_hub(crash.connections)
         if self._disk is not None and (crash.power_cut or died):
             self._disk.crash()
-        self._again = crash if crash.again_at is not None else None
+        self._again = crash.again
         if crash.off_s is not None:
             self._later(crash.off_s, self._start_hub)
 
@@ -225,11 +225,12 @@ class FaultInjector:
                 if device.running:
                     device.break_connection()
 
-    def _die_at(self, disk: SimulatedDisk, operation: int, crash: CrashHub) -> None:
+    def _die_at(self, disk: SimulatedDisk, crash: CrashHubAtDisk) -> None:
         """Let the hub die at an operation of its disk from now on; `look` sees to the rest."""
-        self._dying = crash
+        self._dying = CrashHub(crash.power_cut, crash.off_s, crash.connections, crash.again)
         die_at = disk.cut_power_at if crash.power_cut else disk.kill_at
-        die_at(disk.operations + operation, lambda: None)
+        done = disk.name_operations if crash.names else disk.operations
+        die_at(done + crash.operation, lambda: None, names=crash.names)
 
     def _back_up(self, disk: SimulatedDisk, fault: RestoreBackup) -> None:
         if disk.powerless:
@@ -238,7 +239,11 @@ class FaultInjector:
 
         def restore() -> None:
             self._end_hub(fault.connections)
-            disk.restore(backup)
+            if fault.empty:
+                disk.replace()
+            else:
+                disk.restore(backup)
+            self._again = fault.again
             if fault.off_s is not None:
                 self._later(fault.off_s, self._start_hub)
 
@@ -249,9 +254,8 @@ class FaultInjector:
         if self._hub.running:
             return
         again, self._again = self._again, None
-        if again is not None and again.again_at is not None and self._disk is not None:
-            crash = CrashHub(again.power_cut, again.off_s, again.connections)
-            self._die_at(self._disk, again.again_at, crash)
+        if again is not None and self._disk is not None:
+            self._die_at(self._disk, again)
         try:
             self._hub.start()
         except (OSError, EdgeAsyncError):

@@ -41,8 +41,8 @@ class Memory:
         """By the handle that an update was given: its mark."""
         self.excused = set()
         """Marks that a rollback has dropped while they waited."""
-        self.held = set()
-        """Lineages and versions that devices have taken over."""
+        self.given = set()
+        """Lineages and versions that devices were given."""
         self.states = {}
         """By the number of a log's entry: a hash of what the core was after it."""
 
@@ -60,7 +60,7 @@ class Checks:
         self._world = world
         self.memory = Memory()
         self._marks = {}
-        """By device and checksum of the payload: an update's mark."""
+        """By device, checksum of the payload and loss: an update's mark."""
         self._said = set()
         """All that ever left the hub: device, number, mark and outcome."""
         self._made = set()
@@ -75,9 +75,10 @@ class Checks:
 
     # -- updates ---------------------------------------------------------------------------------------------
 
-    def pushed(self, device, digest):
-        """Take note of an update that a device has made; it may say so again."""
-        self._marks.setdefault((device.device_id, digest), (device.device_id, device._trainer.updates))
+    def pushed(self, device, digest, push):
+        """Take note of an update that a device has made, perhaps once more; return its mark."""
+        mark = (device.device_id, device._trainer.updates)
+        return self._marks.setdefault((device.device_id, digest, repr(push.loss_mean)), mark)
 
     def before_event(self, hub, event):
         push = getattr(event, "push", None)
@@ -85,7 +86,7 @@ class Checks:
             return None
         device_id = event.peer.partition(b"#")[0].decode()
         waiting = self._waiting(hub.core)
-        mark = self.memory.handles[event.handle] = self._marks[device_id, push.checksum]
+        mark = self.memory.handles[event.handle] = self._marks[device_id, push.checksum, repr(push.loss_mean)]
         return mark, waiting, hub.core.duplicates
 
     def after_event(self, hub, event, before, effects):
@@ -167,6 +168,7 @@ class Checks:
             assert number <= hub.core.version
             assert number >= self._assigned.get((name, lineage), 0), f"{name} is sent back to version {number}"
             self._assigned[name, lineage] = number
+            self.memory.given.add((lineage, number))
 
     def _promised(self, hub, name, ack):
         memory = self.memory
@@ -250,8 +252,8 @@ class Checks:
         published = run.publisher.published
         digest = xxhash.xxh3_64_digest(published.vector)
         assert digest == self._recorded(lineage, published.number), f"version {published.number} is another"
-        for known in memory.held:
-            assert not lost(known), f"version {known} is held by a device, and the hub has forgotten it"
+        for known in memory.given:
+            assert not lost(known), f"version {known} was given to a device, and the hub has forgotten it"
             self._recorded(lineage, known[1])
         self._assert_kept(core)
         for name, seq in memory.acknowledged:
@@ -290,11 +292,10 @@ class Checks:
 
     # -- devices ---------------------------------------------------------------------------------------------
 
-    def told(self, device, seq, outcome, digest):
+    def told(self, mark, seq, outcome):
         """Take note of what a device is told of an update."""
-        mark = self._marks[device.device_id, digest]
         first = outcome.first if isinstance(outcome, Duplicate) else outcome
-        key = (device.device_id, seq)
+        key = (mark[0], seq)
         assert (*key, mark, first) in self._said, f"{mark}, push {key}, was told {first}, and nobody said so"
         if self.memory.promised.get(mark) != first:
             return  # the disk was put back since: that was lost with it
@@ -306,9 +307,6 @@ class Checks:
         lineage, number = version.lineage, version.number
         digest = xxhash.xxh3_64_digest(vector)
         assert digest == self._recorded(lineage, number), f"{device.device_id} holds another {(lineage, number)}"
-        core = self._world.hub.core
-        if core.judge.ancestry.knows(version) and number <= core.version:
-            self.memory.held.add((lineage, number))
 
     # -- in the end ------------------------------------------------------------------------------------------
 
@@ -328,8 +326,23 @@ class Checks:
             member = hub.core.members.members[device.device_id]
             seq = device.exchange.core._unanswered.seq_last
             assert member.seq_last == seq, f"{device.device_id} is at {seq}, for the hub at {member.seq_last}"
+        self._disk_is_tidy()
         if world.name == "exact":
             self._in_the_model()
+
+    def _disk_is_tidy(self):
+        """What the hub no longer needs is gone from its disk."""
+        world = self._world
+        disk, settings = world.disk, world.hub.core.settings.checkpoint
+        names = disk.names()
+        assert not [name for name in names if name.endswith(".part")]
+        kinds = [[name for name in names if name.endswith(kind)] for kind in (".json", ".safetensors")]
+        # The best and those kept; and one that was under way when the hub died for the last time.
+        assert all(len(kind) <= settings.keep + 1 for kind in kinds), f"there are {kinds}"
+        journal = sum(disk.size(name) for name in names if name.startswith("journal-"))
+        # The segment that is being written stays, however large it may become.
+        most = 3 * (settings.journal_bytes_max + 4 * world.marks.spec.nbytes + world.segment_bytes_max)
+        assert journal <= most, f"the journal has {journal} bytes, over {most}"
 
     def _in_the_model(self):
         """Read the marks off the model itself."""

@@ -5,22 +5,33 @@ the code has changed, fails as loudly as one that is not noticed.
 """
 
 import inspect
-import sys
 import textwrap
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 
+import edgeasync.durable.run
 from edgeasync.core.device import DeviceCore
+from edgeasync.core.device_push import UnansweredPush
 from edgeasync.core.hub import HubCore
 from edgeasync.core.hub_exchange import HubExchange
+from edgeasync.core.judge import Judge
+from edgeasync.core.line import Line
 from edgeasync.core.membership import Membership
+from edgeasync.core.model import Model
+from edgeasync.core.outbox import Outbox
+from edgeasync.core.replay import Replay
+from edgeasync.durable.checkpoint import CheckpointStore
+from edgeasync.durable.commit import GroupCommit
+from edgeasync.durable.journal import JournalWriter, _Walk
+from edgeasync.durable.run import Run
 
 
 @dataclass(frozen=True)
 class Change:
-    """Words of a method, and what stands there instead."""
+    """Words of a method, or of a function as a module knows it, and what stands there instead."""
 
-    owner: type
+    owner: type | ModuleType
     method: str
     old: str
     new: str
@@ -35,11 +46,11 @@ MUTANTS = {
         Change(Membership, "greet", "member.steps_total = 0", "member.seq_last = hello.seq_answered"),
     ),
     "a device numbers an unanswered push anew": (
-        Change(DeviceCore, "_agree_on_seq", "seq_last <= push.seq <= seq_last + 1", "push.seq == seq_last + 1"),
-        Change(DeviceCore, "_agree_on_seq", "if push.seq > seq_last:", "if push.seq > 0:"),
+        Change(UnansweredPush, "agree", "seq_last == push.seq", "False"),
+        Change(UnansweredPush, "agree", "if push.seq > seq_last:", "if push.seq > 0:"),
     ),
     "a device takes any answer for that to its push": (
-        Change(DeviceCore, "_acknowledged", " or ack.seq != self._push.seq", ""),
+        Change(UnansweredPush, "answered", " or ack.seq != self.push.seq", ""),
     ),
     "an answer says applied where the update waits": (
         Change(HubCore, "_push_arrived", "Ack(push.seq, outcome)", "Ack(push.seq, Applied(self.version))"),
@@ -58,18 +69,84 @@ MUTANTS = {
     "a device does not say again what was not answered": (
         Change(DeviceCore, "tick", "effects += self._speak(now_s)", "self._wait(now_s)"),
     ),
+    # What the hub writes down, and goes on from.
+    "an answer leaves before the sync": (
+        Change(Outbox, "send", "not (self._held or (confirms and log.durable < log.last))", "True"),
+    ),
+    "an answer does not confirm anything": (
+        Change(HubExchange, "_send", "Ack | Assignment | Welcome | Leave", "Welcome"),
+    ),
+    "a number is forgotten at recovery": (
+        Change(Membership, "thaw", "self.members = {", "[setattr(m, 'seq_last', 0) for m in members[:1]]; self.members = {"),
+    ),
+    "a torn tail is taken as good": (
+        Change(_Walk, "records", "if digest != checksum(body[: _RECORD_HEADER.size - 8], entry, payload)", "if False"),
+    ),
+    "a torn tail is left": (
+        Change(edgeasync.durable.run, "recover", "cut_torn_tail(disk, reading)", "pass"),
+    ),
+    "the folder is not synced after a new segment": (
+        Change(JournalWriter, "_current", "self._disk.sync_folder()", "pass"),
+    ),
+    "the folder is not synced after a checkpoint": (
+        Change(CheckpointStore, "_replace", "self._disk.sync_folder()", "pass"),
+    ),
+    "a checkpoint is not synced": (Change(CheckpointStore, "_replace", "file.sync()", "pass"),),
+    "the journal is dropped before the manifest is durable": (
+        Change(CheckpointStore, "_replace", "self._disk.sync_folder()", "pass"),
+        Change(CheckpointStore, "covered", "min(self._keep, 2) - 1", "0"),
+    ),
+    "the journal is dropped beyond the checkpoint": (
+        Change(Run, "save", "return self._store.covered(manifest.fingerprint)", "return 1 << 60"),
+    ),
+    "the journal is never dropped": (
+        Change(JournalWriter, "drop_through", "while self._segments:", "while False:"),
+    ),
+    "old checkpoints are kept": (
+        Change(CheckpointStore, "_prune", "len(usable) > self._keep", "False"),
+    ),
+    "a failed sync is taken for durable": (
+        Change(JournalWriter, "append", "file.sync()", "with contextlib.suppress(OSError): file.sync()"),
+    ),
+    "after a failed write the segment goes on": (
+        Change(JournalWriter, "_abandon", "if self._file is None:", "if True:"),
+    ),
+    "what could not be written is forgotten": (
+        Change(GroupCommit, "_written", "self._waiting = batch + self._waiting", "self.durable += len(batch)"),
+    ),
+    "a hub goes on under its old lineage": (Change(HubCore, "_resume", "if resumed.lineage:", "if False:"),),
+    "updates that wait are lost in a checkpoint": (
+        Change(Judge, "freeze", "contributions=self._contributions", "contributions=[]"),
+    ),
+    "payloads that wait are lost in a checkpoint": (
+        Change(Model, "waiting", "{handle: self._updates[handle] for handle in handles}", "{}"),
+    ),
+    "a replay weighs updates another way": (
+        Change(Replay, "_follow", "weights=scalars.weights", "weights=tuple([0.5 * w for w in scalars.weights])"),
+    ),
+    "a checkpoint does not wait for its place in line": (
+        Change(Line, "put", "self._waiting.append(effect)", "self._waiting.insert(0, effect)"),
+    ),
+    "a checkpoint is of the core after an event and of the model before": (
+        Change(HubExchange, "_execute", "saving_last(effects)", "effects"),
+    ),
+    "a tick that is not written down changes something": (
+        Change(HubCore, "tick", "if now_s >= self.save_at_s and self.version != self.saved_version", "if now_s >= self.save_at_s"),
+        Change(HubCore, "next_deadline_s", "if self.version != self.saved_version:", "if True:"),
+    ),
 }  # fmt: skip
 
 
 def _mutated(owner, method, changes):
     function = inspect.unwrap(vars(owner)[method])
+    known = function.__globals__
     source = textwrap.dedent(inspect.getsource(function))
     for change in changes:
         if source.count(change.old) != 1:
             raise LookupError(f"{owner.__name__}.{method} has not just one {change.old!r}: mend the mutant")
         source = source.replace(change.old, change.new)
     names = {}
-    exec(compile(source, inspect.getsourcefile(function), "exec"), vars(sys.modules[owner.__module__]), names)
+    exec(compile(source, inspect.getsourcefile(function), "exec"), known, names)
     return names[method]
 
 
