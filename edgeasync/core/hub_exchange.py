@@ -200,7 +200,7 @@ class HubExchange:
             if not effects:
                 return
         elif isinstance(event, Received | PushArrived | Heard | Malformed):
-            if (member := self.core.members.by_peer(event.peer)) is None:
+            if (member := self.core.members.by_peer(event.peer)) is None or _is_idle(event, effects):
                 return
             session = member.session
             if isinstance(event, PushArrived) and not any(
@@ -482,3 +482,10 @@ class HubExchange:
     def _send_status(self, peer: Peer) -> None:
         status = self.core.status(self._now_s) | self._shell.describe()
         self._shell.send(peer, wire.encode(Status()), msgspec.json.encode(status))
+
+
+def _is_idle(event: HubEvent, effects: list[HubEffect]) -> bool:
+    """Whether an event changed nothing, whoever it came from: it would only wear out the disk."""
+    if isinstance(event, Malformed):
+        return not event.strike or not effects  # of a device in quarantine nothing more is noted
+    return isinstance(event, Received) and isinstance(event.message, StatusRequest)

@@ -5,12 +5,13 @@ A segment begins with a header that says which number its first record has; a re
 payload. All numbers are little-endian:
 
     segment header   magic `EAJOURNL`, format u32, first record's number u64, XXH3-64 of these
-    record header    number u64, bytes of the entry u32, bytes of the payload u32, XXH3-64 of these and both parts
+    record header    number u64, that of the last record synced before u64, bytes of the entry u32, bytes of the
+                     payload u32, XXH3-64 of these and both parts
 
 Three things leave bytes that are no record behind, and all are normal: a crash in the middle of a write, a failed
 write, and a failed sync, after which nobody knows what is on disk. A writer then leaves the segment as it is and
 writes the same records, with the same numbers, to a new one; so a segment is read only as far as the number that
-a later one begins with.
+a later one begins with. What a record behind such bytes says was synced before tells damage from a crash.
 """
 
 import contextlib
@@ -27,13 +28,16 @@ from edgeasync.protocol.wire import Buffer, checksum
 SEGMENT_BYTES_MAX = 64 << 20
 """A segment that is longer is followed by another; a batch of records is never split."""
 
+BEHIND_MAX = 1 << 10
+"""So many numbers behind a record that cannot be read are looked for, to tell damage from an unfinished write."""
+
 WINDOW_BYTES = 1 << 20
 """Bytes that are read at a time: reading needs this and two records, however long the segments are."""
 
 _MAGIC = b"EAJOURNL"
 _FORMAT = 1
 _SEGMENT_HEADER = struct.Struct("<8sIQQ")
-_RECORD_HEADER = struct.Struct("<QIIQ")
+_RECORD_HEADER = struct.Struct("<QQIIQ")
 _NAME = re.compile(r"journal-([0-9]{8,})")
 
 
@@ -98,6 +102,11 @@ class JournalReading:
             if valid == segment.nbytes:
                 continue
             if end is None:
+                if self._was_synced(segment, valid):
+                    raise StorageError(
+                        f"{segment.name}: damaged at byte {valid}: record {self.last + 1} was synced, and cannot "
+                        f"be read; {_REMEDY}"
+                    )
                 self.torn.append(TornTail(segment.name, valid, segment.nbytes - valid))
                 segment.nbytes = valid
             elif self.last + 1 < end:
@@ -127,6 +136,24 @@ class JournalReading:
                 raise StorageError(f"{name}: has no valid header, but more bytes follow it; {_REMEDY}")
         return [f"{name} has no valid header" for name in unreadable]
 
+    def _was_synced(self, segment: Segment, offset: int) -> bool:
+        """Return whether a record behind a place says that the next one, which cannot be read there, was synced.
+
+        Pages reach a disk in any order, so a crash may leave later records of one write without earlier ones.
+        """
+        try:
+            rest = bytes(self._disk.read(segment.name, offset))
+        except OSError as error:
+            raise _unreadable(segment.name, error) from error
+        for later in range(self.last + 2, self.last + BEHIND_MAX):
+            place = -1
+            while (place := rest.find(later.to_bytes(8, "little"), place + 1)) >= 0:
+                walk = _Walk(self._disk, Segment(segment.name, later, segment.nbytes))
+                walk.offset = offset + place
+                if any(walk.synced > self.last for _ in walk.records(None)):
+                    return True
+        return False
+
     def _of(self, segment: Segment, end: int | None) -> Generator[Record, None, int]:
         """Yield a segment's records after `last` and before `end`; return at which byte the valid ones end."""
         walk = _Walk(self._disk, segment)
@@ -145,6 +172,8 @@ class _Walk:
         self._segment = segment
         self._window = memoryview(b"")
         self._start = 0
+        self.synced = 0
+        """What the record read last says was synced before it was written."""
         self.offset = _SEGMENT_HEADER.size
 
     def records(self, end: int | None) -> Iterator[Record]:
@@ -154,7 +183,7 @@ class _Walk:
             header = self._bytes(_RECORD_HEADER.size)
             if header is None:
                 return
-            found, entry_bytes, payload_bytes, digest = _RECORD_HEADER.unpack(header)
+            found, synced, entry_bytes, payload_bytes, digest = _RECORD_HEADER.unpack(header)
             body = self._bytes(_RECORD_HEADER.size + entry_bytes + payload_bytes) if found == number else None
             if body is None:
                 return
@@ -163,6 +192,7 @@ class _Walk:
             if digest != checksum(body[: _RECORD_HEADER.size - 8], entry, payload):
                 return
             self.offset += len(body)
+            self.synced = synced
             yield Record(number, entry, payload)
             number += 1
 
@@ -250,7 +280,7 @@ class JournalWriter:
         for number, (entry, payload) in enumerate(records, self._next):
             content = [entry] if payload is None else [entry, payload]
             lengths = [memoryview(part).nbytes for part in content]
-            header = _RECORD_HEADER.pack(number, lengths[0], sum(lengths[1:]), 0)[:-8]
+            header = _RECORD_HEADER.pack(number, self._next - 1, lengths[0], sum(lengths[1:]), 0)[:-8]
             parts += [header + checksum(header, *content).to_bytes(8, "little"), *content]
         try:
             file = self._current()

@@ -175,7 +175,7 @@ def recover(
     if recovery == "latest":
         found.replay(reading, on_entry)
         cut_torn_tail(disk, reading)
-        for tail in reading.torn:
+        for tail in filter(lambda tail: tail.nbytes, reading.torn):
             found.remarks.append(f"{tail.segment}: the last {tail.nbytes} bytes, of an unfinished write, were cut")
     else:
         found.branches = True
