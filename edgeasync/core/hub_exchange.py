@@ -44,12 +44,13 @@ from edgeasync.core.hub import HubCore
 from edgeasync.core.hub_shell import HubShell
 from edgeasync.core.incoming import IncomingTransfers
 from edgeasync.core.line import InLine, Line, saving_last
-from edgeasync.core.log import Log, write_entry
+from edgeasync.core.log import Log
 from edgeasync.core.membership import Member, Owner
 from edgeasync.core.model import Model, Update
 from edgeasync.core.outbox import Outbox
 from edgeasync.core.outgoing import OutgoingTransfers
 from edgeasync.core.published import Offer, Publisher
+from edgeasync.core.scribe import Scribe
 from edgeasync.core.state import note
 from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
@@ -74,13 +75,6 @@ from edgeasync.protocol.messages import (
     Welcome,
 )
 
-WAITING_BYTES_MIN = 64 << 20
-"""So much of the log may wait for the disk before updates are refused for now; more with a large model."""
-
-
-HELD_PER_DEVICE = 4
-"""So many answers may wait for the disk, for each device there may be: who listens to them asks for fewer."""
-
 
 class HubExchange:
     """Frames in, frames out. Every call is given the time; none blocks for longer than a small fold."""
@@ -97,12 +91,10 @@ class HubExchange:
         self.core = core
         self.model = model
         self._shell = shell
-        self._log = log
+        self._scribe = Scribe(log, core, model)
         self._outbox = Outbox(shell.send, log)
         self._spec = core.spec
         self._limits = core.settings.limits
-        self._waiting_bytes_max = max(WAITING_BYTES_MIN, 4 * core.spec.nbytes)
-        self._held_max = HELD_PER_DEVICE * max(256, self._limits.devices_max)
         self._buffers = BufferPool(payload_bytes_limit(core.spec))
         self._incoming = IncomingTransfers()
         self._outgoing = OutgoingTransfers(int(self._limits.piece_bytes), self._limits.snapshots_max)
@@ -121,9 +113,6 @@ class HubExchange:
         )
         self._now_s = 0.0
         self._standing_still = self._saving = False
-        self._bytes_covered = 0
-        # A checkpoint is a few models long: it must not be written for every few updates.
-        self._journal_bytes_max = max(core.settings.checkpoint.journal_bytes_max, 8 * core.spec.nbytes)
 
     def next_deadline_s(self) -> float:
         """Return when `tick` is next due; never, once stopped or while the core stands still."""
@@ -156,15 +145,13 @@ class HubExchange:
 
     def on_durable(self, now_s: float) -> None:
         """Take in that more of the log is durable: let the answers go that waited for it."""
-        assert self._log is not None
         if self._standing_still:
             self._standing_still = False
             self._now_s = now_s
             self._shell.report(Report("writing", detail="the run's folder can be written again: going on"))
             self._take_in(Resumed())
         self._outbox.release()
-        since = self._log.bytes_appended - self._bytes_covered
-        if since > self._journal_bytes_max and not self._saving:
+        if self._scribe.wants_checkpoint:
             self.save()
 
     def on_failing(self, reason: str) -> None:
@@ -179,35 +166,17 @@ class HubExchange:
         self._shell.report(Report("not_writing", detail=detail))
 
     def _stand_still_if_overfull(self) -> None:
-        """Take nothing more while too much waits for a disk that hangs: memory would run full instead."""
-        if self._log is None or self._standing_still or self.core.stopped:
+        """Take nothing more while too much waits for a disk that hangs."""
+        if self._standing_still or self.core.stopped:
             return
-        waiting_bytes = self._log.bytes_waiting
-        if len(self._outbox) > self._held_max or waiting_bytes > 2 * self._waiting_bytes_max:
-            self._stand_still(f"{waiting_bytes} bytes wait for a disk that does not keep up")
+        if reason := self._scribe.overfull(len(self._outbox)):
+            self._stand_still(reason)
 
     def _take_in(self, event: HubEvent) -> None:
         """Let the core decide, write down what it took in, and carry out what follows."""
         effects = self.core.handle(event, self._now_s)
-        if self._log is not None:
-            self._write_down(self._log, event, effects)
+        self._scribe.write(event, self._now_s, effects)
         self._execute(effects)
-
-    def _write_down(self, log: Log, event: HubEvent, effects: list[HubEffect]) -> None:
-        """Append an event to the log, unless it changed nothing: of strangers nothing is noted."""
-        session, payload = b"", None
-        if isinstance(event, Ticked):
-            if not effects:
-                return
-        elif isinstance(event, Received | PushArrived | Heard | Malformed):
-            if (member := self.core.members.by_peer(event.peer)) is None or _is_idle(event, effects):
-                return
-            session = member.session
-            if isinstance(event, PushArrived) and not any(
-                isinstance(effect, Discard) and effect.handle == event.handle for effect in effects
-            ):
-                payload = self.model.payload(event.handle)
-        log.append(write_entry(event, self._now_s, effects, self.core.version, session), payload)
 
     def _answer_standing(self, peer: Peer, message: Message, payload: wire.Buffer | None) -> None:
         """Answer while the core stands still."""
@@ -352,7 +321,7 @@ class HubExchange:
         return None if member is None else member.owner
 
     def _room_to_receive(self, owner: Owner | None = None) -> bool:
-        if self._log is not None and self._log.bytes_waiting > self._waiting_bytes_max:
+        if self._scribe.is_behind:
             return False
         # What is kept of this device's own push is its place, or is dropped before another takes it.
         held_max = self._limits.updates_held_max + self._incoming.is_suspended(owner)
@@ -419,9 +388,7 @@ class HubExchange:
             self._line.put(effect)
         elif not self._saving or self.core.stopped:  # else the one before is still being written
             self._saving = True
-            entry = 0
-            if self._log is not None:
-                entry, self._bytes_covered = self._log.last, self._log.bytes_appended
+            entry = self._scribe.begin_checkpoint()
             self._line.put(note(self.core, self.model, entry, self._now_s))
 
     def _assign(self, effect: Assign) -> None:
@@ -482,10 +449,3 @@ class HubExchange:
     def _send_status(self, peer: Peer) -> None:
         status = self.core.status(self._now_s) | self._shell.describe()
         self._shell.send(peer, wire.encode(Status()), msgspec.json.encode(status))
-
-
-def _is_idle(event: HubEvent, effects: list[HubEffect]) -> bool:
-    """Whether an event changed nothing, whoever it came from: it would only wear out the disk."""
-    if isinstance(event, Malformed):
-        return not event.strike or not effects  # of a device in quarantine nothing more is noted
-    return isinstance(event, Received) and isinstance(event.message, StatusRequest)
