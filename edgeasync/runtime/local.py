@@ -33,8 +33,8 @@ async def train_locally(
     """Train with one agent a trainer until `updates` have been applied; return the model and the hub's core.
 
     Updates that are folded together are counted together, so there may be a few more. `initial` is a flat
-    float32 vector of the trainers' spec, unused where `run` holds a model already: then training goes on from
-    that. Raises what a hub or an agent raises, and `ValueError` without trainers.
+    float32 vector of the trainers' spec, unused where `run` holds a run already: then training goes on from where
+    that was, and its updates count. Raises what a hub or an agent raises, and `ValueError` without trainers.
     """
     if not trainers:
         raise ValueError("give at least one trainer")
@@ -62,9 +62,15 @@ async def train_locally(
         )
         for number, trainer in enumerate(trainers, start=1)
     ]
+
+    async def serve() -> None:
+        await hub.run()
+        for agent in agents:
+            agent.request_stop()  # who had not joined by then would wait for ever
+
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(hub.run())
+            group.create_task(serve())
             for agent in agents:
                 group.create_task(agent.run())
     except ExceptionGroup as errors:  # of the task group: what came first is what went wrong
