@@ -204,7 +204,7 @@ class SimulatedDisk:
         return DiskCopy(copied(self._names), copied(self._synced_names), changes)
 
     def restore(self, copy: "DiskCopy") -> None:
-        """Put a copy back, which is the disk's from then on; open files are closed, and nobody is dead any more."""
+        """Put a copy back, which is the disk's from then on; open files are closed, and nobody is dead."""
         self._names, self._synced_names, self._changes = copy.names, copy.synced_names, copy.changes
         self._cut = self._left_at_cut = None
         self.power_cuts += 1

@@ -315,13 +315,17 @@ class WatchedHub(SimulatedHub):
         core.handle, model.fold, model.advance = watched_handle, watched_fold, watched_advance
         publisher.publish = watched_publish
         if log is not None:
-            append = log.append
+            self._watch_log(log, core)
 
-            def watched_append(entry, payload):
-                append(entry, payload)
-                checks.noted(log.last, core)
+    def _watch_log(self, log, core):
+        """Note the core after every entry."""
+        append = log.append
 
-            log.append = watched_append
+        def watched_append(entry, payload):
+            append(entry, payload)
+            self._checks.noted(log.last, core)
+
+        log.append = watched_append
 
     def send(self, peer, header, payload):
         if self._dead:
