@@ -133,7 +133,7 @@ class WatchedDevice(SimulatedDevice):
 
     def __init__(self, world, *arguments, **options):
         self.world = world
-        self.quiet = False
+        self.quiet = self.stilled = False
         self.answers = 0
         super().__init__(*arguments, **options)
 
@@ -160,6 +160,7 @@ class WatchedDevice(SimulatedDevice):
         return exchange
 
     def train(self, model, local_steps, then, *, ahead):
+        self.stilled = self.quiet
         if not self.quiet:
             super().train(model, local_steps, then, ahead=ahead)
 
@@ -175,7 +176,8 @@ class WatchedDevice(SimulatedDevice):
     def resting(self):
         """Whether it has nothing to do and waits for no answer but a flush."""
         core = self.exchange.core
-        return core.link == "joined" and core._unanswered.push is None and core.work in ("training", "idle")
+        done = core.work == "idle" or (core.work == "training" and self.stilled)
+        return done and core.link == "joined" and core._unanswered.push is None
 
 
 class WatchedDisk(SimulatedDisk):
