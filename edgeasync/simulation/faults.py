@@ -220,8 +220,9 @@ def draw_faults(seed: int, devices: Sequence[str], until_s: float, *, hub: bool 
     At least one device crashes, and the hub, if it is to have faults, once or more.
     """
     random = Random(f"{seed}/faults")
-    planned: list[Planned] = [_planned(_cut_power(random, devices), random, devices, until_s)]
+    planned: list[Planned] = [_surely(_cut_power(random, devices), random, until_s)]
     if hub:
+        planned.append(_surely(_crash_at_once(random), random, until_s))
         planned += [_planned(_crash(random), random, devices, until_s) for _ in range(random.randint(1, 3))]
         if random.random() < 0.4:
             operation = random.randint(1, 14)
@@ -236,6 +237,11 @@ def draw_faults(seed: int, devices: Sequence[str], until_s: float, *, hub: bool 
         trouble = _trouble(random)  # of all, all the time
         planned += [At(0.0, BadLink(device, until_s, trouble)) for device in devices]
     return FaultPlan.of(planned)
+
+
+def _surely(fault: Fault, random: Random, until_s: float) -> Planned:
+    """Plan something for a time that comes before all is healed."""
+    return At(_rounded(random.uniform(0.05, 0.95) * until_s), fault)
 
 
 def _planned(fault: Fault, random: Random, devices: Sequence[str], until_s: float) -> Planned:
@@ -258,9 +264,13 @@ def _soon_after(planned: Planned, fault: Fault, random: Random) -> Planned:
 
 
 def _crash(random: Random) -> CrashHub | CrashHubAtDisk:
+    if random.random() < 0.7:
+        return _crash_at_disk(random, _crash_at_disk(random, None) if random.random() < 0.4 else None)
+    return _crash_at_once(random)
+
+
+def _crash_at_once(random: Random) -> CrashHub:
     again = _crash_at_disk(random, None) if random.random() < 0.4 else None
-    if random.random() < 0.6:
-        return _crash_at_disk(random, again)
     connections: Connections = random.choice(("silent", "broken", "kept"))
     return CrashHub(random.random() < 0.5, _seconds(random, 4.0), connections, again)
 

@@ -77,7 +77,7 @@ MUTANTS = {
         Change(HubExchange, "_send", "Ack | Assignment | Welcome | Leave", "Welcome"),
     ),
     "a number is forgotten at recovery": (
-        Change(Membership, "thaw", "self.members = {", "[setattr(m, 'seq_last', 0) for m in members[:1]]; self.members = {"),
+        Change(Membership, "thaw", "self.members = {", "for m in members: m.seq_last = 0\n    self.members = {"),
     ),
     "a torn tail is taken as good": (
         Change(_Walk, "records", "digest != checksum(body[: _RECORD_HEADER.size - 8], entry, payload)", "0"),

@@ -50,6 +50,8 @@ def test_whatever_dies_every_update_counts_once(batch):
         result = run(seed)
         assert_well(result)
         assert result.updates > 0
+        assert result.hub_crashes > 0
+        assert result.device_crashes > 0
 
 
 def test_the_same_seed_gives_the_same_run_to_the_bit():
@@ -77,7 +79,7 @@ def test_a_planted_bug_is_noticed(name):
 
 
 def test_what_was_planted_is_gone_again():
-    with planted("a duplicate is applied again"):
+    with planted("an answer leaves before the sync"):
         assert run(0).failure
     assert_well(run(0))
 
