@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from edgeasync.simulation.disk import Operations
 from edgeasync.simulation.hub import Connections
 from edgeasync.simulation.trouble import SILENCE, Trouble
 
@@ -40,11 +41,11 @@ class CrashHub(_Fault, frozen=True, tag="crash_hub"):
 class CrashHubAtDisk(_Fault, frozen=True, tag="crash_hub_at_disk"):
     """Crash the hub in the middle of the so-manieth thing that its disk is asked to do from now on.
 
-    With `names` only what is about files' names is counted.
+    Only operations `of` a kind are counted.
     """
 
     operation: Annotated[int, Meta(ge=1)]
-    names: bool = False
+    of: Operations = "all"
     power_cut: bool = True
     off_s: Seconds | None = 1.0
     connections: Connections = "silent"
@@ -228,7 +229,7 @@ def draw_faults(seed: int, devices: Sequence[str], until_s: float, *, hub: bool 
             operation = random.randint(1, 14)
             dies = CrashHubAtDisk(operation, power_cut=random.random() < 0.8, off_s=_seconds(random, 2.0))
             planned.append(At(0.0, RestoreBackup(0.0, 0.0, empty=True, again=dies)))  # while it begins
-    for _ in range(random.randint(1, 8)):
+    for _ in range(random.randint(2, 9)):
         fault = _hub_fault(random) if hub and random.random() < 0.4 else _device_fault(random, devices)
         planned.append(_planned(fault, random, devices, until_s))
         if isinstance(fault, FailingDisk) and random.random() < 0.5:
@@ -277,9 +278,9 @@ def _crash_at_once(random: Random) -> CrashHub:
 
 def _crash_at_disk(random: Random, again: CrashHubAtDisk | None) -> CrashHubAtDisk:
     connections: Connections = random.choice(("silent", "broken", "kept"))
-    names = random.random() < 0.4
-    operation = random.randint(1, 12 if names else 40)
-    return CrashHubAtDisk(operation, names, random.random() < 0.5, _seconds(random, 4.0), connections, again)
+    of: Operations = random.choice(("all", "names", "content"))
+    operation = random.randint(1, 12 if of == "names" else 40)
+    return CrashHubAtDisk(operation, of, random.random() < 0.6, _seconds(random, 4.0), connections, again)
 
 
 def _hub_fault(random: Random) -> HubFault:

@@ -397,6 +397,7 @@ class World:
             seed=seed,
             disk=self.disk,
             segment_bytes_max=self.segment_bytes_max,
+            sync_s=random.choice([0.002, 0.02, 0.1]),
             save_s=random.choice([0.002, 0.05, 0.5]),
         )
         self.devices = {}

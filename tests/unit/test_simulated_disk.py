@@ -232,14 +232,15 @@ def test_power_can_fail_in_the_middle_of_anything(operation):
     assert left == CUT[operation]
 
 
-def test_only_operations_on_names_are_counted_if_that_is_asked_for():
+def test_only_operations_of_a_kind_are_counted_if_that_is_asked_for():
     disk = SimulatedDisk()
     cuts = []
-    disk.cut_power_at(disk.name_operations + 2, lambda: cuts.append(disk.operations), names=True)
+    disk.cut_power_at(disk.count("names") + 2, lambda: cuts.append(disk.operations), "names")
     written(disk, "a", b"x")
     assert not disk.powerless
     disk.sync_folder()
     assert cuts == [4]
+    assert [disk.count(of) for of in ("all", "names", "content")] == [4, 2, 2]
 
 
 def test_a_killed_process_leaves_what_it_had_written():
