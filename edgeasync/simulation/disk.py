@@ -82,7 +82,7 @@ class _Content:
             (0, self.unsynced_bytes, self.unsynced_bytes, random.randint(0, self.unsynced_bytes))
         )
         del left.seen[end:]
-        if random.random() < 0.5:
+        if random.random() < 0.75:
             _lose_sectors(left.seen, self.synced, end, random)
         left.synced = len(left.seen)
         return left
@@ -90,10 +90,10 @@ class _Content:
 
 def _lose_sectors(content: bytearray, start: int, stop: int, random: Random) -> None:
     """Let sectors that were written between two offsets be zeros or garbage, others whole."""
-    garbage = random.random() < 0.5
+    garbage, lost = random.random() < 0.5, random.choice((0.2, 0.5))
     for sector in range(start // SECTOR_BYTES, -(-stop // SECTOR_BYTES)):
         low, high = max(start, sector * SECTOR_BYTES), min(stop, (sector + 1) * SECTOR_BYTES)
-        if random.random() < 0.5:
+        if random.random() < lost:
             content[low:high] = random.randbytes(high - low) if garbage else bytes(high - low)
 
 
