@@ -4,13 +4,17 @@ import errno
 import os
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from edgeasync.durable.disk import File
 from edgeasync.protocol.wire import Buffer
 
 SECTOR_BYTES = 512
 """What a disk writes at once: a power cut leaves a sector as it was or as it should be, or neither."""
+
+
+Operations = Literal["all", "names", "content"]
+"""Kinds of what a disk is asked to do: about files' names, or about what is in them."""
 
 
 class _Content:
@@ -74,9 +78,11 @@ class _Content:
         for start, stop in self.doubtful:
             if random.random() < 0.5:
                 _lose_sectors(left.seen, start, stop, random)
-        end = self.synced + random.choice((0, self.unsynced_bytes, random.randint(0, self.unsynced_bytes)))
+        end = self.synced + random.choice(
+            (0, self.unsynced_bytes, self.unsynced_bytes, random.randint(0, self.unsynced_bytes))
+        )
         del left.seen[end:]
-        if random.random() < 0.5:
+        if random.random() < 0.75:
             _lose_sectors(left.seen, self.synced, end, random)
         left.synced = len(left.seen)
         return left
@@ -84,10 +90,10 @@ class _Content:
 
 def _lose_sectors(content: bytearray, start: int, stop: int, random: Random) -> None:
     """Let sectors that were written between two offsets be zeros or garbage, others whole."""
-    garbage = random.random() < 0.5
+    garbage, lost = random.random() < 0.5, random.choice((0.2, 0.5))
     for sector in range(start // SECTOR_BYTES, -(-stop // SECTOR_BYTES)):
         low, high = max(start, sector * SECTOR_BYTES), min(stop, (sector + 1) * SECTOR_BYTES)
-        if random.random() < 0.5:
+        if random.random() < lost:
             content[low:high] = random.randbytes(high - low) if garbage else bytes(high - low)
 
 
@@ -104,7 +110,7 @@ class _Death(NamedTuple):
     """When the process on the disk dies."""
 
     operation: int
-    names: bool
+    of: Operations
     power: bool
     then: Callable[[], None]
 
@@ -204,7 +210,7 @@ class SimulatedDisk:
         return DiskCopy(copied(self._names), copied(self._synced_names), changes)
 
     def restore(self, copy: "DiskCopy") -> None:
-        """Put a copy back, which is the disk's from then on; open files are closed, and nobody is dead any more."""
+        """Put a copy back, which is the disk's from then on; open files are closed, and nobody is dead."""
         self._names, self._synced_names, self._changes = copy.names, copy.synced_names, copy.changes
         self._cut = self._left_at_cut = None
         self.power_cuts += 1
@@ -213,23 +219,28 @@ class SimulatedDisk:
         """Put an empty disk in the place of this one."""
         self.restore(DiskCopy({}, {}, []))
 
-    def cut_power_at(self, operation: int, then: Callable[[], None], *, names: bool = False) -> None:
+    def count(self, of: Operations = "all") -> int:
+        """Return how many operations of a kind there were so far."""
+        counts = {"all": self.operations, "names": self.name_operations}
+        return counts.get(of, self.operations - self.name_operations)
+
+    def cut_power_at(self, operation: int, then: Callable[[], None], of: Operations = "all") -> None:
         """Let the power fail in the middle of the disk's `operation`-th operation, counted from the first.
 
-        With `names` only `name_operations` are counted.
+        Only operations `of` a kind are counted; see `count`.
 
         The process is dead and does not know: to it the disk works on, but what is left once `crash` is called was
         settled at that operation. `then` must see to it that `crash` is called, and that nothing the process still
         does gets out.
         """
-        self._cut = _Death(operation, names, True, then)
+        self._cut = _Death(operation, of, True, then)
 
-    def kill_at(self, operation: int, then: Callable[[], None], *, names: bool = False) -> None:
+    def kill_at(self, operation: int, then: Callable[[], None], of: Operations = "all") -> None:
         """As `cut_power_at`, but only the process dies: what it had written is left, synced or not.
 
         Of what it was writing any beginning is left.
         """
-        self._cut = _Death(operation, names, False, then)
+        self._cut = _Death(operation, of, False, then)
 
     @property
     def powerless(self) -> bool:
@@ -344,7 +355,7 @@ class SimulatedDisk:
         Called after what is not lasting until it is synced, and before what is.
         """
         cut = self._cut
-        if cut is None or (self.name_operations if cut.names else self.operations) < cut.operation:
+        if cut is None or self.count(cut.of) < cut.operation:
             return
         self._cut = None
         if cut.power:

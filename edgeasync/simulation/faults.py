@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from edgeasync.simulation.disk import Operations
 from edgeasync.simulation.hub import Connections
 from edgeasync.simulation.trouble import SILENCE, Trouble
 
@@ -40,11 +41,11 @@ class CrashHub(_Fault, frozen=True, tag="crash_hub"):
 class CrashHubAtDisk(_Fault, frozen=True, tag="crash_hub_at_disk"):
     """Crash the hub in the middle of the so-manieth thing that its disk is asked to do from now on.
 
-    With `names` only what is about files' names is counted.
+    Only operations `of` a kind are counted.
     """
 
     operation: Annotated[int, Meta(ge=1)]
-    names: bool = False
+    of: Operations = "all"
     power_cut: bool = True
     off_s: Seconds | None = 1.0
     connections: Connections = "silent"
@@ -220,14 +221,15 @@ def draw_faults(seed: int, devices: Sequence[str], until_s: float, *, hub: bool 
     At least one device crashes, and the hub, if it is to have faults, once or more.
     """
     random = Random(f"{seed}/faults")
-    planned: list[Planned] = [_planned(_cut_power(random, devices), random, devices, until_s)]
+    planned: list[Planned] = [_surely(_cut_power(random, devices), random, until_s)]
     if hub:
+        planned.append(_surely(_crash_at_once(random), random, until_s))
         planned += [_planned(_crash(random), random, devices, until_s) for _ in range(random.randint(1, 3))]
         if random.random() < 0.4:
             operation = random.randint(1, 14)
             dies = CrashHubAtDisk(operation, power_cut=random.random() < 0.8, off_s=_seconds(random, 2.0))
             planned.append(At(0.0, RestoreBackup(0.0, 0.0, empty=True, again=dies)))  # while it begins
-    for _ in range(random.randint(1, 8)):
+    for _ in range(random.randint(2, 9)):
         fault = _hub_fault(random) if hub and random.random() < 0.4 else _device_fault(random, devices)
         planned.append(_planned(fault, random, devices, until_s))
         if isinstance(fault, FailingDisk) and random.random() < 0.5:
@@ -236,6 +238,11 @@ def draw_faults(seed: int, devices: Sequence[str], until_s: float, *, hub: bool 
         trouble = _trouble(random)  # of all, all the time
         planned += [At(0.0, BadLink(device, until_s, trouble)) for device in devices]
     return FaultPlan.of(planned)
+
+
+def _surely(fault: Fault, random: Random, until_s: float) -> Planned:
+    """Plan something for a time that comes before all is healed."""
+    return At(_rounded(random.uniform(0.05, 0.95) * until_s), fault)
 
 
 def _planned(fault: Fault, random: Random, devices: Sequence[str], until_s: float) -> Planned:
@@ -258,18 +265,22 @@ def _soon_after(planned: Planned, fault: Fault, random: Random) -> Planned:
 
 
 def _crash(random: Random) -> CrashHub | CrashHubAtDisk:
+    if random.random() < 0.7:
+        return _crash_at_disk(random, _crash_at_disk(random, None) if random.random() < 0.4 else None)
+    return _crash_at_once(random)
+
+
+def _crash_at_once(random: Random) -> CrashHub:
     again = _crash_at_disk(random, None) if random.random() < 0.4 else None
-    if random.random() < 0.6:
-        return _crash_at_disk(random, again)
     connections: Connections = random.choice(("silent", "broken", "kept"))
     return CrashHub(random.random() < 0.5, _seconds(random, 4.0), connections, again)
 
 
 def _crash_at_disk(random: Random, again: CrashHubAtDisk | None) -> CrashHubAtDisk:
     connections: Connections = random.choice(("silent", "broken", "kept"))
-    names = random.random() < 0.4
-    operation = random.randint(1, 12 if names else 40)
-    return CrashHubAtDisk(operation, names, random.random() < 0.5, _seconds(random, 4.0), connections, again)
+    of: Operations = random.choice(("all", "names", "content"))
+    operation = random.randint(1, 12 if of == "names" else 40)
+    return CrashHubAtDisk(operation, of, random.random() < 0.6, _seconds(random, 4.0), connections, again)
 
 
 def _hub_fault(random: Random) -> HubFault:

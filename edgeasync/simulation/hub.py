@@ -33,7 +33,7 @@ Connections = Literal["silent", "broken", "kept"]
 
 
 class SimulatedHub:
-    """The hub's shell in virtual time; computing costs it none, a write to the disk `sync_s`, a checkpoint `save_s`.
+    """The hub's shell in virtual time; computing costs it none, a write `sync_s`, a checkpoint `save_s`.
 
     It runs from the beginning. With a disk it keeps a journal there: `crash` ends it as SIGKILL would, `start`
     lets it go on from the disk. Without one nothing is saved.

@@ -229,8 +229,7 @@ class FaultInjector:
         """Let the hub die at an operation of its disk from now on; `look` sees to the rest."""
         self._dying = CrashHub(crash.power_cut, crash.off_s, crash.connections, crash.again)
         die_at = disk.cut_power_at if crash.power_cut else disk.kill_at
-        done = disk.name_operations if crash.names else disk.operations
-        die_at(done + crash.operation, lambda: None, names=crash.names)
+        die_at(disk.count(crash.of) + crash.operation, lambda: None, crash.of)
 
     def _back_up(self, disk: SimulatedDisk, fault: RestoreBackup) -> None:
         if disk.powerless:

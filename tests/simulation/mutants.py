@@ -77,10 +77,10 @@ MUTANTS = {
         Change(HubExchange, "_send", "Ack | Assignment | Welcome | Leave", "Welcome"),
     ),
     "a number is forgotten at recovery": (
-        Change(Membership, "thaw", "self.members = {", "[setattr(m, 'seq_last', 0) for m in members[:1]]; self.members = {"),
+        Change(Membership, "thaw", "self.members = {", "for m in members: m.seq_last = 0\n    self.members = {"),
     ),
     "a torn tail is taken as good": (
-        Change(_Walk, "records", "if digest != checksum(body[: _RECORD_HEADER.size - 8], entry, payload)", "if False"),
+        Change(_Walk, "records", "digest != checksum(body[: _RECORD_HEADER.size - 8], entry, payload)", "0"),
     ),
     "a torn tail is left": (
         Change(edgeasync.durable.run, "recover", "cut_torn_tail(disk, reading)", "pass"),
@@ -122,7 +122,7 @@ MUTANTS = {
         Change(Model, "waiting", "{handle: self._updates[handle] for handle in handles}", "{}"),
     ),
     "a replay weighs updates another way": (
-        Change(Replay, "_follow", "weights=scalars.weights", "weights=tuple([0.5 * w for w in scalars.weights])"),
+        Change(Replay, "_follow", "scale=scalars.scale", "scale=0.5 * scalars.scale"),
     ),
     "a checkpoint does not wait for its place in line": (
         Change(Line, "put", "self._waiting.append(effect)", "self._waiting.insert(0, effect)"),
@@ -131,7 +131,7 @@ MUTANTS = {
         Change(HubExchange, "_execute", "saving_last(effects)", "effects"),
     ),
     "a tick that is not written down changes something": (
-        Change(HubCore, "tick", "if now_s >= self.save_at_s and self.version != self.saved_version", "if now_s >= self.save_at_s"),
+        Change(HubCore, "tick", "self.save_at_s and self.version != self.saved_version", "self.save_at_s"),
         Change(HubCore, "next_deadline_s", "if self.version != self.saved_version:", "if True:"),
     ),
 }  # fmt: skip

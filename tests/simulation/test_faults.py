@@ -10,11 +10,18 @@ from edgeasync.simulation.faults import (
     At,
     BadLink,
     BreakConnection,
+    CrashHub,
+    CrashHubAtDisk,
     CutPower,
+    FailingDisk,
     FaultPlan,
+    FullDisk,
     HangTrainer,
     JumpClock,
     Partition,
+    ReadOnlyDisk,
+    RestoreBackup,
+    SlowDisk,
     Suspend,
     WhenSteps,
     WhenVersion,
@@ -43,6 +50,8 @@ def test_whatever_dies_every_update_counts_once(batch):
         result = run(seed)
         assert_well(result)
         assert result.updates > 0
+        assert result.hub_crashes > 0
+        assert result.device_crashes > 0
 
 
 def test_the_same_seed_gives_the_same_run_to_the_bit():
@@ -70,7 +79,7 @@ def test_a_planted_bug_is_noticed(name):
 
 
 def test_what_was_planted_is_gone_again():
-    with planted("a duplicate is applied again"):
+    with planted("an answer leaves before the sync"):
         assert run(0).failure
     assert_well(run(0))
 
@@ -113,7 +122,7 @@ def test_every_plan_has_a_crash_of_a_device_and_of_the_hub():
         kinds |= set(tags)
         alone = [planned.fault for planned in draw_faults(seed, NAMES, FAULTS_S, hub=False).faults]
         assert all(hasattr(fault, "device") for fault in alone)
-    assert len(kinds) == 13
+    assert len(kinds) == 14
 
 
 # -- by script -------------------------------------------------------------------------------------------------
@@ -249,6 +258,99 @@ def test_a_broken_connection_is_made_again():
     script.until_s(6.0)
     assert "disconnected" in [tell.event for _, tell in script.device.told]
     assert script.device.exchange.core.link == "joined"
+
+
+# -- the hub, by script ----------------------------------------------------------------------------------------
+
+
+def answered(script):
+    return sum(device.answers for device in script.world.devices.values())
+
+
+@pytest.mark.parametrize("power_cut", [False, True])
+@pytest.mark.parametrize("connections", ["silent", "broken", "kept"])
+def test_a_hub_dies_and_goes_on(connections, power_cut):
+    script = Script(At(3.0, CrashHub(power_cut, 0.5, connections)))
+    hub = script.world.hub
+    script.until_s(2.9)
+    told = len(script.device.told)
+    before = answered(script)
+    assert script.until(lambda: not hub.running)
+    assert script.until(lambda: hub.running)
+    assert script.clock.now_s == 3.5
+    assert hub.version >= before
+    heard = [tell.event for _, tell in script.device.told[told:]]
+    assert ("disconnected" in heard) == (connections == "broken")
+    if connections == "kept":
+        script.until_s(4.5)
+        assert answered(script) > before + 2
+    script.until_s(12.0)
+    assert all(device.answers > 10 for device in script.world.devices.values())
+
+
+@pytest.mark.parametrize("of", ["all", "names", "content"])
+@pytest.mark.parametrize("power_cut", [False, True])
+def test_a_hub_dies_at_its_disk(power_cut, of):
+    again = CrashHubAtDisk(2, of, off_s=0.5)
+    script = Script(At(3.0, CrashHubAtDisk(7, of, power_cut, 0.5, "broken", again)))
+    hub = script.world.hub
+    script.until_s(3.0)
+    done = script.world.disk.count(of)
+    assert script.until(lambda: not hub.running)
+    assert done + 7 <= script.world.disk.count(of)
+    died_s = script.clock.now_s
+    assert script.until(lambda: hub.running)
+    assert script.clock.now_s >= died_s + 0.5
+    before = answered(script)
+    script.until_s(15.0)
+    assert script.injector.hub_crashes == 2
+    assert answered(script) > before + 20
+
+
+@pytest.mark.parametrize("fault", [FullDisk(0, 3.0), ReadOnlyDisk(3.0), FailingDisk(writes=10**6)])
+def test_no_update_is_answered_while_the_disk_takes_nothing(fault):
+    script = Script(At(3.0, fault))
+    script.until_s(3.2)
+    before, acknowledged = answered(script), len(script.world.checks.memory.acknowledged)
+    script.until_s(5.9)
+    assert answered(script) == before
+    assert len(script.world.checks.memory.acknowledged) == acknowledged
+    assert script.world.hub.log.failing
+    if isinstance(fault, FailingDisk):
+        script.injector.heal()
+    script.until_s(10.0)
+    assert not script.world.hub.log.failing
+    assert answered(script) > before + 10
+
+
+def test_a_slow_disk_holds_answers_up():
+    script = Script(At(3.0, SlowDisk(0.7, 4.0)))
+    script.until_s(3.5)
+    assert script.world.hub.sync_s == 0.7
+    before = answered(script)
+    script.until_s(3.7)
+    assert answered(script) == before
+    script.until_s(9.0)
+    assert script.world.hub.sync_s == script.injector._sync_s < 0.7
+    assert answered(script) > before + 10
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_backup_put_back_loses_what_came_after_it_and_nothing_else(empty):
+    script = Script(At(3.0, RestoreBackup(3.0, 0.5, "broken", empty)))
+    hub = script.world.hub
+    script.until_s(3.0)
+    version = hub.version
+    script.until_s(5.99)
+    assert hub.version > version
+    assert script.until(lambda: hub.running and script.clock.now_s > 6.0)
+    assert hub.version == (0 if empty else version)
+    before = answered(script)
+    script.until_s(15.0)
+    assert answered(script) > before + 20
+    for device in script.world.devices.values():
+        member = hub.core.members.members[device.device_id]
+        assert 0 <= member.seq_last - device.exchange.core._unanswered.seq_last <= 1
 
 
 # -- links -----------------------------------------------------------------------------------------------------

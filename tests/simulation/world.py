@@ -133,7 +133,7 @@ class WatchedDevice(SimulatedDevice):
 
     def __init__(self, world, *arguments, **options):
         self.world = world
-        self.quiet = False
+        self.quiet = self.stilled = False
         self.answers = 0
         super().__init__(*arguments, **options)
 
@@ -160,6 +160,7 @@ class WatchedDevice(SimulatedDevice):
         return exchange
 
     def train(self, model, local_steps, then, *, ahead):
+        self.stilled = self.quiet
         if not self.quiet:
             super().train(model, local_steps, then, ahead=ahead)
 
@@ -175,7 +176,8 @@ class WatchedDevice(SimulatedDevice):
     def resting(self):
         """Whether it has nothing to do and waits for no answer but a flush."""
         core = self.exchange.core
-        return core.link == "joined" and core._unanswered.push is None and core.work in ("training", "idle")
+        done = core.work == "idle" or (core.work == "training" and self.stilled)
+        return done and core.link == "joined" and core._unanswered.push is None
 
 
 class WatchedDisk(SimulatedDisk):
@@ -315,13 +317,17 @@ class WatchedHub(SimulatedHub):
         core.handle, model.fold, model.advance = watched_handle, watched_fold, watched_advance
         publisher.publish = watched_publish
         if log is not None:
-            append = log.append
+            self._watch_log(log, core)
 
-            def watched_append(entry, payload):
-                append(entry, payload)
-                checks.noted(log.last, core)
+    def _watch_log(self, log, core):
+        """Note the core after every entry."""
+        append = log.append
 
-            log.append = watched_append
+        def watched_append(entry, payload):
+            append(entry, payload)
+            self._checks.noted(log.last, core)
+
+        log.append = watched_append
 
     def send(self, peer, header, payload):
         if self._dead:
@@ -391,6 +397,7 @@ class World:
             seed=seed,
             disk=self.disk,
             segment_bytes_max=self.segment_bytes_max,
+            sync_s=random.choice([0.002, 0.02, 0.1]),
             save_s=random.choice([0.002, 0.05, 0.5]),
         )
         self.devices = {}

@@ -230,3 +230,59 @@ def test_power_can_fail_in_the_middle_of_anything(operation):
         left.add(bytes(disk.read("a")))
         assert "b" not in disk.names() or operation == 6
     assert left == CUT[operation]
+
+
+def test_only_operations_of_a_kind_are_counted_if_that_is_asked_for():
+    disk = SimulatedDisk()
+    cuts = []
+    disk.cut_power_at(disk.count("names") + 2, lambda: cuts.append(disk.operations), "names")
+    written(disk, "a", b"x")
+    assert not disk.powerless
+    disk.sync_folder()
+    assert cuts == [4]
+    assert [disk.count(of) for of in ("all", "names", "content")] == [4, 2, 2]
+
+
+def test_a_killed_process_leaves_what_it_had_written():
+    lengths = set()
+    for seed in range(100):
+        disk = SimulatedDisk(seed)
+        file = written(disk, "a", b"not synced, ", sync=False)
+        disk.kill_at(disk.operations + 1, lambda: None)
+        file.write([b"whole"])
+        file.sync()
+        assert disk.read("a") == b"not synced, whole", "the dead process sees what it believes"
+        disk.crash()
+        left = disk.read("a")
+        assert b"not synced, whole".startswith(left)
+        assert left.startswith(b"not synced, ")
+        lengths.add(len(left))
+    assert lengths == set(range(12, 18))
+
+
+def test_a_copy_has_all_that_is_there_and_what_of_it_is_synced():
+    disk = SimulatedDisk(1)
+    file = written(disk, "a", b"synced")
+    disk.sync_folder()
+    file.write([b", not synced"])
+    disk.rename("a", "b")
+    copy, other = disk.copy(), disk.copy()
+    file.write([b", later"])
+    disk.remove("b")
+    disk.sync_folder()
+    disk.restore(copy)
+    assert (disk.names(), disk.read("b")) == (["b"], b"synced, not synced")
+    with pytest.raises(OSError):
+        file.sync()
+    left = set()
+    for seed in range(50):
+        disk = SimulatedDisk(seed)
+        disk.restore(other)
+        other = disk.copy()
+        disk.crash()
+        (name,) = disk.names()
+        assert disk.read(name).startswith(b"synced")
+        left.add((name, len(disk.read(name)) > 6))
+    assert left == {("a", True), ("a", False), ("b", True), ("b", False)}
+    disk.replace()
+    assert disk.names() == []
