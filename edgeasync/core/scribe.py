@@ -53,10 +53,10 @@ class Scribe:
             return ""
         return f"{waiting_bytes} bytes wait for a disk that does not keep up"
 
-    def begin_checkpoint(self) -> int:
-        """Note that a checkpoint is made; return the number of the last entry that it covers."""
+    def begin_checkpoint(self) -> int | None:
+        """Note that a checkpoint is made; return the number of the last entry it covers, if there is a log."""
         if self._log is None:
-            return 0
+            return None
         self._covered_bytes = self._log.bytes_appended
         return self._log.last
 

@@ -44,11 +44,11 @@ class CoreState(msgspec.Struct):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """The first half of a `HubState`. `entry` is the number of the last entry of the log that it covers."""
+    """The first half of a `HubState`. `entry` is the last entry of the log that it covers, if there is a log."""
 
     core: bytes
     waiting: WaitingUpdates
-    entry: int
+    entry: int | None
     now_s: float
     lineage: str
     updates_applied: int
@@ -63,7 +63,7 @@ class HubState(msgspec.Struct, frozen=True):
     one, of this version or one before.
     """
 
-    entry: int
+    entry: int | None
     now_s: float
     lineage: str
     updates_applied: int
@@ -117,7 +117,7 @@ def thaw(core: HubCore, state: bytes) -> None:
         core.codecs.begin(member)
 
 
-def note(core: HubCore, model: Model, entry: int, now_s: float) -> Note:
+def note(core: HubCore, model: Model, entry: int | None, now_s: float) -> Note:
     """Write down the core, and keep hold of the updates that it lets wait."""
     return Note(
         core=freeze(core),

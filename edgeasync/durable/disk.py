@@ -7,7 +7,7 @@ by `File.sync`, its name by `sync_folder`.
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -69,8 +69,9 @@ class Disk(ReadableDisk, Protocol):
 class _FolderFile:
     """A real file, open for writing."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, check: Callable[[], None]) -> None:
         self._descriptor = descriptor
+        self._check = check
         self._nbytes = self._forgotten_bytes = 0
 
     def write(self, parts: Sequence[Buffer]) -> None:
@@ -86,8 +87,9 @@ class _FolderFile:
                 written -= len(rest.pop(0))
 
     def sync(self) -> None:
-        """Sync content and length, not the times."""
+        """Sync content and length, not the times; what nobody would find any more does not count."""
         getattr(os, "fdatasync", os.fsync)(self._descriptor)
+        self._check()
         synced_bytes = self._nbytes - self._forgotten_bytes
         if synced_bytes >= FORGET_BYTES and hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError):  # it is only advice
@@ -140,10 +142,11 @@ class FolderSnapshot:
 
 
 class FolderDisk:
-    """The files of a real folder, which must exist."""
+    """The files of a real folder, which must exist. `check` raises `OSError` if it is not the one it was."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, check: Callable[[], None] = lambda: None) -> None:
         self._path = path
+        self._check = check
 
     def names(self) -> list[str]:
         """Return the names of the regular files, in order."""
@@ -162,7 +165,8 @@ class FolderDisk:
     def create(self, name: str) -> File:
         """Make an empty file."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
-        return _FolderFile(os.open(self._path / name, flags, 0o644))
+        self._check()
+        return _FolderFile(os.open(self._path / name, flags, 0o644), self._check)
 
     def truncate(self, name: str, nbytes: int) -> None:
         """Cut a file and sync it."""

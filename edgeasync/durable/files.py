@@ -5,6 +5,7 @@ a torn one.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -57,6 +58,15 @@ class FolderLock:
             raise StorageError(
                 f"{self.path}: cannot be used: {error.strerror}; choose another {self._flag} folder"
             ) from error
+
+    def check(self) -> None:
+        """Raise `FileNotFoundError` if the folder was moved or removed: nobody would find what is written."""
+        try:
+            same = os.path.samestat(os.fstat(self._file), (self.path / "lock").stat())
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise FileNotFoundError(errno.ENOENT, "the folder was moved or removed")
 
     def close(self) -> None:
         """Let another process have the folder."""

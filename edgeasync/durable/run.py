@@ -92,13 +92,15 @@ class Run:
 
         Returns the number through which the journal may be dropped.
         """
+        if state.entry is None:
+            self._last += 1  # so that no journal of a later start is taken to follow on an earlier checkpoint
         evaluation = state.evaluation
         manifest = Manifest(
             software=self._software,
             fingerprint=self._rules.spec.fingerprint,
             lineage=state.lineage,
             version=state.snapshot.number,
-            journal=max(self._last, state.entry),
+            journal=self._last if state.entry is None else state.entry,
             now_s=state.now_s,
             updates_applied=state.updates_applied,
             loss=None if evaluation is None else evaluation.loss,

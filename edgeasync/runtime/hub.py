@@ -110,7 +110,7 @@ class Hub:
         self._write_best: Callable[[], None] | None = None
         self._unsaved: StorageError | None = None
         self._folder = FolderLock(run, "--run")
-        self._run = Run(FolderDisk(run), Rules(spec, judgement, settings, graph is not None))
+        self._run = Run(FolderDisk(run, self._folder.check), Rules(spec, judgement, settings, graph is not None))
         self._log: GroupCommit | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = 0.0
@@ -171,7 +171,8 @@ class Hub:
             self._save_model(self._run.model.current, self._run.core.lineage)
 
     def _save_model(self, snapshot: Snapshot, lineage: str) -> None:
-        """Write the model by itself; raises `StorageError`."""
+        """Write the model by itself; raises `StorageError`, or `OSError` where the folder is gone."""
+        self._folder.check()
         save_model(self.model_file, self.spec, snapshot.vector, lineage=lineage, version=snapshot.number)
 
     def _begin(self) -> tuple[Vector, int]:
@@ -381,8 +382,9 @@ class Hub:
             newest, self._write_best = self._write_best, None
             assert newest is not None
             try:
+                self._folder.check()
                 newest()
-            except StorageError as error:
+            except (OSError, StorageError) as error:
                 self._loop.call_soon_threadsafe(self.report, Report("warning", detail=str(error)))
 
         waiting, self._write_best = self._write_best, write

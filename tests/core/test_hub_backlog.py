@@ -3,8 +3,9 @@
 import numpy as np
 
 from edgeasync.core.hub import HubCore
-from edgeasync.core.hub_exchange import HELD_PER_DEVICE, HubExchange
+from edgeasync.core.hub_exchange import HubExchange
 from edgeasync.core.model import Model
+from edgeasync.core.scribe import HELD_MIN as HELD_MAX
 from edgeasync.core.settings import HubCoreSettings, Limits, Liveness
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
@@ -12,7 +13,6 @@ from edgeasync.protocol.messages import Assignment, Fetch, Hello, ModelVersion, 
 from tests.core.coded import flat
 
 SPEC = flat(10)
-HELD_MAX = HELD_PER_DEVICE * 256
 
 
 class HangingLog:

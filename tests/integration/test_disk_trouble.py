@@ -72,6 +72,19 @@ def test_a_disk_that_fails_for_a_while_costs_time_and_no_update(commands, call):
     kill_and_check(fleet)
 
 
+def test_a_folder_that_is_moved_is_missed_until_it_is_back(commands):
+    fleet = Fleet(commands, processes=3)
+    fleet.start_hub()
+    fleet.wait_for_answers()
+    away = fleet.folder.with_name("away")
+    fleet.folder.rename(away)
+    assert_waits(fleet)
+    assert not fleet.folder.exists()
+    away.rename(fleet.folder)
+    assert_goes_on(fleet)
+    kill_and_check(fleet)
+
+
 def test_a_full_disk_costs_time_and_no_update(commands, small_disk):
     fleet = Fleet(commands, processes=3)
     fleet.start_hub()

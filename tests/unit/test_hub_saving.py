@@ -41,8 +41,10 @@ def test_the_newest_of_the_best_is_written(tmp_path, at_once):
     hub._exchange = SimpleNamespace(core=SimpleNamespace(lineage="0" * 16))
     saver = Saver(at_once)
     hub._workers = {"save": saver}
+    hub._folder.take("")
     for number in (1, 2, 3):
         hub.save_best(Snapshot(number, np.full(3, number, np.float32)), 1.0 / number, None)
     saver.run()
     vector, version = load_model(hub.best_file, SPEC)
+    hub._folder.close()
     assert (vector.tolist(), version) == ([3.0, 3.0, 3.0], 3)
