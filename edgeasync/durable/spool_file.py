@@ -49,7 +49,7 @@ class SpoolFile:
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 metadata = file.metadata() or {}
         except OSError as error:
-            raise StorageError(f"{self.path}: cannot be read: {error.strerror or error}; fix its rights") from error
+            raise StorageError(f"{self.path}: cannot be read: {error.strerror or error}; mend it") from error
         except (ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
             raise ProtocolError(f"damaged ({error})") from error
         return self._decode(metadata, arrays)

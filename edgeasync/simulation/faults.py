@@ -232,7 +232,7 @@ def draw_faults(seed: int, devices: Sequence[str], until_s: float, *, hub: bool 
     for _ in range(random.randint(2, 9)):
         fault = _hub_fault(random) if hub and random.random() < 0.4 else _device_fault(random, devices)
         planned.append(_planned(fault, random, devices, until_s))
-        if isinstance(fault, FailingDisk) and random.random() < 0.5:
+        if isinstance(fault, FailingDisk) and random.random() < 0.9:
             planned.append(_soon_after(planned[-1], CrashHub(power_cut=True), random))
     if random.random() < 0.3:
         trouble = _trouble(random)  # of all, all the time
