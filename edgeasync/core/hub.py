@@ -283,6 +283,8 @@ class HubCore:
         """Go on: nobody could be heard meanwhile, so nobody is lost yet; after a start all connections are new."""
         self.stopped = False
         if resumed.lineage:
+            self.messages_accepted.clear()  # these are counted from the start on
+            self.messages_refused = 0
             self.judge.ancestry.branch(resumed.lineage, self.version)
         self.members.resume(now_s, connected=not resumed.lineage)
 

@@ -129,7 +129,7 @@ class CheckpointStore:
         if manifest.fingerprint != fingerprint:
             raise ModelMismatchError(
                 f"{name}: is of another model ({manifest.fingerprint}, not {fingerprint}); "
-                "start the run with the model it began with, or choose another folder"
+                "start the run with the model it began with, or choose another run folder"
             )
         try:
             tensors = self._tensors(name, manifest)

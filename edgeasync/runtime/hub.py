@@ -181,7 +181,7 @@ class Hub:
 
     def _make_core(self, rules: Rules, version: ModelVersion, now_s: float, sessions: Sessions) -> HubCore:
         return HubCore(
-            spec=self.spec,
+            spec=rules.spec,
             training=self._training,
             judgement=rules.judgement,
             settings=rules.settings,

@@ -201,9 +201,11 @@ def test_a_model_that_is_none(commands, forward):
 
 
 def test_a_run_goes_on_with_another_loss_but_not_with_another_model(commands, forward):
-    for flags in ([], ["--loss", "huber", "--train", "head.*"]):
+    for flags in ([], ["--loss", "huber"]):
         hub, _ = start_hub(commands, "--model", forward, *flags)
         hub.kill()
+    some = ["hub", "--model", forward, "--train", "head.*", *LISTEN]
+    mistake(commands, MISMATCH, "another", "run folder", arguments=some)
     forward.write_bytes(forward_model(hidden=17))
     mistake(commands, MISMATCH, "another", "run folder", arguments=["hub", "--model", forward, *LISTEN])
 
