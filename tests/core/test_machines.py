@@ -563,7 +563,7 @@ class AnyNetwork(RuleBasedStateMachine):
 
 
 TestAnyNetwork = AnyNetwork.TestCase
-TestAnyNetwork.settings = settings(max_examples=250, stateful_step_count=60)
+TestAnyNetwork.settings = settings(max_examples=120, stateful_step_count=60)
 
 
 # -- liveness ------------------------------------------------------------------------------------------------

@@ -65,8 +65,8 @@ def kill_and_check(fleet):
 @pytest.mark.parametrize("call", ["fdatasync", "writev"])
 def test_a_disk_that_fails_for_a_while_costs_time_and_no_update(commands, call):
     fleet = Fleet(commands, processes=3)
-    # Each try costs one call, and half a second: ten seconds of trouble.
-    fleet.start_hub(under=injecting(call, "error=EIO:when=40..60"))
+    # Each try costs one call, and half a second: some five seconds of trouble, longer than a lease.
+    fleet.start_hub(under=injecting(call, "error=EIO:when=40..50"))
     assert_waits(fleet)
     assert_goes_on(fleet)
     kill_and_check(fleet)
