@@ -122,6 +122,8 @@ class DeviceCore:
         self._adopting: Assignment | None = None
         self._duplicate_refusals = 0
         self._diverged = self._busy = False
+        self._unknown = False
+        """Whether the hub has said that it does not know this device's session, and not welcomed it since."""
         self._link_at_s = self._work_at_s = self._ping_at_s = self._heard_s = 0.0
 
     @property
@@ -262,7 +264,8 @@ class DeviceCore:
         self._link_at_s = now_s + GREETING_S
         self._unanswered.heard = 0
         silent_s = now_s - self._heard_s
-        return [Open(), Say(self._hello(forgotten=self.welcome is None or silent_s >= self.welcome.lease_s))]
+        silent = self.welcome is None or silent_s >= self.welcome.lease_s
+        return [Open(), Say(self._hello(forgotten=silent or self._unknown))]
 
     def _hello(self, *, forgotten: bool) -> Hello:
         return Hello(
@@ -315,6 +318,7 @@ class DeviceCore:
                 "raise [agent] graph_bytes_max if you trust the hub"
             )
         self.link = "joined"
+        self._unknown = False
         self.welcome = welcome
         self.push_codec = welcome.push_codec
         self._duplicate_refusals = 0
@@ -356,6 +360,7 @@ class DeviceCore:
                 if self.link != "joined":
                     return []
                 self.link = "greeting"
+                self._unknown = True
                 self._link_at_s = now_s + GREETING_S
                 return [Say(self._hello(forgotten=True))]
             case "malformed":

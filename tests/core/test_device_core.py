@@ -1111,6 +1111,15 @@ def test_a_hub_that_does_not_know_the_session_may_have_forgotten_the_update():
     assert device.hears(Refuse("unknown_session", "hello?")).said[0].seq_answered == 7
 
 
+def test_it_may_have_forgotten_it_until_it_welcomes_the_device():
+    """Its welcome never came, and refusals of what was said before kept the hub from seeming silent."""
+    device = DeviceBench().training(seq_last=5).trained()
+    device.hears(Refuse("unknown_session", "hello?"))
+    device.tick(device.now_s + 3.0)
+    device.tick(device.now_s + 3.0)
+    assert device.said[0].seq_answered == 7
+
+
 def test_a_hub_with_an_older_state_gets_a_kept_update_under_its_next_number():
     assert recalling().welcome(seq_last=2).pushed == [3]
 
