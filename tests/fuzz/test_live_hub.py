@@ -39,7 +39,7 @@ from edgeasync.protocol.messages import (
 from edgeasync.runtime.model_file import MODEL_FILE
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.plan import read_plan
-from tests.integration.processes import PATIENCE_S, Commands
+from tests.support.processes import PATIENCE_S, Commands
 
 pytestmark = [pytest.mark.process, pytest.mark.asyncio]
 

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from tests.integration.faults import SmallDisk
-from tests.integration.processes import Commands
+from tests.support.disk_faults import SmallDisk
+from tests.support.processes import Commands
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.integration.crowds import BACK_S, WELCOMED_S, churn, joins
+from tests.support.crowds import BACK_S, WELCOMED_S, churn, joins
 
 pytestmark = pytest.mark.process
 

@@ -7,9 +7,9 @@ import pytest
 
 from edgeasync.errors import StorageError
 from edgeasync.runtime.status import fetch_status
-from tests.integration.faults import injecting, needs_strace
-from tests.integration.kills import Fleet
-from tests.integration.processes import PATIENCE_S, status_when
+from tests.support.disk_faults import injecting, needs_strace
+from tests.support.kills import Fleet
+from tests.support.processes import PATIENCE_S, status_when
 
 pytestmark = pytest.mark.process
 

@@ -9,7 +9,7 @@ import pytest
 
 from edgeasync.cli.demo import TRAINED_FILE
 from edgeasync.runtime.model_file import MODEL_FILE, load_model
-from tests.integration.processes import (
+from tests.support.processes import (
     ENDING_SIGNALS,
     LIVELINESS,
     MODEL,

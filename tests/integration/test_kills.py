@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.integration.faults import injecting, needs_strace
-from tests.integration.kills import EXACT, GOES_ON_S, OFTEN, SELDOM, Fleet, kill_hubs
+from tests.support.disk_faults import injecting, needs_strace
+from tests.support.kills import EXACT, GOES_ON_S, OFTEN, SELDOM, Fleet, kill_hubs
 
 pytestmark = pytest.mark.process
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgeasync import nn
-from tests.integration.processes import trained
+from tests.support.processes import trained
 
 pytestmark = pytest.mark.process
 

@@ -23,7 +23,7 @@ from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.runtime.model_file import MODEL_FILE
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
-from tests.integration.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio
 

@@ -9,7 +9,7 @@ import zmq
 from edgeasync import nn
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Status
-from tests.integration.processes import MODEL_TABLE, Commands, free_address
+from tests.support.processes import MODEL_TABLE, Commands, free_address
 
 pytestmark = pytest.mark.process
 

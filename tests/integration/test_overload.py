@@ -11,8 +11,8 @@ import zmq
 
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import PROTOCOL_VERSION, Fetch, Hello, StatusRequest, Welcome
-from tests.integration.kills import Fleet
-from tests.integration.processes import PATIENCE_S, trained, until
+from tests.support.kills import Fleet
+from tests.support.processes import PATIENCE_S, trained, until
 
 pytestmark = pytest.mark.process
 

@@ -30,7 +30,7 @@ from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.staleness import ConstantStaleness
 from edgeasync.protocol import wire
-from tests.integration.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S
 
 SMALL = ParameterSpec((Parameter("weight", (300, 1000)), Parameter("bias", (7,))))  # folded at once
 LARGE = ParameterSpec((Parameter("weight", (1100, 1000)), Parameter("bias", (7,))))  # folded in the background

@@ -7,8 +7,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
 from edgeasync.errors import GraphError  # noqa: E402
-from tests.oracle.exports import EXPORTS, Stepper, distance, export, torch_step  # noqa: E402
-from tests.oracle.models import MODELS, make  # noqa: E402
+from tests.support.torch_exports import EXPORTS, Stepper, distance, export, torch_step  # noqa: E402
+from tests.support.torch_models import MODELS, make  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's exporters and what they call warn of themselves
 

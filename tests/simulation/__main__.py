@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from edgeasync.simulation.faults import FaultPlan
-from tests.simulation.harness import run, shrink
+from tests.support.harness import run, shrink
 
 FAILURES_SHOWN = 3
 """Failing seeds that are cut down and printed; the others are only counted."""

@@ -29,9 +29,9 @@ from edgeasync.simulation.faults import (
 )
 from edgeasync.simulation.injector import FaultInjector
 from edgeasync.simulation.trouble import Trouble
-from tests.simulation.harness import FAULTS_S, run, shrink
-from tests.simulation.mutants import MUTANTS, planted
-from tests.simulation.world import EXACT, POLICIES, World
+from tests.support.harness import FAULTS_S, run, shrink
+from tests.support.mutants import MUTANTS, planted
+from tests.support.world import EXACT, POLICIES, World
 
 BATCH = 25
 BATCHES = 12

@@ -9,7 +9,7 @@ from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.contract import is_training_graph
 from edgeasync.autodiff.settings import CrossEntropy, GraphSettings
 from edgeasync.errors import GraphError
-from tests.unit.autodiff.gradients import Reference, assert_slopes, check, forward, numbers, run, session, squares
+from tests.support.gradients import Reference, assert_slopes, check, forward, numbers, run, session, squares
 
 MSE = GraphSettings(loss="mse")
 DENSE = "h = Gemm(x, w1, b1)\na = Relu(h)\ny = Gemm(a, w2, b2)"

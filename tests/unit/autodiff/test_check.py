@@ -12,7 +12,7 @@ from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.check import check_gradients
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
-from tests.unit.autodiff.gradients import forward, numbers
+from tests.support.gradients import forward, numbers
 
 LENET = nn.Sequential(
     nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),

@@ -7,7 +7,7 @@ import pytest
 
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
-from tests.unit.autodiff.gradients import check, forward, numbers, run
+from tests.support.gradients import check, forward, numbers, run
 
 BINARY = {
     "equal shapes": ((2, 3), (1, 2, 3)),

@@ -13,7 +13,7 @@ from edgeasync.autodiff.settings import (
     MeanSquaredError,
 )
 from edgeasync.errors import GraphError
-from tests.unit.autodiff.gradients import THREADS, Reference, assert_slopes, forward, numbers, run
+from tests.support.gradients import THREADS, Reference, assert_slopes, forward, numbers, run
 
 
 def check_loss(loss, shape, formula, target_of, metric, *, scale=1.0, batches=("batch", 5)):

@@ -6,7 +6,7 @@ import pytest
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
-from tests.unit.autodiff.gradients import BATCH, check, forward, numbers, run
+from tests.support.gradients import BATCH, check, forward, numbers, run
 
 
 def norm(channels=3, seed=20):

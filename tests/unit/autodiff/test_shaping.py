@@ -7,7 +7,7 @@ from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.rules.shaping import ONE_HOT_MAX
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
-from tests.unit.autodiff.gradients import check, forward, numbers, run
+from tests.support.gradients import check, forward, numbers, run
 
 INT_MAX, INT_MIN = 2**63 - 1, -(2**63)
 

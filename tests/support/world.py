@@ -41,8 +41,8 @@ from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.trainer import StepResult
-from tests.simulation.checks import Checks, Memory
-from tests.simulation.marks import LEARNT, Marks
+from tests.support.checks import Checks, Memory
+from tests.support.marks import LEARNT, Marks
 
 UNUSED = 20_000
 """Values that are neither, where payloads are to travel in pieces."""

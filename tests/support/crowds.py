@@ -2,8 +2,8 @@
 
 The long form, from the root of the repository:
 
-    python -m tests.integration.crowds churn --processes 20 --devices 10 --turns 20
-    python -m tests.integration.crowds joins --count 5000
+    python -m tests.support.crowds churn --processes 20 --devices 10 --turns 20
+    python -m tests.support.crowds joins --count 5000
 """
 
 import argparse
@@ -20,9 +20,9 @@ import psutil
 from edgeasync.runtime.model_file import MODEL_FILE, load_model
 from edgeasync.runtime.status import fetch_status
 from edgeasync.training.numpy_models import SoftmaxModel
-from tests.integration.kills import EXACT, Fleet, quantiles
-from tests.integration.processes import PATIENCE_S, Commands, free_address
-from tests.integration.recording_agent import GROUPS, PLACES
+from tests.support.kills import EXACT, Fleet, quantiles
+from tests.support.processes import PATIENCE_S, Commands, free_address
+from tests.support.recording_agent import GROUPS, PLACES
 
 PROGRAM = Path(__file__).with_name("crowd_agents.py")
 

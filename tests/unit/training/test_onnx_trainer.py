@@ -18,7 +18,7 @@ from edgeasync.errors import DataError, GraphError, ModelMismatchError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.optimizers import SGD, Adam
 from edgeasync.training.onnx_trainer import GraphGradient, OnnxTrainer, open_session
-from tests.unit.autodiff.gradients import forward, numbers
+from tests.support.gradients import forward, numbers
 
 MLP = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
 NORMED = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))

@@ -13,7 +13,7 @@ from edgeasync.core.effects import Report, Restore
 from edgeasync.core.state import freeze
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Ack, Applied, Assignment, Duplicate, ModelVersion, Rejected
-from tests.simulation.marks import SLOTS
+from tests.support.marks import SLOTS
 
 MESSAGES_HELD_MAX = 40
 """Messages that may wait for the disk, for each device: answers, and refusals behind them."""

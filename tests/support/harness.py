@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from edgeasync.simulation.faults import FaultPlan, draw_faults
 from edgeasync.simulation.injector import FaultInjector
-from tests.simulation.world import World
+from tests.support.world import World
 
 FAULTS_S = 12.0
 """Virtual time in which faults happen."""

@@ -31,7 +31,7 @@ from edgeasync.training import losses
 from edgeasync.training.evaluation import ROWS_MAX, Evaluation, NumpyEvaluator, evaluate, rows_at_once
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
 from edgeasync.training.onnx_trainer import GraphGradient
-from tests.unit.autodiff.gradients import forward, numbers
+from tests.support.gradients import forward, numbers
 
 N = ROWS_MAX + 44
 LABELS = np.arange(N) % 3

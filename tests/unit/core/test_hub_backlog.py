@@ -10,7 +10,7 @@ from edgeasync.core.settings import HubCoreSettings, Limits, Liveness
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Assignment, Fetch, Hello, ModelVersion, Ping, Pong, Refuse, Welcome
-from tests.core.coded import flat
+from tests.support.coded import flat
 
 SPEC = flat(10)
 

@@ -15,7 +15,7 @@ from edgeasync.durable.checkpoint import FORMAT, CheckpointStore, Manifest
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.tensors import read_tensors, tensor_parts
 from edgeasync.errors import ModelMismatchError, StorageError
-from tests.unit.failing_disk import FailingDisk
+from tests.support.failing_disk import FailingDisk
 
 MODEL = "a" * 32
 TENSORS = {

@@ -13,7 +13,7 @@ from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.journal import WINDOW_BYTES, JournalWriter, Segment, TornTail, cut_torn_tail, read_journal
 from edgeasync.errors import StorageError
 from edgeasync.protocol.wire import checksum
-from tests.unit.failing_disk import FailingDisk
+from tests.support.failing_disk import FailingDisk
 
 HEADER = 28
 RECORD = 32

@@ -13,7 +13,7 @@ from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.journal import read_journal
 from edgeasync.durable.recovery import open_checkpoint
-from tests.integration.recording_agent import PLACES, shares_of
+from tests.support.recording_agent import PLACES, shares_of
 
 PROGRAM = Path(__file__).with_name("recording_agent.py")
 

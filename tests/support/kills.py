@@ -2,10 +2,10 @@
 
 The long form, from the root of the repository:
 
-    python -m tests.integration.kills --kills 50
-    python -m tests.integration.kills --kills 20 --often
-    python -m tests.integration.kills --kills 20 --default-policy
-    python -m tests.integration.kills --kills 10 --often --large
+    python -m tests.support.kills --kills 50
+    python -m tests.support.kills --kills 20 --often
+    python -m tests.support.kills --kills 20 --default-policy
+    python -m tests.support.kills --kills 10 --often --large
 """
 
 import argparse
@@ -19,8 +19,8 @@ import numpy as np
 
 from edgeasync.runtime.model_file import MODEL_FILE, load_model
 from edgeasync.training.numpy_models import SoftmaxModel
-from tests.integration.processes import Commands, free_address, until
-from tests.integration.records import PROGRAM, Replayed, Stories, copy_of
+from tests.support.processes import Commands, free_address, until
+from tests.support.records import PROGRAM, Replayed, Stories, copy_of
 
 GOES_ON_S = 5.0
 """So soon after a restart every agent has its next answer."""
