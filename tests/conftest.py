@@ -1,12 +1,46 @@
-"""One Hypothesis profile for every test: the same examples on every run, and no clock in the verdict."""
+"""What every test has in common: how often chance is tried, and what becomes of tests that are skipped."""
 
+import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile(
-    "edgeasync",
-    derandomize=True,
-    deadline=None,
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow],  # it measures time, and time depends on the machine
-)
-settings.load_profile("edgeasync")
+from tests.support import size
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("edgeasync")
+    group.addoption(
+        "--size",
+        choices=size.Repetitions._fields,
+        default="quick",
+        help="how often tests repeat what they draw at random; every test runs at every size",
+    )
+    group.addoption("--no-skips", action="store_true", help="fail if any test is skipped")
+
+
+def pytest_configure(config):
+    size.choose(config.getoption("size"))
+    settings.register_profile(
+        "edgeasync",
+        max_examples=size.repetitions("examples of a property"),
+        derandomize=True,  # the same examples on every run
+        deadline=None,  # no clock in the verdict
+        database=None,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow],  # it measures time, and time depends on the machine
+    )
+    settings.load_profile("edgeasync")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter and session.config.getoption("no_skips") and reporter.stats.get("skipped"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter, config):
+    skipped = len(terminalreporter.stats.get("skipped", ()))
+    if skipped and config.getoption("no_skips"):
+        terminalreporter.write_line(f"--no-skips: {skipped} skipped, so this run has failed", red=True)
+    terminalreporter.write_line(f"--size {config.getoption('size')}: {size.repeated()}")

@@ -31,10 +31,10 @@ from edgeasync.simulation.injector import FaultInjector
 from edgeasync.simulation.trouble import Trouble
 from tests.support.harness import FAULTS_S, run, shrink
 from tests.support.mutants import MUTANTS, planted
+from tests.support.size import repetitions
 from tests.support.world import EXACT, POLICIES, World
 
-BATCH = 25
-BATCHES = 12
+BATCH = 20
 MUTANT_SEEDS = 100
 
 NAMES = ["device-1", "device-2"]
@@ -44,7 +44,7 @@ def assert_well(result):
     assert not result.failure, f"seed {result.seed}\n{result.plan.write()}{result.where}"
 
 
-@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize("batch", range(repetitions("seeds of faults") // BATCH))
 def test_whatever_dies_every_update_counts_once(batch):
     for seed in range(batch * BATCH, (batch + 1) * BATCH):
         result = run(seed)

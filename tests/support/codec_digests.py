@@ -1,7 +1,7 @@
 """Digests of what every codec makes of vectors that hold each kind of float32: they are the same on every machine.
 
-Run as `PYTHONPATH=. python tests/support/codec_digests.py` it prints them as one JSON object, and fails if they are
-not those kept in `codec_digests.json`; `--write` writes that file anew, after a change of a format. It needs no
+Run as `PYTHONPATH=. python tests/support/codec_digests.py` it prints them as one JSON object, and fails if they
+are not those kept in `codec_digests.json`; `--write` writes that file, after a change of a format. It needs no
 test packages, so that it runs on a device. zstd is left out: its versions may write different frames.
 """
 

@@ -214,13 +214,16 @@ def write_data(path, *, examples=60, inputs=8, classes=3):
 def free_address():
     """Return an address that nobody listens at.
 
-    The port is below those that systems give to outgoing connections, so that none is given it meanwhile.
+    Each worker of pytest-xdist has a hundred ports of its own, below those that systems give to others.
     """
-    while True:
-        port = random.SystemRandom().randrange(20_000, 30_000)
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    ports = [20_000 + 100 * (worker % 100) + place for place in range(100)]
+    random.SystemRandom().shuffle(ports)  # other test runs on this machine draw from the same ports
+    for port in ports:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return f"tcp://127.0.0.1:{port}"
+    raise AssertionError(f"no port from {min(ports)} to {max(ports)} is free")
 
 
 def until(condition, what):

@@ -38,7 +38,7 @@ def test_reshapes(text):
              .replace(",", " ").split()}  # fmt: skip
     if text == RESHAPES["squeezed where it can"]:
         with pytest.MonkeyPatch.context() as patch:  # a batch of 1 would lose its dimension in the model itself
-            patch.setattr("tests.unit.autodiff.gradients.ALONE", ())
+            patch.setattr("tests.support.gradients.ALONE", ())
             check(text, (2, 3), model)
     else:
         check(text, (2, 3), model)

@@ -57,6 +57,7 @@ from edgeasync.protocol.messages import (
     StatusRequest,
     Welcome,
 )
+from tests.support.size import repetitions
 
 SPEC = ParameterSpec((Parameter("weights", (3,)),))
 LINEAGE = "00c0ffee00c0ffee"
@@ -563,7 +564,10 @@ class AnyNetwork(RuleBasedStateMachine):
 
 
 TestAnyNetwork = AnyNetwork.TestCase
-TestAnyNetwork.settings = settings(max_examples=120, stateful_step_count=60)
+TestAnyNetwork.settings = settings(
+    max_examples=repetitions("random networks of cores"),
+    stateful_step_count=repetitions("steps of a random network"),
+)
 
 
 # -- liveness ------------------------------------------------------------------------------------------------
@@ -614,7 +618,7 @@ def fault(world, random):  # noqa: C901 (a table, one row for each fault)
     world.check()
 
 
-@pytest.mark.parametrize("seed", range(36))
+@pytest.mark.parametrize("seed", range(repetitions("networks that heal")))
 def test_when_the_faults_end_everybody_trains_again(seed):
     """A lease for the lost, a quarantine, a refusal or two with their waits: two minutes are enough."""
     random = Random(seed)

@@ -1,0 +1,44 @@
+"""How often tests repeat what they draw at random: three sizes, one table.
+
+`pytest --size quick | gate | nightly` chooses; every test runs at every size.
+"""
+
+from typing import NamedTuple
+
+
+class Repetitions(NamedTuple):
+    """How often something is repeated at each size."""
+
+    quick: int
+    gate: int
+    nightly: int
+
+
+REPETITIONS = {
+    "examples of a property": Repetitions(40, 100, 1000),
+    "random networks of cores": Repetitions(30, 120, 2000),
+    "steps of a random network": Repetitions(60, 60, 100),
+    "networks that heal": Repetitions(12, 36, 360),
+    "seeds of faults": Repetitions(60, 300, 3000),
+    "kills of a hub": Repetitions(2, 5, 50),
+    "messages of an attacker on a connection": Repetitions(70, 130, 1000),
+}
+
+_chosen = ["quick"]
+
+
+def choose(size):
+    """Choose the size, once, before any test module is imported."""
+    _chosen[:] = [size]
+
+
+def repetitions(what):
+    """Return how often to repeat something at the chosen size."""
+    return getattr(REPETITIONS[what], _chosen[0])
+
+
+def repeated():
+    """Say what the chosen size repeats less often than the nightly size."""
+    chosen = {what: (getattr(counts, _chosen[0]), counts.nightly) for what, counts in REPETITIONS.items()}
+    less = [f"{what} {count} of {most}" for what, (count, most) in chosen.items() if count < most]
+    return f"repeated less: {', '.join(less)}" if less else "nothing is repeated less"
