@@ -11,7 +11,7 @@ from edgeasync.runtime.graph_model import FORWARD_FILE
 from edgeasync.runtime.hub import RECORD_FILE
 from edgeasync.runtime.hub_settings import HubSettings, read_record
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "hub.toml"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "hub.toml"
 ONNX = {"model": {"kind": "onnx", "file": "m.onnx"}, "evaluation": {"data": "held-out.npz"}, "hub": {"run": "r"}}
 
 
