@@ -36,7 +36,7 @@ MEMORY_ALLOWED = 1.1
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to measure: a model's length, cuts each way, seconds under a cap, and of the windows within them."""
+    """How much to measure: a model's length, cuts each way, seconds under a cap and of the windows in them."""
 
     length: int
     cuts: int

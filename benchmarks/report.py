@@ -1,8 +1,8 @@
 """What every benchmark shares: its arguments, the description of the machine, and how results are shown.
 
-A ratio says how we compare with something measured in the same run, on the same machine, in turns, or how a bound
-compares with the figure that must not exceed it; higher is better. Absolute figures belong to the machine they were
-taken on and are shown beside its description.
+A ratio says how we compare with something measured in the same run, on the same machine, in turns; or how a bound
+compares with the figure that must not exceed it. Higher is better. Absolute figures belong to the machine they
+were taken on and are shown beside its description.
 """
 
 import argparse
@@ -37,6 +37,11 @@ class Results:
     def add(self, title: str, row: str, columns: Mapping[str, float]) -> None:
         """Add columns to a row of a table of figures; both are made where they are missing."""
         self.figures.setdefault(title, {}).setdefault(row, {}).update(columns)
+
+    def bound(self, name: str, measured: float, bound: float) -> None:
+        """Add the ratio of a bound and what must not exceed it: 1 or more keeps it."""
+        self.ratios[f"{name}: bound over measured"] = round(bound / max(measured, 1e-9), 3)
+        self.targets[f"{name}: bound over measured"] = 1.0
 
 
 class Form(StrEnum):
