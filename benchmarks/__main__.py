@@ -14,9 +14,9 @@ from benchmarks.report import Form, make_parser
 FOLDER = Path(__file__).parent
 
 
-def find_benchmarks() -> list[str]:
-    """Return the names of all benchmarks."""
-    modules = [path for path in FOLDER.glob("*.py") if path != Path(__file__)]
+def find_benchmarks(folder: Path = FOLDER) -> list[str]:
+    """Return the names of all benchmarks in a folder."""
+    modules = [path for path in folder.glob("*.py") if path.stem != "__main__"]
     programs = [path.stem for path in modules if "\ndef main(" in path.read_text(encoding="utf-8")]
     return sorted(name for name in programs if not any(name.startswith(f"{whole}_") for whole in programs))
 
