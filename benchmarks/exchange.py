@@ -51,7 +51,7 @@ CASES = (
     Case("10 MB x 4", 2_500_000, 4, 4, 0.65, 1.5, 0.8),
     Case("100 MB x 2", 25_000_000, 2, 2, None, 3.0, 1.5),
 )
-TINY_CASES = (Case("4 KB x 2", 1_000, 2, 2, None, 0.2), Case("4 MB x 1", 1_000_000, 1, 1, None, 0.2))
+TINY_CASES = (Case("4 KB x 2", 1_000, 2, 2, None, 0.3), Case("4 MB x 1", 1_000_000, 1, 1, None, 0.3))
 """A model in one frame, and one in pieces."""
 
 

@@ -78,7 +78,8 @@ async def run_once(
         theirs.close()
         return ours
 
-    proxy = Proxy(rate)
+    speaking = asyncio.Event()
+    proxy = Proxy(rate, speaking.set)
     try:
         with tempfile.TemporaryDirectory() as folder:
             hub = start(run_hub, length, updates, folder)
@@ -89,6 +90,7 @@ async def run_once(
             begin_s = time.monotonic()
             agent = start(run_agent, length, proxy.address, cap)
             if seconds is not None:
+                await asyncio.wait_for(speaking.wait(), PATIENCE_S)
                 await asyncio.sleep(seconds)
                 agent.send(None)
             noted = await _hear(agent)
