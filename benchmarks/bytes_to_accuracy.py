@@ -8,12 +8,14 @@ float32. All that crosses a link counts: headers, heartbeats and what is lost on
 
 import math
 import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import msgspec
 
 from benchmarks.policies_fleet import MODEL, TARGET, Case, Outcome, Scenario, measure_all
 from benchmarks.policies_rules import RULES
-from benchmarks.report import Results, make_parser, show_progress, show_results
+from benchmarks.report import Form, Results, make_parser, show_progress, show_results
 from edgeasync.core.settings import FLOAT32, CodecSettings
 from edgeasync.policies.policy import Judgement, Policy
 from edgeasync.simulation.population import FleetProfile
@@ -37,9 +39,26 @@ PLAIN = "none"
 ASGD = "none, asynchronous SGD"
 SEEDS = tuple(range(201, 210))
 TUNING_SEEDS = (101, 102, 103)
-LIMIT_S = 200.0
-"""A target that is not reached by then counts with this time, and with all that was sent."""
 
+
+@dataclass(frozen=True)
+class Effort:
+    """Which models to train, and seeds to tune on and to judge on.
+
+    A target that is not reached by `limit_s` counts with this time, and with all that was sent.
+    """
+
+    models: Mapping[str, MlpModel]
+    tuning: tuple[int, ...]
+    judging: tuple[int, ...]
+    limit_s: float
+
+
+EFFORTS = {
+    Form.FULL: Effort(MODELS, TUNING_SEEDS, SEEDS, 200.0),
+    Form.SHORT: Effort(MODELS, TUNING_SEEDS, SEEDS[:3], 200.0),
+    Form.QUICK: Effort({"4,810 parameters": MODEL}, TUNING_SEEDS[:1], SEEDS[:1], 0.3),
+}
 BYTES_SAVED_MIN = 6.0
 BYTES_SAVED_ON_ASGD_MIN = 25.0
 TIME_MIN = 1.0
@@ -59,34 +78,34 @@ def codecs() -> dict[str, CodecSettings]:
     return found
 
 
-def tune_asgd(scenario: Scenario) -> Judgement:
+def tune_asgd(scenario: Scenario, seeds: tuple[int, ...]) -> Judgement:
     """Return plain asynchronous SGD, an update for every step, with the learning rate that is soonest there."""
     grid = RULES["ASGD"]
-    cases = [
-        Case(policy, scenario, seed, only_to_target=True) for policy in grid.values() for seed in TUNING_SEEDS
-    ]
+    cases = [Case(policy, scenario, seed, only_to_target=True) for policy in grid.values() for seed in seeds]
     outcomes = iter(measure_all(cases, f"tuning, {scenario.name}"))
     times = {
-        label: statistics.median([next(outcomes).reached_s for _ in TUNING_SEEDS]) for label in grid
+        label: statistics.median([next(outcomes).reached_s for _ in seeds]) for label in grid
     }  # fmt: skip
     return grid[min(times, key=times.__getitem__)]
 
 
-def compare(title: str, model: MlpModel, seeds: tuple[int, ...], results: Results) -> None:
+def compare(title: str, model: MlpModel, effort: Effort, results: Results) -> None:
     """Measure every codec on one model, and note the ratios of the one that needs fewest bytes in no more time."""
-    plain = Scenario(title, FleetProfile(), model=model, limit_s=LIMIT_S)
+    seeds, limit_s = effort.judging, effort.limit_s
+    plain = Scenario(title, FleetProfile(), model=model, limit_s=limit_s)
     runs: dict[str, tuple[Judgement, Scenario]] = {
-        name: (Policy(), Scenario(title, FleetProfile(), codec=settings, model=model, limit_s=LIMIT_S))
+        name: (Policy(), Scenario(title, FleetProfile(), codec=settings, model=model, limit_s=limit_s))
         for name, settings in codecs().items()
     }
-    runs[ASGD] = (tune_asgd(plain), plain)
+    runs[ASGD] = (tune_asgd(plain, effort.tuning), plain)
     cases = [
         Case(policy, scenario, seed, only_to_target=True) for policy, scenario in runs.values() for seed in seeds
     ]
     outcomes = iter(measure_all(cases, title))
     found = {name: [next(outcomes) for _ in seeds] for name in runs}
     for name, reached in found.items():
-        results.add(title, name, {key: round(value, 3) for key, value in columns(reached, found[PLAIN]).items()})
+        row = columns(reached, found[PLAIN], limit_s)
+        results.add(title, name, {key: round(value, 3) for key, value in row.items()})
     table = results.figures[title]
     no_slower = [name for name in found if name != ASGD and table[name]["time of none / this"] >= TIME_MIN]
     best = min(no_slower, key=lambda name: table[name]["MB"])
@@ -99,8 +118,12 @@ def compare(title: str, model: MlpModel, seeds: tuple[int, ...], results: Result
         results.targets[ratio] = target
 
 
-def columns(runs: list[Outcome], plain: list[Outcome]) -> dict[str, float]:
+def columns(runs: list[Outcome], plain: list[Outcome], limit_s: float) -> dict[str, float]:
     """Return a row: medians, and medians of the ratios on each seed."""
+
+    def time_of(run: Outcome) -> float:
+        return min(run.reached_s, limit_s)
+
     pairs = list(zip(runs, plain, strict=True))
     return {
         "s": statistics.median([time_of(run) for run in runs]),
@@ -112,19 +135,15 @@ def columns(runs: list[Outcome], plain: list[Outcome]) -> dict[str, float]:
     }
 
 
-def time_of(run: Outcome) -> float:
-    """Return the time to the target, as far as it was waited for."""
-    return min(run.reached_s, LIMIT_S)
-
-
 def main() -> None:
     """Compare the codecs on both models."""
     arguments = make_parser("Bytes and time until a simulated fleet has learnt, by codec.").parse_args()
     results = Results()
     show_progress(f"{TARGET:.0%} of the digits held out is the target; all times are virtual")
-    for title, model in MODELS.items():
-        compare(title, model, SEEDS[:3] if arguments.quick else SEEDS, results)
-    show_results(results, as_json=arguments.json)
+    effort = EFFORTS[arguments.form]
+    for title, model in effort.models.items():
+        compare(title, model, effort, results)
+    show_results(results, arguments)
 
 
 if __name__ == "__main__":

@@ -15,15 +15,21 @@ from functools import partial
 import numpy as np
 from sklearn.datasets import load_digits
 
-from benchmarks.report import Results, make_parser, show_progress, show_results
+from benchmarks.report import Form, Results, make_parser, show_progress, show_results
 from edgeasync.parameters import CHUNK, Vector
 from edgeasync.protocol.codecs import STAGES, Codec, VectorSource, make_codec
 from edgeasync.training.numpy_models import MlpModel
 
+TINY = {"20K": MlpModel(inputs=64, hidden=(128, 80), classes=10)}
+MILLION = {"1M": MlpModel(inputs=64, hidden=(1024, 900), classes=10)}
 MODELS = {
-    "1M": MlpModel(inputs=64, hidden=(1024, 900), classes=10),
-    "25M": MlpModel(inputs=64, hidden=(4900, 5000), classes=10),
+    Form.FULL: MILLION | {"25M": MlpModel(inputs=64, hidden=(4900, 5000), classes=10)},
+    Form.SHORT: MILLION,
+    Form.QUICK: TINY,
 }
+ROUNDS = {Form.FULL: 40, Form.SHORT: 10, Form.QUICK: 1}
+"""Of a model of a million parameters or fewer; a larger one has fewer."""
+
 CODECS = (
     *("identity", "float16", "bfloat16", "int8", "int8(stochastic)", "int4", "int4(stochastic)", "sign"),
     *("top_k(0.01)", "top_k(0.01)+int8", "top_k(0.1)+int8", "low_rank(4)", "low_rank(4)+int8"),
@@ -122,13 +128,11 @@ def main() -> None:
     """Measure and show."""
     arguments: argparse.Namespace = make_parser(__doc__ or "").parse_args()
     results = Results()
-    for label, model in MODELS.items():
-        if arguments.quick and model.spec.length > 2_000_000:
-            continue
+    for label, model in MODELS[arguments.form].items():
         show_progress(f"{label} parameters")
-        rounds = math.ceil((10 if arguments.quick else 40) / math.sqrt(model.spec.length / 1e6))
+        rounds = math.ceil(ROUNDS[arguments.form] / math.sqrt(max(1.0, model.spec.length / 1e6)))
         measure(label, model, rounds, results)
-    show_results(results, as_json=arguments.json)
+    show_results(results, arguments)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from benchmarks.durability_processes import (
 from benchmarks.exchange import START_S, Bench, Case, Measured, median, paired_ratio
 from benchmarks.exchange_servers import Serve
 from benchmarks.processes import peak_resident_bytes
-from benchmarks.report import Results, make_parser, show_progress, show_results
+from benchmarks.report import Form, Results, make_parser, show_progress, show_results
 from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.runtime.status import fetch_status
@@ -36,7 +36,11 @@ CASES = (
     Case("1 MB x 4", 250_000, 4, 4, None, 2.0, 1.0),
     Case("100 MB x 2", 25_000_000, 2, 2, None, 8.0, 4.0),
 )
-TARGET_SMALL = 0.5
+TINY_CASES = (Case("4 KB x 2", 1_000, 2, 2, None, 0.4), Case("1.2 MB x 1", 300_000, 1, 1, None, 0.5))
+"""One whose journal is recovered, and one of which checkpoints are written."""
+
+TARGETS = {CASES[0].name: 0.5}
+ROUNDS = {Form.FULL: 7, Form.SHORT: 3, Form.QUICK: 1}
 
 RECOVERED_BYTES_MAX = 1 << 20
 """Of larger models no journal is made to recover from: it would fill the disk."""
@@ -60,11 +64,11 @@ class Journaled:
         return self.updates / (self.syncs * self.disk_s)
 
 
-def run_rates(case: Case, results: Results, folder: str, *, rounds: int, quick: bool) -> None:
+def run_rates(case: Case, results: Results, folder: str, rounds: int) -> None:
     """Compare the rates with a journal and without; add what the journal wrote."""
     servers = {"journal": WITH_JOURNAL, "no journal": WITHOUT_JOURNAL}
     measured: dict[str, list[Measured]] = {name: [] for name in servers}
-    window_s = _window_s(case, quick=quick)
+    window_s = case.window_s
     journaled = []
     with _bench(case, folder, servers) as bench:
         for number in range(rounds):
@@ -77,8 +81,8 @@ def run_rates(case: Case, results: Results, folder: str, *, rounds: int, quick: 
         peaks = {name: round(peak_resident_bytes(process.pid) / 1e6) for name, process in bench.servers.items()}
     ratio_name = f"{case.name} journal / no journal"
     results.ratios[ratio_name] = round(paired_ratio(measured["journal"], measured["no journal"]), 3)
-    if case == CASES[0]:
-        results.targets[ratio_name] = TARGET_SMALL
+    if case.name in TARGETS:
+        results.targets[ratio_name] = TARGETS[case.name]
     disk = {"disk alone": median(turn.disk_updates_per_s for turn in journaled)}
     for name, turns in measured.items():
         results.add("updates per second", case.name, {name: median(turn.updates_per_s for turn in turns)})
@@ -95,13 +99,13 @@ def run_rates(case: Case, results: Results, folder: str, *, rounds: int, quick: 
     results.add("written down", case.name, written)
 
 
-def run_starts(case: Case, results: Results, folder: str, *, rounds: int, quick: bool) -> None:
+def run_starts(case: Case, results: Results, folder: str, rounds: int) -> None:
     """Kill a hub that took in updates, and time how long the next one takes to know them all again."""
     context = multiprocessing.get_context("forkserver")
     show_progress(f"recovery, {case.name}: making a journal")
     with tempfile.TemporaryDirectory(dir=folder) as runs:
         with Bench(case, runs, {"hub": NEVER_RECOVERED}) as bench:
-            rate = bench.measure("hub", 0.0, _window_s(case, quick=quick)).updates_per_s
+            rate = bench.measure("hub", 0.0, case.window_s).updates_per_s
         found: list[tuple[float, int, int]] = []
         for number in range(rounds):
             show_progress(f"recovery, {case.name}: round {number + 1} of {rounds}")
@@ -120,11 +124,11 @@ def run_starts(case: Case, results: Results, folder: str, *, rounds: int, quick:
     results.add("recovery", case.name, {"updates": updates, "entries": entries, "s per 1,000": per_thousand_s})
 
 
-def run_saves(case: Case, results: Results, folder: str, *, rounds: int, quick: bool) -> None:
+def run_saves(case: Case, results: Results, folder: str, rounds: int) -> None:
     """Compare the rates while one checkpoint after the other is written and while none is; without a journal."""
     servers = {"saving": ALWAYS_SAVING, "not saving": WITHOUT_JOURNAL}
     measured: dict[str, list[Measured]] = {name: [] for name in servers}
-    window_s = _window_s(case, quick=quick)
+    window_s = case.window_s
     taken_s = []
     with _bench(case, folder, servers) as bench:
         for number in range(rounds):
@@ -138,10 +142,6 @@ def run_saves(case: Case, results: Results, folder: str, *, rounds: int, quick: 
     rates = {name: median(turn.updates_per_s for turn in turns) for name, turns in measured.items()}
     results.add("updates per second", f"{case.name}, no journal", rates)
     results.add("checkpoint", case.name, {"s from one to the next": median(taken_s)})
-
-
-def _window_s(case: Case, *, quick: bool) -> float:
-    return case.window_quick_s if quick else case.window_s
 
 
 @contextmanager
@@ -171,18 +171,19 @@ def main() -> None:
     parser = make_parser("What the journal and the checkpoints cost the hub.")
     parser.add_argument("--case", default="", help="only cases whose name begins so, such as '1 MB'")
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="a folder on the disk to be measured")
-    parser.add_argument("--rounds", type=int, help="turns of each server, 7 if left out, 3 with --quick")
+    parser.add_argument("--rounds", type=int, help="turns of each server, 7 if left out, 3 with --short")
     arguments = parser.parse_args()
-    rounds, folder, quick = arguments.rounds or (3 if arguments.quick else 7), arguments.folder, arguments.quick
+    rounds, folder = arguments.rounds or ROUNDS[arguments.form], arguments.folder
     results = Results()
-    for case in CASES:
+    for case in TINY_CASES if arguments.form == Form.QUICK else CASES:
         if case.name.startswith(arguments.case):
-            run_rates(case, results, folder, rounds=rounds, quick=quick)
+            timed = case.in_form(arguments.form)
+            run_rates(timed, results, folder, rounds)
             if 4 * case.length <= RECOVERED_BYTES_MAX:
-                run_starts(case, results, folder, rounds=rounds, quick=quick)
+                run_starts(timed, results, folder, rounds)
             else:
-                run_saves(case, results, folder, rounds=rounds, quick=quick)
-    show_results(results, as_json=arguments.json)
+                run_saves(timed, results, folder, rounds)
+    show_results(results, arguments)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -20,7 +20,7 @@ from benchmarks.exchange_clients import Counted, Round, Window, run_clients
 from benchmarks.exchange_parts import measure_parts
 from benchmarks.exchange_servers import SERVERS, Serve
 from benchmarks.processes import cpu_seconds
-from benchmarks.report import Results, make_parser, show_progress, show_results
+from benchmarks.report import Form, Results, make_parser, show_progress, show_results
 
 START_S = 30.0
 """How long a process may take to be ready."""
@@ -38,7 +38,11 @@ class Case:
     processes: int
     target_bare: float | None
     window_s: float
-    window_quick_s: float
+    window_short_s: float = 0.0
+
+    def in_form(self, form: Form) -> Self:
+        """Return the case with the window of a form."""
+        return replace(self, window_s=self.window_short_s) if form == Form.SHORT else self
 
 
 CASES = (
@@ -47,6 +51,19 @@ CASES = (
     Case("10 MB x 4", 2_500_000, 4, 4, 0.65, 1.5, 0.8),
     Case("100 MB x 2", 25_000_000, 2, 2, None, 3.0, 1.5),
 )
+TINY_CASES = (Case("4 KB x 2", 1_000, 2, 2, None, 0.3), Case("4 MB x 1", 1_000_000, 1, 1, None, 0.3))
+"""A model in one frame, and one in pieces."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure: turns of each server, and seconds for each part by itself."""
+
+    rounds: int
+    part_s: float
+
+
+EFFORTS = {Form.FULL: Effort(11, 0.5), Form.SHORT: Effort(3, 0.1), Form.QUICK: Effort(1, 0.001)}
 
 
 @dataclass(frozen=True)
@@ -150,15 +167,14 @@ def start_server(context: ForkServerContext, serve: Serve, length: int, run: str
     return process, ours.recv()
 
 
-def run_case(case: Case, results: Results, *, rounds: int, quick: bool) -> None:
+def run_case(case: Case, results: Results, rounds: int) -> None:
     """Measure one case and add what was found."""
     measured: dict[str, list[Measured]] = {name: [] for name in SERVERS}
     with tempfile.TemporaryDirectory() as folder, Bench(case, folder) as bench:
         for number in range(rounds):
             show_progress(f"{case.name}: round {number + 1} of {rounds}")
             for name in SERVERS:
-                window_s = case.window_quick_s if quick else case.window_s
-                measured[name].append(bench.measure(name, 0.25 * window_s, window_s))
+                measured[name].append(bench.measure(name, 0.25 * case.window_s, case.window_s))
     for baseline, target in (("fair", TARGET_FAIR), ("bare", case.target_bare)):
         ratio_name = f"{case.name} {baseline}"
         results.ratios[ratio_name] = round(paired_ratio(measured["ours"], measured[baseline]), 3)
@@ -187,18 +203,18 @@ def main() -> None:
     """Run all cases, or those whose name begins with `--case`."""
     parser = make_parser("Updates per second of the hub against blocking baselines.")
     parser.add_argument("--case", default="", help="only cases whose name begins so, such as '10 MB'")
-    parser.add_argument("--rounds", type=int, help="turns of each server, 11 if left out, 3 with --quick")
+    parser.add_argument("--rounds", type=int, help="turns of each server, 11 if left out, 3 with --short")
     arguments = parser.parse_args()
-    rounds = arguments.rounds or (3 if arguments.quick else 11)
+    effort = EFFORTS[arguments.form]
     results = Results()
-    for case in CASES:
+    for case in TINY_CASES if arguments.form == Form.QUICK else CASES:
         if case.name.startswith(arguments.case):
-            run_case(case, results, rounds=rounds, quick=arguments.quick)
+            run_case(case.in_form(arguments.form), results, arguments.rounds or effort.rounds)
             show_progress(f"{case.name}: the parts by themselves")
-            parts = measure_parts(case.length, case.clients, 0.1 if arguments.quick else 0.5)
+            parts = measure_parts(case.length, case.clients, effort.part_s)
             for part, microseconds in parts.items():
                 results.add("parts in isolation, us per update", part, {case.name: round(microseconds, 2)})
-    show_results(results, as_json=arguments.json)
+    show_results(results, arguments)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,13 @@ stay in the cache, which is the least that any rule has to do.
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from benchmarks.report import Results, make_parser, show_progress, show_results
+from benchmarks.report import Form, Results, make_parser, show_progress, show_results
 from edgeasync.core.effects import Fold
 from edgeasync.core.events import PushArrived, Received
 from edgeasync.core.hub import HubCore
@@ -24,11 +25,28 @@ from edgeasync.protocol.codecs import VectorSource
 from edgeasync.protocol.messages import Fetch, Hello, ModelVersion, Push
 
 LENGTHS = {"1M": 1_000_000, "10M": 10_000_000}
+TINY_LENGTHS = {"0.1M": 100_000}
 GATHERED = 12
 """Updates in a version of the default: a quorum of twenty devices."""
 
 DEVICES = 20
 TARGET = 0.33
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What to measure: models by name, how often each is folded, and how many updates the core decides about."""
+
+    lengths: Mapping[str, int]
+    rounds: int
+    decisions: int
+
+
+EFFORTS = {
+    Form.FULL: Effort(LENGTHS, 60, 20_000),
+    Form.SHORT: Effort(LENGTHS, 15, 4_000),
+    Form.QUICK: Effort(TINY_LENGTHS, 1, 200),
+}
 
 
 def measure(length: int, rounds: int) -> dict[str, list[float]]:
@@ -104,11 +122,11 @@ def measure_decision(updates: int) -> float:
 def main() -> None:
     """Measure and show."""
     arguments = make_parser(__doc__ or "").parse_args()
-    rounds = 15 if arguments.quick else 60
+    effort = EFFORTS[arguments.form]
     results = Results()
-    for name, length in LENGTHS.items():
+    for name, length in effort.lengths.items():
         show_progress(f"{name} parameters")
-        times = measure(length, rounds)
+        times = measure(length, effort.rounds)
         medians: dict[str, float] = {case: statistics.median(found) for case, found in times.items()}
         results.add("ms", name, medians)
         plain: Any = times["w += s g"]
@@ -116,10 +134,8 @@ def main() -> None:
             ratio = statistics.median(one / other for one, other in zip(plain, times[case], strict=True))
             results.ratios[f"{name}: w += s g over {case}"] = ratio
             results.targets[f"{name}: w += s g over {case}"] = TARGET
-    results.add(
-        "us", "decision of the core", {"per update": measure_decision(4_000 if arguments.quick else 20_000)}
-    )
-    show_results(results, as_json=arguments.json)
+    results.add("us", "decision of the core", {"per update": measure_decision(effort.decisions)})
+    show_results(results, arguments)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from ctypes import c_double
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -30,7 +30,7 @@ import zmq
 from sklearn.datasets import load_digits
 
 from benchmarks.frequency_processes import Assigned, run_agent, run_link
-from benchmarks.report import Results, make_parser, show_progress, show_results
+from benchmarks.report import Form, Results, make_parser, show_progress, show_results
 from edgeasync.data.dataset import Dataset
 from edgeasync.data.partition import iid
 from edgeasync.policies.frequency import AdaptiveFrequency
@@ -38,7 +38,6 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.messages import StatusRequest
 
 DEVICES = 6
-STEP_S = 0.02
 SLOWDOWN = 10.0
 SLOW_BYTES_PER_S = 125_000.0
 """1 Mbit/s each way: a model of 19 kB and its update take 0.31 s, a little under half of a period."""
@@ -73,6 +72,9 @@ epochs_max = {frequency.epochs_max}
 PHASES = {"calm": 8.0, "throttled": 38.0, "undone": 14.0}
 """Seconds of each: a device that is found to be slow is at work on three long assignments by then."""
 
+EXCHANGES_MIN = 5
+"""A phase lasts until every device has had this number of assignments in it."""
+
 LOOK_S = 0.04
 START_S = 30.0
 
@@ -82,6 +84,22 @@ SETTLED_SHARE = 0.2
 EXCHANGES_MAX = 10
 PERIOD_RATIO_MAX = 1.5
 RETURNED_MIN = 0.8
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Which aggregators to run, the seconds of each phase, and of a local step of a device that is not slowed."""
+
+    aggregators: tuple[str, ...]
+    phases: Mapping[str, float]
+    step_s: float
+
+
+EFFORTS = {
+    Form.FULL: Effort(AGGREGATORS, PHASES, 0.02),
+    Form.SHORT: Effort(AGGREGATORS[:1], PHASES, 0.02),
+    Form.QUICK: Effort(AGGREGATORS[:1], dict.fromkeys(PHASES, 0.5), 0.001),
+}
 
 
 @dataclass(frozen=True)
@@ -170,10 +188,13 @@ class Hub:
 class Bench:
     """The processes of one run."""
 
-    def __init__(self, aggregate: str, folder: str) -> None:
+    def __init__(self, aggregate: str, effort: Effort, folder: str) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["benchmarks.frequency_processes"])
+        self._context.set_forkserver_preload(
+            ["benchmarks.frequency"]
+        )  # every process imports it as its main module
         self._aggregate = aggregate
+        self._effort = effort
         self._folder = Path(folder)
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection[Any, Any]] = []
@@ -189,7 +210,7 @@ class Bench:
         data = Dataset.of((digits.data / 16).astype(np.float32), digits.target)
         for number, part in enumerate(iid(data, DEVICES, 0), start=1):
             address = f"tcp://127.0.0.1:{link.recv()}" if number == 2 else self.hub.address
-            step_s = self._context.RawValue(c_double, STEP_S)
+            step_s = self._context.RawValue(c_double, self._effort.step_s)
             self._pipes.append(self._start(run_agent, address, number, part, step_s))
             self._step_s.append(step_s)
         return self
@@ -206,15 +227,16 @@ class Bench:
             if not pipe.poll(START_S):
                 raise TimeoutError(f"{name} was given nothing to do")
         phases = {}
-        for name, seconds in PHASES.items():
+        for name, seconds in self._effort.phases.items():
             throttled = name == "throttled"
-            self._step_s[0].value = STEP_S * (SLOWDOWN if throttled else 1.0)
+            self._step_s[0].value = self._effort.step_s * (SLOWDOWN if throttled else 1.0)
             self._bytes_per_s.value = SLOW_BYTES_PER_S if throttled else math.inf
             begun_s = time.monotonic()
-            while time.monotonic() < begun_s + seconds:
-                self._look()
+            while (at_s := self._look()) < begun_s + seconds or self._fewest(begun_s, at_s) < EXCHANGES_MIN:
+                if at_s > begun_s + seconds + START_S:
+                    raise TimeoutError(f"{name}: a device has fewer than {EXCHANGES_MIN} exchanges")
                 time.sleep(LOOK_S)
-            phases[name] = (begun_s, time.monotonic())
+            phases[name] = (begun_s, at_s)
         return phases
 
     def _start(self, target: Callable[..., None], *arguments: object) -> "Connection[Any, Any]":
@@ -225,8 +247,14 @@ class Bench:
         self._processes.append(process)
         return ours
 
-    def _look(self) -> None:
-        """Take in what hub and agents have to tell."""
+    def _fewest(self, begun_s: float, ended_s: float) -> int:
+        """Return how many assignments the device with the fewest had."""
+        return min(
+            sum(begun_s <= entry.at_s < ended_s for entry in device.assigned) for device in self.devices.values()
+        )
+
+    def _look(self) -> float:
+        """Note what hub and agents have to tell; return the time of the hub's description."""
         at_s, status = self.hub.look()
         for device in status["devices"]:
             seen = Seen(at_s, device["talk_share"], device["talk_s"], device["step_s"], device["why"])
@@ -234,13 +262,12 @@ class Bench:
         for device, pipe in zip(self.devices.values(), self._pipes, strict=True):
             while pipe.poll():
                 device.assigned.append(pipe.recv())
+        return at_s
 
 
 def assess(device: Device, begun_s: float, ended_s: float) -> Phase:
     """Say how a device came through a phase."""
     assigned = [entry for entry in device.assigned if begun_s <= entry.at_s < ended_s]
-    if len(assigned) < 5:
-        raise RuntimeError(f"only {len(assigned)} exchanges in a phase of {ended_s - begun_s:.0f} s")
     last_half = assigned[-(len(assigned) // 2) :]
     usual = statistics.median([entry.local_steps for entry in last_half])
 
@@ -253,7 +280,7 @@ def assess(device: Device, begun_s: float, ended_s: float) -> Phase:
     if len(settled) < 3:  # it never did
         settled = last_half
     periods_s = [after.at_s - before.at_s for before, after in itertools.pairwise(settled)]
-    seen = [entry for entry in device.seen if settled[0].at_s <= entry.at_s < ended_s]
+    seen = [entry for entry in device.seen if settled[0].at_s <= entry.at_s <= ended_s]
     return Phase(
         local_steps=usual,
         settled_after=settled_after,
@@ -304,17 +331,23 @@ def judge(aggregate: str, phases: dict[str, dict[str, Phase]], results: Results)
 def parse() -> argparse.Namespace:
     """Return the arguments."""
     parser = make_parser("How the adaptive frequency follows a slowed down agent and a throttled link.")
-    parser.add_argument("--aggregate", nargs="+", choices=AGGREGATORS, help="only these [default: all]")
+    parser.add_argument(
+        "--aggregate",
+        nargs="+",
+        choices=AGGREGATORS,
+        help="only these [default: all; the first with --short and --quick]",
+    )
     return parser.parse_args()
 
 
 def main() -> None:
     """Let a fleet run under every aggregator."""
     arguments = parse()
+    effort = EFFORTS[arguments.form]
     results = Results()
-    for aggregate in arguments.aggregate or (AGGREGATORS[:1] if arguments.quick else AGGREGATORS):
-        show_progress(f"{aggregate}: {sum(PHASES.values()):g} s")
-        with tempfile.TemporaryDirectory() as folder, Bench(aggregate, folder) as bench:
+    for aggregate in arguments.aggregate or effort.aggregators:
+        show_progress(f"{aggregate}: {sum(effort.phases.values()):g} s at least")
+        with tempfile.TemporaryDirectory() as folder, Bench(aggregate, effort, folder) as bench:
             spans = bench.run()
         phases = {
             name: {device: assess(found, *span) for device, found in bench.devices.items()}
@@ -323,7 +356,7 @@ def main() -> None:
         judge(aggregate, phases, results)
         for alarm in bench.hub.alarms:
             show_progress(f"{aggregate}: alarm: {alarm}")
-    show_results(results, as_json=arguments.json)
+    show_results(results, arguments)
 
 
 if __name__ == "__main__":

@@ -20,13 +20,11 @@ from typing import Any, Self
 from benchmarks.exchange_clients import Counted, Round, Window, run_clients
 from benchmarks.idle_processes import Looked, run_control, run_hub, run_idle_devices
 from benchmarks.processes import cpu_seconds, resident_bytes
-from benchmarks.report import Results, make_parser, show_progress, show_results
+from benchmarks.report import Form, Results, make_parser, show_progress, show_results
 
 LAG_BOUND_MS = 10.0
 DEVICE_PROCESSES = 2
 START_S = 60.0
-SETTLE_S = 2.0
-"""From the last device's joining to the beginning of the measurement."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,23 @@ class Case:
     exchanging: int
 
 
+@dataclass(frozen=True)
+class Effort:
+    """How much to measure, and how long; `settle_s` is from the last device's joining to the measurement."""
+
+    cases: tuple[Case, ...]
+    devices: int
+    settle_s: float
+    seconds: float
+
+
 CASES = (Case("idle", 1_000, 0), Case("idle + 2 x 10M exchanging", 10_000_000, 2))
+TINY_CASES = (CASES[0], Case("idle + 2 x 1M exchanging", 1_000_000, 2))
+EFFORTS = {
+    Form.FULL: Effort(CASES, 5_000, 2.0, 20.0),
+    Form.SHORT: Effort(CASES, 500, 2.0, 5.0),
+    Form.QUICK: Effort(TINY_CASES, 20, 0.2, 0.5),
+}
 
 
 class Child:
@@ -68,11 +82,12 @@ class Child:
 class Bench:
     """The processes of one case."""
 
-    def __init__(self, case: Case, devices: int, folder: str) -> None:
+    def __init__(self, case: Case, effort: Effort, folder: str) -> None:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["benchmarks.idle_processes", "benchmarks.exchange_clients"])
         self._case = case
-        self._devices = devices
+        self._devices = effort.devices
+        self._effort = effort
         self._folder = folder
         self._children: list[Child] = []
 
@@ -88,12 +103,13 @@ class Bench:
             child.process.kill()
             child.process.join()
 
-    def measure(self, seconds: float) -> dict[str, float]:
+    def measure(self) -> dict[str, float]:
         """Let all devices join, then measure for some time; return the columns of the table."""
+        seconds = self._effort.seconds
         joined_s = self._join()
         bytes_joined = resident_bytes(self._hub.process.pid)
         exchanging = self._start_exchanging(seconds)
-        time.sleep(SETTLE_S)
+        time.sleep(self._effort.settle_s)
         for child in (self._hub, self._control):
             child.ask()
         begin_s, cpu_s = time.monotonic(), cpu_seconds(self._hub.process.pid)
@@ -142,7 +158,7 @@ class Bench:
             child.pipe.send(Round(self._address, (f"exchanging-{number}",)))
         for child in children:
             child.hear()
-        begin_s = time.monotonic() + SETTLE_S
+        begin_s = time.monotonic() + self._effort.settle_s
         for child in children:
             child.pipe.send(Window(begin_s, begin_s + seconds + 0.5))
         return children
@@ -152,19 +168,19 @@ def main() -> None:
     """Measure both cases."""
     parser = make_parser("Processor, memory and loop lag of a hub with thousands of idle devices.")
     arguments = parser.parse_args()
-    devices, seconds = (500, 5.0) if arguments.quick else (5_000, 20.0)
+    effort = EFFORTS[arguments.form]
     results = Results()
-    for case in CASES:
-        name = f"{devices:,} {case.name}"
-        show_progress(f"{name}: {seconds:g} s")
-        with tempfile.TemporaryDirectory() as folder, Bench(case, devices, folder) as bench:
-            columns = bench.measure(seconds)
+    for case in effort.cases:
+        name = f"{effort.devices:,} {case.name}"
+        show_progress(f"{name}: {effort.seconds:g} s")
+        with tempfile.TemporaryDirectory() as folder, Bench(case, effort, folder) as bench:
+            columns = bench.measure()
         for column, value in columns.items():
             results.add("hub", column, {name: round(value, 3)})
         ratio_name = f"{name}: 10 ms over loop lag p99"
         results.ratios[ratio_name] = round(LAG_BOUND_MS / max(columns["lag p99, ms"], 0.1), 3)
         results.targets[ratio_name] = 1.0
-    show_results(results, as_json=arguments.json)
+    show_results(results, arguments)
 
 
 if __name__ == "__main__":

@@ -19,13 +19,11 @@ import numpy as np
 
 from benchmarks.link_processes import Noted, run_agent, run_hub
 from benchmarks.link_proxy import Proxy, Way
-from benchmarks.report import Results, make_parser, show_progress, show_results
+from benchmarks.report import Form, Results, make_parser, show_progress, show_results
 
 MBIT_20 = 20e6 / 8
 CAP_BYTES_PER_S = 1_000_000
 CAP_LENGTH = 2_500_000
-WINDOW_S = 10.0
-CUTS = 5
 PATIENCE_S = 600.0
 
 BYTES_ALLOWED = 1.1
@@ -34,6 +32,23 @@ BYTES_ALLOWED = 1.1
 HEARTBEAT_ALLOWED_S = 0.2
 MEMORY_ALLOWED = 1.1
 """Of one model, which is also one encoded payload, beyond the vectors of training."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much to measure: a model's length, cuts each way, seconds under a cap and of the windows in them."""
+
+    length: int
+    cuts: int
+    capped_s: float
+    window_s: float
+
+
+EFFORTS = {
+    Form.FULL: Effort(25_000_000, 5, 90.0, 10.0),
+    Form.SHORT: Effort(2_500_000, 5, 25.0, 10.0),
+    Form.QUICK: Effort(1_000_000, 1, 2.5, 0.5),
+}
 
 
 @dataclass(frozen=True)
@@ -63,7 +78,8 @@ async def run_once(
         theirs.close()
         return ours
 
-    proxy = Proxy(rate)
+    speaking = asyncio.Event()
+    proxy = Proxy(rate, speaking.set)
     try:
         with tempfile.TemporaryDirectory() as folder:
             hub = start(run_hub, length, updates, folder)
@@ -74,6 +90,7 @@ async def run_once(
             begin_s = time.monotonic()
             agent = start(run_agent, length, proxy.address, cap)
             if seconds is not None:
+                await asyncio.wait_for(speaking.wait(), PATIENCE_S)
                 await asyncio.sleep(seconds)
                 agent.send(None)
             noted = await _hear(agent)
@@ -95,29 +112,29 @@ async def _hear(pipe: "Connection[Any, Any]") -> Any:
     return pipe.recv()
 
 
-def bytes_in_windows(run: Run) -> list[int]:
-    """Return the bytes, both ways, of every ten seconds that begin with some and end within the run."""
+def bytes_in_windows(run: Run, window_s: float) -> list[int]:
+    """Return the bytes, both ways, of every window that begins with some and ends within the run."""
     passed = sorted((*run.up.passed, *run.down.passed))
     times = np.array([moment_s for moment_s, _ in passed])
     total = np.array([0, *itertools.accumulate(size for _, size in passed)])
-    ends = np.searchsorted(times, times + WINDOW_S)
+    ends = np.searchsorted(times, times + window_s)
     return [
         int(total[end] - total[first])
         for first, end in enumerate(ends)
-        if times[first] + WINDOW_S <= times[-1] - 1.0  # the goodbye ends the last second early
+        if times[first] + window_s <= times[-1] - 1.0  # the goodbye ends the last second early
     ]
 
 
-def measure_cuts(length: int, results: Results) -> None:
+def measure_cuts(length: int, cuts: int, results: Results) -> None:
     """Move a model down and up through cuts, and judge bytes, heartbeats and memory."""
     nbytes = 4 * length
     show_progress(
-        f"{nbytes / 1e6:g} MB each way at 20 Mbit/s, {CUTS} cuts each: about {2.1 * nbytes / MBIT_20:.0f} s"
+        f"{nbytes / 1e6:g} MB each way at 20 Mbit/s, {cuts} cuts each: about {2.1 * nbytes / MBIT_20:.0f} s"
     )
-    run = asyncio.run(run_once(length, rate=MBIT_20, cap=None, cuts=CUTS, updates=1, seconds=None))
+    run = asyncio.run(run_once(length, rate=MBIT_20, cap=None, cuts=cuts, updates=1, seconds=None))
     noted, milliseconds = run.noted, 1e3 * np.array(run.noted.round_trips_s)
     beyond = noted.peak_bytes - noted.before_bytes - 2 * nbytes
-    title = "20 Mbit/s, cut five times each way"
+    title = f"20 Mbit/s, cuts each way: {cuts}"
     found = {
         "model, MB": nbytes / 1e6,
         "down, MB": run.down.total / 1e6,
@@ -146,13 +163,13 @@ def measure_cuts(length: int, results: Results) -> None:
         results.targets[name] = 1.0
 
 
-def measure_cap(seconds: float, results: Results) -> None:
-    """Let a capped agent exchange a model of 10 MB as fast as it may, and judge every ten seconds."""
+def measure_cap(seconds: float, window_s: float, results: Results) -> None:
+    """Let a capped agent exchange a model of 10 MB as fast as it may, and judge every window."""
     show_progress(f"a cap of 1 MB/s: {seconds:g} s")
     run = asyncio.run(run_once(CAP_LENGTH, rate=None, cap=CAP_BYTES_PER_S, cuts=0, updates=None, seconds=seconds))
-    windows = bytes_in_windows(run)
-    allowed = WINDOW_S * CAP_BYTES_PER_S
-    title = "a cap of 1 MB/s, in any ten seconds"
+    windows = bytes_in_windows(run, window_s)
+    allowed = window_s * CAP_BYTES_PER_S
+    title = f"a cap of 1 MB/s, in any {window_s:g} s"
     for name, value in {"least": min(windows), "median": float(np.median(windows)), "most": max(windows)}.items():
         results.add(title, f"{name}, MB", {"": round(value / 1e6, 3)})
     results.ratios["1.05 caps over the most"] = round(1.05 * allowed / max(windows), 3)
@@ -165,9 +182,10 @@ def main() -> None:
     parser = make_parser("Bytes, heartbeats and memory over bad links.")
     arguments = parser.parse_args()
     results = Results()
-    measure_cuts(2_500_000 if arguments.quick else 25_000_000, results)
-    measure_cap(25.0 if arguments.quick else 90.0, results)
-    show_results(results, as_json=arguments.json)
+    effort = EFFORTS[arguments.form]
+    measure_cuts(effort.length, effort.cuts, results)
+    measure_cap(effort.capped_s, effort.window_s, results)
+    show_results(results, arguments)
 
 
 if __name__ == "__main__":

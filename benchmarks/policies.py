@@ -10,7 +10,15 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from benchmarks.policies_fleet import TARGET, Case, Outcome, Scenario, measure_all, measure_one_place
+from benchmarks.policies_fleet import (
+    ONE_PLACE_EPOCHS,
+    TARGET,
+    Case,
+    Outcome,
+    Scenario,
+    measure_all,
+    measure_one_place,
+)
 from benchmarks.policies_rules import (
     ASYNCHRONOUS,
     DEFAULT,
@@ -20,7 +28,7 @@ from benchmarks.policies_rules import (
     SYNC_FIRST,
     Grid,
 )
-from benchmarks.report import Results, make_parser, show_progress, show_results
+from benchmarks.report import Form, Results, make_parser, show_progress, show_results
 from edgeasync.core.settings import FLOAT32, CodecSettings
 from edgeasync.policies.policy import Policy
 from edgeasync.simulation.population import FleetProfile
@@ -42,16 +50,21 @@ ACCURACY_LOST_MAX = {"IID": 0.5, "Dirichlet 0.3": 2.0}
 
 @dataclass(frozen=True)
 class Effort:
-    """Seeds to tune on (none: the first setting of each grid), to judge on, and where a run ends."""
+    """Codecs, seeds to tune on (none: the first setting of each grid), to judge on, and where a run ends."""
 
+    codecs: tuple[str, ...]
     tuning: tuple[int, ...]
     judging: tuple[int, ...]
     horizon_s: float
     limit_s: float
+    one_place_epochs: int = ONE_PLACE_EPOCHS
 
 
-FULL = Effort((101, 102, 103), tuple(range(1, 16)), 40.0, 120.0)
-QUICK = Effort((), (1, 2, 3), 20.0, 120.0)
+EFFORTS = {
+    Form.FULL: Effort(tuple(CODECS), (101, 102, 103), tuple(range(1, 16)), 40.0, 120.0),
+    Form.SHORT: Effort(("float32",), (), (1, 2, 3), 20.0, 120.0),
+    Form.QUICK: Effort(("float32",), (), (1,), 0.2, 0.2, 1),
+}
 
 
 def tune(rules: Mapping[str, Grid], scenario: Scenario, effort: Effort) -> dict[str, tuple[str, Policy]]:
@@ -163,17 +176,16 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Compare the rules in every scenario."""
     arguments = parse()
-    effort = QUICK if arguments.quick else FULL
-    codecs = arguments.codec or list(CODECS)[: 1 if arguments.quick else None]
+    effort = EFFORTS[arguments.form]
     results = Results()
     show_progress(f"{TARGET:.0%} of the digits held out is the target; all times are virtual")
-    one_place = [measure_one_place(seed) for seed in effort.judging]
+    one_place = [measure_one_place(seed, effort.one_place_epochs) for seed in effort.judging]
     results.add("one place", "plain SGD", {"in the end, %": round(100.0 * statistics.median(one_place), 3)})
-    for codec in codecs:
+    for codec in arguments.codec or effort.codecs:
         for partition in PARTITIONS:
             compare_unequal(partition, codec, effort, one_place, results)
             compare_even(partition, codec, effort, results)
-    show_results(results, as_json=arguments.json)
+    show_results(results, arguments)
 
 
 if __name__ == "__main__":

@@ -194,14 +194,14 @@ def measure(policy: Judgement, scenario: Scenario, seed: int, *, only_to_target:
     )
 
 
-def measure_one_place(seed: int) -> float:
+def measure_one_place(seed: int, epochs: int = ONE_PLACE_EPOCHS) -> float:
     """Return the accuracy in the end of plain SGD on all data in one place: the mean of its last 20 epochs."""
     training, held_out = split_digits()
     trainer = GradientTrainer(MODEL.spec, MODEL.gradient, (SGD(LEARNING_RATE),), batches(training, BATCH, seed))
     parameters = MODEL.initial(seed)
     trainer.begin(parameters)
     accuracies = []
-    for _ in range(ONE_PLACE_EPOCHS):
+    for _ in range(epochs):
         for _ in range(math.ceil(len(training) / BATCH)):
             trainer.step()
         accuracies.append(accuracy_of(MODEL, parameters, held_out))
@@ -211,7 +211,9 @@ def measure_one_place(seed: int) -> float:
 def measure_all(cases: Sequence[Case], what: str) -> list[Outcome]:
     """Make all runs, on all cores; return their outcomes in the same order."""
     outcomes = []
-    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("forkserver"), initializer=_begin) as pool:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.policies_fleet"])
+    with ProcessPoolExecutor(mp_context=context, initializer=_begin) as pool:
         for outcome in pool.map(_measure, cases):
             outcomes.append(outcome)
             if len(outcomes) % max(1, len(cases) // 10) == 0:

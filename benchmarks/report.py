@@ -1,21 +1,26 @@
 """What every benchmark shares: its arguments, the description of the machine, and how results are shown.
 
-A ratio says how we compare with something measured in the same run, on the same machine, in turns; higher is
-better. Absolute figures belong to the machine they were taken on and are shown beside its description.
+A ratio says how we compare with something measured in the same run, on the same machine, in turns; or how a bound
+compares with the figure that must not exceed it. Higher is better. Absolute figures belong to the machine they
+were taken on and are shown beside its description.
 """
 
 import argparse
 import json
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
 import zmq
+
+MEANINGLESS = ": a smoke run on tiny sizes, whose figures mean nothing"
 
 Table = dict[str, dict[str, float]]
 """Row name -> column name -> number; rows may lack columns."""
@@ -33,12 +38,40 @@ class Results:
         """Add columns to a row of a table of figures; both are made where they are missing."""
         self.figures.setdefault(title, {}).setdefault(row, {}).update(columns)
 
+    def bound(self, name: str, measured: float, bound: float) -> None:
+        """Add the ratio of a bound and what must not exceed it: 1 or more keeps it."""
+        self.ratios[f"{name}: bound over measured"] = round(bound / max(measured, 1e-9), 3)
+        self.targets[f"{name}: bound over measured"] = 1.0
+
+
+class Form(StrEnum):
+    """How thoroughly a benchmark measures."""
+
+    FULL = "full"
+    SHORT = "short"
+    QUICK = "quick"
+
 
 def make_parser(description: str) -> argparse.ArgumentParser:
-    """Return a parser with the arguments that all benchmarks have."""
+    """Return a parser with the arguments that all benchmarks have; `form` is one of them."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print one JSON object: machine, ratios, figures")
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: rougher, within a minute")
+    forms = parser.add_mutually_exclusive_group()
+    forms.add_argument(
+        "--short",
+        dest="form",
+        action="store_const",
+        const=Form.SHORT,
+        default=Form.FULL,
+        help="fewer and shorter rounds: rougher, about a minute",
+    )
+    forms.add_argument(
+        "--quick",
+        dest="form",
+        action="store_const",
+        const=Form.QUICK,
+        help="run once on tiny sizes, in seconds: it shows that the benchmark works, and its figures mean nothing",
+    )
     return parser
 
 
@@ -57,6 +90,16 @@ def machine() -> dict[str, str | int]:
     }
 
 
+def commit() -> str:
+    """Return the commit that is checked out here, with `-dirty` behind it if files differ from it."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()
+
+
 def _version_of(package: str) -> str:
     try:
         return version(package)
@@ -69,13 +112,21 @@ def show_progress(sentence: str) -> None:
     print(sentence, file=sys.stderr, flush=True)
 
 
-def show_results(results: Results, *, as_json: bool) -> None:
-    """Print the results: tables for people, or exactly one JSON object."""
-    if as_json:
-        found = {"machine": machine(), "ratios": results.ratios, "figures": results.figures}
+def show_results(results: Results, arguments: argparse.Namespace) -> None:
+    """Print the results as `arguments` of `make_parser` ask: tables for people, or exactly one JSON object."""
+    if arguments.json:
+        found = {
+            "machine": machine(),
+            "commit": commit(),
+            "form": arguments.form,
+            "ratios": results.ratios,
+            "targets": results.targets,
+            "figures": results.figures,
+        }
         print(json.dumps(found, indent=1))
         return
     print(", ".join(f"{name} {value}" for name, value in machine().items()))
+    print(f"commit {commit()}, {arguments.form} run" + MEANINGLESS * (arguments.form == Form.QUICK))
     for title, table in results.figures.items():
         columns = list(dict.fromkeys(column for row in table.values() for column in row))
         rows = [[name, *(_number(row.get(column)) for column in columns)] for name, row in table.items()]
@@ -83,6 +134,15 @@ def show_results(results: Results, *, as_json: bool) -> None:
     targets = results.targets
     rows = [[name, f"{ratio:.2f}", _number(targets.get(name))] for name, ratio in results.ratios.items()]
     _print_table(["ratio, higher is better", "measured", "target"], rows)
+
+
+def enforce_targets(results: Results, arguments: argparse.Namespace) -> None:
+    """End with exit code 1, and a line for each, if ratios miss their targets; a quick run is held to none."""
+    missed = [name for name, target in results.targets.items() if not results.ratios[name] >= target]
+    for name in missed:
+        show_progress(f"{name}: {results.ratios[name]:.2f} is below {results.targets[name]:g}")
+    if missed and arguments.form != Form.QUICK:
+        sys.exit(1)
 
 
 def _print_table(head: list[str], rows: list[list[str]]) -> None:

@@ -14,11 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.report import Results, make_parser, show_progress, show_results
+from benchmarks.report import Form, Results, make_parser, show_progress, show_results
 
 TORCH = "torch==2.13.0"
 SIDES = ("ours", "torch")
@@ -42,17 +42,23 @@ MEMORY_TARGET = 3.0
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: blocks of steps a side, how long each, and fresh processes a side."""
+    """What to measure, and how long: blocks of steps a side, how long each, and fresh processes a side."""
 
+    models: tuple[str, ...]
+    threads: tuple[int, ...]
     rounds: int
     block_s: float
     processes: int
 
 
-FULL, QUICK = Effort(31, 0.2, 5), Effort(7, 0.06, 1)
+EFFORTS = {
+    Form.FULL: Effort(tuple(SPEED_TARGETS), (1, 2), 31, 0.2, 5),
+    Form.SHORT: Effort(tuple(SPEED_TARGETS), (1, 2), 7, 0.06, 1),
+    Form.QUICK: Effort(("lenet",), (1,), 1, 0.001, 1),
+}
 
 
-def run_speed(folder: str, names: list[str], threads: int, effort: Effort, results: Results) -> None:
+def run_speed(folder: str, names: Sequence[str], threads: int, effort: Effort, results: Results) -> None:
     """Measure the steps of all models with one number of threads."""
     arguments = [folder, str(threads), str(effort.rounds), str(effort.block_s), *names]
     # numpy's own pool, which may take part in the gradient's norm, is not to use more cores than torch has.
@@ -101,8 +107,8 @@ def run_module(module: str, arguments: list[str], environment: Mapping[str, str]
 def parse() -> Any:
     """Return the arguments, or leave with a sentence if torch is missing."""
     parser = make_parser("A training step against torch's, and the memory and the start of training.")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="cores a step may use: 1 2")
-    parser.add_argument("--models", nargs="+", choices=SPEED_TARGETS, default=list(SPEED_TARGETS))
+    parser.add_argument("--threads", type=int, nargs="+", help="cores a step may use [default: 1 2]")
+    parser.add_argument("--models", nargs="+", choices=SPEED_TARGETS, help="only these [default: all]")
     arguments = parser.parse_args()
     if importlib.util.find_spec("torch") is None:
         parser.exit(2, f"this benchmark compares with torch, which is not installed: pip install {TORCH}\n")
@@ -112,17 +118,18 @@ def parse() -> Any:
 def main() -> None:
     """Measure the models that are asked for."""
     arguments = parse()
-    effort = QUICK if arguments.quick else FULL
+    effort = EFFORTS[arguments.form]
+    models = arguments.models or effort.models
     results = Results()
     with tempfile.TemporaryDirectory() as folder:
         show_progress("exporting the models and building their training graphs")
-        run_module("train_step_prepare", [folder, *arguments.models])
-        for threads in arguments.threads:
-            run_speed(folder, arguments.models, threads, effort, results)
+        run_module("train_step_prepare", [folder, *models])
+        for threads in arguments.threads or effort.threads:
+            run_speed(folder, models, threads, effort, results)
         for name in FRESH_MODELS:
-            if name in arguments.models:
+            if name in models:
                 run_fresh(folder, name, effort, results)
-    show_results(results, as_json=arguments.json)
+    show_results(results, arguments)
 
 
 if __name__ == "__main__":

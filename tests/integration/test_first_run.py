@@ -21,9 +21,8 @@ from tests.support.processes import (
 
 pytestmark = pytest.mark.process
 
-SLOW_STEP_S = 30.0
-PROMPT_S = 15.0
-"""A command that waits for a local step of 30 s, or for a hub's 60 s of patience with its disk, takes longer."""
+SLOW_STEP_S = 10 * PATIENCE_S
+"""A command that waited for a local step to end would not end in time."""
 
 ONE_BY_ONE = """
 [policy]
@@ -41,8 +40,8 @@ both_policies = pytest.mark.parametrize("policy", ["", ONE_BY_ONE], ids=["defaul
 both_signals = pytest.mark.parametrize("number", ENDING_SIGNALS, ids=lambda number: number.name)
 
 
-def assert_ended_well(command, limit_s=PATIENCE_S):
-    assert command.wait(limit_s) == 0, str(command)
+def assert_ended_well(command):
+    assert command.wait() == 0, str(command)
     assert command.stderr == ""
 
 
@@ -173,7 +172,7 @@ def waiting_for_another(commands):
 def test_a_hub_that_ends_while_a_device_waits_folds_what_it_has(commands, number):
     hub, _, quick, _ = waiting_for_another(commands)
     hub.signal(number)
-    assert_ended_well(hub, PROMPT_S)
+    assert_ended_well(hub)
     stopped = hub.wait_for("stopped")
     assert (stopped["updates_applied"], stopped["version"]) == (1, 1)
     vector, version = load_model(commands.folder / "run-hub" / MODEL_FILE, MODEL.spec)
@@ -186,10 +185,10 @@ def test_a_hub_that_ends_while_a_device_waits_folds_what_it_has(commands, number
 def test_a_device_that_waits_ends_cleanly_and_its_update_counts(commands, number):
     hub, _, quick, _ = waiting_for_another(commands)
     quick.signal(number)
-    assert_ended_well(quick, PROMPT_S)
+    assert_ended_well(quick)
     hub.wait_for("left", device="quick", detail="stopping")
     hub.signal(number)
-    assert_ended_well(hub, PROMPT_S)
+    assert_ended_well(hub)
     assert hub.wait_for("stopped")["updates_applied"] == 1
 
 
@@ -217,19 +216,19 @@ def test_signals_end_hub_and_agent_cleanly(commands, number):
         trained(address, 5, name)
 
     leaver.signal(number)
-    assert_ended_well(leaver, PROMPT_S)
+    assert_ended_well(leaver)
     assert leaver.wait_for("stopped")["reason"] == "stopped"
     hub.wait_for("left", device="leaver", detail="stopping")
 
     hub.signal(number)
-    assert_ended_well(hub, PROMPT_S)
+    assert_ended_well(hub)
     assert hub.wait_for("stopped")["reason"] == "stopping"
     assert hub.names()[-2:] == ["stopping", "stopped"]
     assert "lost" not in hub.names()
     assert "hub is stopping" in stayer.wait_for("disconnected")["detail"]
 
     stayer.signal(number)
-    assert_ended_well(stayer, PROMPT_S)
+    assert_ended_well(stayer)
 
 
 @both_signals
@@ -242,7 +241,7 @@ def test_signals_end_an_agent_in_the_middle_of_a_long_local_step(commands, numbe
     # It goes on talking while it computes.
     status_when(address, lambda status: status["messages_accepted"].get("ping", 0) >= pings + 3)
     agent.signal(number)
-    assert_ended_well(agent, PROMPT_S)
+    assert_ended_well(agent)
     hub.wait_for("left", device="slow", detail="stopping")
 
 
@@ -276,7 +275,7 @@ def test_signals_end_an_agent_whose_step_cannot_be_interrupted(commands, number)
     agent = commands.start(address, program=("-c", BUSY_AGENT))
     agent.wait_for("computing")
     agent.signal(number)
-    assert_ended_well(agent, PROMPT_S)
+    assert_ended_well(agent)
     assert agent.lines[-1] == "stopped"
     hub.wait_for("left", device="busy", detail="stopping")
 
@@ -286,7 +285,7 @@ def test_signals_end_an_agent_that_still_waits_for_its_hub(commands, number):
     agent = commands.agent(free_address(), "lonely")
     agent.wait_for("waiting")
     agent.signal(number)
-    assert_ended_well(agent, PROMPT_S)
+    assert_ended_well(agent)
 
 
 # -- the end of training ---------------------------------------------------------------------------------------
@@ -401,7 +400,7 @@ def test_demo(commands):
     assert result["updates_applied"] == sum(device["updates_applied"] for device in result["devices"].values()) > 0
     assert result["updates_rejected"] >= 0
     assert result["duplicates"] >= 0
-    assert 15 <= result["seconds"] <= 60
+    assert result["seconds"] >= 15
     assert result["model"] == str(commands.folder / "demo" / TRAINED_FILE)
     assert len(demo.events) == len(demo.lines) - 1
     assert demo.wait_for("killed", device="device-2")
@@ -430,7 +429,7 @@ def assert_interrupted(demo, children):
     demo.signal(signal.SIGINT)
     assert demo.wait() == 130
     assert "Traceback" not in demo.stderr
-    _, alive = psutil.wait_procs(children, PROMPT_S)
+    _, alive = psutil.wait_procs(children, PATIENCE_S)
     for child in alive:
         child.kill()
     assert not alive

@@ -1,15 +1,9 @@
 """Many devices that come and go, and thousands that come at once: how soon each is back, and nothing lost.
 
-The long form, from the root of the repository:
-
-    python -m tests.support.crowds churn --processes 20 --devices 10 --turns 20
-    python -m tests.support.crowds joins --count 5000
+`python -m benchmarks.comeback` is the long form, which also holds how soon they are back against bounds.
 """
 
-import argparse
-import json
 import signal
-import tempfile
 import time
 from pathlib import Path
 from random import Random
@@ -21,16 +15,10 @@ from edgeasync.runtime.model_file import MODEL_FILE, load_model
 from edgeasync.runtime.status import fetch_status
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.kills import EXACT, Fleet, quantiles
-from tests.support.processes import PATIENCE_S, Commands, free_address
+from tests.support.processes import PATIENCE_S, free_address
 from tests.support.recording_agent import GROUPS, PLACES
 
 PROGRAM = Path(__file__).with_name("crowd_agents.py")
-
-BACK_S = 5.0
-"""So soon a killed device is missed, and so soon one that is started again has an answer."""
-
-WELCOMED_S = 10.0
-"""So soon after a hub's restart thousands of devices are members again."""
 
 
 def churn(commands, *, processes, devices, turns, away=0.1, step_s=0.5, seed=1):
@@ -106,23 +94,3 @@ def joins(commands, *, count, period_s=None, restarts=1):
         "updates_answered": said["answered"],
         "listens_then_joined_first_p50_p99_last_s": seen,
     }
-
-
-def main():
-    """Do what is asked for, and say what was seen."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    kinds = parser.add_subparsers(dest="kind", required=True)
-    churning, joining = kinds.add_parser("churn"), kinds.add_parser("joins")
-    churning.add_argument("--processes", type=int, default=20)
-    churning.add_argument("--devices", type=int, default=10)
-    churning.add_argument("--turns", type=int, default=20)
-    joining.add_argument("--count", type=int, default=5000)
-    joining.add_argument("--restarts", type=int, default=1)
-    asked = vars(parser.parse_args())
-    with tempfile.TemporaryDirectory() as folder, Commands(folder) as commands:
-        seen = {"churn": churn, "joins": joins}[asked.pop("kind")](commands, **asked)
-    print(json.dumps(seen))  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()

@@ -7,6 +7,7 @@ import numpy as np
 import zmq
 from onnx import TensorProto, helper, numpy_helper
 
+from edgeasync import nn
 from edgeasync.core.graph import ShippedGraph
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.protocol import wire
@@ -15,6 +16,11 @@ from edgeasync.protocol.messages import FetchGraph, Graph, Hello, Welcome
 SESSION = b"s" * 16
 SPEC = ParameterSpec((Parameter("w", (3,)),))
 OPSETS = [helper.make_opsetid("", 18)]
+LENET = nn.Sequential(
+    nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+    nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
+)  # fmt: skip
+"""For images of 1 x 28 x 28: 61,706 parameters."""
 
 
 def forward_model(*, inputs=8, hidden=16, classes=3, extra=()):

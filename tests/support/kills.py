@@ -1,17 +1,9 @@
 """A hub and its agents, killed again and again under load: every acknowledged update counts once, for ever.
 
-The long form, from the root of the repository:
-
-    python -m tests.support.kills --kills 50
-    python -m tests.support.kills --kills 20 --often
-    python -m tests.support.kills --kills 20 --default-policy
-    python -m tests.support.kills --kills 10 --often --large
+`python -m benchmarks.comeback` is the long form, which also holds how soon they are back against bounds.
 """
 
-import argparse
-import json
 import signal
-import tempfile
 import time
 from random import Random
 
@@ -19,14 +11,10 @@ import numpy as np
 
 from edgeasync.runtime.model_file import MODEL_FILE, load_model
 from edgeasync.training.numpy_models import SoftmaxModel
-from tests.support.processes import Commands, free_address, until
+from tests.support.processes import free_address, until
 from tests.support.records import PROGRAM, Replayed, Stories, copy_of
 
-GOES_ON_S = 5.0
-"""So soon after a restart every agent has its next answer."""
-
 STEP_S = 0.01
-LARGE = 300_000
 
 EXACT = """
 [policy]
@@ -190,24 +178,3 @@ def kill_hubs(commands, kills, *, agent_kills=True, seed=1, **options):
 def quantiles(seconds):
     """Return the median, the 99th percentile and the longest."""
     return [round(float(value), 3) for value in np.quantile(seconds, (0.5, 0.99, 1.0))]
-
-
-def main():
-    """Kill as often as was asked for, and say what was seen."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--often", action="store_true", help="with checkpoints under way at any time")
-    parser.add_argument("--default-policy", action="store_true", help="and default codecs: no sums to be checked")
-    parser.add_argument("--large", action="store_true", help="a model of 3.6 MB: in pieces, folded by a worker")
-    asked = parser.parse_args()
-    options = {"inputs": LARGE, "processes": 4, "step_s": 0.1} if asked.large else {}
-    policy, checkpoint = "" if asked.default_policy else EXACT, OFTEN if asked.often else SELDOM
-    with tempfile.TemporaryDirectory() as folder, Commands(folder) as commands:
-        seen = kill_hubs(commands, asked.kills, seed=asked.seed, policy=policy, checkpoint=checkpoint, **options)
-    assert seen["all_answered_s"][-1] < GOES_ON_S, seen
-    print(json.dumps(seen, indent=1))  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()

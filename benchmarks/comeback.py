@@ -1,0 +1,153 @@
+"""How soon a fleet is back: after kills of its hub, after kills of its devices, and thousands after a restart.
+
+Run as `python -m benchmarks.comeback`. Real processes run, as in the tests, whose checks are made here too: no
+acknowledged update is lost, and not one counts twice. It ends with exit code 1 if anything takes longer than its
+bound.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
+from tests.support.crowds import churn, joins
+from tests.support.kills import EXACT, OFTEN, SELDOM, kill_hubs
+from tests.support.processes import Commands
+
+GOES_ON_S = 5.0
+"""So soon after a restart every agent has its next answer."""
+
+BACK_S = 5.0
+"""So soon a killed device is missed, and so soon one that is started again has an answer."""
+
+WELCOMED_S = 10.0
+"""So soon after a hub's restart thousands of devices are members again."""
+
+LARGE_INPUTS = 300_000
+"""A model of 3.6 MB: in pieces, folded by a worker."""
+
+QUANTILES = ("p50", "p99", "longest")
+SEED = 1
+
+
+Measure = Callable[[Commands, Results], None]
+
+
+@dataclass(frozen=True)
+class Kills:
+    """How often to kill the hub, and an agent with it, under which settings and with which fleet."""
+
+    name: str
+    kills: int
+    policy: str = EXACT
+    checkpoint: str = SELDOM
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What to do; for churn, `processes` have `devices` each, and in each of `turns` a tenth of them is killed."""
+
+    cases: tuple[str, ...]
+    kills: tuple[Kills, ...]
+    processes: int
+    devices: int
+    turns: int
+    joining: int
+
+
+CASES = ("kills", "churn", "joins")
+LARGE = {"inputs": LARGE_INPUTS, "processes": 4, "step_s": 0.1}
+EFFORTS = {
+    Form.FULL: Effort(
+        CASES,
+        (
+            Kills("few checkpoints", 50),
+            Kills("checkpoints at any time", 20, checkpoint=OFTEN),
+            Kills("default policy", 20, policy=""),
+            Kills("3.6 MB, checkpoints at any time", 10, checkpoint=OFTEN, options=LARGE),
+        ),
+        20, 10, 20, 5000,
+    ),
+    Form.SHORT: Effort(CASES, (Kills("few checkpoints", 10),), 8, 5, 4, 500),
+    Form.QUICK: Effort(("kills", "joins"), (Kills("few checkpoints", 1, options={"processes": 2}),), 2, 1, 1, 20),
+}  # fmt: skip
+
+
+def measure_kills(case: Kills, commands: Commands, results: Results) -> None:
+    """Kill the hub again and again."""
+    seen = kill_hubs(
+        commands, case.kills, seed=SEED, policy=case.policy, checkpoint=case.checkpoint, **case.options
+    )
+    add_quantiles(results, f"{case.name}: hub listens", seen["listens_s"])
+    add_quantiles(results, f"{case.name}: first answer", seen["first_answer_s"])
+    add_quantiles(results, f"{case.name}: all have answers", seen["all_answered_s"])
+    results.bound(f"{case.name}: all have answers", seen["all_answered_s"][-1], GOES_ON_S)
+    counts = ("kills", "updates_acknowledged", "updates_unanswered", "hashes_checked", "entries_replayed")
+    results.add("kills of the hub", case.name, {name.replace("_", " "): seen[name] for name in counts})
+
+
+def measure_churn(effort: Effort, commands: Commands, results: Results) -> None:
+    """Kill devices, and start them again."""
+    seen = churn(commands, processes=effort.processes, devices=effort.devices, turns=effort.turns, seed=SEED)
+    name = f"{seen['devices']:,} devices"
+    for what, key in (
+        ("a killed one is missed", "missed_s"),
+        ("one started again has an answer", "answered_again_s"),
+    ):
+        add_quantiles(results, f"{name}: {what}", seen[key])
+        results.bound(f"{name}: {what}", seen[key][-1], BACK_S)
+    counts = ("times_a_device_was_killed", "updates_acknowledged", "hashes_checked")
+    results.add("kills of devices", name, {count.replace("_", " "): seen[count] for count in counts})
+
+
+def measure_joins(count: int, commands: Commands, results: Results) -> None:
+    """Kill the hub of thousands that hold its model, and start it again."""
+    seen = joins(commands, count=count)
+    ((listens_s, first_s, p50_s, p99_s, last_s),) = seen["listens_then_joined_first_p50_p99_last_s"]
+    name = f"{count:,} devices: members again"
+    results.add("seconds", f"{count:,} devices: hub listens", {"longest": listens_s})
+    results.add("seconds", name, {"first": first_s, "p50": p50_s, "p99": p99_s, "longest": last_s})
+    results.bound(name, last_s, WELCOMED_S)
+    counts = ("updates_answered", "hellos_a_device", "hub_cpu_s")
+    results.add("restart", f"{count:,} devices", {key.replace("_", " "): seen[key] for key in counts})
+
+
+def add_quantiles(results: Results, name: str, quantiles: list[float]) -> None:
+    """Add a row of seconds."""
+    results.add("seconds", name, dict(zip(QUANTILES, quantiles, strict=True)))
+
+
+def parse() -> argparse.Namespace:
+    """Return the arguments."""
+    parser = make_parser("How soon a fleet is back after kills and restarts.")
+    parser.add_argument(
+        "--case", nargs="+", choices=CASES, help="only these [default: all; with --quick: kills joins]"
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure what is asked for."""
+    arguments = parse()
+    effort = EFFORTS[arguments.form]
+    results = Results()
+    work: dict[str, list[tuple[str, Measure]]] = {
+        "kills": [(kills.name, partial(measure_kills, kills)) for kills in effort.kills],
+        "churn": [("kills of devices", partial(measure_churn, effort))],
+        "joins": [(f"{effort.joining:,} devices at once", partial(measure_joins, effort.joining))],
+    }
+    for case in arguments.case or effort.cases:
+        for name, measure in work[case]:
+            show_progress(f"{case}: {name}")
+            with tempfile.TemporaryDirectory() as folder, Commands(folder) as commands:
+                measure(commands, results)
+    show_results(results, arguments)
+    enforce_targets(results, arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""How much memory a device needs: the peak of a real agent that trains, against the bounds for small boards.
+
+Run as `python -m benchmarks.device_memory`. It ends with exit code 1 if an agent takes more than its bound. It
+needs Linux, which tells the peak.
+"""
+
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.processes import peak_resident_bytes
+from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
+from edgeasync import nn
+from tests.support.graphs import LENET
+from tests.support.processes import Commands, trained
+
+MIB = 1 << 20
+MLP = 'kind = "mlp"\ninputs = 64\nhidden = [64]\nclasses = 10'
+DEVICE = "small"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What an agent trains, and the bound of its peak; `forward` is a model in ONNX, `table` one in numpy."""
+
+    name: str
+    bound_bytes: int
+    examples: int
+    inputs: int
+    table: str = ""
+    forward: Any = None
+
+
+CASES = (
+    Case("numpy: MLP, 64-64-10", 64 * MIB, 2000, 64, table=MLP),
+    # onnxruntime takes 20 MiB before it has done anything; the tensors take 9 MiB.
+    Case("training graph: LeNet", 100 * MIB, 256, 28 * 28, forward=LENET),
+)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How many agents to measure, each with a hub of its own, and after how many updates."""
+
+    agents: int
+    updates: int
+
+
+EFFORTS = {Form.FULL: Effort(5, 200), Form.SHORT: Effort(1, 200), Form.QUICK: Effort(1, 5)}
+
+
+def measure(case: Case, updates: int) -> int:
+    """Return the peak of one agent's resident memory, in bytes."""
+    with tempfile.TemporaryDirectory() as folder, Commands(folder) as commands:
+        model = case.table
+        if case.forward is not None:
+            nn.save(case.forward, commands.folder / "model.onnx", (1, 28, 28))
+            model = 'kind = "onnx"\nfile = "model.onnx"'
+        _, address = commands.hub(commands.settings(model=model))
+        data = commands.data("data.npz", examples=case.examples, inputs=case.inputs, classes=10)
+        agent = commands.agent(address, DEVICE, data=data, step_s=0.0)
+        trained(address, updates, DEVICE)
+        return peak_resident_bytes(agent.pid)
+
+
+def main() -> None:
+    """Measure all cases; the agent that took the most counts."""
+    arguments = make_parser("The peak of a device's memory.").parse_args()
+    effort = EFFORTS[arguments.form]
+    results = Results()
+    for case in CASES:
+        peaks = []
+        for number in range(effort.agents):
+            show_progress(f"{case.name}: agent {number + 1} of {effort.agents}, {effort.updates} updates")
+            peaks.append(measure(case, effort.updates))
+        columns = {"peak": max(peaks) / MIB, "least peak": min(peaks) / MIB, "bound": case.bound_bytes / MIB}
+        results.add("resident memory, MiB", case.name, {name: round(value, 2) for name, value in columns.items()})
+        results.bound(case.name, max(peaks), case.bound_bytes)
+    show_results(results, arguments)
+    enforce_targets(results, arguments)
+
+
+if __name__ == "__main__":
+    main()
