@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import accumulate
 from typing import Annotated, Literal
 
 import msgspec
@@ -76,6 +77,12 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return 4 * self.length
 
     @cached_property
+    def _places(self) -> list[tuple[str, int, int, tuple[int, ...]]]:
+        """Each array's name, first and last place in the vector, and shape: looked up in every local step."""
+        ends = list(accumulate(parameter.size for parameter in self.parameters))
+        return [(p.name, end - p.size, end, p.shape) for p, end in zip(self.parameters, ends, strict=True)]
+
+    @cached_property
     def fingerprint(self) -> str:
         """32 hexadecimal digits that two specs share only if they are the same (SHA-256, cut)."""
         return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()[:32]
@@ -83,11 +90,7 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
     def views(self, vector: Vector) -> dict[str, npt.NDArray[np.float32]]:
         """Return the named arrays as views into `vector`; writing to one writes to the vector."""
         self.check(vector)
-        views, start = {}, 0
-        for parameter in self.parameters:
-            views[parameter.name] = vector[start : start + parameter.size].reshape(parameter.shape)
-            start += parameter.size
-        return views
+        return {name: vector[start:end].reshape(shape) for name, start, end, shape in self._places}
 
     def flatten(self, arrays: Mapping[str, npt.NDArray[np.float32]]) -> Vector:
         """Copy named arrays into a new flat vector.

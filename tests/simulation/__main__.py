@@ -1,6 +1,7 @@
 """Long runs: `python -m tests.simulation --seeds N`. What fails is cut down and printed; the exit code is 1."""
 
 import argparse
+import json
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from edgeasync.simulation.faults import FaultPlan
 from tests.support.harness import run, shrink
+from tests.support.mutants import MUTANTS, PLANTED_SEEDS_FILE, PLANTED_SEEDS_MAX, planted
 
 FAILURES_SHOWN = 3
 """Failing seeds that are cut down and printed; the others are only counted."""
@@ -41,13 +43,29 @@ def describe(result):
     )
 
 
+def find_planted():
+    """Write down the first seed that notices each planted bug; return 1 if there is none for one of them."""
+    found = {}
+    for name in MUTANTS:
+        with planted(name):
+            found[name] = next((seed for seed in range(PLANTED_SEEDS_MAX) if run(seed).failure), None)
+        print(f"{found[name]!s:>4} {name}", flush=True)
+    PLANTED_SEEDS_FILE.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    return int(None in found.values())
+
+
 def main():
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=1000, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first one")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--plan", type=Path, help="a plan of faults for all of them, instead of their own")
+    parser.add_argument(
+        "--planted", action="store_true", help="look for a seed that notices each planted bug, and write them down"
+    )
     arguments = parser.parse_args()
+    if arguments.planted:
+        return find_planted()
     plan = FaultPlan.read(arguments.plan.read_text("utf-8")) if arguments.plan else None
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     began_s = time.perf_counter()

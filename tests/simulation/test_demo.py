@@ -16,12 +16,13 @@ from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.plan import ReceivedGraph, ShippedModel, TrainingPlan
+from tests.support.size import repetitions
 
 TRAINED_S = 6.0
 """Far less than starting the processes leaves of the demo's 15 seconds."""
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(repetitions("seeds of the demo")))
 def test_the_demo_reaches_its_accuracy(seed):
     settings = convert(
         tomllib.loads(SETTINGS.format(run='"unused"', model='"unused.onnx"', seed=seed)),

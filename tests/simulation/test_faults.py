@@ -30,12 +30,11 @@ from edgeasync.simulation.faults import (
 from edgeasync.simulation.injector import FaultInjector
 from edgeasync.simulation.trouble import Trouble
 from tests.support.harness import FAULTS_S, run, shrink
-from tests.support.mutants import MUTANTS, planted
+from tests.support.mutants import MUTANTS, PLANTED_SEEDS, PLANTED_SEEDS_MAX, planted
 from tests.support.size import repetitions
 from tests.support.world import EXACT, POLICIES, World
 
 BATCH = 20
-MUTANT_SEEDS = 100
 
 NAMES = ["device-1", "device-2"]
 
@@ -55,7 +54,7 @@ def test_whatever_dies_every_update_counts_once(batch):
 
 
 def test_the_same_seed_gives_the_same_run_to_the_bit():
-    for seed in range(20):
+    for seed in range(repetitions("seeds that are run twice")):
         first, second = run(seed), run(seed)
         assert first == second
         assert len(first.trace) == 32
@@ -75,7 +74,12 @@ def test_a_run_without_faults_is_well():
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_planted_bug_is_noticed(name):
     with planted(name):
-        assert any(run(seed).failure for seed in range(MUTANT_SEEDS))
+        assert any(run(seed).failure for seed in (PLANTED_SEEDS[name], *range(PLANTED_SEEDS_MAX)))
+
+
+def test_the_known_seed_of_every_planted_bug_is_written_down():
+    assert PLANTED_SEEDS.keys() == MUTANTS.keys()
+    assert max(PLANTED_SEEDS.values()) < PLANTED_SEEDS_MAX
 
 
 def test_what_was_planted_is_gone_again():

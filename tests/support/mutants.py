@@ -5,9 +5,11 @@ the code has changed, fails as loudly as one that is not noticed.
 """
 
 import inspect
+import json
 import textwrap
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 
 import edgeasync.durable.run
@@ -25,6 +27,14 @@ from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.commit import GroupCommit
 from edgeasync.durable.journal import JournalWriter, _Walk
 from edgeasync.durable.run import Run
+
+PLANTED_SEEDS_FILE = Path(__file__).with_name("planted_seeds.json")
+
+PLANTED_SEEDS = json.loads(PLANTED_SEEDS_FILE.read_text("utf-8"))
+"""A seed that notices each bug, to be tried first. `python -m tests.simulation --planted` looks for them."""
+
+PLANTED_SEEDS_MAX = 100
+"""Within so many seeds every planted bug must be noticed."""
 
 
 @dataclass(frozen=True)

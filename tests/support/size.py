@@ -20,6 +20,8 @@ REPETITIONS = {
     "steps of a random network": Repetitions(60, 60, 100),
     "networks that heal": Repetitions(12, 36, 360),
     "seeds of faults": Repetitions(60, 300, 3000),
+    "seeds of the demo": Repetitions(2, 4, 10),
+    "seeds that are run twice": Repetitions(5, 20, 200),
     "kills of a hub": Repetitions(2, 5, 50),
     "messages of an attacker on a connection": Repetitions(70, 130, 1000),
 }
