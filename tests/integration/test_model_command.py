@@ -12,13 +12,11 @@ import safetensors.numpy
 from edgeasync import nn
 from edgeasync.runtime.graph_model import FORWARD_FILE
 from edgeasync.runtime.model_file import MODEL_FILE
+from tests.support.command_line import CONFIG, FILES, GRAPH, MISMATCH, mistake
 from tests.support.graphs import forward_model
 from tests.support.processes import trained
-from tests.integration.test_mistakes import CONFIG, FILES, MISMATCH, mistake
 
 pytestmark = pytest.mark.process
-
-GRAPH = 10
 
 
 @pytest.fixture

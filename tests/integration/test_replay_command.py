@@ -13,8 +13,8 @@ import safetensors
 from edgeasync.durable.story import Story
 from edgeasync.protocol.wire import checksum
 from edgeasync.runtime.model_file import MODEL_FILE, load_model
+from tests.support.command_line import CONFIG, FILES, mistake
 from tests.support.processes import LIVELINESS, MODEL, Commands, environment, status_when, trained
-from tests.integration.test_mistakes import CONFIG, FILES, mistake
 
 pytestmark = pytest.mark.process
 
