@@ -251,12 +251,15 @@ def export(
     model: Annotated[
         Path | None, typer.Option(help="The forward model [default: the one kept in the run's folder].")
     ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="Write the best version by evaluation [default: the newest].")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Write the model a run has trained as a plain ONNX file for inference."""
+    """Write the model a run has trained as a plain ONNX file for inference. A hub may be at work there."""
     from edgeasync.cli.model import export_run  # noqa: PLC0415
 
-    export_run(run, model, out, Printer(json=json))
+    export_run(run, model, out, Printer(json=json), best=best)
 
 
 @app.command()
