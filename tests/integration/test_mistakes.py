@@ -48,7 +48,22 @@ def live(tmp_path_factory):
         ("[model]\ninputs = 8\nclasses = 3", ["model", "missing key `kind`"]),
         ('[model]\nkind = "softmax"\ninputs = 8', ["model", "missing key `classes`"]),
         ('[model]\nkind = "softmax"\ninputs = "8"\nclasses = 3', ["model.inputs", "expected `int`"]),
-        (f"[model]\n{MODEL_TABLE}\n[hub]\nbindd = 'tcp://127.0.0.1:*'", ["hub", "unknown key `bindd`"]),
+        (
+            f"[model]\n{MODEL_TABLE}\n[hub]\nbindd = 'tcp://127.0.0.1:*'",
+            ["hub", "unknown key `bindd`; did you mean bind?"],
+        ),
+        (f"[model]\n{MODEL_TABLE}\n[liveness]\nleaze_s = 1.0", ["liveness", "`leaze_s`; did you mean lease_s?"]),
+        (f"[model]\n{MODEL_TABLE}\n[liveness]\nport = 1", ["`port`; choose from heartbeat_s, lease_s"]),
+        (f"[model]\n{MODEL_TABLE}\n[livenes]", ["unknown key `livenes`; did you mean liveness"]),
+        ('[model]\nkind = "softmx"', ["model.kind", "'softmx'; did you mean softmax?"]),
+        (
+            f"[model]\n{MODEL_TABLE}\n[policy]\nstaleness = {{ kind = 'hinges' }}",
+            ["policy.staleness.kind", "'hinges'; did you mean hinge?"],
+        ),
+        (
+            f"[model]\n{MODEL_TABLE}\n[policy]\noptimizer = [{{ kind = 'sgd' }}, {{ kind = 'lion' }}]",
+            ["policy.optimizer[1].kind", "'lion'; choose from sgd, nesterov"],
+        ),
         (f"[model]\n{MODEL_TABLE}\n[hub]\nstop = {{ updates = 0 }}", ["hub.stop.updates", ">= 1"]),
         (f"[model]\n{MODEL_TABLE}\n[limits]\nparameters_max = 5", ["27 parameters", "limits.parameters_max = 5"]),
         (f"[model]\n{MODEL_TABLE}\n[liveness]\nlease_s = 1.0", ["liveness", "longer than heartbeat_s"]),
@@ -60,6 +75,20 @@ def test_wrong_settings(commands, toml, hint):
     path = commands.folder / "wrong.toml"
     path.write_text(toml)
     mistake(commands, CONFIG, *hint, arguments=["hub", path, "--bind", "tcp://127.0.0.1:*"])
+
+
+@pytest.mark.parametrize(
+    ("toml", "hint"),
+    [
+        ("[agent]\ndevice = 'pi'", ["agent", "unknown key `device`; did you mean device_id"]),
+        ("[agent]\nspool = 'fully'", ["agent.spool", "'fully'; did you mean full?"]),
+        ("[agnet]", ["unknown key `agnet`; did you mean agent?"]),
+    ],
+)
+def test_wrong_settings_of_an_agent(commands, toml, hint):
+    path = commands.folder / "wrong.toml"
+    path.write_text(toml)
+    mistake(commands, CONFIG, *hint, arguments=["agent", path])
 
 
 def test_settings_that_are_not_there(commands):
