@@ -246,7 +246,7 @@ def test_runs_are_listed(finished):
 
 
 def test_a_run_is_listed_as_what_its_journal_leads_to(crashed):
-    """Its newest checkpoint is of version 0 in a copy made at work, and behind the journal where a hub was killed."""
+    """A copy made at work has no checkpoint but that of version 0; a killed hub has left its newest one behind."""
     for folder in (crashed.begun, crashed.folder / "run-hub"):
         run = listed(crashed, crashed.folder)[folder.name]
         *_, summary = story(crashed, folder)
