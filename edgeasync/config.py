@@ -4,19 +4,26 @@ A settings type is a frozen `msgspec.Struct` with `forbid_unknown_fields`. Here 
 share: the reading, sizes written as `"64 MiB"`, and errors a person can act upon.
 """
 
+import difflib
 import re
 import tomllib
+from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import inspect as types
 
 from edgeasync.errors import ConfigError
 
 Settings = TypeVar("Settings")
 
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+_UNKNOWN_KEY = re.compile("Object contains unknown field `(.*)`", re.DOTALL)
+_STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
+"""A step of the path that msgspec names: a key, or a place in a list."""
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -59,7 +66,7 @@ def convert(table: object, settings: type[Settings], *, where: str) -> Settings:
     try:
         return msgspec.convert(table, settings, dec_hook=_decode, str_keys=True)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {_explain(str(error))}") from error
+        raise ConfigError(f"{where}: {_explain(str(error), table, settings)}") from error
 
 
 def to_table(settings: object) -> Any:
@@ -73,15 +80,74 @@ def _decode(wanted: type, value: object) -> object:
     raise NotImplementedError(f"no reader for {wanted}")
 
 
-def _explain(message: str) -> str:
-    """Turn msgspec's ``... - at `$.hub.stop` `` into ``hub.stop: ...``, on one line whatever a key may hold."""
-    message = message.replace("\n", "\\n").replace("\r", "\\r")
+def suggest(word: str, known: Iterable[str]) -> str:
+    """Return a question for who wrote `word`, naming what is nearest to it; empty if nothing is near."""
+    near = difflib.get_close_matches(word, list(dict.fromkeys(known)))
+    return f"did you mean {' or '.join(near)}?" if near else ""
+
+
+def _explain(message: str, table: object, settings: type) -> str:
+    """Turn msgspec's ``... - at `$.hub.stop` `` into ``hub.stop: ...``, on one line whatever a key may hold.
+
+    Of a key or a kind that is not known it says which are near, or else which there are.
+    """
+    path = ""
     if message.endswith("`") and " - at `$" in message:
         message, _, path = message.rpartition(" - at `$")
-        path = path.removesuffix("`").removeprefix(".")
-    else:
-        path = ""
+        path = path.removesuffix("`")
+    advice = _advice(message, path, table, settings)
+    message = message.replace("\n", "\\n").replace("\r", "\\r")
     message = message.replace("Object contains unknown field", "unknown key")
     message = message.replace("Object missing required field", "missing key")
-    message = message[:1].lower() + message[1:]
+    message = message[:1].lower() + message[1:] + advice
+    path = path.removeprefix(".")
     return f"{path}: {message}" if path else message
+
+
+def _advice(message: str, path: str, table: object, settings: type) -> str:
+    """Return what could have been meant where msgspec says that a key or a value is not known."""
+    key = _UNKNOWN_KEY.fullmatch(message)
+    if key is None and not message.startswith(("Invalid value", "Invalid enum value")):
+        return ""
+    try:
+        value, known = _known_at(path, table, settings)
+    except (LookupError, TypeError, StopIteration):
+        return ""  # a key may look like the path behind it
+    word = value if key is None else key[1]
+    if not isinstance(word, str) or not known:
+        return ""
+    return "; " + (suggest(word, known) or f"choose from {', '.join(known)}")
+
+
+def _known_at(path: str, table: Any, settings: type) -> tuple[object, list[str]]:
+    """Return what stands at a path, and the keys, kinds or words that may stand there."""
+    here = _parts(types.type_info(settings))
+    for name, index in _STEP.findall(path):
+        tables = [part for part in here if isinstance(part, types.StructType)]
+        if index:
+            here = [
+                item for part in here if isinstance(part, types.VarTupleType) for item in _parts(part.item_type)
+            ]
+            table = table[int(index)]
+        elif name == "kind" and tables[0].tag is not None:
+            return table[name], [str(part.tag) for part in tables]
+        else:
+            here, table = _parts(_fields(tables, table)[name].type), table[name]
+    if isinstance(table, dict):
+        return table, list(_fields([part for part in here if isinstance(part, types.StructType)], table))
+    return table, [str(word) for part in here if isinstance(part, types.LiteralType) for word in part.values]
+
+
+def _parts(described: types.Type) -> list[types.Type]:
+    """Return the types that a value may be of."""
+    if isinstance(described, types.Metadata):
+        return _parts(described.type)
+    if isinstance(described, types.UnionType):
+        return [part for each in described.types for part in _parts(each)]
+    return [described]
+
+
+def _fields(tables: list[types.StructType], table: Any) -> dict[str, types.Field]:
+    """Return the keys of a table; where it may be of several kinds, of the kind that it says."""
+    chosen = tables[0] if len(tables) == 1 else next(each for each in tables if each.tag == table["kind"])
+    return {field.encode_name: field for field in chosen.fields}

@@ -12,12 +12,13 @@ from edgeasync.autodiff.graph import Array
 from edgeasync.errors import GraphError, ModelMismatchError
 
 
-def export_model(model: bytes, trained: Mapping[str, Array]) -> bytes:
+def export_model(model: bytes, trained: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> bytes:
     """Return the serialized forward model with the arrays of `trained` as initializers, in inference mode.
 
-    Batch norms use their running statistics and dropouts let everything through, whatever mode the model was
-    exported in; opset and IR version stay. Raises `ModelMismatchError` if an array is not one of the model's, or
-    has another shape or type, `GraphError` for a model that is not sound and for values that are not finite.
+    The `metadata` is added to the model's own, and wins over it. Batch norms use their running statistics and
+    dropouts let everything through, whatever mode the model was exported in; opset and IR version stay. Raises
+    `ModelMismatchError` if an array is not one of the model's, or has another shape or type, `GraphError` for a
+    model that is not sound and for values that are not finite.
     """
     if contract.is_training_graph(model):
         raise GraphError("this is a training graph; give the forward model that it was built from")
@@ -30,6 +31,8 @@ def export_model(model: bytes, trained: Mapping[str, Array]) -> bytes:
     for function in proto.functions:
         _settle(function)
     _remove_unread(proto.graph, before - _read_names(proto.graph))
+    if metadata:
+        helper.set_model_props(proto, {entry.key: entry.value for entry in proto.metadata_props} | dict(metadata))
     try:
         onnx.checker.check_model(proto)
     except onnx.checker.ValidationError as error:

@@ -26,8 +26,8 @@ from edgeasync.data.dataset import Dataset
 from edgeasync.data.partition import dirichlet
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError, EdgeAsyncError, StorageError
-from edgeasync.runtime.model_file import MODEL_FILE, read_arrays
 from edgeasync.runtime.status import fetch_status
+from edgeasync.runtime.trained import newest_model
 
 SLOWNESS = (1, 1, 3, 10)
 """How many times slower than the first the agents are, over and over."""
@@ -88,8 +88,8 @@ def run_demo(*, devices: int, seconds: float, seed: int, run: Path | None, print
         sys.exit(INTERRUPTED)
     from edgeasync.autodiff.export import export_model  # noqa: PLC0415 - needs onnx, as `split_digits` has told
 
-    trained = folder / TRAINED_FILE
-    replace_file(trained, export_model((folder / FORWARD_FILE).read_bytes(), read_arrays(folder / MODEL_FILE)))
+    trained, newest = folder / TRAINED_FILE, newest_model(folder)
+    replace_file(trained, export_model((folder / FORWARD_FILE).read_bytes(), newest.arrays, newest.metadata()))
     accuracy = measure_accuracy(trained.read_bytes(), held_out)
     result = {
         "accuracy": round(accuracy, 4),

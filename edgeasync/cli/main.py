@@ -251,12 +251,15 @@ def export(
     model: Annotated[
         Path | None, typer.Option(help="The forward model [default: the one kept in the run's folder].")
     ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="Write the best version by evaluation [default: the newest].")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Write the model a run has trained as a plain ONNX file for inference."""
+    """Write the model a run has trained as a plain ONNX file for inference. A hub may be at work there."""
     from edgeasync.cli.model import export_run  # noqa: PLC0415
 
-    export_run(run, model, out, Printer(json=json))
+    export_run(run, model, out, Printer(json=json), best=best)
 
 
 @app.command()
@@ -313,19 +316,25 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line; a user's mistake becomes one line on standard error and an exit code."""
+    """Run the command line, and end the process with its exit code."""
     # Until a command takes Ctrl-C for itself it ends the process at once, without a traceback from some import.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    code: object = 0
-    try:
-        app()
-    except errors.EdgeAsyncError as error:
-        sys.stderr.write(f"edgeasync: {' '.join(str(error).split())}\n")
-        code = error.exit_code
-    except SystemExit as ended:
-        code = ended.code or 0
+    code = run_command()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()
     # All is written and closed. On the long way out a training thread, or one of OpenBLAS's, can hang the process.
-    os._exit(code if isinstance(code, int) else 1)
+    os._exit(code)
+
+
+def run_command() -> int:
+    """Run the command of `sys.argv`; return its exit code. A user's mistake becomes one line on standard error."""
+    try:
+        app()
+    except errors.EdgeAsyncError as error:
+        sys.stderr.write(f"edgeasync: {' '.join(str(error).split())}\n")
+        return error.exit_code
+    except SystemExit as ended:
+        code = ended.code or 0
+        return code if isinstance(code, int) else 1
+    return 0

@@ -1,5 +1,6 @@
 """`edgeasync model` and `edgeasync export`: ONNX files in, ONNX files out; nothing runs a hub here."""
 
+import time
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,7 +13,7 @@ from edgeasync.config import convert
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError
 from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, load_graph
-from edgeasync.runtime.model_file import MODEL_FILE, read_arrays
+from edgeasync.runtime.trained import TrainedModel, best_model, newest_model
 
 VALUES_SUFFIX = ".safetensors"
 
@@ -101,25 +102,52 @@ def check_model(path: Path, flags: dict[str, Any], batch_size: int, printer: Pri
         )
 
 
-def export_run(run: Path, forward: Path | None, out: Path, printer: Printer) -> None:
-    """Write the trained model of a run as an inference file."""
+def export_run(run: Path, forward: Path | None, out: Path, printer: Printer, *, best: bool) -> None:
+    """Write the trained model of a run, its newest version or the `best`, as an inference file."""
     try:
         from edgeasync.autodiff.export import export_model  # noqa: PLC0415 - needs onnx
     except ModuleNotFoundError as error:
         raise ConfigError("export needs the package onnx: pip install 'edgeasync[hub]'") from error
-    source, trained = forward or run / FORWARD_FILE, run / MODEL_FILE
+    source = forward or run / FORWARD_FILE
     content = _read(source, "give --model FILE.onnx, the forward model that was trained")
     _check_out(out, source)
-    arrays = read_arrays(trained)
+    trained = best_model(run) if best else newest_model(run)
     try:
-        exported = export_model(content, arrays)
+        exported = export_model(content, trained.arrays, trained.metadata())
     except (GraphError, ModelMismatchError) as error:
-        raise type(error)(f"{trained} into {source}: {error}") from error
+        raise type(error)(f"{trained.source} into {source}: {error}") from error
     replace_file(out, exported)
     if printer.json:
-        printer.object({"model": str(out), "arrays": len(arrays)})
-    else:
-        printer.line(f"{out}: {len(arrays)} trained arrays of {trained}")
+        printer.object(_describe(out, trained))
+        return
+    made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(trained.made_s))
+    printer.line(f"{out}: {len(trained.arrays)} trained arrays of {trained.source}")
+    printer.line(f"version {trained.version} of {made}, {_worth(trained)}")
+    for remark in trained.remarks:
+        printer.line(f"note: {remark}")
+
+
+def _describe(out: Path, trained: TrainedModel) -> dict[str, Any]:
+    found = trained.evaluation
+    return {
+        "model": str(out),
+        "arrays": len(trained.arrays),
+        "version": trained.version,
+        "lineage": trained.lineage,
+        "time": round(trained.made_s, 3),
+        "evaluation": found and {"version": found.number, "loss": found.loss, "accuracy": found.accuracy},
+        "remarks": trained.remarks,
+    }
+
+
+def _worth(trained: TrainedModel) -> str:
+    """Say what a model is worth; of another version's evaluation, which that is."""
+    found = trained.evaluation
+    if found is None:
+        return "not evaluated"
+    accuracy = "" if found.accuracy is None else f"accuracy {found.accuracy:.2%}, "
+    of = "" if found.number == trained.version else f"version {found.number}, evaluated last: "
+    return f"{of}{accuracy}loss {found.loss:.4g}"
 
 
 def check_choices(flags: dict[str, Any]) -> None:

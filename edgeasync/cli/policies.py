@@ -1,6 +1,5 @@
 """`edgeasync policies`."""
 
-import difflib
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -10,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgeasync.cli.output import Printer
+from edgeasync.config import suggest
 from edgeasync.errors import ConfigError
 from edgeasync.policies.catalogue import Kind, Parameter, catalogue, to_toml
 
@@ -45,8 +45,8 @@ def choose(kinds: list[Kind], name: str) -> list[Kind]:
     """Return the kinds of one name, or of one part; raises `ConfigError` with near matches if there is none."""
     if found := [kind for kind in kinds if name in _names(kind)]:
         return found
-    near = difflib.get_close_matches(name, dict.fromkeys([known for kind in kinds for known in _names(kind)]))
-    advice = f"did you mean {' or '.join(near)}?" if near else "see them all with `edgeasync policies`"
+    advice = suggest(name, [known for kind in kinds for known in _names(kind)])
+    advice = advice or "see them all with `edgeasync policies`"
     raise ConfigError(f"no kind of policy is called {name!r}; {advice}")
 
 

@@ -63,7 +63,7 @@ class Progress:
         loss, accuracy = evaluation.loss, evaluation.accuracy
         shown = "" if accuracy is None else f", accuracy {accuracy:.2%}"
         detail = f"version {evaluation.number}, loss {loss:.4g}{shown}"
-        best = math.isfinite(loss) and (self.best is None or _is_better(evaluation, self.best))
+        best = math.isfinite(loss) and (self.best is None or is_better(evaluation, self.best))
         effects.append(Report("evaluated", detail=f"{detail}, the best so far" if best else detail))
         if best:
             self.best = evaluation
@@ -91,7 +91,8 @@ class Progress:
             effects.append(Report("plateau", detail=f"the server's learning rate is now {left}"))
 
 
-def _is_better(one: Evaluated, other: Evaluated) -> bool:
+def is_better(one: Evaluated, other: Evaluated) -> bool:
+    """Return whether a version is better than another: by accuracy, or else, and of equal ones, by loss."""
     if one.accuracy is None or other.accuracy is None:
         return one.loss < other.loss
     return (-one.accuracy, one.loss) < (-other.accuracy, other.loss)

@@ -110,12 +110,12 @@ class FolderSnapshot:
     """
 
     def __init__(self, path: Path, names: Sequence[str]) -> None:
-        self._files: dict[str, tuple[int, int]] = {}
+        self._files: dict[str, tuple[int, os.stat_result]] = {}
         try:
             for name in names:
                 with contextlib.suppress(FileNotFoundError):
                     descriptor = os.open(path / name, os.O_RDONLY | os.O_CLOEXEC)
-                    self._files[name] = descriptor, os.fstat(descriptor).st_size
+                    self._files[name] = descriptor, os.fstat(descriptor)
         except OSError:
             self.close()
             raise
@@ -126,12 +126,16 @@ class FolderSnapshot:
 
     def size(self, name: str) -> int:
         """Return how many bytes a file had."""
+        return self.status(name).st_size
+
+    def status(self, name: str) -> os.stat_result:
+        """Return what the system said of a file."""
         return self._files[name][1]
 
     def read(self, name: str, offset: int = 0, nbytes: int | None = None) -> Buffer:
         """Read a file, or a part of it, no further than it went."""
-        descriptor, size = self._files[name]
-        left = max(0, size - offset)
+        descriptor, status = self._files[name]
+        left = max(0, status.st_size - offset)
         return os.pread(descriptor, left if nbytes is None else min(nbytes, left), offset)
 
     def close(self) -> None:

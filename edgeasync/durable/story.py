@@ -104,18 +104,43 @@ class _Lead(msgspec.Struct, frozen=True):
     trouble: str
 
 
+class RunFolder(msgspec.Struct, frozen=True):
+    """A run's folder at one moment: its checkpoints, newest first, and the journal as it was then.
+
+    `unreadable` has the names of checkpoints that cannot be read, and what is wrong with each. Close the journal.
+    """
+
+    store: CheckpointStore
+    journal: FolderSnapshot
+    manifests: list[tuple[str, Manifest]]
+    unreadable: list[tuple[str, str]]
+
+
+class JournalEnd(msgspec.Struct, frozen=True):
+    """What the journal leads to, by what its entries say; `trouble` is what keeps it from leading further."""
+
+    version: int
+    updates_applied: int
+    lineage: str
+    trouble: str
+
+
 class Story:
     """The story of a run. Close it when it is told."""
 
     def __init__(self, run: Path, *, until: int | None = None, checkpoint: str | None = None) -> None:
         """Look for where to begin: at `checkpoint`, or as early as can be; it is to end after entry `until`.
 
+        The `checkpoint` may be "latest": what a hub that is started again goes on from.
+
         Raises `StorageError` for a folder that is no run or has nothing to begin from, `ConfigError` if entry
         `until` is not to be had.
         """
         self._run = run
         self._until = until
-        self._store, self._journal, manifests = _look_at(run)
+        self._store, self._journal, manifests = _open_run(run)
+        self.created_s = 0.0
+        """When the checkpoint that it begins with was written, by the wall clock."""
         self.remarks: list[str] = []
         try:
             begin = self._begin_early if checkpoint is None else self._begin_at
@@ -254,6 +279,7 @@ class Story:
                 now_s=now_s,
             )
 
+        self.created_s = chosen.manifest.created_s
         return open_checkpoint(chosen, make_core, lambda: bytes(16))
 
 
@@ -353,32 +379,51 @@ class _Teller:
         )
 
 
-def _look_at(run: Path) -> tuple[CheckpointStore, FolderSnapshot, list[tuple[str, Manifest]]]:
-    """Return the checkpoints of a run, newest first, and the journal as it was when these were there.
+def look_at(run: Path) -> RunFolder:
+    """Return what a run's folder holds, while a hub may be at work there; raises `StorageError`.
 
     A hub drops what its checkpoints cover. So the journal is opened between two looks at them that are the same.
     """
-    if not run.is_dir():
-        raise StorageError(f"{run}: no such folder; give the folder of a hub's run")
     disk = FolderDisk(run)
     store = CheckpointStore(disk, keep=1)
-    manifests, unreadable = store.manifests()
+    checkpoints = store.manifests()
     for _ in range(ATTEMPTS):
         try:
             journal = FolderSnapshot(run, segment_names(disk))
         except OSError as error:
             raise StorageError(f"{run}: the journal cannot be read: {error.strerror}; fix its rights") from error
-        before, (manifests, unreadable) = manifests, store.manifests()
-        if before == manifests:
-            break
+        before, checkpoints = checkpoints, store.manifests()
+        if before == checkpoints:
+            return RunFolder(store, journal, *checkpoints)
         journal.close()
-    else:
-        raise StorageError(f"{run}: changes faster than it can be read; tell the story of a copy")
-    if manifests:
-        return store, journal, manifests
-    journal.close()
-    if unreadable:
-        raise StorageError(f"no checkpoint can be used: {' | '.join(reason for _, reason in unreadable)}")
+    raise StorageError(f"{run}: changes faster than it can be read; look at a copy")
+
+
+def follow_journal(journal: ReadableDisk, start: Manifest) -> JournalEnd:
+    """Return what the journal leads to from a checkpoint: its entries are read, and nothing is computed again."""
+    version, updates_applied, lineage, trouble = start.version, start.updates_applied, start.lineage, ""
+    try:
+        for record in read_journal(journal, start.journal).records():
+            entry = read_entry(record.entry)
+            version = entry.version
+            updates_applied += sum(len(fold.weights) for fold in entry.folds)
+            if isinstance(entry.event, Resumed):
+                lineage = entry.event.lineage or lineage
+    except StorageError as error:
+        trouble = str(error)
+    return JournalEnd(version, updates_applied, lineage, trouble)
+
+
+def _open_run(run: Path) -> tuple[CheckpointStore, FolderSnapshot, list[tuple[str, Manifest]]]:
+    """Return a run's checkpoints and its journal; raises `StorageError` if there is none to begin from."""
+    if not run.is_dir():
+        raise StorageError(f"{run}: no such folder; give the folder of a hub's run")
+    folder = look_at(run)
+    if folder.manifests:
+        return folder.store, folder.journal, folder.manifests
+    folder.journal.close()
+    if folder.unreadable:
+        raise StorageError(f"no checkpoint can be used: {' | '.join(reason for _, reason in folder.unreadable)}")
     raise StorageError(f"{run}: holds no checkpoint; give the folder of a hub's run")
 
 

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import safetensors
-import safetensors.numpy
 
 from edgeasync.core.events import Evaluated
 from edgeasync.durable.files import replace_file
@@ -15,6 +15,15 @@ from edgeasync.parameters import ParameterSpec, Vector
 
 MODEL_FILE = "model.safetensors"
 BEST_FILE = "best.safetensors"
+
+
+class SavedModel(msgspec.Struct, frozen=True):
+    """A model's named arrays, its lineage and version, and what it was worth if that was written down."""
+
+    arrays: dict[str, npt.NDArray[np.float32]]
+    lineage: str
+    version: int
+    evaluation: Evaluated | None
 
 
 def save_model(
@@ -35,14 +44,22 @@ def save_model(
     replace_file(path, *tensor_parts(spec.views(vector), metadata))
 
 
-def read_arrays(path: Path) -> dict[str, npt.NDArray[np.float32]]:
-    """Return the named arrays of a safetensors file; raises `StorageError` if it is not readable."""
+def read_model(path: Path) -> SavedModel:
+    """Read a model that `save_model` or another maker wrote; raises `StorageError` if it is not readable."""
     try:
-        return safetensors.numpy.load_file(path)
+        with safetensors.safe_open(path, framework="numpy") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata = file.metadata() or {}
+        version = max(0, int(metadata.get("version", "0")))
+        evaluation = None
+        if "loss" in metadata:
+            accuracy = float(metadata["accuracy"]) if "accuracy" in metadata else None
+            evaluation = Evaluated(version, float(metadata["loss"]), accuracy)
     except FileNotFoundError:
         raise StorageError(f"{path}: no such file; give the folder of a run that has saved its model") from None
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise StorageError(f"{path}: not a readable safetensors file ({error}); move it away") from error
+    return SavedModel(arrays, metadata.get("lineage", ""), version, evaluation)
 
 
 def load_model(path: Path, spec: ParameterSpec) -> tuple[Vector, int]:
@@ -50,19 +67,13 @@ def load_model(path: Path, spec: ParameterSpec) -> tuple[Vector, int]:
 
     Raises `StorageError` if the file is not readable, `ModelMismatchError` if its arrays are not the spec's.
     """
+    saved = read_model(path)
     try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            metadata = file.metadata() or {}
-        version = int(metadata.get("version", "0"))
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise StorageError(f"{path}: not a readable safetensors file ({error}); move it away") from error
-    try:
-        vector = spec.flatten(arrays)
+        vector = spec.flatten(saved.arrays)
     except ModelMismatchError as error:
         raise ModelMismatchError(
             f"{path} holds another model than the settings describe: {error}; choose another run folder"
         ) from error
     if not np.isfinite(vector).all():
         raise StorageError(f"{path} has values that are not finite: training diverged; move it away")
-    return vector, max(0, version)
+    return vector, saved.version

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from edgeasync.durable.checkpoint import CheckpointStore, Manifest, best_first
-from edgeasync.durable.disk import FolderDisk
-from edgeasync.durable.journal import segment_names
+from edgeasync.durable.checkpoint import Manifest, best_first
+from edgeasync.durable.story import JournalEnd, follow_journal, look_at
 from edgeasync.errors import StorageError
 from edgeasync.runtime.hub import RECORD_FILE
 from edgeasync.runtime.model_file import MODEL_FILE
@@ -24,9 +23,10 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A run; version, updates and lineage are the newest checkpoint's, and the journal may lead further.
+    """A run; version, updates and lineage are those that the journal leads to from the newest checkpoint.
 
-    `written_s` is by the wall clock; `trouble` has a sentence for each thing that is wrong.
+    `newest` and `best` are checkpoints. `written_s` is by the wall clock; `trouble` has a sentence for each thing
+    that is wrong.
     """
 
     name: str
@@ -50,24 +50,25 @@ def list_runs(folder: Path) -> list[RunSummary]:
         raise StorageError(f"{folder}: no such folder; give the folder that the runs are in") from None
     except OSError as error:
         raise StorageError(f"{folder}: cannot be read: {error.strerror}; fix its rights") from error
-    return [summary for path in runs if (summary := _look_at(path)) is not None]
+    return [summary for path in runs if (summary := _summarize(path)) is not None]
 
 
-def _look_at(run: Path) -> RunSummary | None:
+def _summarize(run: Path) -> RunSummary | None:
     """Return what there is to say of a folder; nothing if it is no run."""
-    disk = FolderDisk(run)
     trouble: list[str] = []
     manifests: list[tuple[str, Manifest]] = []
-    segments: dict[str, os.stat_result] = {}
+    segments: list[os.stat_result] = []
+    end: JournalEnd | None = None
     try:
-        for name in segment_names(disk):
-            segments[name] = (run / name).stat()
-        manifests, unreadable = CheckpointStore(disk, keep=1).manifests()
-        trouble += [reason for _, reason in unreadable]
-    except FileNotFoundError:
-        pass  # a hub has dropped what its checkpoints cover
-    except OSError as error:
-        trouble.append(f"cannot be read: {error.strerror}; fix its rights")
+        folder = look_at(run)
+        try:
+            manifests = folder.manifests
+            trouble += [reason for _, reason in folder.unreadable]
+            segments = [folder.journal.status(name) for name in folder.journal.names()]
+            if manifests:
+                end = follow_journal(folder.journal, manifests[0][1])
+        finally:
+            folder.journal.close()
     except StorageError as error:
         trouble.append(str(error))
     if not (manifests or segments or trouble):
@@ -75,22 +76,23 @@ def _look_at(run: Path) -> RunSummary | None:
             return None
         trouble.append("has no checkpoint; a hub begins it anew, from model.safetensors if that is there")
     trouble += [reason for name, manifest in manifests if (reason := _wrong_with(run, name, manifest))]
+    if end is not None and end.trouble:
+        trouble.append(end.trouble)
     if segments and not manifests:
         trouble.append("has a journal but no checkpoint to begin from")
-    newest = manifests[0] if manifests else None
     best = best_first(manifests)[0] if manifests else None
-    times = [entry.st_mtime for entry in segments.values()] + [manifest.created_s for _, manifest in manifests]
+    times = [status.st_mtime for status in segments] + [manifest.created_s for _, manifest in manifests]
     return RunSummary(
         name=run.name,
-        version=None if newest is None else newest[1].version,
-        updates_applied=None if newest is None else newest[1].updates_applied,
-        lineage=None if newest is None else newest[1].lineage,
+        version=None if end is None else end.version,
+        updates_applied=None if end is None else end.updates_applied,
+        lineage=None if end is None else end.lineage,
         written_s=max(times, default=None),
         checkpoints=len(manifests),
-        journal_bytes=sum(entry.st_size for entry in segments.values()),
-        newest=None if newest is None else _mark(*newest),
+        journal_bytes=sum(status.st_size for status in segments),
+        newest=_mark(*manifests[0]) if manifests else None,
         best=None if best is None else _mark(*best),
-        in_use=_is_in_use(run),
+        in_use=is_in_use(run),
         trouble=trouble,
     )
 
@@ -111,7 +113,7 @@ def _mark(name: str, manifest: Manifest) -> Mark:
     return Mark(checkpoint=name, version=manifest.version, loss=manifest.loss, accuracy=manifest.accuracy)
 
 
-def _is_in_use(run: Path) -> bool:
+def is_in_use(run: Path) -> bool:
     """Return whether a hub holds the folder's lock. To see that it is shared for a moment, and given back."""
     try:
         lock = os.open(run / "lock", os.O_RDONLY)

@@ -1,34 +1,34 @@
-"""What a person gets wrong is answered in one line that says what to do, and by an exit code to rely on."""
+"""What a person gets wrong is answered in one line that says what to do, and by an exit code to rely on.
 
+Commands run in this process, but for the three at the end that hold the process itself.
+"""
+
+import signal
 import threading
 
 import numpy as np
+import psutil
 import pytest
 import zmq
 
 from edgeasync import nn
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Status
+from tests.support.command_line import (
+    ADDRESS,
+    CONFIG,
+    DATA,
+    FILES,
+    MISMATCH,
+    NO_HUB,
+    PROTOCOL,
+    Told,
+    assert_told,
+    mistake,
+)
 from tests.support.processes import MODEL_TABLE, Commands, free_address
 
 pytestmark = pytest.mark.process
-
-CONFIG, DATA, PROTOCOL, MISMATCH, NO_HUB, ADDRESS, FILES = 2, 3, 4, 5, 6, 8, 9
-
-
-def assert_told(code, stdout, stderr, wanted, hint):
-    """One line on standard error, by name, with a hint; no traceback anywhere; the documented exit code."""
-    assert "Traceback" not in stdout + stderr
-    (line,) = stderr.splitlines()
-    assert line.startswith("edgeasync: ")
-    for words in hint:
-        assert words in line
-    assert code == wanted
-
-
-def mistake(commands, wanted, *hint, arguments):
-    told = commands.run(*arguments)
-    assert_told(told.returncode, told.stdout, told.stderr, wanted, hint)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,22 @@ def live(tmp_path_factory):
         ("[model]\ninputs = 8\nclasses = 3", ["model", "missing key `kind`"]),
         ('[model]\nkind = "softmax"\ninputs = 8', ["model", "missing key `classes`"]),
         ('[model]\nkind = "softmax"\ninputs = "8"\nclasses = 3', ["model.inputs", "expected `int`"]),
-        (f"[model]\n{MODEL_TABLE}\n[hub]\nbindd = 'tcp://127.0.0.1:*'", ["hub", "unknown key `bindd`"]),
+        (
+            f"[model]\n{MODEL_TABLE}\n[hub]\nbindd = 'tcp://127.0.0.1:*'",
+            ["hub", "unknown key `bindd`; did you mean bind?"],
+        ),
+        (f"[model]\n{MODEL_TABLE}\n[liveness]\nleaze_s = 1.0", ["liveness", "`leaze_s`; did you mean lease_s?"]),
+        (f"[model]\n{MODEL_TABLE}\n[liveness]\nport = 1", ["`port`; choose from heartbeat_s, lease_s"]),
+        (f"[model]\n{MODEL_TABLE}\n[livenes]", ["unknown key `livenes`; did you mean liveness"]),
+        ('[model]\nkind = "softmx"', ["model.kind", "'softmx'; did you mean softmax?"]),
+        (
+            f"[model]\n{MODEL_TABLE}\n[policy]\nstaleness = {{ kind = 'hinges' }}",
+            ["policy.staleness.kind", "'hinges'; did you mean hinge?"],
+        ),
+        (
+            f"[model]\n{MODEL_TABLE}\n[policy]\noptimizer = [{{ kind = 'sgd' }}, {{ kind = 'lion' }}]",
+            ["policy.optimizer[1].kind", "'lion'; choose from sgd, nesterov"],
+        ),
         (f"[model]\n{MODEL_TABLE}\n[hub]\nstop = {{ updates = 0 }}", ["hub.stop.updates", ">= 1"]),
         (f"[model]\n{MODEL_TABLE}\n[limits]\nparameters_max = 5", ["27 parameters", "limits.parameters_max = 5"]),
         (f"[model]\n{MODEL_TABLE}\n[liveness]\nlease_s = 1.0", ["liveness", "longer than heartbeat_s"]),
@@ -60,6 +75,20 @@ def test_wrong_settings(commands, toml, hint):
     path = commands.folder / "wrong.toml"
     path.write_text(toml)
     mistake(commands, CONFIG, *hint, arguments=["hub", path, "--bind", "tcp://127.0.0.1:*"])
+
+
+@pytest.mark.parametrize(
+    ("toml", "hint"),
+    [
+        ("[agent]\ndevice = 'pi'", ["agent", "unknown key `device`; did you mean device_id"]),
+        ("[agent]\nspool = 'fully'", ["agent.spool", "'fully'; did you mean full?"]),
+        ("[agnet]", ["unknown key `agnet`; did you mean agent?"]),
+    ],
+)
+def test_wrong_settings_of_an_agent(commands, toml, hint):
+    path = commands.folder / "wrong.toml"
+    path.write_text(toml)
+    mistake(commands, CONFIG, *hint, arguments=["agent", path])
 
 
 def test_settings_that_are_not_there(commands):
@@ -284,6 +313,40 @@ def test_a_state_that_cannot_be_used(commands):
 # -- the command line itself -----------------------------------------------------------------------------------
 
 
+def say(commands, *arguments):
+    """Run a command as a process of its own, as a person does; return what it said."""
+    command = commands.start(*arguments)
+    returncode = command.wait()
+    return Told(returncode, "\n".join(command.lines), command.stderr)
+
+
+def test_a_command_leaves_nothing_open_in_this_process(commands, live):
+    """No event loop and no context of ZeroMQ, each of which is several files; of threads every run makes sure."""
+    wide = commands.data("wide.npz", inputs=9)
+    agent = ["agent", "--hub", live, "--device-id", "misfit", "--state", "state", "--data", wide]
+    counts = []
+    for _ in range(3):
+        mistake(commands, ADDRESS, "in use", arguments=["hub", commands.settings(), "--bind", live])
+        mistake(commands, DATA, "9 features", arguments=agent)
+        assert commands.run("status", "--hub", live).returncode == 0
+        counts.append((psutil.Process().num_fds(), signal.getsignal(signal.SIGTERM)))
+    assert counts[1] == counts[2]  # the first one has opened what stays, such as the source of random numbers
+
+
+def test_a_mistake_ends_the_process_with_its_exit_code(commands):
+    assert_told(say(commands, "hub", "nowhere.toml"), CONFIG, "nowhere.toml", "no such file")
+
+
+def test_wrong_usage_ends_the_process(commands):
+    assert_usage(say(commands, "agents"))
+
+
+def test_a_process_that_did_what_it_should_ends_with_0(commands):
+    told = say(commands, "--help")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "--help" in told.stdout
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -299,7 +362,10 @@ def test_a_state_that_cannot_be_used(commands):
     ids=" ".join,
 )
 def test_wrong_usage(commands, arguments):
-    told = commands.run(*arguments)
+    assert_usage(commands.run(*arguments))
+
+
+def assert_usage(told):
     assert told.returncode == CONFIG
     assert "Traceback" not in told.stdout + told.stderr
     assert told.stderr.startswith("Usage: ")

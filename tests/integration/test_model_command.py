@@ -1,24 +1,28 @@
 """`edgeasync model` and `edgeasync export`: what they print, what they write, and where they refuse."""
 
 import json
+import re
+import shutil
 import signal
+import time
+from datetime import UTC, datetime
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import safetensors.numpy
+from onnx import numpy_helper
 
-from edgeasync import nn
+from edgeasync import Parameter, ParameterSpec, nn
+from edgeasync.core.events import Evaluated
 from edgeasync.runtime.graph_model import FORWARD_FILE
-from edgeasync.runtime.model_file import MODEL_FILE
-from tests.integration.test_mistakes import CONFIG, FILES, MISMATCH, mistake
+from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, save_model
+from tests.support.command_line import CONFIG, FILES, GRAPH, MISMATCH, mistake
 from tests.support.graphs import forward_model
-from tests.support.processes import trained
+from tests.support.processes import LIVELINESS, Commands, status_when, trained
 
 pytestmark = pytest.mark.process
-
-GRAPH = 10
 
 
 @pytest.fixture
@@ -118,7 +122,9 @@ def test_a_run_is_exported(commands):
     hub.signal(signal.SIGTERM)
     assert hub.wait() == 0
     told = json.loads(say(commands, "export", "run", "--out", "new/trained.onnx", "--json"))
-    assert told == {"model": "new/trained.onnx", "arrays": 7}
+    stopped = hub.wait_for("stopped")
+    assert (told["model"], told["arrays"], told["version"]) == ("new/trained.onnx", 7, stopped["version"])
+    assert (told["evaluation"], told["remarks"]) == (None, [])
 
     content = (commands.folder / "new" / "trained.onnx").read_bytes()
     onnx.checker.check_model(content, full_check=True)
@@ -131,6 +137,159 @@ def test_a_run_is_exported(commands):
     assert np.mean(np.argmax(scores, 1) == np.load(data)["y"]) > 0.9
     assert "7 trained arrays" in say(commands, "export", "run", "--model", "forward.onnx", "--out", "again.onnx")
     assert (commands.folder / "again.onnx").read_bytes() == content
+
+
+# -- exporting while a hub is at work, and after it was killed ---------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """A run whose hub was killed long before its next checkpoint, and what was said while it was at work."""
+    with Commands(tmp_path_factory.mktemp("killed")) as commands:
+        (commands.folder / "forward.onnx").write_bytes(forward_model())
+        data = commands.data("data.npz", examples=120)
+        more = f'[evaluation]\ndata = "{data}"\nevery_updates = 10\n[checkpoint]\nevery = "1 hour"\n'
+        settings = commands.settings(model='kind = "onnx"\nfile = "forward.onnx"', more=LIVELINESS + more)
+        hub, address = commands.hub(settings)
+        commands.agent(address, "pi", data=data, step_s=0.0)
+        commands.status = status_when(address, lambda status: status["updates_applied"] >= 60 and status["best"])
+        commands.live = json.loads(say(commands, "export", "run-hub", "--out", "live.onnx", "--json"))
+        hub.kill()
+        commands.x, commands.y = (np.load(data)[name] for name in ("x", "y"))
+        yield commands
+
+
+def accuracy(commands, name):
+    """Return the share of the examples that an exported model gets right."""
+    scores = run_model((commands.folder / name).read_bytes(), commands.x)
+    return float(np.mean(np.argmax(scores, 1) == commands.y))
+
+
+def metadata_of(commands, name):
+    """Return what an exported model says of itself, as any runtime shows it."""
+    session = onnxruntime.InferenceSession(commands.folder / name, providers=["CPUExecutionProvider"])
+    return session.get_modelmeta().custom_metadata_map
+
+
+def values_of(path):
+    """Return the bytes of a model's values, by name."""
+    return {entry.name: numpy_helper.to_array(entry).tobytes() for entry in onnx.load(path).graph.initializer}
+
+
+def replayed(commands, run, *flags):
+    """Return what `replay` says at its end, and the values that it exports."""
+    out = commands.folder / "replayed.safetensors"
+    lines = say(commands, "replay", run, "--export", out, "--json", *flags).splitlines()
+    return json.loads(lines[-1]), {
+        name: value.tobytes() for name, value in safetensors.numpy.load_file(out).items()
+    }
+
+
+def test_a_hub_at_work_has_its_newest_version_exported(killed):
+    """Of what its folder holds by itself, a checkpoint and model.safetensors, nothing is trained yet."""
+    status, told = killed.status, killed.live
+    assert accuracy(killed, "forward.onnx") < 0.7
+    assert accuracy(killed, "live.onnx") > 0.9
+    # Who asks the hub is shown what is in memory: the newest update of its only device may not be on disk yet.
+    assert told["version"] >= status["version"] - 1 > 0
+    assert told["lineage"] == status["lineage"]
+    assert told["evaluation"]["version"] <= told["version"]
+    assert time.time() - 600 < told["time"] < time.time()
+
+
+def test_the_newest_version_of_a_killed_run_is_exported_to_the_bit(killed):
+    told = json.loads(say(killed, "export", "run-hub", "--out", "killed.onnx", "--json"))
+    summary, values = replayed(killed, "run-hub")
+    assert told["version"] == summary["version"] >= killed.live["version"]
+    assert values_of(killed.folder / "killed.onnx") == values
+    last = summary["evaluation"]
+    assert told["evaluation"]["version"] == last["version"]
+    assert told["evaluation"]["accuracy"] == last["accuracy"]
+    made = datetime.fromtimestamp(told["time"], UTC).isoformat(timespec="seconds")
+    assert metadata_of(killed, "killed.onnx") == {
+        "edgeasync.version": str(told["version"]),
+        "edgeasync.lineage": summary["lineage"],
+        "edgeasync.time": made,
+        "edgeasync.evaluated_version": str(last["version"]),
+        "edgeasync.loss": repr(told["evaluation"]["loss"]),
+        "edgeasync.accuracy": repr(last["accuracy"]),
+    }
+
+
+def test_people_read_which_version_was_exported(killed):
+    told = say(killed, "export", "run-hub", "--out", "killed.onnx")
+    summary, _ = replayed(killed, "run-hub")
+    first, second = told.splitlines()
+    assert first == "killed.onnx: 4 trained arrays of run-hub"
+    assert re.match(rf"version {summary['version']} of \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d, ", second)
+    assert f"accuracy {summary['evaluation']['accuracy']:.2%}, loss " in second
+
+
+@pytest.mark.parametrize("kept", ["as it was", "missing", "an older one", "of a branch that was left"])
+def test_the_best_version_is_exported(killed, tmp_path, kept):
+    """Also where the hub was killed before the best was in its file, or a branch with a better one was left."""
+    run = tmp_path / "run"
+    shutil.copytree(killed.folder / "run-hub", run)
+    best = replayed(killed, run)[0]["best"]
+    file = run / BEST_FILE
+    if kept == "missing":
+        file.unlink()
+    elif kept != "as it was":
+        loss, lineage = (9.0, killed.status["lineage"]) if kept == "an older one" else (0.0, "f" * 16)
+        spec = ParameterSpec((Parameter("head.bias", (3,)),))
+        evaluation = Evaluated(1, loss, 1.0 if loss == 0.0 else 0.0)
+        save_model(file, spec, np.ones(3, np.float32), lineage=lineage, version=1, evaluation=evaluation)
+    told = json.loads(say(killed, "export", run, "--out", "best.onnx", "--best", "--json"))
+    assert told["version"] == told["evaluation"]["version"] == best["version"]
+    assert told["evaluation"]["accuracy"] == best["accuracy"]
+    assert accuracy(killed, "best.onnx") == best["accuracy"]
+    entry = next(
+        line["entry"]
+        for line in map(json.loads, say(killed, "replay", run, "--json").splitlines())
+        if line.get("version") == best["version"]
+    )
+    assert values_of(killed.folder / "best.onnx") == replayed(killed, run, "--until", entry)[1]
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_told(killed, tmp_path):
+    """A second start has written another one."""
+    run = tmp_path / "run"
+    shutil.copytree(killed.folder / "run-hub", run)
+    hub = killed.start("hub", "--resume", run, "--bind", "tcp://127.0.0.1:*", "--json")
+    hub.wait_for("listening")
+    hub.signal(signal.SIGTERM)
+    assert hub.wait() == 0
+    whole = json.loads(say(killed, "export", run, "--out", "whole.onnx", "--json"))
+    newest = max(run.glob("checkpoint-*.safetensors"))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    told = json.loads(say(killed, "export", run, "--out", "passed.onnx", "--json"))
+    assert newest.stem in told["remarks"][0]
+    assert (told["version"], told["lineage"]) == (whole["version"], whole["lineage"])
+    assert values_of(killed.folder / "passed.onnx") == values_of(killed.folder / "whole.onnx")
+    assert f"note: {newest.stem}" in say(killed, "export", run, "--out", "passed.onnx")
+
+
+def test_a_hub_without_a_journal_has_its_last_checkpoint_exported_and_that_is_told(commands, forward):
+    more = LIVELINESS + '[evaluation]\nevery_updates = 1_000_000\n[checkpoint]\nevery = "1 hour"\n'
+    model, durability = 'kind = "onnx"\nfile = "forward.onnx"', 'durability = "checkpoint"'
+    settings = commands.settings(model=model, hub=durability, more=more)
+    hub, address = commands.hub(settings)
+    commands.agent(address, "pi")
+    trained(address, 5, "pi")
+    told = json.loads(say(commands, "export", "run-hub", "--out", "out.onnx", "--json"))
+    assert told["version"] == 0
+    assert "a hub is at work here that keeps no journal" in told["remarks"][0]
+    hub.signal(signal.SIGTERM)
+    assert hub.wait() == 0
+    told = json.loads(say(commands, "export", "run-hub", "--out", "out.onnx", "--json"))
+    assert (told["version"], told["remarks"]) == (hub.wait_for("stopped")["version"], [])
+    mistake(
+        commands,
+        CONFIG,
+        "no version was evaluated",
+        "--best",
+        arguments=["export", "run-hub", "--out", "b.onnx", "--best"],
+    )
 
 
 # -- what a person gets wrong ----------------------------------------------------------------------------------

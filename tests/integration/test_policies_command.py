@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.integration.test_mistakes import CONFIG, mistake
+from tests.support.command_line import CONFIG, mistake
 
 pytestmark = pytest.mark.process
 

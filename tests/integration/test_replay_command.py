@@ -13,7 +13,7 @@ import safetensors
 from edgeasync.durable.story import Story
 from edgeasync.protocol.wire import checksum
 from edgeasync.runtime.model_file import MODEL_FILE, load_model
-from tests.integration.test_mistakes import CONFIG, FILES, mistake
+from tests.support.command_line import CONFIG, FILES, mistake
 from tests.support.processes import LIVELINESS, MODEL, Commands, environment, status_when, trained
 
 pytestmark = pytest.mark.process
@@ -167,10 +167,10 @@ def test_every_start_is_in_the_story(crashed):
     ) + summary["updates_buffered"]  # fmt: skip
 
 
-def damage(commands, name, segment=0, at=0.5):
+def damage(commands, name, segment=0, at=0.5, source=None):
     """Copy the run, with one byte of a segment turned over; return the copy."""
     copy = commands.folder / name
-    shutil.copytree(commands.folder / "run-hub", copy)
+    shutil.copytree(source or commands.folder / "run-hub", copy)
     path = sorted(copy.glob("journal-*"))[segment]
     content = bytearray(path.read_bytes())
     content[int(at * len(content))] ^= 1
@@ -243,6 +243,26 @@ def test_runs_are_listed(finished):
     header, line = told.stdout.splitlines()
     assert header.split()[:4] == ["run", "version", "updates", "lineage"]
     assert line.startswith("run-hub")
+
+
+def test_a_run_is_listed_as_what_its_journal_leads_to(crashed):
+    """A copy made at work has no checkpoint but that of version 0; a killed hub has left its newest one behind."""
+    for folder in (crashed.begun, crashed.folder / "run-hub"):
+        run = listed(crashed, crashed.folder)[folder.name]
+        *_, summary = story(crashed, folder)
+        names = ("version", "updates_applied", "lineage")
+        assert [run[name] for name in names] == [summary[name] for name in names]
+        assert run["trouble"] == []
+    begun = listed(crashed, crashed.folder)["begun"]
+    assert begun["version"] > begun["newest"]["version"] == 0
+
+
+def test_a_journal_that_leads_nowhere_is_listed_up_to_there(crashed):
+    copy = damage(crashed, "sick-journal/run", source=crashed.begun)
+    run = listed(crashed, copy.parent)["run"]
+    assert 0 < run["version"] < listed(crashed, crashed.folder)["begun"]["version"]
+    (trouble,) = run["trouble"]
+    assert "damaged at byte" in trouble
 
 
 def test_what_is_wrong_with_runs_is_listed(crashed):

@@ -17,6 +17,7 @@ import psutil
 
 from edgeasync.runtime.status import fetch_status
 from edgeasync.training.numpy_models import SoftmaxModel
+from tests.support.command_line import run_command
 
 PATIENCE_S = 60.0
 """How long anything may take on a busy machine; no test waits that long for something that goes well."""
@@ -177,17 +178,8 @@ class Commands:
         )  # fmt: skip
 
     def run(self, *arguments):
-        """Run a command to its end; return what it said."""
-        return subprocess.run(
-            [sys.executable, "-m", "edgeasync", *map(str, arguments)],
-            cwd=self.folder,
-            env=environment(self.folder),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
+        """Run a command to its end, without a process of its own; return what it said."""
+        return run_command(self.folder, *arguments)
 
     def settings(self, *, bind="tcp://127.0.0.1:*", model=MODEL_TABLE, hub="", more=LIVELINESS, name="hub"):
         """Write a hub's settings file, with a run folder of the same name; return its path."""

@@ -1,17 +1,31 @@
-from typing import Annotated
+import json
+from typing import Annotated, Literal
 
 import pytest
 from msgspec import Meta
 
 from edgeasync.config import ByteCount, Section, convert, read_toml, to_table
 from edgeasync.errors import ConfigError
+from edgeasync.policies.policy import Policy
 from edgeasync.runtime.agent_settings import AgentSettings
+from edgeasync.runtime.hub_settings import HubSettings
+from edgeasync.training.numpy_models import SoftmaxModel
+
+
+class Half(Section, frozen=True, tag_field="kind", tag="half"):
+    of: int
+
+
+class Full(Section, frozen=True, tag_field="kind", tag="full"):
+    height: int = 1
 
 
 class Hub(Section, frozen=True):
     bind: str
     count: Annotated[int, Meta(ge=1)] = 1
     payload_bytes_max: ByteCount = ByteCount(1024)
+    talks: Literal["loud", "low"] | None = None
+    stage: Half | Full | None = None
 
 
 class File(Section, frozen=True):
@@ -49,15 +63,34 @@ def test_reads_a_file_with_defaults(toml):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('[hub]\nbind = "x"\nbnd = 1', "hub: unknown key `bnd`"),
-        ('[hub]\nbind = "x"\n[hbu]\n', "unknown key `hbu`"),
+        ('[hub]\nbind = "x"\nbnd = 1', "hub: unknown key `bnd`; did you mean bind?"),
+        ('[hub]\nbind = "x"\n[hbu]\n', "unknown key `hbu`; did you mean hub?"),
+        (
+            '[hub]\nbind = "x"\nport = 1',
+            "hub: unknown key `port`; choose from bind, count, payload_bytes_max, talks, stage",
+        ),
+        ('[hub]\nbind = "x"\ntalks = "lowd"', "hub.talks: invalid enum value 'lowd'; did you mean low or loud?"),
+        ('[hub]\nbind = "x"\ntalks = "?"', "hub.talks: invalid enum value '?'; choose from loud, low"),
+        ('[hub]\nbind = "x"\nstage = { kind = "ful" }', "hub.stage.kind: invalid value 'ful'; did you mean full?"),
+        (
+            '[hub]\nbind = "x"\nstage = { kind = "none" }',
+            "hub.stage.kind: invalid value 'none'; choose from half, full",
+        ),
+        (
+            '[hub]\nbind = "x"\nstage = { kind = "half", of = 1, off = 2 }',
+            "hub.stage: unknown key `off`; did you mean of?",
+        ),
+        ('[hub]\nbind = "x"\n[[steps]]\nbind = "y"\nbin = 1', "steps[0]: unknown key `bin`; did you mean bind?"),
         ("[hub]\n", "hub: missing key `bind`"),
         ("hub = 3", "hub: expected `object`, got `int`"),
         ("[hub]\nbind = 3", "hub.bind: expected `str`, got `int`"),
         ('[hub]\nbind = "x"\ncount = 0', "hub.count: expected `int` >= 1"),
         ('[hub]\nbind = "x"\ncount = "4"', "hub.count: expected `int`, got `str`"),
         ('[hub]\nbind = "x"\ncount = true', "hub.count: expected `int`, got `bool`"),
-        ('[hub]\nbind = "x"\n[[steps]]\nbind = "y"\nstop = 1', "steps[0]: unknown key `stop`"),
+        (
+            '[hub]\nbind = "x"\n[[steps]]\nbind = "y"\nstop = 1',
+            "steps[0]: unknown key `stop`; choose from bind, count, payload_bytes_max, talks, stage",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_with_its_path(toml, text, message):
@@ -80,6 +113,38 @@ def test_folder_instead_of_file(tmp_path):
 @pytest.mark.parametrize("text", ["a = " + "9" * 5000, "a = " + "[" * 20_000], ids=["digits", "nesting"])
 def test_toml_beyond_the_parser_is_a_config_error(toml, text):
     assert complaint(toml(text)).startswith("not valid TOML: ")
+
+
+@pytest.mark.parametrize("key", ["x` - at `$.foo", "x` - at `$[7]", "x` - at `$.hub.bind.y"])
+def test_a_key_that_looks_like_a_path_is_a_config_error(toml, key):
+    assert "unknown key `x`" in complaint(toml(f'"{key}" = 1\n[hub]\nbind = "x"'))
+
+
+@pytest.mark.parametrize("settings", [HubSettings, AgentSettings, Policy])
+def test_a_key_with_one_letter_too_many_is_answered_with_the_right_one(settings):
+    """Every key of every table that has a default, wherever it stands."""
+    whole = to_table(settings(**({"model": SoftmaxModel(inputs=8, classes=3)} if settings is HubSettings else {})))
+    keys = list(paths(whole))
+    assert len(keys) > 8
+    for *above, key in keys:
+        table = json.loads(json.dumps(whole))
+        inner = table
+        for step in above:
+            inner = inner[step]
+        inner[key + "x"] = inner[key]
+        with pytest.raises(ConfigError) as caught:
+            convert(table, settings, where="it")
+        told = str(caught.value)
+        assert f"unknown key `{key}x`; did you mean {key}" in told, told
+
+
+def paths(table, above=()):
+    """Yield the path of every key in nested tables."""
+    for key, value in table.items() if isinstance(table, dict) else enumerate(table):
+        if isinstance(value, dict | list):
+            yield from paths(value, (*above, key))
+        if isinstance(table, dict) and key != "kind":
+            yield (*above, key)
 
 
 @pytest.mark.parametrize("key", [r"a\nb", "a - at b"])
@@ -139,7 +204,7 @@ def test_convert_says_where_the_table_came_from():
 def test_table_and_settings_round_trip():
     settings = File(hub=Hub(bind="x", payload_bytes_max=ByteCount(7)), steps=(Hub(bind="y"),))
     table = to_table(settings)
-    assert table["hub"] == {"bind": "x", "count": 1, "payload_bytes_max": 7}
+    assert table["hub"] == {"bind": "x", "count": 1, "payload_bytes_max": 7, "talks": None, "stage": None}
     assert convert(table, File, where="again") == settings
 
 

@@ -166,3 +166,17 @@ def test_a_file_that_is_no_forward_model():
         export_model(graph.model, {})
     with pytest.raises(GraphError, match="not a readable"):
         export_model(b"\x00nothing", {})
+
+
+def test_metadata_is_added_to_the_models_own_and_wins_over_it():
+    model = onnx.load_model_from_string(forward("y = MatMul(x, w)", {"w": numbers((3, 3))}, (3,)))
+    helper.set_model_props(model, {"maker": "torch", "edgeasync.version": "1"})
+    trained = {"w": numbers((3, 3), 7)}
+    exported = export_model(model.SerializeToString(), trained, {"edgeasync.version": "42"})
+    session = onnxruntime.InferenceSession(exported, providers=["CPUExecutionProvider"])
+    assert session.get_modelmeta().custom_metadata_map == {"maker": "torch", "edgeasync.version": "42"}
+    again = onnx.load_model_from_string(export_model(model.SerializeToString(), trained))
+    assert {entry.key: entry.value for entry in again.metadata_props} == {
+        "maker": "torch",
+        "edgeasync.version": "1",
+    }

@@ -1,0 +1,170 @@
+"""The model that a run has trained, from its folder alone: the newest version, or the best by evaluation.
+
+A checkpoint may be a minute old, and so may `model.safetensors`: the journal is replayed from there on. Nothing is
+written, and a hub may be at work in the folder.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from edgeasync.core.ancestry import Ancestry
+from edgeasync.core.events import Evaluated
+from edgeasync.core.progress import is_better
+from edgeasync.durable.story import Line, Story, follow_journal, look_at
+from edgeasync.errors import ConfigError, StorageError
+from edgeasync.protocol.messages import ModelVersion
+from edgeasync.runtime.hub import RECORD_FILE
+from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, read_model
+from edgeasync.runtime.runs import is_in_use
+
+
+class TrainedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A version of a run's model: its named arrays, and when it was made, by the wall clock of its hub.
+
+    Of a model that was read from a file of its own, the time is when that was written.
+    `evaluation` is the last one up to this version; its number tells of which. `source` is the file or folder that
+    was read, and `remarks` are sentences for a person.
+    """
+
+    arrays: Mapping[str, npt.NDArray[np.float32]]
+    source: Path
+    lineage: str
+    version: int
+    made_s: float
+    evaluation: Evaluated | None = None
+    remarks: list[str] = []
+
+    def metadata(self) -> dict[str, str]:
+        """Return what is known of the model as texts, for the metadata of an exported file."""
+        made = datetime.fromtimestamp(self.made_s, UTC).isoformat(timespec="seconds")
+        texts = {"lineage": self.lineage, "version": str(self.version), "time": made}
+        if self.evaluation is not None:
+            texts |= {"evaluated_version": str(self.evaluation.number), "loss": repr(self.evaluation.loss)}
+            if self.evaluation.accuracy is not None:
+                texts["accuracy"] = repr(self.evaluation.accuracy)
+        return {f"edgeasync.{name}": text for name, text in texts.items()}
+
+
+class _Record(msgspec.Struct):
+    """What matters here of `hub.json`."""
+
+    class Hub(msgspec.Struct):
+        durability: str = "journal"
+
+    hub: Hub
+
+
+def newest_model(run: Path) -> TrainedModel:
+    """Return the newest version that the folder of a run leads to; raises `StorageError`."""
+    return _newest(run)[0]
+
+
+def best_model(run: Path) -> TrainedModel:
+    """Return the best version by evaluation.
+
+    Raises `ConfigError` if none was evaluated, `StorageError` if the files cannot be read or no longer have it.
+    """
+    _, best, ancestry = _newest(run)
+    kept = _read_file(run / BEST_FILE) if (run / BEST_FILE).exists() else None
+    if kept is not None and ancestry is not None and not ancestry.knows(ModelVersion(kept.lineage, kept.version)):
+        kept = None  # of a branch that was left
+    if kept is not None and kept.evaluation is not None and (best is None or not is_better(best, kept.evaluation)):
+        return kept
+    if best is None:
+        raise ConfigError(
+            f"{run}: no version was evaluated yet; wait for one ([evaluation] every_updates), or leave out --best"
+        )
+    story = Story(run)  # from as early as the journal leads on: a hub that was killed had not written the best
+    try:
+        found = _tell(story, run, best.number)
+    finally:
+        story.close()
+    if found.version != best.number:
+        raise StorageError(
+            f"{run}: version {best.number} was the best, but it is not in {BEST_FILE}, and the journal does not "
+            "lead there any more; leave out --best"
+        )
+    return msgspec.structs.replace(found, evaluation=best)
+
+
+def _newest(run: Path) -> tuple[TrainedModel, Evaluated | None, Ancestry | None]:
+    """Return the newest version, the best evaluation, and whose versions the run may call its own."""
+    if not run.is_dir():
+        raise StorageError(f"{run}: no such folder; give the folder of a hub's run")
+    folder = look_at(run)
+    try:
+        if not folder.manifests and not folder.unreadable:
+            return _read_file(run / MODEL_FILE), None, None  # a hub would begin with it
+        if folder.manifests and folder.manifests[0][1].rules.get("policy") is None:
+            found, end = _read_file(run / MODEL_FILE), follow_journal(folder.journal, folder.manifests[0][1])
+            if end.version > found.version:
+                found.remarks.append(
+                    f"the journal leads to version {end.version}, by a policy of the program's own: that program "
+                    "can go on from there, and nothing else"
+                )
+            return found, None, None
+    finally:
+        folder.journal.close()
+    story = Story(run, checkpoint="latest")
+    try:
+        found = _tell(story, run)
+        if is_in_use(run) and not _keeps_journal(run):
+            found.remarks.append("a hub is at work here that keeps no journal: this is of its last checkpoint")
+        return found, story.core.judge.progress.best, story.core.judge.ancestry
+    finally:
+        story.close()
+
+
+def _tell(story: Story, run: Path, wanted: int | None = None) -> TrainedModel:
+    """Replay a story to its end, or to version `wanted`; return the model there.
+
+    The time is right but for a hub that was away between the checkpoint and that version.
+    """
+    core = story.core
+    version, made_s = core.version, story.beginning.hub_s
+
+    def on_line(line: Line) -> bool:
+        nonlocal version, made_s
+        if core.version != version:
+            version, made_s = core.version, line.hub_s
+        return wanted is None or version < wanted
+
+    if wanted is None or version < wanted:
+        story.tell(on_line)
+    return TrainedModel(
+        arrays=story.spec.views(story.snapshot.vector),
+        source=run,
+        lineage=core.lineage,
+        version=version,
+        made_s=story.created_s + made_s - story.beginning.hub_s,
+        evaluation=core.judge.progress.last,
+        remarks=list(story.remarks),
+    )
+
+
+def _read_file(path: Path) -> TrainedModel:
+    """Return a model that a hub has written by itself."""
+    saved = read_model(path)
+    return TrainedModel(
+        arrays=saved.arrays,
+        source=path,
+        lineage=saved.lineage,
+        version=saved.version,
+        made_s=path.stat().st_mtime,
+        evaluation=saved.evaluation,
+        remarks=[],
+    )
+
+
+def _keeps_journal(run: Path) -> bool:
+    """Return whether the hub of a run keeps a journal, as far as its record tells."""
+    try:
+        record = msgspec.json.decode((run / RECORD_FILE).read_bytes(), type=_Record)
+    except (OSError, msgspec.DecodeError):
+        return True
+    return record.hub.durability == "journal"

@@ -1,0 +1,111 @@
+"""`edgeasync agent`: what its flags and its settings say reaches what does it. The agents run in this process."""
+
+import onnxruntime
+import pytest
+
+from edgeasync.core import device_transfers
+from edgeasync.protocol.pacing import Pacer
+from tests.support.command_line import ADDRESS, NO_HUB, mistake
+from tests.support.graphs import forward_model
+from tests.support.processes import LIVELINESS, trained
+
+pytestmark = pytest.mark.process
+
+GRAPH_TABLE = 'kind = "onnx"\nfile = "forward.onnx"'
+
+
+def run_agent(commands, address, *arguments, key=""):
+    """Run an agent until its hub has what it wants; what is set stands in a file, or in flags."""
+    (commands.folder / "agent.toml").write_text(f"[agent]\n{key}\n")
+    fixed = ["--hub", address, "--data", commands.data("data.npz"), "--device-id", "pi", "--state", "state"]
+    told = commands.run("agent", "agent.toml", *fixed, *arguments)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "finished" in told.stdout
+
+
+def hub_of(commands, model):
+    return commands.hub(commands.settings(model=model, hub="stop = { updates = 3 }"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "key", "threads"),
+    [([], "", 1), (["--threads", 3], "", 3), ([], "threads = 2", 2), (["--threads", 3], "threads = 2", 3)],
+    ids=["default", "flag", "file", "flag over file"],
+)
+def test_a_graph_is_run_by_as_many_threads_as_were_asked_for(commands, monkeypatch, flags, key, threads):
+    (commands.folder / "forward.onnx").write_bytes(forward_model())
+    sessions = []
+
+    class Session(onnxruntime.InferenceSession):
+        def __init__(self, graph, options, providers):
+            super().__init__(graph, options, providers)
+            sessions.append(self)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
+    _, address = hub_of(commands, GRAPH_TABLE)
+    run_agent(commands, address, *flags, key=key)
+    (session,) = sessions
+    assert session.get_session_options().intra_op_num_threads == threads
+
+
+@pytest.mark.parametrize(
+    ("flags", "key", "bytes_per_s"),
+    [
+        ([], "", None),
+        (["--bandwidth-max", "1 MB"], "", 1_000_000),
+        (["--bandwidth-max", "2000000"], "", 2_000_000),
+        ([], 'bandwidth_bytes_per_s_max = "3 MB"', 3_000_000),
+        (["--bandwidth-max", "1 MB"], 'bandwidth_bytes_per_s_max = "3 MB"', 1_000_000),
+    ],
+    ids=["default", "flag", "flag in bytes", "file", "flag over file"],
+)
+def test_traffic_is_paced_at_the_rate_that_was_asked_for(commands, monkeypatch, flags, key, bytes_per_s):
+    pacers = []
+
+    class CountingPacer(Pacer):
+        spent_bytes = 0
+
+        def __init__(self, rate):
+            super().__init__(rate)
+            pacers.append(self)
+
+        def spend(self, size_bytes, now_s):
+            self.spent_bytes += size_bytes
+            super().spend(size_bytes, now_s)
+
+    monkeypatch.setattr(device_transfers, "Pacer", CountingPacer)
+    _, address = hub_of(commands, 'kind = "softmax"\ninputs = 8\nclasses = 3')
+    run_agent(commands, address, *flags, key=key)
+    if bytes_per_s is None:
+        assert pacers == []
+    else:
+        (pacer,) = pacers
+        assert pacer.bytes_per_s == bytes_per_s
+        assert pacer.spent_bytes > 0
+
+
+def test_a_hub_and_an_agent_of_one_machine_may_meet_at_a_file(commands, monkeypatch):
+    """`ipc://PATH`, which needs no port; the path counts from the folder that they run in."""
+    hub, address = commands.hub(commands.settings(more=LIVELINESS), "--bind", "ipc://hub.sock")
+    assert address == "ipc://hub.sock"
+    agent = commands.agent(address, "pi")
+    agent.wait_for("joined")
+    monkeypatch.chdir(commands.folder)
+    trained(address, 3, "pi")
+    told = commands.run("status", "--hub", address)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout.startswith(f"hub {address} (pid {hub.pid})")
+
+
+def test_a_file_that_nobody_can_meet_at(commands):
+    settings, data = commands.settings(), commands.data("data.npz")
+    agent = ["agent", "--data", data, "--device-id", "pi", "--state", "state", "--hub", "ipc://"]
+    mistake(
+        commands, ADDRESS, "'ipc://' is not an address", "tcp://", arguments=["hub", settings, "--bind", "ipc://"]
+    )
+    mistake(commands, ADDRESS, "'ipc://' is not an address", "tcp://", arguments=agent)
+    mistake(commands, ADDRESS, "'ipc://' is not an address", "tcp://", arguments=["status", "--hub", "ipc://"])
+    nowhere = "ipc://nowhere/hub.sock"
+    mistake(commands, ADDRESS, nowhere, "cannot be bound", arguments=["hub", settings, "--bind", nowhere])
+    status = ["status", "--hub", nowhere, "--timeout-s", "0.2"]
+    mistake(commands, NO_HUB, "no hub answers", nowhere, arguments=status)

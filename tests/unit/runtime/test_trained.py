@@ -1,0 +1,92 @@
+"""What a run has trained where its journal cannot be replayed; `edgeasync export` is tested with real runs."""
+
+import numpy as np
+import pytest
+
+from edgeasync import Parameter, ParameterSpec, Policy
+from edgeasync.core.events import Evaluated, StopRequested
+from edgeasync.core.hub import HubCore
+from edgeasync.core.log import write_entry
+from edgeasync.core.settings import HubCoreSettings
+from edgeasync.durable.disk import FolderDisk
+from edgeasync.durable.recovery import Rules
+from edgeasync.durable.run import Run
+from edgeasync.errors import ConfigError, StorageError
+from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, save_model
+from edgeasync.runtime.trained import best_model, newest_model
+
+SPEC = ParameterSpec((Parameter("weights", (3,)),))
+
+
+class OwnPolicy:
+    """A policy of a program's own, which no file can hold."""
+
+    def __getattr__(self, name):
+        return getattr(Policy(), name)
+
+
+def begin(path, judgement, entries):
+    """Begin a run as a hub does, and write these versions' entries to its journal."""
+    run = Run(FolderDisk(path), Rules(SPEC, judgement, HubCoreSettings()))
+
+    def make_core(rules, version, now_s, sessions):
+        return HubCore(
+            spec=rules.spec, training={}, judgement=rules.judgement, settings=rules.settings, version=version,
+            make_session=sessions, now_s=now_s,
+        )  # fmt: skip
+
+    run.open(
+        make_core,
+        lambda: (np.zeros(3, np.float32), 0),
+        lineage="a" * 16,
+        draw_session=lambda: bytes(16),
+        created_s=0.0,
+    )
+    writer = run.writer()
+    writer.append([(write_entry(StopRequested(), 1.0, [], version, b""), None) for version in entries])
+    writer.close()
+
+
+def save(path, version, loss=None):
+    evaluation = None if loss is None else Evaluated(version, loss, None)
+    vector = np.full(3, version, np.float32)
+    save_model(path, SPEC, vector, lineage="a" * 16, version=version, evaluation=evaluation)
+
+
+def test_a_folder_with_nothing_but_a_model(tmp_path):
+    """A hub begins with it; another maker's says no version."""
+    with pytest.raises(StorageError, match="no such file"):
+        newest_model(tmp_path)
+    save(tmp_path / MODEL_FILE, 7, loss=0.25)
+    found = newest_model(tmp_path)
+    assert (found.version, found.lineage, found.evaluation) == (7, "a" * 16, Evaluated(7, 0.25, None))
+    assert found.arrays["weights"].tolist() == [7.0, 7.0, 7.0]
+    assert found.made_s == (tmp_path / MODEL_FILE).stat().st_mtime
+    assert found.remarks == []
+
+
+def test_of_a_policy_of_the_programs_own_the_last_checkpoint_is_had_and_what_is_missing_told(tmp_path):
+    begin(tmp_path, OwnPolicy(), [0, 1, 2])
+    save(tmp_path / MODEL_FILE, 0)
+    found = newest_model(tmp_path)
+    assert found.version == 0
+    (remark,) = found.remarks
+    assert "leads to version 2" in remark
+    save(tmp_path / MODEL_FILE, 2)
+    assert (newest_model(tmp_path).version, newest_model(tmp_path).remarks) == (2, [])
+
+
+def test_the_best_of_such_a_run_is_in_its_file(tmp_path):
+    begin(tmp_path, OwnPolicy(), [])
+    save(tmp_path / MODEL_FILE, 2)
+    with pytest.raises(ConfigError, match="no version was evaluated yet"):
+        best_model(tmp_path)
+    save(tmp_path / BEST_FILE, 1, loss=0.5)
+    assert (best_model(tmp_path).version, best_model(tmp_path).evaluation.loss) == (1, 0.5)
+
+
+def test_a_journal_that_cannot_be_replayed_is_no_model(tmp_path):
+    begin(tmp_path, Policy(), [0, 1])
+    save(tmp_path / MODEL_FILE, 0)
+    with pytest.raises(StorageError, match="entry 2 of the journal led to version 1, and now to 0"):
+        newest_model(tmp_path)
