@@ -1,0 +1,144 @@
+"""What an older version of edgeasync wrote is read by this one: every fixture of every format opens as it was.
+
+`tests/support/write_formats.py` has written them, each with the code of its time. Who raises the version of a
+format adds the fixtures of the new one; the last test here asks for them.
+"""
+
+import asyncio
+import json
+import shutil
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from edgeasync.core import sealed
+from edgeasync.durable import checkpoint, journal, spool_file
+from edgeasync.durable.spool import DeviceFolder
+from edgeasync.durable.spool_file import SpoolFile
+from edgeasync.durable.story import Story, Update
+from edgeasync.protocol import wire
+from edgeasync.protocol.messages import PROTOCOL_VERSION
+from edgeasync.runtime.hub_settings import read_record
+from edgeasync.runtime.model_file import MODEL_FILE, load_model
+from edgeasync.runtime.runs import list_runs
+from tests.support.write_formats import EXPECTED_FILE, FOLDER, MODEL, fields_of, make_spool
+
+RUNS = sorted(path.name for path in FOLDER.glob("run-*"))
+DEVICES = sorted(path.name for path in FOLDER.glob("device-*"))
+WIRES = sorted(path.name for path in FOLDER.glob("wire-*.json"))
+
+
+@pytest.fixture(params=RUNS)
+def run(request, tmp_path):
+    """A copy of a run, under the name `first`."""
+    shutil.copytree(FOLDER / request.param, tmp_path / "runs" / "first")
+    return tmp_path / "runs" / "first"
+
+
+def expected_of(run):
+    return json.loads((run / EXPECTED_FILE).read_text())
+
+
+def test_a_run_tells_its_story_to_the_bit(run):
+    story = Story(run)
+    lines = []
+    try:
+        assert story.tell(lambda line: lines.append(line) or True) == 0
+        summary = story.summary()
+    finally:
+        story.close()
+    expected = expected_of(run)
+    for key in ("version", "lineage", "model_xxh3", "updates_applied", "updates_rejected", "updates_buffered"):
+        assert summary[key] == expected[key], key
+    assert {device["id"]: device["seq_last"] for device in summary["devices"]} == expected["devices"]
+    assert [line.device for line in lines if line.event == "alarm"] == expected["in_quarantine"]
+    assert {line.outcome for line in lines if isinstance(line, Update)} >= {"applied", "buffered", "rejected"}
+
+
+def test_a_run_is_listed_without_trouble(run):
+    (summary,) = list_runs(run.parent)
+    assert summary.trouble == []
+    assert summary.checkpoints == len(list(run.glob("checkpoint-*.json")))
+
+
+def test_a_hub_goes_on_from_a_run_by_its_own_settings(run):
+    settings = read_record(run)
+    reports = []
+
+    def on_report(report):
+        reports.append((report.event, report.detail))
+        if report.event == "resumed":
+            asyncio.get_running_loop().call_soon(hub.request_stop)
+
+    hub = settings.make_hub(on_report)
+    assert asyncio.run(hub.run()) == "stopping"
+    expected = expected_of(run)
+    assert [event for event, _ in reports if event == "warning"] == []
+    # The update that waited becomes a last version as the hub ends.
+    assert hub.core.version == expected["version"] + 1
+    assert hub.core.updates_applied == expected["updates_applied"] + expected["updates_buffered"]
+    assert hub.core.updates_rejected == expected["updates_rejected"]
+    assert {m.device_id: m.seq_last for m in hub.core.members.members.values()} == expected["devices"]
+    assert load_model(run / MODEL_FILE, MODEL.spec)[1] == hub.core.version
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_device_is_known_again_and_repeats_its_update(name, tmp_path):
+    state = shutil.copytree(FOLDER / name, tmp_path / "state")
+    folder = DeviceFolder(state)
+    identity = folder.open("device-1")
+    folder.close()
+    assert (identity.state_id, identity.start) == ("5" * 32, 4)
+    found, expected = SpoolFile(state, identity.state_id).read(), make_spool()
+    assert (found.model, found.push, bytes(found.payload)) == (expected.model, expected.push, expected.payload)
+    np.testing.assert_array_equal(found.residual, expected.residual)
+    assert found.trainer.keys() == expected.trainer.keys()
+    for key, array in expected.trainer.items():
+        np.testing.assert_array_equal(found.trainer[key], array)
+
+
+@pytest.mark.parametrize("name", WIRES)
+def test_a_message_says_what_it_said(name):
+    for line in json.loads((FOLDER / name).read_text()):
+        message = wire.decode(bytes.fromhex(line["header"]))
+        assert type(message).__name__ == line["message"]
+        assert said(fields_of(message), line["fields"]) == line["fields"]
+
+
+def said(found, expected):
+    """Return what was found without the fields at the end of each array that there were not yet."""
+    if isinstance(expected, list):
+        return [said(*pair) for pair in zip(found, expected, strict=False)]
+    return found
+
+
+def versions():
+    """Return the versions of every format that there are fixtures of."""
+    found = {name: set() for name in ("journal", "checkpoint", "state", "spool", "wire")}
+    for run in RUNS:
+        for path in (FOLDER / run).iterdir():
+            if path.name.startswith("journal-"):
+                found["journal"].add(int.from_bytes(path.read_bytes()[8:12], "little"))
+            elif path.name.startswith("checkpoint-") and path.suffix == ".json":
+                found["checkpoint"].add(json.loads(path.read_bytes())["format"])
+            elif path.name.startswith("checkpoint-"):
+                scalars = safetensors.numpy.load_file(path)["scalars"].tobytes()
+                found["state"].add(int.from_bytes(scalars[:2], "big"))
+    for device in DEVICES:
+        with safetensors.safe_open(FOLDER / device / "spool.safetensors", framework="numpy") as file:
+            found["spool"].add(int(file.metadata()["format"].rpartition("-")[2]))
+    for name in WIRES:
+        found["wire"] |= {bytes.fromhex(line["header"])[1] for line in json.loads((FOLDER / name).read_text())}
+    return found
+
+
+def test_there_is_a_fixture_of_every_version_up_to_the_one_that_is_written():
+    newest = {
+        "journal": journal._FORMAT,
+        "checkpoint": checkpoint.FORMAT,
+        "state": sealed.FORMAT,
+        "spool": int(spool_file.SPOOL_FORMAT.rpartition("-")[2]),
+        "wire": PROTOCOL_VERSION,
+    }
+    assert versions() == {name: set(range(1, version + 1)) for name, version in newest.items()}
