@@ -49,7 +49,7 @@ from edgeasync.core.device_push import UnansweredPush, describe
 from edgeasync.core.device_spool import ModelKey
 from edgeasync.errors import EdgeAsyncError, GraphError, ModelMismatchError, RefusedError
 from edgeasync.protocol.messages import (
-    PROTOCOL_VERSION,
+    PROTOCOL_VERSIONS,
     Ack,
     Assignment,
     DeviceProfile,
@@ -77,6 +77,14 @@ ROUND_TRIP_MAX_S = 3600.0
 
 DUPLICATE_REFUSALS_MAX = 3
 """Refusals as a duplicate device, each after the lease it names, before the device gives up."""
+
+LOSS_OPTIONAL_VERSION = 2
+"""The first version of the protocol in which an update need not have a loss."""
+
+_NEEDS_A_LOSS = (
+    "the hub speaks protocol version 1, in which every update has a loss, and this trainer tells none: "
+    "install a newer edgeasync on the hub, or let the trainer's step return a loss"
+)
 
 GRAPH_BYTES_MAX = 64 << 20
 """A device takes no larger graph unless it is told otherwise."""
@@ -269,7 +277,7 @@ class DeviceCore:
 
     def _hello(self, *, forgotten: bool) -> Hello:
         return Hello(
-            protocol_versions=(PROTOCOL_VERSION,),
+            protocol_versions=PROTOCOL_VERSIONS,
             device_id=self.device_id,
             state_id=self._state_id,
             start=self._start,
@@ -306,6 +314,14 @@ class DeviceCore:
     def _welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:
         if self.link != "greeting" or welcome.seq_last < self._unanswered.heard:
             return []  # on one connection numbers never go back: it answers an earlier greeting
+        if welcome.protocol_version not in PROTOCOL_VERSIONS:
+            return self._finish(
+                "protocol_version",
+                RefusedError(
+                    f"the hub chose protocol version {welcome.protocol_version}, which this device does not know; "
+                    "install the same edgeasync on both"
+                ),
+            )
         before = self.welcome
         if before is not None and (before.spec, before.graph) != (welcome.spec, welcome.graph):
             return self._finish(
@@ -484,6 +500,8 @@ class DeviceCore:
         if self.work == "equipping":
             return [Say(FetchGraph(self.welcome.session))]
         if (push := self._unanswered.say(self.welcome.session)) is not None:
+            if push.loss_mean is None and self.welcome.protocol_version < LOSS_OPTIONAL_VERSION:
+                return self._finish("protocol_version", RefusedError(_NEEDS_A_LOSS))
             self.work = "pushing"
             return [SendPush(push)]
         self.work = "idle"

@@ -233,10 +233,11 @@ class HubCore:
         stranger = self.members.by_peer(peer) is None
         if stranger and self._strangers.strikes(peer) >= self.settings.limits.strikes_max:
             raise RefusalError("quarantined", "this connection sent too much that is malformed")
-        check_hello(hello, self.spec)
+        protocol_version = check_hello(hello, self.spec)
         known = self.members.members.get(hello.device_id)
         was_live, peer_before = (known.live, known.peer) if known is not None else (False, b"")
         member, event = self.members.greet(hello, peer, self._make_session(), now_s)
+        member.protocol_version = protocol_version
         if peer_before not in (b"", peer):
             effects.append(Forget(peer_before))
         if was_live and event == "rejoined":
@@ -441,6 +442,8 @@ class HubCore:
             effects.append(Evaluate())
         elif due and (loss := self.members.loss_by_examples()) is not None:
             self.judge.progress.evaluated(Evaluated(self.version, loss, None), effects)
+        elif due and self.members.silent_on_loss:
+            self.judge.progress.not_evaluated(effects)
         for contribution in contributions:
             if (member := self.members.members.get(contribution.device_id)) is not None:
                 member.updates_applied += 1

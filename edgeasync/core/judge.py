@@ -300,7 +300,8 @@ class Judge:
         """Look at the whole fleet; done once for every few updates, so that it costs each of them little."""
         self._devices = devices_live
         self._retune_in = max(1, devices_live // 2)
-        self._score_best = min((history.score for history in histories if history.counted), default=math.inf)
+        scores = [history.score for history in histories if history.counted]
+        self._score_best = min((score for score in scores if not math.isnan(score)), default=math.inf)
         with_data = [history.examples for history in histories if history.examples]
         self._examples_total = float(sum(with_data))
         self._examples_mean = self._examples_total / len(with_data) if with_data else 0.0
@@ -336,7 +337,10 @@ class Judge:
         return now_s - self._version_times[max(0, len(self._version_times) - versions)]
 
     def _behind(self, score: float) -> bool:
-        """Return whether a device with this score is too far behind the others for its update to count."""
+        """Return whether a device with this score is too far behind the others for its update to count.
+
+        One that tells none, whose score is NaN, is not: nobody knows.
+        """
         usual = self.fleet.score
         if math.isnan(usual):
             return False
@@ -424,7 +428,10 @@ def _evaluation(evaluated: Evaluated | None) -> dict[str, Any] | None:
 
 
 def _only_best(contributions: Sequence[Contribution], weights: Sequence[float]) -> tuple[float, ...]:
-    """Let only the update with the lowest score count, with the weight of all."""
-    best = min(range(len(contributions)), key=lambda position: contributions[position].score)
+    """Let only the update with the lowest score count, with the weight of all; all of them if none has a score."""
+    scored = [position for position, one in enumerate(contributions) if not math.isnan(one.score)]
+    if not scored:
+        return tuple(weights)
+    best = min(scored, key=lambda position: contributions[position].score)
     total = math.fsum(weights)
     return tuple(total if position == best else 0.0 for position in range(len(contributions)))

@@ -68,6 +68,7 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     waiting: bool = False
     assigned: ModelVersion | None = None
     assigned_s: float = 0.0
+    protocol_version: int = 1
 
     def __post_init__(self) -> None:
         self.link = LinkEstimate()
@@ -307,6 +308,11 @@ class Membership:
         total = sum(examples for _, examples in shares)
         return math.fsum(loss * (examples / total) for loss, examples in shares) if total else None
 
+    @property
+    def silent_on_loss(self) -> bool:
+        """Whether a live device told no loss with its last update, though that counts."""
+        return any(m.live and m.history.counted and m.history.loss_mean is None for m in self.members.values())
+
     def loss(self) -> float | None:
         """Return the mean of the devices' last losses, each device alike; `None` if there is none."""
         losses = [loss for history in self.histories.values() if (loss := _shown(history)) is not None]
@@ -385,5 +391,6 @@ class Membership:
 
 
 def _shown(history: DeviceHistory) -> float | None:
-    """Return a device's last mean loss, if it has one that is a number."""
-    return history.loss_mean if history.updates and math.isfinite(history.loss_mean) else None
+    """Return a device's last mean loss, if it has told one that is a number."""
+    loss = history.loss_mean
+    return loss if history.updates and loss is not None and math.isfinite(loss) else None

@@ -7,6 +7,7 @@ format adds the fixtures of the new one; the last test here asks for them.
 import asyncio
 import json
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from edgeasync.durable import checkpoint, journal, spool_file
 from edgeasync.durable.spool import DeviceFolder
 from edgeasync.durable.spool_file import SpoolFile
 from edgeasync.durable.story import Story, Update
+from edgeasync.errors import ProtocolError, StorageError
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import PROTOCOL_VERSION
 from edgeasync.runtime.hub_settings import read_record
@@ -111,6 +113,38 @@ def said(found, expected):
     if isinstance(expected, list):
         return [said(*pair) for pair in zip(found, expected, strict=False)]
     return found
+
+
+# -- what is newer, or older than can be read ------------------------------------------------------------------
+
+
+def test_a_journal_of_a_newer_version_is_refused_by_name(run):
+    path = run / "journal-00000001"
+    content = bytearray(path.read_bytes())
+    content[8:12] = (99).to_bytes(4, "little")
+    content[20:28] = wire.checksum(bytes(content[:20])).to_bytes(8, "little")
+    path.write_bytes(content)
+    with pytest.raises(StorageError, match="journal format 99, .* start the version of edgeasync that wrote it"):
+        asyncio.run(read_record(run).make_hub().run())
+
+
+def test_a_checkpoint_of_a_newer_version_is_refused_by_name(run):
+    for path in run.glob("checkpoint-*.json"):
+        path.write_bytes(path.read_bytes().replace(b'{"format":', b'{"format":99'))
+    with pytest.raises(StorageError, match="checkpoint format 99., .* start the version of edgeasync that wrote it"):
+        asyncio.run(read_record(run).make_hub().run())
+
+
+def test_an_update_that_a_newer_version_kept_is_put_aside_by_name(tmp_path):
+    file = SpoolFile(tmp_path, "5" * 32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "encode", partial(wire.encode, version=99))
+        file.write(make_spool())
+    with pytest.raises(ProtocolError, match="protocol version 99 is not 1 or 2"):
+        file.read()
+
+
+# -- the rule --------------------------------------------------------------------------------------------------
 
 
 def versions():

@@ -69,6 +69,19 @@ class Elsewhere:
         return msgspec.structs.replace(result, loss=self.scale * result.loss)
 
 
+class Wordless:
+    """Trains as another trainer does, and tells no loss."""
+
+    def __init__(self, trainer):
+        self.trainer, self.spec = trainer, trainer.spec
+
+    def begin(self, parameters):
+        self.trainer.begin(parameters)
+
+    def step(self):
+        return StepResult(None, self.trainer.step().examples)
+
+
 class Spoiler:
     """Learns nothing, and moves the parameters by the same noise with every step."""
 
@@ -324,3 +337,18 @@ def test_a_converged_fleet_stays_calm():
     assert fleet.train(6 * UPDATES)
     assert fleet.accuracy() >= TARGET
     assert fleet.core.updates_rejected < 0.02 * fleet.updates
+
+
+@both_policies
+@pytest.mark.parametrize("some", [False, True], ids=["all", "half"])
+def test_devices_that_tell_no_loss_train_and_nobody_is_alarmed(policy, some):
+    fleet = Fleet(policy, seed=3, started=0)
+    for number, device in enumerate(fleet.devices):
+        if not some or number % 2:
+            device._trainer = Wordless(device._trainer)
+        device.start()
+    assert fleet.train(UPDATES)
+    assert fleet.accuracy() >= TARGET
+    assert (fleet.core.updates_rejected, fleet.core.status(0.0)["alarms"]) == (0, [])
+    losses = [device["loss"] for device in fleet.core.status(0.0)["devices"]]
+    assert [loss is None for loss in losses] == [not some or number % 2 == 1 for number in range(8)]

@@ -85,6 +85,13 @@ class Diverging(GradientTrainer):
         return StepResult(float("nan"), super().step().examples)
 
 
+class Wordless(GradientTrainer):
+    """A trainer that tells no loss."""
+
+    def step(self):
+        return StepResult(None, super().step().examples)
+
+
 def write_run(folder):
     """Write a run: a checkpoint, a journal behind it, a device in quarantine, and an update that waits."""
     folder.mkdir(parents=True)
@@ -99,7 +106,7 @@ def write_run(folder):
         seed=1,
         disk=FolderDisk(folder),
     )
-    for number, kind in enumerate((GradientTrainer, GradientTrainer, Diverging)):
+    for number, kind in enumerate((GradientTrainer, Wordless, Diverging)):
         generator = np.random.default_rng(number)
         x = generator.normal(size=(40, 3)).astype(np.float32)
         data = batches(Dataset(x, (x[:, 0] > 0).astype(np.int64)), 8, seed=number)
@@ -156,15 +163,15 @@ def make_messages():
     ack = Ack(7, Duplicate(Rejected("stale")))
     return [
         Hello(
-            (1,), "device-1", bytes.fromhex(STATE_ID), 3, SESSION, 6, PROFILE, ("identity", "int8"), "a" * 32,
+            (1, 2), "device-1", bytes.fromhex(STATE_ID), 3, SESSION, 6, PROFILE, ("identity", "int8"), "a" * 32,
             1 << 18,
         ),
         Welcome(
             SESSION, MODEL.spec, {"local": {"batch_size": 8}}, 6, "int8", 5.0, 15.0, 1 << 20, "b" * 64, 4096,
-            "model", "always", 0.5, 16,
+            "model", "always", 0.5, 16, 2,
         ),
         Fetch(SESSION, VERSION, 99),
-        Push(SESSION, 7, VERSION, 16, 512, 0.5, 0.25, 0.0625, "int8+zstd", 99, 12, 3, 0.75, 2),
+        Push(SESSION, 7, VERSION, 16, 512, None, None, 0.0625, "int8+zstd", 99, 12, 3, 0.75, 2),
         Ack(6, Applied(42)),
         Assignment(VERSION, 16, "int8", 99, 24, 3, ack, Deltas(40, (12, 12), 98, "float16"), "float16"),
         Piece(3, 1 << 20, 97),

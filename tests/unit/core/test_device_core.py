@@ -180,7 +180,7 @@ def one_assignment(number, ack):
 
 def test_the_happy_way():
     device = DeviceBench()
-    hello = Hello((1,), "pi-1", b"s" * 16, 3, profile=PROFILE)
+    hello = Hello((1, 2), "pi-1", b"s" * 16, 3, profile=PROFILE)
     assert device.effects == [Open(), Say(hello)]
     device.welcome(seq_last=6)
     assert device.kinds == [Tell, Join, Say]
@@ -1166,3 +1166,46 @@ def test_an_update_is_said_once_it_is_kept(seq):
     assert device.pushed == ([7] if seq == 7 else [])
     device.hears(Leave("stopping"))
     assert device.give(Kept(7)).effects == []
+
+
+# -- an update without a loss, and a hub that does not know such -----------------------------------------------
+
+
+WITHOUT_LOSS = Trained(8, 64, None, None, 0.125)
+
+
+def test_an_update_without_a_loss_is_pushed_as_it_is():
+    device = DeviceBench().welcome(protocol_version=2).assigned().give(Adopted(assignment()))
+    device.give(WITHOUT_LOSS)
+    (effect,) = device.effects
+    assert (effect.push.loss_mean, effect.push.loss_variance, effect.push.score) == (None, None, None)
+
+
+def test_a_hub_that_asks_for_a_loss_is_told_apart():
+    device = DeviceBench().welcome().assigned().give(Adopted(assignment()))
+    device.give(WITHOUT_LOSS)
+    (finish,) = device.effects
+    assert isinstance(finish.error, RefusedError)
+    assert "protocol version 1" in str(finish.error)
+    assert "install a newer edgeasync on the hub" in str(finish.error)
+
+
+def test_a_version_that_was_not_offered_ends_the_device():
+    (finish,) = DeviceBench().welcome(protocol_version=7).effects
+    assert isinstance(finish.error, RefusedError)
+    assert "protocol version 7" in str(finish.error)
+
+
+@pytest.mark.parametrize(
+    ("later", "earlier", "losses"),
+    [
+        ((1.0, 0.5), (None, None), (1.0, 0.5)),
+        ((None, None), (3.0, 0.5), (3.0, 0.5)),
+        ((None, None), (None, None), (None, None)),
+        ((1.0, 0.0), (3.0, 0.0), (2.0, 1.0)),
+    ],
+)
+def test_steps_without_a_loss_say_nothing_of_those_that_have_one(later, earlier, losses):
+    whole = Trained(8, 64, *later, 0.125).after(Trained(8, 64, *earlier, 0.125))
+    assert (whole.local_steps, whole.examples) == (16, 128)
+    assert (whole.loss_mean, whole.loss_variance) == losses

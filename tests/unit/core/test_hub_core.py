@@ -149,7 +149,7 @@ def test_eight_retired_states_are_remembered(hub_bench):
 @pytest.mark.parametrize(
     ("versions", "fingerprint", "code"),
     [
-        ((2, 3), None, "protocol_version"),
+        ((3, 4), None, "protocol_version"),
         ((1,), "0" * 32, "model_mismatch"),
         ((2, 1), None, None),
         ((1,), "own", None),
@@ -161,6 +161,13 @@ def test_what_a_device_must_share(hub_bench, versions, fingerprint, code):
     hub.give(Received(b"x", Hello(versions, "a", b"s" * 16, 1, fingerprint=fingerprint)))
     assert hub.refused == code
     assert bool(hub.sessions) == (code is None)
+
+
+@pytest.mark.parametrize(("spoken", "chosen"), [((1,), 1), ((1, 2), 2), ((2, 7, 1), 2)])
+def test_the_hub_chooses_the_newest_version_that_both_speak(hub_bench, spoken, chosen):
+    hub = hub_bench()
+    hub.give(Received(b"x", Hello(spoken, "a", b"s" * 16, 1)))
+    assert hub.one(Send).message.protocol_version == chosen
 
 
 def test_a_hub_uses_only_codecs_that_the_device_named(hub_bench):

@@ -441,6 +441,52 @@ def test_of_those_folded_together_the_best_counts_for_all(hub_bench):
     assert math.isnan(hub.core.judge.fleet.agreement), "of one update there is no cosine"
 
 
+SILENT = {"loss_mean": None, "loss_variance": None}
+
+
+@pytest.mark.parametrize("parts", [{"take": "better"}, {"take": "best"}, {"behind_max": 1.5}])
+def test_who_tells_no_loss_is_behind_nobody(hub_bench, parts):
+    hub = joined(hub_bench, policy(**parts), "abc")
+    for _ in range(3):
+        assert push(hub, "a", **SILENT) is None
+    assert scored(hub, "b1 c5") == ["c5"]
+    assert push(hub, "a", **SILENT) is None
+    hub.core.judge.retune(hub.core.members.live_histories(), 3)
+    assert hub.core.judge.freeze().score_best == 0.1
+
+
+def test_of_those_folded_together_one_without_a_loss_is_not_the_best(hub_bench):
+    hub = joined(hub_bench, policy(take="best", aggregate=BufferedAggregator(count=2)), "ab")
+    push(hub, "a", **SILENT)
+    push(hub, "b", loss_mean=9.0)
+    assert hub.one(Fold).weights == (0.0, pytest.approx(1.0))
+    push(hub, "a", **SILENT)
+    push(hub, "b", **SILENT)
+    assert hub.one(Fold).weights == (0.5, 0.5), "nobody knows which is the best"
+
+
+@pytest.mark.parametrize(
+    ("parts", "stop", "waits"),
+    [
+        ({}, {"loss": 0.1}, "stop.loss"),
+        ({"plateau": Plateau()}, {}, "plateau"),
+        ({"plateau": Plateau()}, {"loss": 0.1}, "stop.loss and plateau"),
+        ({}, {}, None),
+    ],
+)
+def test_a_loss_that_nobody_tells_ends_nothing_and_that_is_said_once(hub_bench, parts, stop, waits):
+    hub = joined(hub_bench, policy(**parts), "a", stop=stop, evaluate_every_updates=2)
+    warnings = []
+    for _ in range(8):
+        assert push(hub, **SILENT) is None
+        warnings += [report.detail for report in hub.all_of(Report) if report.event == "warning"]
+    wanted = f"no device tells a loss, so {waits} cannot be judged: give evaluation.data"
+    assert warnings == ([wanted] if waits else [])
+    assert not hub.core.stopped
+    assert hub.core.status(0.0)["evaluation"] is None
+    assert hub.core.status(0.0)["devices"][0]["loss"] is None
+
+
 @pytest.mark.parametrize("parts", [{"take": "better"}, {"behind_max": 1.5}])
 def test_when_the_best_device_goes_the_others_count_again(hub_bench, parts):
     """The mean is of all that is heard: of those that count alone it would never rise again."""
