@@ -16,12 +16,12 @@ from edgeasync.core.published import Publisher
 from edgeasync.core.replay import Replay, Sessions
 from edgeasync.core.settings import HubCoreSettings
 from edgeasync.core.state import freeze, restore, succeed, thaw
-from edgeasync.durable.checkpoint import CheckpointStore, Chosen
+from edgeasync.durable.checkpoint import CheckpointStore, Chosen, Manifest
 from edgeasync.durable.disk import Disk
 from edgeasync.durable.journal import JournalReading, Segment, cut_torn_tail, read_journal
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.parameters import ParameterSpec
-from edgeasync.policies.policy import Judgement, Policy
+from edgeasync.policies.policy import Judgement, Policy, upgraded
 from edgeasync.protocol.messages import ModelVersion
 
 
@@ -44,13 +44,14 @@ class Rules(msgspec.Struct, frozen=True):
         }
 
 
-def read_rules(table: dict[str, Any], where: str, judgement: Judgement | None = None) -> Rules:
+def read_rules(manifest: Manifest, where: str, judgement: Judgement | None = None) -> Rules:
     """Return the rules that a checkpoint was written under, with `judgement` where that could not be written down.
 
     Raises `StorageError` if they cannot be read.
     """
+    table = manifest.rules
     try:
-        policy = table["policy"]
+        policy = table["policy"] if manifest.format > 1 else upgraded(table["policy"])
         chosen = judgement if policy is None else convert(policy, Policy, where="policy")
         spec = convert(table["spec"], ParameterSpec, where="spec")
         settings = convert(table["settings"], HubCoreSettings, where="settings")
@@ -144,7 +145,7 @@ def open_checkpoint(
     chosen: Chosen, make_core: MakeCore, draw_session: Callable[[], bytes], judgement: Judgement | None = None
 ) -> Recovered:
     """Return the state of a checkpoint; `judgement` is for one that could not be written down."""
-    rules = read_rules(chosen.manifest.rules, chosen.name, judgement)
+    rules = read_rules(chosen.manifest, chosen.name, judgement)
     sessions = Sessions(draw_session)
     version = ModelVersion(chosen.manifest.lineage, chosen.manifest.version)
     core = make_core(rules, version, chosen.manifest.now_s, sessions)

@@ -162,6 +162,23 @@ class Policy(Section, frozen=True):
             _check_gathering(self, self.warm_up.aggregate, self.warm_up.frequency)
 
 
+def upgraded(table: object) -> object:
+    """Return a `[policy]` table of format 1 as it is written now; what is no such table is left as it is.
+
+    What is now `period_steps_min` was called `local_steps_min`.
+    """
+    if not isinstance(table, dict):
+        return table
+    table = dict(table)
+    if "warm_up" in table:
+        table["warm_up"] = upgraded(table["warm_up"])
+    frequency = table.get("frequency")
+    if isinstance(frequency, dict) and frequency.get("kind") == "adaptive" and "local_steps_min" in frequency:
+        names = {"local_steps_min": "period_steps_min"}
+        table["frequency"] = {names.get(name, name): value for name, value in frequency.items()}
+    return table
+
+
 def folds_one_by_one(aggregate: Aggregator) -> bool:
     """Return whether every update becomes a version of its own, so that none are folded together."""
     return isinstance(aggregate, ImmediateAggregator | ModelAverageAggregator)

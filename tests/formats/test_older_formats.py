@@ -21,10 +21,11 @@ from edgeasync.durable.story import Story, Update
 from edgeasync.errors import ProtocolError, StorageError
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import PROTOCOL_VERSION
-from edgeasync.runtime.hub_settings import read_record
+from edgeasync.runtime.hub import RECORD_FILE
+from edgeasync.runtime.hub_settings import RECORD_FORMAT, read_record
 from edgeasync.runtime.model_file import MODEL_FILE, load_model
 from edgeasync.runtime.runs import list_runs
-from tests.support.write_formats import EXPECTED_FILE, FOLDER, MODEL, fields_of, make_spool
+from tests.support.write_formats import EXPECTED_FILE, FOLDER, MODEL, POLICY, fields_of, make_spool
 
 RUNS = sorted(path.name for path in FOLDER.glob("run-*"))
 DEVICES = sorted(path.name for path in FOLDER.glob("device-*"))
@@ -66,6 +67,7 @@ def test_a_run_is_listed_without_trouble(run):
 
 def test_a_hub_goes_on_from_a_run_by_its_own_settings(run):
     settings = read_record(run)
+    assert settings.policy.frequency.period_steps_min == POLICY.frequency.period_steps_min
     reports = []
 
     def on_report(report):
@@ -124,14 +126,16 @@ def test_a_journal_of_a_newer_version_is_refused_by_name(run):
     content[8:12] = (99).to_bytes(4, "little")
     content[20:28] = wire.checksum(bytes(content[:20])).to_bytes(8, "little")
     path.write_bytes(content)
-    with pytest.raises(StorageError, match="journal format 99, .* start the version of edgeasync that wrote it"):
+    with pytest.raises(StorageError, match=r"journal format 99, .* start the version of edgeasync that wrote it"):
         asyncio.run(read_record(run).make_hub().run())
 
 
 def test_a_checkpoint_of_a_newer_version_is_refused_by_name(run):
     for path in run.glob("checkpoint-*.json"):
         path.write_bytes(path.read_bytes().replace(b'{"format":', b'{"format":99'))
-    with pytest.raises(StorageError, match="checkpoint format 99., .* start the version of edgeasync that wrote it"):
+    with pytest.raises(
+        StorageError, match=r"checkpoint format 99., .* start the version of edgeasync that wrote it"
+    ):
         asyncio.run(read_record(run).make_hub().run())
 
 
@@ -149,13 +153,15 @@ def test_an_update_that_a_newer_version_kept_is_put_aside_by_name(tmp_path):
 
 def versions():
     """Return the versions of every format that there are fixtures of."""
-    found = {name: set() for name in ("journal", "checkpoint", "state", "spool", "wire")}
+    found = {name: set() for name in ("journal", "checkpoint", "state", "record", "spool", "wire")}
     for run in RUNS:
         for path in (FOLDER / run).iterdir():
             if path.name.startswith("journal-"):
                 found["journal"].add(int.from_bytes(path.read_bytes()[8:12], "little"))
             elif path.name.startswith("checkpoint-") and path.suffix == ".json":
                 found["checkpoint"].add(json.loads(path.read_bytes())["format"])
+            elif path.name == RECORD_FILE:
+                found["record"].add(json.loads(path.read_bytes()).get("format", 1))
             elif path.name.startswith("checkpoint-"):
                 scalars = safetensors.numpy.load_file(path)["scalars"].tobytes()
                 found["state"].add(int.from_bytes(scalars[:2], "big"))
@@ -172,6 +178,7 @@ def test_there_is_a_fixture_of_every_version_up_to_the_one_that_is_written():
         "journal": journal._FORMAT,
         "checkpoint": checkpoint.FORMAT,
         "state": sealed.FORMAT,
+        "record": RECORD_FORMAT,
         "spool": int(spool_file.SPOOL_FORMAT.rpartition("-")[2]),
         "wire": PROTOCOL_VERSION,
     }

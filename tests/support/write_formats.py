@@ -66,7 +66,7 @@ EXPECTED_FILE = "expected.json"
 
 MODEL = SoftmaxModel(inputs=3, classes=2)
 POLICY = Policy(
-    frequency=AdaptiveFrequency(local_steps_min=4, local_steps_max=64),
+    frequency=AdaptiveFrequency(period_steps_min=4, local_steps_max=64),
     monitor=Monitor(watch=(NotFiniteWatch(count_max=2), UpdateNormWatch())),
 )
 CHECKPOINT = CheckpointSettings(every="12 updates", keep=2)

@@ -9,9 +9,9 @@ from edgeasync.config import convert, read_toml
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.runtime.graph_model import FORWARD_FILE
 from edgeasync.runtime.hub import RECORD_FILE
-from edgeasync.runtime.hub_settings import HubSettings, read_record
+from edgeasync.runtime.hub_settings import RECORD_FORMAT, HubSettings, read_record
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "hub.toml"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "hub.toml"
 ONNX = {"model": {"kind": "onnx", "file": "m.onnx"}, "evaluation": {"data": "held-out.npz"}, "hub": {"run": "r"}}
 
 
@@ -26,7 +26,9 @@ def run_folder(path, settings, *, checkpoint=True):
 def test_a_record_has_every_setting_with_whole_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = convert(ONNX | {"checkpoint": {"keep": 5, "recovery": "best"}}, HubSettings, where="test")
-    found = convert(msgspec.json.decode(settings.record()), HubSettings, where="test")
+    table = msgspec.json.decode(settings.record())
+    assert table.pop("format") == RECORD_FORMAT
+    found = convert(table, HubSettings, where="test")
     assert found.model.file == str(tmp_path / "m.onnx")
     assert found.evaluation.data == str(tmp_path / "held-out.npz")
     assert found.hub.run == str(tmp_path / "r")
@@ -59,3 +61,7 @@ def test_what_cannot_be_gone_on_with(tmp_path):
     (run / RECORD_FILE).write_bytes(b'{"hub": {"colour": "red"}}')
     with pytest.raises(ConfigError, match="colour"):
         read_record(run)
+    for written in (3, 0, "2", None):
+        (run / RECORD_FILE).write_bytes(msgspec.json.encode({"format": written}))
+        with pytest.raises(StorageError, match=f"is of format {written}, .* start the version of edgeasync that"):
+            read_record(run)
