@@ -64,6 +64,7 @@ from edgeasync.protocol.messages import (
     Ping,
     Pong,
     Push,
+    Quarantine,
     Refuse,
     Rejected,
     Welcome,
@@ -129,7 +130,7 @@ class DeviceCore:
         self._unanswered = UnansweredPush()
         self._adopting: Assignment | None = None
         self._duplicate_refusals = 0
-        self._diverged = self._busy = False
+        self._diverged = self._busy = self._in_quarantine = False
         self._unknown = False
         """Whether the hub has said that it does not know this device's session, and not welcomed it since."""
         self._link_at_s = self._work_at_s = self._ping_at_s = self._heard_s = 0.0
@@ -390,8 +391,10 @@ class DeviceCore:
                 ]
             case "hub_full" | "quarantined" if refuse.retry_after_s is not None:
                 stay = refuse.code == "quarantined"
+                again = f"{refuse.sentence}; trying again in {refuse.retry_after_s:.0f} s"
                 return [
                     Tell("warning", refuse.sentence),
+                    *([Tell("quarantined", again)] if stay else []),
                     *self._go_offline(now_s, refuse.sentence, refuse.retry_after_s, stay=stay),
                 ]
             case "model_mismatch":
@@ -519,7 +522,30 @@ class DeviceCore:
         self.work = "idle"
         self.updates_answered += 1
         self._wait(now_s)
-        return [Tell("answered", describe(ack.outcome)), *self._warned_of(ack.outcome), Settle(ack.outcome)]
+        warned = self._warned_of(ack.outcome) + self._told_of(ack)
+        return [Tell("answered", describe(ack.outcome)), *warned, Settle(ack.outcome)]
+
+    def _told_of(self, ack: Ack) -> list[DeviceEffect]:
+        """Tell when the hub's monitor begins to keep this device's updates out, and when that is over."""
+        quarantine = ack.quarantine
+        if quarantine is None and ack.outcome == Rejected("quarantined"):
+            quarantine = Quarantine("the hub does not say why", 0)  # it is older than this device
+        before, self._in_quarantine = self._in_quarantine, quarantine is not None
+        if self._in_quarantine == before:
+            return []
+        if quarantine is None:
+            return [Tell("released", "the updates of this device count again")]
+        until = (
+            f"after {quarantine.calm_updates} in a row that are not alarming"
+            if quarantine.calm_updates
+            else "later"
+        )
+        return [
+            Tell(
+                "quarantined",
+                f"the updates of this device do not count: {quarantine.cause}; they do again {until}",
+            )
+        ]
 
     def _warned_of(self, outcome: Outcome) -> list[DeviceEffect]:
         """Warn of an update that was no number, once until one is taken again."""

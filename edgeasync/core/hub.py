@@ -40,7 +40,7 @@ from edgeasync.core.events import (
 from edgeasync.core.graph import ShippedGraph
 from edgeasync.core.greeting import check_hello, make_welcome
 from edgeasync.core.judge import Judge
-from edgeasync.core.membership import Member, Membership, RefusalError, Strangers
+from edgeasync.core.membership import MALFORMED, Member, Membership, RefusalError, Strangers
 from edgeasync.core.publication import Publication
 from edgeasync.core.settings import HubCoreSettings
 from edgeasync.parameters import ParameterSpec
@@ -301,7 +301,7 @@ class HubCore:
             if now_s < member.quarantined_until_s:
                 raise RefusalError(
                     "quarantined",
-                    f"{member.device_id} is in quarantine",
+                    MALFORMED.format(member.device_id),
                     member.quarantined_until_s - now_s,
                 )
             member.strikes = 0
@@ -374,7 +374,7 @@ class HubCore:
         outcome = self._decide(member, push, event, now_s, effects)
         member.seq_last = push.seq
         member.outcome_last = outcome
-        ack = Ack(push.seq, outcome)
+        ack = Ack(push.seq, outcome, self.judge.guard.quarantine_of(member.device_id))
         if isinstance(outcome, Buffered) and self.judge.aggregate.answer == "at_flush":
             member.waiting = True
             effects.append(Send(member.peer, ack))
@@ -463,7 +463,8 @@ class HubCore:
         self.duplicates += 1
         if push.seq != member.seq_last or member.outcome_last is None:
             return
-        ack = Ack(push.seq, Duplicate(member.outcome_last))
+        quarantine = self.judge.guard.quarantine_of(member.device_id)
+        ack = Ack(push.seq, Duplicate(member.outcome_last), quarantine)
         if member.waiting:
             effects.append(Send(member.peer, ack))
         else:
@@ -529,7 +530,7 @@ class HubCore:
             "messages_accepted": dict(sorted(self.messages_accepted.items())),
             "messages_refused": self.messages_refused,
             **self.judge.describe(),
-            "devices": self.members.describe(now_s),
+            "devices": self.members.describe(now_s, self.judge.guard.shuts_out),
         }
 
     def check(self) -> None:

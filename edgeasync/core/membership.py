@@ -7,6 +7,7 @@ it begins a new space of sequence numbers, and the old state id is remembered as
 
 import heapq
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -21,6 +22,9 @@ DeviceState = Literal["joining", "training", "paused", "lost", "left", "quaranti
 
 Owner = tuple[str, bytes]
 """Device id and state id: whose a transfer is, whatever connection it goes over."""
+
+MALFORMED = "{} sent too much that is malformed, and is put aside; see the hub's events"
+"""What a device in quarantine is told."""
 
 RETIRED_STATES_MAX = 8
 
@@ -268,12 +272,12 @@ class Membership:
         # The heap has times from when it was last looked at, and that is not written down.
         return sorted(ended, key=lambda member: (member.lease_until_s, member.device_id))
 
-    def describe(self, now_s: float) -> list[dict[str, Any]]:
-        """Return what the status says of every device (docs/wire.md)."""
+    def describe(self, now_s: float, shut_out: Callable[[str], bool]) -> list[dict[str, Any]]:
+        """Return what the status says of every device (docs/wire.md); one that is `shut_out` is in quarantine."""
         return [
             {
                 "id": member.device_id,
-                "state": member.state,
+                "state": "quarantined" if member.live and shut_out(member.device_id) else member.state,
                 "staleness": member.history.staleness,
                 "local_steps": member.history.local_steps,
                 "last_seen_s": round(now_s - member.seen_s, 3),
@@ -336,7 +340,7 @@ class Membership:
         if member.state == "quarantined" and now_s < member.quarantined_until_s:
             raise RefusalError(
                 "quarantined",
-                f"{member.device_id} sent too much that is malformed; see the hub's events",
+                MALFORMED.format(member.device_id),
                 member.quarantined_until_s - now_s,
             )
         if hello.state_id != member.state_id:

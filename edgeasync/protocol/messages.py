@@ -169,12 +169,23 @@ class Push(Message, frozen=True, gc=False):
     steps_ahead: Annotated[int, Meta(ge=0, le=2**31)] = 0
 
 
+class Quarantine(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A device's updates do not count for now: why, and how many in a row that are not alarming end it."""
+
+    cause: Sentence
+    calm_updates: Count
+
+
 class Ack(Message, frozen=True, gc=False):
-    """Hub to device: the outcome of push `seq`. Travels alone or inside an `Assignment`."""
+    """Hub to device: the outcome of push `seq`. Travels alone or inside an `Assignment`.
+
+    `quarantine` is set as long as the hub's monitor keeps the device's updates out.
+    """
 
     kind = 5
     seq: Count
     outcome: Outcome
+    quarantine: Quarantine | None = None
 
 
 class Deltas(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -34,8 +34,8 @@ async def train_locally(
 
     Updates that are folded together are counted together, so there may be a few more. `initial` is a flat
     float32 vector of the trainers' spec, unused where `run` holds a run already: then training goes on from where
-    that was, and its updates count. Raises what a hub or an agent raises, `ConfigError` for a policy with a part of
-    one's own, and `ValueError` without trainers.
+    that was, and its updates count. Raises what a hub or an agent raises, `ConfigError` for a policy with a part
+    of one's own, and `ValueError` without trainers.
     """
     if not trainers:
         raise ValueError("give at least one trainer")

@@ -60,6 +60,7 @@ from edgeasync.protocol.messages import (
     Ping,
     Pong,
     Push,
+    Quarantine,
     RefusalCode,
     Refuse,
     Rejected,
@@ -232,6 +233,42 @@ def test_divergence_is_told_once_until_an_update_is_taken_again():
         told.append([effect.event for effect in device.effects if isinstance(effect, Tell)])
         device.give(Adopted(assignment(4, Ack(seq, outcome))))
     assert told == [["answered", "warning"], ["answered"], ["answered"], ["answered", "warning"]]
+
+
+CAUSE = Quarantine("the norm is 9 times the median", 10)
+
+
+@pytest.mark.parametrize(
+    ("quarantine", "words"),
+    [
+        (CAUSE, "the norm is 9 times the median; they do again after 10 in a row that are not alarming"),
+        (None, "the hub does not say why; they do again later"),
+    ],
+    ids=["told why", "by an older hub"],
+)
+def test_a_quarantine_is_told_once_and_so_is_its_end(quarantine, words):
+    device = DeviceBench().training()
+    told = []
+    for seq, outcome in enumerate([Rejected("quarantined")] * 2 + [Applied(3)] * 2, start=1):
+        device.trained()
+        ack = Ack(seq, outcome, quarantine if isinstance(outcome, Rejected) else None)
+        device.assigned(4, ack)
+        told += [effect for effect in device.effects if isinstance(effect, Tell) and effect.event != "answered"]
+        device.give(Adopted(assignment(4, ack)))
+    assert told == [
+        Tell("quarantined", f"the updates of this device do not count: {words}"),
+        Tell("released", "the updates of this device count again"),
+    ]
+
+
+def test_a_device_that_is_put_aside_says_why_and_until_when():
+    device = DeviceBench().welcome()
+    device.hears(Refuse("quarantined", "pi-1 sent too much that is malformed", 30.0))
+    assert [(effect.event, effect.detail) for effect in device.effects if isinstance(effect, Tell)] == [
+        ("warning", "pi-1 sent too much that is malformed"),
+        ("quarantined", "pi-1 sent too much that is malformed; trying again in 30 s"),
+        ("disconnected", "pi-1 sent too much that is malformed"),
+    ]
 
 
 @pytest.mark.parametrize(

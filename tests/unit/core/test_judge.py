@@ -204,6 +204,30 @@ def test_a_device_can_make_the_hub_return_too(hub_bench):
     assert hub.core.judge.guard.rollbacks == 1
 
 
+def test_a_device_in_quarantine_is_shown_and_told_why_and_until_when(hub_bench):
+    monitor = Monitor(watch=(NotFiniteWatch(count_max=2),), calm_updates=3)
+    hub = joined(hub_bench, policy(monitor=monitor), "ab")
+
+    def told(**fields):
+        push(hub, "a", **fields)
+        ack = hub.one(Assign).ack
+        state = hub.core.status(0.0)["devices"][0]["state"]
+        assert (state == "quarantined") == (ack.quarantine is not None)
+        return ack.quarantine and ack.quarantine.calm_updates
+
+    bad = {"norm": math.nan}
+    assert [told(**bad), told(**bad), told(), told(**bad), told(**bad)] == [None, 3, 2, 1, 3]
+    assert hub.one(Assign).ack.outcome == Rejected("not_finite")
+    assert "its last 2 updates or their losses are not finite" in hub.one(Assign).ack.quarantine.cause
+    again = hub.make_push("a", hub.core.members.members["a"].seq_last)
+    hub.give(PushArrived(hub.peers["a"], again, next(hub.handles), 1.0))
+    assert hub.one(Assign).ack.quarantine.calm_updates == 3, "of an answer that was lost, too"
+    assert [told(), told(), told(), told()] == [2, 1, None, None]
+    push(hub, "b")
+    assert hub.one(Assign).ack.quarantine is None
+    assert [device["state"] for device in hub.core.status(0.0)["devices"]] == ["training", "training"]
+
+
 @pytest.mark.parametrize("remedy", ["rollback", "quarantine"])
 def test_the_first_updates_are_looked_at_again_once_there_are_others_to_compare_them_with(hub_bench, remedy):
     monitor = Monitor(watch=(UpdateNormWatch(remedy=remedy), LossWatch()))
