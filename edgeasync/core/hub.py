@@ -529,7 +529,7 @@ class HubCore:
             "duplicates": self.duplicates,
             "messages_accepted": dict(sorted(self.messages_accepted.items())),
             "messages_refused": self.messages_refused,
-            **self.judge.describe(),
+            **self.judge.describe(self.members.live_histories()),
             "devices": self.members.describe(now_s, self.judge.guard.shuts_out),
         }
 

@@ -5,7 +5,8 @@ the fleet, the alarms under way, the tempo. `HubCore` asks it and keeps the memb
 """
 
 import math
-from collections import deque
+import statistics
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -182,6 +183,7 @@ class Judge:
             tempo = msgspec.structs.replace(tempo, haste=haste)
         interval = self.frequency.interval(history, tempo)
         history.assigned_steps, history.why = interval.local_steps, interval.why
+        history.bound = interval.bound
         return interval
 
     # -- an update comes in ----------------------------------------------------------------------------------
@@ -383,12 +385,20 @@ class Judge:
         effects.append(Restore(self._version))
         return Rejected("rolled_back")
 
-    def describe(self) -> dict[str, Any]:
-        """Return what the status says of the judgement (docs/wire.md)."""
+    def describe(self, devices: Sequence[DeviceHistory] = ()) -> dict[str, Any]:
+        """Return what the status says of the judgement (docs/wire.md), and of the period of these devices.
+
+        That is the one in force: bounds may keep the devices from what the controller aims at.
+        """
         fleet, progress = self.fleet, self.progress
+        measured = [device for device in devices if device.step_s]
+        bounds = Counter(device.bound for device in measured if device.bound)
+        bound = bounds.most_common(1)[0][0] if 2 * bounds.total() >= len(measured) > 0 else ""
         return {
             "tempo": {
-                "period_s": round(self.tempo.period_s, 6),
+                "period_s": round(statistics.median([d.cycle_s for d in measured]) if measured else 0.0, 6),
+                "aim_s": round(self.tempo.period_s, 6),
+                "bound": bound,
                 "gain": round(self.tempo.gain, 3),
                 "cause": self.tempo.cause if self.tempo.gain < 1.0 else "",
                 "warming_up": not self._warm,

@@ -286,6 +286,7 @@ class Membership:
                 "loss": _shown(member.history),
                 "assigned_steps": member.history.assigned_steps,
                 "why": member.history.why,
+                "bound": member.history.bound,
                 "step_s": round(member.history.step_s, 6),
                 "talk_s": round(member.history.talk_s, 6),
                 "talk_share": round(member.history.talk_share, 3),

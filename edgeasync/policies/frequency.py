@@ -31,7 +31,14 @@ VARIANCE_RATIO_MAX = 4.0
 
 AT_LEAST = "never fewer steps than this, unless the device allows no more"
 
+STEPS_MAX = 2**31
+"""An assignment has no more steps, whatever a controller bounds."""
+
 LocalSteps = Annotated[int, Meta(ge=1, le=100_000)]
+EpochsMax = Annotated[float, Meta(gt=0.0, le=1e6)]
+Bound = Literal["", "local_steps_min", "local_steps_max", "epochs_max", "change", "device"]
+"""What keeps a device's steps from what its controller aims at: a key of the controller, what they may change by
+from one answer to the next, or the device's own limit."""
 
 
 class Tempo(msgspec.Struct, frozen=True):
@@ -49,10 +56,11 @@ class Tempo(msgspec.Struct, frozen=True):
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """Local steps of one assignment (1 or more), and the reason in words."""
+    """Local steps of one assignment (1 or more), the reason in words, and the bound that holds, if one does."""
 
     local_steps: int
     why: str
+    bound: Bound = ""
 
 
 class FrequencyController(Protocol):
@@ -88,13 +96,16 @@ class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
 
     seconds: Annotated[float, Meta(gt=0.0, le=86_400.0, description="from one exchange to the next")] = 10.0
     local_steps_min: Annotated[LocalSteps, Meta(description=AT_LEAST)] = 1
-    local_steps_max: Annotated[LocalSteps, Meta(description="never more steps than this")] = 100_000
+    local_steps_max: Annotated[
+        LocalSteps | None, Meta(description="never more steps than this; without it, as many as the time has")
+    ] = None
     epochs_max: Annotated[
-        float, Meta(gt=0.0, le=1e6, description="never more passes over a device's data than this")
-    ] = 8.0
+        EpochsMax | None,
+        Meta(description="never more passes over a device's data than this; without it, as many as the time has"),
+    ] = None
 
     def __post_init__(self) -> None:
-        _check_steps("local_steps_min", self.local_steps_min, self.local_steps_max)
+        _check_steps("local_steps_min", self.local_steps_min, self._most)
 
     def retune(self, tempo: Tempo, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Tempo:  # noqa: ARG002
         """Return the given time as the period."""
@@ -103,11 +114,15 @@ class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
     def interval(self, device: DeviceHistory, tempo: Tempo) -> Interval:
         """Return the steps that fit."""
         if not device.step_s:
-            return _first(device, tempo, min(FIRST_STEPS, self.local_steps_max), least=self.local_steps_min)
+            return _first(device, tempo, min(FIRST_STEPS, self._most), least=self.local_steps_min)
         steps = (self.seconds - device.talk_s) / device.step_s
         why = f"{self.seconds:.3g} s as set"
-        least, most = self.local_steps_min, self.local_steps_max
-        return _within(device, tempo, steps, why, least=least, most=most, epochs=self.epochs_max)
+        epochs = math.inf if self.epochs_max is None else self.epochs_max
+        return _within(device, tempo, steps, why, least=self.local_steps_min, most=self._most, epochs=epochs)
+
+    @property
+    def _most(self) -> int:
+        return STEPS_MAX if self.local_steps_max is None else self.local_steps_max
 
 
 class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
@@ -142,9 +157,7 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
     talk_share_max: Annotated[float, Meta(ge=0.01, lt=1.0, description="of its time that any device may talk")] = (
         0.6
     )
-    epochs_max: Annotated[
-        float, Meta(gt=0.0, le=1e6, description="never more passes over a device's data than this")
-    ] = 8.0
+    epochs_max: Annotated[EpochsMax, Meta(description="never more passes over a device's data than this")] = 8.0
 
     def __post_init__(self) -> None:
         _check_steps("period_steps_min", self.period_steps_min, self.local_steps_max)
@@ -226,28 +239,32 @@ def _within(
 ) -> Interval:
     """Return `steps` within every bound, and the reason, which names the bound that held.
 
-    Of bounds that contradict one another the device's own holds, and then `least`.
+    Without a bound of its own `most` is `STEPS_MAX`. Of bounds that contradict one another the device's own holds,
+    and then `least`.
     """
     if tempo.haste < 1.0:
         steps *= tempo.haste
         why = f"{why}; hurried against divergence"
-    local_steps = max(1, math.floor(min(steps, 2.0**31)))
+    bound: Bound = ""
+    local_steps = max(1, math.floor(min(steps, 2.0**53)))
     if steps < 1.0 and least == 1:
-        why = f"a single step; {why}"
+        why, bound = f"a single step; {why}", "local_steps_min"
     if local_steps > most:
-        local_steps, why = most, f"at most {most} steps; {why}"
+        local_steps, why, bound = most, f"at most {most} steps; {why}", "local_steps_max"
     if math.isfinite(epochs) and device.batch_examples > 0 and device.examples > 0:
         by_data = max(2, math.floor(epochs * device.examples / device.batch_examples))
         if local_steps > by_data:
-            local_steps, why = by_data, f"at most {epochs:g} passes over its {device.examples} examples"
+            local_steps, bound = by_data, "epochs_max"
+            why = f"at most {epochs:g} passes over its {device.examples} examples"
     before = device.assigned_steps
     if before and device.updates:
         lowest, highest = math.ceil(before / CHANGE_MAX), math.floor(before * CHANGE_MAX)
         if not lowest <= local_steps <= highest:
             local_steps = min(max(local_steps, lowest), highest)
-            why = f"on its way; {why}"
+            why, bound = f"on its way; {why}", "change"
     if local_steps < least:
-        local_steps, why = least, f"at least {least} steps; {why}"
+        local_steps, why, bound = least, f"at least {least} steps; {why}", "local_steps_min"
     if device.local_steps_max and local_steps > device.local_steps_max:
-        local_steps, why = device.local_steps_max, f"the device allows {device.local_steps_max} steps"
-    return Interval(local_steps, why)
+        local_steps, bound = device.local_steps_max, "device"
+        why = f"the device allows {device.local_steps_max} steps"
+    return Interval(local_steps, why, bound)

@@ -52,7 +52,8 @@ class DeviceHistory(msgspec.Struct, array_like=True):
 
     `examples` is the size of its data, `local_steps_max` what it allows (0: no limit), `step_s` the seconds of a
     local step, `talk_s` those of a cycle in which it neither computed nor waited for a flush; `counted` says
-    whether its last update counts. The losses are `None`, and the score NaN, if its last update told none.
+    whether its last update counts, `bound` what keeps its steps from what the controller aims at. The losses are
+    `None`, and the score NaN, if its last update told none.
     """
 
     examples: int = 0
@@ -73,6 +74,7 @@ class DeviceHistory(msgspec.Struct, array_like=True):
     why: str = ""
     recent_step_s: list[float] = []
     recent_talk_s: list[float] = []
+    bound: str = ""
 
     def observe(
         self,

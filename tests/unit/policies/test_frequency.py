@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from edgeasync.policies.frequency import (
     AGREEMENT_MIN,
     GAIN_MIN,
+    STEPS_MAX,
     AdaptiveFrequency,
     FixedFrequency,
     Tempo,
@@ -61,7 +62,9 @@ FIXED, TIME, ADAPTIVE = FixedFrequency(local_steps=5), timed(), adaptive()
         (TIME, device(0.3), {}, 26, "10 s as set"),
         (TIME, device(0.25, 9.9), {}, 1, "a single step; 10 s as set"),
         (TIME, device(0.25, 99.0), {}, 1, "a single step; 10 s as set"),
-        (TIME, device(1e-9, 0.0), {}, 100_000, "at most 100000 steps; 10 s as set"),
+        (TIME, device(2**-16, 0.0), {}, 655_360, "10 s as set"),
+        (TIME, device(1e-9, 0.0), {}, 2**31, "at most 2147483648 steps; 10 s as set"),
+        (TimeFrequency(seconds=60.0), device(0.03, 0.0, examples=40, batch_examples=8.0), {}, 2000, "60 s as set"),
         (timed(local_steps_max=12), device(0.25), {}, 12, "at most 12 steps; 10 s as set"),
         (TIME, device(0.25, examples=64, batch_examples=16.0), {}, 16, "at most 4 passes over its 64 examples"),
         (TIME, device(0.25, examples=8, batch_examples=64.0), {}, 2, "at most 4 passes over its 8 examples"),
@@ -150,7 +153,8 @@ controllers = (
         TimeFrequency,
         seconds=st.floats(0.01, 1e4),
         local_steps_min=st.integers(1, 20),
-        local_steps_max=st.integers(20, 1000),
+        local_steps_max=st.none() | st.integers(20, 1000),
+        epochs_max=st.none() | st.floats(0.1, 100.0),
     )
     | st.builds(
         AdaptiveFrequency,
@@ -166,9 +170,10 @@ def test_local_steps_stay_within_every_bound(controller, history, tempo):
     local_steps, why = asked(controller, history, period_s=tempo.period_s, gain=tempo.gain, haste=tempo.haste)
     assert why
     before = history.assigned_steps if history.updates else 0
-    most = getattr(controller, "local_steps_max", 0) or controller.local_steps
+    most = STEPS_MAX if isinstance(controller, TimeFrequency) else 0
+    most = getattr(controller, "local_steps_max", 0) or most or controller.local_steps
     if history.step_s and not isinstance(controller, FixedFrequency) and tempo.period_s and history.batch_examples:
-        passes = controller.epochs_max * history.examples / history.batch_examples
+        passes = (controller.epochs_max or math.inf) * history.examples / history.batch_examples
         most = min(most, max(2.0, passes)) if history.examples else most
     least = getattr(controller, "local_steps_min", 1)
     assert 1 <= local_steps <= max(least, most, math.ceil(before / 2))
@@ -409,3 +414,28 @@ def test_a_link_ten_times_slower_makes_one_device_speak_more_rarely_and_no_other
     others = [number for number in range(7) if number not in (2, 3)]
     assert [loop.steps[number] for number in others] == [settled[number] for number in others]
     assert all(history.talk_share <= 0.5 + 1e-9 for history in loop.histories)
+
+
+# -- what keeps a device from what is aimed at -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("controller", "history", "tempo", "bound"),
+    [
+        (FIXED, device(), {}, ""),
+        (TIME, DeviceHistory(), {}, ""),
+        (TIME, device(0.25), {}, ""),
+        (TIME, device(0.25, 9.9), {}, "local_steps_min"),
+        (timed(local_steps_min=9), device(0.25, 9.0), {}, "local_steps_min"),
+        (timed(local_steps_max=12), device(0.25), {}, "local_steps_max"),
+        (TIME, device(0.25, examples=64, batch_examples=16.0), {}, "epochs_max"),
+        (TIME, device(0.25, assigned_steps=15), {}, "change"),
+        (TIME, device(0.25, assigned_steps=99), {}, "change"),
+        (TIME, device(0.25, local_steps_max=20), {}, "device"),
+        (ADAPTIVE, device(), {"period_s": 6.0}, ""),
+        (ADAPTIVE, device(0.01), {"period_s": 6.0}, "local_steps_max"),
+        (ADAPTIVE, device(0.2, 5.0), {"period_s": 6.0}, ""),
+    ],
+)
+def test_the_bound_that_holds_is_named(controller, history, tempo, bound):
+    assert controller.interval(history, Tempo(**tempo)).bound == bound
