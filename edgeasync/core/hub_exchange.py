@@ -438,8 +438,9 @@ class HubExchange:
         self._send(peer, transfer.credit())
 
     def _send(self, peer: Peer, message: Message, payload: wire.Buffer | None = None) -> None:
-        header = self._encode(peer, message)
-        if (member := self.core.members.by_peer(peer)) is not None:
+        member = self.core.members.by_peer(peer)
+        header = _encode(member, message)
+        if member is not None:
             member.link.bytes_down += len(header) if payload is None else len(header) + len(payload)
         if isinstance(message, Pong | Piece | Credit):
             self._shell.send(peer, header, payload)
@@ -452,6 +453,9 @@ class HubExchange:
         self._shell.send(peer, self._encode(peer, Status()), msgspec.json.encode(status))
 
     def _encode(self, peer: Peer, message: Message) -> bytes:
-        """Return a message's header in the version that is spoken with a member; the first with anybody else."""
-        member = self.core.members.by_peer(peer)
-        return wire.encode(message, PROTOCOL_VERSIONS[0] if member is None else member.protocol_version)
+        return _encode(self.core.members.by_peer(peer), message)
+
+
+def _encode(member: Member | None, message: Message) -> bytes:
+    """Return a message's header in the version that is spoken with a member; the first with anybody else."""
+    return wire.encode(message, PROTOCOL_VERSIONS[0] if member is None else member.protocol_version)

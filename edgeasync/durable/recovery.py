@@ -50,7 +50,8 @@ def read_rules(manifest: Manifest, where: str) -> Rules:
         policy = table["policy"] if manifest.format > 1 else upgraded(table["policy"])
         if policy is None:  # format 1 had no better word for it
             raise StorageError(
-                f"{where}: was written by a hub with a policy of its own code, which is not known here"
+                f"{where}: was written by a hub with a policy of its own code, which is not known here; "
+                "choose another run folder"
             )
         judgement = convert(policy, Policy, where="policy")
         spec = convert(table["spec"], ParameterSpec, where="spec")

@@ -13,8 +13,12 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from edgeasync.cli.output import Printer
+from edgeasync.cli.replay import replay_run
 from edgeasync.core import sealed
 from edgeasync.durable import checkpoint, journal, spool_file
+from edgeasync.durable.checkpoint import Manifest
+from edgeasync.durable.recovery import read_rules
 from edgeasync.durable.spool import DeviceFolder
 from edgeasync.durable.spool_file import SpoolFile
 from edgeasync.durable.story import Story, Update
@@ -57,6 +61,27 @@ def test_a_run_tells_its_story_to_the_bit(run):
     assert {device["id"]: device["seq_last"] for device in summary["devices"]} == expected["devices"]
     assert [line.device for line in lines if line.event == "alarm"] == expected["in_quarantine"]
     assert {line.outcome for line in lines if isinstance(line, Update)} >= {"applied", "buffered", "rejected"}
+
+
+@pytest.mark.parametrize(("name", "silent"), [("run-1", False), ("run-2", True)])
+def test_a_story_has_the_losses_that_were_told(name, silent, capsys):
+    replay_run(FOLDER / name, None, None, None, Printer(json=True))
+    updates = [line for line in map(json.loads, capsys.readouterr().out.splitlines()) if "seq" in line]
+    told = {update["device"]: update["loss"] is not None for update in updates}
+    assert told == {"device-0": True, "device-1": not silent, "device-2": False}, "the last tells NaN"
+    replay_run(FOLDER / name, None, None, None, Printer(json=False))
+    assert ("no loss" in capsys.readouterr().out) == silent
+
+
+def test_rules_that_could_not_be_written_down_are_refused_by_name():
+    manifest = Manifest(
+        format=1, software="", fingerprint="", lineage="", version=0, journal=0, now_s=0.0, updates_applied=0,
+        created_s=0.0, rules={"policy": None},
+    )  # fmt: skip
+    with pytest.raises(
+        StorageError, match=r"checkpoint-1: .* a policy of its own code, .*; choose another run folder"
+    ):
+        read_rules(manifest, "checkpoint-1")
 
 
 def test_a_run_is_listed_without_trouble(run):
