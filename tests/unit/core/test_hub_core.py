@@ -649,6 +649,7 @@ def test_status_is_the_contract(hub_bench):
                 "loss": 0.5,
                 "assigned_steps": 16,
                 "why": "fixed",
+                "bound": "",
                 "step_s": 0.25,
                 "talk_s": 0.0,
                 "talk_share": 0.0,
@@ -660,7 +661,7 @@ def test_status_is_the_contract(hub_bench):
                 "bandwidth_bytes_per_s": 0,
             }
         ],
-        "tempo": {"period_s": 4.0, "gain": 1.0, "cause": "", "warming_up": False},
+        "tempo": {"period_s": 4.0, "aim_s": 4.0, "bound": "", "gain": 1.0, "cause": "", "warming_up": False},
         "fleet": {"staleness_mean": 0.0, "agreement": None, "loss": 0.5, "loss_variance": 0.25},
         "learning_rate_factor": 1.0,
         "rollbacks": 0,

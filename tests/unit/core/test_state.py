@@ -377,7 +377,7 @@ def test_large_vectors_and_payloads_are_counted_as_before():
     ("part", "state", "fixed"),
     [
         (Judge, JudgeState, {"judgement", "held_max"}),
-        (Guard, GuardState, {"rolls_back"}),
+        (Guard, GuardState, {"rolls_back", "calm_updates"}),
         (Progress, ProgressState, {"plateau", "stop"}),
         (Publication, PublicationState, {"settings"}),
     ],
