@@ -42,7 +42,7 @@ SLOWDOWN = 10.0
 SLOW_BYTES_PER_S = 125_000.0
 """1 Mbit/s each way: a model of 19 kB and its update take 0.31 s, a little under half of a period."""
 
-FREQUENCY = AdaptiveFrequency(metric="none", local_steps_min=32, epochs_max=1000.0)
+FREQUENCY = AdaptiveFrequency(metric="none", period_steps_min=32, epochs_max=1000.0)
 """Without a metric the period depends on the devices alone, not on how far the model has come meanwhile."""
 
 LEARNING_RATE = 0.01
@@ -65,7 +65,7 @@ aggregate = {{ kind = "{aggregate}" }}
 [policy.frequency]
 kind = "adaptive"
 metric = "{frequency.metric}"
-local_steps_min = {frequency.local_steps_min}
+period_steps_min = {frequency.period_steps_min}
 epochs_max = {frequency.epochs_max}
 """
 

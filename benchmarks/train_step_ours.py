@@ -30,7 +30,13 @@ def make_step(folder: Path, threads: int) -> Callable[[], float]:
         provider="cpu",
     )
     trainer.begin(np.load(folder / files.INITIAL_FILE))
-    return lambda: trainer.step().loss
+
+    def step() -> float:
+        loss = trainer.step().loss
+        assert loss is not None
+        return loss
+
+    return step
 
 
 def main() -> None:

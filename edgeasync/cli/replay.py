@@ -78,10 +78,11 @@ def _words(line: Line) -> str:
 def _update(update: Update) -> str:
     outcome = update.outcome if not update.reason else f"{update.outcome} ({update.reason})"
     stale = "" if update.staleness is None else f", staleness {update.staleness}"
+    loss = "no loss" if update.loss is None else f"loss {update.loss:.4g}"
     norm = "" if update.norm is None else f", norm {update.norm:.3g}"
     return (
         f"{update.device} seq {update.seq}, {update.local_steps} steps from version {update.base}: {outcome}"
-        f"{stale}, loss {update.loss:.4g}{norm}, version {update.version}"
+        f"{stale}, {loss}{norm}, version {update.version}"
     )
 
 

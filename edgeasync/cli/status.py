@@ -18,6 +18,14 @@ REMEDIES = {
     "quarantine": "its updates do not count",
 }
 
+BOUNDS = {
+    "change": "steps at most double or halve from one answer to the next",
+    "device": "the devices' own local_steps_max holds",
+    "epochs_max": "epochs_max holds",
+    "local_steps_max": "local_steps_max holds",
+    "local_steps_min": "local_steps_min holds",
+}
+
 
 def print_status(address: str, timeout_s: float, printer: Printer) -> None:
     """Ask the hub and print what it says."""
@@ -110,6 +118,8 @@ def _totals(status: Mapping[str, Any]) -> Iterator[str]:
 def _tempo(tempo: Mapping[str, Any], learning_rate_factor: float) -> str:
     """Return how often the fleet exchanges, and what is less than set."""
     words = f"period {_seconds(tempo['period_s'])}" if tempo["period_s"] else "no period yet"
+    if bound := tempo.get("bound"):
+        words += f", not the {_seconds(tempo['aim_s'])} aimed at: {BOUNDS.get(bound, bound)}"
     if tempo["gain"] < 1.0:
         words += f", shortened to {tempo['gain']:.0%}: {tempo['cause']}"
     if tempo["warming_up"]:

@@ -49,7 +49,7 @@ from edgeasync.core.device_push import UnansweredPush, describe
 from edgeasync.core.device_spool import ModelKey
 from edgeasync.errors import EdgeAsyncError, GraphError, ModelMismatchError, RefusedError
 from edgeasync.protocol.messages import (
-    PROTOCOL_VERSION,
+    PROTOCOL_VERSIONS,
     Ack,
     Assignment,
     DeviceProfile,
@@ -64,6 +64,7 @@ from edgeasync.protocol.messages import (
     Ping,
     Pong,
     Push,
+    Quarantine,
     Refuse,
     Rejected,
     Welcome,
@@ -77,6 +78,14 @@ ROUND_TRIP_MAX_S = 3600.0
 
 DUPLICATE_REFUSALS_MAX = 3
 """Refusals as a duplicate device, each after the lease it names, before the device gives up."""
+
+LOSS_OPTIONAL_VERSION = 2
+"""The first version of the protocol in which an update need not have a loss."""
+
+_NEEDS_A_LOSS = (
+    "the hub speaks protocol version 1, in which every update has a loss, and this trainer tells none: "
+    "install a newer edgeasync on the hub, or let the trainer's step return a loss"
+)
 
 GRAPH_BYTES_MAX = 64 << 20
 """A device takes no larger graph unless it is told otherwise."""
@@ -121,7 +130,7 @@ class DeviceCore:
         self._unanswered = UnansweredPush()
         self._adopting: Assignment | None = None
         self._duplicate_refusals = 0
-        self._diverged = self._busy = False
+        self._diverged = self._busy = self._in_quarantine = False
         self._unknown = False
         """Whether the hub has said that it does not know this device's session, and not welcomed it since."""
         self._link_at_s = self._work_at_s = self._ping_at_s = self._heard_s = 0.0
@@ -269,7 +278,7 @@ class DeviceCore:
 
     def _hello(self, *, forgotten: bool) -> Hello:
         return Hello(
-            protocol_versions=(PROTOCOL_VERSION,),
+            protocol_versions=PROTOCOL_VERSIONS,
             device_id=self.device_id,
             state_id=self._state_id,
             start=self._start,
@@ -306,6 +315,14 @@ class DeviceCore:
     def _welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:
         if self.link != "greeting" or welcome.seq_last < self._unanswered.heard:
             return []  # on one connection numbers never go back: it answers an earlier greeting
+        if welcome.protocol_version not in PROTOCOL_VERSIONS:
+            return self._finish(
+                "protocol_version",
+                RefusedError(
+                    f"the hub chose protocol version {welcome.protocol_version}, which this device does not know; "
+                    "install the same edgeasync on both"
+                ),
+            )
         before = self.welcome
         if before is not None and (before.spec, before.graph) != (welcome.spec, welcome.graph):
             return self._finish(
@@ -374,8 +391,10 @@ class DeviceCore:
                 ]
             case "hub_full" | "quarantined" if refuse.retry_after_s is not None:
                 stay = refuse.code == "quarantined"
+                again = f"{refuse.sentence}; trying again in {refuse.retry_after_s:.0f} s"
                 return [
                     Tell("warning", refuse.sentence),
+                    *([Tell("quarantined", again)] if stay else []),
                     *self._go_offline(now_s, refuse.sentence, refuse.retry_after_s, stay=stay),
                 ]
             case "model_mismatch":
@@ -484,6 +503,8 @@ class DeviceCore:
         if self.work == "equipping":
             return [Say(FetchGraph(self.welcome.session))]
         if (push := self._unanswered.say(self.welcome.session)) is not None:
+            if push.loss_mean is None and self.welcome.protocol_version < LOSS_OPTIONAL_VERSION:
+                return self._finish("protocol_version", RefusedError(_NEEDS_A_LOSS))
             self.work = "pushing"
             return [SendPush(push)]
         self.work = "idle"
@@ -501,7 +522,30 @@ class DeviceCore:
         self.work = "idle"
         self.updates_answered += 1
         self._wait(now_s)
-        return [Tell("answered", describe(ack.outcome)), *self._warned_of(ack.outcome), Settle(ack.outcome)]
+        warned = self._warned_of(ack.outcome) + self._told_of(ack)
+        return [Tell("answered", describe(ack.outcome)), *warned, Settle(ack.outcome)]
+
+    def _told_of(self, ack: Ack) -> list[DeviceEffect]:
+        """Tell when the hub's monitor begins to keep this device's updates out, and when that is over."""
+        quarantine = ack.quarantine
+        if quarantine is None and ack.outcome == Rejected("quarantined"):
+            quarantine = Quarantine("the hub does not say why", 0)  # it is older than this device
+        before, self._in_quarantine = self._in_quarantine, quarantine is not None
+        if self._in_quarantine == before:
+            return []
+        if quarantine is None:
+            return [Tell("released", "the updates of this device count again")]
+        until = (
+            f"after {quarantine.calm_updates} in a row that are not alarming"
+            if quarantine.calm_updates
+            else "later"
+        )
+        return [
+            Tell(
+                "quarantined",
+                f"the updates of this device do not count: {quarantine.cause}; they do again {until}",
+            )
+        ]
 
     def _warned_of(self, outcome: Outcome) -> list[DeviceEffect]:
         """Warn of an update that was no number, once until one is taken again."""

@@ -55,29 +55,42 @@ class TransferMoved(msgspec.Struct, frozen=True, gc=False):
 
 
 class Trained(msgspec.Struct, frozen=True, gc=False):
-    """The assigned local steps are done. The loss's mean and variance, and the score, may be infinite or NaN."""
+    """The assigned local steps are done.
+
+    The loss's mean and variance, and the score, may be infinite or NaN; all three are `None` where none is known.
+    """
 
     local_steps: int
     examples: int
-    loss_mean: float
-    loss_variance: float
+    loss_mean: float | None
+    loss_variance: float | None
     step_s: float
     score: float | None = None
 
     def after(self, earlier: "Trained") -> "Trained":
-        """Return what both make together; the losses' variance as Chan et al. 1983 join two."""
+        """Return what both make together; the loss is that of one of them where the other knows none."""
         steps = earlier.local_steps + self.local_steps
         share = self.local_steps / steps
-        difference = self.loss_mean - earlier.loss_mean
-        spread = difference * difference * share * (1.0 - share)
+        loss_mean, loss_variance = self._losses_after(earlier, share)
         return Trained(
             local_steps=steps,
             examples=earlier.examples + self.examples,
-            loss_mean=earlier.loss_mean + share * difference,
-            loss_variance=(1.0 - share) * earlier.loss_variance + share * self.loss_variance + spread,
+            loss_mean=loss_mean,
+            loss_variance=loss_variance,
             step_s=(1.0 - share) * earlier.step_s + share * self.step_s,
             score=self.score,
         )
+
+    def _losses_after(self, earlier: "Trained", share: float) -> tuple[float | None, float | None]:
+        """Return mean and variance of both, `share` of the steps being these; as Chan et al. 1983 join two."""
+        if self.loss_mean is None or self.loss_variance is None:
+            return earlier.loss_mean, earlier.loss_variance
+        if earlier.loss_mean is None or earlier.loss_variance is None:
+            return self.loss_mean, self.loss_variance
+        difference = self.loss_mean - earlier.loss_mean
+        spread = difference * difference * share * (1.0 - share)
+        variance = (1.0 - share) * earlier.loss_variance + share * self.loss_variance + spread
+        return earlier.loss_mean + share * difference, variance
 
 
 class TrainedAhead(msgspec.Struct, frozen=True, gc=False):

@@ -219,6 +219,8 @@ class DeviceExchange:
     # -- effects out -----------------------------------------------------------------------------------------
 
     def _execute(self, effects: list[DeviceEffect]) -> None:
+        if self.core.welcome is not None:
+            self._transfers.protocol_version = self.core.welcome.protocol_version
         for effect in effects:
             self._carry_out(effect)
 

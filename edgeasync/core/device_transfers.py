@@ -12,7 +12,18 @@ import msgspec
 import numpy as np
 
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Assignment, Credit, Fetch, FetchGraph, Graph, Hello, Message, Piece, Push
+from edgeasync.protocol.messages import (
+    PROTOCOL_VERSIONS,
+    Assignment,
+    Credit,
+    Fetch,
+    FetchGraph,
+    Graph,
+    Hello,
+    Message,
+    Piece,
+    Push,
+)
 from edgeasync.protocol.pacing import Pacer
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN, CreditWindow, IncomingTransfer, OutgoingTransfer
 
@@ -30,10 +41,12 @@ class _Waiting(msgspec.Struct):
 class DeviceTransfers:
     """One transfer each way at most, on one connection after the other; `send` is the shell's.
 
-    `bandwidth_bytes_per_s_max` is the cap on all traffic, both directions together.
+    `bandwidth_bytes_per_s_max` is the cap on all traffic, both directions together. All but a hello is written in
+    `protocol_version`, which is what the hub has last chosen.
     """
 
     def __init__(self, send: Send, now_s: Callable[[], float], bandwidth_bytes_per_s_max: int | None) -> None:
+        self.protocol_version = PROTOCOL_VERSIONS[0]
         self._send_frames = send
         self._now_s = now_s
         self._pacer = None if bandwidth_bytes_per_s_max is None else Pacer(bandwidth_bytes_per_s_max)
@@ -171,7 +184,8 @@ class DeviceTransfers:
         self.tick()
 
     def _send_now(self, message: Message, payload: wire.Buffer | None) -> None:
-        header = wire.encode(message)
+        greeting = isinstance(message, Hello)  # which another hub may hear than the one that was here
+        header = wire.encode(message, PROTOCOL_VERSIONS[0] if greeting else self.protocol_version)
         if self._pacer is not None:
             self._pacer.spend(len(header) + len(payload or b""), self._now_s())
         if self._outgoing is not None and message.kind == Push.kind:

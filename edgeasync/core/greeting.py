@@ -7,15 +7,19 @@ from edgeasync.core.membership import Member, RefusalError
 from edgeasync.core.settings import HubCoreSettings
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.policy import Judgement
-from edgeasync.protocol.messages import PROTOCOL_VERSION, Hello, Welcome
+from edgeasync.protocol.messages import PROTOCOL_VERSIONS, Hello, Welcome
 
 
-def check_hello(hello: Hello, spec: ParameterSpec) -> None:
-    """Raise `RefusalError` for a device of another protocol or with another model."""
-    if PROTOCOL_VERSION not in hello.protocol_versions:
+def check_hello(hello: Hello, spec: ParameterSpec) -> int:
+    """Return the newest protocol version that both sides speak.
+
+    Raises `RefusalError` for a device of another protocol or with another model.
+    """
+    common = set(PROTOCOL_VERSIONS).intersection(hello.protocol_versions)
+    if not common:
         raise RefusalError(
             "protocol_version",
-            f"this hub speaks protocol version {PROTOCOL_VERSION}, the device "
+            f"this hub speaks protocol version {' or '.join(map(str, PROTOCOL_VERSIONS))}, the device "
             f"{', '.join(map(str, hello.protocol_versions))}; install the same edgeasync on both",
         )
     if hello.fingerprint is not None and hello.fingerprint != spec.fingerprint:
@@ -24,6 +28,7 @@ def check_hello(hello: Hello, spec: ParameterSpec) -> None:
             f"the device's model {hello.fingerprint[:8]} is not the hub's {spec.fingerprint[:8]}: "
             "start the agent without a model of its own, or with the hub's [model] settings",
         )
+    return max(common)
 
 
 def make_welcome(
@@ -51,4 +56,5 @@ def make_welcome(
         error_feedback=settings.codec.error_feedback,
         residual_decay=settings.codec.residual_decay,
         overlap_steps_max=judgement.overlap_steps_max,
+        protocol_version=member.protocol_version,
     )

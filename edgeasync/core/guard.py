@@ -8,6 +8,7 @@ from edgeasync.core.alarms import Alarm, AlarmBoard, Change
 from edgeasync.core.effects import HubEffect, Report
 from edgeasync.policies.history import WINDOW, FleetHistory
 from edgeasync.policies.monitor import DEVICES_MIN, REDUCTION, Monitor, Observation, Scope
+from edgeasync.protocol.messages import Quarantine
 
 KEEP_EVERY_UPDATES = 32
 """Calm updates between two versions kept to return to; more in a large fleet."""
@@ -51,6 +52,7 @@ class Guard:
     def __init__(self, monitor: Monitor) -> None:
         self.alarms = AlarmBoard(monitor.watch, monitor.calm_updates)
         self.rollbacks = 0
+        self._calm_updates = monitor.calm_updates
         self._rolls_back = monitor.rolls_back
         self._calm_since_kept = self._kept_in_a_row = 0
         self._caution = 1.0
@@ -99,9 +101,17 @@ class Guard:
 
     def shuts_out(self, device_id: str) -> bool:
         """Return whether the device's updates do not count for now."""
-        return any(
-            alarm.device_id == device_id and alarm.remedy in ("quarantine", "rollback") for alarm in self.alarms
-        )
+        return self.quarantine_of(device_id) is not None
+
+    def quarantine_of(self, device_id: str) -> Quarantine | None:
+        """Return why the device's updates do not count, and how many calm ones end that; `None` if they do."""
+        longest: Quarantine | None = None
+        for alarm in self.alarms:
+            if alarm.device_id == device_id and alarm.remedy in ("quarantine", "rollback"):
+                left = self._calm_updates - alarm.calm
+                if longest is None or left > longest.calm_updates:
+                    longest = Quarantine(alarm.cause, left)
+        return longest
 
     def count(self, device_id: str) -> None:
         """Note that an update of the device counts."""

@@ -40,7 +40,7 @@ from edgeasync.core.events import (
 from edgeasync.core.graph import ShippedGraph
 from edgeasync.core.greeting import check_hello, make_welcome
 from edgeasync.core.judge import Judge
-from edgeasync.core.membership import Member, Membership, RefusalError, Strangers
+from edgeasync.core.membership import MALFORMED, Member, Membership, RefusalError, Strangers
 from edgeasync.core.publication import Publication
 from edgeasync.core.settings import HubCoreSettings
 from edgeasync.parameters import ParameterSpec
@@ -233,10 +233,11 @@ class HubCore:
         stranger = self.members.by_peer(peer) is None
         if stranger and self._strangers.strikes(peer) >= self.settings.limits.strikes_max:
             raise RefusalError("quarantined", "this connection sent too much that is malformed")
-        check_hello(hello, self.spec)
+        protocol_version = check_hello(hello, self.spec)
         known = self.members.members.get(hello.device_id)
         was_live, peer_before = (known.live, known.peer) if known is not None else (False, b"")
         member, event = self.members.greet(hello, peer, self._make_session(), now_s)
+        member.protocol_version = protocol_version
         if peer_before not in (b"", peer):
             effects.append(Forget(peer_before))
         if was_live and event == "rejoined":
@@ -300,7 +301,7 @@ class HubCore:
             if now_s < member.quarantined_until_s:
                 raise RefusalError(
                     "quarantined",
-                    f"{member.device_id} is in quarantine",
+                    MALFORMED.format(member.device_id),
                     member.quarantined_until_s - now_s,
                 )
             member.strikes = 0
@@ -373,7 +374,7 @@ class HubCore:
         outcome = self._decide(member, push, event, now_s, effects)
         member.seq_last = push.seq
         member.outcome_last = outcome
-        ack = Ack(push.seq, outcome)
+        ack = Ack(push.seq, outcome, self.judge.guard.quarantine_of(member.device_id))
         if isinstance(outcome, Buffered) and self.judge.aggregate.answer == "at_flush":
             member.waiting = True
             effects.append(Send(member.peer, ack))
@@ -441,6 +442,8 @@ class HubCore:
             effects.append(Evaluate())
         elif due and (loss := self.members.loss_by_examples()) is not None:
             self.judge.progress.evaluated(Evaluated(self.version, loss, None), effects)
+        elif due and self.members.silent_on_loss:
+            self.judge.progress.not_evaluated(effects)
         for contribution in contributions:
             if (member := self.members.members.get(contribution.device_id)) is not None:
                 member.updates_applied += 1
@@ -460,7 +463,8 @@ class HubCore:
         self.duplicates += 1
         if push.seq != member.seq_last or member.outcome_last is None:
             return
-        ack = Ack(push.seq, Duplicate(member.outcome_last))
+        quarantine = self.judge.guard.quarantine_of(member.device_id)
+        ack = Ack(push.seq, Duplicate(member.outcome_last), quarantine)
         if member.waiting:
             effects.append(Send(member.peer, ack))
         else:
@@ -525,8 +529,8 @@ class HubCore:
             "duplicates": self.duplicates,
             "messages_accepted": dict(sorted(self.messages_accepted.items())),
             "messages_refused": self.messages_refused,
-            **self.judge.describe(),
-            "devices": self.members.describe(now_s),
+            **self.judge.describe(self.members.live_histories()),
+            "devices": self.members.describe(now_s, self.judge.guard.shuts_out),
         }
 
     def check(self) -> None:

@@ -56,6 +56,7 @@ from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import Codec, Source, find_codec, make_codec, payload_bytes_limit
 from edgeasync.protocol.messages import (
+    PROTOCOL_VERSIONS,
     Ack,
     Assignment,
     Credit,
@@ -182,7 +183,7 @@ class HubExchange:
         """Answer while the core stands still."""
         match message:
             case Ping():
-                self._shell.send(peer, wire.encode(Pong(message.sent_s)), None)
+                self._shell.send(peer, self._encode(peer, Pong(message.sent_s)), None)
             case StatusRequest():
                 self._send_status(peer)
             case Credit() if payload is None:
@@ -193,7 +194,7 @@ class HubExchange:
 
     def _refuse_busy(self, peer: Peer) -> None:
         refuse = Refuse("busy", "the hub's disk cannot be written; try again", self._limits.retry_after_s)
-        self._shell.send(peer, wire.encode(refuse), None)
+        self._shell.send(peer, self._encode(peer, refuse), None)
 
     def request_stop(self, now_s: float) -> None:
         """Say goodbye, save, and stop once everything before is done."""
@@ -219,7 +220,7 @@ class HubExchange:
             event = self._event(peer, message, payload)
         except wire.UnsupportedVersionError as error:
             sentence = f"{error}; install the same edgeasync on both"
-            self._shell.send(peer, wire.encode(Refuse("protocol_version", sentence)), None)
+            self._shell.send(peer, self._encode(peer, Refuse("protocol_version", sentence)), None)
             event = Malformed(peer, str(error), strike=False)
         except ProtocolError as error:
             event = Malformed(peer, str(error))
@@ -437,8 +438,9 @@ class HubExchange:
         self._send(peer, transfer.credit())
 
     def _send(self, peer: Peer, message: Message, payload: wire.Buffer | None = None) -> None:
-        header = wire.encode(message)
-        if (member := self.core.members.by_peer(peer)) is not None:
+        member = self.core.members.by_peer(peer)
+        header = _encode(member, message)
+        if member is not None:
             member.link.bytes_down += len(header) if payload is None else len(header) + len(payload)
         if isinstance(message, Pong | Piece | Credit):
             self._shell.send(peer, header, payload)
@@ -448,4 +450,12 @@ class HubExchange:
 
     def _send_status(self, peer: Peer) -> None:
         status = self.core.status(self._now_s) | self._shell.describe()
-        self._shell.send(peer, wire.encode(Status()), msgspec.json.encode(status))
+        self._shell.send(peer, self._encode(peer, Status()), msgspec.json.encode(status))
+
+    def _encode(self, peer: Peer, message: Message) -> bytes:
+        return _encode(self.core.members.by_peer(peer), message)
+
+
+def _encode(member: Member | None, message: Message) -> bytes:
+    """Return a message's header in the version that is spoken with a member; the first with anybody else."""
+    return wire.encode(message, PROTOCOL_VERSIONS[0] if member is None else member.protocol_version)

@@ -5,7 +5,8 @@ the fleet, the alarms under way, the tempo. `HubCore` asks it and keeps the memb
 """
 
 import math
-from collections import deque
+import statistics
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -182,6 +183,7 @@ class Judge:
             tempo = msgspec.structs.replace(tempo, haste=haste)
         interval = self.frequency.interval(history, tempo)
         history.assigned_steps, history.why = interval.local_steps, interval.why
+        history.bound = interval.bound
         return interval
 
     # -- an update comes in ----------------------------------------------------------------------------------
@@ -300,7 +302,8 @@ class Judge:
         """Look at the whole fleet; done once for every few updates, so that it costs each of them little."""
         self._devices = devices_live
         self._retune_in = max(1, devices_live // 2)
-        self._score_best = min((history.score for history in histories if history.counted), default=math.inf)
+        scores = [history.score for history in histories if history.counted]
+        self._score_best = min((score for score in scores if not math.isnan(score)), default=math.inf)
         with_data = [history.examples for history in histories if history.examples]
         self._examples_total = float(sum(with_data))
         self._examples_mean = self._examples_total / len(with_data) if with_data else 0.0
@@ -336,7 +339,10 @@ class Judge:
         return now_s - self._version_times[max(0, len(self._version_times) - versions)]
 
     def _behind(self, score: float) -> bool:
-        """Return whether a device with this score is too far behind the others for its update to count."""
+        """Return whether a device with this score is too far behind the others for its update to count.
+
+        One that tells none, whose score is NaN, is not: nobody knows.
+        """
         usual = self.fleet.score
         if math.isnan(usual):
             return False
@@ -379,12 +385,20 @@ class Judge:
         effects.append(Restore(self._version))
         return Rejected("rolled_back")
 
-    def describe(self) -> dict[str, Any]:
-        """Return what the status says of the judgement (docs/wire.md)."""
+    def describe(self, devices: Sequence[DeviceHistory] = ()) -> dict[str, Any]:
+        """Return what the status says of the judgement (docs/wire.md), and of the period of these devices.
+
+        That is the one in force: bounds may keep the devices from what the controller aims at.
+        """
         fleet, progress = self.fleet, self.progress
+        measured = [device for device in devices if device.step_s]
+        bounds = Counter(device.bound for device in measured if device.bound)
+        bound = bounds.most_common(1)[0][0] if 2 * bounds.total() >= len(measured) > 0 else ""
         return {
             "tempo": {
-                "period_s": round(self.tempo.period_s, 6),
+                "period_s": round(statistics.median([d.cycle_s for d in measured]) if measured else 0.0, 6),
+                "aim_s": round(self.tempo.period_s, 6),
+                "bound": bound,
                 "gain": round(self.tempo.gain, 3),
                 "cause": self.tempo.cause if self.tempo.gain < 1.0 else "",
                 "warming_up": not self._warm,
@@ -424,7 +438,10 @@ def _evaluation(evaluated: Evaluated | None) -> dict[str, Any] | None:
 
 
 def _only_best(contributions: Sequence[Contribution], weights: Sequence[float]) -> tuple[float, ...]:
-    """Let only the update with the lowest score count, with the weight of all."""
-    best = min(range(len(contributions)), key=lambda position: contributions[position].score)
+    """Let only the update with the lowest score count, with the weight of all; all of them if none has a score."""
+    scored = [position for position, one in enumerate(contributions) if not math.isnan(one.score)]
+    if not scored:
+        return tuple(weights)
+    best = min(scored, key=lambda position: contributions[position].score)
     total = math.fsum(weights)
     return tuple(total if position == best else 0.0 for position in range(len(contributions)))

@@ -7,6 +7,7 @@ it begins a new space of sequence numbers, and the old state id is remembered as
 
 import heapq
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -21,6 +22,9 @@ DeviceState = Literal["joining", "training", "paused", "lost", "left", "quaranti
 
 Owner = tuple[str, bytes]
 """Device id and state id: whose a transfer is, whatever connection it goes over."""
+
+MALFORMED = "{} sent too much that is malformed, and is put aside; see the hub's events"
+"""What a device in quarantine is told."""
 
 RETIRED_STATES_MAX = 8
 
@@ -68,6 +72,7 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     waiting: bool = False
     assigned: ModelVersion | None = None
     assigned_s: float = 0.0
+    protocol_version: int = 1
 
     def __post_init__(self) -> None:
         self.link = LinkEstimate()
@@ -267,12 +272,12 @@ class Membership:
         # The heap has times from when it was last looked at, and that is not written down.
         return sorted(ended, key=lambda member: (member.lease_until_s, member.device_id))
 
-    def describe(self, now_s: float) -> list[dict[str, Any]]:
-        """Return what the status says of every device (docs/wire.md)."""
+    def describe(self, now_s: float, shut_out: Callable[[str], bool]) -> list[dict[str, Any]]:
+        """Return what the status says of every device (docs/wire.md); one that is `shut_out` is in quarantine."""
         return [
             {
                 "id": member.device_id,
-                "state": member.state,
+                "state": "quarantined" if member.live and shut_out(member.device_id) else member.state,
                 "staleness": member.history.staleness,
                 "local_steps": member.history.local_steps,
                 "last_seen_s": round(now_s - member.seen_s, 3),
@@ -281,6 +286,7 @@ class Membership:
                 "loss": _shown(member.history),
                 "assigned_steps": member.history.assigned_steps,
                 "why": member.history.why,
+                "bound": member.history.bound,
                 "step_s": round(member.history.step_s, 6),
                 "talk_s": round(member.history.talk_s, 6),
                 "talk_share": round(member.history.talk_share, 3),
@@ -307,6 +313,11 @@ class Membership:
         total = sum(examples for _, examples in shares)
         return math.fsum(loss * (examples / total) for loss, examples in shares) if total else None
 
+    @property
+    def silent_on_loss(self) -> bool:
+        """Whether a live device told no loss with its last update, though that counts."""
+        return any(m.live and m.history.counted and m.history.loss_mean is None for m in self.members.values())
+
     def loss(self) -> float | None:
         """Return the mean of the devices' last losses, each device alike; `None` if there is none."""
         losses = [loss for history in self.histories.values() if (loss := _shown(history)) is not None]
@@ -330,7 +341,7 @@ class Membership:
         if member.state == "quarantined" and now_s < member.quarantined_until_s:
             raise RefusalError(
                 "quarantined",
-                f"{member.device_id} sent too much that is malformed; see the hub's events",
+                MALFORMED.format(member.device_id),
                 member.quarantined_until_s - now_s,
             )
         if hello.state_id != member.state_id:
@@ -385,5 +396,6 @@ class Membership:
 
 
 def _shown(history: DeviceHistory) -> float | None:
-    """Return a device's last mean loss, if it has one that is a number."""
-    return history.loss_mean if history.updates and math.isfinite(history.loss_mean) else None
+    """Return a device's last mean loss, if it has told one that is a number."""
+    loss = history.loss_mean
+    return loss if history.updates and loss is not None and math.isfinite(loss) else None

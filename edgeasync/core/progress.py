@@ -19,6 +19,7 @@ class ProgressState(msgspec.Struct):
     learning_rate_factor: float
     lowest: float
     waited: int
+    unjudged: bool = False
 
 
 class Progress:
@@ -36,6 +37,8 @@ class Progress:
         self._stop = stop
         self._lowest = math.inf
         self._waited = 0
+        self._unjudged = False
+        """Whether it was told that nothing can be evaluated, and nothing was since."""
 
     def freeze(self) -> ProgressState:
         """Return the durable state."""
@@ -46,6 +49,7 @@ class Progress:
             learning_rate_factor=self.learning_rate_factor,
             lowest=self._lowest,
             waited=self._waited,
+            unjudged=self._unjudged,
         )
 
     def thaw(self, state: ProgressState) -> None:
@@ -56,10 +60,12 @@ class Progress:
         self.learning_rate_factor = state.learning_rate_factor
         self._lowest = state.lowest
         self._waited = state.waited
+        self._unjudged = state.unjudged
 
     def evaluated(self, evaluation: Evaluated, effects: list[HubEffect]) -> None:
         """Take in an evaluation; the best version is to be saved."""
         self.last = evaluation
+        self._unjudged = False
         loss, accuracy = evaluation.loss, evaluation.accuracy
         shown = "" if accuracy is None else f", accuracy {accuracy:.2%}"
         detail = f"version {evaluation.number}, loss {loss:.4g}{shown}"
@@ -74,6 +80,18 @@ class Progress:
             self.reached = f"loss {loss:.4g} is at most {stop.loss:g}"
         elif stop.accuracy is not None and accuracy is not None and accuracy >= stop.accuracy:
             self.reached = f"accuracy {accuracy:.2%} is at least {stop.accuracy:.2%}"
+
+    def not_evaluated(self, effects: list[HubEffect]) -> None:
+        """Warn, once, if something waits for an evaluation that no device's loss stands for."""
+        waits = [
+            name
+            for name, value in (("stop.loss", self._stop.loss), ("plateau", self._plateau))
+            if value is not None
+        ]
+        if waits and not self._unjudged:
+            self._unjudged = True
+            detail = f"no device tells a loss, so {' and '.join(waits)} cannot be judged: give evaluation.data"
+            effects.append(Report("warning", detail=detail))
 
     def _lower_learning_rate(self, loss: float, effects: list[HubEffect]) -> None:
         """Count evaluations that are no better; lower the learning rate when there were too many."""

@@ -11,8 +11,11 @@ from edgeasync.errors import StorageError
 from edgeasync.parameters import Vector
 from edgeasync.protocol import wire
 
-FORMAT = 1
-"""Raised whenever a field of a state changes: older bytes are then refused, not misread."""
+FORMAT = 2
+"""Raised whenever a field of a state changes, so that an older version refuses it and does not misread it."""
+
+FORMATS = (1, FORMAT)
+"""What is read. Of 1, the fields that it had not have their defaults."""
 
 Array = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 
@@ -35,8 +38,11 @@ def unseal(sealed: bytes, kind: type[State]) -> State:
     body = memoryview(sealed)[_FRONT_BYTES:]
     if not body or wire.checksum(body) != int.from_bytes(sealed[_FORMAT_BYTES:_FRONT_BYTES], "big"):
         raise StorageError("the hub's state is damaged; choose an older checkpoint")
-    if made_by != FORMAT:
-        raise StorageError(f"the hub's state has format {made_by}, not {FORMAT}: another edgeasync has written it")
+    if made_by not in FORMATS:
+        raise StorageError(
+            f"the hub's state has format {made_by}, not {' or '.join(map(str, FORMATS))}: "
+            "start the version of edgeasync that wrote it, or a newer one"
+        )
     try:
         return msgspec.msgpack.decode(body, type=kind)
     except (msgspec.DecodeError, ValueError) as error:

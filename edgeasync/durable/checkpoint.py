@@ -21,7 +21,9 @@ from edgeasync.durable.tensors import read_tensors, tensor_parts
 from edgeasync.errors import ModelMismatchError, StorageError
 from edgeasync.protocol.wire import Buffer, checksum
 
-FORMAT = 1
+FORMAT = 2
+"""What is written. A reader knows 1 too, whose rules name `period_steps_min` otherwise."""
+
 PIECE_BYTES = 1 << 20
 """Bytes that are checksummed and then written at a time, so that they come from the cache."""
 
@@ -263,7 +265,7 @@ class CheckpointStore:
             version = msgspec.json.decode(content, type=_Format).format
             if version > FORMAT:
                 raise StorageError(
-                    f"{name}: is of checkpoint format {version}, and this edgeasync reads format {FORMAT}; "
+                    f"{name}: is of checkpoint format {version}, and this edgeasync reads format 1 to {FORMAT}; "
                     "start the version of edgeasync that wrote it, or a newer one"
                 )
             manifest = msgspec.json.decode(content, type=Manifest)

@@ -35,7 +35,10 @@ WINDOW_BYTES = 1 << 20
 """Bytes that are read at a time: reading needs this and two records, however long the segments are."""
 
 _MAGIC = b"EAJOURNL"
-_FORMAT = 1
+_FORMAT = 2
+"""What is written. A reader knows 1 too, in which every update has a loss."""
+
+_FORMATS = (1, _FORMAT)
 _SEGMENT_HEADER = struct.Struct("<8sIQQ")
 _RECORD_HEADER = struct.Struct("<QQIIQ")
 _NAME = re.compile(r"journal-([0-9]{8,})")
@@ -376,9 +379,10 @@ def _first_number(name: str, header: Buffer) -> int | None:
     magic, version, first, digest = _SEGMENT_HEADER.unpack(header)
     if magic != _MAGIC or digest != checksum(memoryview(header)[:-8]):
         return None
-    if version != _FORMAT:
+    if version not in _FORMATS:
         raise StorageError(
-            f"{name}: is of journal format {version}, and this edgeasync reads format {_FORMAT}; "
+            f"{name}: is of journal format {version}, and this edgeasync reads format "
+            f"{' or '.join(map(str, _FORMATS))}; "
             "start the version of edgeasync that wrote it, or a newer one"
         )
     return int(first)

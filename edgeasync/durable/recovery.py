@@ -16,12 +16,12 @@ from edgeasync.core.published import Publisher
 from edgeasync.core.replay import Replay, Sessions
 from edgeasync.core.settings import HubCoreSettings
 from edgeasync.core.state import freeze, restore, succeed, thaw
-from edgeasync.durable.checkpoint import CheckpointStore, Chosen
+from edgeasync.durable.checkpoint import CheckpointStore, Chosen, Manifest
 from edgeasync.durable.disk import Disk
 from edgeasync.durable.journal import JournalReading, Segment, cut_torn_tail, read_journal
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.parameters import ParameterSpec
-from edgeasync.policies.policy import Judgement, Policy
+from edgeasync.policies.policy import Judgement, Policy, upgraded
 from edgeasync.protocol.messages import ModelVersion
 
 
@@ -34,24 +34,26 @@ class Rules(msgspec.Struct, frozen=True):
     ships_graph: bool = False
 
     def table(self) -> dict[str, Any]:
-        """Return them as plain values; a judgement that is no `Policy` cannot be written down."""
-        policy = to_table(self.judgement) if isinstance(self.judgement, Policy) else None
+        """Return them as plain values; the judgement must be one that can be written down."""
         return {
             "spec": to_table(self.spec),
-            "policy": policy,
+            "policy": to_table(self.judgement),
             "settings": to_table(self.settings),
             "ships_graph": self.ships_graph,
         }
 
 
-def read_rules(table: dict[str, Any], where: str, judgement: Judgement | None = None) -> Rules:
-    """Return the rules that a checkpoint was written under, with `judgement` where that could not be written down.
-
-    Raises `StorageError` if they cannot be read.
-    """
+def read_rules(manifest: Manifest, where: str) -> Rules:
+    """Return the rules that a checkpoint was written under; raises `StorageError` if they cannot be read."""
+    table = manifest.rules
     try:
-        policy = table["policy"]
-        chosen = judgement if policy is None else convert(policy, Policy, where="policy")
+        policy = table["policy"] if manifest.format > 1 else upgraded(table["policy"])
+        if policy is None:  # format 1 had no better word for it
+            raise StorageError(
+                f"{where}: was written by a hub with a policy of its own code, which is not known here; "
+                "choose another run folder"
+            )
+        judgement = convert(policy, Policy, where="policy")
         spec = convert(table["spec"], ParameterSpec, where="spec")
         settings = convert(table["settings"], HubCoreSettings, where="settings")
         ships_graph = bool(table["ships_graph"])
@@ -60,9 +62,7 @@ def read_rules(table: dict[str, Any], where: str, judgement: Judgement | None = 
             f"{where}: was written under settings that this edgeasync does not know ({error}); "
             "start the version of edgeasync that wrote it, or a newer one"
         ) from error
-    if chosen is None:
-        raise StorageError(f"{where}: was written by a hub with a policy of its own code, which is not known here")
-    return Rules(spec, chosen, settings, ships_graph)
+    return Rules(spec, judgement, settings, ships_graph)
 
 
 MakeCore = Callable[[Rules, ModelVersion, float, Sessions], HubCore]
@@ -140,11 +140,9 @@ class Recovered:
         return Replay(self.core, self.model, self.publisher, self.sessions)
 
 
-def open_checkpoint(
-    chosen: Chosen, make_core: MakeCore, draw_session: Callable[[], bytes], judgement: Judgement | None = None
-) -> Recovered:
-    """Return the state of a checkpoint; `judgement` is for one that could not be written down."""
-    rules = read_rules(chosen.manifest.rules, chosen.name, judgement)
+def open_checkpoint(chosen: Chosen, make_core: MakeCore, draw_session: Callable[[], bytes]) -> Recovered:
+    """Return the state of a checkpoint."""
+    rules = read_rules(chosen.manifest, chosen.name)
     sessions = Sessions(draw_session)
     version = ModelVersion(chosen.manifest.lineage, chosen.manifest.version)
     core = make_core(rules, version, chosen.manifest.now_s, sessions)
@@ -170,7 +168,7 @@ def recover(
     if chosen is None:
         _refuse_journal_alone(disk)
         return None
-    found = open_checkpoint(chosen, make_core, draw_session, rules.judgement)
+    found = open_checkpoint(chosen, make_core, draw_session)
     reading = read_journal(disk, chosen.manifest.journal)
     if recovery == "latest":
         found.replay(reading, on_entry)

@@ -15,6 +15,7 @@ from edgeasync.durable.journal import SEGMENT_BYTES_MAX, JournalWriter, Segment
 from edgeasync.durable.recovery import MakeCore, OnEntry, Rules, recover
 from edgeasync.errors import StorageError
 from edgeasync.parameters import Vector
+from edgeasync.policies.policy import check_recordable
 from edgeasync.protocol.messages import ModelVersion
 
 Durability = Literal["journal", "checkpoint"]
@@ -22,6 +23,8 @@ Durability = Literal["journal", "checkpoint"]
 
 class Run:
     """A run under these rules, on a disk that nobody else writes to. After `open` it holds the hub's state.
+
+    Raises `ConfigError` for a policy that cannot be written down.
 
     `now_s` is the core's time when it stood still, `entries` how many were replayed, `checkpoint` the name of the
     one it went on from, if it did, and `remarks` are sentences for a person.
@@ -32,6 +35,7 @@ class Run:
     publisher: Publisher
 
     def __init__(self, disk: Disk, rules: Rules, segment_bytes_max: int = SEGMENT_BYTES_MAX) -> None:
+        check_recordable(rules.judgement)
         self.now_s = 0.0
         self.entries = 0
         self.checkpoint = ""

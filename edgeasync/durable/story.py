@@ -51,7 +51,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     reason: str
     staleness: int | None
-    loss: float
+    loss: float | None
     norm: float | None
     version: int
 

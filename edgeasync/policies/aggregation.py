@@ -22,7 +22,7 @@ class Contribution(msgspec.Struct, frozen=True, gc=False):
     """An accepted update that waits to be folded: scalars only; `handle` names its payload.
 
     `weight` comes of the staleness, `examples` is the size of the device's data, or what it trained on if
-    it does not say, `score` its loss (low is good).
+    it does not say, `score` its loss (low is good; NaN: it tells none).
     """
 
     handle: int

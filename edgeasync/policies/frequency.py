@@ -29,7 +29,16 @@ SHRINK = 0.7
 AGREEMENT_MIN = 0.0
 VARIANCE_RATIO_MAX = 4.0
 
+AT_LEAST = "never fewer steps than this, unless the device allows no more"
+
+STEPS_MAX = 2**31
+"""An assignment has no more steps, whatever a controller bounds."""
+
 LocalSteps = Annotated[int, Meta(ge=1, le=100_000)]
+EpochsMax = Annotated[float, Meta(gt=0.0, le=1e6)]
+Bound = Literal["", "local_steps_min", "local_steps_max", "epochs_max", "change", "device"]
+"""What keeps a device's steps from what its controller aims at: a key of the controller, what they may change by
+from one answer to the next, or the device's own limit."""
 
 
 class Tempo(msgspec.Struct, frozen=True):
@@ -47,10 +56,11 @@ class Tempo(msgspec.Struct, frozen=True):
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """Local steps of one assignment (1 or more), and the reason in words."""
+    """Local steps of one assignment (1 or more), the reason in words, and the bound that holds, if one does."""
 
     local_steps: int
     why: str
+    bound: Bound = ""
 
 
 class FrequencyController(Protocol):
@@ -85,10 +95,17 @@ class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
     paper: ClassVar[str] = "local steps by speed as in Liu et al. 2024 (arXiv:2401.09135)"
 
     seconds: Annotated[float, Meta(gt=0.0, le=86_400.0, description="from one exchange to the next")] = 10.0
-    local_steps_max: Annotated[LocalSteps, Meta(description="never more steps than this")] = 100_000
+    local_steps_min: Annotated[LocalSteps, Meta(description=AT_LEAST)] = 1
+    local_steps_max: Annotated[
+        LocalSteps | None, Meta(description="never more steps than this; without it, as many as the time has")
+    ] = None
     epochs_max: Annotated[
-        float, Meta(gt=0.0, le=1e6, description="never more passes over a device's data than this")
-    ] = 8.0
+        EpochsMax | None,
+        Meta(description="never more passes over a device's data than this; without it, as many as the time has"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        _check_steps("local_steps_min", self.local_steps_min, self._most)
 
     def retune(self, tempo: Tempo, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Tempo:  # noqa: ARG002
         """Return the given time as the period."""
@@ -97,18 +114,24 @@ class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
     def interval(self, device: DeviceHistory, tempo: Tempo) -> Interval:
         """Return the steps that fit."""
         if not device.step_s:
-            return _first(device, tempo, min(FIRST_STEPS, self.local_steps_max))
+            return _first(device, tempo, min(FIRST_STEPS, self._most), least=self.local_steps_min)
         steps = (self.seconds - device.talk_s) / device.step_s
         why = f"{self.seconds:.3g} s as set"
-        return _within(device, tempo, steps, why, most=self.local_steps_max, epochs=self.epochs_max)
+        epochs = math.inf if self.epochs_max is None else self.epochs_max
+        return _within(device, tempo, steps, why, least=self.local_steps_min, most=self._most, epochs=epochs)
+
+    @property
+    def _most(self) -> int:
+        return STEPS_MAX if self.local_steps_max is None else self.local_steps_max
 
 
 class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
     """The same time between exchanges for unequal devices, as short as the links allow and learning asks for.
 
-    The period is `local_steps_min` steps and one exchange of the median device, or what keeps its share of talking
-    at `talk_share`, whichever is longer. While `metric` calls for it the period shrinks, down to a quarter. A
-    device whose link is so slow that it would talk for more than `talk_share_max` of its time speaks more rarely.
+    The period is `period_steps_min` steps and one exchange of the median device, or what keeps its share of
+    talking at `talk_share`, whichever is longer. While `metric` calls for it the period shrinks, down to a
+    quarter. A device whose link is so slow that it would talk for more than `talk_share_max` of its time speaks
+    more rarely.
 
     `metric`: "loss_variance" shrinks while the variance of the losses is over four times its median; "divergence"
     while updates that are folded together point apart (mean cosine under 0); "stability" on either; "loss"
@@ -123,7 +146,10 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         Literal["stability", "loss_variance", "divergence", "loss", "none"],
         Meta(description="what makes the period shorter"),
     ] = "stability"
-    local_steps_min: Annotated[LocalSteps, Meta(description="of the median device")] = 5
+    period_steps_min: Annotated[
+        LocalSteps, Meta(description="of the median device in a period, before `metric`")
+    ] = 5
+    local_steps_min: Annotated[LocalSteps, Meta(description=AT_LEAST)] = 1
     local_steps_max: Annotated[LocalSteps, Meta(description="of any device")] = 128
     talk_share: Annotated[
         float, Meta(ge=0.01, lt=1.0, description="of its time that the median device may talk")
@@ -131,15 +157,11 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
     talk_share_max: Annotated[float, Meta(ge=0.01, lt=1.0, description="of its time that any device may talk")] = (
         0.6
     )
-    epochs_max: Annotated[
-        float, Meta(gt=0.0, le=1e6, description="never more passes over a device's data than this")
-    ] = 8.0
+    epochs_max: Annotated[EpochsMax, Meta(description="never more passes over a device's data than this")] = 8.0
 
     def __post_init__(self) -> None:
-        if self.local_steps_min > self.local_steps_max:
-            raise ValueError(
-                f"local_steps_min ({self.local_steps_min}) is over local_steps_max ({self.local_steps_max})"
-            )
+        _check_steps("period_steps_min", self.period_steps_min, self.local_steps_max)
+        _check_steps("local_steps_min", self.local_steps_min, self.local_steps_max)
         if self.talk_share > self.talk_share_max:
             raise ValueError(f"talk_share ({self.talk_share:g}) is over talk_share_max ({self.talk_share_max:g})")
 
@@ -150,14 +172,15 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
             return tempo
         step_s = _median([device.step_s for device in measured])
         talk_s = _median([device.talk_s for device in measured])
-        period_s = max(talk_s / self.talk_share, talk_s + self.local_steps_min * step_s)
+        period_s = max(talk_s / self.talk_share, talk_s + self.period_steps_min * step_s)
         gain, cause = self._gain(tempo.gain, fleet)
         return Tempo(talk_s + (period_s - talk_s) * gain, gain, tempo.haste, cause)
 
     def interval(self, device: DeviceHistory, tempo: Tempo) -> Interval:
         """Return the steps that fit into the period, or those that a slow link asks for."""
         if not device.step_s or not tempo.period_s:
-            return _first(device, tempo, min(max(FIRST_STEPS, self.local_steps_min), self.local_steps_max))
+            first = min(max(FIRST_STEPS, self.period_steps_min), self.local_steps_max)
+            return _first(device, tempo, first, least=self.local_steps_min)
         steps = (tempo.period_s - device.talk_s) / device.step_s
         why = f"period {tempo.period_s:.3g} s"
         if tempo.gain < 1.0:
@@ -166,7 +189,8 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         if by_link > max(steps, 1.0):
             steps = math.ceil(by_link)
             why = f"slow link: talking takes {device.talk_s:.3g} s, at most {self.talk_share_max:.0%} of its time"
-        return _within(device, tempo, steps, why, most=self.local_steps_max, epochs=self.epochs_max)
+        least, most = self.local_steps_min, self.local_steps_max
+        return _within(device, tempo, steps, why, least=least, most=most, epochs=self.epochs_max)
 
     def _gain(self, gain: float, fleet: FleetHistory) -> tuple[float, str]:
         """Return what is left of the period, and why."""
@@ -193,32 +217,54 @@ def _median(values: list[float]) -> float:
     return statistics.median(values) if values else 0.0
 
 
-def _first(device: DeviceHistory, tempo: Tempo, local_steps: int) -> Interval:
-    return _within(device, tempo, local_steps, "first measurement", most=local_steps)
+def _check_steps(name: str, steps: int, local_steps_max: int) -> None:
+    if steps > local_steps_max:
+        raise ValueError(f"{name} ({steps}) is over local_steps_max ({local_steps_max})")
+
+
+def _first(device: DeviceHistory, tempo: Tempo, local_steps: int, *, least: int) -> Interval:
+    local_steps = max(local_steps, least)
+    return _within(device, tempo, local_steps, "first measurement", least=least, most=local_steps)
 
 
 def _within(
-    device: DeviceHistory, tempo: Tempo, steps: float, why: str, *, most: int, epochs: float = math.inf
+    device: DeviceHistory,
+    tempo: Tempo,
+    steps: float,
+    why: str,
+    *,
+    least: int = 1,
+    most: int,
+    epochs: float = math.inf,
 ) -> Interval:
-    """Return `steps` within every bound, and the reason, which names the bound that held."""
+    """Return `steps` within every bound, and the reason, which names the bound that held.
+
+    Without a bound of its own `most` is `STEPS_MAX`. Of bounds that contradict one another the device's own holds,
+    and then `least`.
+    """
     if tempo.haste < 1.0:
         steps *= tempo.haste
         why = f"{why}; hurried against divergence"
-    local_steps = max(1, math.floor(min(steps, 2.0**31)))
-    if local_steps == 1 and steps < 1.0:
-        why = f"a single step; {why}"
+    bound: Bound = ""
+    local_steps = max(1, math.floor(min(steps, 2.0**53)))
+    if steps < 1.0 and least == 1:
+        why, bound = f"a single step; {why}", "local_steps_min"
     if local_steps > most:
-        local_steps, why = most, f"at most {most} steps; {why}"
+        local_steps, why, bound = most, f"at most {most} steps; {why}", "local_steps_max"
     if math.isfinite(epochs) and device.batch_examples > 0 and device.examples > 0:
         by_data = max(2, math.floor(epochs * device.examples / device.batch_examples))
         if local_steps > by_data:
-            local_steps, why = by_data, f"at most {epochs:g} passes over its {device.examples} examples"
+            local_steps, bound = by_data, "epochs_max"
+            why = f"at most {epochs:g} passes over its {device.examples} examples"
     before = device.assigned_steps
     if before and device.updates:
         lowest, highest = math.ceil(before / CHANGE_MAX), math.floor(before * CHANGE_MAX)
         if not lowest <= local_steps <= highest:
             local_steps = min(max(local_steps, lowest), highest)
-            why = f"on its way; {why}"
+            why, bound = f"on its way; {why}", "change"
+    if local_steps < least:
+        local_steps, why, bound = least, f"at least {least} steps; {why}", "local_steps_min"
     if device.local_steps_max and local_steps > device.local_steps_max:
-        local_steps, why = device.local_steps_max, f"the device allows {device.local_steps_max} steps"
-    return Interval(local_steps, why)
+        local_steps, bound = device.local_steps_max, "device"
+        why = f"the device allows {device.local_steps_max} steps"
+    return Interval(local_steps, why, bound)

@@ -52,7 +52,8 @@ class DeviceHistory(msgspec.Struct, array_like=True):
 
     `examples` is the size of its data, `local_steps_max` what it allows (0: no limit), `step_s` the seconds of a
     local step, `talk_s` those of a cycle in which it neither computed nor waited for a flush; `counted` says
-    whether its last update counts.
+    whether its last update counts, `bound` what keeps its steps from what the controller aims at. The losses are
+    `None`, and the score NaN, if its last update told none.
     """
 
     examples: int = 0
@@ -64,8 +65,8 @@ class DeviceHistory(msgspec.Struct, array_like=True):
     step_s: float = 0.0
     talk_s: float = 0.0
     examples_per_s: float = 0.0
-    loss_mean: float = 0.0
-    loss_variance: float = 0.0
+    loss_mean: float | None = 0.0
+    loss_variance: float | None = 0.0
     score: float = math.inf
     updates: int = 0
     counted: bool = False
@@ -73,6 +74,7 @@ class DeviceHistory(msgspec.Struct, array_like=True):
     why: str = ""
     recent_step_s: list[float] = []
     recent_talk_s: list[float] = []
+    bound: str = ""
 
     def observe(
         self,
@@ -80,8 +82,8 @@ class DeviceHistory(msgspec.Struct, array_like=True):
         local_steps: int,
         examples: int,
         step_s: float,
-        loss_mean: float,
-        loss_variance: float,
+        loss_mean: float | None,
+        loss_variance: float | None,
         norm: float = 0.0,
         score: float | None = None,
         cycle_s: float | None = None,
@@ -97,11 +99,13 @@ class DeviceHistory(msgspec.Struct, array_like=True):
         self.batch_examples = examples / local_steps
         self.loss_mean = loss_mean
         self.loss_variance = loss_variance
-        self.score = loss_mean if score is None else score
-        if not math.isfinite(self.score):
-            self.score = math.inf
+        told = loss_mean if score is None else score
+        if told is None:
+            self.score = math.nan
+        else:
+            self.score = told if math.isfinite(told) else math.inf
         self.updates += 1
-        finite = math.isfinite(norm) and math.isfinite(loss_mean)
+        finite = math.isfinite(norm) and (loss_mean is None or math.isfinite(loss_mean))
         self.not_finite_run = 0 if finite else self.not_finite_run + 1
         if step_s:
             add_recent(self.recent_step_s, step_s, RECENT)
@@ -149,11 +153,11 @@ class FleetHistory(msgspec.Struct):
         staleness: int,
         norm: float,
         local_steps: int,
-        loss_mean: float,
-        loss_variance: float,
+        loss_mean: float | None,
+        loss_variance: float | None,
         score: float,
     ) -> None:
-        """Take in an update that counts; a loss or score that is not finite is left out."""
+        """Take in an update that counts; a loss or score that is missing or not finite is left out."""
         self.observe_score(score)
         if self.norms.pop(device_id, None) is None and len(self.norms_first) < WINDOW // 4:
             self.norms_first.append((norm, local_steps))
@@ -161,6 +165,8 @@ class FleetHistory(msgspec.Struct):
         if len(self.norms) > WINDOW:
             del self.norms[next(iter(self.norms))]
         self.staleness_mean += (staleness - self.staleness_mean) * STALENESS_WEIGHT
+        if loss_mean is None or loss_variance is None:
+            return
         if math.isfinite(loss_mean) and math.isfinite(loss_variance):
             add_recent(self.losses, _bounded(loss_mean), WINDOW)
             add_recent(self.loss_variances, _bounded(loss_variance), WINDOW)

@@ -37,7 +37,7 @@ RatioMax = Annotated[float, Meta(gt=1.0, le=1e9)]
 
 
 class Observation(msgspec.Struct, frozen=True, gc=False):
-    """An update as the monitor sees it; `norm` and `loss` may be infinite or NaN.
+    """An update as the monitor sees it; `norm` and `loss` may be infinite or NaN, and there may be no loss.
 
     `not_finite_run` is how many of the device's updates in a row, this one included, had such a norm or loss.
     """
@@ -45,7 +45,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     device_id: str
     norm: float
     local_steps: int
-    loss: float
+    loss: float | None
     not_finite_run: int = 0
 
 

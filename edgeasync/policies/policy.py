@@ -4,9 +4,11 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Protocol
 
+import msgspec
 from msgspec import Meta
 
-from edgeasync.config import Section
+from edgeasync.config import Section, convert, to_table
+from edgeasync.errors import ConfigError
 from edgeasync.policies.aggregation import (
     Aggregator,
     Averaging,
@@ -162,6 +164,23 @@ class Policy(Section, frozen=True):
             _check_gathering(self, self.warm_up.aggregate, self.warm_up.frequency)
 
 
+def upgraded(table: object) -> object:
+    """Return a `[policy]` table of format 1 as it is written now; what is no such table is left as it is.
+
+    What is now `period_steps_min` was called `local_steps_min`.
+    """
+    if not isinstance(table, dict):
+        return table
+    table = dict(table)
+    if "warm_up" in table:
+        table["warm_up"] = upgraded(table["warm_up"])
+    frequency = table.get("frequency")
+    if isinstance(frequency, dict) and frequency.get("kind") == "adaptive" and "local_steps_min" in frequency:
+        names = {"local_steps_min": "period_steps_min"}
+        table["frequency"] = {names.get(name, name): value for name, value in frequency.items()}
+    return table
+
+
 def folds_one_by_one(aggregate: Aggregator) -> bool:
     """Return whether every update becomes a version of its own, so that none are folded together."""
     return isinstance(aggregate, ImmediateAggregator | ModelAverageAggregator)
@@ -248,3 +267,33 @@ class Judgement(Protocol):
     @property
     def monitor(self) -> Monitor:
         """What is watched for divergence."""
+
+
+def check_recordable(judgement: Judgement) -> None:
+    """Raise `ConfigError` unless a run's folder can hold this judgement: a `Policy` whose parts edgeasync knows.
+
+    A class of somebody's own has no name there, so nobody could open the run again.
+    """
+    remedy = "a run's folder cannot name it, so nobody could open the run again; take one of 'edgeasync policies'"
+    if type(judgement) is not Policy:
+        raise ConfigError(f"policy: {type(judgement).__name__} is not edgeasync's own Policy: {remedy}")
+    for field in msgspec.structs.fields(Policy):
+        part = getattr(judgement, field.name)
+        try:
+            known = _is_same(convert(to_table(part), field.type, where=field.name), part)
+        except (ConfigError, TypeError, ValueError):
+            known = False
+        if not known:
+            raise ConfigError(f"policy.{field.name}: {part!r:.200} is not edgeasync's own: {remedy}")
+
+
+def _is_same(read: object, given: object) -> bool:
+    """Return whether a part that was written down and read again is what was given; a list may be a tuple then."""
+    if isinstance(read, tuple):
+        if not isinstance(given, list | tuple) or len(read) != len(given):
+            return False
+        return all(map(_is_same, read, given))
+    if isinstance(read, Section):
+        names = read.__struct_fields__
+        return type(read) is type(given) and all(_is_same(getattr(read, n), getattr(given, n)) for n in names)
+    return read == given

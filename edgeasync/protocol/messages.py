@@ -10,7 +10,11 @@ from msgspec import Meta
 
 from edgeasync.parameters import ParameterSpec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+"""The newest version, which is spoken where both sides know it."""
+
+PROTOCOL_VERSIONS = (1, PROTOCOL_VERSION)
+"""All versions that are read and written; what is said before one is agreed on is written in the first."""
 
 DEVICE_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(/[0-9]{1,3})?\Z"
 
@@ -103,8 +107,9 @@ class Welcome(Message, frozen=True):
     """Hub to device: you are a member; this is the model's layout and how we talk.
 
     With a `graph`, the SHA-256 of an ONNX training graph, the device trains by that: it asks with `FetchGraph`.
-    `update` says what a push holds: what the device learnt, or its whole model. The last three say how the device
-    carries over what a codec drops, and how many steps it may take while it waits for an assignment.
+    `update` says what a push holds: what the device learnt, or its whole model. The next three say how the device
+    carries over what a codec drops, and how many steps it may take while it waits for an assignment. Both sides
+    speak `protocol_version` from this message on.
     """
 
     kind = 2
@@ -122,6 +127,7 @@ class Welcome(Message, frozen=True):
     error_feedback: Literal["auto", "always", "never"] = "auto"
     residual_decay: Annotated[float, Meta(ge=0, le=1)] = 1.0
     overlap_steps_max: Annotated[int, Meta(ge=0, le=2**31)] = 0
+    protocol_version: Count = 1
 
 
 class Fetch(Message, frozen=True):
@@ -139,6 +145,7 @@ class Fetch(Message, frozen=True):
 class Push(Message, frozen=True, gc=False):
     """Device to hub: what I learnt in `local_steps` steps from `base`. The payload is the coded update.
 
+    `loss_mean` and `loss_variance` are of my local steps; `None` if I know no loss: since protocol version 2.
     `score` is the loss of the model I was given on examples of my own, if I keep some for that; low is good.
     `steps_ahead` of the local steps were taken while the assignment was not yet here.
 
@@ -151,8 +158,8 @@ class Push(Message, frozen=True, gc=False):
     base: ModelVersion
     local_steps: Annotated[int, Meta(ge=1, le=2**31)]
     examples: Count
-    loss_mean: float
-    loss_variance: float
+    loss_mean: float | None
+    loss_variance: float | None
     step_s: Seconds
     codec: CodecName
     checksum: Unsigned64
@@ -162,12 +169,23 @@ class Push(Message, frozen=True, gc=False):
     steps_ahead: Annotated[int, Meta(ge=0, le=2**31)] = 0
 
 
+class Quarantine(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A device's updates do not count for now: why, and how many in a row that are not alarming end it."""
+
+    cause: Sentence
+    calm_updates: Count
+
+
 class Ack(Message, frozen=True, gc=False):
-    """Hub to device: the outcome of push `seq`. Travels alone or inside an `Assignment`."""
+    """Hub to device: the outcome of push `seq`. Travels alone or inside an `Assignment`.
+
+    `quarantine` is set as long as the hub's monitor keeps the device's updates out.
+    """
 
     kind = 5
     seq: Count
     outcome: Outcome
+    quarantine: Quarantine | None = None
 
 
 class Deltas(msgspec.Struct, frozen=True, array_like=True, gc=False):

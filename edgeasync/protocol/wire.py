@@ -8,7 +8,7 @@ import msgspec
 import xxhash
 
 from edgeasync.errors import ProtocolError
-from edgeasync.protocol.messages import MESSAGES, PROTOCOL_VERSION, Message
+from edgeasync.protocol.messages import MESSAGES, PROTOCOL_VERSION, PROTOCOL_VERSIONS, Message
 
 HEADER_BYTES_MIN = 64
 """Shorter headers are padded: small unaligned frames before a large one halve libzmq's throughput."""
@@ -28,16 +28,19 @@ class UnsupportedVersionError(ProtocolError):
     """The header speaks a protocol version this side does not know."""
 
 
-def encode(message: Message) -> bytes:
-    """Return the header frame of `message`, padded to 64 bytes."""
+def encode(message: Message, version: int = PROTOCOL_VERSION) -> bytes:
+    """Return the header frame of `message` in that version of the protocol, padded to 64 bytes."""
     fields = msgspec.to_builtins(message, builtin_types=(bytes,))
-    header: bytes = _pack((PROTOCOL_VERSION, message.kind, fields, b""))
+    header: bytes = _pack((version, message.kind, fields, b""))
     missing = HEADER_BYTES_MIN - len(header)
     return header if missing <= 0 else header[:-2] + _PADDING[missing]
 
 
 def decode(header: bytes) -> Message:
-    """Read a header frame into a checked message; raises only `ProtocolError`, whatever the bytes are."""
+    """Read a header frame of any known version into a checked message.
+
+    Raises only `ProtocolError`, whatever the bytes are.
+    """
     if len(header) > HEADER_BYTES_MAX:
         raise ProtocolError(f"header of {len(header)} bytes is over the limit of {HEADER_BYTES_MAX}")
     try:
@@ -47,8 +50,9 @@ def decode(header: bytes) -> Message:
     if type(frame) is not list or len(frame) != 4 or type(frame[0]) is not int:
         raise ProtocolError("header is not an array of version, kind, fields and padding")
     version, kind, fields, _ = frame
-    if version != PROTOCOL_VERSION:
-        raise UnsupportedVersionError(f"protocol version {version} is not {PROTOCOL_VERSION}")
+    if version not in PROTOCOL_VERSIONS:
+        known = " or ".join(map(str, PROTOCOL_VERSIONS))
+        raise UnsupportedVersionError(f"protocol version {version} is not {known}")
     message = MESSAGES.get(kind) if type(kind) is int else None
     if message is None:
         raise ProtocolError("unknown kind of message")

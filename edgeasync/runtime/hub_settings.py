@@ -1,7 +1,7 @@
 """A hub's settings file as frozen structs. `docs/settings.md` lists every key."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -20,7 +20,7 @@ from edgeasync.data.files import load
 from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.errors import AddressError, DataError, StorageError
-from edgeasync.policies.policy import Policy
+from edgeasync.policies.policy import Policy, upgraded
 from edgeasync.protocol.codecs import ELEMENTWISE
 from edgeasync.runtime.evaluation import make_evaluator
 from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, check_devices_can_feed, load_graph
@@ -28,6 +28,9 @@ from edgeasync.runtime.hub import RECORD_FILE, Hub, OnReport
 from edgeasync.training.evaluation import Evaluator
 from edgeasync.training.numpy_models import Model
 from edgeasync.training.plan import LocalTraining, ShippedModel, TrainingPlan
+
+RECORD_FORMAT = 2
+"""Of `hub.json`, where it stands under `format`. Format 1 has no such key, and other names in its policy."""
 
 
 class HubSection(Section, frozen=True):
@@ -131,7 +134,8 @@ class HubSettings(Section, frozen=True):
             evaluation=replace(self.evaluation, data=None if data is None else _whole(data)),
             checkpoint=replace(self.checkpoint, recovery=latest),
         )
-        return msgspec.json.format(msgspec.json.encode(to_table(noted)), indent=1) + b"\n"
+        table = {"format": RECORD_FORMAT} | to_table(noted)
+        return msgspec.json.format(msgspec.json.encode(table), indent=1) + b"\n"
 
     def _make_evaluator(self, loaded: HubGraph | None) -> Evaluator | None:
         if self.evaluation.data is None:
@@ -146,8 +150,8 @@ class HubSettings(Section, frozen=True):
 def read_record(run: Path) -> HubSettings:
     """Return the settings that the run in a folder was gone on with last, to go on with it there.
 
-    Raises `StorageError` if there is nothing to go on from, or no settings, `ConfigError` if they are of another
-    version.
+    Raises `StorageError` if there is nothing to go on from, or no settings, or if a newer version wrote them;
+    `ConfigError` if they are not settings.
     """
     if not run.is_dir():
         raise StorageError(f"{run}: no such folder; give the folder of a hub's run")
@@ -156,11 +160,19 @@ def read_record(run: Path) -> HubSettings:
     if not any(CheckpointStore(FolderDisk(run), keep=1).manifests()):
         raise StorageError(f"{run}: has no checkpoint to go on from; {begin}")
     try:
-        table = msgspec.json.decode(path.read_bytes())
+        table = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except FileNotFoundError:
         raise StorageError(f"{path}: no such file, so its settings are not known; {begin}") from None
     except (OSError, msgspec.DecodeError) as error:
         raise StorageError(f"{path}: cannot be read: {error}; {begin}") from error
+    written = table.pop("format", 1)
+    if written not in range(1, RECORD_FORMAT + 1):
+        raise StorageError(
+            f"{path}: is of format {written}, and this edgeasync reads format 1 to {RECORD_FORMAT}; "
+            f"start the version of edgeasync that wrote it, or a newer one; or {begin}"
+        )
+    if written == 1 and "policy" in table:
+        table["policy"] = upgraded(table["policy"])
     settings = convert(table, HubSettings, where=str(path))
     model, forward = settings.model, run / FORWARD_FILE
     if isinstance(model, OnnxModel) and forward.exists():

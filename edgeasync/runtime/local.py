@@ -13,7 +13,7 @@ from edgeasync.core.hub import HubCore
 from edgeasync.core.settings import HubCoreSettings, StopCondition
 from edgeasync.durable.spool import DeviceIdentity
 from edgeasync.parameters import Vector
-from edgeasync.policies.policy import Judgement, Policy
+from edgeasync.policies.policy import Judgement, Policy, check_recordable
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.hub import Hub, OnReport
 from edgeasync.runtime.model_file import MODEL_FILE, load_model
@@ -34,18 +34,21 @@ async def train_locally(
 
     Updates that are folded together are counted together, so there may be a few more. `initial` is a flat
     float32 vector of the trainers' spec, unused where `run` holds a run already: then training goes on from where
-    that was, and its updates count. Raises what a hub or an agent raises, and `ValueError` without trainers.
+    that was, and its updates count. Raises what a hub or an agent raises, `ConfigError` for a policy with a part
+    of one's own, and `ValueError` without trainers.
     """
     if not trainers:
         raise ValueError("give at least one trainer")
     spec = trainers[0].spec
     spec.check(initial)
+    policy = policy or Policy()
+    check_recordable(policy)  # before there is a context that an error would leave open
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     address = f"inproc://{secrets.token_hex(8)}"
     hub = Hub(
         spec=spec,
         initial=lambda: np.array(initial),
-        judgement=policy or Policy(),
+        judgement=policy,
         bind=address,
         run=run,
         settings=msgspec.structs.replace(settings or HubCoreSettings(), stop=StopCondition(updates=updates)),

@@ -7,7 +7,7 @@ import zmq
 
 from edgeasync.errors import AddressError, HubUnreachableError, ProtocolError
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Status, StatusRequest
+from edgeasync.protocol.messages import PROTOCOL_VERSIONS, Status, StatusRequest
 from edgeasync.runtime.address import check_connect
 
 
@@ -28,7 +28,7 @@ def fetch_status(address: str, timeout_s: float = 3.0) -> dict[str, Any]:
             raise AddressError(
                 f"{address!r} is not an address: {error.strerror}; write tcp://HOST:PORT"
             ) from error
-        socket.send(wire.encode(StatusRequest()))
+        socket.send(wire.encode(StatusRequest(), PROTOCOL_VERSIONS[0]))
         if not socket.poll(round(timeout_s * 1000)):
             raise HubUnreachableError(
                 f"no hub answers at {address} within {timeout_s:g} s; start one with 'edgeasync hub', "

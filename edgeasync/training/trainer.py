@@ -15,14 +15,14 @@ from edgeasync.data.dataset import Batch, Batches
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.policies.transforms import Conditions, Transform, apply_chain, plan_chain, state_vectors
 
-Gradient = Callable[[Vector, npt.NDArray[np.float32], Any, Vector], float]
-"""`gradient(parameters, x, y, out)` writes the mean loss's gradient to `out` and returns the loss."""
+Gradient = Callable[[Vector, npt.NDArray[np.float32], Any, Vector], float | None]
+"""`gradient(parameters, x, y, out)` writes the mean loss's gradient to `out` and returns the loss, if any."""
 
 
 class StepResult(msgspec.Struct, frozen=True, gc=False):
-    """What one local step saw: its mean loss and the number of examples."""
+    """What one local step saw: its mean loss, `None` if there is none to tell, and the number of examples."""
 
-    loss: float
+    loss: float | None
     examples: int
 
 
@@ -75,8 +75,8 @@ def take_local_steps(
     was done by then is returned, or `None` if nothing was.
 
     To stand for a slower device, every step is drawn out to `step_s_min` by `wait(remaining_s)`; `step_s` of
-    the result, mean seconds a step, includes it. `on_step` is called after each step. The variance is the
-    population's. Raises `ValueError` if `local_steps` is below 1.
+    the result, mean seconds a step, includes it. `on_step` is called after each step. Mean and variance, the
+    population's, are of the steps that have a loss. Raises `ValueError` if `local_steps` is below 1.
     """
     if local_steps < 1:
         raise ValueError(f"local_steps is {local_steps}; give 1 or more")
@@ -84,7 +84,7 @@ def take_local_steps(
     score = cast("ScoringTrainer", trainer).score() if scores else None
     examples, total_s = 0, 0.0
     # Welford 1962: sums of squares would cancel once the losses are nearly alike.
-    mean, squares, count = 0.0, 0.0, 0
+    mean, squares, count, losses = 0.0, 0.0, 0, 0
     while count < local_steps:
         if should_stop():
             return None
@@ -98,11 +98,16 @@ def take_local_steps(
             wait(remaining_s)
         total_s += clock() - started
         examples += result.examples
-        deviation = result.loss - mean
-        mean += deviation / count
-        squares += deviation * (result.loss - mean)
+        if result.loss is not None:
+            losses += 1
+            deviation = result.loss - mean
+            mean += deviation / losses
+            squares += deviation * (result.loss - mean)
         on_step()
-    return Trained(count, examples, mean, squares / count, total_s / count, score) if count else None
+    if not count:
+        return None
+    loss_mean, loss_variance = (mean, squares / losses) if losses else (None, None)
+    return Trained(count, examples, loss_mean, loss_variance, total_s / count, score)
 
 
 class GradientTrainer:

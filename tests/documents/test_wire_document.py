@@ -30,6 +30,7 @@ from edgeasync.protocol.messages import (
     Duplicate,
     Hello,
     ModelVersion,
+    Quarantine,
     RefusalCode,
     Rejected,
 )
@@ -69,7 +70,7 @@ def test_every_field_is_described_in_order_with_its_default(kind):
     check_fields(message, section(f"### {message.__name__} ({kind})"))
 
 
-@pytest.mark.parametrize("struct", [ModelVersion, DeviceProfile, Deltas, ParameterSpec, Parameter])
+@pytest.mark.parametrize("struct", [ModelVersion, DeviceProfile, Deltas, Quarantine, ParameterSpec, Parameter])
 def test_inner_arrays_are_described_in_order(struct):
     check_fields(struct, section(f"#### {struct.__name__}"))
 

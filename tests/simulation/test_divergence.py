@@ -69,6 +69,19 @@ class Elsewhere:
         return msgspec.structs.replace(result, loss=self.scale * result.loss)
 
 
+class Wordless:
+    """Trains as another trainer does, and tells no loss."""
+
+    def __init__(self, trainer):
+        self.trainer, self.spec = trainer, trainer.spec
+
+    def begin(self, parameters):
+        self.trainer.begin(parameters)
+
+    def step(self):
+        return StepResult(None, self.trainer.step().examples)
+
+
 class Spoiler:
     """Learns nothing, and moves the parameters by the same noise with every step."""
 
@@ -178,9 +191,21 @@ def test_a_fault_is_noticed_remedied_and_explained_and_the_target_is_reached(pol
         assert alarm["remedy"] == "quarantine"
         assert {"device-1": "times the fleet's median", "device-2": "not finite"}[name] in alarm["cause"]
 
+    states = {device["id"]: device["state"] for device in fleet.core.status(0.0)["devices"]}
+    assert {name for name, state in states.items() if state == "quarantined"} == set(before)
+
     assert fleet.train(UPDATES)
     assert fleet.accuracy() >= TARGET
     assert np.isfinite(fleet.hub.model).all()
+    for device in fleet.devices:
+        told = [tell for _, tell in device.told if tell.event in ("quarantined", "released")]
+        if device.device_id not in before:
+            assert told == [], "nobody else is told"
+            continue
+        (tell,) = told
+        assert tell.event == "quarantined"
+        assert shown[device.device_id]["cause"].partition(" times")[0].split()[0] in tell.detail
+        assert tell.detail.endswith("they do again after 10 in a row that are not alarming")
     assert {alarm["device"] for alarm in fleet.core.status(0.0)["alarms"]} == set(before), "it lasts"
     assert fleet.alarms("calm") == []
     assert {report.device_id for report in fleet.alarms()} == set(before), "nobody else is blamed"
@@ -211,6 +236,9 @@ def test_a_device_that_is_mended_counts_again():
     assert {report.device_id for report in fleet.alarms("calm")} == {"device-1", "device-2"}
     for name, count in zip(("device-1", "device-2"), counted, strict=True):
         assert members[name].updates_applied > count
+    for device in fleet.devices[:2]:
+        told = [tell.event for _, tell in device.told if tell.event in ("quarantined", "released")]
+        assert told == ["quarantined", "released"]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -324,3 +352,18 @@ def test_a_converged_fleet_stays_calm():
     assert fleet.train(6 * UPDATES)
     assert fleet.accuracy() >= TARGET
     assert fleet.core.updates_rejected < 0.02 * fleet.updates
+
+
+@both_policies
+@pytest.mark.parametrize("some", [False, True], ids=["all", "half"])
+def test_devices_that_tell_no_loss_train_and_nobody_is_alarmed(policy, some):
+    fleet = Fleet(policy, seed=3, started=0)
+    for number, device in enumerate(fleet.devices):
+        if not some or number % 2:
+            device._trainer = Wordless(device._trainer)
+        device.start()
+    assert fleet.train(UPDATES)
+    assert fleet.accuracy() >= TARGET
+    assert (fleet.core.updates_rejected, fleet.core.status(0.0)["alarms"]) == (0, [])
+    losses = [device["loss"] for device in fleet.core.status(0.0)["devices"]]
+    assert [loss is None for loss in losses] == [not some or number % 2 == 1 for number in range(8)]

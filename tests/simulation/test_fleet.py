@@ -1,18 +1,23 @@
 """The cores in virtual time: learning, unequal speeds, links, pieces, and exact repetition."""
 
 import hashlib
+import io
 
 import numpy as np
 import pytest
+from rich.console import Console
 from sklearn.datasets import load_digits
 
+from edgeasync.cli.status import describe_status
+from edgeasync.core import greeting
+from edgeasync.core.device_events import StopRequested
 from edgeasync.core.graph import ShippedGraph
 from edgeasync.core.settings import FLOAT32, HubCoreSettings, Limits, Liveness, StopCondition
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.data.partition import dirichlet
 from edgeasync.errors import GraphError
 from edgeasync.policies.aggregation import ImmediateAggregator
-from edgeasync.policies.frequency import FixedFrequency
+from edgeasync.policies.frequency import FixedFrequency, TimeFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
@@ -284,3 +289,123 @@ def test_a_changed_link_holds_for_what_has_not_left():
     assert not clock.run(lambda: "lost too" in arrived, 60.0)
     assert arrived["lost"] == pytest.approx(1.9 + 0.25 + 5.0), "it had left, and arrives"
     assert direction.bytes_sent == 300 + 400 + 500 + 500 + 500
+
+
+# -- versions of the protocol ------------------------------------------------------------------------------------
+
+
+class Idle:
+    """Takes steps on batches of eight, and learns nothing."""
+
+    def __init__(self, spec):
+        self.spec = spec
+
+    def begin(self, parameters):
+        pass
+
+    def step(self):
+        return StepResult(1.0, 8)
+
+
+class Wordless(Idle):
+    def step(self):
+        return StepResult(None, 8)
+
+
+def converse(monkeypatch, hub_speaks, kind):
+    """Let a device talk with a hub of these versions; return it, and the versions of headers up and down."""
+    monkeypatch.setattr(greeting, "PROTOCOL_VERSIONS", hub_speaks)
+    clock, spec, versions = VirtualClock(), MlpModel(inputs=2, hidden=(2,), classes=2).spec, {"up": [], "down": []}
+    hub = SimulatedHub(
+        clock,
+        spec=spec,
+        initial=np.zeros(spec.length, np.float32),
+        judgement=POLICY,
+        settings=HubCoreSettings(),
+        seed=0,
+    )
+    device = SimulatedDevice(clock, hub, "a", kind(spec), step_s=0.01, link=LinkProfile())
+    for name, way in (("up", device.up), ("down", device.down)):
+
+        def note(header, payload, arrive, send=way.send_message, seen=versions[name]):
+            seen.append((type(wire.decode(header)).__name__, header[1]))
+            send(header, payload, arrive)
+
+        way.send_message = note
+    device.start()
+    clock.run(lambda: hub.core.updates_applied >= 3, 60.0)
+    device.exchange.handle(StopRequested())
+    return device, hub, versions
+
+
+@pytest.mark.parametrize(("hub_speaks", "spoken"), [((1,), 1), ((1, 2), 2), ((2, 3), 2)])
+def test_a_device_speaks_what_the_hub_has_chosen(monkeypatch, hub_speaks, spoken):
+    _, hub, versions = converse(monkeypatch, hub_speaks, Idle)
+    assert hub.core.updates_applied >= 3
+    assert versions["up"][0] == ("Hello", 1), "which every hub reads"
+    assert {version for _, version in versions["up"][1:]} == {spoken}
+    assert {name for name, _ in versions["up"][1:]} >= {"Fetch", "Push", "Leave"}
+    assert {version for _, version in versions["down"]} == {spoken}
+
+
+def test_an_older_hub_is_not_sent_what_it_could_not_read(monkeypatch):
+    device, hub, _ = converse(monkeypatch, (1,), Wordless)
+    assert hub.core.updates_applied == 0
+    assert "install a newer edgeasync on the hub" in str(device.finished.error)
+    assert hub.core.messages_refused == 0
+
+
+# -- a time that was set ---------------------------------------------------------------------------------------
+
+
+def every_minute(**bounds):
+    """Return a fleet that is to exchange every 60 s, and how long the last exchanges of each device were apart."""
+    clock, spec = VirtualClock(), MlpModel(inputs=2, hidden=(2,), classes=2).spec
+    policy = Policy(
+        aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=TimeFrequency(seconds=60.0, **bounds)
+    )
+    hub = SimulatedHub(
+        clock,
+        spec=spec,
+        initial=np.zeros(spec.length, np.float32),
+        judgement=policy,
+        settings=HubCoreSettings(),
+        seed=0,
+    )
+    devices = [
+        SimulatedDevice(
+            clock, hub, f"device-{slowness}", Idle(spec), step_s=0.01 * slowness, link=LinkProfile(), examples=40
+        )
+        for slowness in (1, 2, 3)
+    ]
+    for device in devices:
+        device.start()
+    clock.run(lambda: False, 1200.0)
+    answered = [[at_s for at_s, tell in device.told if tell.event == "answered"] for device in devices]
+    return hub.core.status(clock.now_s), [times[-1] - times[-2] for times in answered]
+
+
+def test_a_time_that_is_set_is_kept():
+    status, apart_s = every_minute()
+    assert apart_s == pytest.approx([60.0] * 3, rel=0.01)
+    assert status["tempo"]["period_s"] == pytest.approx(60.0, rel=0.01)
+    assert (status["tempo"]["aim_s"], status["tempo"]["bound"]) == (60.0, "")
+
+
+@pytest.mark.parametrize(
+    ("bounds", "steps"),
+    [({"epochs_max": 8.0}, 40), ({"local_steps_max": 50}, 50)],
+    ids=["epochs_max", "local_steps_max"],
+)
+def test_what_is_shown_is_what_is_done(bounds, steps):
+    status, apart_s = every_minute(**bounds)
+    assert apart_s == pytest.approx([0.01 * steps, 0.02 * steps, 0.03 * steps], rel=0.01)
+    assert status["tempo"]["period_s"] == pytest.approx(0.02 * steps, rel=0.01)
+    assert (status["tempo"]["aim_s"], status["tempo"]["bound"]) == (60.0, next(iter(bounds)))
+    for device, found_s in zip(status["devices"], apart_s, strict=True):
+        assert device["period_s"] == pytest.approx(found_s, rel=0.01)
+        assert device["bound"] == next(iter(bounds))
+    words = f"not the 60.00 s aimed at: {next(iter(bounds))} holds"
+    console = Console(width=200, file=io.StringIO())
+    console.print(describe_status(status | {"address": "", "pid": 0}))
+    assert words in console.file.getvalue()

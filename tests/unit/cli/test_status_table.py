@@ -1,17 +1,19 @@
 """What `edgeasync status` tells people, on a terminal of 100 columns."""
 
 import io
+from typing import get_args
 
 import pytest
 from rich.console import Console
 
-from edgeasync.cli.status import REMEDIES, describe_status
+from edgeasync.cli.status import BOUNDS, REMEDIES, describe_status
+from edgeasync.core.events import Received
 from edgeasync.core.hub import HubCore
 from edgeasync.core.settings import HubCoreSettings
-from edgeasync.policies.frequency import Tempo
+from edgeasync.policies.frequency import Bound, Tempo
 from edgeasync.policies.monitor import Monitor, NotFiniteWatch, UpdateNormWatch
 from edgeasync.policies.policy import Policy
-from edgeasync.protocol.messages import ModelVersion
+from edgeasync.protocol.messages import Hello, ModelVersion
 from edgeasync.training.numpy_models import SoftmaxModel
 
 CAUSE = "updates point apart (mean cosine 0.05)"
@@ -105,14 +107,48 @@ def test_a_device_without_an_assignment_has_no_interval_yet():
     assert text.partition("next steps")[2].count("new") == 0
 
 
+def at_pace(core, name, period_s, bound=""):
+    """Let a device be there that exchanges so often, as its history has it."""
+    core.handle(Received(name.encode(), Hello((1,), name, name.encode() * 16, 1)), 0.0)
+    history = core.members.members[name].history
+    history.step_s, history.talk_s, history.assigned_steps, history.bound = 0.01, period_s - 0.1, 10, bound
+
+
 def test_the_tempo_of_the_fleet():
     core, _ = empty_status()
     core.judge.tempo = Tempo(period_s=0.52, gain=0.7, cause=CAUSE)
+    at_pace(core, "a", 0.52)
     core.judge.progress.learning_rate_factor = 0.5
     text = joined(shown(core.status(0.0) | {"address": "", "pid": 0}))
     assert f"fleet: period 520 ms, shortened to 70%: {CAUSE}" in text
     assert "the server's learning rate is at 0.5 of what was set" in text
     assert "warming up" not in text
+
+
+@pytest.mark.parametrize(
+    ("bounds", "named"),
+    [
+        (["", "", ""], ""),
+        (["epochs_max", "", ""], ""),
+        (["epochs_max", "epochs_max", ""], "epochs_max"),
+        (["epochs_max", "local_steps_max", "local_steps_max"], "local_steps_max"),
+    ],
+)
+def test_the_period_shown_is_the_one_in_force_and_the_bound_of_most_is_named(bounds, named):
+    core, _ = empty_status()
+    core.judge.tempo = Tempo(period_s=60.0)
+    for name, bound, period_s in zip("abc", bounds, (1.2, 1.3, 60.0), strict=True):
+        at_pace(core, name, period_s, bound)
+    status = core.status(0.0)
+    assert (status["tempo"]["period_s"], status["tempo"]["aim_s"], status["tempo"]["bound"]) == (1.3, 60.0, named)
+    assert [device["bound"] for device in status["devices"]] == bounds
+    text = joined(shown(status | {"address": "", "pid": 0}))
+    assert "fleet: period 1.30 s" in text
+    assert (f"not the 60.00 s aimed at: {named} holds" in text) == bool(named)
+
+
+def test_every_bound_has_words():
+    assert set(BOUNDS) == set(get_args(Bound)) - {""}
 
 
 def test_alarms_have_a_cause_and_a_remedy():

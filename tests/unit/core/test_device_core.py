@@ -60,6 +60,7 @@ from edgeasync.protocol.messages import (
     Ping,
     Pong,
     Push,
+    Quarantine,
     RefusalCode,
     Refuse,
     Rejected,
@@ -180,7 +181,7 @@ def one_assignment(number, ack):
 
 def test_the_happy_way():
     device = DeviceBench()
-    hello = Hello((1,), "pi-1", b"s" * 16, 3, profile=PROFILE)
+    hello = Hello((1, 2), "pi-1", b"s" * 16, 3, profile=PROFILE)
     assert device.effects == [Open(), Say(hello)]
     device.welcome(seq_last=6)
     assert device.kinds == [Tell, Join, Say]
@@ -232,6 +233,42 @@ def test_divergence_is_told_once_until_an_update_is_taken_again():
         told.append([effect.event for effect in device.effects if isinstance(effect, Tell)])
         device.give(Adopted(assignment(4, Ack(seq, outcome))))
     assert told == [["answered", "warning"], ["answered"], ["answered"], ["answered", "warning"]]
+
+
+CAUSE = Quarantine("the norm is 9 times the median", 10)
+
+
+@pytest.mark.parametrize(
+    ("quarantine", "words"),
+    [
+        (CAUSE, "the norm is 9 times the median; they do again after 10 in a row that are not alarming"),
+        (None, "the hub does not say why; they do again later"),
+    ],
+    ids=["told why", "by an older hub"],
+)
+def test_a_quarantine_is_told_once_and_so_is_its_end(quarantine, words):
+    device = DeviceBench().training()
+    told = []
+    for seq, outcome in enumerate([Rejected("quarantined")] * 2 + [Applied(3)] * 2, start=1):
+        device.trained()
+        ack = Ack(seq, outcome, quarantine if isinstance(outcome, Rejected) else None)
+        device.assigned(4, ack)
+        told += [effect for effect in device.effects if isinstance(effect, Tell) and effect.event != "answered"]
+        device.give(Adopted(assignment(4, ack)))
+    assert told == [
+        Tell("quarantined", f"the updates of this device do not count: {words}"),
+        Tell("released", "the updates of this device count again"),
+    ]
+
+
+def test_a_device_that_is_put_aside_says_why_and_until_when():
+    device = DeviceBench().welcome()
+    device.hears(Refuse("quarantined", "pi-1 sent too much that is malformed", 30.0))
+    assert [(effect.event, effect.detail) for effect in device.effects if isinstance(effect, Tell)] == [
+        ("warning", "pi-1 sent too much that is malformed"),
+        ("quarantined", "pi-1 sent too much that is malformed; trying again in 30 s"),
+        ("disconnected", "pi-1 sent too much that is malformed"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -1166,3 +1203,46 @@ def test_an_update_is_said_once_it_is_kept(seq):
     assert device.pushed == ([7] if seq == 7 else [])
     device.hears(Leave("stopping"))
     assert device.give(Kept(7)).effects == []
+
+
+# -- an update without a loss, and a hub that does not know such -----------------------------------------------
+
+
+WITHOUT_LOSS = Trained(8, 64, None, None, 0.125)
+
+
+def test_an_update_without_a_loss_is_pushed_as_it_is():
+    device = DeviceBench().welcome(protocol_version=2).assigned().give(Adopted(assignment()))
+    device.give(WITHOUT_LOSS)
+    (effect,) = device.effects
+    assert (effect.push.loss_mean, effect.push.loss_variance, effect.push.score) == (None, None, None)
+
+
+def test_a_hub_that_asks_for_a_loss_is_told_apart():
+    device = DeviceBench().welcome().assigned().give(Adopted(assignment()))
+    device.give(WITHOUT_LOSS)
+    (finish,) = device.effects
+    assert isinstance(finish.error, RefusedError)
+    assert "protocol version 1" in str(finish.error)
+    assert "install a newer edgeasync on the hub" in str(finish.error)
+
+
+def test_a_version_that_was_not_offered_ends_the_device():
+    (finish,) = DeviceBench().welcome(protocol_version=7).effects
+    assert isinstance(finish.error, RefusedError)
+    assert "protocol version 7" in str(finish.error)
+
+
+@pytest.mark.parametrize(
+    ("later", "earlier", "losses"),
+    [
+        ((1.0, 0.5), (None, None), (1.0, 0.5)),
+        ((None, None), (3.0, 0.5), (3.0, 0.5)),
+        ((None, None), (None, None), (None, None)),
+        ((1.0, 0.0), (3.0, 0.0), (2.0, 1.0)),
+    ],
+)
+def test_steps_without_a_loss_say_nothing_of_those_that_have_one(later, earlier, losses):
+    whole = Trained(8, 64, *later, 0.125).after(Trained(8, 64, *earlier, 0.125))
+    assert (whole.local_steps, whole.examples) == (16, 128)
+    assert (whole.loss_mean, whole.loss_variance) == losses

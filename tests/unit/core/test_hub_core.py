@@ -149,7 +149,7 @@ def test_eight_retired_states_are_remembered(hub_bench):
 @pytest.mark.parametrize(
     ("versions", "fingerprint", "code"),
     [
-        ((2, 3), None, "protocol_version"),
+        ((3, 4), None, "protocol_version"),
         ((1,), "0" * 32, "model_mismatch"),
         ((2, 1), None, None),
         ((1,), "own", None),
@@ -161,6 +161,13 @@ def test_what_a_device_must_share(hub_bench, versions, fingerprint, code):
     hub.give(Received(b"x", Hello(versions, "a", b"s" * 16, 1, fingerprint=fingerprint)))
     assert hub.refused == code
     assert bool(hub.sessions) == (code is None)
+
+
+@pytest.mark.parametrize(("spoken", "chosen"), [((1,), 1), ((1, 2), 2), ((2, 7, 1), 2)])
+def test_the_hub_chooses_the_newest_version_that_both_speak(hub_bench, spoken, chosen):
+    hub = hub_bench()
+    hub.give(Received(b"x", Hello(spoken, "a", b"s" * 16, 1)))
+    assert hub.one(Send).message.protocol_version == chosen
 
 
 def test_a_hub_uses_only_codecs_that_the_device_named(hub_bench):
@@ -642,6 +649,7 @@ def test_status_is_the_contract(hub_bench):
                 "loss": 0.5,
                 "assigned_steps": 16,
                 "why": "fixed",
+                "bound": "",
                 "step_s": 0.25,
                 "talk_s": 0.0,
                 "talk_share": 0.0,
@@ -653,7 +661,7 @@ def test_status_is_the_contract(hub_bench):
                 "bandwidth_bytes_per_s": 0,
             }
         ],
-        "tempo": {"period_s": 4.0, "gain": 1.0, "cause": "", "warming_up": False},
+        "tempo": {"period_s": 4.0, "aim_s": 4.0, "bound": "", "gain": 1.0, "cause": "", "warming_up": False},
         "fleet": {"staleness_mean": 0.0, "agreement": None, "loss": 0.5, "loss_variance": 0.25},
         "learning_rate_factor": 1.0,
         "rollbacks": 0,

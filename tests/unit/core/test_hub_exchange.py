@@ -533,3 +533,45 @@ def test_a_whole_model_is_not_taken_from_a_codec_that_does_not_bear_it():
         )  # fmt: skip
         assert isinstance(bench.say(b"pi", push, payload), answer)
     assert bench.exchange.core.version == 1
+
+
+# -- versions of the protocol ----------------------------------------------------------------------------------
+
+
+class Headers(Notes):
+    """Keeps the versions of the headers, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.versions = []
+
+    def send(self, peer, header, payload):
+        super().send(peer, header, payload)
+        self.versions.append((type(self.sent[-1][1]).__name__, header[1]))
+
+
+@pytest.mark.parametrize(("spoken", "chosen"), [((1,), 1), ((1, 2), 2)])
+def test_a_member_is_spoken_to_in_the_version_it_was_welcomed_in(spoken, chosen):
+    bench = Bench()
+    bench.notes = bench.exchange._shell = Headers()
+    bench.exchange._outbox._send = bench.notes.send
+    bench.exchange.on_message(b"a", wire.encode(Hello(spoken, "a", b"a" * 16, 1), 1), None, 0.0)
+    session = bench.notes.sent[-1][1].session
+    for message in (Fetch(session), Ping(session, 1.0, 0), Fetch(b"?" * 16), Fetch(session)):
+        bench.exchange.on_message(b"a", wire.encode(message, chosen), None, 1.0)
+    kinds = ["Welcome", "Assignment", "Pong", "Refuse", "Assignment"]
+    assert bench.notes.versions == [(kind, chosen) for kind in kinds]
+
+
+def test_strangers_and_newer_versions_are_answered_in_the_first():
+    bench = Bench()
+    bench.notes = bench.exchange._shell = Headers()
+    bench.exchange._outbox._send = bench.notes.send
+    bench.exchange.on_message(b"a", wire.encode(Ping(b"?" * 16, 1.0, 0), 2), None, 0.0)
+    bench.exchange.on_message(b"b", wire.encode(Hello((7,), "b", b"b" * 16, 1), 7), None, 0.0)
+    bench.exchange.on_message(b"c", wire.encode(Hello((7,), "c", b"c" * 16, 1), 1), None, 0.0)
+    assert bench.notes.versions == [("Refuse", 1)] * 3
+    refusals = [message for _, message in bench.notes.sent]
+    assert [refuse.code for refuse in refusals] == ["unknown_session", "protocol_version", "protocol_version"]
+    assert refusals[1].sentence == "protocol version 7 is not 1 or 2; install the same edgeasync on both"
+    assert "speaks protocol version 1 or 2, the device 7; install" in refusals[2].sentence

@@ -204,6 +204,30 @@ def test_a_device_can_make_the_hub_return_too(hub_bench):
     assert hub.core.judge.guard.rollbacks == 1
 
 
+def test_a_device_in_quarantine_is_shown_and_told_why_and_until_when(hub_bench):
+    monitor = Monitor(watch=(NotFiniteWatch(count_max=2),), calm_updates=3)
+    hub = joined(hub_bench, policy(monitor=monitor), "ab")
+
+    def told(**fields):
+        push(hub, "a", **fields)
+        ack = hub.one(Assign).ack
+        state = hub.core.status(0.0)["devices"][0]["state"]
+        assert (state == "quarantined") == (ack.quarantine is not None)
+        return ack.quarantine and ack.quarantine.calm_updates
+
+    bad = {"norm": math.nan}
+    assert [told(**bad), told(**bad), told(), told(**bad), told(**bad)] == [None, 3, 2, 1, 3]
+    assert hub.one(Assign).ack.outcome == Rejected("not_finite")
+    assert "its last 2 updates or their losses are not finite" in hub.one(Assign).ack.quarantine.cause
+    again = hub.make_push("a", hub.core.members.members["a"].seq_last)
+    hub.give(PushArrived(hub.peers["a"], again, next(hub.handles), 1.0))
+    assert hub.one(Assign).ack.quarantine.calm_updates == 3, "of an answer that was lost, too"
+    assert [told(), told(), told(), told()] == [2, 1, None, None]
+    push(hub, "b")
+    assert hub.one(Assign).ack.quarantine is None
+    assert [device["state"] for device in hub.core.status(0.0)["devices"]] == ["training", "training"]
+
+
 @pytest.mark.parametrize("remedy", ["rollback", "quarantine"])
 def test_the_first_updates_are_looked_at_again_once_there_are_others_to_compare_them_with(hub_bench, remedy):
     monitor = Monitor(watch=(UpdateNormWatch(remedy=remedy), LossWatch()))
@@ -439,6 +463,52 @@ def test_of_those_folded_together_the_best_counts_for_all(hub_bench):
     assert hub.one(Fold).measure
     hub.core.handle(Folded(2, 1.0), 0.0)
     assert math.isnan(hub.core.judge.fleet.agreement), "of one update there is no cosine"
+
+
+SILENT = {"loss_mean": None, "loss_variance": None}
+
+
+@pytest.mark.parametrize("parts", [{"take": "better"}, {"take": "best"}, {"behind_max": 1.5}])
+def test_who_tells_no_loss_is_behind_nobody(hub_bench, parts):
+    hub = joined(hub_bench, policy(**parts), "abc")
+    for _ in range(3):
+        assert push(hub, "a", **SILENT) is None
+    assert scored(hub, "b1 c5") == ["c5"]
+    assert push(hub, "a", **SILENT) is None
+    hub.core.judge.retune(hub.core.members.live_histories(), 3)
+    assert hub.core.judge.freeze().score_best == 0.1
+
+
+def test_of_those_folded_together_one_without_a_loss_is_not_the_best(hub_bench):
+    hub = joined(hub_bench, policy(take="best", aggregate=BufferedAggregator(count=2)), "ab")
+    push(hub, "a", **SILENT)
+    push(hub, "b", loss_mean=9.0)
+    assert hub.one(Fold).weights == (0.0, pytest.approx(1.0))
+    push(hub, "a", **SILENT)
+    push(hub, "b", **SILENT)
+    assert hub.one(Fold).weights == (0.5, 0.5), "nobody knows which is the best"
+
+
+@pytest.mark.parametrize(
+    ("parts", "stop", "waits"),
+    [
+        ({}, {"loss": 0.1}, "stop.loss"),
+        ({"plateau": Plateau()}, {}, "plateau"),
+        ({"plateau": Plateau()}, {"loss": 0.1}, "stop.loss and plateau"),
+        ({}, {}, None),
+    ],
+)
+def test_a_loss_that_nobody_tells_ends_nothing_and_that_is_said_once(hub_bench, parts, stop, waits):
+    hub = joined(hub_bench, policy(**parts), "a", stop=stop, evaluate_every_updates=2)
+    warnings = []
+    for _ in range(8):
+        assert push(hub, **SILENT) is None
+        warnings += [report.detail for report in hub.all_of(Report) if report.event == "warning"]
+    wanted = f"no device tells a loss, so {waits} cannot be judged: give evaluation.data"
+    assert warnings == ([wanted] if waits else [])
+    assert not hub.core.stopped
+    assert hub.core.status(0.0)["evaluation"] is None
+    assert hub.core.status(0.0)["devices"][0]["loss"] is None
 
 
 @pytest.mark.parametrize("parts", [{"take": "better"}, {"behind_max": 1.5}])

@@ -633,7 +633,7 @@ def test_when_the_faults_end_everybody_trains_again(seed):
         assert node.start == start, f"{node.name} had to be started again"
         assert node.trained >= trained + 3, node.name
         assert world.hub.updates_applied >= updates_applied + 9
-    states = [row["state"] for row in world.hub.status(world.now_s)["devices"]]
+    states = [member.state for member in world.hub.members.members.values()]
     assert states == ["training"] * len(NAMES)
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from edgeasync.policies.frequency import (
     AGREEMENT_MIN,
     GAIN_MIN,
+    STEPS_MAX,
     AdaptiveFrequency,
     FixedFrequency,
     Tempo,
@@ -33,7 +34,7 @@ def asked(controller, history, **tempo):
 
 def adaptive(**parts):
     """The controller with round numbers, whatever its defaults are."""
-    usual = {"local_steps_min": 8, "talk_share": 0.33, "talk_share_max": 0.5, "epochs_max": 4.0}
+    usual = {"period_steps_min": 8, "talk_share": 0.33, "talk_share_max": 0.5, "epochs_max": 4.0}
     return AdaptiveFrequency(**usual | parts)
 
 
@@ -61,7 +62,9 @@ FIXED, TIME, ADAPTIVE = FixedFrequency(local_steps=5), timed(), adaptive()
         (TIME, device(0.3), {}, 26, "10 s as set"),
         (TIME, device(0.25, 9.9), {}, 1, "a single step; 10 s as set"),
         (TIME, device(0.25, 99.0), {}, 1, "a single step; 10 s as set"),
-        (TIME, device(1e-9, 0.0), {}, 100_000, "at most 100000 steps; 10 s as set"),
+        (TIME, device(2**-16, 0.0), {}, 655_360, "10 s as set"),
+        (TIME, device(1e-9, 0.0), {}, 2**31, "at most 2147483648 steps; 10 s as set"),
+        (TimeFrequency(seconds=60.0), device(0.03, 0.0, examples=40, batch_examples=8.0), {}, 2000, "60 s as set"),
         (timed(local_steps_max=12), device(0.25), {}, 12, "at most 12 steps; 10 s as set"),
         (TIME, device(0.25, examples=64, batch_examples=16.0), {}, 16, "at most 4 passes over its 64 examples"),
         (TIME, device(0.25, examples=8, batch_examples=64.0), {}, 2, "at most 4 passes over its 8 examples"),
@@ -71,8 +74,8 @@ FIXED, TIME, ADAPTIVE = FixedFrequency(local_steps=5), timed(), adaptive()
         (TIME, device(0.25), {"haste": 0.5}, 16, "10 s as set; hurried against divergence"),
         (ADAPTIVE, DeviceHistory(), {"period_s": 6.0}, 8, "first measurement"),
         (ADAPTIVE, device(), {}, 8, "first measurement"),
-        (adaptive(local_steps_max=4, local_steps_min=1), DeviceHistory(), {}, 4, "first measurement"),
-        (adaptive(local_steps_min=20), DeviceHistory(), {}, 20, "first measurement"),
+        (adaptive(local_steps_max=4, period_steps_min=1), DeviceHistory(), {}, 4, "first measurement"),
+        (adaptive(period_steps_min=20), DeviceHistory(), {}, 20, "first measurement"),
         (ADAPTIVE, device(), {"period_s": 6.0}, 20, "period 6 s"),
         (ADAPTIVE, device(), {"period_s": 6.0, "gain": 0.5, "cause": "x"}, 20, "period 6 s, shortened: x"),
         (ADAPTIVE, device(0.01), {"period_s": 6.0}, 128, "at most 128 steps; period 6 s"),
@@ -93,6 +96,40 @@ FIXED, TIME, ADAPTIVE = FixedFrequency(local_steps=5), timed(), adaptive()
             "slow link: talking takes 5 s, at most 20% of its time",
         ),
         (ADAPTIVE, device(0.2, 2.8), {"period_s": 6.0}, 16, "period 6 s"),
+        # The least holds whatever else would have fewer, but for what the device allows.
+        (
+            adaptive(local_steps_min=4),
+            device(9.0),
+            {"period_s": 6.0},
+            4,
+            "at least 4 steps; period 6 s",
+        ),
+        (adaptive(local_steps_min=4), device(), {"period_s": 6.0}, 20, "period 6 s"),
+        (adaptive(local_steps_min=9), DeviceHistory(), {}, 9, "first measurement"),
+        (
+            adaptive(local_steps_min=4),
+            device(1.2),
+            {"period_s": 6.0, "haste": 0.5},
+            4,
+            "at least 4 steps; period 6 s; hurried against divergence",
+        ),
+        (timed(local_steps_min=4), device(0.25, 9.9), {}, 4, "at least 4 steps; 10 s as set"),
+        (timed(local_steps_min=9), DeviceHistory(), {}, 9, "first measurement"),
+        (
+            timed(local_steps_min=4),
+            device(0.25, examples=8, batch_examples=64.0),
+            {},
+            4,
+            "at least 4 steps; at most 4 passes over its 8 examples",
+        ),
+        (
+            timed(local_steps_min=40),
+            device(0.25, assigned_steps=8),
+            {},
+            40,
+            "at least 40 steps; on its way; 10 s as set",
+        ),
+        (timed(local_steps_min=40), device(0.25, local_steps_max=6), {}, 6, "the device allows 6 steps"),
     ],
 )
 def test_local_steps_by_hand(controller, history, tempo, steps, why):
@@ -112,8 +149,19 @@ histories = st.builds(
 )
 controllers = (
     st.builds(FixedFrequency, local_steps=st.integers(1, 1000))
-    | st.builds(TimeFrequency, seconds=st.floats(0.01, 1e4), local_steps_max=st.integers(1, 1000))
-    | st.builds(AdaptiveFrequency, local_steps_min=st.integers(1, 50), local_steps_max=st.integers(50, 1000))
+    | st.builds(
+        TimeFrequency,
+        seconds=st.floats(0.01, 1e4),
+        local_steps_min=st.integers(1, 20),
+        local_steps_max=st.none() | st.integers(20, 1000),
+        epochs_max=st.none() | st.floats(0.1, 100.0),
+    )
+    | st.builds(
+        AdaptiveFrequency,
+        period_steps_min=st.integers(1, 50),
+        local_steps_min=st.integers(1, 20),
+        local_steps_max=st.integers(50, 1000),
+    )
 )
 
 
@@ -122,16 +170,20 @@ def test_local_steps_stay_within_every_bound(controller, history, tempo):
     local_steps, why = asked(controller, history, period_s=tempo.period_s, gain=tempo.gain, haste=tempo.haste)
     assert why
     before = history.assigned_steps if history.updates else 0
-    most = getattr(controller, "local_steps_max", 0) or controller.local_steps
+    most = STEPS_MAX if isinstance(controller, TimeFrequency) else 0
+    most = getattr(controller, "local_steps_max", 0) or most or controller.local_steps
     if history.step_s and not isinstance(controller, FixedFrequency) and tempo.period_s and history.batch_examples:
-        passes = controller.epochs_max * history.examples / history.batch_examples
+        passes = (controller.epochs_max or math.inf) * history.examples / history.batch_examples
         most = min(most, max(2.0, passes)) if history.examples else most
-    assert 1 <= local_steps <= max(most, math.ceil(before / 2))
+    least = getattr(controller, "local_steps_min", 1)
+    assert 1 <= local_steps <= max(least, most, math.ceil(before / 2))
     if before:
-        assert local_steps <= 2 * before
+        assert local_steps <= max(least, 2 * before)
     if history.local_steps_max:
-        assert local_steps <= history.local_steps_max
-    elif before:
+        assert min(least, history.local_steps_max) <= local_steps <= history.local_steps_max
+        return
+    assert local_steps >= least
+    if before:
         assert 2 * local_steps >= before
 
 
@@ -150,11 +202,11 @@ UNEQUAL = [device(0.1, 1.0), device(0.2, 2.0), device(0.4, 4.0), DeviceHistory(t
         (ADAPTIVE, [DeviceHistory(talk_s=9.0)], Tempo(5.0), 5.0),
         (ADAPTIVE, UNEQUAL, Tempo(), 2.0 / 0.33),
         (adaptive(talk_share=0.5), UNEQUAL, Tempo(), 4.0),
-        (adaptive(local_steps_min=100), UNEQUAL, Tempo(), 22.0),
+        (adaptive(period_steps_min=100), UNEQUAL, Tempo(), 22.0),
         (ADAPTIVE, [device(0.2, 0.1)], Tempo(), 1.7),
         # 2 s of talking stay; of the other 1.6 s a gain of 0.49 leaves 0.7 of it by this look.
         (
-            adaptive(talk_share=0.5, talk_share_max=0.6, local_steps_min=50),
+            adaptive(talk_share=0.5, talk_share_max=0.6, period_steps_min=50),
             UNEQUAL,
             Tempo(9.0, 0.49),
             9.0,
@@ -362,3 +414,28 @@ def test_a_link_ten_times_slower_makes_one_device_speak_more_rarely_and_no_other
     others = [number for number in range(7) if number not in (2, 3)]
     assert [loop.steps[number] for number in others] == [settled[number] for number in others]
     assert all(history.talk_share <= 0.5 + 1e-9 for history in loop.histories)
+
+
+# -- what keeps a device from what is aimed at -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("controller", "history", "tempo", "bound"),
+    [
+        (FIXED, device(), {}, ""),
+        (TIME, DeviceHistory(), {}, ""),
+        (TIME, device(0.25), {}, ""),
+        (TIME, device(0.25, 9.9), {}, "local_steps_min"),
+        (timed(local_steps_min=9), device(0.25, 9.0), {}, "local_steps_min"),
+        (timed(local_steps_max=12), device(0.25), {}, "local_steps_max"),
+        (TIME, device(0.25, examples=64, batch_examples=16.0), {}, "epochs_max"),
+        (TIME, device(0.25, assigned_steps=15), {}, "change"),
+        (TIME, device(0.25, assigned_steps=99), {}, "change"),
+        (TIME, device(0.25, local_steps_max=20), {}, "device"),
+        (ADAPTIVE, device(), {"period_s": 6.0}, ""),
+        (ADAPTIVE, device(0.01), {"period_s": 6.0}, "local_steps_max"),
+        (ADAPTIVE, device(0.2, 5.0), {"period_s": 6.0}, ""),
+    ],
+)
+def test_the_bound_that_holds_is_named(controller, history, tempo, bound):
+    assert controller.interval(history, Tempo(**tempo)).bound == bound

@@ -71,6 +71,20 @@ def test_a_score_is_the_devices_own_or_its_loss():
     assert scores == [0.5, 0.1, math.inf, math.inf]
 
 
+def test_an_update_without_a_loss_is_no_fault():
+    history, fleet = DeviceHistory(), FleetHistory()
+    for _ in range(5):
+        observe(history, loss_mean=None, loss_variance=None)
+        look(fleet, loss_mean=None, loss_variance=None, score=history.score)
+    assert history.not_finite_run == 0
+    assert math.isnan(history.score)
+    assert (fleet.losses, fleet.loss_variances, fleet.scores) == ([], [], [])
+    observe(history, loss_mean=None, loss_variance=None, score=0.25)
+    assert history.score == 0.25
+    observe(history, loss_mean=None, loss_variance=None, norm=math.nan)
+    assert history.not_finite_run == 1
+
+
 @given(
     st.lists(
         st.fixed_dictionaries(

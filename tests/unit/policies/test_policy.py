@@ -14,7 +14,7 @@ from edgeasync.policies.frequency import AdaptiveFrequency, FixedFrequency, Temp
 from edgeasync.policies.history import DeviceHistory
 from edgeasync.policies.monitor import GradientNormWatch, LossWatch, Monitor
 from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import DelayCompensation, Plateau, Policy, WarmUp
+from edgeasync.policies.policy import DelayCompensation, Plateau, Policy, WarmUp, upgraded
 from edgeasync.policies.staleness import PolynomialStaleness, Staleness
 from edgeasync.runtime.hub_settings import HubSettings
 
@@ -115,6 +115,14 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
         (
             {"frequency": {"kind": "adaptive", "local_steps_min": 200}},
             "frequency: local_steps_min (200) is over local_steps_max (128)",
+        ),
+        (
+            {"frequency": {"kind": "adaptive", "period_steps_min": 200}},
+            "frequency: period_steps_min (200) is over local_steps_max (128)",
+        ),
+        (
+            {"frequency": {"kind": "time", "local_steps_min": 9, "local_steps_max": 8}},
+            "frequency: local_steps_min (9) is over local_steps_max (8)",
         ),
         (
             {"frequency": {"kind": "adaptive", "talk_share": 0.7}},
@@ -305,3 +313,21 @@ def test_every_part_comes_back_from_its_table():
         SynchronousAggregator(count=3, deadline_s=9.0, weigh_by="examples", balance=0.5),
     ):
         assert convert(to_table(Policy(aggregate=aggregate)), Policy, where="again").aggregate == aggregate
+
+
+def test_a_table_of_format_1_is_read_under_the_names_of_now():
+    adaptive = {"kind": "adaptive", "local_steps_min": 7}
+    assert upgraded({"frequency": adaptive, "warm_up": {"updates": 5, "frequency": adaptive}}) == {
+        "frequency": {"kind": "adaptive", "period_steps_min": 7},
+        "warm_up": {"updates": 5, "frequency": {"kind": "adaptive", "period_steps_min": 7}},
+    }
+    for same in (
+        None,
+        7,
+        {},
+        {"warm_up": None},
+        {"frequency": 7},
+        {"frequency": {"kind": "adaptive"}},
+        {"frequency": {"kind": "time", "local_steps_max": 7}},
+    ):
+        assert upgraded(same) == same

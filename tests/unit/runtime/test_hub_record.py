@@ -1,15 +1,26 @@
 """The settings that a run's folder keeps, to go on with it from anywhere."""
 
+import asyncio
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
-from edgeasync.config import convert, read_toml
+from edgeasync.config import Section, convert, read_toml
+from edgeasync.core.settings import HubCoreSettings
 from edgeasync.errors import ConfigError, StorageError
+from edgeasync.policies.frequency import Interval
+from edgeasync.policies.monitor import Monitor
+from edgeasync.policies.optimizers import SGD
+from edgeasync.policies.policy import DelayCompensation, Plateau, Policy, WarmUp, check_recordable
 from edgeasync.runtime.graph_model import FORWARD_FILE
-from edgeasync.runtime.hub import RECORD_FILE
-from edgeasync.runtime.hub_settings import HubSettings, read_record
+from edgeasync.runtime.hub import RECORD_FILE, Hub
+from edgeasync.runtime.hub_settings import RECORD_FORMAT, HubSettings, read_record
+from edgeasync.runtime.local import train_locally
+from edgeasync.training.numpy_models import SoftmaxModel
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "hub.toml"
 ONNX = {"model": {"kind": "onnx", "file": "m.onnx"}, "evaluation": {"data": "held-out.npz"}, "hub": {"run": "r"}}
@@ -26,7 +37,9 @@ def run_folder(path, settings, *, checkpoint=True):
 def test_a_record_has_every_setting_with_whole_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = convert(ONNX | {"checkpoint": {"keep": 5, "recovery": "best"}}, HubSettings, where="test")
-    found = convert(msgspec.json.decode(settings.record()), HubSettings, where="test")
+    table = msgspec.json.decode(settings.record())
+    assert table.pop("format") == RECORD_FORMAT
+    found = convert(table, HubSettings, where="test")
     assert found.model.file == str(tmp_path / "m.onnx")
     assert found.evaluation.data == str(tmp_path / "held-out.npz")
     assert found.hub.run == str(tmp_path / "r")
@@ -59,3 +72,88 @@ def test_what_cannot_be_gone_on_with(tmp_path):
     (run / RECORD_FILE).write_bytes(b'{"hub": {"colour": "red"}}')
     with pytest.raises(ConfigError, match="colour"):
         read_record(run)
+    for written in (3, 0, "2", None):
+        (run / RECORD_FILE).write_bytes(msgspec.json.encode({"format": written}))
+        with pytest.raises(StorageError, match=f"is of format {written}, .* start the version of edgeasync that"):
+            read_record(run)
+
+
+# -- a policy that cannot be kept ------------------------------------------------------------------------------
+
+
+class Own:
+    """A controller that the library does not know."""
+
+    def retune(self, tempo, fleet, devices):
+        return tempo
+
+    def interval(self, device, tempo):
+        return Interval(3, "mine")
+
+
+class OwnSection(Section, frozen=True, tag_field="kind", tag="fixed"):
+    """One that would be read back as another."""
+
+    local_steps: int = 16
+    retune, interval = Own.retune, Own.interval
+
+
+class OwnSgd(SGD, frozen=True):
+    """One that is an SGD, and more."""
+
+
+@dataclass(frozen=True)
+class OwnWatch:
+    remedy: str = "alert"
+    scope: str = "fleet"
+
+
+class Judged:
+    """All the parts of a policy, and no `Policy`."""
+
+    def __getattr__(self, name):
+        return getattr(Policy(), name)
+
+
+OWN = {
+    "policy.frequency: <": Policy(frequency=Own()),
+    "policy.frequency: OwnSection": Policy(frequency=OwnSection()),
+    "policy.staleness: <function": Policy(staleness=lambda staleness: 1.0),
+    "policy.optimizer: ": Policy(optimizer=(OwnSgd(),)),
+    "policy.monitor: ": Policy(monitor=Monitor(watch=(OwnWatch(),))),
+    "policy: Judged": Judged(),
+}
+
+
+class Still:
+    spec = SoftmaxModel(inputs=2, classes=2).spec
+
+
+@pytest.mark.parametrize(("words", "policy"), OWN.items(), ids=OWN)
+def test_a_part_of_ones_own_is_refused_before_the_folder_is_touched(words, policy, tmp_path):
+    wanted = f"{re.escape(words)}.* cannot name it, .* 'edgeasync policies'"
+    with pytest.raises(ConfigError, match=wanted):
+        Hub(
+            spec=Still.spec,
+            initial=lambda: np.zeros(Still.spec.length, np.float32),
+            judgement=policy,
+            bind="tcp://127.0.0.1:*",
+            run=tmp_path / "run",
+            settings=HubCoreSettings(),
+        )
+    with pytest.raises(ConfigError, match=wanted):
+        asyncio.run(
+            train_locally(
+                [Still()], np.zeros(Still.spec.length, np.float32), tmp_path / "run", updates=1, policy=policy
+            )
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_whatever_the_library_has_can_be_kept():
+    for policy in (
+        Policy(),
+        Policy(optimizer=[SGD()], monitor=Monitor(watch=[]), behind_max=10),
+        Policy(warm_up=WarmUp(updates=5), plateau=Plateau(), compensation=DelayCompensation()),
+    ):
+        check_recordable(policy)

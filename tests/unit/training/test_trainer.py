@@ -212,3 +212,13 @@ def test_a_state_of_another_trainer_is_refused():
         with pytest.raises(ValueError, match="other arrays"):
             trainer.restore(state)
     trainer.restore(trainer.state())
+
+
+@pytest.mark.parametrize(
+    ("losses", "mean", "variance"),
+    [([None, None], None, None), ([None, 1.0, None, 3.0], 2.0, 1.0), ([2.0, None], 2.0, 0.0)],
+)
+def test_a_step_need_not_have_a_loss(losses, mean, variance):
+    result = FakeTrainer(losses).run(len(losses))
+    assert result.local_steps == len(losses)
+    assert (result.loss_mean, result.loss_variance) == (mean, variance)

@@ -1,0 +1,210 @@
+"""What an older version of edgeasync wrote is read by this one: every fixture of every format opens as it was.
+
+`tests/support/write_formats.py` has written them, each with the code of its time. Who raises the version of a
+format adds the fixtures of the new one; the last test here asks for them.
+"""
+
+import asyncio
+import json
+import shutil
+from functools import partial
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from edgeasync.cli.output import Printer
+from edgeasync.cli.replay import replay_run
+from edgeasync.core import sealed
+from edgeasync.durable import checkpoint, journal, spool_file
+from edgeasync.durable.checkpoint import Manifest
+from edgeasync.durable.recovery import read_rules
+from edgeasync.durable.spool import DeviceFolder
+from edgeasync.durable.spool_file import SpoolFile
+from edgeasync.durable.story import Story, Update
+from edgeasync.errors import ProtocolError, StorageError
+from edgeasync.protocol import wire
+from edgeasync.protocol.messages import PROTOCOL_VERSION
+from edgeasync.runtime.hub import RECORD_FILE
+from edgeasync.runtime.hub_settings import RECORD_FORMAT, read_record
+from edgeasync.runtime.model_file import MODEL_FILE, load_model
+from edgeasync.runtime.runs import list_runs
+from tests.support.write_formats import EXPECTED_FILE, FOLDER, MODEL, POLICY, fields_of, make_spool
+
+RUNS = sorted(path.name for path in FOLDER.glob("run-*"))
+DEVICES = sorted(path.name for path in FOLDER.glob("device-*"))
+WIRES = sorted(path.name for path in FOLDER.glob("wire-*.json"))
+
+
+@pytest.fixture(params=RUNS)
+def run(request, tmp_path):
+    """A copy of a run, under the name `first`."""
+    shutil.copytree(FOLDER / request.param, tmp_path / "runs" / "first")
+    return tmp_path / "runs" / "first"
+
+
+def expected_of(run):
+    return json.loads((run / EXPECTED_FILE).read_text())
+
+
+def test_a_run_tells_its_story_to_the_bit(run):
+    story = Story(run)
+    lines = []
+    try:
+        assert story.tell(lambda line: lines.append(line) or True) == 0
+        summary = story.summary()
+    finally:
+        story.close()
+    expected = expected_of(run)
+    for key in ("version", "lineage", "model_xxh3", "updates_applied", "updates_rejected", "updates_buffered"):
+        assert summary[key] == expected[key], key
+    assert {device["id"]: device["seq_last"] for device in summary["devices"]} == expected["devices"]
+    assert [line.device for line in lines if line.event == "alarm"] == expected["in_quarantine"]
+    assert {line.outcome for line in lines if isinstance(line, Update)} >= {"applied", "buffered", "rejected"}
+
+
+@pytest.mark.parametrize(("name", "silent"), [("run-1", False), ("run-2", True)])
+def test_a_story_has_the_losses_that_were_told(name, silent, capsys):
+    replay_run(FOLDER / name, None, None, None, Printer(json=True))
+    updates = [line for line in map(json.loads, capsys.readouterr().out.splitlines()) if "seq" in line]
+    told = {update["device"]: update["loss"] is not None for update in updates}
+    assert told == {"device-0": True, "device-1": not silent, "device-2": False}, "the last tells NaN"
+    replay_run(FOLDER / name, None, None, None, Printer(json=False))
+    assert ("no loss" in capsys.readouterr().out) == silent
+
+
+def test_rules_that_could_not_be_written_down_are_refused_by_name():
+    manifest = Manifest(
+        format=1, software="", fingerprint="", lineage="", version=0, journal=0, now_s=0.0, updates_applied=0,
+        created_s=0.0, rules={"policy": None},
+    )  # fmt: skip
+    with pytest.raises(
+        StorageError, match=r"checkpoint-1: .* a policy of its own code, .*; choose another run folder"
+    ):
+        read_rules(manifest, "checkpoint-1")
+
+
+def test_a_run_is_listed_without_trouble(run):
+    (summary,) = list_runs(run.parent)
+    assert summary.trouble == []
+    assert summary.checkpoints == len(list(run.glob("checkpoint-*.json")))
+
+
+def test_a_hub_goes_on_from_a_run_by_its_own_settings(run):
+    settings = read_record(run)
+    assert settings.policy.frequency.period_steps_min == POLICY.frequency.period_steps_min
+    reports = []
+
+    def on_report(report):
+        reports.append((report.event, report.detail))
+        if report.event == "resumed":
+            asyncio.get_running_loop().call_soon(hub.request_stop)
+
+    hub = settings.make_hub(on_report)
+    assert asyncio.run(hub.run()) == "stopping"
+    expected = expected_of(run)
+    assert [event for event, _ in reports if event == "warning"] == []
+    # The update that waited becomes a last version as the hub ends.
+    assert hub.core.version == expected["version"] + 1
+    assert hub.core.updates_applied == expected["updates_applied"] + expected["updates_buffered"]
+    assert hub.core.updates_rejected == expected["updates_rejected"]
+    assert {m.device_id: m.seq_last for m in hub.core.members.members.values()} == expected["devices"]
+    assert load_model(run / MODEL_FILE, MODEL.spec)[1] == hub.core.version
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_device_is_known_again_and_repeats_its_update(name, tmp_path):
+    state = shutil.copytree(FOLDER / name, tmp_path / "state")
+    folder = DeviceFolder(state)
+    identity = folder.open("device-1")
+    folder.close()
+    assert (identity.state_id, identity.start) == ("5" * 32, 4)
+    found, expected = SpoolFile(state, identity.state_id).read(), make_spool()
+    assert (found.model, found.push, bytes(found.payload)) == (expected.model, expected.push, expected.payload)
+    np.testing.assert_array_equal(found.residual, expected.residual)
+    assert found.trainer.keys() == expected.trainer.keys()
+    for key, array in expected.trainer.items():
+        np.testing.assert_array_equal(found.trainer[key], array)
+
+
+@pytest.mark.parametrize("name", WIRES)
+def test_a_message_says_what_it_said(name):
+    for line in json.loads((FOLDER / name).read_text()):
+        message = wire.decode(bytes.fromhex(line["header"]))
+        assert type(message).__name__ == line["message"]
+        assert said(fields_of(message), line["fields"]) == line["fields"]
+
+
+def said(found, expected):
+    """Return what was found without the fields at the end of each array that there were not yet."""
+    if isinstance(expected, list):
+        return [said(*pair) for pair in zip(found, expected, strict=False)]
+    return found
+
+
+# -- what is newer, or older than can be read ------------------------------------------------------------------
+
+
+def test_a_journal_of_a_newer_version_is_refused_by_name(run):
+    path = run / "journal-00000001"
+    content = bytearray(path.read_bytes())
+    content[8:12] = (99).to_bytes(4, "little")
+    content[20:28] = wire.checksum(bytes(content[:20])).to_bytes(8, "little")
+    path.write_bytes(content)
+    with pytest.raises(StorageError, match=r"journal format 99, .* start the version of edgeasync that wrote it"):
+        asyncio.run(read_record(run).make_hub().run())
+
+
+def test_a_checkpoint_of_a_newer_version_is_refused_by_name(run):
+    for path in run.glob("checkpoint-*.json"):
+        path.write_bytes(path.read_bytes().replace(b'{"format":', b'{"format":99'))
+    with pytest.raises(
+        StorageError, match=r"checkpoint format 99., .* start the version of edgeasync that wrote it"
+    ):
+        asyncio.run(read_record(run).make_hub().run())
+
+
+def test_an_update_that_a_newer_version_kept_is_put_aside_by_name(tmp_path):
+    file = SpoolFile(tmp_path, "5" * 32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "encode", partial(wire.encode, version=99))
+        file.write(make_spool())
+    with pytest.raises(ProtocolError, match="protocol version 99 is not 1 or 2"):
+        file.read()
+
+
+# -- the rule --------------------------------------------------------------------------------------------------
+
+
+def versions():
+    """Return the versions of every format that there are fixtures of."""
+    found = {name: set() for name in ("journal", "checkpoint", "state", "record", "spool", "wire")}
+    for run in RUNS:
+        for path in (FOLDER / run).iterdir():
+            if path.name.startswith("journal-"):
+                found["journal"].add(int.from_bytes(path.read_bytes()[8:12], "little"))
+            elif path.name.startswith("checkpoint-") and path.suffix == ".json":
+                found["checkpoint"].add(json.loads(path.read_bytes())["format"])
+            elif path.name == RECORD_FILE:
+                found["record"].add(json.loads(path.read_bytes()).get("format", 1))
+            elif path.name.startswith("checkpoint-"):
+                scalars = safetensors.numpy.load_file(path)["scalars"].tobytes()
+                found["state"].add(int.from_bytes(scalars[:2], "big"))
+    for device in DEVICES:
+        with safetensors.safe_open(FOLDER / device / "spool.safetensors", framework="numpy") as file:
+            found["spool"].add(int(file.metadata()["format"].rpartition("-")[2]))
+    for name in WIRES:
+        found["wire"] |= {bytes.fromhex(line["header"])[1] for line in json.loads((FOLDER / name).read_text())}
+    return found
+
+
+def test_there_is_a_fixture_of_every_version_up_to_the_one_that_is_written():
+    newest = {
+        "journal": journal._FORMAT,
+        "checkpoint": checkpoint.FORMAT,
+        "state": sealed.FORMAT,
+        "record": RECORD_FORMAT,
+        "spool": int(spool_file.SPOOL_FORMAT.rpartition("-")[2]),
+        "wire": PROTOCOL_VERSION,
+    }
+    assert versions() == {name: set(range(1, version + 1)) for name, version in newest.items()}

@@ -1,0 +1,216 @@
+"""Writes one example of everything durable, and of every message: every later version must read it.
+
+    python -m tests.support.write_formats 2
+
+writes `run-2/`, `device-2/` and `wire-2.json` into `tests/fixtures/formats`, each unless it is there. What is
+there is never written again: an older version wrote it. Who raises the version of a format adds the next one.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import xxhash
+
+from edgeasync.core.device_spool import ModelKey, Spool
+from edgeasync.core.settings import CheckpointSettings, HubCoreSettings, Liveness
+from edgeasync.data.dataset import Dataset, batches
+from edgeasync.durable.disk import FolderDisk
+from edgeasync.durable.spool import DeviceIdentity
+from edgeasync.durable.spool_file import SpoolFile
+from edgeasync.policies.frequency import AdaptiveFrequency
+from edgeasync.policies.monitor import Monitor, NotFiniteWatch, UpdateNormWatch
+from edgeasync.policies.optimizers import SGD
+from edgeasync.policies.policy import Policy
+from edgeasync.protocol import wire
+from edgeasync.protocol.messages import (
+    MESSAGES,
+    Ack,
+    Assignment,
+    Credit,
+    Deltas,
+    DeviceProfile,
+    Duplicate,
+    Fetch,
+    FetchGraph,
+    Graph,
+    Hello,
+    Leave,
+    ModelVersion,
+    Piece,
+    Ping,
+    Pong,
+    Push,
+    Quarantine,
+    Refuse,
+    Rejected,
+    Status,
+    StatusRequest,
+    Welcome,
+)
+from edgeasync.runtime.hub import RECORD_FILE
+from edgeasync.runtime.hub_settings import HubSection, HubSettings
+from edgeasync.runtime.model_file import MODEL_FILE, save_model
+from edgeasync.simulation.clock import VirtualClock
+from edgeasync.simulation.fleet import SimulatedDevice
+from edgeasync.simulation.hub import SimulatedHub
+from edgeasync.simulation.link import LinkProfile
+from edgeasync.training.numpy_models import SoftmaxModel
+from edgeasync.training.trainer import GradientTrainer, StepResult
+
+FOLDER = Path(__file__).parents[1] / "fixtures" / "formats"
+EXPECTED_FILE = "expected.json"
+"""What the hub that wrote a run held at the end, beside the run."""
+
+MODEL = SoftmaxModel(inputs=3, classes=2)
+POLICY = Policy(
+    frequency=AdaptiveFrequency(period_steps_min=4, local_steps_max=64),
+    monitor=Monitor(watch=(NotFiniteWatch(count_max=2), UpdateNormWatch())),
+)
+CHECKPOINT = CheckpointSettings(every="12 updates", keep=2)
+UPDATES = 20
+
+STATE_ID = "5" * 32
+SESSION = bytes(range(16))
+VERSION = ModelVersion("00c0ffee00c0ffee", 41)
+PROFILE = DeviceProfile("aarch64", 4, 1 << 30, 500, "edgeasync 0.1.0", 64)
+
+
+class Diverging(GradientTrainer):
+    """A trainer whose losses are no numbers."""
+
+    def step(self):
+        return StepResult(float("nan"), super().step().examples)
+
+
+class Wordless(GradientTrainer):
+    """A trainer that tells no loss."""
+
+    def step(self):
+        return StepResult(None, super().step().examples)
+
+
+def write_run(folder):
+    """Write a run: a checkpoint, a journal behind it, a device in quarantine, and an update that waits."""
+    folder.mkdir(parents=True)
+    clock = VirtualClock()
+    settings = HubCoreSettings(checkpoint=CHECKPOINT, liveness=Liveness(heartbeat_s=5.0, lease_s=15.0))
+    hub = SimulatedHub(
+        clock,
+        spec=MODEL.spec,
+        initial=MODEL.initial(0),
+        judgement=POLICY,
+        settings=settings,
+        seed=1,
+        disk=FolderDisk(folder),
+    )
+    for number, kind in enumerate((GradientTrainer, Wordless, Diverging)):
+        generator = np.random.default_rng(number)
+        x = generator.normal(size=(40, 3)).astype(np.float32)
+        data = batches(Dataset(x, (x[:, 0] > 0).astype(np.int64)), 8, seed=number)
+        trainer = kind(MODEL.spec, MODEL.gradient, (SGD(learning_rate=0.1),), data)
+        link, step_s = LinkProfile(1e6, 1e6, 0.01), 0.01 * (number + 1)
+        device = SimulatedDevice(
+            clock, hub, f"device-{number}", trainer, step_s=step_s, link=link, examples=40, seed=number
+        )
+        device.start()
+    core = hub.core
+    assert clock.run(lambda: core.updates_applied >= UPDATES and len(core.judge) > 0, 60.0)
+    clock.run(lambda: hub.log.durable == hub.log.last, clock.now_s + 1.0)
+    record = HubSettings(
+        model=MODEL,
+        hub=HubSection(bind="tcp://127.0.0.1:*", run="/runs/first"),
+        policy=POLICY,
+        checkpoint=CHECKPOINT,
+        liveness=settings.liveness,
+    ).record()
+    (folder / RECORD_FILE).write_bytes(record)
+    save_model(folder / MODEL_FILE, MODEL.spec, hub.model, lineage=core.lineage, version=core.version)
+    expected = {
+        "version": core.version,
+        "lineage": core.lineage,
+        "model_xxh3": xxhash.xxh3_64_hexdigest(hub.model.data),
+        "updates_applied": core.updates_applied,
+        "updates_rejected": core.updates_rejected,
+        "updates_buffered": len(core.judge),
+        "devices": {member.device_id: member.seq_last for member in core.members.members.values()},
+        "in_quarantine": [alarm.device_id for alarm in core.judge.guard.alarms],
+    }
+    (folder / EXPECTED_FILE).write_text(json.dumps(expected, indent=1) + "\n")
+
+
+def make_spool():
+    """Return what a device kept of an update that has no answer yet."""
+    payload = bytes(range(40))
+    push = Push(
+        SESSION, 7, VERSION, 8, 64, 0.5, 0.25, 0.125, "int8", wire.checksum(payload), len(payload), steps_ahead=2
+    )
+    trainer = {"count": np.array([5]), "optimizer.0": np.ones(3, np.float32)}
+    return Spool(ModelKey("a" * 32, None, "delta"), push, payload, np.array([0.5, -1.0, 2.0], np.float32), trainer)
+
+
+def write_device(folder):
+    """Write a device's state folder, as `spool = "full"` keeps it."""
+    folder.mkdir(parents=True)
+    (folder / "identity.json").write_bytes(msgspec.json.encode(DeviceIdentity("device-1", STATE_ID, 3)))
+    SpoolFile(folder, STATE_ID).write(make_spool())
+
+
+def make_messages():
+    """Return one of every message, no field of it at its default where it has one."""
+    ack = Ack(7, Duplicate(Rejected("stale")))
+    return [
+        Hello(
+            (1, 2), "device-1", bytes.fromhex(STATE_ID), 3, SESSION, 6, PROFILE, ("identity", "int8"), "a" * 32,
+            1 << 18,
+        ),
+        Welcome(
+            SESSION, MODEL.spec, {"local": {"batch_size": 8}}, 6, "int8", 5.0, 15.0, 1 << 20, "b" * 64, 4096,
+            "model", "always", 0.5, 16, 2,
+        ),
+        Fetch(SESSION, VERSION, 99),
+        Push(SESSION, 7, VERSION, 16, 512, None, None, 0.0625, "int8+zstd", 99, 12, 3, 0.75, 2),
+        Ack(6, Rejected("quarantined"), Quarantine("its norm is 9 times the median", 10)),
+        Assignment(VERSION, 16, "int8", 99, 24, 3, ack, Deltas(40, (12, 12), 98, "float16"), "float16"),
+        Piece(3, 1 << 20, 97),
+        Credit(3, 1 << 20),
+        Ping(SESSION, 12.5, 160, 0.25),
+        Pong(12.5),
+        Leave("stopping", SESSION),
+        Refuse("busy", "the hub is busy; try again", 0.5),
+        StatusRequest(),
+        Status(),
+        FetchGraph(SESSION),
+        Graph("b" * 64, 96, 4096, 4),
+    ]  # fmt: skip
+
+
+def fields_of(message):
+    """Return a message's fields as JSON has them; bytes in hexadecimal."""
+    fields = msgspec.to_builtins(message, builtin_types=(bytes,))
+    return json.loads(json.dumps(fields, default=bytes.hex))
+
+
+def write_wire(path):
+    """Write every message as a header frame in hexadecimal, with what it says."""
+    messages = make_messages()
+    assert [type(message) for message in messages] == list(MESSAGES.values())
+    lines = [
+        {"message": type(message).__name__, "fields": fields_of(message), "header": wire.encode(message).hex()}
+        for message in messages
+    ]
+    path.write_text("[\n" + ",\n".join(json.dumps(line) for line in lines) + "\n]\n")
+
+
+def main(number):
+    """Write what is not there yet."""
+    kinds = ((write_run, f"run-{number}"), (write_device, f"device-{number}"), (write_wire, f"wire-{number}.json"))
+    for write, name in kinds:
+        if not (FOLDER / name).exists():
+            write(FOLDER / name)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
