@@ -55,7 +55,10 @@ class TransferMoved(msgspec.Struct, frozen=True, gc=False):
 
 
 class Trained(msgspec.Struct, frozen=True, gc=False):
-    """The assigned local steps are done. The loss's mean and variance, and the score, may be infinite or NaN."""
+    """The assigned local steps are done. The loss's mean and variance, and the score, may be infinite or NaN.
+
+    `checksum` is that of the payload, once the update is coded.
+    """
 
     local_steps: int
     examples: int
@@ -63,6 +66,7 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
     loss_variance: float
     step_s: float
     score: float | None = None
+    checksum: int = 0
 
     def after(self, earlier: "Trained") -> "Trained":
         """Return what both make together; the losses' variance as Chan et al. 1983 join two."""
@@ -77,6 +81,7 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
             loss_variance=(1.0 - share) * earlier.loss_variance + share * self.loss_variance + spread,
             step_s=(1.0 - share) * earlier.step_s + share * self.step_s,
             score=self.score,
+            checksum=self.checksum,
         )
 
 

@@ -51,4 +51,5 @@ def make_welcome(
         error_feedback=settings.codec.error_feedback,
         residual_decay=settings.codec.residual_decay,
         overlap_steps_max=judgement.overlap_steps_max,
+        checksum_last=0 if member.outcome_last is None else member.checksum_last,
     )

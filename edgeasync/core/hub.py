@@ -372,7 +372,7 @@ class HubCore:
         self._progress(member, now_s, effects)
         outcome = self._decide(member, push, event, now_s, effects)
         member.seq_last = push.seq
-        member.outcome_last = outcome
+        member.outcome_last, member.checksum_last = outcome, push.checksum
         ack = Ack(push.seq, outcome)
         if isinstance(outcome, Buffered) and self.judge.aggregate.answer == "at_flush":
             member.waiting = True

@@ -75,10 +75,10 @@ class Checks:
 
     # -- updates ---------------------------------------------------------------------------------------------
 
-    def pushed(self, device, digest, push):
+    def pushed(self, device, push):
         """Take note of an update that a device has made, perhaps once more; return its mark."""
         mark = (device.device_id, device._trainer.updates)
-        return self._marks.setdefault((device.device_id, digest, repr(push.loss_mean)), mark)
+        return self._marks.setdefault((device.device_id, push.checksum, repr(push.loss_mean)), mark)
 
     def before_event(self, hub, event):
         push = getattr(event, "push", None)

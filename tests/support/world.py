@@ -153,7 +153,7 @@ class WatchedDevice(SimulatedDevice):
             return effects
 
         def watched_push(message):
-            self.mark = self.world.checks.pushed(self, exchange._checksum, message)
+            self.mark = self.world.checks.pushed(self, message)
             push(message)
 
         exchange.core.handle, exchange._push = watched, watched_push
@@ -420,7 +420,7 @@ class World:
     def is_plain(self):
         """Whether nothing but the plan of faults makes things difficult."""
         small = self.marks.spec.nbytes < UNUSED
-        return small and self.hub.sync_s < 0.01 and not self.forgets and not self.background
+        return small and self.hub.sync_s < 0.01 and not self.background
 
     @property
     def training(self):
