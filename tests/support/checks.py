@@ -10,10 +10,14 @@ import numpy as np
 import xxhash
 
 from edgeasync.core.effects import Report, Restore
+from edgeasync.core.scribe import CHECKPOINT_MODELS
 from edgeasync.core.state import freeze
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Ack, Applied, Assignment, Duplicate, ModelVersion, Rejected
 from tests.support.marks import SLOTS
+
+HEADERS = 1.25
+"""What records take on the disk for each byte that is in them, headers included."""
 
 MESSAGES_HELD_MAX = 40
 """Messages that may wait for the disk, for each device: answers, and refusals behind them."""
@@ -72,6 +76,8 @@ class Checks:
         self._parents = {}
         """By lineage: the one that it branched off, and the last version they share."""
         self._assigned = {}
+        self._grown = self._grown_max = 0
+        """Bytes written to the journal while the last checkpoint was, and while any was, at most."""
 
     # -- updates ---------------------------------------------------------------------------------------------
 
@@ -214,6 +220,15 @@ class Checks:
         """Return the marks of the updates that wait to be folded."""
         return {self.memory.handles[handle] for handle in core.judge.handles}
 
+    def checkpoint_begins(self):
+        """The hub has a checkpoint written: no other is begun until it is."""
+        self._grown = 0
+
+    def journal_grows(self, nbytes):
+        """So much was written to the journal while a checkpoint was being written."""
+        self._grown += nbytes
+        self._grown_max = max(self._grown_max, self._grown)
+
     def noted(self, number, core):
         """Take note of what the core is after an entry of the log."""
         self.memory.states[number] = xxhash.xxh3_64_digest(freeze(core))
@@ -340,8 +355,10 @@ class Checks:
         # The best and those kept; and one that was under way when the hub died for the last time.
         assert all(len(kind) <= settings.keep + 1 for kind in kinds), f"there are {kinds}"
         journal = sum(disk.size(name) for name in names if name.startswith("journal-"))
+        # What two checkpoints cover is gone. The next is due at so much, but not while one is being written.
+        interval = max(settings.journal_bytes_max, CHECKPOINT_MODELS * world.marks.spec.nbytes) + self._grown_max
         # The segment that is being written stays, however large it may become.
-        most = 3 * (settings.journal_bytes_max + 4 * world.marks.spec.nbytes + world.segment_bytes_max)
+        most = HEADERS * (2 * interval + world.segment_bytes_max)
         assert journal <= most, f"the journal has {journal} bytes, over {most}"
 
     def _in_the_model(self):

@@ -102,6 +102,9 @@ MUTANTS = {
     "the journal is never dropped": (
         Change(JournalWriter, "drop_through", "while self._segments:", "while False:"),
     ),
+    "no checkpoint is written when the journal has grown": (
+        Change(HubExchange, "on_durable", "self._scribe.wants_checkpoint", "False"),
+    ),
     "old checkpoints are kept": (
         Change(CheckpointStore, "_prune", "len(usable) > self._keep", "False"),
     ),

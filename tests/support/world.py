@@ -324,8 +324,11 @@ class WatchedHub(SimulatedHub):
         append = log.append
 
         def watched_append(entry, payload):
+            before = log.bytes_appended
             append(entry, payload)
             self._checks.noted(log.last, core)
+            if self.exchange._saving:
+                self._checks.journal_grows(log.bytes_appended - before)
 
         log.append = watched_append
 
@@ -343,6 +346,10 @@ class WatchedHub(SimulatedHub):
     def _tick(self, due_s):
         super()._tick(due_s)
         self._checks.after_step(self)
+
+    def save(self, state):
+        self._checks.checkpoint_begins()
+        super().save(state)
 
     def run_in_background(self, work, then):
         self.after(FOLD_S, lambda: super(WatchedHub, self).run_in_background(work, then))
