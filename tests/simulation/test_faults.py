@@ -129,7 +129,7 @@ def test_every_plan_has_a_crash_of_a_device_and_of_the_hub():
 
 
 class Script:
-    """A world without chance: a few devices and a plan. With `forgets` the hub has no place for the last of them."""
+    """A world without chance: a few devices and a plan. With `forgets` the hub has no place for one of them."""
 
     def __init__(self, *faults, forgets=False):
         worlds = ((seed, World(seed, journal=False)) for seed in range(1000))
@@ -265,7 +265,7 @@ def test_a_broken_connection_is_made_again():
 
 @pytest.mark.parametrize("late_s", [0.2, 0.3])
 def test_greetings_that_come_twice_do_not_go_on_without_end(late_s):
-    """Each gets a session and ends the one before, so that a late one makes the hub refuse what the device says."""
+    """Each gets a session and ends the one before: a late one makes the hub refuse what the device says."""
     twice = Trouble(repeated=1.0, late=1.0, late_s=late_s)
     script = Script(At(3.0, BadLink("device-1", 2.0, twice, "up")), At(3.01, BreakConnection("device-1")))
     script.until_s(8.0)

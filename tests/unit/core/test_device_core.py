@@ -391,7 +391,7 @@ def test_malformed_is_told_and_tried_again():
 
 @pytest.mark.parametrize("code", ["unknown_session", "sequence"])
 def test_a_hub_that_forgot_is_greeted_on_a_fresh_connection(code):
-    """On the old one more refusals may be on their way, of what was said before: each would void the next session."""
+    """On the old one more refusals may be on their way: each would void the session that comes next."""
     device = DeviceBench().training().trained()
     device.hears(Refuse(code, "say hello"))
     assert device.kinds == [Close, Tell]
