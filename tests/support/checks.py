@@ -69,6 +69,8 @@ class Checks:
         """All that ever left the hub: device, number, mark and outcome."""
         self._made = set()
         """Lineages and versions that were made, other than in a replay."""
+        self._grown = self._grown_max = 0
+        """Bytes written to the journal while the last checkpoint was, and while any was, at most."""
         self._models = {}
         """By lineage and version: the hash of the model."""
         self._published = {}
@@ -76,8 +78,6 @@ class Checks:
         self._parents = {}
         """By lineage: the one that it branched off, and the last version they share."""
         self._assigned = {}
-        self._grown = self._grown_max = 0
-        """Bytes written to the journal while the last checkpoint was, and while any was, at most."""
 
     # -- updates ---------------------------------------------------------------------------------------------
 
