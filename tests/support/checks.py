@@ -10,14 +10,10 @@ import numpy as np
 import xxhash
 
 from edgeasync.core.effects import Report, Restore
-from edgeasync.core.scribe import CHECKPOINT_MODELS
 from edgeasync.core.state import freeze
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Ack, Applied, Assignment, Duplicate, ModelVersion, Rejected
 from tests.support.marks import SLOTS
-
-HEADERS = 1.25
-"""What records take on the disk for each byte that is in them, headers included."""
 
 MESSAGES_HELD_MAX = 40
 """Messages that may wait for the disk, for each device: answers, and refusals behind them."""
@@ -355,10 +351,10 @@ class Checks:
         # The best and those kept; and one that was under way when the hub died for the last time.
         assert all(len(kind) <= settings.keep + 1 for kind in kinds), f"there are {kinds}"
         journal = sum(disk.size(name) for name in names if name.startswith("journal-"))
-        # What two checkpoints cover is gone. The next is due at so much, but not while one is being written.
-        interval = max(settings.journal_bytes_max, CHECKPOINT_MODELS * world.marks.spec.nbytes) + self._grown_max
-        # The segment that is being written stays, however large it may become.
-        most = HEADERS * (2 * interval + world.segment_bytes_max)
+        # While a checkpoint is being written no other is begun, however much comes in. The segment that is being
+        # written stays, however large it may become.
+        interval = settings.journal_bytes_max + 4 * world.marks.spec.nbytes + self._grown_max
+        most = 3 * (interval + world.segment_bytes_max)
         assert journal <= most, f"the journal has {journal} bytes, over {most}"
 
     def _in_the_model(self):
