@@ -131,8 +131,6 @@ class DeviceCore:
         self._adopting: Assignment | None = None
         self._duplicate_refusals = 0
         self._diverged = self._busy = self._in_quarantine = False
-        self._unknown = False
-        """Whether the hub has said that it does not know this device's session, and not welcomed it since."""
         self._link_at_s = self._work_at_s = self._ping_at_s = self._heard_s = 0.0
 
     @property
@@ -271,19 +269,16 @@ class DeviceCore:
     def _greet(self, now_s: float) -> list[DeviceEffect]:
         self.link = "greeting"
         self._link_at_s = now_s + GREETING_S
-        self._unanswered.heard = 0
-        silent_s = now_s - self._heard_s
-        silent = self.welcome is None or silent_s >= self.welcome.lease_s
-        return [Open(), Say(self._hello(forgotten=silent or self._unknown))]
+        return [Open(), Say(self._hello())]
 
-    def _hello(self, *, forgotten: bool) -> Hello:
+    def _hello(self) -> Hello:
         return Hello(
             protocol_versions=PROTOCOL_VERSIONS,
             device_id=self.device_id,
             state_id=self._state_id,
             start=self._start,
             session=None if self.welcome is None else self.welcome.session,
-            seq_answered=self._unanswered.claim(forgotten=forgotten),
+            seq_answered=self._unanswered.claim(),
             profile=self._profile,
             codecs=self._codecs,
             fingerprint=self._fingerprint,
@@ -313,8 +308,8 @@ class DeviceCore:
         return effects + self._train_on()
 
     def _welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:
-        if self.link != "greeting" or welcome.seq_last < self._unanswered.heard:
-            return []  # on one connection numbers never go back: it answers an earlier greeting
+        if self.link != "greeting":
+            return []
         if welcome.protocol_version not in PROTOCOL_VERSIONS:
             return self._finish(
                 "protocol_version",
@@ -335,7 +330,6 @@ class DeviceCore:
                 "raise [agent] graph_bytes_max if you trust the hub"
             )
         self.link = "joined"
-        self._unknown = False
         self.welcome = welcome
         self.push_codec = welcome.push_codec
         self._duplicate_refusals = 0
@@ -344,7 +338,7 @@ class DeviceCore:
         effects: list[DeviceEffect] = [Tell("joined", f"as {self.device_id}")]
         if self._unanswered.drop_foreign(welcome):
             effects.append(PutAside("an update of another model than this hub's"))
-        if dropped := self._unanswered.agree(welcome.seq_last):
+        if dropped := self._unanswered.agree(welcome.seq_last, welcome.checksum_last):
             effects.append(Tell("warning", dropped))
         if self.work == "pushing" and self._unanswered.push is None:
             self.work = "idle"
@@ -374,12 +368,8 @@ class DeviceCore:
                 self._busy = True
                 return self._train_on()
             case "unknown_session" | "sequence":
-                if self.link != "joined":
-                    return []
-                self.link = "greeting"
-                self._unknown = True
-                self._link_at_s = now_s + GREETING_S
-                return [Say(self._hello(forgotten=True))]
+                # On this connection more of them may be on their way, and would void each session there is next.
+                return self._go_offline(now_s, refuse.sentence) if self.link == "joined" else []
             case "malformed":
                 self._work_at_s = now_s + BACKOFF_MAX_S * self._random.uniform(0.5, 1.0)
                 return [Tell("warning", f"the hub could not read a message: {refuse.sentence}")]
@@ -479,7 +469,7 @@ class DeviceCore:
             loss_variance=result.loss_variance,
             step_s=result.step_s,
             codec=self.push_codec,
-            checksum=0,
+            checksum=result.checksum,
             payload_bytes=0,
             score=result.score,
             steps_ahead=0 if ahead is None else ahead.local_steps,

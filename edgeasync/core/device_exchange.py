@@ -147,7 +147,6 @@ class DeviceExchange:
         self._payload: wire.Buffer = b""
         self._codec: Codec | None = None
         self._random = np.random.Generator(np.random.PCG64(core.random_seed))
-        self._checksum = 0
         self._keeps = keeps
         self._kept_seq = self._keeping_seq = 0
         self._recalled: Spool | None = None
@@ -155,7 +154,7 @@ class DeviceExchange:
     def recall(self, spool: Spool) -> None:
         """Before `begin`: go on with what was kept before this start."""
         self._recalled = spool
-        self._payload, self._checksum, self._kept_seq = spool.payload, spool.push.checksum, spool.push.seq
+        self._payload, self._kept_seq = spool.payload, spool.push.seq
         self.core.recall(spool.push, spool.model)
 
     def begin(self) -> None:
@@ -333,9 +332,9 @@ class DeviceExchange:
             return used, payload, wire.checksum(payload)
 
         def encoded(coded: tuple[Codec, wire.Buffer, int]) -> None:
-            self._codec, self._payload, self._checksum = coded
+            self._codec, self._payload, checksum = coded
             self._kept_seq, self._recalled = 0, None
-            self.handle(trained)
+            self.handle(msgspec.structs.replace(trained, checksum=checksum))
 
         self._shell.run_in_background(encode, encoded)
 
@@ -357,9 +356,7 @@ class DeviceExchange:
     def _push(self, push: Push) -> None:
         assert self.core.welcome is not None
         assert self._codec is not None
-        push = msgspec.structs.replace(
-            push, codec=self._codec.name, checksum=self._checksum, payload_bytes=len(self._payload)
-        )
+        push = msgspec.structs.replace(push, codec=self._codec.name, payload_bytes=len(self._payload))
         if self._keeps and self._kept_seq != push.seq:
             self._keep(push, ModelKey.of(self.core.welcome))
             return

@@ -9,15 +9,15 @@ from edgeasync.protocol.messages import Ack, Duplicate, Outcome, Push, Welcome
 class UnansweredPush:
     """`push`, until it is answered or given up, and `seq_last`, the last number that was answered.
 
-    `heard` is the last number that the hub has named on the connection there is: it never goes back on one.
-
-    The hub's record of the numbers is what counts. A hub that has none takes the device's word, so the device
-    must not give away a number under which its update may have counted without it knowing.
+    The hub's record is what counts: the last number, and the checksum of the update that had it. The number alone
+    does not name an update, since a hub that was put back to an older state sees numbers used again. A hub without
+    a record takes the device's word, so the device must not give away a number under which its update may have
+    counted without it knowing.
     """
 
     def __init__(self) -> None:
         self.push: Push | None = None
-        self.seq_last = self.heard = 0
+        self.seq_last = 0
         self._said = False
         self._recalled: ModelKey | None = None
 
@@ -38,14 +38,14 @@ class UnansweredPush:
             self._said = True
         return self.push
 
-    def claim(self, *, forgotten: bool) -> int:
-        """Return what to say to a hub is the last number answered; `forgotten` if it may not know the device.
+    def claim(self) -> int:
+        """Return what to say to a hub is the last number answered.
 
-        Only such a hub believes it. It may have counted the update before it forgot the device, so the number
-        after that is claimed: what the hub then says tells it from one that knows, and nothing counts twice.
+        Only a hub that does not know the device believes it. It may have counted the update before it forgot the
+        device, so the number after that is claimed: what the hub then says tells it from one that knows, and
+        nothing counts twice.
         """
-        doubtful = self._said and (forgotten or self._recalled is not None)
-        return self.push.seq + 1 if doubtful and self.push is not None else self.seq_last
+        return self.push.seq + 1 if self._said and self.push is not None else self.seq_last
 
     def drop_foreign(self, welcome: Welcome) -> bool:
         """Drop an update from before this start unless it is of what this hub trains; return whether it was."""
@@ -54,30 +54,33 @@ class UnansweredPush:
             self.push = None
         return foreign
 
-    def agree(self, seq_last: int) -> str:
-        """Take the hub's word for the last number it answered; return why the update is dropped, if it is."""
-        push = self.push
-        self._recalled = None
-        self.heard = seq_last
-        if push is not None and seq_last == push.seq:
-            return ""  # it was answered: its outcome will be repeated
+    def agree(self, seq_last: int, checksum_last: int | None) -> str:
+        """Take the hub's word for the last update it answered; return why the one here is dropped, if it is.
+
+        Without a checksum, from a hub that names none, the number has to do.
+        """
+        push, self._recalled = self.push, None
         self.seq_last = seq_last
         if push is None:
             return ""
-        if push.seq > seq_last:
-            # By more than one: the hub was put back to an older state, and remembers less than it had answered.
-            self.push = msgspec.structs.replace(push, seq=seq_last + 1)
-            return ""
-        # It forgot this device, or a copy of the device went further. The push may have counted, so it must not
-        # get a new number.
-        self.push = None
-        return f"the hub is past push {push.seq} and cannot say whether it counted: it is dropped"
+        recorded = seq_last == push.seq if checksum_last is None else checksum_last == push.checksum
+        if self._said and recorded:
+            # It was answered: its outcome will be repeated.
+            self.seq_last = seq_last - 1
+        elif self._said and push.seq <= seq_last:
+            # The hub forgot this device, or was put back to a state in which another update had the number, or a
+            # copy of the device went further. The push may have counted, so it must not get a new number.
+            self.push = None
+            return f"the hub is past push {push.seq} and cannot say whether it counted: it is dropped"
+        # Where it goes back by more than one, the hub was put back, and remembers less than it had answered.
+        self.push = msgspec.structs.replace(push, seq=self.seq_last + 1)
+        return ""
 
     def answered(self, ack: Ack) -> bool:
         """Take in an answer; return whether it is that of the update."""
         if self.push is None or ack.seq != self.push.seq:
             return False
-        self.push, self.seq_last, self.heard = None, ack.seq, ack.seq
+        self.push, self.seq_last = None, ack.seq
         return True
 
 

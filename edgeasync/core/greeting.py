@@ -57,4 +57,5 @@ def make_welcome(
         residual_decay=settings.codec.residual_decay,
         overlap_steps_max=judgement.overlap_steps_max,
         protocol_version=member.protocol_version,
+        checksum_last=0 if member.outcome_last is None else member.checksum_last,
     )

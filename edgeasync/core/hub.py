@@ -373,7 +373,7 @@ class HubCore:
         self._progress(member, now_s, effects)
         outcome = self._decide(member, push, event, now_s, effects)
         member.seq_last = push.seq
-        member.outcome_last = outcome
+        member.outcome_last, member.checksum_last = outcome, push.checksum
         ack = Ack(push.seq, outcome, self.judge.guard.quarantine_of(member.device_id))
         if isinstance(outcome, Buffered) and self.judge.aggregate.answer == "at_flush":
             member.waiting = True

@@ -73,6 +73,7 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     assigned: ModelVersion | None = None
     assigned_s: float = 0.0
     protocol_version: int = 1
+    checksum_last: int | None = None
 
     def __post_init__(self) -> None:
         self.link = LinkEstimate()
@@ -369,7 +370,7 @@ class Membership:
         member.state_id = hello.state_id
         member.start = hello.start
         member.seq_last = hello.seq_answered
-        member.outcome_last = None
+        member.outcome_last = member.checksum_last = None
 
     def _duplicate(self, member: Member, now_s: float) -> RefusalError:
         return RefusalError(

@@ -81,6 +81,8 @@ class JournalReading:
         self.segments: list[Segment] = []
         self.torn: list[TornTail] = []
         self.finished = False
+        self.written_last = 0
+        """At which byte of the last segment the records begin that were written last, all at once."""
 
     def records(self) -> Iterator[Record]:
         """Yield the records after the given number, in order and without a gap.
@@ -164,6 +166,7 @@ class JournalReading:
             if record.number > self.last:
                 self.last = record.number
                 yield record
+        self.written_last = walk.written_last
         return walk.offset
 
 
@@ -177,7 +180,7 @@ class _Walk:
         self._start = 0
         self.synced = 0
         """What the record read last says was synced before it was written."""
-        self.offset = _SEGMENT_HEADER.size
+        self.offset = self.written_last = _SEGMENT_HEADER.size
 
     def records(self, end: int | None) -> Iterator[Record]:
         """Yield valid records up to the first that is not, or is number `end`."""
@@ -194,8 +197,9 @@ class _Walk:
             payload = body[_RECORD_HEADER.size + entry_bytes :]
             if digest != checksum(body[: _RECORD_HEADER.size - 8], entry, payload):
                 return
+            if synced != self.synced:
+                self.synced, self.written_last = synced, self.offset
             self.offset += len(body)
-            self.synced = synced
             yield Record(number, entry, payload)
             number += 1
 
@@ -227,8 +231,9 @@ def cut_torn_tail(disk: Disk, reading: JournalReading) -> None:
     """Remove what a crash left behind the last record, and make sure that what was read outlives a power cut.
 
     Call it after a whole reading and before anything is built on its records: those that a killed process wrote
-    and did not sync are read too, and a segment that begins after them would otherwise outlive them.
-    Raises `StorageError`.
+    and did not sync are read too, and a segment that begins after them would otherwise outlive them. Their sync
+    may even have failed, and a later one would not make up for it: so the last records are written once more, the
+    same bytes in the same place. Raises `StorageError`.
     """
     assert reading.finished
     try:
@@ -236,7 +241,8 @@ def cut_torn_tail(disk: Disk, reading: JournalReading) -> None:
             if not tail.offset:
                 disk.remove(tail.segment)
         if reading.segments:
-            disk.truncate(reading.segments[-1].name, reading.segments[-1].nbytes)
+            last = reading.segments[-1]
+            disk.truncate(last.name, last.nbytes, reading.written_last)
         disk.sync_folder()
     except OSError as error:
         raise StorageError(

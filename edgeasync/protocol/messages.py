@@ -109,7 +109,8 @@ class Welcome(Message, frozen=True):
     With a `graph`, the SHA-256 of an ONNX training graph, the device trains by that: it asks with `FetchGraph`.
     `update` says what a push holds: what the device learnt, or its whole model. The next three say how the device
     carries over what a codec drops, and how many steps it may take while it waits for an assignment. Both sides
-    speak `protocol_version` from this message on.
+    speak `protocol_version` from this message on. By `checksum_last`, that of push `seq_last`, a device knows
+    whether this was its own; 0 if the hub has no record.
     """
 
     kind = 2
@@ -128,6 +129,7 @@ class Welcome(Message, frozen=True):
     residual_decay: Annotated[float, Meta(ge=0, le=1)] = 1.0
     overlap_steps_max: Annotated[int, Meta(ge=0, le=2**31)] = 0
     protocol_version: Count = 1
+    checksum_last: Unsigned64 | None = None
 
 
 class Fetch(Message, frozen=True):

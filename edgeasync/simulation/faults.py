@@ -237,6 +237,9 @@ def draw_faults(seed: int, devices: Sequence[str], until_s: float, *, hub: bool 
     if random.random() < 0.3:
         trouble = _trouble(random)  # of all, all the time
         planned += [At(0.0, BadLink(device, until_s, trouble)) for device in devices]
+    if random.random() < 0.15:
+        echo = _echo(random)
+        planned += [At(0.0, BadLink(device, until_s, echo)) for device in devices]
     return FaultPlan.of(planned)
 
 
@@ -338,6 +341,12 @@ def _trouble(random: Random) -> Trouble:
         late_s=_seconds(random, 3.0) if late else 0.0,
         corrupt=corrupt,
     )
+
+
+def _echo(random: Random) -> Trouble:
+    """Draw trouble by which answers come once more when the next one is waited for."""
+    repeated, late = [_rounded(random.uniform(0.2, 0.6)) for _ in range(2)]
+    return Trouble(repeated=repeated, late=late, late_s=_rounded(random.uniform(0.2, 2.0)))
 
 
 def _seconds(random: Random, most: float) -> float:

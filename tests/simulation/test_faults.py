@@ -133,11 +133,13 @@ def test_every_plan_has_a_crash_of_a_device_and_of_the_hub():
 
 
 class Script:
-    """A world without chance: one device or two, and a plan."""
+    """A world without chance: a few devices and a plan. With `forgets` the hub has no place for one of them."""
 
-    def __init__(self, *faults):
+    def __init__(self, *faults, forgets=False):
         worlds = ((seed, World(seed, journal=False)) for seed in range(1000))
-        seed = next(seed for seed, world in worlds if world.name == "exact" and world.is_plain)
+        seed = next(
+            seed for seed, world in worlds if world.name == "exact" and world.is_plain and world.forgets == forgets
+        )
         self.world = World(seed)
         self.clock = self.world.clock
         self.device = self.world.devices["device-1"]
@@ -265,6 +267,17 @@ def test_a_broken_connection_is_made_again():
     assert script.device.exchange.core.link == "joined"
 
 
+@pytest.mark.parametrize("late_s", [0.2, 0.3])
+def test_greetings_that_come_twice_do_not_go_on_without_end(late_s):
+    """Each gets a session and ends the one before: a late one makes the hub refuse what the device says."""
+    twice = Trouble(repeated=1.0, late=1.0, late_s=late_s)
+    script = Script(At(3.0, BadLink("device-1", 2.0, twice, "up")), At(3.01, BreakConnection("device-1")))
+    script.until_s(8.0)
+    answers = script.device.answers
+    script.until_s(12.0)
+    assert script.device.answers > answers
+
+
 # -- the hub, by script ----------------------------------------------------------------------------------------
 
 
@@ -355,6 +368,65 @@ def test_a_backup_put_back_loses_what_came_after_it_and_nothing_else(empty):
     for device in script.world.devices.values():
         member = hub.core.members.members[device.device_id]
         assert 0 <= member.seq_last - device.exchange.core._unanswered.seq_last <= 1
+
+
+def dropped(device):
+    return [tell.detail for _, tell in device.told if "cannot say whether it counted" in tell.detail]
+
+
+def test_a_kept_update_is_given_up_at_a_hub_that_has_its_number_from_the_device_alone():
+    script = Script(
+        At(3.2, RestoreBackup(0.0, 0.0, "broken", empty=True)), At(3.6, CutPower("device-1", off_s=0.2))
+    )
+    script.until_s(3.7)
+    assert script.world.hub.core.members.members["device-1"].outcome_last is None
+    assert not dropped(script.device)
+    script.until_s(8.0)
+    assert len(dropped(script.device)) == 1
+    answers = script.device.answers
+    script.until_s(12.0)
+    assert script.device.answers > answers
+
+
+def test_an_update_does_not_count_twice_at_a_hub_that_forgot_a_device_while_it_slept():
+    """By its own clock, which stood still, the device was away for a second; another has taken its place since."""
+    others = ["device-3", "device-4", "device-5"]
+    script = Script(
+        At(3.0, Partition("device-2", 0.8, "down")),  # the answer is lost
+        At(3.79, Suspend("device-2", 10.0, clock_stands=True)),
+        *[At(11.0, CutPower(name, None)) for name in others],  # there is a place for it again
+        At(13.81, BreakConnection("device-2")),
+        forgets=True,
+    )
+    device, members = script.world.devices["device-2"], script.world.hub.core.members.members
+    script.until_s(3.79)
+    push = device.exchange.core._unanswered.push
+    assert members["device-2"].checksum_last == push.checksum
+    script.until_s(13.8)
+    assert "device-2" not in members
+    script.until_s(20.0)
+    assert len(dropped(device)) == 1
+    assert members["device-2"].updates_applied > 3
+
+
+def test_after_two_backups_an_update_does_not_get_the_answer_of_another_with_its_number():
+    script = Script(
+        At(3.4, RestoreBackup(3.6, 0.0, "broken")),
+        At(4.2, RestoreBackup(3.5, 0.0, "broken")),
+        At(6.0, CrashHub(off_s=None)),
+        At(6.0, SlowDisk(0.3, 3.0)),  # no answer before the second backup is put back
+    )
+    script.until_s(7.0)
+    assert script.until(lambda: script.device.exchange.core.link == "joined", 0.7)
+    push = script.device.exchange.core._unanswered.push
+    assert not dropped(script.device)
+    script.until_s(8.5)
+    member = script.world.hub.core.members.members["device-1"]
+    assert member.seq_last == push.seq
+    assert member.checksum_last != push.checksum
+    assert len(dropped(script.device)) == 1
+    script.until_s(12.0)
+    assert ("device-1", script.device._trainer.updates - 1) in script.world.checks.memory.told
 
 
 # -- links -----------------------------------------------------------------------------------------------------

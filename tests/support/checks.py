@@ -65,6 +65,8 @@ class Checks:
         """All that ever left the hub: device, number, mark and outcome."""
         self._made = set()
         """Lineages and versions that were made, other than in a replay."""
+        self._grown = self._grown_max = 0
+        """Bytes written to the journal while the last checkpoint was, and while any was, at most."""
         self._models = {}
         """By lineage and version: the hash of the model."""
         self._published = {}
@@ -75,10 +77,10 @@ class Checks:
 
     # -- updates ---------------------------------------------------------------------------------------------
 
-    def pushed(self, device, digest, push):
+    def pushed(self, device, push):
         """Take note of an update that a device has made, perhaps once more; return its mark."""
         mark = (device.device_id, device._trainer.updates)
-        return self._marks.setdefault((device.device_id, digest, repr(push.loss_mean)), mark)
+        return self._marks.setdefault((device.device_id, push.checksum, repr(push.loss_mean)), mark)
 
     def before_event(self, hub, event):
         push = getattr(event, "push", None)
@@ -214,6 +216,15 @@ class Checks:
         """Return the marks of the updates that wait to be folded."""
         return {self.memory.handles[handle] for handle in core.judge.handles}
 
+    def checkpoint_begins(self):
+        """The hub has a checkpoint written: no other is begun until it is."""
+        self._grown = 0
+
+    def journal_grows(self, nbytes):
+        """So much was written to the journal while a checkpoint was being written."""
+        self._grown += nbytes
+        self._grown_max = max(self._grown_max, self._grown)
+
     def noted(self, number, core):
         """Take note of what the core is after an entry of the log."""
         self.memory.states[number] = xxhash.xxh3_64_digest(freeze(core))
@@ -340,8 +351,10 @@ class Checks:
         # The best and those kept; and one that was under way when the hub died for the last time.
         assert all(len(kind) <= settings.keep + 1 for kind in kinds), f"there are {kinds}"
         journal = sum(disk.size(name) for name in names if name.startswith("journal-"))
-        # The segment that is being written stays, however large it may become.
-        most = 3 * (settings.journal_bytes_max + 4 * world.marks.spec.nbytes + world.segment_bytes_max)
+        # While a checkpoint is being written no other is begun, however much comes in. The segment that is being
+        # written stays, however large it may become.
+        interval = settings.journal_bytes_max + 4 * world.marks.spec.nbytes + self._grown_max
+        most = 3 * (interval + world.segment_bytes_max)
         assert journal <= most, f"the journal has {journal} bytes, over {most}"
 
     def _in_the_model(self):

@@ -56,8 +56,8 @@ MUTANTS = {
         Change(Membership, "greet", "member.steps_total = 0", "member.seq_last = hello.seq_answered"),
     ),
     "a device numbers an unanswered push anew": (
-        Change(UnansweredPush, "agree", "seq_last == push.seq", "False"),
-        Change(UnansweredPush, "agree", "if push.seq > seq_last:", "if push.seq > 0:"),
+        Change(UnansweredPush, "agree", "if self._said and recorded:", "if False:"),
+        Change(UnansweredPush, "agree", "elif self._said and push.seq <= seq_last:", "elif False:"),
     ),
     "a device takes any answer for that to its push": (
         Change(UnansweredPush, "answered", " or ack.seq != self.push.seq", ""),
@@ -111,6 +111,9 @@ MUTANTS = {
     ),
     "the journal is never dropped": (
         Change(JournalWriter, "drop_through", "while self._segments:", "while False:"),
+    ),
+    "no checkpoint is written when the journal has grown": (
+        Change(HubExchange, "on_durable", "self._scribe.wants_checkpoint", "False"),
     ),
     "old checkpoints are kept": (
         Change(CheckpointStore, "_prune", "len(usable) > self._keep", "False"),

@@ -153,7 +153,7 @@ class WatchedDevice(SimulatedDevice):
             return effects
 
         def watched_push(message):
-            self.mark = self.world.checks.pushed(self, exchange._checksum, message)
+            self.mark = self.world.checks.pushed(self, message)
             push(message)
 
         exchange.core.handle, exchange._push = watched, watched_push
@@ -324,8 +324,11 @@ class WatchedHub(SimulatedHub):
         append = log.append
 
         def watched_append(entry, payload):
+            before = log.bytes_appended
             append(entry, payload)
             self._checks.noted(log.last, core)
+            if self.exchange._saving:
+                self._checks.journal_grows(log.bytes_appended - before)
 
         log.append = watched_append
 
@@ -343,6 +346,10 @@ class WatchedHub(SimulatedHub):
     def _tick(self, due_s):
         super()._tick(due_s)
         self._checks.after_step(self)
+
+    def save(self, state):
+        self._checks.checkpoint_begins()
+        super().save(state)
 
     def run_in_background(self, work, then):
         self.after(FOLD_S, lambda: super(WatchedHub, self).run_in_background(work, then))
@@ -420,7 +427,7 @@ class World:
     def is_plain(self):
         """Whether nothing but the plan of faults makes things difficult."""
         small = self.marks.spec.nbytes < UNUSED
-        return small and self.hub.sync_s < 0.01 and not self.forgets and not self.background
+        return small and self.hub.sync_s < 0.01 and not self.background
 
     @property
     def training(self):

@@ -106,10 +106,12 @@ class HubBench:
     def leave(self, device_id="a", *, at_s=None):
         return self.give(Received(self.peers[device_id], Leave("stopping", self.sessions[device_id])), at_s)
 
-    def make_push(self, device_id, seq, base=0, *, lineage=LINEAGE, transfer=0, step_s=0.25, examples=64):
+    def make_push(
+        self, device_id, seq, base=0, *, lineage=LINEAGE, transfer=0, step_s=0.25, examples=64, checksum=0
+    ):
         return Push(
             self.sessions[device_id], seq, ModelVersion(lineage, base), 8, examples, 0.5, 0.25, step_s,
-            "identity", 0, 12, transfer,
+            "identity", checksum, 12, transfer,
         )  # fmt: skip
 
     def push(self, device_id="a", seq=1, base=0, *, norm=1.0, room=True, peer=None, at_s=None, **fields):

@@ -2,11 +2,13 @@
 
 import math
 
+import msgspec
 import pytest
 
 from edgeasync.core.effects import Assign, Discard, Fold, Publish, Report, Save, Send, SendGraph, SendStatus, Stop
 from edgeasync.core.events import Heard, Malformed, PushArrived, Received, StopRequested
 from edgeasync.core.graph import ShippedGraph
+from edgeasync.core.membership import Member
 from edgeasync.core.settings import CheckpointSettings, CodecSettings
 from edgeasync.policies.aggregation import BufferedAggregator, ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -44,7 +46,7 @@ def test_a_new_device_is_welcomed(hub_bench):
     assert send.message == Welcome(
         session=hub.sessions["pi-1"], spec=hub.spec, settings={"learning_rate": 0.1}, seq_last=4,
         push_codec="identity", heartbeat_s=5.0, lease_s=LEASE_S, piece_bytes=1 << 20,
-        residual_decay=0.9,
+        residual_decay=0.9, checksum_last=0,
     )  # fmt: skip
     assert hub.state_of("pi-1") == "joining"
     hub.fetch("pi-1")
@@ -132,6 +134,37 @@ def test_a_new_state_begins_a_new_sequence(hub_bench):
     assert [type(effect) for effect in hub.effects] == [Discard]
     hub.push(seq=3)
     assert hub.ack == Ack(3, Applied(3))
+
+
+def greeted(hub, **fields):
+    """Return what the hub says is the last update of a device that greets it again."""
+    hub.hello(session=hub.sessions["a"], **fields)
+    welcome = hub.one(Send).message
+    return welcome.seq_last, welcome.checksum_last
+
+
+def test_a_welcome_names_the_last_update_by_number_and_checksum(hub_bench):
+    hub = hub_bench()
+    hub.join(seq_answered=4)
+    assert greeted(hub) == (4, 0), "the number is the device's word; no update had it here"
+    hub.push(seq=5, checksum=55)
+    assert greeted(hub) == (5, 55)
+    hub.push(seq=6, checksum=66, norm=math.nan)
+    assert greeted(hub) == (6, 66)
+    hub.push(seq=6, checksum=67)
+    assert greeted(hub) == (6, 66)
+    hub.leave()
+    assert greeted(hub, state=2, seq_answered=1) == (1, 0)
+
+
+def test_of_an_update_that_was_written_down_without_its_checksum_none_is_named(hub_bench):
+    hub = hub_bench()
+    hub.join()
+    hub.push(seq=1, checksum=11)
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(*hub.core.members.freeze()))
+    assert fields.pop() == 11
+    hub.core.members.thaw([msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=Member)])
+    assert greeted(hub) == (1, None)
 
 
 def test_eight_retired_states_are_remembered(hub_bench):

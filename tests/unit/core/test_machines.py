@@ -286,7 +286,9 @@ class World:
                     assert node.core.held == [node.memory, *decoded][-1], "trains from another model than it says"
                     self.uid += 1
                     score = float(self.uid % 9)
-                    trained = d.Trained(effect.local_steps, self.uid, float(self.uid), 0.1, STEP_S, score)
+                    trained = d.Trained(
+                        effect.local_steps, self.uid, float(self.uid), 0.1, STEP_S, score, checksum=self.uid
+                    )
                     node.jobs.append((self.now_s + effect.local_steps * STEP_S, trained))
         assert node.core.link in ("over", "offline") or node.peer is not None
 

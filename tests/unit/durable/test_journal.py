@@ -1,6 +1,7 @@
 """The journal: what was appended is read, in order and once, whatever a crash or a bad disk did to its end."""
 
 import contextlib
+import os
 import struct
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeasync.durable.disk import FolderDisk
+from edgeasync.durable.disk import REWRITTEN_BYTES, FolderDisk
 from edgeasync.durable.journal import WINDOW_BYTES, JournalWriter, Segment, TornTail, cut_torn_tail, read_journal
 from edgeasync.errors import StorageError
 from edgeasync.protocol.wire import checksum
+from edgeasync.simulation.disk import SimulatedDisk
 from tests.support.failing_disk import FailingDisk
 
 HEADER = 28
@@ -152,6 +154,50 @@ def test_what_a_killed_process_did_not_sync_outlives_a_power_cut_once_it_was_rea
     cut_torn_tail(disk, reading)
     JournalWriter(disk, 3, reading.segments).append([(b"c", None)])
     assert [entry for _, entry, _ in records(disk.after_crash(power_cut=True))] == [b"a", b"b", b"c"]
+
+
+def test_what_was_read_outlives_a_power_cut_even_if_its_first_sync_failed():
+    """A sync that succeeds says nothing of bytes whose sync has failed before: they must be written once more."""
+    for seed in range(60):
+        disk = SimulatedDisk(seed)
+        writer = JournalWriter(disk, 1)
+        writer.append([(b"a", None)])
+        disk.kill_at(disk.operations + 2, lambda: None)  # at the sync
+        writer.append([(b"b", b"payload"), (b"c", None)])
+        disk.crash()
+        disk.failing_syncs = 1
+        with pytest.raises(StorageError, match="cannot be cut"):
+            cut_torn_tail(disk, whole(disk)[1])
+        found, reading = whole(disk)
+        assert [bytes(record.entry) for record in found] == [b"a", b"b", b"c"]
+        cut_torn_tail(disk, reading)
+        JournalWriter(disk, 4, reading.segments).append([(b"d", None)])
+        disk.crash()
+        assert [entry for _, entry, _ in records(disk)] == [b"a", b"b", b"c", b"d"]
+
+
+def test_only_what_was_written_last_is_written_once_more(tmp_path: Path, monkeypatch):
+    disk = FolderDisk(tmp_path)
+    writer = JournalWriter(disk, 1)
+    large = bytes(2 * REWRITTEN_BYTES + 10)
+    for batch in ([(b"a", None)], [(b"b", large), (b"c", None)]):
+        writer.append(batch)
+    writer.close()
+    (name,) = disk.names()
+    before = disk.read(name)
+    _, reading = whole(disk)
+    assert reading.written_last == HEADER + RECORD + 1
+    places = []
+
+    def pwrite(descriptor, part, offset, write=os.pwrite):
+        places.append(offset)
+        return write(descriptor, part[:-1] if len(places) == 1 else part, offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    cut_torn_tail(disk, reading)
+    first = HEADER + RECORD + 1
+    assert places == [first, first + REWRITTEN_BYTES - 1, first + 2 * REWRITTEN_BYTES - 1]
+    assert disk.read(name) == before
 
 
 def test_attempts_on_a_full_disk_leave_nothing_behind():
