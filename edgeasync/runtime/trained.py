@@ -15,7 +15,7 @@ import numpy.typing as npt
 from edgeasync.core.ancestry import Ancestry
 from edgeasync.core.events import Evaluated
 from edgeasync.core.progress import is_better
-from edgeasync.durable.story import Line, Story, follow_journal, look_at
+from edgeasync.durable.story import Line, Story, look_at
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.protocol.messages import ModelVersion
 from edgeasync.runtime.hub import RECORD_FILE
@@ -100,14 +100,6 @@ def _newest(run: Path) -> tuple[TrainedModel, Evaluated | None, Ancestry | None]
     try:
         if not folder.manifests and not folder.unreadable:
             return _read_file(run / MODEL_FILE), None, None  # a hub would begin with it
-        if folder.manifests and folder.manifests[0][1].rules.get("policy") is None:
-            found, end = _read_file(run / MODEL_FILE), follow_journal(folder.journal, folder.manifests[0][1])
-            if end.version > found.version:
-                found.remarks.append(
-                    f"the journal leads to version {end.version}, by a policy of the program's own: that program "
-                    "can go on from there, and nothing else"
-                )
-            return found, None, None
     finally:
         folder.journal.close()
     story = Story(run, checkpoint="latest")

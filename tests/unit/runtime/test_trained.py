@@ -11,23 +11,16 @@ from edgeasync.core.settings import HubCoreSettings
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.recovery import Rules
 from edgeasync.durable.run import Run
-from edgeasync.errors import ConfigError, StorageError
-from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, save_model
-from edgeasync.runtime.trained import best_model, newest_model
+from edgeasync.errors import StorageError
+from edgeasync.runtime.model_file import MODEL_FILE, save_model
+from edgeasync.runtime.trained import newest_model
 
 SPEC = ParameterSpec((Parameter("weights", (3,)),))
 
 
-class OwnPolicy:
-    """A policy of a program's own, which no file can hold."""
-
-    def __getattr__(self, name):
-        return getattr(Policy(), name)
-
-
-def begin(path, judgement, entries):
+def begin(path, entries):
     """Begin a run as a hub does, and write these versions' entries to its journal."""
-    run = Run(FolderDisk(path), Rules(SPEC, judgement, HubCoreSettings()))
+    run = Run(FolderDisk(path), Rules(SPEC, Policy(), HubCoreSettings()))
 
     def make_core(rules, version, now_s, sessions):
         return HubCore(
@@ -65,28 +58,8 @@ def test_a_folder_with_nothing_but_a_model(tmp_path):
     assert found.remarks == []
 
 
-def test_of_a_policy_of_the_programs_own_the_last_checkpoint_is_had_and_what_is_missing_told(tmp_path):
-    begin(tmp_path, OwnPolicy(), [0, 1, 2])
-    save(tmp_path / MODEL_FILE, 0)
-    found = newest_model(tmp_path)
-    assert found.version == 0
-    (remark,) = found.remarks
-    assert "leads to version 2" in remark
-    save(tmp_path / MODEL_FILE, 2)
-    assert (newest_model(tmp_path).version, newest_model(tmp_path).remarks) == (2, [])
-
-
-def test_the_best_of_such_a_run_is_in_its_file(tmp_path):
-    begin(tmp_path, OwnPolicy(), [])
-    save(tmp_path / MODEL_FILE, 2)
-    with pytest.raises(ConfigError, match="no version was evaluated yet"):
-        best_model(tmp_path)
-    save(tmp_path / BEST_FILE, 1, loss=0.5)
-    assert (best_model(tmp_path).version, best_model(tmp_path).evaluation.loss) == (1, 0.5)
-
-
 def test_a_journal_that_cannot_be_replayed_is_no_model(tmp_path):
-    begin(tmp_path, Policy(), [0, 1])
+    begin(tmp_path, [0, 1])
     save(tmp_path / MODEL_FILE, 0)
     with pytest.raises(StorageError, match="entry 2 of the journal led to version 1, and now to 0"):
         newest_model(tmp_path)
