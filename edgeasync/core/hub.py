@@ -1,7 +1,8 @@
 """`HubCore`: the hub as a deterministic state machine. Events in, effects out; scalars only.
 
-It reads no clock (every call is given `now_s`), draws no randomness (`make_session` is given), touches no
-array and never raises for what a peer sent: that becomes a `Refuse`, a counter and, in the end, a quarantine.
+It reads no clock (every call is given `now_s`, which never goes back), draws no randomness (`make_session` is
+given), touches no array and never raises for what a peer sent: that becomes a `Refuse`, a counter and, in the end,
+a quarantine.
 """
 
 import math

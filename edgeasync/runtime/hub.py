@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import zmq
 
+from edgeasync.core.clock import OffsetClock
 from edgeasync.core.effects import Report
 from edgeasync.core.events import Evaluated, Peer
 from edgeasync.core.graph import ShippedGraph
@@ -194,7 +195,7 @@ class Hub:
     def _make_exchange(self) -> HubExchange:
         run = self._run
         # The core's time stands still while there is no hub.
-        self._offset_s = run.now_s - time.monotonic()
+        self._now_s = OffsetClock(time.monotonic, run.now_s)
         if self._durability == "journal":
             self._log = GroupCommit(run.writer(), self, on_durable=self._on_durable, on_failing=self._on_failing)
         return HubExchange(run.core, run.model, self, publisher=run.publisher, log=self._log)
@@ -228,9 +229,6 @@ class Hub:
         self._stopping = True
         if self._opened:
             self._exchange.request_stop(self._now_s())
-
-    def _now_s(self) -> float:
-        return time.monotonic() + self._offset_s
 
     def _resume(self) -> None:
         """Tell what was recovered, and go on with it as a branch of its own."""

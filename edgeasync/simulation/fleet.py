@@ -1,6 +1,5 @@
 """Devices in virtual time: their shell in the simulator."""
 
-import math
 from collections.abc import Callable
 from functools import partial
 from random import Random
@@ -8,6 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
+from edgeasync.core.clock import OffsetClock
 from edgeasync.core.device import GRAPH_BYTES_MAX, DeviceCore
 from edgeasync.core.device_effects import Finish, Tell
 from edgeasync.core.device_events import Trained
@@ -69,8 +69,8 @@ class SimulatedDevice:
         self._step_s = step_s
         self.up = Direction(clock, link.up_bytes_per_s, link.delay_s, f"{seed}/{device_id}/up")
         self.down = Direction(clock, link.down_bytes_per_s, link.delay_s, f"{seed}/{device_id}/down")
-        self._ahead_s = 0.0
-        self._suspended_s: float | None = None
+        self._suspended = False
+        self._own_clock = OffsetClock(self._virtual_s, clock.now_s)
         self._held_back: list[Callable[[], None]] = []
         self._connections = 0
         self._peer: Peer = b""
@@ -88,7 +88,7 @@ class SimulatedDevice:
     @property
     def now_s(self) -> float:
         """What the device's own clock shows."""
-        return self._clock.now_s + self._ahead_s
+        return self._own_clock()
 
     @property
     def step_s(self) -> float:
@@ -127,7 +127,7 @@ class SimulatedDevice:
         self.close()
         self._work = self._ticking = None
         self._steps_before = 0
-        self._suspended_s = None
+        self._wake()
         self._held_back.clear()
 
     def break_connection(self) -> None:
@@ -154,26 +154,37 @@ class SimulatedDevice:
 
     def jump_clock(self, by_s: float) -> None:
         """Let the device's own clock show a later time from now on, as after a sleep that it did not notice."""
-        self._ahead_s += by_s
+        self._own_clock = OffsetClock(self._own_clock.source, self.now_s + by_s)
         self._ticking = None
         self._schedule_tick()
 
-    def suspend(self) -> None:
-        """Let the device do nothing until `resume`; what comes in meanwhile waits."""
-        if self._suspended_s is None and self._powered:
-            self._suspended_s = self._clock.now_s
+    def suspend(self, *, clock_stands: bool = False) -> None:
+        """Let the device do nothing until `resume`; what comes in meanwhile waits.
 
-    def resume(self, *, clock_stood: bool = False) -> None:
-        """Let a suspended device go on; its clock may have stood still meanwhile, as a monotonic one does."""
-        if self._suspended_s is None:
+        Its clock may stand still meanwhile, as a monotonic one does.
+        """
+        if self._powered and not self._suspended:
+            self._suspended = True
+            if clock_stands:
+                self._own_clock = OffsetClock(lambda: 0.0, self.now_s)
+
+    def resume(self) -> None:
+        """Let a suspended device go on."""
+        if not self._suspended:
             return
-        if clock_stood:
-            self._ahead_s -= self._clock.now_s - self._suspended_s
-        self._suspended_s = self._ticking = None
+        self._wake()
+        self._ticking = None
         held_back, self._held_back = self._held_back, []
         for action in held_back:
             action()
         self._schedule_tick()
+
+    def _wake(self) -> None:
+        self._suspended = False
+        self._own_clock = OffsetClock(self._virtual_s, self.now_s)
+
+    def _virtual_s(self) -> float:
+        return self._clock.now_s
 
     def _make_exchange(self) -> DeviceExchange:
         core = DeviceCore(
@@ -191,24 +202,16 @@ class SimulatedDevice:
 
     def _schedule_tick(self) -> None:
         due_s = self.exchange.next_deadline_s()
-        if due_s is None or not self._powered or self._suspended_s is not None:
+        if due_s is None or not self._powered or self._suspended:
             return
-        if self._ahead_s:
-            due_s = self._when_clock_shows(due_s)
+        due_s = self._own_clock.when(due_s)
         if self._ticking is not None and self._ticking <= due_s:
             return
         self._ticking = due_s
         self._clock.at(due_s, lambda: self._tick(due_s))
 
-    def _when_clock_shows(self, time_s: float) -> float:
-        """Return the virtual time at which the device's clock shows at least so much, however sums are rounded."""
-        due_s = time_s - self._ahead_s
-        while due_s + self._ahead_s < time_s:
-            due_s = math.nextafter(due_s, math.inf)
-        return due_s
-
     def _tick(self, due_s: float) -> None:
-        if self._ticking == due_s and self._suspended_s is None:
+        if self._ticking == due_s and not self._suspended:
             self._ticking = None
             self.exchange.tick(self.steps_total)
             self._schedule_tick()
@@ -220,7 +223,7 @@ class SimulatedDevice:
                 self._schedule_tick()
 
         def arrive(header: bytes, payload: Buffer | None) -> None:
-            if self._suspended_s is None:
+            if not self._suspended:
                 take_in(header, payload)
             else:
                 self._held_back.append(lambda: take_in(header, payload))
@@ -345,7 +348,7 @@ class SimulatedDevice:
     def _act(self, start: int, action: Callable[[], None]) -> None:
         if not self.running or self.starts != start:
             return
-        if self._suspended_s is not None:
+        if self._suspended:
             self._held_back.append(partial(self._act, start, action))
             return
         action()

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Literal, TypeVar
 
+from edgeasync.core.clock import OffsetClock
 from edgeasync.core.effects import HubEffect, Report
 from edgeasync.core.events import Evaluated, Peer
 from edgeasync.core.graph import ShippedGraph
@@ -69,7 +70,7 @@ class SimulatedHub:
         self.starts = 0
         self.log: GroupCommit | None = None
         self._clock = clock
-        self._offset_s = 0.0
+        self._now_s = OffsetClock(lambda: clock.now_s, clock.now_s)
         self._links: dict[Peer, Callable[[bytes, Buffer | None], None]] = {}
         self._reachable: set[Peer] = set()
         self._journal_free_s = 0.0
@@ -133,7 +134,7 @@ class SimulatedHub:
             on_entry=self.replayed,
         )
         self._run = run
-        self._offset_s = run.now_s - self._clock.now_s
+        self._now_s = OffsetClock(lambda: self._clock.now_s, run.now_s)
         self.log = GroupCommit(run.writer(), self, on_durable=self._on_durable, on_failing=self._on_failing)
         self.exchange = HubExchange(run.core, run.model, self, publisher=run.publisher, log=self.log)
         self.opened(run)
@@ -164,9 +165,6 @@ class SimulatedHub:
     def _draw_session(self) -> bytes:
         return self._random.randbytes(16)
 
-    def _now_s(self) -> float:
-        return self._clock.now_s + self._offset_s
-
     def connect(self, peer: Peer, deliver: Callable[[bytes, Buffer | None], None]) -> None:
         """Open a connection: what is sent to `peer` goes to `deliver`."""
         self._links[peer] = deliver
@@ -187,12 +185,12 @@ class SimulatedHub:
         if due_s == math.inf or (self._ticking is not None and self._ticking <= due_s):
             return
         self._ticking = due_s
-        self._at(due_s - self._offset_s, lambda: self._tick(due_s))
+        self._at(self._now_s.when(due_s), lambda: self._tick(due_s))
 
     def _tick(self, due_s: float) -> None:
         if self._ticking == due_s and not self.stopped:
             self._ticking = None
-            self.exchange.tick(max(due_s, self._now_s()))
+            self.exchange.tick(self._now_s())
             self._schedule_tick()
 
     def _at(self, time_s: float, action: Callable[[], None]) -> None:

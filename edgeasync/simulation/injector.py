@@ -184,8 +184,8 @@ class FaultInjector:
             case JumpClock():
                 device.jump_clock(fault.by_s)
             case Suspend():
-                device.suspend()
-                self._later(fault.for_s, lambda: device.resume(clock_stood=fault.clock_stands))
+                device.suspend(clock_stands=fault.clock_stands)
+                self._later(fault.for_s, device.resume)
             case Partition() | BadLink():
                 self._while_it_lasts(fault, fault.for_s, lambda: self._set_link(device))
             case BreakConnection():

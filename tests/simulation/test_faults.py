@@ -2,10 +2,11 @@
 
 from random import Random
 
+import msgspec
 import pytest
 
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Ping
+from edgeasync.protocol.messages import Ping, Push
 from edgeasync.simulation.faults import (
     At,
     BadLink,
@@ -260,6 +261,20 @@ def test_a_suspended_device_does_nothing_until_it_goes_on(stands):
     assert script.device.now_s == pytest.approx(8.0 if stands else 12.0)
 
 
+def test_a_hubs_time_never_goes_back_not_even_by_a_rounding():
+    script = Script(*[At(4.123 * number, CrashHub(False, 3.3, "kept")) for number in range(1, 10)])
+    script.until_s(42.0)  # the checks look at every time that a core is given
+    assert script.world.hub.starts == 10
+
+
+def test_a_clock_that_stands_still_does_so_whatever_happens_to_its_device():
+    stops = [At(1.9 * number, Suspend("device-1", 0.7, clock_stands=True)) for number in range(1, 20)]
+    breaks = [At(1.9 * number + 0.5, BreakConnection("device-1")) for number in range(1, 20)]
+    script = Script(*stops, *breaks, At(8.0, JumpClock("device-1", 1.0)))
+    script.until_s(40.0)
+    assert script.device.now_s == pytest.approx(40.0 + 1.0 - 19 * 0.7)
+
+
 def test_a_broken_connection_is_made_again():
     script = Script(At(2.0, BreakConnection("device-1")))
     script.until_s(6.0)
@@ -350,6 +365,31 @@ def test_a_slow_disk_holds_answers_up():
     script.until_s(9.0)
     assert script.world.hub.sync_s == script.injector._sync_s < 0.7
     assert answered(script) > before + 5
+
+
+def test_a_refused_repetition_of_a_push_leaves_the_answer_to_it_as_it_is():
+    script = Script(At(3.0, SlowDisk(0.7, 4.0)))
+    hub, device, pushes = script.world.hub, script.device, []
+    send = device.send
+
+    def noting(header, payload):
+        if isinstance(message := wire.decode(header), Push):
+            pushes.append((message, payload))
+        send(header, payload)
+
+    device.send = noting
+    script.until_s(3.1)
+    decided = hub.core.members.members["device-1"]
+    before = decided.seq_last
+    assert script.until(lambda: decided.seq_last > before and not hub.log._waiting), "its write is under way"
+    push, payload = pushes[-1]
+    assert push.seq == decided.seq_last
+    assert ("device-1", push.seq) not in script.world.checks.memory.acknowledged
+    entry = hub.log.last
+    hub.receive(device._peer, wire.encode(msgspec.structs.replace(push, session=bytes(16))), payload)
+    assert (hub.log.last, hub.core.messages_refused, hub.core.duplicates) == (entry + 1, 1, 0)
+    assert script.until(lambda: ("device-1", push.seq) in script.world.checks.memory.acknowledged)
+    assert hub.log.durable >= entry
 
 
 @pytest.mark.parametrize("empty", [False, True])

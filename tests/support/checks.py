@@ -74,6 +74,16 @@ class Checks:
         self._parents = {}
         """By lineage: the one that it branched off, and the last version they share."""
         self._assigned = {}
+        self._times_s = {}
+        """By core: the latest time that it was given."""
+
+    # -- time ------------------------------------------------------------------------------------------------
+
+    def time_is(self, core, now_s):
+        """A core is given the time, which never goes back: leases, deadlines and replay rely on that."""
+        before_s = self._times_s.get(core, now_s)
+        assert now_s >= before_s, f"time goes back by {before_s - now_s:g} s, to {now_s!r}"
+        self._times_s[core] = now_s
 
     # -- updates ---------------------------------------------------------------------------------------------
 
@@ -89,7 +99,7 @@ class Checks:
         device_id = event.peer.partition(b"#")[0].decode()
         waiting = self._waiting(hub.core)
         mark = self.memory.handles[event.handle] = self._marks[device_id, push.checksum, repr(push.loss_mean)]
-        return mark, waiting, hub.core.duplicates
+        return mark, waiting, hub.core.duplicates, hub.core.messages_refused
 
     def after_event(self, hub, event, before, effects):
         for effect in effects:
@@ -97,13 +107,13 @@ class Checks:
                 self._forgotten(effect.device_id)
         if before is None:
             return
-        mark, waiting, duplicates = before
+        mark, waiting, duplicates, refused = before
         member = hub.core.members.by_peer(event.peer)
         memory = self.memory
         if any(isinstance(effect, Restore) for effect in effects):
             memory.excused |= waiting
-        if member is None or member.seq_last != event.push.seq:
-            return
+        if member is None or member.seq_last != event.push.seq or hub.core.messages_refused > refused:
+            return  # what is refused decides nothing, also where it repeats what was decided
         first = member.outcome_last
         key = (member.device_id, event.push.seq)
         known = memory.decided.get(key)

@@ -83,6 +83,10 @@ MUTANTS = {
     "an answer leaves before the sync": (
         Change(Outbox, "send", "not (self._held or (confirms and log.durable < log.last))", "True"),
     ),
+    "the answer to a repetition does not wait for the disk": (
+        Change(HubExchange, "_send", "confirms = ", "confirms = 'Duplicate' not in repr(message) and "),
+        Change(Outbox, "send", "self._held or ", ""),
+    ),
     "an answer does not confirm anything": (
         Change(HubExchange, "_send", "Ack | Assignment | Welcome | Leave", "Welcome"),
     ),

@@ -142,6 +142,7 @@ class WatchedDevice(SimulatedDevice):
         handle, push = exchange.core.handle, exchange._push
 
         def watched(event, now_s):
+            self.world.checks.time_is(exchange.core, now_s)
             if isinstance(event, Adopted):
                 self.world.checks.holds(self, event.assignment.version, exchange._model._held)
             effects = handle(event, now_s)
@@ -268,6 +269,7 @@ class WatchedHub(SimulatedHub):
             self._checks.begun(run)
         elif not self._dead:
             self._checks.recovered(run)
+        self._checks.time_is(run.core, run.now_s)
         self._watch()
         self.world.trace.note(self._clock.now_s, "hub opened", run._last, run.core.version)
 
@@ -295,6 +297,7 @@ class WatchedHub(SimulatedHub):
         handle, fold, advance, publish = core.handle, model.fold, model.advance, publisher.publish
 
         def watched_handle(event, now_s):
+            checks.time_is(core, now_s)
             before, lineage = checks.before_event(self, event), core.lineage
             effects = handle(event, now_s)
             if core.lineage != lineage and not self._dead:

@@ -1,0 +1,31 @@
+"""The time that a core is given: it continues from where it stood, at the pace of a clock that never goes back."""
+
+import math
+from collections.abc import Callable
+
+
+class OffsetClock:
+    """Shows `first_s`, and from then on what has passed on the clock `source` as well, in seconds.
+
+    It never goes back, not even by a rounding: it adds what has passed, which never becomes less. A sum of what
+    `source` shows and an offset could be rounded to less than was shown before.
+    """
+
+    def __init__(self, source: Callable[[], float], first_s: float) -> None:
+        self.source = source
+        self._began_s = source()
+        self._first_s = first_s
+
+    def __call__(self) -> float:
+        """Return what it shows now."""
+        return self._shown_at(self.source())
+
+    def when(self, time_s: float) -> float:
+        """Return the time on `source` at which this clock shows at least `time_s`, however sums are rounded."""
+        source_s = self._began_s + (time_s - self._first_s)
+        while (shown_s := self._shown_at(source_s)) < time_s:
+            source_s += max(time_s - shown_s, math.ulp(source_s))
+        return source_s
+
+    def _shown_at(self, source_s: float) -> float:
+        return self._first_s + (source_s - self._began_s)

@@ -1,0 +1,29 @@
+"""The hub's own time goes on from where the last start left it, and is never less."""
+
+import random
+from types import SimpleNamespace
+
+import numpy as np
+
+from edgeasync import Hub, HubCoreSettings, Parameter, ParameterSpec, Policy
+from edgeasync.runtime import hub as hub_module
+
+
+def test_a_hub_that_goes_on_never_begins_before_it_stopped(tmp_path, monkeypatch):
+    hub = Hub(
+        spec=ParameterSpec((Parameter("weights", (3,)),)),
+        initial=lambda: np.zeros(3, np.float32),
+        judgement=Policy(),
+        bind="tcp://127.0.0.1:*",
+        run=tmp_path,
+        settings=HubCoreSettings(),
+        durability="checkpoint",
+    )
+    monkeypatch.setattr(hub_module, "HubExchange", lambda *_, **__: None)
+    generator = random.Random(0)
+    for _ in range(100):
+        stopped_s, machine_s = generator.uniform(0.0, 10.0), generator.uniform(0.0, 1e6)
+        monkeypatch.setattr(hub_module.time, "monotonic", lambda machine_s=machine_s: machine_s)
+        hub._run = SimpleNamespace(now_s=stopped_s, core=None, model=None, publisher=None)
+        hub._make_exchange()
+        assert hub._now_s() == stopped_s
