@@ -24,12 +24,19 @@ from edgeasync.core.device_exchange import DeviceExchange
 from edgeasync.core.device_model import DeviceModel
 from edgeasync.core.device_spool import Spool, TrainerState
 from edgeasync.durable.spool import DeviceIdentity
-from edgeasync.errors import AddressError, ConfigError, ModelMismatchError, ProtocolError, StorageError
+from edgeasync.errors import (
+    AddressError,
+    ConfigError,
+    ModelMismatchError,
+    ProtocolError,
+    StorageError,
+)
 from edgeasync.protocol.codecs import STAGES
 from edgeasync.protocol.messages import DeviceProfile, Welcome
 from edgeasync.protocol.wire import Buffer
 from edgeasync.runtime.address import check_connect
 from edgeasync.runtime.channel import Channel
+from edgeasync.runtime.ending import Ending
 from edgeasync.runtime.graph_cache import GraphCache
 from edgeasync.runtime.monitor import Monitor
 from edgeasync.runtime.worker import Worker
@@ -75,7 +82,8 @@ class Agent:
     device insists on. A training graph that the hub ships is taken up to `graph_bytes_max` bytes, kept in
     `graphs` if there is such a cache, and screened; it is in `graph` when `make_trainer` is called. `run` returns
     why it ended; it raises what waiting does not mend: `ModelMismatchError`, `GraphError`, `RefusedError`,
-    `AddressError`, and whatever `make_trainer` or the trainer raises.
+    `AddressError`, and whatever `make_trainer` or the trainer raises, as an `EdgeAsyncError` if that is
+    `StopIteration` or no `Exception`. An agent runs once.
     """
 
     def __init__(
@@ -114,6 +122,7 @@ class Agent:
         self._trainer_state: TrainerState | None = None
         self._on_tell = on_tell or (lambda _: None)
         self._given_context = context
+        self._ending = Ending("Agent")
         self._stopping = threading.Event()
         self._pausing = threading.Event()
         self._channel: Channel | None = None
@@ -137,9 +146,14 @@ class Agent:
         )
 
     async def run(self) -> str:
-        """Train until the hub has finished or a stop is requested; return the reason."""
+        """Train until the hub has finished or a stop is requested; return the reason.
+
+        Cancelled, it says goodbye as after `request_stop`. Raises `EdgeAsyncError` if this agent was run before.
+        """
+        self._ending.begin()
+        if self._stopping.is_set():
+            return "stopped"
         self._loop = asyncio.get_running_loop()
-        self._done: asyncio.Future[str] = self._loop.create_future()
         self._context = self._given_context or zmq.Context()
         self._worker = Worker("train", self._fail_from_thread)
         self._worker.start()
@@ -148,7 +162,7 @@ class Agent:
                 self._do(self._exchange.begin)
             else:
                 self.run_in_background(self._recall, self._begin_from)
-            return await self._done
+            return await self._ending.wait(self.request_stop, CLOSE_S)
         finally:
             self._stopping.set()
             if self._timer is not None:
@@ -169,12 +183,19 @@ class Agent:
         return self._exchange.core.round_trip_s
 
     def request_stop(self) -> None:
-        """Say goodbye to the hub and let `run` return; a local step that takes long is abandoned."""
-        self._do(lambda: self._exchange.handle(StopRequested()))
+        """Say goodbye to the hub and let `run` return; a local step that takes long is abandoned.
+
+        Before `run` it makes that return at once; after it nothing happens. To be called in the
+        loop's thread.
+        """
+        if not self._ending.begun:
+            self._stopping.set()
+        else:
+            self._do(lambda: self._exchange.handle(StopRequested()))
 
     def _do(self, action: Callable[[], None]) -> None:
         """Let the exchange act, then set the timer for what is due next; an error ends the agent."""
-        if self._done.done():
+        if self._ending.reached:
             return
         try:
             action()
@@ -199,12 +220,8 @@ class Agent:
         self._loop.call_soon_threadsafe(self._fail_and_leave, error)
 
     def _fail_and_leave(self, error: BaseException) -> None:
-        self._fail(error)
+        self._ending.fail(error)
         self._exchange.handle(StopRequested())  # says goodbye
-
-    def _fail(self, error: BaseException) -> None:
-        if not self._done.done():
-            self._done.set_exception(error)
 
     # -- what the exchange asks for --------------------------------------------------------------------------
 
@@ -378,9 +395,9 @@ class Agent:
         """Let `run` return, or raise."""
         self._stopping.set()
         if finish.error is not None:
-            self._fail(finish.error)
-        elif not self._done.done():
-            self._done.set_result(finish.reason)
+            self._ending.fail(finish.error)
+        else:
+            self._ending.reach(finish.reason)
 
     def _count_step(self) -> None:
         self.steps_total += 1
