@@ -48,8 +48,8 @@ class Ending:
     async def wait(self, hurry: Callable[[], None], limit_s: float | None = None) -> str:
         """Return the reason, or raise the error.
 
-        Cancelled meanwhile, it calls `hurry`, waits for the end all the same, up to `limit_s` seconds if given, and
-        raises `CancelledError`, its cause the error if there is one. Cancelled once more, it waits no longer.
+        Cancelled meanwhile, it calls `hurry`, waits for the end all the same, up to `limit_s` seconds if given,
+        and raises `CancelledError`, its cause the error if there is one. Cancelled once more, it waits no longer.
         """
         assert self._future is not None
         try:

@@ -68,8 +68,9 @@ class Hub:
     no `Exception`. A hub runs once.
 
     With an `evaluator` the model is evaluated now and then, and the best version kept in `best.safetensors`; the
-    constructor raises `ConfigError` for settings that need one where there is none. With `graph`, a serialized ONNX training graph, the devices are sent that; the run folder keeps a
-    copy of it and of the `forward` model it was built from. A `record` of the settings is kept there too.
+    constructor raises `ConfigError` for settings that need one where there is none. With `graph`, a serialized
+    ONNX training graph, the devices are sent that; the run folder keeps a copy of it and of the `forward` model it
+    was built from. A `record` of the settings is kept there too.
     """
 
     def __init__(
