@@ -23,8 +23,9 @@ class Service(Protocol):
 def serve(service: Service, every_s: float, on_progress: Callable[[], None]) -> str:
     """Run `service` on uvloop until it ends; return its reason.
 
-    SIGTERM and Ctrl-C ask it to stop; a second one, more than a second later, ends the process at once.
-    `on_progress` is called every `every_s` seconds meanwhile.
+    SIGTERM, Ctrl-C and a terminal that is closed (SIGHUP, unless the process was started to ignore it) ask it to
+    stop. A second SIGTERM or Ctrl-C, more than a second later, ends the process at once. `on_progress` is called
+    every `every_s` seconds meanwhile.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(service, every_s, on_progress))
@@ -55,6 +56,8 @@ async def _serve(service: Service, every_s: float, on_progress: Callable[[], Non
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+        loop.add_signal_handler(signal.SIGHUP, stop)
     ticking = asyncio.create_task(progress())
     running: Awaitable[str] = service.run()
     try:
