@@ -38,7 +38,9 @@ from edgeasync.runtime.address import check_connect
 from edgeasync.runtime.channel import Channel
 from edgeasync.runtime.ending import Ending
 from edgeasync.runtime.graph_cache import GraphCache
-from edgeasync.runtime.monitor import Monitor
+from edgeasync.runtime.monitor import Finding, Monitor
+from edgeasync.runtime.reach import explain
+from edgeasync.runtime.wall_clock import written
 from edgeasync.runtime.worker import Worker
 from edgeasync.training.graph_check import check_graph
 from edgeasync.training.trainer import ResumableTrainer, Trainer, take_local_steps
@@ -127,6 +129,9 @@ class Agent:
         self._pausing = threading.Event()
         self._channel: Channel | None = None
         self._monitor: Monitor | None = None
+        self._findings: dict[str, Finding] = {}
+        """What became of the last connection to each address, since the last hub was joined."""
+        self._explaining: asyncio.Task[None] | None = None
         self._trainer: Trainer | None = None
         self._timer: asyncio.TimerHandle | None = None
         core = DeviceCore(
@@ -165,8 +170,9 @@ class Agent:
             return await self._ending.wait(self.request_stop, CLOSE_S)
         finally:
             self._stopping.set()
-            if self._timer is not None:
-                self._timer.cancel()
+            for waiting in (self._timer, self._explaining):
+                if waiting is not None:
+                    waiting.cancel()
             self._worker.close(CLOSE_S)
             self._close(LINGER_MS)
             if self._given_context is None:
@@ -252,6 +258,7 @@ class Agent:
 
     def _close(self, linger_ms: int) -> None:
         if self._monitor is not None:
+            self._findings[self.address] = self._monitor.finding
             self._monitor.close()
             self._monitor = None
         if self._channel is not None:
@@ -388,8 +395,24 @@ class Agent:
         self._worker.submit(work_and_hand_over)
 
     def tell(self, tell: Tell) -> None:
-        """Pass on what happened."""
-        self._on_tell(tell)
+        """Pass on what happened; that no hub is reached, with since when and why, once that is known."""
+        if tell.event == "joined":
+            self._findings.clear()
+        if tell.since_s is None:
+            self._on_tell(tell)
+            return
+        since_s = time.time() - time.monotonic() + tell.since_s
+        findings = {address: (finding, "") for address, finding in self._findings.items()}
+        findings[self.address] = self._findings[self.address], tell.detail
+        self._explaining = self._loop.create_task(self._explain(tell, written(since_s), findings))
+
+    async def _explain(self, tell: Tell, since: str, findings: dict[str, tuple[Finding, str]]) -> None:
+        """Tell that no hub is reached, unless one is by the time it is known why not."""
+        reasons = await asyncio.gather(*[explain(address, *found) for address, found in findings.items()])
+        told = [f"{address}: {reason}" for address, reason in zip(findings, reasons, strict=True)]
+        tell = msgspec.structs.replace(tell, detail=f"since {since}: {'; '.join(told)}")
+        if self._exchange.core.link != "joined":
+            self._do(lambda: self._on_tell(tell))
 
     def finish(self, finish: Finish) -> None:
         """Let `run` return, or raise."""
