@@ -20,12 +20,17 @@ class Service(Protocol):
         """Make `run` return soon."""
 
 
+def ending_signals() -> list[signal.Signals]:
+    """Return the signals that end a command cleanly. A closed terminal's is one of them, unless nohup keeps it off."""
+    kept_off = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM] if kept_off else [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
 def serve(service: Service, every_s: float, on_progress: Callable[[], None]) -> str:
     """Run `service` on uvloop until it ends; return its reason.
 
-    SIGTERM, Ctrl-C and a terminal that is closed (SIGHUP, unless the process was started to ignore it) ask it to
-    stop. A second SIGTERM or Ctrl-C, more than a second later, ends the process at once. `on_progress` is called
-    every `every_s` seconds meanwhile.
+    SIGTERM, Ctrl-C and SIGHUP ask it to stop. A second SIGTERM or Ctrl-C, more than a second later, ends the
+    process at once. `on_progress` is called every `every_s` seconds meanwhile.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(service, every_s, on_progress))
@@ -54,10 +59,8 @@ async def _serve(service: Service, every_s: float, on_progress: Callable[[], Non
             await asyncio.sleep(every_s)
             on_progress()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ending_signals():
         loop.add_signal_handler(number, stop)
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
-        loop.add_signal_handler(signal.SIGHUP, stop)
     ticking = asyncio.create_task(progress())
     running: Awaitable[str] = service.run()
     try:

@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
+from edgeasync.cli.demo import INTERRUPTED
 from edgeasync.runtime.model_file import MODEL_FILE, load_model
 from tests.support.processes import MODEL, PATIENCE_S, environment, trained
 
@@ -78,3 +80,16 @@ def test_what_is_to_outlive_its_terminal_does(commands):
         assert "stopped" not in command.names()
         command.signal(signal.SIGTERM)
         assert command.wait() == 0
+
+
+def test_a_hangup_ends_the_demo_and_leaves_no_process_behind(commands):
+    demo = commands.start("demo", "--json", "--seconds", "6", "--run", "demo")
+    demo.wait_for("started")
+    children = psutil.Process(demo.pid).children(recursive=True)
+    demo.signal(signal.SIGHUP)
+    code = demo.wait()
+    _, alive = psutil.wait_procs(children, PATIENCE_S if code == INTERRUPTED else 0)
+    for child in alive:
+        child.kill()
+    assert (code, alive) == (INTERRUPTED, [])
+    assert "Traceback" not in demo.stderr
