@@ -21,9 +21,9 @@ class Service(Protocol):
 
 
 def ending_signals() -> list[signal.Signals]:
-    """Return the signals that end a command cleanly. A closed terminal's is one of them, unless nohup keeps it off."""
-    kept_off = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM] if kept_off else [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    """Return the signals that end a command cleanly, SIGHUP among them unless it is ignored, as under nohup."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM] if ignored else [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
 def serve(service: Service, every_s: float, on_progress: Callable[[], None]) -> str:
