@@ -111,6 +111,8 @@ class DeviceCore:
         self.push_codec = "identity"
         self.round_trip_s: float | None = None
         self.updates_answered = 0
+        self.answered = False
+        """Whether a hub has said anything on this connection, or on the last one if there is none."""
         self._state_id = state_id
         self._start = start
         self._profile = profile
@@ -219,7 +221,7 @@ class DeviceCore:
 
     def _received(self, event: Arrived | Unreadable, now_s: float) -> list[DeviceEffect]:
         if isinstance(event, Arrived):
-            self._heard_s = now_s
+            self.answered, self._heard_s = True, now_s
             return self._arrived(event.message, now_s)
         if self.link == "joined":
             return [Tell("warning", f"from the hub: {event.reason}")]
@@ -278,7 +280,7 @@ class DeviceCore:
         self.link = "greeting"
         self._link_at_s = now_s + GREETING_S
         self._unanswered.heard = 0
-        self._unreadable = ""
+        self.answered, self._unreadable = False, ""
         silent_s = now_s - self._heard_s
         silent = self.welcome is None or silent_s >= self.welcome.lease_s
         return [Open(), Say(self._hello(forgotten=silent or self._unknown))]
@@ -308,9 +310,9 @@ class DeviceCore:
         return [*goodbye, *self._finish("stopped")]
 
     def _give_up_greeting(self, now_s: float, cause: str) -> list[DeviceEffect]:
-        """Go offline from a greeting without an answer, and tell of that, but once a minute only."""
+        """Go offline from a greeting without a welcome; of silence tell, but once a minute only."""
         effects = self._go_offline(now_s, cause)
-        if now_s >= self._tell_at_s and self._turns.all_failed:
+        if not self.answered and now_s >= self._tell_at_s and self._turns.all_failed:
             self._tell_at_s = now_s + UNREACHABLE_EVERY_S
             effects.append(Tell("unreachable", self._unreadable, since_s=self._heard_s))
         return effects

@@ -24,13 +24,7 @@ from edgeasync.core.device_exchange import DeviceExchange
 from edgeasync.core.device_model import DeviceModel
 from edgeasync.core.device_spool import Spool, TrainerState
 from edgeasync.durable.spool import DeviceIdentity
-from edgeasync.errors import (
-    AddressError,
-    ConfigError,
-    ModelMismatchError,
-    ProtocolError,
-    StorageError,
-)
+from edgeasync.errors import AddressError, ConfigError, ModelMismatchError, ProtocolError, StorageError
 from edgeasync.protocol.codecs import STAGES
 from edgeasync.protocol.messages import DeviceProfile, Welcome
 from edgeasync.protocol.wire import Buffer
@@ -130,7 +124,7 @@ class Agent:
         self._channel: Channel | None = None
         self._monitor: Monitor | None = None
         self._findings: dict[str, Finding] = {}
-        """What became of the last connection to each address, since the last hub was joined."""
+        """What became of the last connection to each address that did not answer, since a hub was joined."""
         self._explaining: asyncio.Task[None] | None = None
         self._trainer: Trainer | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -191,8 +185,7 @@ class Agent:
     def request_stop(self) -> None:
         """Say goodbye to the hub and let `run` return; a local step that takes long is abandoned.
 
-        Before `run` it makes that return at once; after it nothing happens. To be called in the
-        loop's thread.
+        Before `run` it makes that return at once; after it nothing happens. To be called in the loop's thread.
         """
         if not self._ending.begun:
             self._stopping.set()
@@ -258,7 +251,9 @@ class Agent:
 
     def _close(self, linger_ms: int) -> None:
         if self._monitor is not None:
-            self._findings[self.address] = self._monitor.finding
+            self._findings.pop(self.address, None)
+            if not self._exchange.core.answered:
+                self._findings[self.address] = self._monitor.finding
             self._monitor.close()
             self._monitor = None
         if self._channel is not None:

@@ -8,7 +8,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 Finding = Literal["nothing", "unresolved", "no way", "no answer", "refused", "taken", "foreign", "spoken"]
-"""How far a connection came; in the order of `reach.explain`, which has the words."""
+"""How far a connection came; `reach.explain` has the words."""
 
 EVENTS = (
     zmq.EVENT_CONNECT_DELAYED

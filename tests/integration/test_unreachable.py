@@ -12,7 +12,7 @@ import zmq.asyncio
 
 from edgeasync import Agent, DeviceIdentity
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Status
+from edgeasync.protocol.messages import Refuse, Status
 from tests.support.processes import PATIENCE_S, free_address
 
 
@@ -133,7 +133,10 @@ async def test_an_agent_says_since_when_and_why_it_reaches_no_hub():
     several = "tcp://999.1.1.1:5555", free_address()
     async with contextlib.AsyncExitStack() as hosts:
         addresses = [await hosts.enter_async_context(make()) for make, _ in REASONS.values()]
-        *found, of_several = await asyncio.gather(*map(first_words, addresses), first_words(*several))
+        full = await hosts.enter_async_context(other_service(wire.encode(Refuse("hub_full", "full", 30.0))))
+        *found, of_several, of_a_full_one = await asyncio.gather(
+            *map(first_words, addresses), first_words(*several), first_words(full, several[1])
+        )
     for (name, (_, reason)), address, (detail, told) in zip(REASONS.items(), addresses, found, strict=True):
         since, _, rest = detail.partition(": ")
         assert abs(datetime.fromisoformat(since.removeprefix("since ")).timestamp() - started_s) < 10, name
@@ -142,3 +145,6 @@ async def test_an_agent_says_since_when_and_why_it_reaches_no_hub():
     detail, told = of_several
     assert re.fullmatch(f"since .*: {several[0]}: the name .*; {several[1]}: refused: .*", detail)
     assert told == ["waiting", "waiting", "unreachable"]
+    detail, told = of_a_full_one
+    assert re.fullmatch(f"since [^;]*: {several[1]}: refused: [^;]*", detail), "the other one was reached"
+    assert told == ["warning", "waiting", "waiting", "unreachable"]

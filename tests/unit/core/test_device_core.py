@@ -338,6 +338,16 @@ def test_a_hub_that_refuses_for_now_was_reached():
         device.until(Open)
 
 
+def test_a_hub_that_is_busy_was_reached():
+    device = DeviceBench()
+    for _ in range(10):
+        device.hears(Refuse("busy", "the hub's disk cannot be written", 0.5))
+        device.tick(device.core.next_deadline_s())
+        assert Close in device.kinds
+        assert "unreachable" not in device.told
+        device.until(Open)
+
+
 def test_several_hubs_are_unreachable_once_each_was_tried():
     times = [at_s for at_s, _ in unreachable(DeviceBench(hubs=3), 200.0)]
     assert 109.0 < times[0] < 110.0
