@@ -21,6 +21,7 @@ from rich.live import Live
 from rich.text import Text
 
 from edgeasync.cli.output import Printer
+from edgeasync.cli.service import ending_signals
 from edgeasync.cli.status import device_table
 from edgeasync.data.dataset import Dataset
 from edgeasync.data.partition import dirichlet
@@ -244,7 +245,7 @@ class Demo:
             for process in self._processes:
                 _send(process, signal.SIGKILL)
 
-        for signal_number in (signal.SIGINT, signal.SIGTERM):
+        for signal_number in ending_signals():
             loop.add_signal_handler(signal_number, interrupt)
         listening: asyncio.Future[str] = loop.create_future()
         async with self._process("hub", str(self._folder / "hub.toml"), "--json", out=True) as hub:

@@ -1,11 +1,17 @@
 """What the commands print: one line an event, for people or, with `--json`, for scripts."""
 
+import errno
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+
+from edgeasync.runtime.wall_clock import written
+
+GONE = (errno.EPIPE, errno.EIO)
+"""The reader of a pipe has ended, or the terminal was closed."""
 
 
 class Printer:
@@ -17,12 +23,12 @@ class Printer:
         """Whether the reader has gone away; what else is printed goes to standard error."""
 
     def event(self, event: str, **details: Any) -> None:
-        """Print one event; empty details are left out for people."""
+        """Print one event; for people with date, time and offset, and without empty details."""
         if self.json:
             self.object({"event": event, "time": round(time.time(), 3), **details})
             return
         words = " ".join(f"{value}" for value in details.values() if value not in ("", None))
-        self.line(f"{time.strftime('%H:%M:%S')} {event:<12} {words}")
+        self.line(f"{written(time.time())} {event:<12} {words}")
 
     def object(self, value: object) -> None:
         """Print one JSON object on a line of its own."""
@@ -33,7 +39,9 @@ class Printer:
         try:
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
-        except BrokenPipeError:
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
             sys.stdout = sys.stderr
             self.unread = True
 

@@ -20,11 +20,17 @@ class Service(Protocol):
         """Make `run` return soon."""
 
 
+def ending_signals() -> list[signal.Signals]:
+    """Return the signals that end a command cleanly, SIGHUP among them unless it is ignored, as under nohup."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM] if ignored else [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
 def serve(service: Service, every_s: float, on_progress: Callable[[], None]) -> str:
     """Run `service` on uvloop until it ends; return its reason.
 
-    SIGTERM and Ctrl-C ask it to stop; a second one, more than a second later, ends the process at once.
-    `on_progress` is called every `every_s` seconds meanwhile.
+    SIGTERM, Ctrl-C and SIGHUP ask it to stop. A second SIGTERM or Ctrl-C, more than a second later, ends the
+    process at once. `on_progress` is called every `every_s` seconds meanwhile.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(service, every_s, on_progress))
@@ -53,7 +59,7 @@ async def _serve(service: Service, every_s: float, on_progress: Callable[[], Non
             await asyncio.sleep(every_s)
             on_progress()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ending_signals():
         loop.add_signal_handler(number, stop)
     ticking = asyncio.create_task(progress())
     running: Awaitable[str] = service.run()

@@ -43,6 +43,7 @@ from edgeasync.core.device_events import (
     Trained,
     TrainedAhead,
     TransferMoved,
+    Unreadable,
 )
 from edgeasync.core.device_hubs import BACKOFF_MAX_S, BACKOFF_MIN_S, HubTurns
 from edgeasync.core.device_push import UnansweredPush, describe
@@ -72,6 +73,9 @@ from edgeasync.protocol.messages import (
 
 GREETING_S = 3.0
 """How long a new connection may take to be welcomed."""
+
+UNREACHABLE_EVERY_S = 60.0
+"""How often a device says, at most, that it reaches no hub."""
 
 ROUND_TRIP_MAX_S = 3600.0
 """A pong that took longer is not believed."""
@@ -116,6 +120,8 @@ class DeviceCore:
         self.push_codec = "identity"
         self.round_trip_s: float | None = None
         self.updates_answered = 0
+        self.answered = False
+        """Whether a hub has said anything on this connection, or on the last one if there is none."""
         self._state_id = state_id
         self._start = start
         self._profile = profile
@@ -131,7 +137,9 @@ class DeviceCore:
         self._adopting: Assignment | None = None
         self._duplicate_refusals = 0
         self._diverged = self._busy = self._in_quarantine = False
-        self._link_at_s = self._work_at_s = self._ping_at_s = self._heard_s = 0.0
+        self._unreadable = ""
+        """Why what this connection's greeting was answered by could not be read."""
+        self._link_at_s = self._work_at_s = self._ping_at_s = self._heard_s = self._tell_at_s = 0.0
 
     @property
     def random_seed(self) -> int:
@@ -169,6 +177,7 @@ class DeviceCore:
 
     def begin(self, now_s: float) -> list[DeviceEffect]:
         """Connect for the first time."""
+        self._heard_s = now_s  # so that silence is counted from here
         return self._greet(now_s)
 
     def tick(self, now_s: float, steps_total: int) -> list[DeviceEffect]:
@@ -179,7 +188,7 @@ class DeviceCore:
             return self._greet(now_s) if now_s >= self._link_at_s else []
         if self.link == "greeting" or self.welcome is None:
             return (
-                self._go_offline(now_s, "no hub answers yet; trying until one does")
+                self._give_up_greeting(now_s, "no hub answers yet; trying until one does")
                 if now_s >= self._link_at_s
                 else []
             )
@@ -200,9 +209,8 @@ class DeviceCore:
         if self.link == "over":
             return []
         match event:
-            case Arrived():
-                self._heard_s = now_s
-                return self._arrived(event.message, now_s)
+            case Arrived() | Unreadable():
+                return self._received(event, now_s)
             case Trained() | TrainedAhead():
                 return self._trained(event, now_s)
             case Adopted():
@@ -217,6 +225,15 @@ class DeviceCore:
                 return self._disconnected(now_s)
             case StopRequested():
                 return self._stop_requested()
+
+    def _received(self, event: Arrived | Unreadable, now_s: float) -> list[DeviceEffect]:
+        if isinstance(event, Arrived):
+            self.answered, self._heard_s = True, now_s
+            return self._arrived(event.message, now_s)
+        if self.link == "joined":
+            return [Tell("warning", f"from the hub: {event.reason}")]
+        self._unreadable = event.reason  # it may be no hub, which is told of once a minute
+        return []
 
     def _arrived(self, message: Message, now_s: float) -> list[DeviceEffect]:
         match message:
@@ -269,6 +286,7 @@ class DeviceCore:
     def _greet(self, now_s: float) -> list[DeviceEffect]:
         self.link = "greeting"
         self._link_at_s = now_s + GREETING_S
+        self.answered, self._unreadable = False, ""
         return [Open(), Say(self._hello())]
 
     def _hello(self) -> Hello:
@@ -285,6 +303,8 @@ class DeviceCore:
         )
 
     def _disconnected(self, now_s: float) -> list[DeviceEffect]:
+        if self.link == "greeting":
+            return self._give_up_greeting(now_s, "the connection broke")
         return [] if self.link == "offline" else self._go_offline(now_s, "the connection broke")
 
     def _stop_requested(self) -> list[DeviceEffect]:
@@ -292,6 +312,14 @@ class DeviceCore:
         if self.link == "joined" and self.welcome is not None:
             goodbye.append(Say(Leave("stopping", self.welcome.session)))
         return [*goodbye, *self._finish("stopped")]
+
+    def _give_up_greeting(self, now_s: float, cause: str) -> list[DeviceEffect]:
+        """Go offline from a greeting without a welcome; of silence tell, but once a minute only."""
+        effects = self._go_offline(now_s, cause)
+        if not self.answered and now_s >= self._tell_at_s and self._turns.all_failed:
+            self._tell_at_s = now_s + UNREACHABLE_EVERY_S
+            effects.append(Tell("unreachable", self._unreadable, since_s=self._heard_s))
+        return effects
 
     def _go_offline(
         self, now_s: float, cause: str, retry_after_s: float | None = None, *, stay: bool = False
@@ -334,6 +362,7 @@ class DeviceCore:
         self.push_codec = welcome.push_codec
         self._duplicate_refusals = 0
         self._turns.welcomed()
+        self._tell_at_s = 0.0
         self._ping_at_s = now_s + welcome.heartbeat_s * self._random.uniform(0.5, 1.0)
         effects: list[DeviceEffect] = [Tell("joined", f"as {self.device_id}")]
         if self._unanswered.drop_foreign(welcome):

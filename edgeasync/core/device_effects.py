@@ -73,10 +73,11 @@ class PutAside(msgspec.Struct, frozen=True):
 
 
 class Tell(msgspec.Struct, frozen=True):
-    """Tell the person at the device what happened."""
+    """Tell the person at the device what happened; `since_s`: since when, by the core's clock, if that matters."""
 
     event: str
     detail: str = ""
+    since_s: float | None = None
 
 
 class Finish(msgspec.Struct, frozen=True):

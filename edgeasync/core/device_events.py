@@ -11,6 +11,12 @@ class Arrived(msgspec.Struct, frozen=True, gc=False):
     message: Message
 
 
+class Unreadable(msgspec.Struct, frozen=True, gc=False):
+    """A message came that is not of the protocol, or of another version of it."""
+
+    reason: str
+
+
 class Adopted(msgspec.Struct, frozen=True, gc=False):
     """The assigned model is in the device's memory, whole and checked."""
 
@@ -113,6 +119,7 @@ class StopRequested(msgspec.Struct, frozen=True):
 GraphEvent = GraphHeld | GraphMissing | GraphBroken | GraphForged
 DeviceEvent = (
     Arrived
+    | Unreadable
     | Adopted
     | AdoptionFailed
     | GraphEvent

@@ -43,6 +43,7 @@ from edgeasync.core.device_events import (
     Trained,
     TrainedAhead,
     TransferMoved,
+    Unreadable,
 )
 from edgeasync.core.device_model import DeviceModel
 from edgeasync.core.device_spool import ModelKey, Spool
@@ -198,7 +199,7 @@ class DeviceExchange:
                     self.handle(Arrived(message))
                     self._inline_payload = None
         except ProtocolError as error:
-            self._shell.tell(Tell("warning", f"from the hub: {error}"))
+            self.handle(Unreadable(str(error)))
 
     def _piece(self, piece: Piece, payload: wire.Buffer | None) -> None:
         if payload is None:

@@ -25,6 +25,11 @@ class HubTurns:
         """Whether a failure is the first of this hub: the others need not be told."""
         return self.attempts == 0 or 1 < self._hubs >= self.attempts
 
+    @property
+    def all_failed(self) -> bool:
+        """Whether so many attempts have failed since the last welcome as there are hubs."""
+        return self.attempts >= self._hubs
+
     def welcomed(self) -> None:
         """Begin the back-off anew."""
         self.attempts = 0

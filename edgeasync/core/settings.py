@@ -123,7 +123,8 @@ class StopCondition(Section, frozen=True):
 class HubCoreSettings(Section, frozen=True):
     """Everything about the core that is fixed for a run.
 
-    With `held_out` the shell evaluates the model; without, the devices' losses stand for an evaluation.
+    With `held_out`, which a `Hub` with an evaluator sets, the shell evaluates the model; without, the devices'
+    losses stand for an evaluation.
     """
 
     liveness: Liveness = Liveness()

@@ -81,8 +81,9 @@ class GroupCommit:
         self._shell.write_in_background(partial(self._drop, number), lambda _: None)
 
     def close(self) -> None:
-        """Write nothing more."""
+        """Write nothing more, and close the journal's file behind what is being written."""
         self._closed = True
+        self._shell.write_in_background(self._writer.close, lambda _: None)
 
     def _begin(self) -> None:
         self._due = False

@@ -5,7 +5,7 @@ from edgeasync.errors import AddressError
 
 def check_bind(address: str, *, insecure: bool) -> None:
     """Raise `AddressError` unless the address can be bound without keys: loopback only, or told `insecure`."""
-    host = _host(address, any_port=True)
+    host = _read(address, any_port=True)
     loopback = host is None or host in ("localhost", "[::1]") or host.startswith("127.")
     if not loopback and not insecure:
         raise AddressError(
@@ -15,10 +15,15 @@ def check_bind(address: str, *, insecure: bool) -> None:
 
 def check_connect(address: str) -> None:
     """Raise `AddressError` unless the address names a place to connect to."""
-    _host(address, any_port=False)
+    host_of(address)
 
 
-def _host(address: str, *, any_port: bool) -> str | None:
+def host_of(address: str) -> str | None:
+    """Return the host of an address to connect to, `None` if it is not a TCP address; raises `AddressError`."""
+    return _read(address, any_port=False)
+
+
+def _read(address: str, *, any_port: bool) -> str | None:
     """Return the host of a TCP address, `None` for the other transports."""
     transport, _, place = address.partition("://")
     if transport in ("ipc", "inproc") and place:

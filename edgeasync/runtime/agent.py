@@ -30,8 +30,11 @@ from edgeasync.protocol.messages import DeviceProfile, Welcome
 from edgeasync.protocol.wire import Buffer
 from edgeasync.runtime.address import check_connect
 from edgeasync.runtime.channel import Channel
+from edgeasync.runtime.ending import Ending
 from edgeasync.runtime.graph_cache import GraphCache
-from edgeasync.runtime.monitor import Monitor
+from edgeasync.runtime.monitor import Finding, Monitor
+from edgeasync.runtime.reach import explain
+from edgeasync.runtime.wall_clock import written
 from edgeasync.runtime.worker import Worker
 from edgeasync.training.graph_check import check_graph
 from edgeasync.training.trainer import ResumableTrainer, Trainer, take_local_steps
@@ -75,7 +78,8 @@ class Agent:
     device insists on. A training graph that the hub ships is taken up to `graph_bytes_max` bytes, kept in
     `graphs` if there is such a cache, and screened; it is in `graph` when `make_trainer` is called. `run` returns
     why it ended; it raises what waiting does not mend: `ModelMismatchError`, `GraphError`, `RefusedError`,
-    `AddressError`, and whatever `make_trainer` or the trainer raises.
+    `AddressError`, and whatever `make_trainer` or the trainer raises, as an `EdgeAsyncError` if that is
+    `StopIteration` or no `Exception`. An agent runs once.
     """
 
     def __init__(
@@ -114,10 +118,14 @@ class Agent:
         self._trainer_state: TrainerState | None = None
         self._on_tell = on_tell or (lambda _: None)
         self._given_context = context
+        self._ending = Ending("Agent")
         self._stopping = threading.Event()
         self._pausing = threading.Event()
         self._channel: Channel | None = None
         self._monitor: Monitor | None = None
+        self._findings: dict[str, Finding] = {}
+        """What became of the last connection to each address that did not answer, since a hub was joined."""
+        self._explaining: asyncio.Task[None] | None = None
         self._trainer: Trainer | None = None
         self._timer: asyncio.TimerHandle | None = None
         core = DeviceCore(
@@ -137,9 +145,14 @@ class Agent:
         )
 
     async def run(self) -> str:
-        """Train until the hub has finished or a stop is requested; return the reason."""
+        """Train until the hub has finished or a stop is requested; return the reason.
+
+        Cancelled, it says goodbye as after `request_stop`. Raises `EdgeAsyncError` if this agent was run before.
+        """
+        self._ending.begin()
+        if self._stopping.is_set():
+            return "stopped"
         self._loop = asyncio.get_running_loop()
-        self._done: asyncio.Future[str] = self._loop.create_future()
         self._context = self._given_context or zmq.Context()
         self._worker = Worker("train", self._fail_from_thread)
         self._worker.start()
@@ -148,11 +161,12 @@ class Agent:
                 self._do(self._exchange.begin)
             else:
                 self.run_in_background(self._recall, self._begin_from)
-            return await self._done
+            return await self._ending.wait(self.request_stop, CLOSE_S)
         finally:
             self._stopping.set()
-            if self._timer is not None:
-                self._timer.cancel()
+            for waiting in (self._timer, self._explaining):
+                if waiting is not None:
+                    waiting.cancel()
             self._worker.close(CLOSE_S)
             self._close(LINGER_MS)
             if self._given_context is None:
@@ -169,12 +183,18 @@ class Agent:
         return self._exchange.core.round_trip_s
 
     def request_stop(self) -> None:
-        """Say goodbye to the hub and let `run` return; a local step that takes long is abandoned."""
-        self._do(lambda: self._exchange.handle(StopRequested()))
+        """Say goodbye to the hub and let `run` return; a local step that takes long is abandoned.
+
+        Before `run` it makes that return at once; after it nothing happens. To be called in the loop's thread.
+        """
+        if not self._ending.begun:
+            self._stopping.set()
+        else:
+            self._do(lambda: self._exchange.handle(StopRequested()))
 
     def _do(self, action: Callable[[], None]) -> None:
         """Let the exchange act, then set the timer for what is due next; an error ends the agent."""
-        if self._done.done():
+        if self._ending.reached:
             return
         try:
             action()
@@ -199,12 +219,8 @@ class Agent:
         self._loop.call_soon_threadsafe(self._fail_and_leave, error)
 
     def _fail_and_leave(self, error: BaseException) -> None:
-        self._fail(error)
+        self._ending.fail(error)
         self._exchange.handle(StopRequested())  # says goodbye
-
-    def _fail(self, error: BaseException) -> None:
-        if not self._done.done():
-            self._done.set_exception(error)
 
     # -- what the exchange asks for --------------------------------------------------------------------------
 
@@ -235,6 +251,9 @@ class Agent:
 
     def _close(self, linger_ms: int) -> None:
         if self._monitor is not None:
+            self._findings.pop(self.address, None)
+            if not self._exchange.core.answered:
+                self._findings[self.address] = self._monitor.finding
             self._monitor.close()
             self._monitor = None
         if self._channel is not None:
@@ -371,16 +390,32 @@ class Agent:
         self._worker.submit(work_and_hand_over)
 
     def tell(self, tell: Tell) -> None:
-        """Pass on what happened."""
-        self._on_tell(tell)
+        """Pass on what happened; that no hub is reached, with since when and why, once that is known."""
+        if tell.event == "joined":
+            self._findings.clear()
+        if tell.since_s is None:
+            self._on_tell(tell)
+            return
+        since_s = time.time() - time.monotonic() + tell.since_s
+        findings = {address: (finding, "") for address, finding in self._findings.items()}
+        findings[self.address] = self._findings[self.address], tell.detail
+        self._explaining = self._loop.create_task(self._explain(tell, written(since_s), findings))
+
+    async def _explain(self, tell: Tell, since: str, findings: dict[str, tuple[Finding, str]]) -> None:
+        """Tell that no hub is reached, unless one is by the time it is known why not."""
+        reasons = await asyncio.gather(*[explain(address, *found) for address, found in findings.items()])
+        told = [f"{address}: {reason}" for address, reason in zip(findings, reasons, strict=True)]
+        tell = msgspec.structs.replace(tell, detail=f"since {since}: {'; '.join(told)}")
+        if self._exchange.core.link != "joined":
+            self._do(lambda: self._on_tell(tell))
 
     def finish(self, finish: Finish) -> None:
         """Let `run` return, or raise."""
         self._stopping.set()
         if finish.error is not None:
-            self._fail(finish.error)
-        elif not self._done.done():
-            self._done.set_result(finish.reason)
+            self._ending.fail(finish.error)
+        else:
+            self._ending.reach(finish.reason)
 
     def _count_step(self) -> None:
         self.steps_total += 1

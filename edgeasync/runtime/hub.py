@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import zmq
 
 from edgeasync.core.clock import OffsetClock
@@ -34,6 +35,7 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.messages import ModelVersion
 from edgeasync.runtime.address import check_bind
 from edgeasync.runtime.channel import COPY_BELOW_BYTES, Channel
+from edgeasync.runtime.ending import Ending
 from edgeasync.runtime.graph_model import keep_file, keep_files
 from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, load_model, save_model
 from edgeasync.runtime.worker import Worker
@@ -62,10 +64,14 @@ class Hub:
     """Holds the model and trains it with whatever devices come.
 
     `run` serves until the stop condition or `request_stop`; it returns why it ended. Raises `AddressError` if
-    the address cannot be bound, `StorageError` or `ModelMismatchError` if the run folder's model is unusable.
-    With an `evaluator` the model is evaluated now and then, and the best version kept in `best.safetensors`.
-    With `graph`, a serialized ONNX training graph, the devices are sent that; the run folder keeps a copy of it
-    and of the `forward` model it was built from. A `record` of the settings is kept there too.
+    the address cannot be bound, `StorageError` or `ModelMismatchError` if the run folder's model is unusable, and
+    whatever `initial`, the evaluator or `on_report` raises, as an `EdgeAsyncError` if that is `StopIteration` or
+    no `Exception`. A hub runs once.
+
+    With an `evaluator` the model is evaluated now and then, and the best version kept in `best.safetensors`; the
+    constructor raises `ConfigError` for settings that need one where there is none. With `graph`, a serialized
+    ONNX training graph, the devices are sent that; the run folder keeps a copy of it and of the `forward` model it
+    was built from. A `record` of the settings is kept there too.
     """
 
     def __init__(
@@ -93,6 +99,10 @@ class Hub:
                 f"the model has {spec.length} parameters, over limits.parameters_max = "
                 f"{settings.limits.parameters_max}; raise that limit"
             )
+        if evaluator is None and (settings.held_out or settings.stop.accuracy is not None):
+            asked = "held_out" if settings.held_out else "stop.accuracy"
+            raise ConfigError(f"{asked} needs held-out data to measure on: give Hub an evaluator, or leave it out")
+        settings = msgspec.structs.replace(settings, held_out=evaluator is not None)
         self.spec = spec
         self.address = bind
         self.model_file = run / MODEL_FILE
@@ -107,6 +117,7 @@ class Hub:
         self._evaluator = evaluator
         self._on_report = on_report or (lambda _: None)
         self._given_context = context
+        self._ending = Ending("Hub")
         self._evaluating = self._stopping = self._opened = False
         self._write_best: Callable[[], None] | None = None
         self._unsaved: StorageError | None = None
@@ -127,21 +138,44 @@ class Hub:
         return self._exchange.core
 
     async def run(self) -> str:
-        """Serve until training is finished or a stop is requested; return the reason."""
+        """Serve until training is finished or a stop is requested; return the reason.
+
+        Cancelled, it ends as after `request_stop`, with all that was learnt on disk; cancelled once more, it waits
+        for nothing. Raises `EdgeAsyncError` if this hub was run before.
+        """
+        self._ending.begin()
+        if self._stopping:
+            return "stopping"
         self._loop = asyncio.get_running_loop()
-        self._done: asyncio.Future[str] = self._loop.create_future()
         self._workers = {
             name: Worker(name, self._fail_from_thread) for name in ("fold", "journal", "save", "evaluate")
         }
         self._started_s = time.monotonic()
         self._folder.take("another hub runs in this folder; give this one another --run")
         try:
-            await asyncio.to_thread(self._open)
+            await self._open_in_thread()
             self._exchange = self._make_exchange()
             self._opened = True
             return await self._serve()
         finally:
             self._folder.close()
+
+    async def _open_in_thread(self) -> None:
+        """Open the folder; only when its thread has ended may another hub have that."""
+        opened = Ending("opening")
+        opened.begin()
+        worker = Worker("open", lambda error: self._hand_over(error, opened.fail))
+
+        def work() -> None:
+            self._open()
+            self._hand_over("", opened.reach)
+
+        worker.start()
+        worker.submit(work)
+        try:
+            await opened.wait(self.request_stop)
+        finally:
+            worker.abandon()
 
     def _open(self) -> None:
         """Recover what the folder holds, or begin; replaying a long journal may take minutes."""
@@ -214,20 +248,22 @@ class Hub:
                 if self._stopping:
                     self.request_stop()
                 self._schedule_tick()
-                reason = await self._done
+                reason = await self._ending.wait(self.request_stop, CLOSE_S)
             finally:
                 await self._close()
         finally:
             if self._given_context is None:
                 context.destroy()  # not term: that would wait for ever for a socket left open by an error
-        if self._unsaved is not None:
-            raise self._unsaved
         return reason
 
     def request_stop(self) -> None:
-        """Say goodbye to the devices, save the model, and let `run` return."""
+        """Say goodbye to the devices, save the model, and let `run` return.
+
+        Before `run` it makes that return at once, with nothing touched; after it nothing happens. To be called in
+        the loop's thread.
+        """
         self._stopping = True
-        if self._opened:
+        if self._opened and not self._ending.reached:
             self._exchange.request_stop(self._now_s())
 
     def _resume(self) -> None:
@@ -266,23 +302,33 @@ class Hub:
         return socket
 
     async def _close(self) -> None:
-        """Finish what is under way; the loop stays awake meanwhile, for an impatient second Ctrl-C."""
+        """Finish what is under way; the loop stays awake meanwhile, for an impatient second Ctrl-C.
+
+        Raises `StorageError` if the last model could not be written.
+        """
         if self._timer is not None:
             self._timer.cancel()
-        self._workers["evaluate"].abandon()
-        await asyncio.to_thread(self._workers["fold"].close, CLOSE_S)
-        if self._log is not None:
-            self._log.close()
-        for name in ("journal", "save"):
-            if not await asyncio.to_thread(self._workers[name].close, CLOSE_S):
-                self._unsaved = StorageError(f"{self.model_file}: not written in {CLOSE_S:g} s; look at the disk")
-        self._channel.close(LINGER_MS)
+        try:
+            await asyncio.to_thread(self._workers["fold"].close, CLOSE_S)
+            if self._log is not None:
+                self._log.close()
+            for name in ("journal", "save"):
+                if not await asyncio.to_thread(self._workers[name].close, CLOSE_S):
+                    self._unsaved = StorageError(
+                        f"{self.model_file}: not written in {CLOSE_S:g} s; look at the disk"
+                    )
+        finally:
+            for worker in self._workers.values():
+                worker.abandon()
+            self._channel.close(LINGER_MS)
+        if self._unsaved is not None:
+            raise self._unsaved
 
     def _on_message(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
         try:
             self._exchange.on_message(peer, header, payload, self._now_s())
         except Exception as error:  # noqa: BLE001
-            self._fail(error)
+            self._ending.fail(error)
 
     def _schedule_tick(self) -> None:
         due_s = self._exchange.next_deadline_s()
@@ -300,8 +346,8 @@ class Hub:
         try:
             self._exchange.tick(self._now_s())
         except Exception as error:  # noqa: BLE001
-            self._fail(error)
-        if not self._done.done():
+            self._ending.fail(error)
+        if not self._ending.reached:
             self._schedule_tick()
 
     # -- what the exchange asks for --------------------------------------------------------------------------
@@ -325,7 +371,7 @@ class Hub:
         try:
             action()
         except Exception as error:  # noqa: BLE001
-            self._fail(error)
+            self._ending.fail(error)
 
     def write_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Do `work` in the journal's thread, then call `then` on the loop."""
@@ -398,7 +444,7 @@ class Hub:
 
         def done(result: Evaluated) -> None:
             self._evaluating = False
-            if not self._done.done():
+            if not self._ending.reached:
                 then(result)
 
         def work() -> None:
@@ -427,13 +473,7 @@ class Hub:
 
     def stop(self, reason: str) -> None:
         """Let `run` return."""
-        if not self._done.done():
-            self._done.set_result(reason)
+        self._ending.reach(reason)
 
     def _fail_from_thread(self, error: BaseException) -> None:
-        self._loop.call_soon_threadsafe(self._fail, error)
-
-    def _fail(self, error: BaseException) -> None:
-        """End the hub: an error that nobody expected is our fault, and never silent."""
-        if not self._done.done():
-            self._done.set_exception(error)
+        self._loop.call_soon_threadsafe(self._ending.fail, error)

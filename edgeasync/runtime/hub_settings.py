@@ -107,7 +107,6 @@ class HubSettings(Section, frozen=True):
                 stop=self.hub.stop,
                 checkpoint=self.checkpoint,
                 evaluate_every_updates=self.evaluation.every_updates,
-                held_out=self.evaluation.data is not None,
                 codec=self.codec,
             ),
             training=to_table(TrainingPlan(model=model, local=self.local)),

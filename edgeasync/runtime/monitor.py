@@ -1,22 +1,42 @@
-"""Learning at once that a TCP connection has broken: libzmq mends it silently, and what was under way is lost."""
+"""What becomes of a socket's connection: libzmq tells nobody else, and mends in silence what it can."""
 
 import asyncio
 from collections.abc import Callable
+from typing import Literal
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+Finding = Literal["nothing", "unresolved", "no way", "no answer", "refused", "taken", "foreign", "spoken"]
+"""How far a connection came; `reach.explain` has the words."""
+
+EVENTS = (
+    zmq.EVENT_CONNECT_DELAYED
+    | zmq.EVENT_CONNECT_RETRIED
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_CONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_DISCONNECTED
+)
+
 
 class Monitor:
-    """Calls `on_disconnected` on the loop whenever the socket's connection breaks, until it is closed."""
+    """Calls `on_disconnected` on the loop whenever the socket's connection breaks, until it is closed.
+
+    `finding` says how far the connection has come.
+    """
 
     def __init__(
         self, socket: "zmq.Socket[bytes]", loop: asyncio.AbstractEventLoop, on_disconnected: Callable[[], None]
     ) -> None:
+        self.finding: Finding = "nothing"
         self._socket = socket
         self._loop = loop
         self._on_disconnected = on_disconnected
-        self._events: zmq.Socket[bytes] | None = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._events: zmq.Socket[bytes] | None = socket.get_monitor_socket(EVENTS)
         self._fd = self._events.FD
         loop.add_reader(self._fd, self._read)
         loop.call_soon(self._read)  # the descriptor tells only once, and may have
@@ -34,9 +54,29 @@ class Monitor:
         broken = False
         while self._events is not None:
             try:
-                event = parse_monitor_message(self._events.recv_multipart(zmq.NOBLOCK))
+                event = parse_monitor_message(self._events.recv_multipart(zmq.NOBLOCK))["event"]
             except zmq.Again:
                 break
-            broken = broken or event["event"] == zmq.EVENT_DISCONNECTED
+            self.finding = _find(event, self.finding)
+            broken = broken or event == zmq.EVENT_DISCONNECTED
         if broken:
             self._on_disconnected()
+
+
+def _find(event: int, before: Finding) -> Finding:
+    """Return how far a connection is after an event. No event carries the error: only their order tells."""
+    match event:
+        case zmq.EVENT_CONNECT_DELAYED:  # it was asked for; after a refusal, asked for again
+            return before if before == "refused" else "no answer"
+        case zmq.EVENT_CLOSED:
+            return "refused" if before in ("no answer", "refused") else "no way"
+        case zmq.EVENT_CONNECT_RETRIED:  # with nothing before it there was nothing to connect to
+            return "unresolved" if before == "nothing" else before
+        case zmq.EVENT_CONNECTED:
+            return "taken"
+        case zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            return "spoken"
+        case zmq.EVENT_DISCONNECTED:
+            return before if before == "spoken" else "foreign"
+        case _:  # the handshake has failed
+            return "foreign"

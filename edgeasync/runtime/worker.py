@@ -8,12 +8,13 @@ from queue import SimpleQueue
 class Worker:
     """A daemon thread, so that a step of training that takes minutes never keeps a stopped process alive.
 
-    `on_error` is called, in the thread, with whatever a piece of work raises.
+    `on_error` is called, in the thread, with whatever a piece of work raises, until the thread is abandoned.
     """
 
     def __init__(self, name: str, on_error: Callable[[BaseException], None]) -> None:
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._on_error = on_error
+        self._abandoned = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -25,13 +26,18 @@ class Worker:
         self._queue.put(work)
 
     def close(self, timeout_s: float) -> bool:
-        """Let the thread end after the work it has; return whether it did so in time."""
+        """Let the thread end after the work it has; return whether it did so in time, else it is abandoned."""
         self._queue.put(None)
         self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        self._abandoned = self._thread.is_alive()
+        return not self._abandoned
 
     def abandon(self) -> None:
-        """Let the thread end after the work it has, without waiting for that."""
+        """Let the thread end after the work it has, without waiting for that, and hear of no error any more.
+
+        By then there may be no loop to hand anything to.
+        """
+        self._abandoned = True
         self._queue.put(None)
 
     def _run(self) -> None:
@@ -39,5 +45,6 @@ class Worker:
             try:
                 work()
             except BaseException as error:  # noqa: BLE001
-                self._on_error(error)
+                if not self._abandoned:
+                    self._on_error(error)
             del work  # while the thread waits for more: it may hold a payload as large as the model

@@ -10,13 +10,15 @@ from edgeasync import (
     Dataset,
     EdgeAsyncError,
     GradientTrainer,
+    HubCoreSettings,
     StepResult,
+    StopCondition,
     batches,
     dirichlet,
     load_model,
     train_locally,
 )
-from edgeasync.errors import ModelMismatchError
+from edgeasync.errors import ConfigError, ModelMismatchError
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
@@ -143,6 +145,26 @@ async def test_the_initial_model_must_fit(tmp_path):
         await train_locally([trainer_of(SMALL, DATA)], np.zeros(9, np.float32), tmp_path, updates=1)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [StopIteration(), SystemExit(3), asyncio.CancelledError(), KeyboardInterrupt(), GeneratorExit()],
+    ids=lambda error: type(error).__name__,
+)
+async def test_a_trainer_may_raise_what_no_task_can(tmp_path, error):
+    trainers = [trainer_of(SMALL, DATA), Failing(error), trainer_of(SMALL, DATA)]
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(EdgeAsyncError, match=rf"raised {type(error).__name__}.*test_local.py.*in step"):
+            await train_locally(trainers, SMALL.initial(0), tmp_path, updates=10**9)
+    assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+
+async def test_batches_that_come_to_their_end_are_a_clear_error(tmp_path):
+    trainer = GradientTrainer(SMALL.spec, SMALL.gradient, [SGD(learning_rate=0.1)], iter([(DATA.x, DATA.y)] * 3))
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(EdgeAsyncError, match="never end"):
+            await train_locally([trainer], SMALL.initial(0), tmp_path, updates=10**9)
+
+
 @pytest.mark.parametrize("error", [ValueError("the sensor is gone"), EdgeAsyncError("no more data")], ids=repr)
 async def test_what_a_trainer_raises_comes_out(tmp_path, error):
     trainers = [trainer_of(SMALL, DATA), Failing(error), trainer_of(SMALL, DATA)]
@@ -158,3 +180,60 @@ async def test_a_trainer_of_another_model_is_refused(tmp_path):
     async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(ModelMismatchError, match="not the hub's"):
             await train_locally(trainers, SMALL.initial(0), tmp_path, updates=10**9)
+
+
+async def test_training_that_is_cancelled_leaves_the_newest_model(tmp_path):
+    loop, well_on = asyncio.get_running_loop(), asyncio.Event()
+    trainer = trainer_of(SMALL, DATA)
+    step, steps = trainer.step, []
+
+    def watched():
+        steps.append(step())
+        if len(steps) == 200:
+            loop.call_soon_threadsafe(well_on.set)
+        return steps[-1]
+
+    trainer.step = watched
+    training = asyncio.create_task(
+        train_locally([trainer], SMALL.initial(0), tmp_path, updates=10**9, policy=ONE_BY_ONE)
+    )
+    async with asyncio.timeout(PATIENCE_S):
+        await well_on.wait()
+        training.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await training
+    assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    saved, version = load_model(tmp_path / MODEL_FILE, SMALL.spec)
+    assert version > 0
+    told = []
+    async with asyncio.timeout(PATIENCE_S):
+        await train_locally([trainer], saved, tmp_path, updates=1, on_report=told.append)
+    (resumed,) = (report.detail for report in told if report.event == "resumed")
+    assert resumed.startswith(f"version {version}, ")
+
+
+@pytest.mark.parametrize(("updates", "stop"), [(60, 20), (20, 60)])
+async def test_it_ends_at_the_first_of_its_updates_and_the_settings_condition(tmp_path, updates, stop):
+    settings = HubCoreSettings(stop=StopCondition(updates=stop))
+    async with asyncio.timeout(PATIENCE_S):
+        _, core = await train_locally(
+            [trainer_of(SMALL, DATA)], SMALL.initial(0), tmp_path,
+            updates=updates, settings=settings, policy=ONE_BY_ONE,
+        )  # fmt: skip
+    assert core.updates_applied == 20
+
+
+async def test_a_condition_on_the_loss_ends_it(tmp_path):
+    settings = HubCoreSettings(stop=StopCondition(loss=1e9), evaluate_every_updates=5)
+    async with asyncio.timeout(PATIENCE_S):
+        _, core = await train_locally(
+            [trainer_of(SMALL, DATA)], SMALL.initial(0), tmp_path,
+            updates=100, settings=settings, policy=ONE_BY_ONE,
+        )  # fmt: skip
+    assert core.updates_applied == 5
+
+
+async def test_a_condition_that_nothing_here_measures_is_refused(tmp_path):
+    settings = HubCoreSettings(stop=StopCondition(accuracy=0.9))
+    with pytest.raises(ConfigError, match=r"stop\.accuracy"):
+        await train_locally([trainer_of(SMALL, DATA)], SMALL.initial(0), tmp_path, updates=5, settings=settings)

@@ -1,5 +1,6 @@
 """Tables of the device's transitions: what comes in, what goes out, and what it does next."""
 
+import itertools
 import math
 from functools import cache
 from random import Random
@@ -38,6 +39,7 @@ from edgeasync.core.device_events import (
     Trained,
     TrainedAhead,
     TransferMoved,
+    Unreadable,
 )
 from edgeasync.core.device_hubs import BACKOFF_MIN_S
 from edgeasync.core.device_spool import ModelKey
@@ -313,6 +315,105 @@ def test_the_way_to_an_absent_hub_is_tried_for_as_long_as_it_takes(seed):
     for pause, limit in zip(pauses, limits, strict=True):
         assert limit / 2 - slack <= pause <= limit + slack
     assert len({round(pause, 6) for pause in pauses[10:]}) > 30
+
+
+def unreachable(device, until_s):
+    """Tick until then; return the times, and since when, the device says that it reaches no hub."""
+    told = []
+    while device.core.next_deadline_s() <= until_s:
+        device.tick(device.core.next_deadline_s())
+        told += [
+            (device.now_s, effect.since_s)
+            for effect in device.effects
+            if isinstance(effect, Tell) and effect.event == "unreachable"
+        ]
+    return told
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_absent_hub_is_told_of_once_a_minute(seed):
+    device = DeviceBench(seed)
+    told = unreachable(device, 700.0)
+    assert told[0] == (103.0, 100.0), "at the first attempt that fails, since the start"
+    assert {since_s for _, since_s in told} == {100.0}
+    pauses = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(told)]
+    assert len(told) == 10
+    assert all(60.0 <= pause < 66.0 for pause in pauses)
+
+
+def test_a_hub_that_is_lost_is_unreachable_since_it_was_last_heard():
+    device = DeviceBench().welcome()
+    device.hears(Pong(100.0), at_s=102.5)
+    device.give(Disconnected(), at_s=104.0)
+    assert device.told == ["disconnected"]
+    (first, *_) = unreachable(device, 150.0)
+    assert first[0] <= 104.0 + 0.1 + 3.0
+    assert first[1] == 102.5
+    device.until(Open)
+    device.welcome()
+    heard_s = device.now_s
+    device.hears(Leave("stopping"))
+    assert unreachable(device, heard_s + 10.0)[0][1] == heard_s, "another time, told at once"
+
+
+def test_a_connection_that_breaks_before_the_welcome_is_not_more_news_than_silence():
+    device = DeviceBench()
+    told = []
+    while device.now_s < 200.0:
+        device.give(Disconnected())
+        told += [device.now_s] * device.told.count("unreachable")
+        device.until(Open)
+    assert told[0] == 100.0
+    assert len(told) == 2
+
+
+def test_a_hub_that_refuses_for_now_was_reached():
+    device = DeviceBench()
+    for _ in range(30):
+        device.hears(Refuse("hub_full", "full", 30.0))
+        assert device.told.count("warning") == 1
+        assert "unreachable" not in device.told
+        device.until(Open)
+
+
+def test_a_hub_that_is_busy_was_reached():
+    device = DeviceBench()
+    for _ in range(10):
+        device.hears(Refuse("busy", "the hub's disk cannot be written", 0.5))
+        device.tick(device.core.next_deadline_s())
+        assert Close in device.kinds
+        assert "unreachable" not in device.told
+        device.until(Open)
+
+
+def test_several_hubs_are_unreachable_once_each_was_tried():
+    times = [at_s for at_s, _ in unreachable(DeviceBench(hubs=3), 200.0)]
+    assert 109.0 < times[0] < 110.0
+    assert 60.0 <= times[1] - times[0] < 66.0
+
+
+def told_of_silence():
+    device = DeviceBench().tick(103.0)
+    return [effect for effect in device.effects if isinstance(effect, Tell)]
+
+
+def test_what_speaks_of_something_else_is_told_with_the_reason_and_no_oftener():
+    device = DeviceBench()
+    told = []
+    while device.now_s < 200.0:
+        device.give(Unreadable("unknown kind of message"))
+        assert device.effects == []
+        device.tick(device.core.next_deadline_s())
+        told += [effect.detail for effect in device.effects if isinstance(effect, Tell)]
+        device.until(Open)
+    assert [detail for detail in told if "unknown kind" in detail] == ["unknown kind of message"] * 2
+    (silent, *_) = [effect for effect in told_of_silence() if effect.event == "unreachable"]
+    assert silent.detail == ""
+
+
+def test_a_message_of_a_hub_that_cannot_be_read_is_warned_of():
+    device = DeviceBench().welcome().give(Unreadable("unknown kind of message"))
+    assert device.effects == [Tell("warning", "from the hub: unknown kind of message")]
 
 
 def test_a_welcome_begins_the_back_off_anew():

@@ -16,6 +16,10 @@ class FakeWriter:
         self.attempts = []
         self.dropped = []
         self.trouble = None
+        self.closed = False
+
+    def close(self):
+        self.closed = True
 
     def append(self, records):
         self.attempts.append((self.next_number, [entry for entry, _ in records]))
@@ -268,3 +272,4 @@ def test_after_closing_nothing_more_is_begun(world, fails):
     world.settle()
     assert world.writer.attempts == [(1, [b"a"])]
     assert world.log.durable == (0 if fails else 1)
+    assert world.writer.closed

@@ -1,0 +1,46 @@
+"""Why a hub cannot be reached, in words for the person at the device."""
+
+import asyncio
+import socket
+
+from edgeasync.runtime.address import host_of
+from edgeasync.runtime.monitor import Finding
+
+LOOK_UP_S = 5.0
+"""How long a name may take to be resolved before that is the reason."""
+
+_WORDS: dict[Finding, str] = {
+    "nothing": "no answer, check the address and the network",
+    "unresolved": "no answer, check the address and the network",
+    "no way": "there is no way to that network, check this device's connection",
+    "no answer": "no answer, check the address, the network, and whether that machine is on",
+    "refused": "refused: nothing listens there, or a firewall bars it, start the hub or check the address",
+    "taken": "the connection is taken, but nothing is said there: not an edgeasync hub, or one that hangs, "
+    "check the address and the hub",
+    "foreign": "not an edgeasync hub, check the address",
+    "spoken": "a ZeroMQ peer that does not answer: not an edgeasync hub, or one that is overloaded, "
+    "check the address and the hub",
+}
+
+
+async def explain(address: str, finding: Finding, unreadable: str = "") -> str:
+    """Return why no hub is reached at an address, and what to check; where the name may be at fault, look it up.
+
+    `unreadable` is why an answer that came could not be read. Takes at most `LOOK_UP_S`; never blocks the loop.
+    """
+    if unreadable:
+        return f"not an edgeasync hub of this version ({unreadable}), check the address and the versions of both"
+    host = host_of(address)
+    if host is None:  # a path, or a name within this process
+        return _WORDS["refused" if finding == "no way" else finding]
+    if finding in ("nothing", "unresolved"):
+        family = socket.AF_UNSPEC if "[" in address else socket.AF_INET  # as `Agent` connects
+        try:
+            async with asyncio.timeout(LOOK_UP_S):
+                await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), None, family=family)
+        except TimeoutError:
+            return f"the name {host} is not resolved within {LOOK_UP_S:g} s, check this device's network and DNS"
+        except (OSError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            return f"the name {host} is unknown ({reason}), check the address and this device's DNS"
+    return _WORDS[finding]

@@ -1,0 +1,95 @@
+"""A terminal that is closed ends what runs on it as SIGTERM does: with a goodbye, and with everything saved."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from edgeasync.cli.demo import INTERRUPTED
+from edgeasync.runtime.model_file import MODEL_FILE, load_model
+from tests.support.processes import MODEL, PATIENCE_S, environment, trained
+
+pytestmark = pytest.mark.process
+
+ON_A_TERMINAL = """
+import fcntl, os, sys, termios
+terminal = int(sys.argv[1])
+os.setsid()
+fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+for stream in (0, 1, 2):
+    os.dup2(terminal, stream)
+os.execv(sys.executable, [sys.executable, "-m", "edgeasync", *sys.argv[2:]])
+"""
+
+
+def test_a_hangup_ends_an_agent_and_a_hub_as_sigterm_does(commands):
+    hub, address = commands.hub(commands.settings())
+    agent = commands.agent(address, "pi")
+    before = trained(address, 10, "pi")
+    agent.signal(signal.SIGHUP)
+    assert agent.wait() == 0
+    assert agent.names()[-1] == "stopped"
+    hub.wait_for("left", device="pi", detail="stopping")
+    hub.signal(signal.SIGHUP)
+    assert hub.wait() == 0
+    stopped = hub.wait_for("stopped")
+    assert stopped["reason"] == "stopping"
+    assert load_model(commands.folder / "run-hub" / MODEL_FILE, MODEL.spec)[1] == stopped["version"]
+    assert stopped["version"] >= before["version"] > 0
+    assert (hub.stderr, agent.stderr) == ("", "")
+
+
+def test_a_hub_whose_terminal_is_closed_saves_its_model(commands):
+    """Nothing can be printed then, not even that it has stopped."""
+    master, terminal = os.openpty()
+    arguments = [sys.executable, "-c", ON_A_TERMINAL, terminal, "hub", commands.settings(), "--json"]
+    hub = subprocess.Popen(
+        [str(argument) for argument in arguments],
+        cwd=commands.folder,
+        env=environment(commands.folder),
+        pass_fds=(terminal,),
+    )
+    os.close(terminal)
+    try:
+        with os.fdopen(master) as screen:
+            listening = next(event for event in map(json.loads, screen) if event["event"] == "listening")
+            agent = commands.agent(listening["detail"], "pi")
+            before = trained(listening["detail"], 10, "pi")
+        assert hub.wait(PATIENCE_S) == 0
+    finally:
+        hub.kill()
+        hub.wait()
+    agent.wait_for("disconnected", detail="the hub is stopping")
+    saved = load_model(commands.folder / "run-hub" / MODEL_FILE, MODEL.spec)[1]
+    assert saved >= before["version"] > 0
+
+
+def test_what_is_to_outlive_its_terminal_does(commands):
+    """As `nohup` starts it: with SIGHUP ignored."""
+    hub, address = commands.hub(commands.settings(), under=("nohup",))
+    agent = commands.agent(address, "pi", under=("nohup",))
+    trained(address, 3, "pi")
+    for command in (agent, hub):
+        command.signal(signal.SIGHUP)
+    trained(address, 10, "pi")
+    for command in (agent, hub):
+        assert "stopped" not in command.names()
+        command.signal(signal.SIGTERM)
+        assert command.wait() == 0
+
+
+def test_a_hangup_ends_the_demo_and_leaves_no_process_behind(commands):
+    demo = commands.start("demo", "--json", "--seconds", "6", "--run", "demo")
+    demo.wait_for("started")
+    children = psutil.Process(demo.pid).children(recursive=True)
+    demo.signal(signal.SIGHUP)
+    code = demo.wait()
+    _, alive = psutil.wait_procs(children, PATIENCE_S if code == INTERRUPTED else 0)
+    for child in alive:
+        child.kill()
+    assert (code, alive) == (INTERRUPTED, [])
+    assert "Traceback" not in demo.stderr
