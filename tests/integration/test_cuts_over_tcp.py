@@ -25,7 +25,7 @@ from edgeasync.policies.optimizers import SGD
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Assignment, Credit, Fetch, Push
 from edgeasync.protocol.transfers import CreditWindow
-from tests.integration.test_pieces_over_tcp import Adder, pattern
+from tests.support.adders import Adder, pattern
 from tests.support.processes import PATIENCE_S
 from tests.support.proxy import CuttingProxy
 

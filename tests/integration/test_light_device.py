@@ -1,32 +1,15 @@
 """An agent fits a small board: nothing heavy is imported. `benchmarks.device_memory` has its memory."""
 
-import json
 import signal
 
 import pytest
 
 from edgeasync import nn
 from tests.support.graphs import LENET
+from tests.support.imported_modules import HEAVY, REPORT_MODULES, modules_of
 from tests.support.processes import trained
 
 pytestmark = pytest.mark.process
-
-HEAVY = ["matplotlib", "onnx", "pandas", "scipy", "sklearn", "torch"]
-
-REPORT_MODULES = """
-import json, os, sys
-
-def report(code, leave=os._exit):
-    print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})), flush=True)
-    leave(code)
-
-os._exit = report  # the way the command leaves
-"""
-
-
-def modules_of(command):
-    assert command.wait() == 0, str(command)
-    return set(json.loads(command.lines[-1]))
 
 
 def test_an_agent_that_has_trained_a_convolutional_network_imported_nothing_heavy(commands):

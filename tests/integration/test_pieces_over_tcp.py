@@ -19,7 +19,6 @@ from edgeasync import (
     Limits,
     Liveness,
     Policy,
-    StepResult,
     StopCondition,
     load_model,
 )
@@ -30,6 +29,7 @@ from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.staleness import ConstantStaleness
 from edgeasync.protocol import wire
+from tests.support.adders import Adder, pattern
 from tests.support.processes import PATIENCE_S
 
 SMALL = ParameterSpec((Parameter("weight", (300, 1000)), Parameter("bias", (7,))))  # folded at once
@@ -47,26 +47,6 @@ class SummingQuorum(QuorumAggregator, frozen=True, tag="summing_quorum"):
 both_answers = pytest.mark.parametrize(
     "aggregate", [ImmediateAggregator(), SummingQuorum()], ids=["at once", "at the flush"]
 )
-
-
-def pattern(spec):
-    """Return what one assignment adds, exact in float16 even a thousand times over."""
-    return ((np.arange(spec.length) % 3 - 1) * 2.0**-10).astype(np.float32)
-
-
-class Adder:
-    """A trainer that adds the pattern in its one local step."""
-
-    def __init__(self, spec):
-        self.spec = spec
-        self._pattern = pattern(spec)
-
-    def begin(self, parameters):
-        self._parameters = parameters
-
-    def step(self):
-        self._parameters += self._pattern
-        return StepResult(1.0, 1)
 
 
 class WatchedHub(Hub):

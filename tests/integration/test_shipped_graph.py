@@ -9,9 +9,9 @@ from onnx import numpy_helper
 
 from edgeasync.runtime.graph_model import FORWARD_FILE, TRAINING_FILE
 from edgeasync.runtime.model_file import MODEL_FILE
-from tests.integration.test_light_device import HEAVY, REPORT_MODULES, modules_of
 from tests.support.command_line import CONFIG, GRAPH, MISMATCH, mistake
 from tests.support.graphs import HostileHub, forward_model, plain_graph
+from tests.support.imported_modules import HEAVY, REPORT_MODULES, modules_of
 from tests.support.processes import free_address, trained
 
 pytestmark = pytest.mark.process

@@ -22,8 +22,7 @@ REPETITIONS = {
     "seeds of faults": Repetitions(60, 300, 3000),
     "seeds of the demo": Repetitions(2, 4, 10),
     "seeds that are run twice": Repetitions(5, 20, 200),
-    "kills of a hub": Repetitions(2, 5, 50),
-    "messages of an attacker on a connection": Repetitions(70, 130, 1000),
+    "kills of a hub": Repetitions(3, 5, 50),
 }
 
 _chosen = ["quick"]

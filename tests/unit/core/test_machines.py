@@ -43,7 +43,6 @@ from edgeasync.policies.aggregation import (
 )
 from edgeasync.policies.frequency import AdaptiveFrequency, FixedFrequency
 from edgeasync.policies.history import WINDOW
-from edgeasync.policies.monitor import DisagreementWatch, Monitor, NotFiniteWatch
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy, WarmUp
 from edgeasync.protocol.messages import (
@@ -58,6 +57,7 @@ from edgeasync.protocol.messages import (
     Welcome,
 )
 from tests.support.size import repetitions
+from tests.support.whims import QUARANTINE, ROLLBACK
 
 SPEC = ParameterSpec((Parameter("weights", (3,)),))
 LINEAGE = "00c0ffee00c0ffee"
@@ -86,29 +86,6 @@ class Buffer:
         return tuple(contribution.weight / len(buffered) for contribution in buffered)
 
 
-@dataclass(frozen=True)
-class Whim:
-    """Alarmed now and then: where a loss, which tells an update's number, is a multiple of `every`."""
-
-    every: int
-    scope: str
-    remedy: str
-
-    def cause(self, update, fleet):
-        return "a whim" if round(update.loss) % self.every == 0 else None
-
-
-QUARANTINE = Monitor(watch=(NotFiniteWatch(count_max=1), Whim(5, "device", "quarantine")), calm_updates=2)
-ROLLBACK = Monitor(
-    watch=(
-        Whim(11, "fleet", "rollback"),
-        Whim(17, "device", "rollback"),
-        Whim(7, "device", "quarantine"),
-        Whim(13, "fleet", "increase_frequency"),
-        DisagreementWatch(),
-    ),
-    calm_updates=3,
-)
 ADAPTIVE = AdaptiveFrequency()
 BUFFERED = BufferedAggregator(count=3, wait_s_max=4.0)
 ROUNDS = SynchronousAggregator()

@@ -47,7 +47,7 @@ from edgeasync.protocol.messages import (
     Push,
     Welcome,
 )
-from tests.unit.core.test_machines import QUARANTINE, ROLLBACK
+from tests.support.whims import QUARANTINE, ROLLBACK
 
 F = np.float32
 LINEAGE = "00c0ffee00c0ffee"

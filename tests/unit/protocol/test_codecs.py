@@ -9,17 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edgeasync.parameters import CHUNK, Parameter, ParameterSpec
-from edgeasync.protocol.codecs import STAGES, VectorSource, make_codec, payload_bytes_limit
+from edgeasync.protocol.codecs import VectorSource, make_codec, payload_bytes_limit
 from edgeasync.protocol.codecs.blocks import BLOCK
 from edgeasync.protocol.codecs.top_k import SAMPLE
+from tests.support.codecs import NAMES, decode, flat
 
-DENSE = ("identity", "float16", "bfloat16", "int8", "int8(stochastic)", "int4", "int4(stochastic)", "sign")
-NAMES = (
-    *DENSE,
-    *("top_k(0.01)", "top_k(0.5)", "top_k(0.3)+int4", "top_k(0.2)+sign"),
-    *("low_rank(1)", "low_rank(2)+int8", "low_rank(3)+float16"),
-    *(("identity+zstd", "int8+zstd", "top_k(0.1)+bfloat16+zstd") if "zstd" in STAGES else ()),
-)
 ELEMENTWISE = tuple(name for name in NAMES if name.removesuffix("+zstd") in {"identity", "float16", "bfloat16"})
 every_codec = pytest.mark.parametrize("name", NAMES)
 
@@ -59,11 +53,6 @@ def cases(draw, specs=specs(), largest=1e38):  # noqa: B008
     return spec, vector
 
 
-def flat(length, statistics=0):
-    parameters = (Parameter("w", (length,)), *([Parameter("m", (statistics,), "statistic")] if statistics else []))
-    return ParameterSpec(parameters)
-
-
 def long_vector(seed=1):
     return np.random.default_rng(seed).standard_normal(LONG.length).astype(np.float32) * np.float32(1e-3)
 
@@ -78,10 +67,6 @@ class Difference:
     def read(self, start, stop, scratch):
         assert scratch.size >= stop - start <= CHUNK
         return np.subtract(self.new[start:stop], self.old[start:stop], out=scratch[: stop - start])
-
-
-def decode(codec, payload, length):
-    return np.array(codec.open(payload).read(0, length, np.empty(length, np.float32)))
 
 
 def there_and_back(name, spec, vector):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edgeasync.errors import ProtocolError
 from edgeasync.parameters import CHUNK, Parameter, ParameterSpec
 from edgeasync.protocol.codecs import STAGES, VectorSource, find_codec, make_codec, payload_bytes_limit
-from tests.unit.protocol.test_codecs import NAMES, decode, flat
+from tests.support.codecs import NAMES, decode, flat
 
 SPEC = ParameterSpec((Parameter("w", (20, 30)), Parameter("b", (7,)), Parameter("m", (5,), "statistic")))
 needs_zstd = pytest.mark.skipif("zstd" not in STAGES, reason="the zstandard package is missing")

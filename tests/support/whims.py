@@ -1,0 +1,30 @@
+"""Monitors that are alarmed for no reason, so that all that alarms lead to happens often."""
+
+from dataclasses import dataclass
+
+from edgeasync.policies.monitor import DisagreementWatch, Monitor, NotFiniteWatch
+
+
+@dataclass(frozen=True)
+class Whim:
+    """Alarmed now and then: where a loss, which tells an update's number, is a multiple of `every`."""
+
+    every: int
+    scope: str
+    remedy: str
+
+    def cause(self, update, fleet):
+        return "a whim" if round(update.loss) % self.every == 0 else None
+
+
+QUARANTINE = Monitor(watch=(NotFiniteWatch(count_max=1), Whim(5, "device", "quarantine")), calm_updates=2)
+ROLLBACK = Monitor(
+    watch=(
+        Whim(11, "fleet", "rollback"),
+        Whim(17, "device", "rollback"),
+        Whim(7, "device", "quarantine"),
+        Whim(13, "fleet", "increase_frequency"),
+        DisagreementWatch(),
+    ),
+    calm_updates=3,
+)
