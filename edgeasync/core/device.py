@@ -554,17 +554,10 @@ class DeviceCore:
             return []
         if quarantine is None:
             return [Tell("released", "the updates of this device count again")]
-        until = (
-            f"after {quarantine.calm_updates} in a row that are not alarming"
-            if quarantine.calm_updates
-            else "later"
-        )
-        return [
-            Tell(
-                "quarantined",
-                f"the updates of this device do not count: {quarantine.cause}; they do again {until}",
-            )
-        ]
+        calm = quarantine.calm_updates
+        until = f"after {calm} in a row that are not alarming" if calm else "later"
+        detail = f"the updates of this device do not count: {quarantine.cause}; they do again {until}"
+        return [Tell("quarantined", detail)]
 
     def _warned_of(self, outcome: Outcome) -> list[DeviceEffect]:
         """Warn of an update that was no number, once until one is taken again."""

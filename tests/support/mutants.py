@@ -63,7 +63,7 @@ MUTANTS = {
         Change(UnansweredPush, "answered", " or ack.seq != self.push.seq", ""),
     ),
     "an answer says applied where the update waits": (
-        Change(HubCore, "_push_arrived", "Ack(push.seq, outcome)", "Ack(push.seq, Applied(self.version))"),
+        Change(HubCore, "_push_arrived", "Ack(push.seq, outcome,", "Ack(push.seq, Applied(self.version),"),
     ),
     "updates that wait are dropped with a device": (
         Change(HubCore, "_lose", "if member.peer:", "if not self.judge._contributions.clear():"),
