@@ -120,8 +120,8 @@ REASONS = {
     "other service": (other_service, "a ZeroMQ peer that does not answer: not an edgeasync hub"),
     "junk": (lambda: other_service(b"junk"), r"not an edgeasync hub of this version \(header is not"),
     "newer": (
-        lambda: other_service(wire.encode(Status()).replace(b"\x01", b"\x63", 1)),
-        r"not an edgeasync hub of this version \(protocol version 99 is not 1\)",
+        lambda: other_service(wire.encode(Status(), 99)),
+        r"not an edgeasync hub of this version \(protocol version 99 is not 1 or 2\)",
     ),
 }
 

@@ -22,6 +22,7 @@ from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import GradientTrainer, StepResult
+from tests.support.size import repetitions
 
 NETWORK = MlpModel(inputs=64, hidden=(64,), classes=10)
 LEARNING_RATE = 0.05
@@ -241,7 +242,7 @@ def test_a_device_that_is_mended_counts_again():
         assert told == ["quarantined", "released"]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(repetitions("fleets that stay calm")))
 @pytest.mark.parametrize("alpha", [None, 0.3], ids=["IID", "Dirichlet 0.3"])
 def test_a_calm_fleet_sees_no_quarantine_and_no_rollback(alpha, seed):
     fleet = Fleet(Policy(), devices=20, alpha=alpha, seed=seed)

@@ -12,6 +12,7 @@ from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
 from tests.support.gradients import forward, numbers
 from tests.support.graphs import LENET
+from tests.support.size import repetitions
 
 NORMED = nn.Sequential(
     nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
@@ -60,7 +61,7 @@ def check(graph, **options):
 
 
 @pytest.mark.parametrize(("model", "shape", "settings"), MODELS.values(), ids=MODELS)
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", range(repetitions("points at which gradients are checked")))
 def test_a_sound_graph_passes(model, shape, settings, seed):
     graph = built(model, shape, **settings)
     checks = check(graph, seed=seed)
