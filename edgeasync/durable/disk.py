@@ -21,10 +21,6 @@ FORGET_BYTES = 1 << 18
 used again at once, for the next ones."""
 
 
-REWRITTEN_BYTES = 1 << 20
-"""So many bytes at a time are written once more."""
-
-
 class File(Protocol):
     """A file that is written from front to back."""
 
@@ -57,11 +53,8 @@ class Disk(ReadableDisk, Protocol):
     def create(self, name: str) -> File:
         """Make an empty file, in place of one of that name."""
 
-    def truncate(self, name: str, nbytes: int, rewritten_from: int | None = None) -> None:
-        """Cut a file to its first bytes, write those from `rewritten_from` on once more, and sync that.
-
-        Bytes whose sync has failed are written by no later one, even if it succeeds; once written again, they are.
-        """
+    def truncate(self, name: str, nbytes: int) -> None:
+        """Cut a file to its first bytes, and sync that."""
 
     def rename(self, source: str, target: str) -> None:
         """Give a file another name, in place of one that has it."""
@@ -179,15 +172,11 @@ class FolderDisk:
         self._check()
         return _FolderFile(os.open(self._path / name, flags, 0o644), self._check)
 
-    def truncate(self, name: str, nbytes: int, rewritten_from: int | None = None) -> None:
-        """Cut a file, write its end once more, and sync it."""
-        descriptor = os.open(self._path / name, os.O_RDWR | os.O_CLOEXEC)
+    def truncate(self, name: str, nbytes: int) -> None:
+        """Cut a file and sync it."""
+        descriptor = os.open(self._path / name, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.ftruncate(descriptor, nbytes)
-            offset = nbytes if rewritten_from is None else rewritten_from
-            while offset < nbytes:
-                part = os.pread(descriptor, min(nbytes - offset, REWRITTEN_BYTES), offset)
-                offset += os.pwrite(descriptor, part, offset)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

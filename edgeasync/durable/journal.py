@@ -12,12 +12,17 @@ Three things leave bytes that are no record behind, and all are normal: a crash 
 write, and a failed sync, after which nobody knows what is on disk. A writer then leaves the segment as it is and
 writes the same records, with the same numbers, to a new one; so a segment is read only as far as the number that
 a later one begins with. What a record behind such bytes says was synced before tells damage from a crash.
+
+Nor does another process know if the last batch that it reads is on disk: the process that wrote it may have
+been killed before the sync, or the sync may have failed. So the next writer writes that batch again, before its
+own first one. Every segment is written with its first batch under another name, and gets its own name once it is
+synced. Until then the records of the segment before it count.
 """
 
 import contextlib
 import re
 import struct
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -32,7 +37,7 @@ BEHIND_MAX = 1 << 10
 """So many numbers behind a record that cannot be read are looked for, to tell damage from an unfinished write."""
 
 WINDOW_BYTES = 1 << 20
-"""Bytes that are read at a time: reading needs this and two records, however long the segments are."""
+"""Bytes that are read at a time: reading needs this, two records and the last batch, however long segments are."""
 
 _MAGIC = b"EAJOURNL"
 _FORMAT = 2
@@ -42,6 +47,11 @@ _FORMATS = (1, _FORMAT)
 _SEGMENT_HEADER = struct.Struct("<8sIQQ")
 _RECORD_HEADER = struct.Struct("<QQIIQ")
 _NAME = re.compile(r"journal-([0-9]{8,})")
+_PART = "journal.part"
+
+
+Appended = tuple[Buffer, Buffer | None]
+"""What is appended as a record: an entry, and perhaps a payload."""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -72,17 +82,17 @@ class JournalReading:
     """One pass over a journal; what it found is known once `records` is exhausted.
 
     `last` is the number of the last record, or `after` if none followed; `segments` are those with a readable
-    header, in order, and what a `JournalWriter` is told at its start; `torn` is what a crash left behind it.
+    header, in order, and `unsynced` the records of the last batch: what a `JournalWriter` is told at its start.
+    `torn` is what a crash left behind it.
     """
 
     def __init__(self, disk: ReadableDisk, after: int) -> None:
         self._disk = disk
         self.last = after
         self.segments: list[Segment] = []
+        self.unsynced: list[Appended] = []
         self.torn: list[TornTail] = []
         self.finished = False
-        self.written_last = 0
-        """At which byte of the last segment the records begin that were written last, all at once."""
 
     def records(self) -> Iterator[Record]:
         """Yield the records after the given number, in order and without a gap.
@@ -163,10 +173,15 @@ class JournalReading:
         """Yield a segment's records after `last` and before `end`; return at which byte the valid ones end."""
         walk = _Walk(self._disk, segment)
         for record in walk.records(end):
+            if end is None:
+                if record.number == walk.synced + 1:
+                    self.unsynced = []
+                self.unsynced.append((record.entry, record.payload))
             if record.number > self.last:
                 self.last = record.number
                 yield record
-        self.written_last = walk.written_last
+        if end is None and walk.number <= self.last:
+            self.unsynced = []  # a checkpoint goes further
         return walk.offset
 
 
@@ -180,28 +195,28 @@ class _Walk:
         self._start = 0
         self.synced = 0
         """What the record read last says was synced before it was written."""
-        self.offset = self.written_last = _SEGMENT_HEADER.size
+        self.number = segment.first
+        """That of the next record."""
+        self.offset = _SEGMENT_HEADER.size
 
     def records(self, end: int | None) -> Iterator[Record]:
         """Yield valid records up to the first that is not, or is number `end`."""
-        number = self._segment.first
-        while number != end:
+        while self.number != end:
             header = self._bytes(_RECORD_HEADER.size)
             if header is None:
                 return
             found, synced, entry_bytes, payload_bytes, digest = _RECORD_HEADER.unpack(header)
-            body = self._bytes(_RECORD_HEADER.size + entry_bytes + payload_bytes) if found == number else None
+            body = self._bytes(_RECORD_HEADER.size + entry_bytes + payload_bytes) if found == self.number else None
             if body is None:
                 return
             entry = body[_RECORD_HEADER.size : _RECORD_HEADER.size + entry_bytes]
             payload = body[_RECORD_HEADER.size + entry_bytes :]
             if digest != checksum(body[: _RECORD_HEADER.size - 8], entry, payload):
                 return
-            if synced != self.synced:
-                self.synced, self.written_last = synced, self.offset
             self.offset += len(body)
-            yield Record(number, entry, payload)
-            number += 1
+            self.synced = synced
+            self.number += 1
+            yield Record(found, entry, payload)
 
     def _bytes(self, nbytes: int) -> memoryview | None:
         """Return the next bytes without passing them, or None where the file has fewer."""
@@ -227,43 +242,39 @@ def read_journal(disk: ReadableDisk, after: int = 0) -> JournalReading:
     return JournalReading(disk, after)
 
 
-def cut_torn_tail(disk: Disk, reading: JournalReading) -> None:
-    """Remove what a crash left behind the last record, and make sure that what was read outlives a power cut.
-
-    Call it after a whole reading and before anything is built on its records: those that a killed process wrote
-    and did not sync are read too, and a segment that begins after them would otherwise outlive them. Their sync
-    may even have failed, and a later one would not make up for it: so the last records are written once more, the
-    same bytes in the same place. Raises `StorageError`.
-    """
+def remove_torn_headers(disk: Disk, reading: JournalReading) -> None:
+    """Remove segments of which a crash left no more than a torn header; raises `StorageError`."""
     assert reading.finished
     try:
         for tail in reading.torn:
             if not tail.offset:
                 disk.remove(tail.segment)
-        if reading.segments:
-            last = reading.segments[-1]
-            disk.truncate(last.name, last.nbytes, reading.written_last)
-        disk.sync_folder()
     except OSError as error:
         raise StorageError(
-            f"the journal cannot be cut to its last record: {error}; check the disk and the folder's rights"
+            f"the journal cannot be tidied up: {error}; check the disk and the folder's rights"
         ) from error
 
 
 class JournalWriter:
     """The writing end of a journal, used by one thread at a time.
 
-    `first` is the number of the next record, `segments` those there are already, as a reading found them.
-    It never writes to a segment of another writer.
+    `first` is the number of the next record, `segments` those there are already and `unsynced` the records before
+    `first` that are written again, as a reading found them. It never writes to a segment of another writer.
     """
 
     def __init__(
-        self, disk: Disk, first: int, segments: Sequence[Segment] = (), segment_bytes_max: int = SEGMENT_BYTES_MAX
+        self,
+        disk: Disk,
+        first: int,
+        segments: Sequence[Segment] = (),
+        segment_bytes_max: int = SEGMENT_BYTES_MAX,
+        unsynced: Sequence[Appended] = (),
     ) -> None:
         self._disk = disk
         self._next = first
         self._segments = list(segments)
         self._segment_bytes_max = segment_bytes_max
+        self._unsynced = list(unsynced)
         self._file: File | None = None  # writes to the last of the segments
         self._ordinal = 0
 
@@ -277,7 +288,7 @@ class JournalWriter:
         """Bytes of all segments that were not dropped, those told at the start included."""
         return sum(segment.nbytes for segment in self._segments)
 
-    def append(self, records: Sequence[tuple[bytes, Buffer | None]]) -> None:
+    def append(self, records: Sequence[Appended]) -> None:
         """Write records, each an entry and perhaps a payload, and return once they would outlive a power cut.
 
         Raises `OSError` as the disk does. Then none of them counts as written, and the same batch may be
@@ -285,20 +296,24 @@ class JournalWriter:
         """
         if not records:
             return
+        first = self._next - len(self._unsynced)
         parts: list[Buffer] = []
-        for number, (entry, payload) in enumerate(records, self._next):
+        for number, (entry, payload) in enumerate([*self._unsynced, *records], first):
             content = [entry] if payload is None else [entry, payload]
             lengths = [memoryview(part).nbytes for part in content]
-            header = _RECORD_HEADER.pack(number, self._next - 1, lengths[0], sum(lengths[1:]), 0)[:-8]
+            header = _RECORD_HEADER.pack(number, first - 1, lengths[0], sum(lengths[1:]), 0)[:-8]
             parts += [header + checksum(header, *content).to_bytes(8, "little"), *content]
         try:
-            file = self._current()
-            file.write(parts)
-            file.sync()
+            if self._file is None or self._segments[-1].nbytes > self._segment_bytes_max:
+                self._begin(first, parts)
+            else:
+                self._file.write(parts)
+                self._file.sync()
+                self._segments[-1].nbytes += _nbytes(parts)
         except BaseException:
             self._abandon()
             raise
-        self._segments[-1].nbytes += sum(memoryview(part).nbytes for part in parts)
+        self._unsynced = []
         self._next += len(records)
 
     def drop_through(self, number: int) -> None:
@@ -326,22 +341,27 @@ class JournalWriter:
             with contextlib.suppress(OSError):
                 file.close()
 
-    def _current(self) -> File:
-        """Return the segment to write to: the one that is open and not over its limit, or a new one."""
-        if self._file is not None and self._segments[-1].nbytes <= self._segment_bytes_max:
-            return self._file
+    def _begin(self, first: int, parts: Sequence[Buffer]) -> None:
+        """Make the next segment of these records; all of them are there once it has its name, or none."""
         self.close()
         # Not only above what is there: a removal that is not synced yet may be undone by a power cut.
         self._ordinal = 1 + max(self._ordinal, *(_ordinal(name) for name in self._disk.names()), 0)
         name = f"journal-{self._ordinal:08}"
-        self._file = self._disk.create(name)
-        self._segments.append(Segment(name, self._next, 0))
-        header = _SEGMENT_HEADER.pack(_MAGIC, _FORMAT, self._next, 0)[:-8]
-        self._file.write([header + checksum(header).to_bytes(8, "little")])
-        self._file.sync()
+        header = _SEGMENT_HEADER.pack(_MAGIC, _FORMAT, first, 0)[:-8]
+        content = [header + checksum(header).to_bytes(8, "little"), *parts]
+        file = self._disk.create(_PART)
+        try:
+            file.write(content)
+            file.sync()
+            self._disk.rename(_PART, name)
+        except BaseException:
+            file.close()
+            with contextlib.suppress(OSError):  # what is half written would fill a full disk
+                self._disk.remove(_PART)
+            raise
+        self._file = file
+        self._segments.append(Segment(name, first, _nbytes(content)))
         self._disk.sync_folder()
-        self._segments[-1].nbytes = _SEGMENT_HEADER.size
-        return self._file
 
     def _abandon(self) -> None:
         """Give up the segment being written, for nobody knows what of the last write is on disk."""
@@ -352,7 +372,7 @@ class JournalWriter:
         # Best effort, which frees space on a full disk: the next segment begins with the number that failed here,
         # so what stays is not read.
         with contextlib.suppress(OSError):
-            if segment.first == self._next:
+            if segment.first == self._next - len(self._unsynced):
                 self._disk.remove(segment.name)
                 self._segments.pop()
             else:
@@ -370,6 +390,10 @@ def _missing(last: int, following: int) -> str:
 
 def _unreadable(name: str, error: OSError) -> StorageError:
     return StorageError(f"{name}: cannot be read: {error}; check the disk and the folder's rights")
+
+
+def _nbytes(parts: Iterable[Buffer]) -> int:
+    return sum(memoryview(part).nbytes for part in parts)
 
 
 def _ordinal(name: str) -> int:

@@ -18,7 +18,7 @@ from edgeasync.core.settings import HubCoreSettings
 from edgeasync.core.state import freeze, restore, succeed, thaw
 from edgeasync.durable.checkpoint import CheckpointStore, Chosen, Manifest
 from edgeasync.durable.disk import Disk
-from edgeasync.durable.journal import JournalReading, Segment, cut_torn_tail, read_journal
+from edgeasync.durable.journal import Appended, JournalReading, Segment, read_journal, remove_torn_headers
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.policy import Judgement, Policy, upgraded
@@ -75,8 +75,9 @@ OnEntry = Callable[[int, Entry, Sequence[HubEffect]], bool]
 class Recovered:
     """A hub's state: what holds it, and how it was come by.
 
-    `last` is the number of the last entry, `segments` the journal's, `remarks` sentences for a person. If it
-    `branches` off, the journal does not lead here: a checkpoint must be written before anything else is.
+    `last` is the number of the last entry, `segments` the journal's, `unsynced` those of its records that must be
+    written again, `remarks` sentences for a person. If it `branches` off, the journal does not lead here: a
+    checkpoint must be written before anything else is.
     """
 
     def __init__(self, chosen: Chosen, rules: Rules, core: HubCore, sessions: Sessions) -> None:
@@ -92,6 +93,7 @@ class Recovered:
         self.last = chosen.manifest.journal
         self.entries = 0
         self.segments: list[Segment] = []
+        self.unsynced: list[Appended] = []
         self.remarks = list(chosen.skipped)
         self.branches = False
 
@@ -134,7 +136,7 @@ class Recovered:
             self.publisher = Publisher(rules.spec, self.model, rules.settings.codec)
         self.core, self.rules = core, rules
         self.last += not self.branches
-        self.branches = True
+        self.branches, self.unsynced = True, []
 
     def _replay(self) -> Replay:
         return Replay(self.core, self.model, self.publisher, self.sessions)
@@ -172,9 +174,12 @@ def recover(
     reading = read_journal(disk, chosen.manifest.journal)
     if recovery == "latest":
         found.replay(reading, on_entry)
-        cut_torn_tail(disk, reading)
+        remove_torn_headers(disk, reading)
+        found.unsynced = reading.unsynced
         for tail in filter(lambda tail: tail.nbytes, reading.torn):
-            found.remarks.append(f"{tail.segment}: the last {tail.nbytes} bytes, of an unfinished write, were cut")
+            found.remarks.append(
+                f"{tail.segment}: the last {tail.nbytes} bytes, of an unfinished write, were left out"
+            )
     else:
         found.branches = True
         found.last = 1 + _last_number(reading, store)

@@ -11,7 +11,7 @@ from edgeasync.core.replay import Sessions
 from edgeasync.core.state import HubState, capture
 from edgeasync.durable.checkpoint import CheckpointStore, Manifest
 from edgeasync.durable.disk import Disk
-from edgeasync.durable.journal import SEGMENT_BYTES_MAX, JournalWriter, Segment
+from edgeasync.durable.journal import SEGMENT_BYTES_MAX, Appended, JournalWriter, Segment
 from edgeasync.durable.recovery import MakeCore, OnEntry, Rules, recover
 from edgeasync.errors import StorageError
 from edgeasync.parameters import Vector
@@ -44,6 +44,7 @@ class Run:
         self._rules = rules
         self._store = CheckpointStore(disk, rules.settings.checkpoint.keep)
         self._segments: list[Segment] = []
+        self._unsynced: list[Appended] = []
         self._segment_bytes_max = segment_bytes_max
         self._last = 0
         self._software = ""
@@ -79,6 +80,7 @@ class Run:
             self.core, self.model, self.publisher = found.core, found.model, found.publisher
             self.now_s, self.entries, self.checkpoint = found.now_s, found.entries, found.checkpoint
             self.remarks, self._segments, self._last = found.remarks, found.segments, found.last
+            self._unsynced = found.unsynced
         if found is None or found.branches:
             try:
                 self.save(capture(self.core, self.model, self.publisher, self._last, self.now_s), created_s)
@@ -89,7 +91,8 @@ class Run:
 
     def writer(self) -> JournalWriter:
         """Return what writes the journal on from here."""
-        return JournalWriter(self._disk, self._last + 1, self._segments, self._segment_bytes_max)
+        unsynced, self._unsynced = self._unsynced, []
+        return JournalWriter(self._disk, self._last + 1, self._segments, self._segment_bytes_max, unsynced)
 
     def save(self, state: HubState, created_s: float) -> int:
         """Write a checkpoint, dated `created_s` by the wall clock; raises `OSError`.

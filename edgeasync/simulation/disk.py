@@ -52,11 +52,7 @@ class _Content:
         """Keep only the first bytes."""
         del self.seen[nbytes:]
         self.synced = min(self.synced, nbytes)
-        self.trust(nbytes)
-
-    def trust(self, offset: int) -> None:
-        """Take in that nothing is in doubt from there on."""
-        self.doubtful = [(start, min(stop, offset)) for start, stop in self.doubtful if start < offset]
+        self.doubtful = [(start, min(stop, nbytes)) for start, stop in self.doubtful if start < nbytes]
 
     def empty(self) -> None:
         """Keep nothing; until that is synced, a power cut may bring back what was there."""
@@ -289,15 +285,13 @@ class SimulatedDisk:
             self._cut_if_due()
         return _SimulatedFile(self, content)
 
-    def truncate(self, name: str, nbytes: int, rewritten_from: int | None = None) -> None:
-        """Cut a file to its first bytes, write those from `rewritten_from` on once more, and sync that."""
+    def truncate(self, name: str, nbytes: int) -> None:
+        """Cut a file to its first bytes, and sync that."""
         content = self._find(name)
         self._begin()
         self._cut_if_due()
         content.cut(nbytes)
         self._sync(content)
-        if rewritten_from is not None:
-            content.trust(rewritten_from)
 
     def rename(self, source: str, target: str) -> None:
         """Give a file another name."""

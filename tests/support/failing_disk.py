@@ -71,7 +71,7 @@ class FailingDisk:
         self.files[name] = _Content()
         return _OpenFile(self, self.files[name])
 
-    def truncate(self, name: str, nbytes: int, rewritten_from: int | None = None) -> None:
+    def truncate(self, name: str, nbytes: int) -> None:
         self.step()
         content = self._content(name)
         del content.live[nbytes:]

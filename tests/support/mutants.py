@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-import edgeasync.durable.run
 from edgeasync.core.device import DeviceCore
 from edgeasync.core.device_push import UnansweredPush
 from edgeasync.core.hub import HubCore
@@ -96,11 +95,16 @@ MUTANTS = {
     "a torn tail is taken as good": (
         Change(_Walk, "records", "digest != checksum(body[: _RECORD_HEADER.size - 8], entry, payload)", "0"),
     ),
-    "a torn tail is left": (
-        Change(edgeasync.durable.run, "recover", "cut_torn_tail(disk, reading)", "pass"),
+    "what a killed hub did not sync is not written again": (
+        Change(Run, "writer", "= self._unsynced, []", "= [], []"),
+    ),
+    "a segment takes the place of another before it is whole": (
+        Change(JournalWriter, "_begin", "self._disk.create(_PART)", "self._disk.create(name)"),
+        Change(JournalWriter, "_begin", "(content)\n", "(content[:1]); file.sync(); file.write(parts)\n"),
+        Change(JournalWriter, "_begin", "self._disk.rename(_PART, name)", "pass"),
     ),
     "the folder is not synced after a new segment": (
-        Change(JournalWriter, "_current", "self._disk.sync_folder()", "pass"),
+        Change(JournalWriter, "_begin", "self._disk.sync_folder()", "pass"),
     ),
     "the folder is not synced after a checkpoint": (
         Change(CheckpointStore, "_replace", "self._disk.sync_folder()", "pass"),
@@ -123,7 +127,8 @@ MUTANTS = {
         Change(CheckpointStore, "_prune", "len(usable) > self._keep", "False"),
     ),
     "a failed sync is taken for durable": (
-        Change(JournalWriter, "append", "file.sync()", "with contextlib.suppress(OSError): file.sync()"),
+        Change(JournalWriter, "append", "self._file.sync", "with contextlib.suppress(OSError): self._file.sync"),
+        Change(JournalWriter, "_begin", "file.sync", "with contextlib.suppress(OSError): file.sync"),
     ),
     "after a failed write the segment goes on": (
         Change(JournalWriter, "_abandon", "if self._file is None:", "if True:"),

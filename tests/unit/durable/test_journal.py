@@ -1,7 +1,6 @@
 """The journal: what was appended is read, in order and once, whatever a crash or a bad disk did to its end."""
 
 import contextlib
-import os
 import struct
 from pathlib import Path
 
@@ -10,8 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeasync.durable.disk import REWRITTEN_BYTES, FolderDisk
-from edgeasync.durable.journal import WINDOW_BYTES, JournalWriter, Segment, TornTail, cut_torn_tail, read_journal
+from edgeasync.durable.disk import FolderDisk
+from edgeasync.durable.journal import (
+    WINDOW_BYTES,
+    JournalWriter,
+    Segment,
+    TornTail,
+    read_journal,
+    remove_torn_headers,
+)
 from edgeasync.errors import StorageError
 from edgeasync.protocol.wire import checksum
 from edgeasync.simulation.disk import SimulatedDisk
@@ -55,10 +61,14 @@ def whole(disk, after=0):
     return list(reading.records()), reading
 
 
+def go_on(disk, reading):
+    return JournalWriter(disk, reading.last + 1, reading.segments, unsynced=reading.unsynced)
+
+
 def test_an_empty_folder_is_an_empty_journal():
     found, reading = whole(FailingDisk(), after=7)
     assert (found, reading.last, reading.segments, reading.torn) == ([], 7, [], [])
-    cut_torn_tail(FailingDisk(), reading)
+    remove_torn_headers(FailingDisk(), reading)
 
 
 @given(BATCHES, st.data())
@@ -95,10 +105,9 @@ def test_a_damaged_last_segment_yields_a_prefix_or_an_error(batches, how, data):
         return
     assert found == expected[: len(found)]
     _, reading = whole(disk)
-    cut_torn_tail(disk, reading)
+    remove_torn_headers(disk, reading)
+    go_on(disk, reading).append([(b"new", None)])
     assert whole(disk)[1].torn == []
-    writer = JournalWriter(disk, reading.last + 1, reading.segments)
-    writer.append([(b"new", None)])
     assert records(disk) == [*found, (len(found) + 1, b"new", b"")]
 
 
@@ -134,70 +143,100 @@ def test_a_crash_anywhere_costs_only_what_was_not_appended(batches, failing, cha
         assert found == expected[: len(found)]
 
 
-@pytest.mark.parametrize("failing", range(8))
-def test_zeros_where_the_first_records_were_to_be_are_a_torn_tail(failing):
+@pytest.mark.parametrize("failing", range(7))
+def test_a_segment_is_there_with_its_first_batch_or_not_at_all(failing):
     disk = FailingDisk()
     disk.fail(failing, for_good=True)
     with contextlib.suppress(OSError):
         JournalWriter(disk, 1).append([(b"a" * 100, None)])
-    assert len(records(disk.after_crash(power_cut=True, torn=100, zeroed=True, names_kept=""))) == (failing == 7)
+    for found in (
+        disk.after_crash(power_cut=False),
+        disk.after_crash(power_cut=True, torn=100, zeroed=True, names_kept=""),
+    ):
+        assert (found.names() == ["journal-00000001"]) == (len(records(found)) == 1) == (failing >= 5)
 
 
-def test_what_a_killed_process_did_not_sync_outlives_a_power_cut_once_it_was_read():
+def test_zeros_where_the_first_records_were_to_be_are_a_torn_tail():
+    disk, _ = written([[(b"a" * 100, None)]])
+    content = disk.files["journal-00000001"].live
+    content[HEADER:] = bytes(len(content) - HEADER)
+    found, reading = whole(disk)
+    assert (found, reading.torn) == ([], [TornTail("journal-00000001", HEADER, RECORD + 100)])
+
+
+def killed_before_the_sync():
+    """Return a disk with what a process wrote that was killed before it could sync the last of it."""
     disk, writer = written([[(b"a", None)]])
     disk.fail(1, for_good=True)
     with pytest.raises(OSError, match="Input/output"):
-        writer.append([(b"b", b"payload")])
+        writer.append([(b"b", b"payload"), (b"c", None)])
     disk.fail_at = None
+    return disk
+
+
+def test_what_a_killed_process_did_not_sync_is_written_again_once_it_was_read():
+    disk = killed_before_the_sync()
     found, reading = whole(disk)
-    assert [bytes(record.entry) for record in found] == [b"a", b"b"]
-    cut_torn_tail(disk, reading)
-    JournalWriter(disk, 3, reading.segments).append([(b"c", None)])
-    assert [entry for _, entry, _ in records(disk.after_crash(power_cut=True))] == [b"a", b"b", b"c"]
+    assert [bytes(record.entry) for record in found] == [b"a", b"b", b"c"]
+    assert reading.unsynced == [(b"b", b"payload"), (b"c", b"")]
+    writer = go_on(disk, reading)
+    assert writer.next_number == 4
+    writer.append([(b"d", None)])
+    assert (writer.next_number, [segment.first for segment in whole(disk)[1].segments]) == (5, [1, 2])
+    after_power_cut = disk.after_crash(power_cut=True)
+    assert bytes(after_power_cut.files["journal-00000001"].live).endswith(b"a")
+    assert [record[1:] for record in records(after_power_cut)] == [
+        (b"a", b""), (b"b", b"payload"), (b"c", b""), (b"d", b""),
+    ]  # fmt: skip
+    assert whole(disk, after=4)[1].unsynced == [(b"b", b"payload"), (b"c", b""), (b"d", b"")]
+    assert whole(disk, after=5)[1].unsynced == [], "a checkpoint goes further"
 
 
-def test_what_was_read_outlives_a_power_cut_even_if_its_first_sync_failed():
-    """A sync that succeeds says nothing of bytes whose sync has failed before: they must be written once more."""
-    for seed in range(60):
+@pytest.mark.parametrize("failing", range(6))
+def test_records_that_are_written_again_count_where_they_were_until_they_are_synced(failing):
+    disk = killed_before_the_sync()
+    _, reading = whole(disk)
+    disk.fail(failing)
+    writer = go_on(disk, reading)
+    with pytest.raises(OSError, match="Input/output"):
+        writer.append([(b"d", None)])
+    assert [entry for _, entry, _ in records(disk)][:3] == [b"a", b"b", b"c"]
+    assert writer.next_number == 4
+    writer.append([(b"d", None)])
+    assert [entry for _, entry, _ in records(disk.after_crash(power_cut=True))] == [b"a", b"b", b"c", b"d"]
+
+
+def test_what_a_failed_sync_leaves_in_doubt_is_not_trusted_by_the_next_process():
+    for seed in range(50):
         disk = SimulatedDisk(seed)
         writer = JournalWriter(disk, 1)
         writer.append([(b"a", None)])
-        disk.kill_at(disk.operations + 2, lambda: None)  # at the sync
-        writer.append([(b"b", b"payload"), (b"c", None)])
+        disk.kill_at(disk.operations + 2, lambda: None)  # written, and not synced
+        writer.append([(b"b" * 600, None)])
         disk.crash()
         disk.failing_syncs = 1
-        with pytest.raises(StorageError, match="cannot be cut"):
-            cut_torn_tail(disk, whole(disk)[1])
-        found, reading = whole(disk)
-        assert [bytes(record.entry) for record in found] == [b"a", b"b", b"c"]
-        cut_torn_tail(disk, reading)
-        JournalWriter(disk, 4, reading.segments).append([(b"d", None)])
+        for trouble in (pytest.raises(OSError, match="Input/output"), contextlib.nullcontext()):
+            found, reading = whole(disk)
+            assert len(found) == 2
+            with trouble:
+                go_on(disk, reading).append([(b"c", None)])
         disk.crash()
-        assert [entry for _, entry, _ in records(disk)] == [b"a", b"b", b"c", b"d"]
+        assert records(disk) == [(1, b"a", b""), (2, b"b" * 600, b""), (3, b"c", b"")]
 
 
-def test_only_what_was_written_last_is_written_once_more(tmp_path: Path, monkeypatch):
-    disk = FolderDisk(tmp_path)
-    writer = JournalWriter(disk, 1)
-    large = bytes(2 * REWRITTEN_BYTES + 10)
-    for batch in ([(b"a", None)], [(b"b", large), (b"c", None)]):
-        writer.append(batch)
-    writer.close()
-    (name,) = disk.names()
-    before = disk.read(name)
-    _, reading = whole(disk)
-    assert reading.written_last == HEADER + RECORD + 1
-    places = []
-
-    def pwrite(descriptor, part, offset, write=os.pwrite):
-        places.append(offset)
-        return write(descriptor, part[:-1] if len(places) == 1 else part, offset)
-
-    monkeypatch.setattr(os, "pwrite", pwrite)
-    cut_torn_tail(disk, reading)
-    first = HEADER + RECORD + 1
-    assert places == [first, first + REWRITTEN_BYTES - 1, first + 2 * REWRITTEN_BYTES - 1]
-    assert disk.read(name) == before
+def test_a_power_cut_while_records_are_written_again_costs_none_that_was_synced():
+    for seed in range(20):
+        for operation in range(1, 8):
+            disk = SimulatedDisk(seed)
+            writer = JournalWriter(disk, 1)
+            for entry in (b"a", b"b" * 600):
+                writer.append([(entry, None)])
+            disk.cut_power_at(disk.operations + operation, lambda: None)
+            found, reading = whole(disk)
+            remove_torn_headers(disk, reading)
+            go_on(disk, reading).append([(b"c", None)])
+            disk.crash()
+            assert [entry for _, entry, _ in records(disk)][:2] == [bytes(r.entry) for r in found], operation
 
 
 def test_attempts_on_a_full_disk_leave_nothing_behind():
@@ -263,7 +302,7 @@ def test_a_torn_header_with_nothing_behind_it_is_cut():
     last[-1] ^= 1
     found, reading = whole(disk)
     assert (len(found), reading.torn) == (1, [TornTail("journal-00000002", 0, HEADER)])
-    cut_torn_tail(disk, reading)
+    remove_torn_headers(disk, reading)
     assert disk.names() == ["journal-00000001"]
 
 
@@ -341,15 +380,21 @@ def test_a_segment_of_a_newer_format_is_refused():
         records(disk)
 
 
-@pytest.mark.parametrize("operation", range(5))
+@pytest.mark.parametrize("operation", range(4))
 def test_a_disk_that_cannot_be_read_is_a_storage_error(operation):
     disk, _ = written([[(b"a", None)]])
-    reading = None
     disk.fail(operation)
-    with pytest.raises(StorageError, match="Input/output"):  # noqa: PT012 - which of the two raises is the disk's
-        reading = whole(disk)[1]
-        disk.fail(0)
-        cut_torn_tail(disk, reading)
+    with pytest.raises(StorageError, match="Input/output"):
+        whole(disk)
+
+
+def test_a_torn_header_that_cannot_be_removed_is_a_storage_error():
+    disk, _ = written([[(b"a", None)]])
+    del disk.files["journal-00000001"].live[HEADER - 1 :]
+    _, reading = whole(disk)
+    disk.fail(0)
+    with pytest.raises(StorageError, match=r"tidied up: .*Input/output"):
+        remove_torn_headers(disk, reading)
 
 
 def test_a_record_may_be_longer_than_a_segment_and_than_the_window(tmp_path: Path):

@@ -171,22 +171,6 @@ def test_a_failed_sync_leaves_in_doubt_what_no_later_one_makes_sure():
     assert lost > 10
 
 
-def test_what_was_in_doubt_is_certain_once_it_was_written_again():
-    for seed in range(100):
-        disk = SimulatedDisk(seed)
-        file = written(disk, "a", b"first")
-        disk.sync_folder()
-        disk.failing_syncs = 2
-        file.write([b"doubt"])
-        with pytest.raises(OSError, match="Input"):
-            file.sync()
-        with pytest.raises(OSError, match="Input"):
-            disk.truncate("a", 9, 5)
-        disk.truncate("a", 8, 5)
-        disk.crash()
-        assert bytes(disk.read("a")) == b"firstdou"
-
-
 def test_a_failed_write_may_have_written_a_part():
     sizes = set()
     for seed in range(50):
