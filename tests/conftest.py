@@ -1,5 +1,8 @@
 """What every test has in common: how often chance is tried, and what becomes of tests that are skipped."""
 
+import os
+import sys
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -18,6 +21,9 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    # The tests start hundreds of processes: each would compile the whole package again.
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     size.choose(config.getoption("size"))
     settings.register_profile(
         "edgeasync",
