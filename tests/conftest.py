@@ -37,6 +37,10 @@ def pytest_configure(config):
     settings.load_profile("edgeasync")
 
 
+def pytest_xdist_auto_num_workers():
+    return len(os.sched_getaffinity(0)) + 1  # tests of processes often wait
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session):
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")

@@ -62,7 +62,7 @@ def kill_and_check(fleet):
 @needs_strace
 @pytest.mark.parametrize("call", ["fdatasync", "writev"])
 def test_a_disk_that_fails_for_a_while_costs_time_and_no_update(commands, call):
-    fleet = Fleet(commands, processes=3)
+    fleet = Fleet(commands, processes=1, devices=3)
     # Each try costs one call, and half a second: some five seconds of trouble, longer than a lease.
     fleet.start_hub(under=injecting(call, "error=EIO:when=40..50"))
     assert_waits(fleet)
@@ -71,7 +71,7 @@ def test_a_disk_that_fails_for_a_while_costs_time_and_no_update(commands, call):
 
 
 def test_a_folder_that_is_moved_is_missed_until_it_is_back(commands):
-    fleet = Fleet(commands, processes=3)
+    fleet = Fleet(commands, processes=1, devices=3)
     fleet.start_hub()
     fleet.wait_for_answers()
     away = fleet.folder.with_name("away")
@@ -84,7 +84,7 @@ def test_a_folder_that_is_moved_is_missed_until_it_is_back(commands):
 
 
 def test_a_full_disk_costs_time_and_no_update(commands, small_disk):
-    fleet = Fleet(commands, processes=3)
+    fleet = Fleet(commands, processes=1, devices=3)
     fleet.start_hub()
     fleet.wait_for_answers(3, since_s=0.0)
     filler = small_disk.fill()
@@ -97,7 +97,7 @@ def test_a_full_disk_costs_time_and_no_update(commands, small_disk):
 
 @needs_strace
 def test_a_disk_that_becomes_read_only_costs_time_and_no_update(commands, small_disk):
-    fleet = Fleet(commands, processes=3)
+    fleet = Fleet(commands, processes=1, devices=3)
     # Now and then a sync fails, so that the hub has to begin another file.
     fleet.start_hub(under=injecting("fdatasync", "error=EIO:when=60+60"))
     fleet.wait_for_answers(3, since_s=0.0)
@@ -111,7 +111,7 @@ def test_a_disk_that_becomes_read_only_costs_time_and_no_update(commands, small_
 
 
 def test_a_hub_that_is_stopped_on_a_full_disk_says_so_and_ends(commands, small_disk):
-    fleet = Fleet(commands, processes=3)
+    fleet = Fleet(commands, processes=1, devices=3)
     fleet.start_hub()
     fleet.wait_for_answers(3, since_s=0.0)
     small_disk.fill()

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.process
 )
 def test_every_acknowledged_update_counts_once_and_training_goes_on(commands, policy, checkpoint):
     kills = repetitions("kills of a hub")
-    seen = kill_hubs(commands, kills, policy=policy, checkpoint=checkpoint)
+    seen = kill_hubs(commands, kills, processes=4, devices=2, policy=policy, checkpoint=checkpoint)
     assert seen["updates_acknowledged"] > 10 * kills
     assert seen["hashes_checked"] >= seen["updates_acknowledged"]
 
@@ -28,7 +28,7 @@ CALLS = [
 
 @needs_strace
 def test_a_hub_killed_at_any_call_to_its_disk_loses_nothing(commands):
-    fleet = Fleet(commands, processes=3, checkpoint=OFTEN)
+    fleet = Fleet(commands, processes=1, devices=3, checkpoint=OFTEN)
     fleet.start_hub()
     fleet.wait_for_answers(3, since_s=0.0)
     for calls, count in CALLS[: repetitions("calls to a disk at which a hub is killed")]:

@@ -342,7 +342,7 @@ def test_a_hasty_device_that_learns_far_too_fast_is_found_among_a_few():
     hasty = fleet.devices[0]
     hasty._trainer = trainer_on(fleet.parts[0], 5.0, 1)
     hasty.change_speed(hasty._step_s / 30)
-    assert fleet.train(UPDATES)
+    assert fleet.train(UPDATES // 2)
     shown = fleet.core.status(0.0)["alarms"]
     assert [(alarm["device"], alarm["remedy"]) for alarm in shown] == [("device-1", "quarantine")]
     assert fleet.accuracy() >= 0.9
@@ -350,7 +350,7 @@ def test_a_hasty_device_that_learns_far_too_fast_is_found_among_a_few():
 
 def test_a_converged_fleet_stays_calm():
     fleet = Fleet(Policy(), devices=20, alpha=0.3)
-    assert fleet.train(6 * UPDATES)
+    assert fleet.train(repetitions("thousands of updates of a converged fleet") * UPDATES)
     assert fleet.accuracy() >= TARGET
     assert fleet.core.updates_rejected < 0.02 * fleet.updates
 

@@ -16,6 +16,7 @@ from onnx.reference.op_run import OpRun
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.training.graph_check import check_graph
+from tests.support.size import repetitions
 
 BATCH = 4
 ALONE = (1,)
@@ -113,14 +114,14 @@ def squares(y, target):
     return np.mean((y - target) ** 2)
 
 
-def assert_slopes(gradients, reference, x, loss, *, step=1e-5, tolerance=3e-5, directions=3):
+def assert_slopes(gradients, reference, x, loss, *, step=1e-5, tolerance=3e-5):
     """Compare gradients with central differences of `loss(y)` along random directions."""
     for place, (name, gradient) in enumerate(gradients.items()):
         start = reference.start[name]
         assert gradient.shape == start.shape
         assert gradient.dtype == np.float32
         scale = np.linalg.norm(gradient)
-        for number in range(directions):
+        for number in range(repetitions("directions of a gradient")):
             way = numbers(start.shape, 1000 * place + number + 7).astype(np.float64)
             ahead, behind = (loss(reference(x, {name: start + sign * step * way})) for sign in (1, -1))
             expected = (ahead - behind) / (2 * step)
