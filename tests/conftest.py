@@ -1,6 +1,7 @@
 """What every test has in common: how often chance is tried, and what becomes of tests that are skipped."""
 
 import os
+import signal
 import sys
 
 import pytest
@@ -24,6 +25,7 @@ def pytest_configure(config):
     # The tests start hundreds of processes: each would compile the whole package again.
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, what tests start would ignore it too
     size.choose(config.getoption("size"))
     settings.register_profile(
         "edgeasync",
