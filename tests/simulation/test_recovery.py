@@ -107,11 +107,11 @@ def test_a_replay_is_the_same_after_every_entry(tmp_path, policy, codec):
     bench = Bench(tmp_path, POLICIES[policy], CODECS[codec], every="1000 hours")
     for device in bench.devices:
         device.start()
-    bench.run(6.0)
-    bench.devices[1].cut_power()
     bench.run(3.0)
+    bench.devices[1].cut_power()
+    bench.run(2.5)
     bench.devices[1].start()
-    bench.run(2.0)
+    bench.run(1.0)
     bench.hub.crash()
     compared = []
 

@@ -16,19 +16,19 @@ class Repetitions(NamedTuple):
 
 REPETITIONS = {
     "examples of a property": Repetitions(30, 60, 1000),
-    "random networks of cores": Repetitions(30, 60, 2000),
+    "random networks of cores": Repetitions(20, 60, 2000),
     "steps of a random network": Repetitions(60, 60, 100),
-    "networks that heal": Repetitions(8, 16, 360),
+    "networks that heal": Repetitions(4, 16, 360),
     "directions of a gradient": Repetitions(1, 2, 10),
     "points at which gradients are checked": Repetitions(1, 1, 5),
-    "seeds of faults": Repetitions(60, 160, 3000),
+    "seeds of faults": Repetitions(40, 160, 3000),
     "seeds of the demo": Repetitions(1, 2, 10),
     "seeds that are run twice": Repetitions(5, 10, 200),
-    "kills of a hub": Repetitions(3, 4, 50),
+    "kills of a hub": Repetitions(2, 4, 50),
     "calls to a disk at which a hub is killed": Repetitions(5, 8, 11),
     "times that a tenth of a crowd is killed": Repetitions(1, 1, 20),
     "devices that join at once": Repetitions(200, 300, 2000),
-    "thousands of updates of a converged fleet": Repetitions(2, 3, 20),
+    "thousands of updates of a converged fleet": Repetitions(1, 3, 20),
     "fleets that stay calm": Repetitions(1, 2, 10),
 }
 

@@ -11,7 +11,6 @@ from edgeasync.autodiff.check import check_gradients
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
 from tests.support.gradients import forward, numbers
-from tests.support.graphs import LENET
 from tests.support.size import repetitions
 
 NORMED = nn.Sequential(
@@ -19,7 +18,7 @@ NORMED = nn.Sequential(
     nn.Residual(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()),
     nn.GlobalAvgPool(), nn.Flatten(), nn.Linear(8, 4),
 )  # fmt: skip
-SMALL_LENET = (
+LENET = (
     nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 8, 3), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(32, 24), nn.ReLU(), nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 10),
@@ -28,8 +27,7 @@ SMALL_LENET = (
 )  # fmt: skip
 MLP = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
 MODELS = {
-    "lenet": (LENET, (1, 28, 28), {}),
-    "small lenet": (*SMALL_LENET, {}),
+    "lenet": (*LENET, {}),
     "batch norm": (NORMED, (1, 8, 8), {}),
     "lstm": (nn.Sequential(nn.LSTM(4, 8), nn.Linear(8, 3)), (6, 4), {}),
     "gru": (nn.Sequential(nn.GRU(4, 8, bidirectional=True), nn.Linear(16, 3)), (6, 4), {}),
@@ -72,7 +70,7 @@ def test_a_sound_graph_passes(model, shape, settings, seed):
 
 
 def test_the_same_seed_gives_the_same_answer():
-    graph = built(*SMALL_LENET)
+    graph = built(*LENET)
     assert check(graph) == check(graph)
 
 
@@ -124,7 +122,7 @@ SCALED = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "factor"), [*SCALED, ("small lenet", 1.1)])
+@pytest.mark.parametrize(("kind", "factor"), [*SCALED, ("lenet", 1.1)])
 def test_a_scaled_gradient_fails(kind, factor):
     model, shape, settings = MODELS[kind]
     graph = built(model, shape, **settings)
@@ -136,7 +134,7 @@ def test_a_scaled_gradient_fails(kind, factor):
 @pytest.mark.parametrize("name", ["0.weight", "7.weight", "11.bias"])
 def test_one_wrong_value_among_many_fails(name):
     """One of the larger ones has the wrong sign."""
-    graph = built(*SMALL_LENET)
+    graph = built(*LENET)
     shape = next(parameter.shape for parameter in graph.spec.parameters if parameter.name == name)
     gradient = gradients(graph)[name].ravel()
     usual = np.sqrt(np.mean(gradient**2))
@@ -148,7 +146,7 @@ def test_one_wrong_value_among_many_fails(name):
 
 @pytest.mark.parametrize("name", ["3.weight", "9.weight"])
 def test_two_values_in_one_anothers_place_fail(name):
-    graph = built(*SMALL_LENET)
+    graph = built(*LENET)
     shape = next(parameter.shape for parameter in graph.spec.parameters if parameter.name == name)
     order = np.argsort(gradients(graph)[name].ravel())
     swapped = np.arange(order.size)
