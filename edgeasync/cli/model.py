@@ -11,7 +11,7 @@ from edgeasync.autodiff.settings import LossName
 from edgeasync.cli.output import Printer, print_table
 from edgeasync.config import convert
 from edgeasync.durable.files import replace_file
-from edgeasync.errors import ConfigError, GraphError, ModelMismatchError
+from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
 from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, load_graph
 from edgeasync.runtime.trained import TrainedModel, best_model, newest_model
 
@@ -108,6 +108,8 @@ def export_run(run: Path, forward: Path | None, out: Path, printer: Printer, *, 
         from edgeasync.autodiff.export import export_model  # noqa: PLC0415 - needs onnx
     except ModuleNotFoundError as error:
         raise ConfigError("export needs the package onnx: pip install 'edgeasync[hub]'") from error
+    if not run.is_dir():
+        raise StorageError(f"{run}: no such folder; give the folder of a hub's run")
     source = forward or run / FORWARD_FILE
     content = _read(source, "give --model FILE.onnx, the forward model that was trained")
     _check_out(out, source)

@@ -68,7 +68,7 @@ def _raisable(error: BaseException) -> Exception:
     places = traceback.extract_tb(error.__traceback__)
     where = f" in {places[-1].filename}, line {places[-1].lineno}, in {places[-1].name}" if places else ""
     remedy = (
-        "what is read there has come to its end: a trainer's batches must never end"
+        "something that is read there has come to its end: catch that there; a trainer's batches must never end"
         if isinstance(error, StopIteration)
         else "raise an Exception there instead"
     )

@@ -39,7 +39,7 @@ from edgeasync.runtime.ending import Ending
 from edgeasync.runtime.graph_model import keep_file, keep_files
 from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, load_model, save_model
 from edgeasync.runtime.worker import Worker
-from edgeasync.training.evaluation import Evaluator
+from edgeasync.training.evaluation import Evaluator, plain
 
 LINGER_MS = 500
 """How long a closing hub goes on sending its goodbyes."""
@@ -448,7 +448,7 @@ class Hub:
                 then(result)
 
         def work() -> None:
-            found = evaluator(snapshot.vector)
+            found = plain(evaluator(snapshot.vector))
             self._hand_over(Evaluated(snapshot.number, found.loss, found.accuracy), done)
 
         self._workers["evaluate"].submit(work)

@@ -36,10 +36,12 @@ async def train_locally(
     counts too: training ends at what comes first. `initial` is a flat float32 vector of the trainers' spec, unused
     where `run` holds a run already: then training goes on from where that was, and its updates count. Cancelled,
     it leaves the newest model in `run`. Raises what a hub or an agent raises, `ConfigError` for a policy with a
-    part of one's own, and `ValueError` without trainers.
+    part of one's own, and `ValueError` without trainers or for `updates` below 1.
     """
     if not trainers:
         raise ValueError("give at least one trainer")
+    if updates < 1:
+        raise ValueError(f"updates is {updates}; give 1 or more")
     spec = trainers[0].spec
     spec.check(initial)
     settings = settings or HubCoreSettings()

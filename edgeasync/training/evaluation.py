@@ -4,6 +4,7 @@ Examples are taken in their order, a bounded number at a time, so the same vecto
 evaluator may be called in any thread, by one at a time; it reads the vector where it is and changes nothing.
 """
 
+import operator
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeasync.data.dataset import Dataset
+from edgeasync.errors import DataError
 from edgeasync.parameters import Vector
 from edgeasync.training.losses import Array, LossSum, cross_entropy
 from edgeasync.training.numpy_models import Model
@@ -32,6 +34,18 @@ class Evaluation(msgspec.Struct, frozen=True):
     loss: float
     accuracy: float | None
     examples: int
+
+
+def plain(found: Evaluation) -> Evaluation:
+    """Return an evaluation with plain numbers; raise `DataError` if it is none."""
+    try:
+        accuracy = None if found.accuracy is None else float(found.accuracy)
+        return Evaluation(float(found.loss), accuracy, operator.index(found.examples))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise DataError(
+            f"an evaluator returned {found!r}; return Evaluation(loss, accuracy, examples), "
+            "where only the accuracy may be None"
+        ) from error
 
 
 class Evaluator(Protocol):

@@ -1,6 +1,7 @@
 """What a device runs between two exchanges: a `Trainer`, and the loop that takes its local steps."""
 
 import math
+import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from edgeasync.core.device_events import Trained
 from edgeasync.core.device_spool import TrainerState
 from edgeasync.data.dataset import Batch, Batches
+from edgeasync.errors import DataError
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.policies.transforms import Conditions, Transform, apply_chain, plan_chain, state_vectors
 
@@ -76,12 +78,13 @@ def take_local_steps(
 
     To stand for a slower device, every step is drawn out to `step_s_min` by `wait(remaining_s)`; `step_s` of
     the result, mean seconds a step, includes it. `on_step` is called after each step. Mean and variance, the
-    population's, are of the steps that have a loss. Raises `ValueError` if `local_steps` is below 1.
+    population's, are of the steps that have a loss. Raises `ValueError` if `local_steps` is below 1, and
+    `DataError` if a step returns something else than a loss and a count of examples.
     """
     if local_steps < 1:
         raise ValueError(f"local_steps is {local_steps}; give 1 or more")
     scores = should_pause is None and hasattr(trainer, "score")
-    score = cast("ScoringTrainer", trainer).score() if scores else None
+    score = float(cast("ScoringTrainer", trainer).score()) if scores else None
     examples, total_s = 0, 0.0
     # Welford 1962: sums of squares would cancel once the losses are nearly alike.
     mean, squares, count, losses = 0.0, 0.0, 0, 0
@@ -97,17 +100,32 @@ def take_local_steps(
         if remaining_s > 0.0:
             wait(remaining_s)
         total_s += clock() - started
-        examples += result.examples
-        if result.loss is not None:
+        loss, batch_examples = _numbers(result)
+        examples += batch_examples
+        if loss is not None:
             losses += 1
-            deviation = result.loss - mean
+            deviation = loss - mean
             mean += deviation / losses
-            squares += deviation * (result.loss - mean)
+            squares += deviation * (loss - mean)
         on_step()
     if not count:
         return None
     loss_mean, loss_variance = (mean, squares / losses) if losses else (None, None)
     return Trained(count, examples, loss_mean, loss_variance, total_s / count, score)
+
+
+def _numbers(result: StepResult) -> tuple[float | None, int]:
+    """Return a step's loss and examples as plain numbers: a trainer may well compute them by numpy or torch."""
+    try:
+        loss, examples = None if result.loss is None else float(result.loss), operator.index(result.examples)
+    except (AttributeError, TypeError, ValueError):
+        examples = -1
+    if examples < 0:
+        raise DataError(
+            f"a trainer's step returned {result!r}; return StepResult(loss, examples): "
+            "the loss is a number or None, the examples are a whole number, 0 or more"
+        )
+    return loss, examples
 
 
 class GradientTrainer:

@@ -135,9 +135,13 @@ async def test_a_second_call_goes_on_from_the_run(tmp_path):
         assert updates <= core.updates_applied < updates + 3
 
 
-async def test_it_needs_a_trainer(tmp_path):
+async def test_it_needs_a_trainer_and_updates(tmp_path):
     with pytest.raises(ValueError, match="at least one trainer"):
         await train_locally([], np.zeros(10, np.float32), tmp_path, updates=1)
+    with pytest.raises(ValueError, match="updates is 0; give 1 or more"):
+        await train_locally(
+            [trainer_of(SMALL, DATA)], np.zeros(SMALL.spec.length, np.float32), tmp_path, updates=0
+        )
 
 
 async def test_the_initial_model_must_fit(tmp_path):

@@ -352,6 +352,8 @@ def run_folder(commands, values, forward=None):
 
 def test_runs_that_cannot_be_exported(commands):
     arguments = ["export", "run", "--out", "out.onnx"]
+    mistake(commands, FILES, "run: no such folder", arguments=arguments)
+    (commands.folder / "run").mkdir()
     mistake(commands, CONFIG, "forward.onnx", "--model", arguments=arguments)
     bias = np.zeros(3, np.float32)
     run_folder(commands, {"head.bias": bias, "tail": bias}, forward_model())

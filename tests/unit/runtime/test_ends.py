@@ -19,7 +19,7 @@ from edgeasync import (
     StopCondition,
     load_model,
 )
-from edgeasync.errors import ConfigError
+from edgeasync.errors import ConfigError, DataError
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
@@ -367,6 +367,23 @@ async def test_an_evaluator_that_is_given_is_asked(tmp_path, context):
     hub = make_hub(tmp_path, context, settings=settings, evaluator=lambda _: Evaluation(0.25, 0.75, 10))
     assert await serve(hub, make_agent(context)) == "finished"
     assert (hub.core.judge.progress.last.loss, hub.core.judge.progress.last.accuracy) == (0.25, 0.75)
+
+
+async def test_an_evaluator_may_tell_numbers_of_numpy(tmp_path, context):
+    settings = HubCoreSettings(evaluate_every_updates=1, stop=StopCondition(accuracy=0.5))
+    found = Evaluation(np.float64(0.25), np.float32(0.75), np.int64(10))
+    hub = make_hub(tmp_path, context, settings=settings, evaluator=lambda _: found)
+    assert await serve(hub, make_agent(context)) == "finished"
+    assert type(hub.core.judge.progress.last.loss) is float
+
+
+@pytest.mark.parametrize("found", [None, Evaluation(None, None, 10)])
+async def test_an_evaluator_that_tells_something_else_is_an_error(tmp_path, context, found):
+    hub = make_hub(
+        tmp_path, context, settings=HubCoreSettings(evaluate_every_updates=1), evaluator=lambda _: found
+    )
+    with pytest.raises(DataError, match=r"an evaluator returned .*; return Evaluation"):
+        await serve(hub, make_agent(context))
 
 
 @pytest.mark.parametrize(

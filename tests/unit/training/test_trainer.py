@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edgeasync.core.device_events import Trained
 from edgeasync.data.dataset import Dataset, batches
-from edgeasync.errors import ModelMismatchError
+from edgeasync.errors import DataError, ModelMismatchError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.optimizers import SGD
 from edgeasync.training.trainer import GradientTrainer, ResumableTrainer, StepResult, take_local_steps
@@ -222,3 +222,34 @@ def test_a_step_need_not_have_a_loss(losses, mean, variance):
     result = FakeTrainer(losses).run(len(losses))
     assert result.local_steps == len(losses)
     assert (result.loss_mean, result.loss_variance) == (mean, variance)
+
+
+class Telling:
+    """A trainer whose every step tells the same."""
+
+    def __init__(self, result):
+        self._result = result
+
+    def step(self):
+        return self._result
+
+
+def told_by(result):
+    return take_local_steps(
+        Telling(result), 2, should_stop=lambda: False, on_step=lambda: None, wait=lambda _: None
+    )
+
+
+@pytest.mark.parametrize("number", [np.float32, np.float64, np.array, float])
+def test_a_step_may_tell_numbers_of_numpy(number):
+    told = told_by(StepResult(number(0.5), np.int64(8)))
+    assert (told.loss_mean, told.examples) == (0.5, 16)
+    assert (type(told.loss_mean), type(told.examples)) == (float, int)
+
+
+@pytest.mark.parametrize(
+    "result", [None, StepResult(1.0, 2.5), StepResult(1.0, -3), StepResult(1.0, None), StepResult([1.0, 2.0], 8)]
+)
+def test_a_step_that_tells_something_else_is_an_error(result):
+    with pytest.raises(DataError, match=r"a trainer's step returned .*; return StepResult\(loss, examples\)"):
+        told_by(result)
