@@ -16,20 +16,20 @@ class Repetitions(NamedTuple):
 
 REPETITIONS = {
     "examples of a property": Repetitions(30, 60, 1000),
-    "random networks of cores": Repetitions(20, 60, 2000),
+    "random networks of cores": Repetitions(20, 40, 2000),
     "steps of a random network": Repetitions(60, 60, 100),
-    "networks that heal": Repetitions(4, 16, 360),
+    "networks that heal": Repetitions(4, 8, 360),
     "directions of a gradient": Repetitions(1, 2, 10),
     "points at which gradients are checked": Repetitions(1, 1, 5),
-    "seeds of faults": Repetitions(40, 160, 3000),
-    "seeds of the demo": Repetitions(1, 2, 10),
+    "seeds of faults": Repetitions(40, 100, 3000),
+    "seeds of the demo": Repetitions(1, 1, 10),
     "seeds that are run twice": Repetitions(5, 10, 200),
-    "kills of a hub": Repetitions(2, 4, 50),
+    "kills of a hub": Repetitions(2, 3, 50),
     "calls to a disk at which a hub is killed": Repetitions(5, 8, 11),
     "times that a tenth of a crowd is killed": Repetitions(1, 1, 20),
     "devices that join at once": Repetitions(200, 300, 2000),
     "thousands of updates of a converged fleet": Repetitions(1, 3, 20),
-    "fleets that stay calm": Repetitions(1, 2, 10),
+    "fleets that stay calm": Repetitions(1, 1, 10),
 }
 
 _chosen = ["quick"]
