@@ -27,7 +27,7 @@ class HubTurns:
 
     @property
     def all_failed(self) -> bool:
-        """Whether so many attempts have failed since the last welcome as there are hubs."""
+        """Whether every hub of the list has failed since the last welcome."""
         return self.attempts >= self._hubs
 
     def welcomed(self) -> None:

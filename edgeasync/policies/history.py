@@ -157,7 +157,7 @@ class FleetHistory(msgspec.Struct):
         loss_variance: float | None,
         score: float,
     ) -> None:
-        """Take in an update that counts; a loss or score that is missing or not finite is left out."""
+        """Record an update that counts; leave out a loss or score that is missing or not finite."""
         self.observe_score(score)
         if self.norms.pop(device_id, None) is None and len(self.norms_first) < WINDOW // 4:
             self.norms_first.append((norm, local_steps))

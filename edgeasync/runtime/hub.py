@@ -302,7 +302,7 @@ class Hub:
         return socket
 
     async def _close(self) -> None:
-        """Finish what is under way; the loop stays awake meanwhile, for an impatient second Ctrl-C.
+        """Finish pending work; the loop stays awake meanwhile, for an impatient second Ctrl-C.
 
         Raises `StorageError` if the last model could not be written.
         """
