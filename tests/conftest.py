@@ -1,5 +1,6 @@
 """What every test has in common: how often chance is tried, and what becomes of tests that are skipped."""
 
+import gc
 import os
 import signal
 import sys
@@ -25,6 +26,7 @@ def pytest_configure(config):
     # The tests start hundreds of processes: each would compile the whole package again.
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # threads that wait in a loop for each other take CPU from other tests
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, what tests start would ignore it too
     size.choose(config.getoption("size"))
     settings.register_profile(
@@ -41,6 +43,10 @@ def pytest_configure(config):
 
 def pytest_xdist_auto_num_workers():
     return len(os.sched_getaffinity(0)) + 1  # tests of processes often wait
+
+
+def pytest_collection_finish(session):
+    gc.freeze()  # thousands of tests live to the end: no need to look for garbage among them
 
 
 @pytest.hookimpl(trylast=True)

@@ -28,7 +28,7 @@ NETWORK = MlpModel(inputs=64, hidden=(64,), classes=10)
 LEARNING_RATE = 0.05
 TOO_HIGH = 100.0
 TARGET = 0.95
-UPDATES = 1000
+UPDATES = 700
 """What training is given to reach the target: a fleet without a fault needs some 500."""
 
 BEFORE_FAULTS = 100

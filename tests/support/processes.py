@@ -190,7 +190,7 @@ class Commands:
 
 def environment(folder):
     """Return the environment of a command: nothing is read from or written to the real home."""
-    return os.environ | {"HOME": str(folder), "PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return os.environ | {"HOME": str(folder), "PYTHONUNBUFFERED": "1"}
 
 
 def write_data(path, *, examples=60, inputs=8, classes=3):
