@@ -21,7 +21,9 @@ Settings = TypeVar("Settings")
 
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
+_MISSING_KIND = "Object missing required field `kind`"
 _UNKNOWN_KEY = re.compile("Object contains unknown field `(.*)`", re.DOTALL)
+_MISSING_KIND = "Object missing required field `kind`"
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 """A step of the path that msgspec names: a key, or a place in a list."""
 
@@ -105,9 +107,11 @@ def _explain(message: str, table: object, settings: type) -> str:
 
 
 def _advice(message: str, path: str, table: object, settings: type) -> str:
-    """Return what could have been meant where msgspec says that a key or a value is not known."""
+    """Return what could have been meant where a key or a value is not known, or a kind is missing."""
     key = _UNKNOWN_KEY.fullmatch(message)
-    if key is None and not message.startswith(("Invalid value", "Invalid enum value")):
+    if message == _MISSING_KIND:
+        path += ".kind"
+    elif key is None and not message.startswith(("Invalid value", "Invalid enum value")):
         return ""
     try:
         value, known = _known_at(path, table, settings)
@@ -130,7 +134,7 @@ def _known_at(path: str, table: Any, settings: type) -> tuple[object, list[str]]
             ]
             table = table[int(index)]
         elif name == "kind" and tables[0].tag is not None:
-            return table[name], [str(part.tag) for part in tables]
+            return table.get(name, ""), [str(part.tag) for part in tables]
         else:
             here, table = _parts(_fields(tables, table)[name].type), table[name]
     if isinstance(table, dict):

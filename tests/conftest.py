@@ -26,7 +26,7 @@ def pytest_configure(config):
     # The tests start hundreds of processes: each would compile the whole package again.
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # threads that wait in a loop for each other take CPU from other tests
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # its threads spin while they wait for each other
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, what tests start would ignore it too
     size.choose(config.getoption("size"))
     settings.register_profile(

@@ -20,7 +20,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from edgeasync.cli.output import Printer
+from edgeasync.cli.output import Printer, event_line
 from edgeasync.cli.service import ending_signals
 from edgeasync.cli.status import device_table
 from edgeasync.data.dataset import Dataset
@@ -202,8 +202,7 @@ class Show:
         if event in self.counts:
             self.counts[event] += 1
         if self._lively:
-            words = " ".join(str(value) for value in details.values() if value)
-            self._console.print(f"{time.strftime('%H:%M:%S')} {event:<10} {words}", highlight=False)
+            self._console.print(event_line(event, details), highlight=False, markup=False, soft_wrap=True)
         else:
             self._printer.event(event, **details)
 

@@ -1,6 +1,5 @@
 """`edgeasync model` and `edgeasync export`: ONNX files in, ONNX files out; nothing runs a hub here."""
 
-import time
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,6 +13,7 @@ from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
 from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, load_graph
 from edgeasync.runtime.trained import TrainedModel, best_model, newest_model
+from edgeasync.runtime.wall_clock import written
 
 VALUES_SUFFIX = ".safetensors"
 
@@ -122,9 +122,8 @@ def export_run(run: Path, forward: Path | None, out: Path, printer: Printer, *, 
     if printer.json:
         printer.object(_describe(out, trained))
         return
-    made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(trained.made_s))
     printer.line(f"{out}: {len(trained.arrays)} trained arrays of {trained.source}")
-    printer.line(f"version {trained.version} of {made}, {_worth(trained)}")
+    printer.line(f"version {trained.version} of {written(trained.made_s)}, {_worth(trained)}")
     for remark in trained.remarks:
         printer.line(f"note: {remark}")
 

@@ -3,7 +3,7 @@
 import errno
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -27,8 +27,7 @@ class Printer:
         if self.json:
             self.object({"event": event, "time": round(time.time(), 3), **details})
             return
-        words = " ".join(f"{value}" for value in details.values() if value not in ("", None))
-        self.line(f"{written(time.time())} {event:<12} {words}")
+        self.line(event_line(event, details))
 
     def object(self, value: object) -> None:
         """Print one JSON object on a line of its own."""
@@ -44,6 +43,12 @@ class Printer:
                 raise
             sys.stdout = sys.stderr
             self.unread = True
+
+
+def event_line(event: str, details: Mapping[str, Any]) -> str:
+    """Return a line for people: date, time and offset, the event, and what is not empty of the details."""
+    words = " ".join(f"{value}" for value in details.values() if value not in ("", None))
+    return f"{written(time.time())} {event:<12} {words}"
 
 
 def print_table(printer: Printer, rows: Sequence[tuple[str, ...]]) -> None:

@@ -129,9 +129,11 @@ class HubExchange:
         self._take_in(Ticked(self._room_to_send()))
 
     def resume(self, lineage: str, now_s: float) -> None:
-        """Go on with what was recovered, as a branch of its own."""
+        """Go on with what was recovered, as a branch of its own; a run that is finished ends at once."""
         self._now_s = now_s
         self._take_in(Resumed(lineage))
+        self.save()  # so that this need not be replayed again
+        self.tick(now_s)
 
     def save(self) -> None:
         """Have a checkpoint written, unless one is under way."""

@@ -167,10 +167,12 @@ class Agent:
             for waiting in (self._timer, self._explaining):
                 if waiting is not None:
                     waiting.cancel()
-            self._worker.close(CLOSE_S)
-            self._close(LINGER_MS)
-            if self._given_context is None:
-                self._context.destroy()
+            try:
+                await asyncio.to_thread(self._worker.close, CLOSE_S)
+            finally:
+                self._close(LINGER_MS)
+                if self._given_context is None:
+                    self._context.destroy()
 
     @property
     def updates_answered(self) -> int:

@@ -65,8 +65,8 @@ class Hub:
 
     `run` serves until the stop condition or `request_stop`; it returns why it ended. Raises `AddressError` if
     the address cannot be bound, `StorageError` or `ModelMismatchError` if the run folder's model is unusable, and
-    whatever `initial`, the evaluator or `on_report` raises, as an `EdgeAsyncError` if that is `StopIteration` or
-    no `Exception`. A hub runs once.
+    whatever `initial` or the evaluator raises, as an `EdgeAsyncError` if that is `StopIteration` or no
+    `Exception`, and the exceptions that `on_report` raises. A hub runs once.
 
     With an `evaluator` the model is evaluated now and then, and the best version kept in `best.safetensors`; the
     constructor raises `ConfigError` for settings that need one where there is none. With `graph`, a serialized
@@ -134,7 +134,9 @@ class Hub:
 
     @property
     def core(self) -> HubCore:
-        """The hub's decisions and counters."""
+        """The hub's decisions and counters; raises `EdgeAsyncError` before the run's folder has been read."""
+        if not self._opened:
+            raise EdgeAsyncError("the hub has no core before it has read its run's folder; look at `recovered`")
         return self._exchange.core
 
     async def run(self) -> str:
@@ -275,7 +277,6 @@ class Hub:
             detail = f"version {run.core.version}, from {run.checkpoint} and {run.entries} entries of the journal"
             self.report(Report("resumed", detail=detail))
             self._exchange.resume(secrets.token_hex(8), self._now_s())
-            self._exchange.save()  # so that this need not be replayed again
         elif run.core.version:
             self.report(Report("resumed", detail=f"version {run.core.version}, from {self.model_file} alone"))
 

@@ -1,5 +1,6 @@
 """A run's model as a safetensors file. Apart from other files: a device reads and writes none."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -18,12 +19,13 @@ BEST_FILE = "best.safetensors"
 
 
 class SavedModel(msgspec.Struct, frozen=True):
-    """A model's named arrays, its lineage and version, and what it was worth if that was written down."""
+    """A model's named arrays, its lineage and version, what it was worth if that was written down, and when."""
 
     arrays: dict[str, npt.NDArray[np.float32]]
     lineage: str
     version: int
     evaluation: Evaluated | None
+    saved_s: float
 
 
 def save_model(
@@ -36,7 +38,8 @@ def save_model(
     evaluation: Evaluated | None = None,
 ) -> None:
     """Write the model's named arrays to a safetensors file; raises `StorageError`."""
-    metadata = {"format": "edgeasync", "lineage": lineage, "version": str(version)}
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    metadata = {"format": "edgeasync", "lineage": lineage, "version": str(version), "time": now}
     if evaluation is not None:
         metadata["loss"] = repr(evaluation.loss)
         if evaluation.accuracy is not None:
@@ -50,16 +53,20 @@ def read_model(path: Path) -> SavedModel:
         with safetensors.safe_open(path, framework="numpy") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             metadata = file.metadata() or {}
+        if metadata.get("format") != "edgeasync":
+            metadata = {}  # what another maker wrote there means something else
         version = max(0, int(metadata.get("version", "0")))
         evaluation = None
         if "loss" in metadata:
             accuracy = float(metadata["accuracy"]) if "accuracy" in metadata else None
             evaluation = Evaluated(version, float(metadata["loss"]), accuracy)
+        time = metadata.get("time")
+        saved_s = path.stat().st_mtime if time is None else datetime.fromisoformat(time).timestamp()
     except FileNotFoundError:
         raise StorageError(f"{path}: no such file; give the folder of a run that has saved its model") from None
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise StorageError(f"{path}: not a readable safetensors file ({error}); move it away") from error
-    return SavedModel(arrays, metadata.get("lineage", ""), version, evaluation)
+    return SavedModel(arrays, metadata.get("lineage", ""), version, evaluation, saved_s)
 
 
 def load_model(path: Path, spec: ParameterSpec) -> tuple[Vector, int]:

@@ -26,7 +26,7 @@ from edgeasync.runtime.runs import is_in_use
 class TrainedModel(msgspec.Struct, frozen=True, kw_only=True):
     """A version of a run's model: its named arrays, and when it was made, by the wall clock of its hub.
 
-    Of a model that was read from a file of its own, the time is when that was written.
+    Of a model that was read from a file of its own, the time is when a hub saved it.
     `evaluation` is the last one up to this version; its number tells of which. `source` is the file or folder that
     was read, and `remarks` are sentences for a person.
     """
@@ -69,8 +69,14 @@ def best_model(run: Path) -> TrainedModel:
 
     Raises `ConfigError` if none was evaluated, `StorageError` if the files cannot be read or no longer have it.
     """
-    _, best, ancestry = _newest(run)
     kept = _read_file(run / BEST_FILE) if (run / BEST_FILE).exists() else None
+    try:
+        _, best, ancestry = _newest(run)
+    except StorageError as error:
+        if kept is None:
+            raise
+        kept.remarks.append(f"a better version may have come later, but there is no replaying the run: {error}")
+        return kept
     if kept is not None and ancestry is not None and not ancestry.knows(ModelVersion(kept.lineage, kept.version)):
         kept = None  # of a branch that was left
     if kept is not None and kept.evaluation is not None and (best is None or not is_better(best, kept.evaluation)):
@@ -147,7 +153,7 @@ def _read_file(path: Path) -> TrainedModel:
         source=path,
         lineage=saved.lineage,
         version=saved.version,
-        made_s=path.stat().st_mtime,
+        made_s=saved.saved_s,
         evaluation=saved.evaluation,
         remarks=[],
     )

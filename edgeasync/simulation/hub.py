@@ -141,7 +141,6 @@ class SimulatedHub:
         if run.checkpoint:
             self.report(Report("resumed", detail=f"version {run.core.version}"))
             self.exchange.resume(lineage, self._now_s())
-            self.exchange.save()
 
     def replayed(self, number: int, entry: Entry, effects: Sequence[HubEffect]) -> bool:  # noqa: ARG002
         """Look at an entry that was read back, once it is applied; say whether to go on."""

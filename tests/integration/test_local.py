@@ -135,6 +135,17 @@ async def test_a_second_call_goes_on_from_the_run(tmp_path):
         assert updates <= core.updates_applied < updates + 3
 
 
+async def test_a_run_that_is_finished_is_not_trained_further(tmp_path):
+    found = []
+    for _ in range(2):
+        async with asyncio.timeout(PATIENCE_S):
+            model, core = await train_locally(
+                [trainer_of(SMALL, DATA)], np.zeros(SMALL.spec.length, np.float32), tmp_path, updates=10
+            )
+        found.append((model.tobytes(), core.updates_applied))
+    assert found[0] == found[1]
+
+
 async def test_it_needs_a_trainer_and_updates(tmp_path):
     with pytest.raises(ValueError, match="at least one trainer"):
         await train_locally([], np.zeros(10, np.float32), tmp_path, updates=1)

@@ -164,7 +164,7 @@ def assert_exact(hub):
 )
 @both_answers
 async def test_payloads_arrive_exactly_both_ways(tmp_path, aggregate, spec, piece_bytes, codec):
-    updates, agents = 20, 2
+    updates, agents = 12, 2
     limits = Limits(piece_bytes=ByteCount(piece_bytes))
     hub = await train(
         tmp_path, spec, aggregate=aggregate, agents=agents, updates=updates, codec=codec, limits=limits

@@ -202,12 +202,36 @@ async def test_an_agent_that_is_stopped_before_it_runs_ends_at_once(context):
     assert (told, workers()) == ([], [])
 
 
+async def test_the_loop_goes_on_while_an_agent_waits_for_its_last_step(tmp_path, context, monkeypatch):
+    monkeypatch.setattr("edgeasync.runtime.agent.CLOSE_S", PATIENCE_S)
+    loop, hub = asyncio.get_running_loop(), make_hub(tmp_path, context)
+    turns = []
+
+    def last_step():
+        loop.call_soon_threadsafe(agent.request_stop)
+        agent._stopping.wait(PATIENCE_S)
+        for _ in range(10):
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(PATIENCE_S / 2)
+            turns.append(True)
+
+    agent = make_agent(context, Adder(3, last_step))
+    async with asyncio.timeout(PATIENCE_S):
+        serving, training = asyncio.create_task(hub.run()), asyncio.create_task(agent.run())
+        assert await training == "stopped"
+        hub.request_stop()
+        await serving
+    assert len(turns) == 10
+
+
 async def test_a_hub_that_is_stopped_before_it_runs_touches_nothing(tmp_path, context):
     told = []
     hub = make_hub(tmp_path / "run", context, on_report=told.append)
     hub.request_stop()
     async with asyncio.timeout(PATIENCE_S):
         assert await hub.run() == "stopping"
+    assert not hub.recovered
+    with pytest.raises(EdgeAsyncError, match="has no core before it has read"):
+        hub.core  # noqa: B018
     assert (told, list(tmp_path.iterdir()), workers()) == ([], [], [])
 
 

@@ -1,7 +1,10 @@
 """What a run has trained where its journal cannot be replayed; `edgeasync export` is tested with real runs."""
 
+import os
+
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from edgeasync import Parameter, ParameterSpec, Policy
 from edgeasync.core.events import Evaluated, StopRequested
@@ -12,8 +15,8 @@ from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.recovery import Rules
 from edgeasync.durable.run import Run
 from edgeasync.errors import StorageError
-from edgeasync.runtime.model_file import MODEL_FILE, save_model
-from edgeasync.runtime.trained import newest_model
+from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, save_model
+from edgeasync.runtime.trained import best_model, newest_model
 
 SPEC = ParameterSpec((Parameter("weights", (3,)),))
 
@@ -54,8 +57,18 @@ def test_a_folder_with_nothing_but_a_model(tmp_path):
     found = newest_model(tmp_path)
     assert (found.version, found.lineage, found.evaluation) == (7, "a" * 16, Evaluated(7, 0.25, None))
     assert found.arrays["weights"].tolist() == [7.0, 7.0, 7.0]
-    assert found.made_s == (tmp_path / MODEL_FILE).stat().st_mtime
+    assert abs(found.made_s - (tmp_path / MODEL_FILE).stat().st_mtime) < 2.0
     assert found.remarks == []
+    os.utime(tmp_path / MODEL_FILE, (0.0, 0.0))  # as a copy has another time than the original
+    assert newest_model(tmp_path).made_s == found.made_s
+
+
+def test_what_another_maker_wrote_beside_its_model_means_nothing(tmp_path):
+    metadata = {"version": "first", "loss": "low", "time": "yesterday"}
+    safetensors.numpy.save_file({"weights": np.ones(3, np.float32)}, tmp_path / MODEL_FILE, metadata)
+    os.utime(tmp_path / MODEL_FILE, (5.0, 5.0))
+    found = newest_model(tmp_path)
+    assert (found.version, found.lineage, found.evaluation, found.made_s) == (0, "", None, 5.0)
 
 
 def test_a_journal_that_cannot_be_replayed_is_no_model(tmp_path):
@@ -63,3 +76,11 @@ def test_a_journal_that_cannot_be_replayed_is_no_model(tmp_path):
     save(tmp_path / MODEL_FILE, 0)
     with pytest.raises(StorageError, match="entry 2 of the journal led to version 1, and now to 0"):
         newest_model(tmp_path)
+    with pytest.raises(StorageError, match="entry 2 of the journal led to version 1, and now to 0"):
+        best_model(tmp_path)
+    save(tmp_path / BEST_FILE, 1, loss=0.5)
+    found = best_model(tmp_path)
+    assert (found.version, found.evaluation) == (1, Evaluated(1, 0.5, None))
+    (remark,) = found.remarks
+    assert remark.startswith("a better version may have come later")
+    assert "entry 2 of the journal" in remark
