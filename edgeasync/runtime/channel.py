@@ -2,7 +2,8 @@
 
 The descriptor is edge-triggered: it becomes readable once, and stays silent until everything has been read.
 So every wake-up reads until the socket is empty, in batches that leave the loop air to breathe; and because
-sending also takes in what the descriptor would have told, every send outside a wake-up is followed by a read.
+sending also takes in what the descriptor would have told, every send outside a wake-up is followed by a read,
+whether the message could leave or not.
 """
 
 import asyncio
@@ -67,8 +68,9 @@ class Channel:
             if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 return False
             raise
-        if not self._reading:
-            self._schedule()
+        finally:
+            if not self._reading:
+                self._schedule()
         return True
 
     def close(self, linger_ms: int) -> None:

@@ -15,13 +15,13 @@ class Repetitions(NamedTuple):
 
 
 REPETITIONS = {
-    "examples of a property": Repetitions(30, 60, 1000),
-    "random networks of cores": Repetitions(20, 40, 2000),
+    "examples of a property": Repetitions(20, 60, 1000),
+    "random networks of cores": Repetitions(12, 40, 2000),
     "steps of a random network": Repetitions(60, 60, 100),
     "networks that heal": Repetitions(4, 8, 360),
     "directions of a gradient": Repetitions(1, 2, 10),
     "points at which gradients are checked": Repetitions(1, 1, 5),
-    "seeds of faults": Repetitions(40, 100, 3000),
+    "seeds of faults": Repetitions(30, 100, 3000),
     "seeds of the demo": Repetitions(1, 1, 10),
     "seeds that are run twice": Repetitions(5, 10, 200),
     "kills of a hub": Repetitions(2, 3, 50),
