@@ -16,7 +16,7 @@ import msgspec
 from benchmarks.policies_fleet import MODEL, TARGET, Case, Outcome, Scenario, measure_all
 from benchmarks.policies_rules import RULES
 from benchmarks.report import Form, Results, make_parser, show_progress, show_results
-from edgeasync.core.settings import FLOAT32, CodecSettings
+from edgeasync.core.hub.settings import FLOAT32, CodecSettings
 from edgeasync.policies.policy import Judgement, Policy
 from edgeasync.simulation.population import FleetProfile
 from edgeasync.training.numpy_models import MlpModel

@@ -9,9 +9,9 @@ import numpy as np
 
 from benchmarks.exchange_servers import LINEAGE, POLICY, Serve, make_settings, make_spec, serve_ours
 from edgeasync.config import ByteCount
-from edgeasync.core.hub import HubCore
-from edgeasync.core.replay import Sessions
-from edgeasync.core.settings import CheckpointSettings
+from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.settings import CheckpointSettings
+from edgeasync.core.recovery.replay import Sessions
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.journal import SEGMENT_BYTES_MAX
 from edgeasync.durable.recovery import Rules

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from benchmarks.exchange_servers import LINEAGE, POLICY, make_assignment, make_spec
-from edgeasync.core.effects import Fold
-from edgeasync.core.events import PushArrived, Received
-from edgeasync.core.hub import HubCore
-from edgeasync.core.mixing import norm_of
-from edgeasync.core.model import Model
-from edgeasync.core.settings import FLOAT32, HubCoreSettings
+from edgeasync.core.arrays.combine import norm_of
+from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.hub.effects import Fold
+from edgeasync.core.hub.events import PushArrived, Received
+from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings
 from edgeasync.policies.transforms import Conditions, plan_chain
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import VectorSource, make_codec

@@ -16,11 +16,11 @@ import numpy as np
 import uvloop
 import zmq
 
-from edgeasync.core.buffers import BufferPool
-from edgeasync.core.effects import Fold, Report
-from edgeasync.core.mixing import norm_of
-from edgeasync.core.model import Model, Snapshot
-from edgeasync.core.settings import FLOAT32, CheckpointSettings, HubCoreSettings, Limits, Liveness
+from edgeasync.core.arrays.buffers import BufferPool
+from edgeasync.core.arrays.combine import norm_of
+from edgeasync.core.arrays.hub_model import Model, Snapshot
+from edgeasync.core.hub.effects import Fold, Report
+from edgeasync.core.hub.settings import FLOAT32, CheckpointSettings, HubCoreSettings, Limits, Liveness
 from edgeasync.durable.run import Durability
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 from edgeasync.policies.aggregation import ImmediateAggregator

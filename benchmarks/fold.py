@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import Form, Results, make_parser, show_progress, show_results
-from edgeasync.core.effects import Fold
-from edgeasync.core.events import PushArrived, Received
-from edgeasync.core.hub import HubCore
-from edgeasync.core.model import Model
-from edgeasync.core.settings import FLOAT32, HubCoreSettings, Limits, Liveness
+from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.hub.effects import Fold
+from edgeasync.core.hub.events import PushArrived, Received
+from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import CHUNK, Parameter, ParameterSpec
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.transforms import Conditions, plan_chain

@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection
 
 import uvloop
 
-from edgeasync.core.device_events import Trained
-from edgeasync.core.device_model import DeviceModel
+from edgeasync.core.arrays.device_model import DeviceModel
+from edgeasync.core.device.events import Trained
 from edgeasync.data.dataset import Dataset
 from edgeasync.durable.spool import DeviceIdentity
 from edgeasync.parameters import ParameterSpec, Vector

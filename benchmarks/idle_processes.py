@@ -11,7 +11,7 @@ import uvloop
 import zmq
 
 from benchmarks.exchange_servers import make_hub, make_settings
-from edgeasync.core.settings import Liveness
+from edgeasync.core.hub.settings import Liveness
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import PROTOCOL_VERSION, Hello, Ping, Welcome
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
-from edgeasync.core.effects import Report
-from edgeasync.core.settings import FLOAT32, CheckpointSettings, HubCoreSettings, Liveness, StopCondition
+from edgeasync.core.hub.effects import Report
+from edgeasync.core.hub.settings import FLOAT32, CheckpointSettings, HubCoreSettings, Liveness, StopCondition
 from edgeasync.durable.spool import DeviceIdentity
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 from edgeasync.policies.aggregation import ImmediateAggregator

@@ -29,7 +29,7 @@ from benchmarks.policies_rules import (
     Grid,
 )
 from benchmarks.report import Form, Results, make_parser, show_progress, show_results
-from edgeasync.core.settings import FLOAT32, CodecSettings
+from edgeasync.core.hub.settings import FLOAT32, CodecSettings
 from edgeasync.policies.policy import Policy
 from edgeasync.simulation.population import FleetProfile
 

@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # scikit-learn brings it
 
 from benchmarks.report import show_progress
-from edgeasync.core.settings import FLOAT32, CodecSettings, HubCoreSettings, Limits, Liveness
+from edgeasync.core.hub.settings import FLOAT32, CodecSettings, HubCoreSettings, Limits, Liveness
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.data.partition import dirichlet, iid
 from edgeasync.policies.optimizers import SGD

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edgeasync.core.settings import CodecSettings, HubCoreSettings, Limits, Liveness, StopCondition
+    from edgeasync.core.hub.settings import CodecSettings, HubCoreSettings, Limits, Liveness, StopCondition
     from edgeasync.data.dataset import Dataset, batches
     from edgeasync.data.files import load
     from edgeasync.data.iterables import from_iterable
@@ -59,7 +59,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "core.settings": ("CodecSettings", "HubCoreSettings", "Limits", "Liveness", "StopCondition"),
+    "core.hub.settings": ("CodecSettings", "HubCoreSettings", "Limits", "Liveness", "StopCondition"),
     "data.dataset": ("Dataset", "batches"),
     "data.files": ("load",),
     "data.iterables": ("from_iterable",),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from edgeasync.cli.output import Printer
 from edgeasync.cli.service import serve
 from edgeasync.config import convert, read_toml, to_table
-from edgeasync.core.device_effects import Tell
+from edgeasync.core.device.effects import Tell
 from edgeasync.data.files import load
 from edgeasync.durable.spool import DeviceFolder, DeviceIdentity
 from edgeasync.errors import ConfigError, DataError

@@ -11,9 +11,9 @@ from edgeasync.cli.model import check_choices
 from edgeasync.cli.output import Printer
 from edgeasync.cli.service import serve
 from edgeasync.config import convert, read_toml, to_table
-from edgeasync.core.effects import Report
-from edgeasync.core.hub import HubCore
-from edgeasync.core.settings import CheckpointSettings
+from edgeasync.core.hub.effects import Report
+from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.settings import CheckpointSettings
 from edgeasync.errors import ConfigError
 from edgeasync.runtime.hub_settings import HubSection, HubSettings, read_record
 

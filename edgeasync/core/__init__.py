@@ -1,1 +1,1 @@
-"""The two state machines, hub and device, and the model's arithmetic: no I/O, no clock, no randomness."""
+"""The two state machines, what they compute with, and what connects them to frames. No I/O and no clock."""

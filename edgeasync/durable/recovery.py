@@ -8,14 +8,14 @@ import msgspec
 import numpy as np
 
 from edgeasync.config import convert, to_table
-from edgeasync.core.effects import HubEffect
-from edgeasync.core.hub import HubCore
-from edgeasync.core.log import Entry, read_entry
-from edgeasync.core.model import Model
-from edgeasync.core.published import Publisher
-from edgeasync.core.replay import Replay, Sessions
-from edgeasync.core.settings import HubCoreSettings
-from edgeasync.core.state import freeze, restore, succeed, thaw
+from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.arrays.published_model import Publisher
+from edgeasync.core.hub.effects import HubEffect
+from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.settings import HubCoreSettings
+from edgeasync.core.recovery.log import Entry, read_entry
+from edgeasync.core.recovery.replay import Replay, Sessions
+from edgeasync.core.recovery.state import freeze, restore, succeed, thaw
 from edgeasync.durable.checkpoint import CheckpointStore, Chosen, Manifest
 from edgeasync.durable.disk import Disk
 from edgeasync.durable.journal import Appended, JournalReading, Segment, read_journal, remove_torn_headers

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from importlib.metadata import version as installed_version
 from typing import Literal
 
-from edgeasync.core.hub import HubCore
-from edgeasync.core.model import Model
-from edgeasync.core.published import Publisher
-from edgeasync.core.replay import Sessions
-from edgeasync.core.state import HubState, capture
+from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.arrays.published_model import Publisher
+from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.recovery.replay import Sessions
+from edgeasync.core.recovery.state import HubState, capture
 from edgeasync.durable.checkpoint import CheckpointStore, Manifest
 from edgeasync.durable.disk import Disk
 from edgeasync.durable.journal import SEGMENT_BYTES_MAX, Appended, JournalWriter, Segment

@@ -12,7 +12,8 @@ import numpy.typing as npt
 import safetensors
 import safetensors.numpy
 
-from edgeasync.core.device_spool import ModelKey, Spool
+from edgeasync.core.arrays.spool import Spool
+from edgeasync.core.device.pending_push import ModelKey
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import ProtocolError, StorageError
 from edgeasync.protocol import wire

@@ -12,20 +12,20 @@ from typing import Any
 
 import msgspec
 
-from edgeasync.core.effects import Assign, Fold, HubEffect, Report, Restore, Send
-from edgeasync.core.events import PushArrived, Received, Resumed
-from edgeasync.core.graph import ShippedGraph
-from edgeasync.core.hub import HubCore
-from edgeasync.core.log import Entry, event_of, read_entry
-from edgeasync.core.membership import Member, RefusalError
-from edgeasync.core.model import Snapshot
-from edgeasync.core.replay import Sessions
+from edgeasync.core.arrays.hub_model import Snapshot
+from edgeasync.core.hub.effects import Assign, Fold, HubEffect, Report, Restore, Send
+from edgeasync.core.hub.events import PushArrived, Received, Resumed
+from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.membership import Member, RefusalError
+from edgeasync.core.recovery.log import Entry, event_of, read_entry
+from edgeasync.core.recovery.replay import Sessions
 from edgeasync.durable.checkpoint import CheckpointStore, Chosen, Manifest
 from edgeasync.durable.disk import FolderDisk, FolderSnapshot, ReadableDisk
 from edgeasync.durable.journal import read_journal, segment_names
 from edgeasync.durable.recovery import Recovered, Rules, open_checkpoint
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.parameters import ParameterSpec
+from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import Ack, Applied, Buffered, Duplicate, ModelVersion, Push, Refuse, Rejected
 from edgeasync.protocol.wire import checksum
 

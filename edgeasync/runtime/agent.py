@@ -17,12 +17,12 @@ from typing import Protocol, TypeVar
 import msgspec
 import zmq
 
-from edgeasync.core.device import GRAPH_BYTES_MAX, DeviceCore
-from edgeasync.core.device_effects import Finish, Tell
-from edgeasync.core.device_events import StopRequested, Trained
-from edgeasync.core.device_exchange import DeviceExchange
-from edgeasync.core.device_model import DeviceModel
-from edgeasync.core.device_spool import Spool, TrainerState
+from edgeasync.core.arrays.device_model import DeviceModel
+from edgeasync.core.arrays.spool import Spool, TrainerState
+from edgeasync.core.device.effects import Finish, Tell
+from edgeasync.core.device.events import StopRequested, Trained
+from edgeasync.core.device.machine import GRAPH_BYTES_MAX, DeviceCore
+from edgeasync.core.engine.device_engine import DeviceExchange
 from edgeasync.durable.spool import DeviceIdentity
 from edgeasync.errors import AddressError, ConfigError, ModelMismatchError, ProtocolError, StorageError
 from edgeasync.protocol.codecs import STAGES

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from edgeasync.config import ByteCount, Section
-from edgeasync.core.device import GRAPH_BYTES_MAX
+from edgeasync.core.device.machine import GRAPH_BYTES_MAX
 from edgeasync.protocol.messages import DEVICE_ID_PATTERN
 from edgeasync.training.numpy_models import Model
 

@@ -4,9 +4,9 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from edgeasync.core.graph import fingerprint_of
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import StorageError
+from edgeasync.protocol.graph import fingerprint_of
 
 GRAPHS_MAX = 4
 

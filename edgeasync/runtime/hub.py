@@ -13,16 +13,15 @@ from typing import Any, TypeVar
 import msgspec
 import zmq
 
-from edgeasync.core.clock import OffsetClock
-from edgeasync.core.effects import Report
-from edgeasync.core.events import Evaluated, Peer
-from edgeasync.core.graph import ShippedGraph
-from edgeasync.core.hub import HubCore
-from edgeasync.core.hub_exchange import HubExchange
-from edgeasync.core.model import Snapshot
-from edgeasync.core.replay import Sessions
-from edgeasync.core.settings import HubCoreSettings
-from edgeasync.core.state import HubState
+from edgeasync.core.arrays.hub_model import Snapshot
+from edgeasync.core.engine.clock import OffsetClock
+from edgeasync.core.engine.hub_engine import HubExchange
+from edgeasync.core.hub.effects import Report
+from edgeasync.core.hub.events import Evaluated, Peer
+from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.settings import HubCoreSettings
+from edgeasync.core.recovery.replay import Sessions
+from edgeasync.core.recovery.state import HubState
 from edgeasync.durable.commit import GroupCommit
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.files import FolderLock
@@ -32,6 +31,7 @@ from edgeasync.errors import AddressError, ConfigError, EdgeAsyncError, StorageE
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.policies.policy import Judgement
 from edgeasync.protocol import wire
+from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import ModelVersion
 from edgeasync.runtime.address import check_bind
 from edgeasync.runtime.channel import COPY_BELOW_BYTES, Channel

@@ -8,7 +8,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from edgeasync.config import Section, convert, to_table
-from edgeasync.core.settings import (
+from edgeasync.core.hub.settings import (
     CheckpointSettings,
     CodecSettings,
     HubCoreSettings,

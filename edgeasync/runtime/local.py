@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import zmq
 
-from edgeasync.core.hub import HubCore
-from edgeasync.core.settings import HubCoreSettings
+from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.durable.spool import DeviceIdentity
 from edgeasync.parameters import Vector
 from edgeasync.policies.policy import Judgement, Policy

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import safetensors
 
-from edgeasync.core.events import Evaluated
+from edgeasync.core.hub.events import Evaluated
 from edgeasync.durable.files import replace_file
 from edgeasync.durable.tensors import tensor_parts
 from edgeasync.errors import ModelMismatchError, StorageError

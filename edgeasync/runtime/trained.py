@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edgeasync.core.ancestry import Ancestry
-from edgeasync.core.events import Evaluated
-from edgeasync.core.progress import is_better
+from edgeasync.core.hub.evaluation_tracker import is_better
+from edgeasync.core.hub.events import Evaluated
+from edgeasync.core.hub.lineage import Ancestry
 from edgeasync.durable.story import Line, Story, look_at
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.protocol.messages import ModelVersion

@@ -7,14 +7,14 @@ from typing import TypeVar
 
 import msgspec
 
-from edgeasync.core.clock import OffsetClock
-from edgeasync.core.device import GRAPH_BYTES_MAX, DeviceCore
-from edgeasync.core.device_effects import Finish, Tell
-from edgeasync.core.device_events import Trained
-from edgeasync.core.device_exchange import DeviceExchange
-from edgeasync.core.device_model import DeviceModel
-from edgeasync.core.device_spool import Spool, TrainerState
-from edgeasync.core.events import Peer
+from edgeasync.core.arrays.device_model import DeviceModel
+from edgeasync.core.arrays.spool import Spool, TrainerState
+from edgeasync.core.device.effects import Finish, Tell
+from edgeasync.core.device.events import Trained
+from edgeasync.core.device.machine import GRAPH_BYTES_MAX, DeviceCore
+from edgeasync.core.engine.clock import OffsetClock
+from edgeasync.core.engine.device_engine import DeviceExchange
+from edgeasync.core.hub.events import Peer
 from edgeasync.protocol.codecs import STAGES
 from edgeasync.protocol.messages import DeviceProfile, Welcome
 from edgeasync.protocol.wire import Buffer

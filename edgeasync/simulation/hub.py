@@ -5,17 +5,16 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Literal, TypeVar
 
-from edgeasync.core.clock import OffsetClock
-from edgeasync.core.effects import HubEffect, Report
-from edgeasync.core.events import Evaluated, Peer
-from edgeasync.core.graph import ShippedGraph
-from edgeasync.core.hub import HubCore
-from edgeasync.core.hub_exchange import HubExchange
-from edgeasync.core.log import Entry
-from edgeasync.core.model import Model, Snapshot
-from edgeasync.core.replay import Sessions
-from edgeasync.core.settings import HubCoreSettings
-from edgeasync.core.state import HubState
+from edgeasync.core.arrays.hub_model import Model, Snapshot
+from edgeasync.core.engine.clock import OffsetClock
+from edgeasync.core.engine.hub_engine import HubExchange
+from edgeasync.core.hub.effects import HubEffect, Report
+from edgeasync.core.hub.events import Evaluated, Peer
+from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.settings import HubCoreSettings
+from edgeasync.core.recovery.log import Entry
+from edgeasync.core.recovery.replay import Sessions
+from edgeasync.core.recovery.state import HubState
 from edgeasync.durable.commit import GroupCommit
 from edgeasync.durable.disk import Disk
 from edgeasync.durable.journal import SEGMENT_BYTES_MAX
@@ -23,6 +22,7 @@ from edgeasync.durable.recovery import Rules
 from edgeasync.durable.run import Run
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.policies.policy import Judgement
+from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import ModelVersion
 from edgeasync.protocol.wire import Buffer
 from edgeasync.simulation.clock import VirtualClock

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from edgeasync.core.device_spool import TrainerState
+from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.errors import DataError, GraphError, ModelMismatchError
 from edgeasync.parameters import ParameterSpec, Vector

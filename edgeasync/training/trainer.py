@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edgeasync.core.device_events import Trained
-from edgeasync.core.device_spool import TrainerState
+from edgeasync.core.arrays.spool import TrainerState
+from edgeasync.core.device.events import Trained
 from edgeasync.data.dataset import Batch, Batches
 from edgeasync.errors import DataError
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from msgspec import inspect
 
-from edgeasync.core.events import Evaluated, Received
-from edgeasync.core.hub import HubCore
-from edgeasync.core.membership import DeviceState
-from edgeasync.core.settings import HubCoreSettings
+from edgeasync.core.hub.events import Evaluated, Received
+from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.membership import DeviceState
+from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.monitor import Observation, Remedy
 from edgeasync.policies.policy import Policy

@@ -15,7 +15,7 @@ import safetensors.numpy
 
 from edgeasync.cli.output import Printer
 from edgeasync.cli.replay import replay_run
-from edgeasync.core import sealed
+from edgeasync.core.arrays import state_codec as sealed
 from edgeasync.durable import checkpoint, journal, spool_file
 from edgeasync.durable.checkpoint import Manifest
 from edgeasync.durable.recovery import read_rules

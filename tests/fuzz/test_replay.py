@@ -7,8 +7,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from edgeasync.core.settings import CheckpointSettings, HubCoreSettings, Limits, Liveness
-from edgeasync.core.state import freeze
+from edgeasync.core.hub.settings import CheckpointSettings, HubCoreSettings, Limits, Liveness
+from edgeasync.core.recovery.state import freeze
 from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.recovery import Rules, recover
 from edgeasync.policies.aggregation import BufferedAggregator, ImmediateAggregator

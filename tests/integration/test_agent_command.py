@@ -3,7 +3,7 @@
 import onnxruntime
 import pytest
 
-from edgeasync.core import device_transfers
+from edgeasync.core.engine import device_transfers
 from edgeasync.protocol.pacing import Pacer
 from tests.support.command_line import ADDRESS, NO_HUB, mistake
 from tests.support.graphs import forward_model

@@ -17,7 +17,7 @@ from edgeasync import (
     load_model,
 )
 from edgeasync.config import ByteCount
-from edgeasync.core.settings import FLOAT32
+from edgeasync.core.hub.settings import FLOAT32
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency

@@ -14,7 +14,7 @@ import safetensors.numpy
 from onnx import numpy_helper
 
 from edgeasync import Parameter, ParameterSpec, nn
-from edgeasync.core.events import Evaluated
+from edgeasync.core.hub.events import Evaluated
 from edgeasync.runtime.graph_model import FORWARD_FILE
 from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, save_model
 from tests.support.command_line import CONFIG, FILES, GRAPH, MISMATCH, mistake

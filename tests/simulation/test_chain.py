@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgeasync.core.settings import FLOAT32, CodecSettings, HubCoreSettings, Liveness
+from edgeasync.core.hub.settings import FLOAT32, CodecSettings, HubCoreSettings, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator, ModelAverageAggregator, QuorumAggregator
 from edgeasync.policies.frequency import FixedFrequency

@@ -6,7 +6,7 @@ import statistics
 import numpy as np
 import pytest
 
-from edgeasync.core.settings import HubCoreSettings, Liveness
+from edgeasync.core.hub.settings import HubCoreSettings, Liveness
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy

@@ -9,7 +9,7 @@ from edgeasync.autodiff.export import export_model
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.cli.demo import SETTINGS, SLOWNESS, STEP_S, make_model, measure_accuracy, split_digits
 from edgeasync.config import convert
-from edgeasync.core.settings import HubCoreSettings
+from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.runtime.hub_settings import HubSettings
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice

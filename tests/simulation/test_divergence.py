@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from edgeasync.core.model import Snapshot
-from edgeasync.core.settings import HubCoreSettings
+from edgeasync.core.arrays.hub_model import Snapshot
+from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.data.partition import dirichlet, iid
 from edgeasync.policies.aggregation import ImmediateAggregator

@@ -9,10 +9,9 @@ from rich.console import Console
 from sklearn.datasets import load_digits
 
 from edgeasync.cli.status import describe_status
-from edgeasync.core import greeting
-from edgeasync.core.device_events import StopRequested
-from edgeasync.core.graph import ShippedGraph
-from edgeasync.core.settings import FLOAT32, HubCoreSettings, Limits, Liveness, StopCondition
+from edgeasync.core.device.events import StopRequested
+from edgeasync.core.hub import handshake as greeting
+from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits, Liveness, StopCondition
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.data.partition import dirichlet
 from edgeasync.errors import GraphError
@@ -21,6 +20,7 @@ from edgeasync.policies.frequency import FixedFrequency, TimeFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
+from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import Graph, Piece
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice

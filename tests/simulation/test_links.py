@@ -5,8 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from edgeasync.core.graph import ShippedGraph
-from edgeasync.core.settings import FLOAT32, HubCoreSettings, Liveness
+from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -15,6 +14,7 @@ from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import ConstantStaleness
 from edgeasync.protocol import wire
+from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import Assignment, Fetch, Pong, Push
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice

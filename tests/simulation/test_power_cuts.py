@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgeasync.core.settings import CodecSettings, HubCoreSettings, Limits, Liveness
+from edgeasync.core.hub.settings import CodecSettings, HubCoreSettings, Limits, Liveness
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy

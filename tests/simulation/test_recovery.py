@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from edgeasync.core.settings import FLOAT32, CheckpointSettings, CodecSettings, HubCoreSettings, Liveness
-from edgeasync.core.state import freeze
+from edgeasync.core.hub.settings import FLOAT32, CheckpointSettings, CodecSettings, HubCoreSettings, Liveness
+from edgeasync.core.recovery.state import freeze
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.disk import FolderDisk

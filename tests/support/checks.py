@@ -9,8 +9,8 @@ import copy
 import numpy as np
 import xxhash
 
-from edgeasync.core.effects import Report, Restore
-from edgeasync.core.state import freeze
+from edgeasync.core.hub.effects import Report, Restore
+from edgeasync.core.recovery.state import freeze
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Ack, Applied, Assignment, Duplicate, ModelVersion, Rejected
 from tests.support.marks import SLOTS

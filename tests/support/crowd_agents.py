@@ -19,7 +19,7 @@ import zmq
 from recording_agent import GROUPS, PLACES, shares_of  # beside this file, which is run as a program
 
 from edgeasync import Agent, DeviceIdentity
-from edgeasync.core.device_events import Trained
+from edgeasync.core.device.events import Trained
 from edgeasync.runtime.channel import Channel
 
 RECONNECT_MS = 500

@@ -8,9 +8,9 @@ import zmq
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeasync import nn
-from edgeasync.core.graph import ShippedGraph
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.protocol import wire
+from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import FetchGraph, Graph, Hello, Welcome
 
 SESSION = b"s" * 16

@@ -2,10 +2,10 @@
 
 import itertools
 
-from edgeasync.core.effects import Assign, Discard, Fold, Forget, Receive, Report, Send
-from edgeasync.core.events import PushArrived, Received, StopRequested
-from edgeasync.core.hub import HubCore
-from edgeasync.core.settings import FLOAT32, HubCoreSettings, Limits, Liveness, StopCondition
+from edgeasync.core.hub.effects import Assign, Discard, Fold, Forget, Receive, Report, Send
+from edgeasync.core.hub.events import PushArrived, Received, StopRequested
+from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits, Liveness, StopCondition
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency

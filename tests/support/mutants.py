@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from edgeasync.core.device import DeviceCore
-from edgeasync.core.device_push import UnansweredPush
-from edgeasync.core.hub import HubCore
-from edgeasync.core.hub_exchange import HubExchange
-from edgeasync.core.judge import Judge
-from edgeasync.core.line import Line
-from edgeasync.core.membership import Membership
-from edgeasync.core.model import Model
-from edgeasync.core.outbox import Outbox
-from edgeasync.core.replay import Replay
+from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.device.machine import DeviceCore
+from edgeasync.core.device.pending_push import UnansweredPush
+from edgeasync.core.engine.fold_queue import Line
+from edgeasync.core.engine.hub_engine import HubExchange
+from edgeasync.core.engine.outbox import Outbox
+from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.membership import Membership
+from edgeasync.core.hub.policy_engine import Judge
+from edgeasync.core.recovery.replay import Replay
 from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.commit import GroupCommit
 from edgeasync.durable.journal import JournalWriter, _Walk

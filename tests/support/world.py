@@ -11,11 +11,11 @@ from unittest import mock
 import numpy as np
 import xxhash
 
-from edgeasync.core.device_effects import Settle
-from edgeasync.core.device_events import Adopted
-from edgeasync.core.model import Model
-from edgeasync.core.published import Publisher
-from edgeasync.core.settings import (
+from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.arrays.published_model import Publisher
+from edgeasync.core.device.effects import Settle
+from edgeasync.core.device.events import Adopted
+from edgeasync.core.hub.settings import (
     FLOAT32,
     CheckpointSettings,
     CodecSettings,

@@ -14,8 +14,9 @@ import msgspec
 import numpy as np
 import xxhash
 
-from edgeasync.core.device_spool import ModelKey, Spool
-from edgeasync.core.settings import CheckpointSettings, HubCoreSettings, Liveness
+from edgeasync.core.arrays.spool import Spool
+from edgeasync.core.device.pending_push import ModelKey
+from edgeasync.core.hub.settings import CheckpointSettings, HubCoreSettings, Liveness
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.spool import DeviceIdentity

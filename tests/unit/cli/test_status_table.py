@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from edgeasync.cli.status import BOUNDS, REMEDIES, describe_status
-from edgeasync.core.events import Received
-from edgeasync.core.hub import HubCore
-from edgeasync.core.settings import HubCoreSettings
+from edgeasync.core.hub.events import Received
+from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.policies.frequency import Bound, Tempo
 from edgeasync.policies.monitor import Monitor, NotFiniteWatch, UpdateNormWatch
 from edgeasync.policies.policy import Policy

@@ -14,9 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from edgeasync.core import device as d
-from edgeasync.core import device_effects as e
-from edgeasync.core.effects import (
+from edgeasync.core.device import effects as e
+from edgeasync.core.device import machine as d
+from edgeasync.core.hub.effects import (
     Assign,
     Discard,
     Fold,
@@ -28,11 +28,10 @@ from edgeasync.core.effects import (
     SendGraph,
     SendStatus,
 )
-from edgeasync.core.events import Folded, Heard, Malformed, PushArrived, Received
-from edgeasync.core.graph import ShippedGraph
-from edgeasync.core.hub import HubCore
-from edgeasync.core.settings import FLOAT32, HubCoreSettings, Limits, Liveness
-from edgeasync.core.state import freeze, thaw
+from edgeasync.core.hub.events import Folded, Heard, Malformed, PushArrived, Received
+from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits, Liveness
+from edgeasync.core.recovery.state import freeze, thaw
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import (
     BufferedAggregator,
@@ -45,6 +44,7 @@ from edgeasync.policies.frequency import AdaptiveFrequency, FixedFrequency
 from edgeasync.policies.history import WINDOW
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy, WarmUp
+from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import (
     Ack,
     Assignment,

@@ -6,7 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgeasync.core.device_spool import ModelKey, Spool
+from edgeasync.core.arrays.spool import Spool
+from edgeasync.core.device.pending_push import ModelKey
 from edgeasync.durable import spool_file
 from edgeasync.durable.spool_file import SpoolFile
 from edgeasync.errors import ProtocolError, StorageError

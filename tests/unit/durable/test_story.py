@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeasync.core.events import Resumed
-from edgeasync.core.hub import HubCore
-from edgeasync.core.log import write_entry
-from edgeasync.core.model import Model
-from edgeasync.core.published import Publisher
-from edgeasync.core.settings import HubCoreSettings, StopCondition
-from edgeasync.core.state import capture
+from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.arrays.published_model import Publisher
+from edgeasync.core.hub.events import Resumed
+from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.settings import HubCoreSettings, StopCondition
+from edgeasync.core.recovery.log import write_entry
+from edgeasync.core.recovery.state import capture
 from edgeasync.durable.disk import FolderDisk, FolderSnapshot
 from edgeasync.durable.recovery import Rules
 from edgeasync.durable.run import Run

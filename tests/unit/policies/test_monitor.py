@@ -3,7 +3,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from edgeasync.core.alarms import AlarmBoard
+from edgeasync.core.hub.alarms import AlarmBoard
 from edgeasync.policies.history import FleetHistory
 from edgeasync.policies.monitor import (
     DisagreementWatch,

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from edgeasync.core.graph import fingerprint_of
+from edgeasync.protocol.graph import fingerprint_of
 from edgeasync.runtime.graph_cache import GRAPHS_MAX, GraphCache
 
 GRAPHS = [f"graph {number}".encode() for number in range(GRAPHS_MAX + 2)]

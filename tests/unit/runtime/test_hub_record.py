@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgeasync.config import Section, convert, read_toml
-from edgeasync.core.settings import HubCoreSettings
+from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.policies.frequency import Interval
 from edgeasync.policies.monitor import Monitor

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgeasync import Hub, HubCoreSettings, Parameter, ParameterSpec, Policy, load_model
-from edgeasync.core.model import Snapshot
+from edgeasync.core.arrays.hub_model import Snapshot
 
 SPEC = ParameterSpec((Parameter("weights", (3,)),))
 

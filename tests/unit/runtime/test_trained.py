@@ -7,10 +7,10 @@ import pytest
 import safetensors.numpy
 
 from edgeasync import Parameter, ParameterSpec, Policy
-from edgeasync.core.events import Evaluated, StopRequested
-from edgeasync.core.hub import HubCore
-from edgeasync.core.log import write_entry
-from edgeasync.core.settings import HubCoreSettings
+from edgeasync.core.hub.events import Evaluated, StopRequested
+from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.settings import HubCoreSettings
+from edgeasync.core.recovery.log import write_entry
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.recovery import Rules
 from edgeasync.durable.run import Run

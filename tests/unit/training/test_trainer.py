@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeasync.core.device_events import Trained
+from edgeasync.core.device.events import Trained
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.errors import DataError, ModelMismatchError
 from edgeasync.parameters import Parameter, ParameterSpec

@@ -1,0 +1,322 @@
+"""The hub's model: payloads that wait, the fold that makes the next version, and immutable snapshots.
+
+A fold is elementwise multiply and add in cache-sized chunks, written into a buffer that becomes the next
+snapshot. No BLAS there: a fused multiply-add rounds differently from machine to machine; a replay must not.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from edgeasync.core.arrays.buffers import BufferPool
+from edgeasync.core.arrays.combine import Mixer, Term, norm_of, square_sum_of
+from edgeasync.core.arrays.state_codec import Array, take_payload, take_values
+from edgeasync.core.hub.effects import Fold
+from edgeasync.errors import ProtocolError, StorageError
+from edgeasync.parameters import CHUNK, ParameterSpec, Vector
+from edgeasync.policies.policy import Judgement
+from edgeasync.policies.transforms import apply_chain, leading_factor, state_vectors
+from edgeasync.protocol import wire
+from edgeasync.protocol.codecs import Codec, Source, VectorSource, find_codec
+
+POOLED_BYTES_MIN = 1 << 16
+"""Snapshots from this size on are sent without copying, and their buffers are used again."""
+
+
+CURRENT = ""
+"""Stands for the current version where arrays are named."""
+
+
+class Snapshot:
+    """One version of the model; its vector never changes. Coded payloads are made once and kept."""
+
+    __slots__ = ("_payloads", "number", "vector")
+
+    def __init__(self, number: int, vector: Vector) -> None:
+        vector.flags.writeable = False
+        self.number = number
+        self.vector = vector
+        self._payloads: dict[str, tuple[wire.Buffer, int]] = {}
+
+    @property
+    def payloads(self) -> Iterable[tuple[wire.Buffer, int]]:
+        """What was coded of it so far."""
+        return self._payloads.values()
+
+    def payload(self, codec: Codec) -> tuple[wire.Buffer, int]:
+        """Return the coded model and its checksum."""
+        coded = self._payloads.get(codec.name)
+        if coded is None:
+            payload = codec.encode(VectorSource(self.vector))
+            coded = self._payloads[codec.name] = (payload, wire.checksum(payload))
+        return coded
+
+
+class Update(msgspec.Struct, frozen=True, gc=False):
+    """An update that waits: what can be read of it, and the payload and the name of the codec it came in."""
+
+    source: Source
+    codec: str
+    payload: wire.Buffer
+
+
+class WaitingUpdates(msgspec.Struct, frozen=True):
+    """Updates that wait at one moment, by handle, and the handle that the next one gets."""
+
+    updates: dict[int, Update]
+    handle_next: int
+
+
+class UpdateState(msgspec.Struct, array_like=True):
+    """What is durable of an update, beside its payload."""
+
+    handle: int
+    codec: str
+
+
+class SnapshotState(msgspec.Struct, array_like=True):
+    """A version's number, and the name of the array it is in; `CURRENT` is in the arrays of the parameters."""
+
+    number: int
+    array: str
+
+
+class ModelState(msgspec.Struct):
+    """What is durable of `Model`, beside its arrays."""
+
+    number: int
+    optimizer: int
+    kept: SnapshotState | None
+    kept_last: SnapshotState | None
+    history: list[SnapshotState]
+    updates: list[UpdateState]
+    handle_next: int
+
+
+class Model:
+    """The newest snapshot, older ones that are kept, the optimizer's state, and the updates that wait, by handle.
+
+    `fold` may run in another thread than the rest, one fold at a time.
+    """
+
+    def __init__(self, spec: ParameterSpec, initial: Vector, number: int, judgement: Judgement) -> None:
+        spec.check(initial)
+        self.spec = spec
+        self.optimizer = tuple(judgement.optimizer)
+        self._takes_models = judgement.aggregate.update == "model"
+        self._state = [np.zeros(spec.trained_length, np.float32) for _ in range(state_vectors(self.optimizer))]
+        self._updates: dict[int, Update] = {}
+        self._handle_next = 0
+        self._pool = BufferPool(spec.nbytes)
+        self._mixer = Mixer(judgement, spec)
+        vector = self._empty_vector()
+        vector[:] = initial
+        self.current = Snapshot(number, vector)
+        self._kept = self._kept_last = self.current if judgement.monitor.rolls_back else None
+        versions = 0 if judgement.compensation is None else judgement.compensation.versions
+        self._history: deque[Snapshot] = deque([self.current][:versions], maxlen=versions)
+
+    @property
+    def snapshots_alive(self) -> int:
+        """Snapshots that something still holds: the current one, and those being sent; not those kept here."""
+        if not self._pool.in_use:
+            return 0  # small vectors are not counted
+        kept = {id(snapshot.vector) for snapshot in (*self._history, self._kept, self._kept_last) if snapshot}
+        return max(0, self._pool.in_use - len(kept - {id(self.current.vector)}))
+
+    @property
+    def updates_waiting(self) -> int:
+        """Payloads held for a later fold."""
+        return len(self._updates)
+
+    def keep(self, update: Update) -> int:
+        """Hold an update; return its handle."""
+        handle = self._handle_next
+        self._handle_next += 1
+        self._updates[handle] = update
+        return handle
+
+    def hold(self, handle: int, update: Update) -> None:
+        """Hold an update under the handle that it had before."""
+        self._updates[handle] = update
+        self._handle_next = max(self._handle_next, handle + 1)
+
+    def holds(self, handle: int) -> bool:
+        """Whether an update is held under this handle."""
+        return handle in self._updates
+
+    def payload(self, handle: int) -> wire.Buffer:
+        """Return the payload that an update came in."""
+        return self._updates[handle].payload
+
+    def release(self, handle: int) -> Source:
+        """Hand out an update that was held."""
+        return self._updates.pop(handle).source
+
+    def norm(self, update: Source) -> float:
+        """Return the norm of what an update adds to the trained values; not finite if any of its values is not."""
+        origin = self.current.vector if self._takes_models else None
+        return norm_of(update, self.spec.trained_length, origin)
+
+    def keep_current(self) -> None:
+        """Keep the current version to return to, behind the one that was kept before."""
+        self._kept, self._kept_last = self._kept_last, self.current
+
+    def restore(self, number: int) -> Snapshot:
+        """Return the older of the two versions kept, under a new number; the optimizer begins anew."""
+        for vector in self._state:
+            vector.fill(0.0)
+        if self._kept is None:
+            raise ValueError("no version was kept to return to")
+        self._kept_last = self._kept
+        return Snapshot(number, self._kept.vector)
+
+    def fold(self, fold: Fold, updates: Sequence[Source]) -> tuple[Snapshot, float]:
+        """Compute the next version from the current one; the caller makes it current with `advance`.
+
+        Returns also the norm of the weighted sum of the updates, if the fold is to `measure` it, or else 0; it is
+        NaN where nothing is left of the sum, because the learning rate is 0.
+        """
+        if fold.number != self.current.number + 1:
+            raise ValueError(f"fold {fold.number} does not follow version {self.current.number}")
+        current, target = self.current.vector, self._empty_vector()
+        trained, length = self.spec.trained_length, self.spec.length
+        factor, used = leading_factor(self.optimizer, fold.plan)
+        rest, plan = self.optimizer[used:], fold.plan[used:]
+        if not rest:
+            factor *= fold.scale
+        # The pseudo-gradient of a delta is minus the delta.
+        scales = [-weight * factor for weight in fold.weights]
+        terms = self._terms(fold, updates, scales)
+        square_sum = 0.0
+        for start in range(0, trained, CHUNK):
+            stop = min(start + CHUNK, trained)
+            step = self._mixer.mix(terms, current, slice(start, stop), target)
+            if fold.measure:
+                square_sum += square_sum_of(step)
+            if rest:
+                apply_chain(rest, step, current[start:stop], [vector[start:stop] for vector in self._state], plan)
+                if fold.scale != 1.0:
+                    np.multiply(step, np.float32(fold.scale), out=step)
+            np.subtract(current[start:stop], step, out=step)
+        if trained < length:
+            # Statistics are merged convexly, whatever the weights are, and go through no optimizer.
+            share = max(1.0, sum(fold.weights))
+            terms = [Term(u, -weight / share) for u, weight in zip(updates, fold.weights, strict=True)]
+            for start in range(trained, length, CHUNK):
+                stop = min(start + CHUNK, length)
+                step = self._mixer.mix(terms, current, slice(start, stop), target)
+                np.subtract(current[start:stop], step, out=step)
+        return Snapshot(fold.number, target), math.sqrt(square_sum) / factor if factor else math.nan
+
+    def advance(self, snapshot: Snapshot) -> None:
+        """Make a folded snapshot the current one."""
+        self.current = snapshot
+        self._history.append(snapshot)
+
+    # -- what is durable -------------------------------------------------------------------------------------
+
+    def waiting(self, handles: Sequence[int]) -> WaitingUpdates:
+        """Return the updates that wait under these handles; they may be folded before they are written down."""
+        return WaitingUpdates({handle: self._updates[handle] for handle in handles}, self._handle_next)
+
+    def freeze(self, waiting: WaitingUpdates) -> tuple[ModelState, dict[str, Array]]:
+        """Return the durable state, with `waiting` of the same moment: what stood in line then has been folded.
+
+        Of the arrays the current version is left out, which is to be written as `spec.views` names it. Only the
+        optimizer's vectors are copies: the others never change. A vector that several refer to is there once.
+        """
+        arrays: dict[str, Array] = {
+            f"optimizer/{place}": vector.copy() for place, vector in enumerate(self._state)
+        }
+        names = {id(self.current.vector): CURRENT}
+
+        def name(snapshot: Snapshot, place: str) -> SnapshotState:
+            key = id(snapshot.vector)
+            if key not in names:
+                names[key] = f"{place}/{snapshot.number}"
+                arrays[names[key]] = snapshot.vector
+            return SnapshotState(snapshot.number, names[key])
+
+        for handle, update in waiting.updates.items():
+            arrays[f"update/{handle}"] = np.frombuffer(update.payload, np.uint8)
+        state = ModelState(
+            number=self.current.number,
+            optimizer=len(self._state),
+            kept=None if self._kept is None else name(self._kept, "kept"),
+            kept_last=None if self._kept_last is None else name(self._kept_last, "kept"),
+            history=[name(snapshot, "history") for snapshot in self._history],
+            updates=[UpdateState(handle, update.codec) for handle, update in waiting.updates.items()],
+            handle_next=waiting.handle_next,
+        )
+        return state, arrays
+
+    def thaw(self, state: ModelState, parameters: Mapping[str, Array], arrays: Mapping[str, Array]) -> None:
+        """Go on from a durable state, with the current version as `parameters`; the arrays are copied.
+
+        Raises `StorageError` if an array is missing or is not as long as it must be.
+        """
+        rolls_back, versions = self._kept is not None, self._history.maxlen or 0
+        kept = [snapshot for snapshot in (state.kept, state.kept_last) if snapshot is not None]
+        if state.optimizer != len(self._state) or len(kept) != 2 * rolls_back or len(state.history) > versions:
+            raise StorageError("the hub's state was written under another policy; go on with that one")
+        snapshots: dict[tuple[int, str], Snapshot] = {}
+        vectors: dict[str, Vector] = {}
+
+        def read(snapshot: SnapshotState) -> Snapshot:
+            key = snapshot.number, snapshot.array
+            if key not in snapshots:
+                if snapshot.array not in vectors:
+                    vectors[snapshot.array] = self._read(snapshot.array, parameters, arrays)
+                snapshots[key] = Snapshot(snapshot.number, vectors[snapshot.array])
+            return snapshots[key]
+
+        optimizer = [
+            take_values(arrays, f"optimizer/{place}", vector.shape) for place, vector in enumerate(self._state)
+        ]
+        updates = {update.handle: self._open(update, arrays) for update in state.updates}
+        current, history = read(SnapshotState(state.number, CURRENT)), [read(item) for item in state.history]
+        if kept:
+            self._kept, self._kept_last = read(kept[0]), read(kept[1])
+        self.current = current
+        self._history = deque(history, maxlen=versions)
+        for vector, values in zip(self._state, optimizer, strict=True):
+            vector[:] = values
+        self._updates = updates
+        self._handle_next = max([state.handle_next, *[handle + 1 for handle in updates]])
+
+    def _read(self, name: str, parameters: Mapping[str, Array], arrays: Mapping[str, Array]) -> Vector:
+        """Return a copy of a version."""
+        vector = self._empty_vector()
+        if name == CURRENT:
+            for parameter, view in self.spec.views(vector).items():
+                view[...] = take_values(parameters, parameter, view.shape)
+        else:
+            vector[:] = take_values(arrays, name, vector.shape)
+        return vector
+
+    def _open(self, update: UpdateState, arrays: Mapping[str, Array]) -> Update:
+        payload = take_payload(arrays, f"update/{update.handle}")
+        try:
+            source = find_codec(update.codec, len(payload), self.spec).open(payload)
+        except ProtocolError as error:
+            raise StorageError(f"update {update.handle} of the hub's state cannot be read: {error}") from error
+        return Update(source, update.codec, payload)
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _terms(self, fold: Fold, updates: Sequence[Source], scales: Sequence[float]) -> list[Term]:
+        """Return the updates with their scales and, to correct them, the versions they were learnt from."""
+        kept = {snapshot.number: snapshot.vector for snapshot in self._history}
+        kept.pop(self.current.number, None)
+        bases = [kept.get(base) for base in fold.bases] if kept else [None] * len(updates)
+        return [Term(*parts) for parts in zip(updates, scales, bases, strict=True)]
+
+    def _empty_vector(self) -> Vector:
+        """Return a vector to write to, whatever is in it."""
+        if self.spec.nbytes < POOLED_BYTES_MIN:
+            return np.empty(self.spec.length, np.float32)
+        return self._pool.take().view(np.float32)

@@ -1,0 +1,1 @@
+"""The device decides here: events in, effects out. Scalars only; no array, no I/O, no clock, no randomness."""

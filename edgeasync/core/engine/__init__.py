@@ -1,0 +1,1 @@
+"""Between frames and the cores: decode what comes in, run transfers, carry out effects. Still no I/O."""

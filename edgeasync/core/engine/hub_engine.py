@@ -1,0 +1,463 @@
+"""Between frames and `HubCore`: decodes what comes in, keeps payloads and transfers, carries effects out.
+
+Still no I/O: a `HubShell` sends, runs work in the background, and saves. The ZeroMQ daemon and the simulator
+are two such shells around this one exchange.
+
+Small models are measured and folded at once, which takes microseconds. Large ones are given to the shell's
+background worker, in order; whatever depends on a fold (answers, saving, the end) waits in line behind it,
+while heartbeats are answered at once.
+
+With a log every event is written down before anyone is told what became of it. While the log cannot be written
+the core stands still: who asks for something is told to try again, and nobody's lease ends.
+"""
+
+import math
+from functools import partial
+
+import msgspec
+
+from edgeasync.core.arrays.buffers import BufferPool
+from edgeasync.core.arrays.hub_model import Model, Update
+from edgeasync.core.arrays.published_model import Offer, Publisher
+from edgeasync.core.engine.fold_queue import InLine, Line, saving_last
+from edgeasync.core.engine.hub_shell import HubShell
+from edgeasync.core.engine.incoming import IncomingTransfers
+from edgeasync.core.engine.log_writer import Scribe
+from edgeasync.core.engine.outbox import Outbox
+from edgeasync.core.engine.outgoing import OutgoingTransfers
+from edgeasync.core.hub.effects import (
+    Assign,
+    Discard,
+    Forget,
+    HubEffect,
+    Receive,
+    Report,
+    Save,
+    Send,
+    SendGraph,
+    SendStatus,
+)
+from edgeasync.core.hub.events import (
+    Heard,
+    HubEvent,
+    Malformed,
+    Peer,
+    PushArrived,
+    Received,
+    Resumed,
+    StopRequested,
+    Ticked,
+)
+from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.membership import Member, Owner
+from edgeasync.core.recovery.log import Log
+from edgeasync.core.recovery.state import note
+from edgeasync.errors import ProtocolError
+from edgeasync.protocol import wire
+from edgeasync.protocol.codecs import Codec, Source, find_codec, make_codec, payload_bytes_limit
+from edgeasync.protocol.messages import (
+    PROTOCOL_VERSIONS,
+    Ack,
+    Assignment,
+    Credit,
+    Fetch,
+    FetchGraph,
+    Graph,
+    Hello,
+    Leave,
+    Message,
+    Piece,
+    Ping,
+    Pong,
+    Push,
+    Refuse,
+    Status,
+    StatusRequest,
+    Welcome,
+)
+
+
+class HubExchange:
+    """Frames in, frames out. Every call is given the time; none blocks for longer than a small fold."""
+
+    def __init__(
+        self,
+        core: HubCore,
+        model: Model,
+        shell: HubShell,
+        *,
+        publisher: Publisher | None = None,
+        log: Log | None = None,
+    ) -> None:
+        self.core = core
+        self.model = model
+        self._shell = shell
+        self._scribe = Scribe(log, core, model)
+        self._outbox = Outbox(shell.send, log)
+        self._spec = core.spec
+        self._limits = core.settings.limits
+        self._buffers = BufferPool(payload_bytes_limit(core.spec))
+        self._incoming = IncomingTransfers()
+        self._outgoing = OutgoingTransfers(int(self._limits.piece_bytes), self._limits.snapshots_max)
+        self._publisher = publisher or Publisher(core.spec, model, core.settings.codec)
+        self._takes_models = core.judge.judgement.aggregate.update == "model"
+        self._measuring = 0
+        self._line = Line(
+            model,
+            self._publisher,
+            core.settings.codec,
+            shell,
+            self._outbox,
+            assign=self._assign,
+            take_in=self._take_in,
+            restored=self._outgoing.drop_suspended,
+        )
+        self._now_s = 0.0
+        self._standing_still = self._saving = False
+
+    def next_deadline_s(self) -> float:
+        """Return when `tick` is next due; never, once stopped or while the core stands still."""
+        return math.inf if self._standing_still else self.core.next_deadline_s()
+
+    def tick(self, now_s: float) -> None:
+        """Do what is due."""
+        if self._standing_still:
+            return
+        self._now_s = now_s
+        self._incoming.expire(now_s)
+        self._outgoing.expire(now_s)
+        self._take_in(Ticked(self._room_to_send()))
+
+    def resume(self, lineage: str, now_s: float) -> None:
+        """Go on with what was recovered, as a branch of its own; a run that is finished ends at once."""
+        self._now_s = now_s
+        self._take_in(Resumed(lineage))
+        self.save()  # so that this need not be replayed again
+        self.tick(now_s)
+
+    def save(self) -> None:
+        """Have a checkpoint written, unless one is under way."""
+        self._put_in_line(Save())
+        self._line.advance()
+
+    def saved(self) -> None:
+        """Take in that the checkpoint under way was written, or could not be."""
+        self._saving = False
+
+    # -- the log ---------------------------------------------------------------------------------------------
+
+    def on_durable(self, now_s: float) -> None:
+        """Take in that more of the log is durable: let the answers go that waited for it."""
+        if self._standing_still:
+            self._standing_still = False
+            self._now_s = now_s
+            self._shell.report(Report("writing", detail="the run's folder can be written again: going on"))
+            self._take_in(Resumed())
+        self._outbox.release()
+        if self._scribe.wants_checkpoint:
+            self.save()
+
+    def on_failing(self, reason: str) -> None:
+        """Take in that the log cannot be written: stand still until it can be."""
+        self._stand_still(reason)
+        if self.core.stopped:
+            self._outbox.abandon()
+
+    def _stand_still(self, reason: str) -> None:
+        self._standing_still = True
+        detail = f"the run's folder cannot be written: {reason}; no update is taken until it can be"
+        self._shell.report(Report("not_writing", detail=detail))
+
+    def _stand_still_if_overfull(self) -> None:
+        """Take nothing more while too much waits for a disk that hangs."""
+        if self._standing_still or self.core.stopped:
+            return
+        if reason := self._scribe.overfull(len(self._outbox)):
+            self._stand_still(reason)
+
+    def _take_in(self, event: HubEvent) -> None:
+        """Let the core decide, write down what it took in, and carry out what follows."""
+        effects = self.core.handle(event, self._now_s)
+        self._scribe.write(event, self._now_s, effects)
+        self._execute(effects)
+
+    def _answer_standing(self, peer: Peer, message: Message, payload: wire.Buffer | None) -> None:
+        """Answer while the core stands still."""
+        match message:
+            case Ping():
+                self._shell.send(peer, self._encode(peer, Pong(message.sent_s)), None)
+            case StatusRequest():
+                self._send_status(peer)
+            case Credit() if payload is None:
+                self._credit(peer, message)
+            case Push() | Fetch() | FetchGraph() | Hello() | Piece():
+                self._incoming.suspend(peer, self._now_s)
+                self._refuse_busy(peer)
+
+    def _refuse_busy(self, peer: Peer) -> None:
+        refuse = Refuse("busy", "the hub's disk cannot be written; try again", self._limits.retry_after_s)
+        self._shell.send(peer, self._encode(peer, refuse), None)
+
+    def request_stop(self, now_s: float) -> None:
+        """Say goodbye, save, and stop once everything before is done."""
+        self._now_s = now_s
+        self._take_in(StopRequested())
+        if self._standing_still:
+            self._outbox.abandon()
+
+    # -- messages in -----------------------------------------------------------------------------------------
+
+    def on_message(self, peer: Peer, header: bytes, payload: wire.Buffer | None, now_s: float) -> None:
+        """Take in one message, whatever it is."""
+        self._now_s = now_s
+        nbytes = len(header) if payload is None else len(header) + len(payload)
+        if (member := self.core.members.by_peer(peer)) is not None:
+            member.link.bytes_up += nbytes
+        try:
+            message = wire.decode(header)
+            self._stand_still_if_overfull()
+            if self._standing_still:
+                self._answer_standing(peer, message, payload)
+                return
+            event = self._event(peer, message, payload)
+        except wire.UnsupportedVersionError as error:
+            sentence = f"{error}; install the same edgeasync on both"
+            self._shell.send(peer, self._encode(peer, Refuse("protocol_version", sentence)), None)
+            event = Malformed(peer, str(error), strike=False)
+        except ProtocolError as error:
+            event = Malformed(peer, str(error))
+        if event is not None and not self._standing_still:
+            self._take_in(event)
+        if member is None and (member := self.core.members.by_peer(peer)) is not None:
+            member.link.bytes_up += nbytes  # the message has made it one
+
+    def _event(self, peer: Peer, message: Message, payload: wire.Buffer | None) -> HubEvent | None:
+        """Turn a message into the core's event; `None` where the worker makes it later."""
+        if isinstance(message, Push):
+            return self._push(peer, message, payload)
+        if isinstance(message, Piece):
+            return self._piece(peer, message, payload)
+        if payload is not None:
+            raise ProtocolError(f"a {type(message).__name__} has no payload")
+        if isinstance(message, Credit):
+            return self._credit(peer, message)
+        if isinstance(message, FetchGraph):
+            self._outgoing.end(peer)  # who asks again has given up what was under way
+            return Received(peer, message, self._room_for_graph())
+        if isinstance(message, Fetch):
+            if (owner := self._owner(peer)) is not None:  # nothing is noted of strangers
+                self._outgoing.ask(peer, message.partial, self._now_s)
+            return Received(peer, message, self._outgoing.can_resume(peer, owner) or self._room_to_send())
+        if isinstance(message, Hello | Ping | Leave | StatusRequest):
+            return Received(peer, message)
+        raise ProtocolError(f"a {type(message).__name__} is for devices, not for a hub")
+
+    def _push(self, peer: Peer, push: Push, payload: wire.Buffer | None) -> HubEvent:
+        codec = find_codec(push.codec, push.payload_bytes, self._spec)
+        if self._takes_models and not codec.elementwise:
+            raise ProtocolError(f"a whole model does not bear {push.codec}")
+        if push.transfer:
+            if payload is not None:
+                raise ProtocolError("a push in pieces carries its payload itself")
+            self._incoming.suspend(peer, self._now_s)  # who announces again has given up what was under way
+            return Received(peer, push, self._room_to_receive(self._owner(peer)))
+        if payload is None or len(payload) != push.payload_bytes:
+            raise ProtocolError("the payload is not as long as its header says")
+        if wire.checksum(payload) != push.checksum:
+            raise ProtocolError("the payload does not have the checksum it was announced with")
+        update = codec.open(payload)
+        if self._incoming and (owner := self._owner(peer)) is not None:
+            self._incoming.drop(owner)  # it sends the whole, or something else
+        norm = self.model.norm(update)
+        room = self._room_to_receive() and self._room_to_send()
+        return PushArrived(peer, push, self.model.keep(Update(update, push.codec, payload)), norm, room)
+
+    def _piece(self, peer: Peer, piece: Piece, payload: wire.Buffer | None) -> HubEvent | None:
+        arriving = None if payload is None else self._incoming.accept(peer, piece, payload, self._now_s)
+        if arriving is None:
+            return Malformed(peer, "a piece without a transfer", strike=False)
+        push, transfer = arriving.push, arriving.transfer
+        if not transfer.complete:
+            self._send(peer, transfer.credit())
+            return Heard(peer, "piece")
+        self._measuring += 1
+        codec = make_codec(push.codec, self._spec)
+
+        def measured(result: tuple[Source, float] | ProtocolError) -> None:
+            self._measuring -= 1
+            if self._standing_still:
+                self._refuse_busy(peer)
+                return
+            event: HubEvent
+            if isinstance(result, ProtocolError):
+                event = Malformed(peer, str(result))
+            else:
+                update, norm = result
+                handle = self.model.keep(Update(update, push.codec, transfer.buffer))
+                event = PushArrived(peer, push, handle, norm, self._room_to_send())
+            self._take_in(event)
+
+        self._shell.run_in_background(partial(self._measure, codec, transfer.buffer), measured)
+        return None
+
+    def _measure(self, codec: Codec, payload: wire.Buffer) -> tuple[Source, float] | ProtocolError:
+        """Check a payload that came in pieces, and take its norm; in the background."""
+        try:
+            update = codec.open(payload)
+        except ProtocolError as error:
+            return error
+        return update, self.model.norm(update)
+
+    def _credit(self, peer: Peer, credit: Credit) -> HubEvent:
+        credited = self._outgoing.credit(peer, credit, self._now_s)
+        if credited is None:
+            return Malformed(peer, "credit without a transfer", strike=False)
+        transfer, pieces = credited
+        if (member := self.core.members.by_peer(peer)) is not None:
+            member.link.observe_window(transfer.window)
+        for piece, part in pieces:
+            self._send(peer, piece, part)
+        return Heard(peer, "credit")
+
+    def _owner(self, peer: Peer) -> Owner | None:
+        member = self.core.members.by_peer(peer)
+        return None if member is None else member.owner
+
+    def _room_to_receive(self, owner: Owner | None = None) -> bool:
+        if self._scribe.is_behind:
+            return False
+        # What is kept of this device's own push is its place, or is dropped before another takes it.
+        held_max = self._limits.updates_held_max + self._incoming.is_suspended(owner)
+        if self._held() >= held_max:
+            self._drop_stalled()
+        while self._held() >= held_max and self._incoming.make_room(spare=owner):
+            pass
+        return self._held() < held_max
+
+    def _held(self) -> int:
+        return len(self._incoming) + self._measuring + self.model.updates_waiting
+
+    def _room_to_send(self) -> bool:
+        if self._sending() < self._limits.snapshots_max:
+            return True
+        self._drop_stalled()
+        while self._sending() >= self._limits.snapshots_max:
+            if not self._outgoing.make_room():
+                return False
+        return True
+
+    def _sending(self) -> int:
+        # Each assignment in line behind a fold is about to hold one more.
+        return self.model.snapshots_alive + self._publisher.outdated_alive + self._line.assigning
+
+    def _room_for_graph(self) -> bool:
+        # They share one payload; what each costs is what libzmq has of it in its queue.
+        if self._outgoing.shared_count >= self._limits.snapshots_max:
+            self._drop_stalled()
+        return self._outgoing.shared_count < self._limits.snapshots_max
+
+    def _drop_stalled(self) -> None:
+        """End transfers that have not moved for a lease: a member that only pings must not keep their places."""
+        limit_s = self._now_s - self.core.settings.liveness.lease_s
+        self._incoming.end_stalled(limit_s)
+        self._outgoing.end_stalled(limit_s)
+
+    # -- effects out -----------------------------------------------------------------------------------------
+
+    def _execute(self, effects: list[HubEffect]) -> None:
+        for effect in saving_last(effects):
+            match effect:
+                case Send():
+                    self._send(effect.peer, effect.message)
+                case Discard():
+                    self.model.release(effect.handle)
+                case Receive():
+                    self._receive(effect.peer, effect.push)
+                case SendGraph():
+                    self._send_graph(effect.peer)
+                case SendStatus():
+                    self._send_status(effect.peer)
+                case Forget():
+                    self._incoming.suspend(effect.peer, self._now_s)
+                    self._outgoing.forget(effect.peer, self._now_s)
+                case Report():
+                    self._shell.report(effect)
+                case _:
+                    self._put_in_line(effect)
+        self._line.advance()
+
+    def _put_in_line(self, effect: InLine | Save) -> None:
+        if not isinstance(effect, Save):
+            self._line.put(effect)
+        elif not self._saving or self.core.stopped:  # else the one before is still being written
+            self._saving = True
+            entry = self._scribe.begin_checkpoint()
+            self._line.put(note(self.core, self.model, entry, self._now_s))
+
+    def _assign(self, effect: Assign) -> None:
+        member = self.core.members.by_peer(effect.peer)
+        if member is None:
+            return  # it has gone while this waited for a fold
+        kept = self._outgoing.take_suspended(effect.peer, member)
+        if kept is None:
+            version, offer = effect.version, self._publisher.offer(effect.held, effect.codec)
+        else:
+            # The device holds the beginning of an older version: it goes on with that, or might never have one.
+            before, payload = kept
+            version, offer = before.version, Offer(payload, before.checksum, before.codec, before.deltas)
+        message = Assignment(
+            version=version,
+            local_steps=effect.local_steps,
+            codec=offer.codec,
+            checksum=offer.checksum,
+            payload_bytes=len(offer.payload),
+            ack=effect.ack,
+            deltas=offer.deltas,
+            push_codec=effect.push_codec,
+        )
+        self._announce(member, message, offer.payload)
+
+    def _send_graph(self, peer: Peer) -> None:
+        graph, member = self.core.graph, self.core.members.by_peer(peer)
+        assert graph is not None
+        if member is not None:
+            message = Graph(graph.fingerprint, graph.checksum, len(graph.payload))
+            self._announce(member, message, graph.payload)
+
+    def _announce(self, member: Member, message: Assignment | Graph, payload: wire.Buffer) -> None:
+        """Send a message with its payload, or begin to send that in pieces."""
+        message = self._outgoing.begin(member, message, payload, self._now_s)
+        self._send(member.peer, message, None if message.transfer else payload)
+
+    def _receive(self, peer: Peer, push: Push) -> None:
+        owner = self._owner(peer)
+        if owner is None:
+            return
+        transfer = self._incoming.resume(peer, owner, push, self._now_s)
+        if transfer is None:
+            buffer = self._buffers.take()[: push.payload_bytes].data
+            transfer = self._incoming.begin(peer, owner, push, buffer, self._now_s)
+        self._send(peer, transfer.credit())
+
+    def _send(self, peer: Peer, message: Message, payload: wire.Buffer | None = None) -> None:
+        member = self.core.members.by_peer(peer)
+        header = _encode(member, message)
+        if member is not None:
+            member.link.bytes_down += len(header) if payload is None else len(header) + len(payload)
+        if isinstance(message, Pong | Piece | Credit):
+            self._shell.send(peer, header, payload)
+        else:
+            confirms = isinstance(message, Ack | Assignment | Welcome | Leave)
+            self._outbox.send(peer, header, payload, confirms=confirms)
+
+    def _send_status(self, peer: Peer) -> None:
+        status = self.core.status(self._now_s) | self._shell.describe()
+        self._shell.send(peer, self._encode(peer, Status()), msgspec.json.encode(status))
+
+    def _encode(self, peer: Peer, message: Message) -> bytes:
+        return _encode(self.core.members.by_peer(peer), message)
+
+
+def _encode(member: Member | None, message: Message) -> bytes:
+    """Return a message's header in the version that is spoken with a member; the first with anybody else."""
+    return wire.encode(message, PROTOCOL_VERSIONS[0] if member is None else member.protocol_version)

@@ -1,0 +1,64 @@
+"""Messages on their way out of the hub; what says that something was taken in waits until that is written down."""
+
+from collections import deque
+from collections.abc import Callable
+
+from edgeasync.core.hub.events import Peer
+from edgeasync.core.recovery.log import Log
+from edgeasync.protocol.wire import Buffer
+
+Sender = Callable[[Peer, bytes, Buffer | None], None]
+
+
+class Outbox:
+    """Sends in order. Without a log nothing waits."""
+
+    def __init__(self, send: Sender, log: Log | None) -> None:
+        self._send = send
+        self._log = log
+        self._held: deque[tuple[int, Callable[[], None] | tuple[Peer, bytes, Buffer | None]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def send(self, peer: Peer, header: bytes, payload: Buffer | None, *, confirms: bool) -> None:
+        """Send a message, behind those that wait; one that `confirms` something waits until that is durable."""
+        log = self._log
+        if log is None or not (self._held or (confirms and log.durable < log.last)):
+            self._send(peer, header, payload)
+            return
+        self._held.append((log.last, (peer, header, payload)))
+        log.commit()
+
+    def then(self, action: Callable[[], None]) -> None:
+        """Do something once all that was decided so far is durable, and all messages before have been sent."""
+        log = self._log
+        if log is None or not (self._held or log.durable < log.last):
+            action()
+            return
+        self._held.append((log.last, action))
+        log.commit()
+
+    def end(self, action: Callable[[], None]) -> None:
+        """Do something last of all, even if nothing can be written any more."""
+        self.then(action)
+        if self._log is not None and self._log.failing:
+            self.abandon()
+
+    def release(self) -> None:
+        """Send what may be sent by now."""
+        assert self._log is not None
+        held = self._held
+        while held and held[0][0] <= self._log.durable:
+            one = held.popleft()[1]
+            if isinstance(one, tuple):
+                self._send(*one)
+            else:
+                one()
+
+    def abandon(self) -> None:
+        """Drop the messages that wait, and do what was to be done after them: nothing can be written any more."""
+        held, self._held = self._held, deque()
+        for _, one in held:
+            if not isinstance(one, tuple):
+                one()

@@ -1,0 +1,50 @@
+"""Which codecs hub and device talk in: agreed when it joins, changed with its link. Part of `HubCore`."""
+
+from collections.abc import Collection
+
+from edgeasync.core.hub.membership import Member
+from edgeasync.core.hub.settings import CodecSettings
+from edgeasync.policies.codec_choice import LADDER, MODEL_LADDER, Rung, choose_codec
+from edgeasync.policies.policy import Judgement
+from edgeasync.protocol.codecs import stages_of
+
+
+class CodecAgreement:
+    """The settings' codecs, where a device knows them; `identity`, which everyone knows, where not."""
+
+    def __init__(self, settings: CodecSettings, judgement: Judgement, values: int) -> None:
+        self._settings = settings
+        self._values = values
+        self._ladder: tuple[Rung, ...] = ()
+        if settings.push == "auto":
+            self._ladder = MODEL_LADDER if judgement.aggregate.update == "model" else LADDER
+        self._wanted = [rung.codec for rung in self._ladder] or [settings.push]
+
+    def greet(self, member: Member, stages: Collection[str]) -> None:
+        """Note what a device is sent, and may send, that knows these stages."""
+        known, settings = set(stages), self._settings
+        member.codecs_push = tuple([name for name in self._wanted if stages_of(name) <= known])
+        member.codec_model = settings.model if stages_of(settings.model) <= known else "identity"
+        member.follows = settings.delta != "off" and stages_of(settings.delta) | stages_of(settings.model) <= known
+        self.begin(member)
+
+    def begin(self, member: Member) -> None:
+        """Choose the codec of a device's updates where nothing is known of its link."""
+        push = self._settings.push
+        member.codec_push = push if push in member.codecs_push else "identity"
+        self.choose(member)
+
+    def choose(self, member: Member) -> str | None:
+        """Return the codec of a device's updates from now on, chosen for its link, or `None` if it stays."""
+        if not self._ladder:
+            return None
+        member.codec_push = choose_codec(
+            self._ladder,
+            member.codec_push,
+            values=self._values,
+            known=member.codecs_push,
+            bandwidth_bytes_per_s=member.link.bandwidth_bytes_per_s,
+            computing_s=member.history.assigned_steps * member.history.step_s,
+            round_trip_s=member.link.round_trip_s,
+        )
+        return member.codec_push

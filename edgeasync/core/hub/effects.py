@@ -1,0 +1,127 @@
+"""What the cores want done, in order. A shell (ZeroMQ, simulator) carries them out."""
+
+import msgspec
+
+from edgeasync.core.hub.events import Peer
+from edgeasync.policies.transforms import Scalars
+from edgeasync.protocol.messages import Ack, Message, ModelVersion, Push
+
+
+class Send(msgspec.Struct, frozen=True, gc=False):
+    """Send a message without payload."""
+
+    peer: Peer
+    message: Message
+
+
+class SendStatus(msgspec.Struct, frozen=True, gc=False):
+    """Send the hub's status to whoever asked."""
+
+    peer: Peer
+
+
+class Assign(msgspec.Struct, frozen=True, gc=False):
+    """Send an assignment with the published model, at `version`, as soon as that is published.
+
+    `held` is the version that the device holds, if differences may lead on from it.
+    """
+
+    peer: Peer
+    version: ModelVersion
+    local_steps: int
+    codec: str
+    ack: Ack | None
+    held: int | None = None
+    push_codec: str | None = None
+
+
+class Publish(msgspec.Struct, frozen=True, gc=False):
+    """Let the published model follow to the current version; `anew` if it has leapt, so that all get it whole."""
+
+    number: int
+    anew: bool = False
+
+
+class SendGraph(msgspec.Struct, frozen=True, gc=False):
+    """Send the training graph."""
+
+    peer: Peer
+
+
+class Receive(msgspec.Struct, frozen=True, gc=False):
+    """Open a buffer for the announced push and grant its first credit."""
+
+    peer: Peer
+    push: Push
+
+
+class Fold(msgspec.Struct, frozen=True, gc=False):
+    """Make the next version: current - scale transforms(-sum of weight times delta); then drop the updates.
+
+    `bases` are the versions that the updates were learnt from; with `measure`, the sum's norm is reported back.
+    """
+
+    number: int
+    handles: tuple[int, ...]
+    weights: tuple[float, ...]
+    plan: tuple[Scalars, ...]
+    scale: float = 1.0
+    bases: tuple[int, ...] = ()
+    measure: bool = False
+
+
+class Keep(msgspec.Struct, frozen=True, gc=False):
+    """Keep the current version to return to, behind the one that was kept last, and drop the one before that."""
+
+
+class Restore(msgspec.Struct, frozen=True, gc=False):
+    """Make the older of the two versions kept the next one, under this number, and clear the optimizer's state."""
+
+    number: int
+
+
+class Evaluate(msgspec.Struct, frozen=True, gc=False):
+    """Evaluate the current version on held-out data and report `Evaluated`."""
+
+
+class SaveBest(msgspec.Struct, frozen=True, gc=False):
+    """Write the version evaluated last to disk as the best; without held-out data, the current one."""
+
+    loss: float
+    accuracy: float | None
+
+
+class Discard(msgspec.Struct, frozen=True, gc=False):
+    """Drop a payload that will not be folded."""
+
+    handle: int
+
+
+class Forget(msgspec.Struct, frozen=True, gc=False):
+    """End the transfers of a connection that is no member's any more."""
+
+    peer: Peer
+
+
+class Report(msgspec.Struct, frozen=True):
+    """Tell people what happened; `device_id` is empty where it concerns the hub as a whole."""
+
+    event: str
+    device_id: str = ""
+    detail: str = ""
+
+
+class Save(msgspec.Struct, frozen=True, gc=False):
+    """Write the current model to disk."""
+
+
+class Stop(msgspec.Struct, frozen=True, gc=False):
+    """End the hub once everything before this effect is done."""
+
+    reason: str
+
+
+HubEffect = (
+    Send | SendStatus | SendGraph | Assign | Receive | Fold | Publish | Keep | Restore | Evaluate | SaveBest
+    | Discard | Forget | Report | Save | Stop
+)  # fmt: skip

@@ -1,0 +1,61 @@
+"""A hub's side of the greeting: what it must hold against a hello, and its welcome. Part of `HubCore`."""
+
+from typing import Any
+
+from edgeasync.core.hub.membership import Member, RefusalError
+from edgeasync.core.hub.settings import HubCoreSettings
+from edgeasync.parameters import ParameterSpec
+from edgeasync.policies.policy import Judgement
+from edgeasync.protocol.graph import ShippedGraph
+from edgeasync.protocol.messages import PROTOCOL_VERSIONS, Hello, Welcome
+
+
+def check_hello(hello: Hello, spec: ParameterSpec) -> int:
+    """Return the newest protocol version that both sides speak.
+
+    Raises `RefusalError` for a device of another protocol or with another model.
+    """
+    common = set(PROTOCOL_VERSIONS).intersection(hello.protocol_versions)
+    if not common:
+        raise RefusalError(
+            "protocol_version",
+            f"this hub speaks protocol version {' or '.join(map(str, PROTOCOL_VERSIONS))}, the device "
+            f"{', '.join(map(str, hello.protocol_versions))}; install the same edgeasync on both",
+        )
+    if hello.fingerprint is not None and hello.fingerprint != spec.fingerprint:
+        raise RefusalError(
+            "model_mismatch",
+            f"the device's model {hello.fingerprint[:8]} is not the hub's {spec.fingerprint[:8]}: "
+            "start the agent without a model of its own, or with the hub's [model] settings",
+        )
+    return max(common)
+
+
+def make_welcome(
+    member: Member,
+    spec: ParameterSpec,
+    training: dict[str, Any],
+    settings: HubCoreSettings,
+    *,
+    graph: ShippedGraph | None,
+    judgement: Judgement,
+) -> Welcome:
+    """Return what a member is told about the model and how to talk."""
+    return Welcome(
+        session=member.session,
+        spec=spec,
+        settings=training,
+        seq_last=member.seq_last,
+        push_codec=member.codec_push,
+        heartbeat_s=settings.liveness.heartbeat_s,
+        lease_s=settings.liveness.lease_s,
+        piece_bytes=int(settings.limits.piece_bytes),
+        graph=None if graph is None else graph.fingerprint,
+        graph_bytes=0 if graph is None else len(graph.payload),
+        update=judgement.aggregate.update,
+        error_feedback=settings.codec.error_feedback,
+        residual_decay=settings.codec.residual_decay,
+        overlap_steps_max=judgement.overlap_steps_max,
+        protocol_version=member.protocol_version,
+        checksum_last=0 if member.outcome_last is None else member.checksum_last,
+    )

@@ -1,0 +1,402 @@
+"""Who takes part: device ids, state ids, start counters, sessions and leases. Part of `HubCore`; no I/O.
+
+A device folder makes one random *state id*; every start of an agent on it has a higher *start* counter. Same
+state id: the higher start wins. A new state id (a reflashed card) is let in only when the old one is silent;
+it begins a new space of sequence numbers, and the old state id is remembered as retired.
+"""
+
+import heapq
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+from edgeasync.core.hub.events import Peer
+from edgeasync.core.hub.link import LinkEstimate
+from edgeasync.errors import EdgeAsyncError
+from edgeasync.policies.history import DeviceHistory, add_recent
+from edgeasync.protocol.messages import DeviceProfile, FirstOutcome, Hello, ModelVersion, Push, RefusalCode, Refuse
+
+DeviceState = Literal["joining", "training", "paused", "lost", "left", "quarantined"]
+
+Owner = tuple[str, bytes]
+"""Device id and state id: whose a transfer is, whatever connection it goes over."""
+
+MALFORMED = "{} sent too much that is malformed, and is put aside; see the hub's events"
+"""What a device in quarantine is told."""
+
+RETIRED_STATES_MAX = 8
+
+STRANGERS_MAX = 4096
+"""Connections without a member whose strikes are remembered."""
+
+
+class RefusalError(EdgeAsyncError):
+    """A message is refused; carries the `Refuse` to answer with."""
+
+    def __init__(self, code: RefusalCode, sentence: str, retry_after_s: float | None = None) -> None:
+        super().__init__(sentence)
+        self.refuse = Refuse(code, sentence[:1024], retry_after_s)
+
+
+class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
+    """One device the hub knows, alive or not. The fields are durable: they are what is written down of it.
+
+    `link` and `codec_push`, which is chosen by it, are not: a connection is measured anew.
+    """
+
+    device_id: str
+    state_id: bytes
+    start: int
+    profile: DeviceProfile
+    history: DeviceHistory
+    seq_last: int = 0
+    outcome_last: FirstOutcome | None = None
+    session: bytes = b""
+    peer: Peer = b""
+    state: DeviceState = "left"
+    codec_model: str = "identity"
+    codecs_push: tuple[str, ...] = ()
+    follows: bool = False
+    piece_bytes_max: int = 0
+    held: ModelVersion | None = None
+    retired: list[bytes] = []
+    seen_s: float = 0.0
+    lease_until_s: float = 0.0
+    progress_s: float = 0.0
+    quarantined_until_s: float = 0.0
+    steps_total: int = 0
+    strikes: int = 0
+    updates_applied: int = 0
+    waiting: bool = False
+    assigned: ModelVersion | None = None
+    assigned_s: float = 0.0
+    protocol_version: int = 1
+    checksum_last: int | None = None
+
+    def __post_init__(self) -> None:
+        self.link = LinkEstimate()
+        self.codec_push = "identity"
+
+    @property
+    def owner(self) -> Owner:
+        """Whose transfers are this device's, as long as its state is."""
+        return self.device_id, self.state_id
+
+    @property
+    def live(self) -> bool:
+        """Whether the device holds its lease."""
+        return self.state in ("joining", "training", "paused")
+
+    def observe(self, push: Push, norm: float, now_s: float) -> None:
+        """Remember how the device trained, and how long after its assignment its update came."""
+        cycle_s = now_s - self.assigned_s if push.base == self.assigned else None
+        steps_ahead = min(push.steps_ahead, push.local_steps)
+        if cycle_s is not None:
+            self.link.end_cycle(cycle_s - (push.local_steps - steps_ahead) * push.step_s)
+        self.assigned = None
+        self.history.observe(
+            cycle_s=cycle_s,
+            norm=norm,
+            score=push.score,
+            local_steps=push.local_steps,
+            steps_ahead=steps_ahead,
+            examples=push.examples,
+            step_s=push.step_s,
+            loss_mean=push.loss_mean,
+            loss_variance=push.loss_variance,
+        )
+
+
+class Strangers:
+    """Strikes of connections that are nobody's, the latest ones."""
+
+    def __init__(self) -> None:
+        self._strikes: dict[Peer, int] = {}
+
+    def strikes(self, peer: Peer) -> int:
+        """Return how many a connection has."""
+        return self._strikes.get(peer, 0)
+
+    def strike(self, peer: Peer) -> int:
+        """Count one more; return how many there are now."""
+        strikes = self._strikes.pop(peer, 0) + 1
+        self._strikes[peer] = strikes
+        if len(self._strikes) > STRANGERS_MAX:
+            del self._strikes[next(iter(self._strikes))]
+        return strikes
+
+    def check(self) -> None:
+        """Raise `AssertionError` if there are more than are to be remembered."""
+        assert len(self._strikes) <= STRANGERS_MAX
+
+
+class Membership:
+    """The members, found by device id, session or connection, and when their leases end."""
+
+    def __init__(self, lease_s: float, devices_max: int) -> None:
+        self.lease_s = lease_s
+        self.devices_max = devices_max
+        self.members: dict[str, Member] = {}
+        self.histories: dict[str, DeviceHistory] = {}
+        self._by_session: dict[bytes, Member] = {}
+        self._by_peer: dict[Peer, Member] = {}
+        self._leases: list[tuple[float, str]] = []
+        self._watched: set[str] = set()
+        self.live_count = 0
+
+    def freeze(self) -> list[Member]:
+        """Return the members in the order in which they joined, to be written down at once: they are no copies."""
+        return list(self.members.values())
+
+    def thaw(self, members: list[Member]) -> None:
+        """Go on from members that were written down."""
+        self.members = {member.device_id: member for member in members}
+        self.histories = {member.device_id: member.history for member in members}
+        self._by_session = {member.session: member for member in members}
+        self._by_peer = {member.peer: member for member in members if member.peer}
+        self._leases = [(member.lease_until_s, member.device_id) for member in members if member.live]
+        heapq.heapify(self._leases)
+        self._watched = {device_id for _, device_id in self._leases}
+        self.live_count = len(self._leases)
+
+    def by_session(self, session: bytes) -> Member:
+        """Return the member of a session; raises `RefusalError` if there is none."""
+        member = self._by_session.get(session)
+        if member is None:
+            raise RefusalError("unknown_session", "the hub does not know this session; say hello again")
+        return member
+
+    def by_peer(self, peer: Peer) -> Member | None:
+        """Return the member on a connection, if it is one's."""
+        return self._by_peer.get(peer)
+
+    def greet(self, hello: Hello, peer: Peer, session: bytes, now_s: float) -> tuple[Member, str]:
+        """Admit a device; return its member and the event: `joined`, `rejoined` or `reconnected`.
+
+        Raises `RefusalError` for a stale start, a retired state, a second live state or a full hub.
+        """
+        member = self.members.get(hello.device_id)
+        if member is None:
+            self._make_place(now_s)
+            history = DeviceHistory(examples=hello.profile.examples)
+            member = Member(
+                hello.device_id, hello.state_id, hello.start, hello.profile, history, seq_last=hello.seq_answered
+            )
+            self.members[hello.device_id] = member
+            self.histories[hello.device_id] = member.history
+            event = "joined"
+        else:
+            event = self._readmit(member, hello, peer, now_s)
+            if member.state == "quarantined":
+                member.strikes = 0
+        member.profile = hello.profile
+        member.piece_bytes_max = hello.piece_bytes_max
+        member.history.examples = hello.profile.examples
+        member.history.local_steps_max = hello.profile.local_steps_max
+        member.assigned = member.held = None
+        self._by_session.pop(member.session, None)
+        member.session = session
+        self._by_session[session] = member
+        self.bind(member, peer)
+        member.waiting = False
+        member.steps_total = 0
+        member.progress_s = now_s
+        self.renew(member, now_s)
+        self.revive(member)
+        return member, event
+
+    def bind(self, member: Member, peer: Peer) -> Peer | None:
+        """Make `peer` the member's connection; return the one it replaces, if any."""
+        if member.peer == peer:
+            return None
+        replaced = member.peer if self._by_peer.pop(member.peer, None) is not None else None
+        if (previous := self._by_peer.get(peer)) is not None:
+            previous.peer = b""
+            previous.waiting = False
+        member.peer = peer
+        self._by_peer[peer] = member
+        return replaced
+
+    def renew(self, member: Member, now_s: float) -> None:
+        """Any traffic is a sign of life."""
+        member.seen_s = now_s
+        member.lease_until_s = now_s + self.lease_s
+
+    def revive(self, member: Member) -> None:
+        """Give the member its lease, newly or again, and watch over it."""
+        if not member.live:
+            self.live_count += 1
+        member.state = "joining"
+        if member.device_id not in self._watched:
+            self._watched.add(member.device_id)
+            heapq.heappush(self._leases, (member.lease_until_s, member.device_id))
+
+    def retire(self, member: Member, state: Literal["lost", "left", "quarantined"]) -> None:
+        """End a member's lease; it stays known, with its sequence numbers."""
+        if member.live:
+            self.live_count -= 1
+        member.state = state
+        member.waiting = False
+
+    def resume(self, now_s: float, *, connected: bool) -> None:
+        """Renew all leases; unless they are still `connected`, devices have to find a new way here."""
+        for member in self.members.values():
+            if member.live:
+                self.renew(member, now_s)
+                member.progress_s = now_s
+            if not connected:
+                member.peer = b""
+                member.waiting = False
+            if member.live and not connected:
+                member.state = "joining"  # its session may be newer than what is known of it here
+        if not connected:
+            self._by_peer.clear()
+
+    def next_deadline_s(self) -> float | None:
+        """Return when the next lease may end; never too late, sometimes too early."""
+        return self._leases[0][0] if self._leases else None
+
+    def expired(self, now_s: float) -> list[Member]:
+        """Return the live members whose lease has ended, in that order; each is returned once."""
+        ended = []
+        while self._leases and self._leases[0][0] <= now_s:
+            _, device_id = heapq.heappop(self._leases)
+            member = self.members.get(device_id)
+            if member is not None and member.live and member.lease_until_s > now_s:
+                heapq.heappush(self._leases, (member.lease_until_s, device_id))
+                continue
+            self._watched.remove(device_id)
+            if member is not None and member.live:
+                ended.append(member)
+        # The heap has times from when it was last looked at, and that is not written down.
+        return sorted(ended, key=lambda member: (member.lease_until_s, member.device_id))
+
+    def describe(self, now_s: float, shut_out: Callable[[str], bool]) -> list[dict[str, Any]]:
+        """Return what the status says of every device (docs/wire.md); one that is `shut_out` is in quarantine."""
+        return [
+            {
+                "id": member.device_id,
+                "state": "quarantined" if member.live and shut_out(member.device_id) else member.state,
+                "staleness": member.history.staleness,
+                "local_steps": member.history.local_steps,
+                "last_seen_s": round(now_s - member.seen_s, 3),
+                "examples_per_s": round(member.history.examples_per_s, 1),
+                "updates_applied": member.updates_applied,
+                "loss": _shown(member.history),
+                "assigned_steps": member.history.assigned_steps,
+                "why": member.history.why,
+                "bound": member.history.bound,
+                "step_s": round(member.history.step_s, 6),
+                "talk_s": round(member.history.talk_s, 6),
+                "talk_share": round(member.history.talk_share, 3),
+                "period_s": round(member.history.cycle_s, 6),
+                "push_codec": member.codec_push,
+                **member.link.describe(),
+            }
+            for member in self.members.values()
+        ]
+
+    def live_histories(self) -> list[DeviceHistory]:
+        """Return what is known of the devices that hold their lease and take local steps."""
+        return [m.history for m in self.members.values() if m.live and m.state != "paused"]
+
+    def loss_by_examples(self) -> float | None:
+        """Return the mean loss of the live devices whose last update counts, weighted by their examples.
+
+        `None` if there is none. No device counts for more than all others together.
+        """
+        live = [member.history for member in self.members.values() if member.live and member.history.counted]
+        shown = [(loss, max(1, h.examples)) for h in live if (loss := _shown(h)) is not None]
+        total = sum(examples for _, examples in shown)
+        shares = [(loss, min(examples, max(1, total - examples))) for loss, examples in shown]
+        total = sum(examples for _, examples in shares)
+        return math.fsum(loss * (examples / total) for loss, examples in shares) if total else None
+
+    @property
+    def silent_on_loss(self) -> bool:
+        """Whether a live device told no loss with its last update, though that counts."""
+        return any(m.live and m.history.counted and m.history.loss_mean is None for m in self.members.values())
+
+    def loss(self) -> float | None:
+        """Return the mean of the devices' last losses, each device alike; `None` if there is none."""
+        losses = [loss for history in self.histories.values() if (loss := _shown(history)) is not None]
+        return sum(losses) / len(losses) if losses else None
+
+    def check(self) -> None:
+        """Raise `AssertionError` where the tables contradict one another."""
+        assert len(self.members) <= self.devices_max
+        assert self.live_count == sum(member.live for member in self.members.values())
+        assert set(self.histories) == set(self.members)
+        for session, member in self._by_session.items():
+            assert member.session == session
+            assert self.members[member.device_id] is member
+        for peer, member in self._by_peer.items():
+            assert member.peer == peer
+        assert self._watched == {device_id for _, device_id in self._leases}
+        assert len(self._watched) == len(self._leases)
+        assert all(device_id in self._watched for device_id, member in self.members.items() if member.live)
+
+    def _readmit(self, member: Member, hello: Hello, peer: Peer, now_s: float) -> str:
+        if member.state == "quarantined" and now_s < member.quarantined_until_s:
+            raise RefusalError(
+                "quarantined",
+                MALFORMED.format(member.device_id),
+                member.quarantined_until_s - now_s,
+            )
+        if hello.state_id != member.state_id:
+            self._replace_state(member, hello, now_s)
+            return "rejoined"
+        if hello.start < member.start:
+            raise RefusalError("superseded", f"a later start of {member.device_id} has taken its place")
+        if hello.start == member.start and member.live:
+            same = hello.session == member.session or peer == member.peer or member.state == "joining"
+            if not same:
+                raise self._duplicate(member, now_s)
+            return "reconnected"
+        member.start = hello.start
+        return "rejoined"
+
+    def _replace_state(self, member: Member, hello: Hello, now_s: float) -> None:
+        if hello.state_id in member.retired:
+            raise RefusalError(
+                "retired_state",
+                f"this state of {member.device_id} was replaced by a newer one; delete its state folder",
+            )
+        if member.live:
+            raise self._duplicate(member, now_s)
+        add_recent(member.retired, member.state_id, RETIRED_STATES_MAX)
+        member.state_id = hello.state_id
+        member.start = hello.start
+        member.seq_last = hello.seq_answered
+        member.outcome_last = member.checksum_last = None
+
+    def _duplicate(self, member: Member, now_s: float) -> RefusalError:
+        return RefusalError(
+            "duplicate_device_id",
+            f"another device is live as {member.device_id}; give one of them another --device-id",
+            max(0.0, member.lease_until_s - now_s),
+        )
+
+    def _make_place(self, now_s: float) -> None:
+        if len(self.members) < self.devices_max:
+            return
+        silent = [
+            member
+            for member in self.members.values()
+            if not member.live and (member.state != "quarantined" or now_s >= member.quarantined_until_s)
+        ]
+        if not silent:
+            raise RefusalError("hub_full", f"the hub has its {self.devices_max} devices", self.lease_s)
+        oldest = min(silent, key=lambda member: member.seen_s)
+        del self.members[oldest.device_id]
+        del self.histories[oldest.device_id]
+        self._by_session.pop(oldest.session, None)
+        self._by_peer.pop(oldest.peer, None)
+
+
+def _shown(history: DeviceHistory) -> float | None:
+    """Return a device's last mean loss, if it has told one that is a number."""
+    loss = history.loss_mean
+    return loss if history.updates and loss is not None and math.isfinite(loss) else None

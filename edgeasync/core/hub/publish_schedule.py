@@ -1,0 +1,51 @@
+"""When the published model follows the model. Part of `HubCore`; scalars only."""
+
+import msgspec
+
+from edgeasync.core.hub.effects import HubEffect, Publish
+from edgeasync.core.hub.policy_engine import Judge
+from edgeasync.core.hub.settings import CodecSettings
+from edgeasync.policies.policy import folds_one_by_one
+
+PER_PERIOD = 4.0
+"""Where every update is a version, the published model moves so often between two exchanges of a device."""
+
+
+class PublicationState(msgspec.Struct):
+    """What is durable of `Publication`."""
+
+    number: int
+    published_s: float
+    rollbacks: int
+
+
+class Publication:
+    """The `number` of the version that devices are given."""
+
+    def __init__(self, settings: CodecSettings, number: int, now_s: float) -> None:
+        self.number = number
+        self._settings = settings
+        self._published_s = now_s
+        self._rollbacks = 0
+
+    def freeze(self) -> PublicationState:
+        """Return the durable state."""
+        return PublicationState(self.number, self._published_s, self._rollbacks)
+
+    def thaw(self, state: PublicationState) -> None:
+        """Go on from a durable state."""
+        self.number, self._published_s, self._rollbacks = state.number, state.published_s, state.rollbacks
+
+    def follow(self, judge: Judge, now_s: float, effects: list[HubEffect]) -> None:
+        """Publish the newest version, unless every update is a version of its own and it is too soon."""
+        if self.number == judge.version:
+            return
+        if self._settings.delta != "off":
+            anew = judge.guard.rollbacks != self._rollbacks
+            wait_s = self._settings.publish_s or judge.tempo.period_s / PER_PERIOD
+            too_soon = folds_one_by_one(judge.aggregate) and now_s < self._published_s + wait_s
+            if too_soon and not anew:
+                return
+            self._rollbacks, self._published_s = judge.guard.rollbacks, now_s
+            effects.append(Publish(judge.version, anew))
+        self.number = judge.version

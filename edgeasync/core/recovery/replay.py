@@ -1,0 +1,99 @@
+"""A hub's state made again from what was written down: the same core, given the same events, decides the same.
+
+Folds take the scalars that were written down, so that the model comes out the same to the bit on any machine.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+from edgeasync.core.arrays.hub_model import Model, Update
+from edgeasync.core.arrays.published_model import Publisher
+from edgeasync.core.hub.effects import Discard, Fold, HubEffect, Keep, Publish, Restore
+from edgeasync.core.hub.events import PushArrived, Received, StopRequested
+from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.recovery.log import REMEDY, Entry, FoldScalars, event_of
+from edgeasync.errors import ProtocolError, StorageError
+from edgeasync.protocol.codecs import make_codec
+from edgeasync.protocol.wire import Buffer
+
+
+class Sessions:
+    """Draws session tokens, or repeats one that was written down."""
+
+    def __init__(self, draw: Callable[[], bytes]) -> None:
+        self.repeated: bytes | None = None
+        self._draw = draw
+
+    def __call__(self) -> bytes:
+        """Return the next token."""
+        return self._draw() if self.repeated is None else self.repeated
+
+
+class Replay:
+    """Gives a hub's core its entries again and moves the model along; nothing is sent.
+
+    `apply` raises `StorageError` if an entry cannot have led where it says: another version of the software wrote
+    it, or the settings are not those it was written under.
+    """
+
+    def __init__(self, core: HubCore, model: Model, publisher: Publisher, sessions: Sessions) -> None:
+        self.core = core
+        self.model = model
+        self.publisher = publisher
+        self.now_s = 0.0
+        self._sessions = sessions
+
+    def apply(self, number: int, entry: Entry, payload: Buffer) -> list[HubEffect]:
+        """Take in an entry and its payload; return the core's effects."""
+        event = event_of(entry)
+        if isinstance(event, PushArrived):
+            self._hold(number, event, payload)
+        self.now_s = entry.now_s
+        self._sessions.repeated = entry.session if isinstance(event, Received) else None
+        effects = self.core.handle(event, entry.now_s)
+        self._sessions.repeated = None
+        folds = [effect for effect in effects if isinstance(effect, Fold)]
+        if self.core.version != entry.version or len(folds) != len(entry.folds):
+            raise StorageError(
+                f"entry {number} of the journal led to version {entry.version}, and now to {self.core.version}; "
+                f"{REMEDY}"
+            )
+        self._follow(effects, list(entry.folds))
+        return effects
+
+    def fold_all(self, now_s: float) -> None:
+        """Make a last version of the updates that wait, as if the hub were asked to stop."""
+        effects = self.core.handle(StopRequested(), now_s)
+        self._follow(effects, [FoldScalars(e.weights, e.plan, e.scale) for e in effects if isinstance(e, Fold)])
+
+    def _hold(self, number: int, event: PushArrived, payload: Buffer) -> None:
+        """Hold an update under the number it had; a refused one was written down without its payload."""
+        if not len(payload):
+            return
+        codec = make_codec(event.push.codec, self.core.spec)
+        try:
+            self.model.hold(event.handle, Update(codec.open(payload), codec.name, payload))
+        except ProtocolError as error:
+            raise StorageError(
+                f"entry {number} of the journal holds an update that cannot be read: {error}"
+            ) from error
+
+    def _follow(self, effects: list[HubEffect], folds: list[FoldScalars]) -> None:
+        for effect in effects:
+            match effect:
+                case Fold():
+                    scalars = folds.pop(0)
+                    fold = msgspec.structs.replace(
+                        effect, weights=scalars.weights, plan=scalars.plan, scale=scalars.scale, measure=False
+                    )
+                    updates = [self.model.release(handle) for handle in fold.handles]
+                    self.model.advance(self.model.fold(fold, updates)[0])
+                case Publish():
+                    self.publisher.publish(anew=effect.anew)
+                case Keep():
+                    self.model.keep_current()
+                case Restore():
+                    self.model.advance(self.model.restore(effect.number))
+                case Discard() if self.model.holds(effect.handle):
+                    self.model.release(effect.handle)

@@ -1,0 +1,335 @@
+"""What becomes of several updates, carried through the model's own folds and held against plain numpy."""
+
+import gc
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeasync.core.arrays.hub_model import CHUNK, POOLED_BYTES_MIN, Model
+from edgeasync.core.hub.effects import Fold
+from edgeasync.parameters import Parameter, ParameterSpec
+from edgeasync.policies.aggregation import (
+    BufferedAggregator,
+    Contribution,
+    Fleet,
+    ModelAverageAggregator,
+    QuorumAggregator,
+    SynchronousAggregator,
+)
+from edgeasync.policies.combining import MeanCombiner, MedianCombiner, TrimmedMeanCombiner
+from edgeasync.policies.monitor import Monitor
+from edgeasync.policies.optimizers import SGD, Adam, ClipByGlobalNorm
+from edgeasync.policies.policy import DelayCompensation, Policy
+from edgeasync.policies.schedules import CosineSchedule
+from edgeasync.policies.transforms import Conditions, plan_chain
+from edgeasync.protocol.codecs import make_codec
+from tests.support.coded import coded
+
+F = np.float32
+BUFFERED = BufferedAggregator()
+QUIET = Monitor(watch=())
+LENGTHS = [1, 3, CHUNK, 2 * CHUNK + 77]
+LARGE = POOLED_BYTES_MIN // 4
+
+
+def make_model(initial, *, statistics=0, **parts):
+    parameters = [Parameter("weights", (len(initial) - statistics,))]
+    if statistics:
+        parameters.append(Parameter("running_mean", (statistics,), "statistic"))
+    policy = Policy(**{"aggregate": BUFFERED, "monitor": QUIET, "optimizer": (SGD(),)} | parts)
+    return Model(ParameterSpec(tuple(parameters)), np.array(initial, F), 0, policy)
+
+
+def fold(model, weights, rows, *, bases=None, scale=1.0, count=None, codec="identity"):
+    """Fold rows into the next version; return it and the norm that was measured."""
+    number = model.current.number
+    plan = plan_chain(model.optimizer, Conditions(1.0, number if count is None else count))
+    bases = tuple(bases or [number] * len(rows))
+    effect = Fold(number + 1, tuple(range(len(rows))), tuple(weights), plan, scale, bases, measure=True)
+    snapshot, norm = model.fold(effect, [coded(row, codec) for row in rows])
+    model.advance(snapshot)
+    return snapshot.vector, norm
+
+
+def differences(rows, initial, statistics):
+    """What rows add to a model: of the statistics, at their end, they hold values."""
+    rows = np.array(rows, float)
+    rows[..., -statistics:] -= np.asarray(initial, float)[-statistics:]
+    return rows
+
+
+def draw(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape).astype(F)
+
+
+def contribution(number=0, weight=1.0):
+    return Contribution(number, str(number), weight, 1.0, 10 + number, 8 * (number + 1), 0, 0, 0.5, float(number))
+
+
+def contributions(count):
+    return [contribution(number) for number in range(count)]
+
+
+# -- models --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", ["identity", "float16"])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_models_are_mixed_as_in_fedasync(length, codec):
+    """x = (1 - a) x + a x_i, one after the other, and statistics likewise."""
+    aggregator = ModelAverageAggregator(rate=0.6)
+    expected = draw(length, length + 2)
+    model = make_model(expected, statistics=2, aggregate=aggregator)
+    for number, weight in enumerate((1.0, 0.5, 2**-0.5), start=1):
+        told = draw(length + number, length + 2)
+        (a,) = aggregator.weights([contribution(weight=weight)], Fleet(3))
+        assert a == 0.6 * weight
+        result, _ = fold(model, [a], [told], codec=codec)
+        arrived = told.astype(np.float16).astype(float) if codec == "float16" else told
+        expected = (1 - a) * expected + a * arrived
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.floats(0.1, 1.0))
+def test_the_mean_of_equal_models_is_that_model(seed, count, balance):
+    """However they are gathered and combined: all sent the same, so that is what is there."""
+    start, end = draw(seed, 2, 65)
+    for aggregator in (
+        BufferedAggregator(weigh_by="examples"),
+        QuorumAggregator(balance=balance),
+        SynchronousAggregator(),
+    ):
+        weights = aggregator.weights(contributions(count), Fleet(count))
+        combiners = (MeanCombiner(), MedianCombiner(), TrimmedMeanCombiner(trim=0.2))
+        alike = aggregator.weigh_by == "devices" and not aggregator.balance  # only then may they be ranked
+        for combiner in combiners if alike else combiners[:1]:
+            model = make_model(start, aggregate=aggregator, combine=combiner, statistics=5)
+            sent = np.concatenate([(end - start)[:-5], end[-5:]])
+            result, _ = fold(model, weights, [sent] * count)
+            np.testing.assert_allclose(result, end, rtol=1e-5, atol=2e-6)
+    averaging = ModelAverageAggregator(rate=1.0)
+    model = make_model(start, aggregate=averaging, statistics=5)
+    result, _ = fold(model, averaging.weights(contributions(count), Fleet(count)), [end] * count)
+    np.testing.assert_allclose(result, end, rtol=1e-5, atol=2e-6)
+    again, _ = fold(model, [0.3], [result])
+    np.testing.assert_array_equal(again, result)
+
+
+# -- combiners -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [2, 4, 5, 7])
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("trim", [None, 0.1, 0.3])
+def test_robust_combiners_go_through_a_fold(length, count, trim):
+    rows = draw(count, count, length + 2)
+    initial = draw(length, length + 2)
+    weights = [0.5 ** (n % 2) / count for n in range(count)]
+    combiner = MedianCombiner() if trim is None else TrimmedMeanCombiner(trim=trim)
+    model = make_model(initial, statistics=2, combine=combiner, optimizer=(SGD(learning_rate=0.25),))
+    result, _ = fold(model, weights, rows, scale=0.5)
+    ranked = np.sort(differences(rows, initial, 2) * (np.array(weights) * count)[:, None], axis=0)
+    left_out = (count - 1) // 2 if trim is None else min(math.ceil(trim * count), (count - 1) // 2)
+    middle = ranked[left_out : count - left_out].mean(axis=0)
+    middle[:-2] *= 0.125
+    np.testing.assert_allclose(result, initial + middle, rtol=1e-5, atol=1e-6)
+
+
+def test_a_minority_of_liars_hardly_moves_the_median():
+    model = make_model(np.zeros(CHUNK + 3), combine=MedianCombiner())
+    rows = 1.0 + 0.1 * draw(1, 5, CHUNK + 3)
+    rows[1], rows[3] = 1e15, -1e15
+    result, _ = fold(model, [0.2] * 5, rows)
+    assert (result >= rows[[0, 2, 4]].min(axis=0) - 1e-6).all()
+    assert (result <= rows[[0, 2, 4]].max(axis=0) + 1e-6).all()
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.lists(st.floats(0.01, 1.0), min_size=2, max_size=9),
+    st.sampled_from([MedianCombiner(), TrimmedMeanCombiner(trim=0.2)]),
+)
+def test_robust_statistics_never_leave_the_hull_of_the_values_and_the_current_one(seed, stale, combiner):
+    """Whatever the devices' staleness weights, and however far apart their values are."""
+    initial, rows = draw(seed, 9), draw(seed + 1, len(stale), 9) * np.float32(1e3)
+    weights = BUFFERED.weights([contribution(n, weight) for n, weight in enumerate(stale)], Fleet(len(stale)))
+    model = make_model(initial, statistics=8, combine=combiner)
+    for _ in range(3):
+        held = np.vstack([rows, model.current.vector])[:, -8:]
+        result, _ = fold(model, weights, rows)
+        assert (result[-8:] >= held.min(axis=0) - 1e-3).all()
+        assert (result[-8:] <= held.max(axis=0) + 1e-3).all()
+
+
+def test_one_update_alone_is_what_it_is():
+    model = make_model(np.zeros(4), combine=TrimmedMeanCombiner())
+    result, _ = fold(model, [0.5], [np.array([2.0, -4.0, 0.0, 1.0])])
+    assert result.tolist() == [1.0, -2.0, 0.0, 0.5]
+
+
+# -- what is measured ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scale"),
+    [
+        ((SGD(),), 1.0),
+        ((SGD(learning_rate=0.25),), 0.5),
+        ((SGD(learning_rate=0.25, momentum=0.9),), 0.5),
+        ((ClipByGlobalNorm(norm=0.01), SGD(learning_rate=0.5), Adam()), 0.5),
+        ((CosineSchedule(updates=10), SGD(momentum=0.9)), 1.0),
+    ],
+)
+@pytest.mark.parametrize("length", [3, 2 * CHUNK + 77])
+def test_the_norm_of_the_weighted_sum_is_measured_before_the_optimizer(length, optimizer, scale):
+    model = make_model(np.ones(length + 2), statistics=2, optimizer=optimizer)
+    rows, weights = draw(length, 3, length + 2), np.array([0.5, 0.25, 0.125])
+    for _ in range(3):
+        _, norm = fold(model, weights, rows, scale=scale)
+        assert norm == pytest.approx(np.linalg.norm((weights @ rows.astype(float))[:-2]), rel=1e-5)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_learning_rate_that_has_run_out_is_survived(momentum):
+    model = make_model(np.ones(3), optimizer=(CosineSchedule(updates=5), SGD(momentum=momentum)))
+    result, norm = fold(model, [0.5, 0.5], draw(0, 2, 3), count=5)
+    assert result.tolist() == [1.0, 1.0, 1.0]
+    assert math.isnan(norm), "nothing is left to measure"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "values"),
+    [
+        # Steps of -1/4 times the update, of which the scale leaves all, half and all.
+        ((SGD(learning_rate=0.25),), [0.25, 0.375, 0.625]),
+        # The velocity is not scaled: 1, 1.5, 1.75.
+        ((SGD(learning_rate=0.25, momentum=0.5),), [0.25, 0.4375, 0.875]),
+    ],
+)
+def test_what_alarms_leave_of_the_learning_rate_by_hand(optimizer, values):
+    model = make_model(np.zeros(1), optimizer=optimizer)
+    assert [fold(model, [1.0], [[1.0]], scale=scale)[0][0] for scale in (1.0, 0.5, 1.0)] == values
+
+
+# -- delay compensation --------------------------------------------------------------------------------------
+
+
+def test_dc_asgd_by_hand():
+    """Versions (0, 0), (1, 2), (1, 5); with g = -delta and strength 1/2: g + g g (w - w_base) / 2."""
+    model = make_model(np.zeros(2), compensation=DelayCompensation(strength=0.5))
+    fold(model, [1.0], [[1.0, 2.0]])
+    fold(model, [1.0], [[0.0, 3.0]])
+    result, _ = fold(model, [1.0], [[2.0, 1.0]], bases=[0])
+    # To (1, 5) comes (2, 1) - (4 * 1, 1 * 5) / 2.
+    assert result.tolist() == [1.0, 3.5]
+    result, _ = fold(model, [0.5, 1.0], [[2.0, 1.0], [1.0, 1.0]], bases=[1, 3])
+    # Half of (2, 1) - (4 * 0, 1 * 1.5) / 2, and (1, 1) as it is: its base is the current model.
+    assert result.tolist() == [1.0 + 1.0 + 1.0, 3.5 + 0.125 + 1.0]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("codec", ["identity", "float16"])
+def test_dc_asgd_on_any_length_and_never_for_statistics(length, codec):
+    model = make_model(draw(0, length + 2), statistics=2, compensation=DelayCompensation(strength=0.3))
+    base = model.current.vector.astype(float)
+    current, _ = fold(model, [1.0], [draw(1, length + 2)])
+    delta = draw(2, length + 2)
+    result, _ = fold(model, [0.5], [delta], bases=[0], codec=codec)
+    delta = (delta.astype(np.float16) if codec == "float16" else delta).astype(float)
+    corrected = delta - 0.3 * delta * delta * (current - base)
+    corrected[-2:] = differences(delta, current, 2)[-2:]
+    np.testing.assert_allclose(result, current + 0.5 * corrected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_history_is_bounded_and_what_left_it_is_folded_as_it_came():
+    gc.disable()
+    try:
+        model = make_model(np.zeros(LARGE), compensation=DelayCompensation(strength=0.5, versions=3))
+        for number in range(1, 9):
+            fold(model, [1.0], [np.ones(LARGE)])
+            assert model.snapshots_alive == 1
+            assert model._pool.in_use == min(3, number + 1)
+        # Version n is n up to 8. Kept are three, the current one among them: at 8 also 7 and 6, and so on.
+        values = []
+        for base in (5, 7, 9, 7):
+            result, _ = fold(model, [1.0], [np.full(LARGE, 0.5)], bases=[base])
+            values.append(float(result[0]))
+        assert values == [8.5, 9.0 - 0.125 * 1.5, 9.3125 - 0.125 * 0.3125, 9.7734375]
+    finally:
+        gc.enable()
+
+
+# -- versions to return to -----------------------------------------------------------------------------------
+
+
+def restore(model):
+    model.advance(model.restore(model.current.number + 1))
+    return model.current
+
+
+def test_the_older_of_two_kept_versions_comes_back_under_a_new_number():
+    model = make_model(np.zeros(2), monitor=Monitor(), optimizer=(SGD(momentum=0.5),))
+    model_values = []
+    for number in range(6):
+        if number in (2, 4, 5):
+            model.keep_current()
+        model_values.append(fold(model, [1.0], [[1.0, 0.0]])[0][0])
+    assert model_values[:4] == [1.0, 2.5, 4.25, 6.125]
+    # Kept at versions 2, 4 and 5, of which 4 is the older one that is left.
+    kept = model_values[3]
+    snapshot = restore(model)
+    assert (snapshot.number, snapshot.vector[0]) == (7, kept)
+    # The optimizer begins anew: without the velocity a step is the gradient alone.
+    result, _ = fold(model, [1.0], [[1.0, 0.0]])
+    assert (model.current.number, result[0]) == (8, kept + 1.0)
+    # What is returned to stays kept until there are two newer ones.
+    model.keep_current()
+    assert restore(model).vector[0] == kept
+    model.keep_current()
+    fold(model, [1.0], [[3.0, 0.0]])
+    model.keep_current()
+    model.keep_current()
+    assert restore(model).vector[0] == kept + 3.0
+    with pytest.raises(ValueError, match="does not follow version"):
+        model.fold(Fold(8, (), (), ()), [])
+
+
+def test_before_anything_was_kept_the_first_version_comes_back():
+    model = make_model(np.full(2, 7.0), monitor=Monitor())
+    fold(model, [1.0], [[1.0, 1.0]])
+    assert restore(model).vector.tolist() == [7.0, 7.0]
+    with pytest.raises(ValueError, match="no version was kept to return to"):
+        make_model(np.zeros(2)).restore(1)
+
+
+def test_kept_versions_are_not_counted_as_being_sent():
+    gc.disable()
+    try:
+        model = make_model(np.zeros(LARGE), monitor=Monitor(), compensation=DelayCompensation(versions=2))
+        for number in range(1, 12):
+            fold(model, [1.0], [np.ones(LARGE)])
+            if number % 3 == 0:
+                model.keep_current()
+            assert model.snapshots_alive == 1
+            assert model._pool.in_use <= 4
+        sent = model.current.payload(make_codec("identity", model.spec))[0]
+        fold(model, [1.0], [np.ones(LARGE)])
+        fold(model, [1.0], [np.ones(LARGE)])
+        assert model.snapshots_alive == 2
+        del sent
+        for _ in range(2):
+            restore(model)
+            assert model.snapshots_alive == 1
+    finally:
+        gc.enable()
+
+
+def test_small_models_are_not_counted_at_all():
+    model = make_model(np.zeros(3), monitor=Monitor(), compensation=DelayCompensation())
+    for _ in range(9):
+        fold(model, [1.0], [np.ones(3)])
+        model.keep_current()
+        assert model.snapshots_alive == 0

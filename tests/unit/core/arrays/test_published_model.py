@@ -1,0 +1,219 @@
+"""The published chain: hub and devices hold the same bits, whatever each of them missed."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeasync.core.arrays.delta_chain import Difference, follow
+from edgeasync.core.arrays.device_model import DeviceModel
+from edgeasync.core.arrays.hub_model import POOLED_BYTES_MIN, Model, Snapshot
+from edgeasync.core.arrays.published_model import Publisher
+from edgeasync.core.hub.settings import CodecSettings
+from edgeasync.parameters import CHUNK, Parameter, ParameterSpec
+from edgeasync.policies.policy import Policy
+from edgeasync.protocol import wire
+from edgeasync.protocol.codecs import VectorSource, make_codec
+
+F = np.float32
+DELTAS = ["int8", "int8(stochastic)", "int4", "top_k(0.1)", "top_k(0.01)+int8", "sign", "bfloat16", "identity"]
+MODELS = ["identity", "float16", "bfloat16"]
+
+
+def make_spec(trained, statistics=3):
+    return ParameterSpec((Parameter("weights", (trained,)), Parameter("running_mean", (statistics,), "statistic")))
+
+
+def values(seed, length, scale=1.0):
+    return (np.random.Generator(np.random.PCG64(seed)).standard_normal(length) * scale).astype(F)
+
+
+class Hub:
+    """A model that moves at random, and what is published of it."""
+
+    def __init__(self, trained, delta, model, seed=0):
+        self.spec = make_spec(trained)
+        self.model = Model(self.spec, values(seed, self.spec.length), 0, Policy())
+        self.codec = model
+        self.publisher = Publisher(self.spec, self.model, CodecSettings(delta=delta, model=model))
+
+    def move(self, seed, scale=0.01):
+        moved = self.model.current.vector + values(seed, self.spec.length, scale)
+        self.model.advance(Snapshot(self.model.current.number + 1, moved))
+
+    def step(self, seed, *, anew=False):
+        self.move(seed)
+        self.publisher.publish(anew=anew)
+
+    @property
+    def number(self):
+        return self.publisher.published.number
+
+    def lag(self):
+        """How far the published model is from the model, in its own size."""
+        model = self.model.current.vector
+        return np.linalg.norm(self.publisher.published.vector - model) / np.linalg.norm(model)
+
+
+class Device:
+    """Takes what it is offered, through bytes."""
+
+    def __init__(self, hub):
+        self.hub = hub
+        self.model = DeviceModel(hub.spec)
+        self.held = None
+
+    def catch_up(self):
+        """Take the newest model; return the offer."""
+        offer = self.hub.publisher.offer(self.held, self.hub.codec)
+        assert wire.checksum(offer.payload) == offer.checksum
+        payload, codec = memoryview(bytes(offer.payload)), make_codec(offer.codec, self.hub.spec)
+        if offer.deltas is None:
+            self.model.adopt(codec.open(payload))
+        else:
+            assert offer.deltas.held == self.held
+            steps, start = [], 0
+            for length in offer.deltas.lengths:
+                steps.append(codec.open(payload[start : start + length]))
+                start += length
+            assert start == len(payload)
+            rounding = make_codec(offer.deltas.rounding, self.hub.spec)
+            self.model.lead_on(steps, rounding, offer.deltas.checksum)
+        self.held = self.hub.number
+        if self.hub.publisher.published is not self.hub.model.current:
+            assert self.model.parameters.tobytes() == self.hub.publisher.published.vector.tobytes()
+        return offer
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("delta", DELTAS)
+def test_whoever_missed_whatever_holds_the_same_bits(delta, model):
+    hub = Hub(2 * CHUNK + 4097, delta, model)
+    always, sometimes = Device(hub), Device(hub)
+    always.catch_up()
+    sometimes.catch_up()
+    for seed in range(1, 8):
+        hub.step(seed)
+        always.catch_up()
+        if seed % 3 == 0:
+            sometimes.catch_up()
+    Device(hub).catch_up()
+    always.catch_up()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(DELTAS),
+    st.sampled_from(MODELS),
+    st.lists(st.sampled_from(["move", "publish", "anew", "catch up", "another"]), max_size=24),
+)
+def test_any_order_of_publishing_and_catching_up(delta, model, actions):
+    hub = Hub(700, delta, model)
+    devices = [Device(hub)]
+    for seed, action in enumerate(actions, start=1):
+        match action:
+            case "move":
+                hub.move(seed)
+            case "publish" | "anew" if hub.number != hub.model.current.number:
+                hub.publisher.publish(anew=action == "anew")
+            case "another":
+                devices.append(Device(hub))
+            case "catch up":
+                devices[seed % len(devices)].catch_up()
+    for device in devices:
+        device.catch_up()
+
+
+@pytest.mark.parametrize("delta", ["int8", "int4", "sign", "top_k(0.1)"])
+def test_what_a_step_drops_is_part_of_the_next(delta):
+    """The model stands still, and the published one comes as near as its own rounding allows."""
+    hub = Hub(5000, delta, "float16")
+    for seed in range(1, 5):
+        hub.step(seed)
+    for _ in range(60):
+        hub.move(0, scale=0.0)
+        hub.publisher.publish()
+    assert hub.lag() < 1e-3
+
+
+def test_a_device_is_led_on_while_that_is_cheaper_than_the_whole_model():
+    hub = Hub(10_000, "int8", "float16")
+    device = Device(hub)
+    assert device.catch_up().deltas is None
+    assert device.catch_up().deltas.lengths == ()
+    for missed, led_on in ((1, True), (2, False), (1, True)):
+        for seed in range(missed):
+            hub.step(10 * missed + seed)
+        offer = device.catch_up()
+        assert (offer.deltas is not None) == led_on
+        assert len(offer.payload) <= make_codec("float16", hub.spec).payload_bytes_max
+    hub.step(99)
+    assert hub.publisher.offer(hub.number + 1, "float16").deltas is None
+    assert hub.publisher.offer(None, "float16").deltas is None
+
+
+def test_a_leap_is_published_whole():
+    hub = Hub(10_000, "top_k(0.01)", "float16")
+    device = Device(hub)
+    device.catch_up()
+    hub.move(1, scale=100.0)
+    hub.publisher.publish(anew=True)
+    assert hub.lag() < 1e-3
+    assert device.catch_up().deltas is None
+    hub.step(2)
+    assert device.catch_up().deltas is not None
+
+
+def test_memory_is_bounded_however_long_the_chain_gets():
+    hub = Hub(POOLED_BYTES_MIN, "top_k(0.01)+int8", "identity")
+    devices = [Device(hub) for _ in range(5)]
+    for seed in range(200):
+        hub.step(seed)
+        devices[seed % 5].catch_up()
+        held = sum(len(step) for _, step in hub.publisher._steps)
+        assert held < 4 * hub.spec.length
+        assert len(hub.publisher._steps) <= 64
+        assert hub.publisher.outdated_alive <= 1
+
+
+def test_without_differences_the_model_itself_is_published():
+    hub = Hub(100, "off", "float16")
+    hub.move(1)
+    assert hub.publisher.published is hub.model.current
+    assert hub.publisher.offer(0, "float16").deltas is None
+    assert hub.publisher.outdated_alive == 0
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 10), (3, 7), (5, 10), (7, 10), (0, 5), (4, 4)])
+def test_a_difference_is_of_the_front_alone(start, stop):
+    origin, after = values(1, 10), values(2, 10)
+    expected = after.copy()
+    expected[:5] -= origin[:5]
+    read = Difference(after, origin, 5).read(start, stop, np.empty(10, F))
+    assert np.array_equal(read, expected[start:stop])
+
+
+def test_statistics_are_those_of_the_last_step():
+    spec = make_spec(4, statistics=2)
+    held, codec = np.ones(6, F), make_codec("identity", spec)
+    steps = [codec.open(codec.encode(VectorSource(np.full(6, number, F)))) for number in (2.0, 3.0)]
+    follow(held, steps, codec, 4, held)
+    assert held.tolist() == [6.0, 6.0, 6.0, 6.0, 3.0, 3.0]
+
+
+def test_a_model_that_outgrows_its_codec_travels_as_it_is():
+    for delta in ("int8", "off"):
+        hub = Hub(1000, delta, "float16")
+        device = Device(hub)
+        device.catch_up()
+        grown = hub.model.current.vector.copy()
+        grown[7] = 1e5
+        hub.model.advance(Snapshot(1, grown))
+        if delta != "off":
+            hub.publisher.publish()
+        assert device.catch_up().codec == "identity"
+        assert device.model.parameters[7] == np.float32(1e5)
+        hub.move(2)
+        if delta != "off":
+            hub.publisher.publish()
+        assert device.catch_up().codec == ("int8" if delta == "int8" else "identity")

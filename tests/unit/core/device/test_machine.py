@@ -1,0 +1,1382 @@
+"""Tables of the device's transitions: what comes in, what goes out, and what it does next."""
+
+import itertools
+import math
+from functools import cache
+from random import Random
+from typing import get_args
+
+import msgspec
+import pytest
+
+from edgeasync.core.device.effects import (
+    Adopt,
+    Close,
+    FindGraph,
+    Finish,
+    Join,
+    Open,
+    PutAside,
+    Say,
+    SendPush,
+    Settle,
+    TakeGraph,
+    Tell,
+    Train,
+)
+from edgeasync.core.device.events import (
+    Adopted,
+    AdoptionFailed,
+    Arrived,
+    Disconnected,
+    GraphBroken,
+    GraphForged,
+    GraphHeld,
+    GraphMissing,
+    Kept,
+    StopRequested,
+    Trained,
+    TrainedAhead,
+    TransferMoved,
+    Unreadable,
+)
+from edgeasync.core.device.hub_rotation import BACKOFF_MIN_S
+from edgeasync.core.device.machine import DeviceCore
+from edgeasync.core.device.pending_push import ModelKey
+from edgeasync.errors import GraphError, ModelMismatchError, RefusedError
+from edgeasync.parameters import Parameter, ParameterSpec
+from edgeasync.protocol.messages import (
+    Ack,
+    Applied,
+    Assignment,
+    Buffered,
+    Deltas,
+    DeviceProfile,
+    Duplicate,
+    Fetch,
+    FetchGraph,
+    Graph,
+    Hello,
+    Leave,
+    ModelVersion,
+    Ping,
+    Pong,
+    Push,
+    Quarantine,
+    RefusalCode,
+    Refuse,
+    Rejected,
+    Welcome,
+)
+
+SPEC = ParameterSpec((Parameter("weights", (3,)),))
+HEARTBEAT_S, LEASE_S = 5.0, 15.0
+PROFILE = DeviceProfile(examples=100)
+CHECKSUM = 77
+
+
+class DeviceBench:
+    """A device core, a clock, and the effects of the last event."""
+
+    def __init__(self, seed=0, *, recall=None, **options):
+        self.core = DeviceCore(
+            device_id="pi-1",
+            state_id=b"s" * 16,
+            start=3,
+            profile=PROFILE,
+            codecs=("identity",),
+            fingerprint=None,
+            graph_bytes_max=1000,
+            random=Random(seed),
+            **options,
+        )
+        if recall is not None:
+            self.core.recall(*recall)
+        self.now_s = 100.0
+        self.effects = self.core.begin(self.now_s)
+        self.sessions = 0
+
+    def give(self, event, at_s=None):
+        self.now_s = self.now_s if at_s is None else at_s
+        self.effects = self.core.handle(event, self.now_s)
+        return self
+
+    def hears(self, message, at_s=None):
+        return self.give(Arrived(message), at_s)
+
+    def tick(self, at_s=None, steps=0):
+        self.now_s = self.now_s if at_s is None else at_s
+        self.effects = self.core.tick(self.now_s, steps)
+        deadline_s = self.core.next_deadline_s()
+        assert deadline_s is None or deadline_s > self.now_s
+        return self
+
+    def until(self, kind, limit_s=1000.0):
+        """Tick from deadline to deadline, the hub answering pings, until an effect of `kind`; return it."""
+        end_s = self.now_s + limit_s
+        while True:
+            self.tick(self.core.next_deadline_s())
+            assert self.now_s <= end_s, f"no {kind.__name__} within {limit_s} s"
+            for effect in self.effects:
+                said = effect.message if isinstance(effect, Say) else effect
+                if isinstance(said, kind):
+                    return said
+                if isinstance(said, Ping):
+                    assert self.core.handle(Arrived(Pong(said.sent_s)), self.now_s) == []
+
+    def welcome(self, seq_last=0, spec=SPEC, settings=None, at_s=None, **graph):
+        self.sessions += 1
+        message = Welcome(
+            self.session, spec, settings or {}, seq_last, "identity", HEARTBEAT_S, LEASE_S, 1 << 20, **graph
+        )  # fmt: skip
+        return self.hears(message, at_s)
+
+    @property
+    def session(self):
+        return self.sessions.to_bytes(16, "big")
+
+    def assigned(self, number=0, ack=None, at_s=None):
+        return self.hears(assignment(number, ack), at_s)
+
+    def training(self, number=0, seq_last=0):
+        """Go the happy way as far as training."""
+        return self.welcome(seq_last).assigned(number).give(Adopted(assignment(number)))
+
+    def trained(self, at_s=None):
+        return self.give(Trained(8, 64, 0.5, 0.25, 0.125, checksum=CHECKSUM), at_s)
+
+    def reconnect(self, seq_last=0, **fields):
+        """Lose the connection and be welcomed again."""
+        self.hears(Leave("stopping"))
+        self.until(Open)
+        return self.welcome(seq_last, **fields)
+
+    @property
+    def said(self):
+        return [effect.message for effect in self.effects if isinstance(effect, Say)]
+
+    @property
+    def pushed(self):
+        """The seqs of the pushes in the last effects."""
+        return [effect.push.seq for effect in self.effects if isinstance(effect, SendPush)]
+
+    @property
+    def told(self):
+        return [effect.event for effect in self.effects if isinstance(effect, Tell)]
+
+    @property
+    def kinds(self):
+        return [type(effect) for effect in self.effects]
+
+
+def assignment(number=0, ack=None):
+    """Return the one object that stands for this assignment: the core knows it again by identity."""
+    return one_assignment(number, ack)
+
+
+@cache
+def one_assignment(number, ack):
+    return Assignment(ModelVersion("0" * 16, number), 8, "identity", 0, 12, 0, ack)
+
+
+# -- the way there -------------------------------------------------------------------------------------------
+
+
+def test_the_happy_way():
+    device = DeviceBench()
+    hello = Hello((1, 2), "pi-1", b"s" * 16, 3, profile=PROFILE)
+    assert device.effects == [Open(), Say(hello)]
+    device.welcome(seq_last=6)
+    assert device.kinds == [Tell, Join, Say]
+    assert device.told == ["joined"]
+    assert device.said == [Fetch(device.session, device.core.held)]
+    device.assigned(10)
+    assert device.effects == [Adopt(assignment(10))]
+    device.give(Adopted(assignment(10)))
+    assert device.effects == [Train(8)]
+    for seq, base in ((7, 10), (8, 17)):
+        device.trained()
+        (effect,) = device.effects
+        push = effect.push
+        assert (push.session, push.seq, push.base) == (device.session, seq, ModelVersion("0" * 16, base))
+        assert (push.local_steps, push.examples, push.loss_mean) == (8, 64, 0.5)
+        assert (push.loss_variance, push.step_s, push.codec) == (0.25, 0.125, "identity")
+        answer = assignment(17, Ack(seq, Applied(17)))
+        device.hears(answer)
+        assert device.effects == [Tell("answered", "applied 17"), Settle(Applied(17)), Adopt(answer)]
+        device.give(Adopted(answer))
+        assert device.effects == [Train(8)]
+    assert device.core.updates_answered == 2
+
+
+def test_an_acknowledgement_alone_is_followed_by_the_assignment():
+    device = DeviceBench().training().trained()
+    device.hears(Ack(1, Buffered(2)))
+    assert device.effects == [Tell("answered", "buffered 2"), Settle(Buffered(2))]
+    device.assigned(1)
+    assert device.kinds == [Adopt]
+    device.give(Adopted(assignment(1))).trained()
+    assert device.pushed == [2]
+
+
+def test_an_assignment_that_does_not_follow_is_fetched():
+    device = DeviceBench().training().trained()
+    device.hears(Ack(1, Buffered(2)))
+    since_s = device.now_s
+    assert device.until(Fetch) == Fetch(device.session, device.core.held)
+    assert device.now_s == since_s + LEASE_S
+
+
+def test_divergence_is_told_once_until_an_update_is_taken_again():
+    device = DeviceBench().training()
+    told = []
+    for seq, outcome in enumerate([Rejected("not_finite")] * 2 + [Applied(3), Rejected("not_finite")], start=1):
+        device.trained()
+        device.assigned(4, Ack(seq, outcome))
+        told.append([effect.event for effect in device.effects if isinstance(effect, Tell)])
+        device.give(Adopted(assignment(4, Ack(seq, outcome))))
+    assert told == [["answered", "warning"], ["answered"], ["answered"], ["answered", "warning"]]
+
+
+CAUSE = Quarantine("the norm is 9 times the median", 10)
+
+
+@pytest.mark.parametrize(
+    ("quarantine", "words"),
+    [
+        (CAUSE, "the norm is 9 times the median; they do again after 10 in a row that are not alarming"),
+        (None, "the hub does not say why; they do again later"),
+    ],
+    ids=["told why", "by an older hub"],
+)
+def test_a_quarantine_is_told_once_and_so_is_its_end(quarantine, words):
+    device = DeviceBench().training()
+    told = []
+    for seq, outcome in enumerate([Rejected("quarantined")] * 2 + [Applied(3)] * 2, start=1):
+        device.trained()
+        ack = Ack(seq, outcome, quarantine if isinstance(outcome, Rejected) else None)
+        device.assigned(4, ack)
+        told += [effect for effect in device.effects if isinstance(effect, Tell) and effect.event != "answered"]
+        device.give(Adopted(assignment(4, ack)))
+    assert told == [
+        Tell("quarantined", f"the updates of this device do not count: {words}"),
+        Tell("released", "the updates of this device count again"),
+    ]
+
+
+def test_a_device_that_is_put_aside_says_why_and_until_when():
+    device = DeviceBench().welcome()
+    device.hears(Refuse("quarantined", "pi-1 sent too much that is malformed", 30.0))
+    assert [(effect.event, effect.detail) for effect in device.effects if isinstance(effect, Tell)] == [
+        ("warning", "pi-1 sent too much that is malformed"),
+        ("quarantined", "pi-1 sent too much that is malformed; trying again in 30 s"),
+        ("disconnected", "pi-1 sent too much that is malformed"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        (Rejected("stale"), "rejected stale"),
+        (Duplicate(Applied(4)), "duplicate of: applied 4"),
+        (Duplicate(Buffered(4)), "duplicate of: buffered 4"),
+    ],
+)
+def test_every_outcome_ends_the_push(outcome, words):
+    device = DeviceBench().training().trained()
+    device.assigned(4, Ack(1, outcome))
+    assert device.effects[0] == Tell("answered", words)
+    device.give(Adopted(assignment(4, Ack(1, outcome)))).trained()
+    assert device.pushed == [2]
+
+
+# -- no hub --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_way_to_an_absent_hub_is_tried_for_as_long_as_it_takes(seed):
+    device = DeviceBench(seed)
+    pauses, waits = [], 0
+    for _ in range(50):
+        opened_s = device.now_s
+        device.tick(opened_s + 2.99)
+        assert device.effects == []
+        device.tick(device.core.next_deadline_s())
+        assert device.now_s == opened_s + 3.0
+        waits += "waiting" in device.told
+        assert Close in device.kinds
+        silent_s = device.now_s
+        device.until(Open)
+        assert isinstance(device.said[0], Hello)
+        pauses.append(device.now_s - silent_s)
+    assert waits == 1
+    limits = [min(3.0, 0.1 * 2**attempt) for attempt in range(50)]
+    slack = 1e-9
+    for pause, limit in zip(pauses, limits, strict=True):
+        assert limit / 2 - slack <= pause <= limit + slack
+    assert len({round(pause, 6) for pause in pauses[10:]}) > 30
+
+
+def unreachable(device, until_s):
+    """Tick until then; return the times, and since when, the device says that it reaches no hub."""
+    told = []
+    while device.core.next_deadline_s() <= until_s:
+        device.tick(device.core.next_deadline_s())
+        told += [
+            (device.now_s, effect.since_s)
+            for effect in device.effects
+            if isinstance(effect, Tell) and effect.event == "unreachable"
+        ]
+    return told
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_absent_hub_is_told_of_once_a_minute(seed):
+    device = DeviceBench(seed)
+    told = unreachable(device, 700.0)
+    assert told[0] == (103.0, 100.0), "at the first attempt that fails, since the start"
+    assert {since_s for _, since_s in told} == {100.0}
+    pauses = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(told)]
+    assert len(told) == 10
+    assert all(60.0 <= pause < 66.0 for pause in pauses)
+
+
+def test_a_hub_that_is_lost_is_unreachable_since_it_was_last_heard():
+    device = DeviceBench().welcome()
+    device.hears(Pong(100.0), at_s=102.5)
+    device.give(Disconnected(), at_s=104.0)
+    assert device.told == ["disconnected"]
+    (first, *_) = unreachable(device, 150.0)
+    assert first[0] <= 104.0 + 0.1 + 3.0
+    assert first[1] == 102.5
+    device.until(Open)
+    device.welcome()
+    heard_s = device.now_s
+    device.hears(Leave("stopping"))
+    assert unreachable(device, heard_s + 10.0)[0][1] == heard_s, "another time, told at once"
+
+
+def test_a_connection_that_breaks_before_the_welcome_is_not_more_news_than_silence():
+    device = DeviceBench()
+    told = []
+    while device.now_s < 200.0:
+        device.give(Disconnected())
+        told += [device.now_s] * device.told.count("unreachable")
+        device.until(Open)
+    assert told[0] == 100.0
+    assert len(told) == 2
+
+
+def test_a_hub_that_refuses_for_now_was_reached():
+    device = DeviceBench()
+    for _ in range(30):
+        device.hears(Refuse("hub_full", "full", 30.0))
+        assert device.told.count("warning") == 1
+        assert "unreachable" not in device.told
+        device.until(Open)
+
+
+def test_a_hub_that_is_busy_was_reached():
+    device = DeviceBench()
+    for _ in range(10):
+        device.hears(Refuse("busy", "the hub's disk cannot be written", 0.5))
+        device.tick(device.core.next_deadline_s())
+        assert Close in device.kinds
+        assert "unreachable" not in device.told
+        device.until(Open)
+
+
+def test_several_hubs_are_unreachable_once_each_was_tried():
+    times = [at_s for at_s, _ in unreachable(DeviceBench(hubs=3), 200.0)]
+    assert 109.0 < times[0] < 110.0
+    assert 60.0 <= times[1] - times[0] < 66.0
+
+
+def told_of_silence():
+    device = DeviceBench().tick(103.0)
+    return [effect for effect in device.effects if isinstance(effect, Tell)]
+
+
+def test_what_speaks_of_something_else_is_told_with_the_reason_and_no_oftener():
+    device = DeviceBench()
+    told = []
+    while device.now_s < 200.0:
+        device.give(Unreadable("unknown kind of message"))
+        assert device.effects == []
+        device.tick(device.core.next_deadline_s())
+        told += [effect.detail for effect in device.effects if isinstance(effect, Tell)]
+        device.until(Open)
+    assert [detail for detail in told if "unknown kind" in detail] == ["unknown kind of message"] * 2
+    (silent, *_) = [effect for effect in told_of_silence() if effect.event == "unreachable"]
+    assert silent.detail == ""
+
+
+def test_a_message_of_a_hub_that_cannot_be_read_is_warned_of():
+    device = DeviceBench().welcome().give(Unreadable("unknown kind of message"))
+    assert device.effects == [Tell("warning", "from the hub: unknown kind of message")]
+
+
+def test_a_welcome_begins_the_back_off_anew():
+    device = DeviceBench()
+    for _ in range(10):
+        device.until(Open)
+    device.welcome()
+    since_s = device.now_s
+    device.hears(Leave("stopping"))
+    assert device.kinds == [Close, Tell]
+    device.until(Open)
+    assert device.now_s - since_s <= 0.1
+
+
+def test_training_goes_on_while_the_hub_is_silent():
+    device = DeviceBench().training()
+    heard_s = device.now_s
+    pings = []
+    while "disconnected" not in device.told:
+        device.tick(device.core.next_deadline_s(), steps=7)
+        pings += device.said
+    assert device.now_s == heard_s + LEASE_S
+    assert [type(ping) for ping in pings] == [Ping] * len(pings)
+    assert pings[0] == Ping(device.session, pings[0].sent_s, 7)
+    assert 2 <= len(pings) <= 4
+    assert device.core.work == "training"
+    device.trained()
+    assert device.effects == []
+    hello = device.until(Hello)
+    assert (hello.session, hello.seq_answered) == (device.session, 0)
+    device.welcome()
+    assert Join not in device.kinds
+    assert device.pushed == [1]
+    (effect,) = [effect for effect in device.effects if isinstance(effect, SendPush)]
+    assert effect.push.session == device.session
+
+
+def test_what_is_trained_on_goes_on_after_the_reconnect():
+    device = DeviceBench().training().reconnect()
+    assert (device.kinds, device.core.work) == ([Tell], "training")
+    device.trained()
+    assert device.pushed == [1]
+
+
+def test_pongs_keep_the_link_and_measure_it():
+    device = DeviceBench().training()
+    for _ in range(100):
+        ping = device.until(Ping, 10.0)
+        assert ping.sent_s == device.now_s
+        device.hears(Pong(ping.sent_s), device.now_s + 0.25)
+        assert device.core.round_trip_s == 0.25
+    assert device.core.link == "joined"
+
+
+# -- saying it again -----------------------------------------------------------------------------------------
+
+
+def test_a_push_is_repeated_under_its_number_until_it_is_answered():
+    device = DeviceBench().training(seq_last=4).trained()
+    assert device.pushed == [5]
+    said_s = device.now_s
+    for repeat in range(1, 4):
+        device.until(SendPush)
+        assert device.pushed == [5]
+        assert device.now_s == said_s + repeat * LEASE_S
+    device.reconnect(seq_last=4)
+    assert device.pushed == [5]
+    device.reconnect(seq_last=5)
+    assert device.pushed == [5]
+    device.assigned(1)
+    assert device.effects == []
+    device.assigned(1, Ack(4, Applied(1)))
+    assert device.effects == []
+    device.assigned(1, Ack(5, Duplicate(Applied(1))))
+    assert device.kinds == [Tell, Settle, Adopt]
+
+
+def test_a_transfer_that_moves_is_given_time():
+    device = DeviceBench().training().trained()
+    said_s = device.now_s
+    for _ in range(10):
+        device.give(TransferMoved(), device.now_s + 10.0)
+        device.tick()
+        assert device.pushed == []
+    device.until(SendPush)
+    assert device.now_s == said_s + 100.0 + LEASE_S
+
+
+@pytest.mark.parametrize("work", ["fetch", "push"])
+def test_busy_is_tried_again_but_never_too_early(work):
+    pauses = []
+    for seed in range(20):
+        device = DeviceBench(seed).welcome() if work == "fetch" else DeviceBench(seed).training().trained()
+        said_s = device.now_s
+        device.hears(Refuse("busy", "later", 0.5))
+        assert device.effects == []
+        assert isinstance(device.until(Fetch if work == "fetch" else SendPush), Fetch | SendPush)
+        pauses.append(device.now_s - said_s)
+        assert device.pushed in ([], [1])
+    assert min(pauses) >= 0.5
+    assert max(pauses) <= 0.75 + 1e-9
+    assert len(set(pauses)) == 20
+
+
+def test_malformed_is_told_and_tried_again():
+    device = DeviceBench().training().trained()
+    said_s = device.now_s
+    device.hears(Refuse("malformed", "bits fell out"))
+    assert device.told == ["warning"]
+    device.until(SendPush)
+    assert 1.5 <= device.now_s - said_s <= 3.0
+
+
+@pytest.mark.parametrize("code", ["unknown_session", "sequence"])
+def test_a_hub_that_forgot_is_greeted_on_a_fresh_connection(code):
+    """On the old one more refusals may be on their way: each would void the session that comes next."""
+    device = DeviceBench().training().trained()
+    device.hears(Refuse(code, "say hello"))
+    assert device.kinds == [Close, Tell]
+    refused_s = device.now_s
+    device.hears(Refuse(code, "say hello"))
+    assert device.effects == []
+    device.until(Open)
+    assert BACKOFF_MIN_S / 2 <= device.now_s - refused_s <= BACKOFF_MIN_S
+    assert device.said == [device.core._hello()]
+    device.welcome()
+    assert device.pushed == [1]
+
+
+SEQUENCES = {
+    "nothing lost": (5, 5, 6),
+    "the answer was lost": (5, 6, 6),
+    "the hub remembers less": (5, 2, 3),
+    "the hub remembers nothing": (5, 0, 1),
+}
+
+
+def test_a_welcome_that_came_late_does_not_take_numbers_back():
+    """A link that repeats and delays: the next update would get the number of one that counts."""
+    device = DeviceBench().training(seq_last=6).trained()
+    device.hears(Ack(7, Applied(3)))
+    assert device.welcome(seq_last=6).effects == []
+    device.hears(Refuse("unknown_session", "who?"))
+    assert device.welcome(seq_last=6).effects == []
+    device.until(Open)
+    device.welcome(seq_last=7)
+    assert device.core.link == "joined"
+    device.assigned(4).give(Adopted(assignment(4))).trained()
+    assert device.effects[0].push.seq == 8
+    device.reconnect(seq_last=2)
+    assert device.core.link == "joined", "on a fresh connection the hub is believed: it may have been put back"
+
+
+@pytest.mark.parametrize(("before", "seq_last", "expected"), SEQUENCES.values(), ids=SEQUENCES)
+def test_numbers_after_a_reconnect(before, seq_last, expected):
+    device = DeviceBench().training(seq_last=before).trained()
+    device.reconnect(seq_last)
+    assert device.pushed == [expected]
+    device.assigned(1, Ack(expected, Applied(1)))
+    device.give(Adopted(assignment(1, Ack(expected, Applied(1))))).trained()
+    assert device.pushed == [expected + 1]
+
+
+def test_numbers_that_went_back_stay_back():
+    """A hub put back to older state and then started anew must not hold the numbers of before for answered."""
+    device = DeviceBench().training(seq_last=5).trained().reconnect(seq_last=2)
+    device.hears(Leave("stopping"))
+    assert device.until(Hello).seq_answered == 4, "the number after that of the update, which is 3 by now"
+    device.welcome(seq_last=2)
+    assert device.pushed == [3]
+
+
+RECORDS = {
+    "of this update": (4, CHECKSUM, [4]),
+    "of this update, under the number it had before": (7, CHECKSUM, [7]),
+    "of another update that had the number": (4, 1, []),
+    "of a later update": (5, 1, []),
+    "of none: it had the number from the device": (4, 0, []),
+    "of an earlier update": (3, 1, [4]),
+    "of nothing at all": (0, 0, [1]),
+    "that it does not tell": (4, None, [4]),
+}
+
+
+@pytest.mark.parametrize(("seq_last", "checksum_last", "expected"), RECORDS.values(), ids=RECORDS)
+def test_a_number_names_an_update_only_with_its_checksum(seq_last, checksum_last, expected):
+    """After two backups that were put back a hub may have answered another update under the number of this one."""
+    device = DeviceBench().training(seq_last=6).trained()
+    assert device.pushed == [7]
+    assert device.reconnect(seq_last=3, checksum_last=1).pushed == [4]
+    device.reconnect(seq_last, checksum_last=checksum_last)
+    assert device.pushed == expected
+    if not expected:
+        assert device.told == ["joined", "warning"]
+        assert device.said == [Fetch(device.session, device.core.held)]
+        device.assigned(9).give(Adopted(assignment(9))).trained()
+        assert device.pushed == [seq_last + 1]
+    else:
+        device.assigned(9, Ack(expected[0], Duplicate(Applied(4))))
+        assert Settle(Duplicate(Applied(4))) in device.effects
+
+
+def test_an_update_that_never_left_takes_whatever_number_is_next():
+    device = DeviceBench().training(seq_last=5)
+    device.hears(Leave("stopping"))
+    device.trained()
+    device.until(Open)
+    assert device.welcome(seq_last=9, checksum_last=1).pushed == [10]
+
+
+def test_a_push_the_hub_has_gone_past_is_given_up():
+    """A copy of this device went further. The push would never be answered; numbered anew it could count twice."""
+    device = DeviceBench().training(seq_last=5).trained().reconnect(seq_last=9)
+    assert device.told == ["joined", "warning"]
+    assert device.said == [Fetch(device.session, device.core.held)]
+    device.assigned(20).give(Adopted(assignment(20))).trained()
+    assert device.pushed == [10]
+
+
+def test_a_device_that_restarts_takes_the_hubs_word_for_its_numbers():
+    device = DeviceBench().training(seq_last=41).trained()
+    assert device.pushed == [42]
+
+
+# -- assignments ---------------------------------------------------------------------------------------------
+
+
+def test_assignments_that_come_twice():
+    device = DeviceBench().training(3)
+    device.assigned(4)
+    assert device.effects == []
+    device.give(Adopted(assignment(3)))
+    assert device.effects == []
+    device.trained()
+    device.assigned(4)
+    assert device.effects == []
+    answer = assignment(5, Ack(1, Applied(5)))
+    copy = msgspec.structs.replace(answer)
+    device.hears(answer)
+    assert Adopt in device.kinds
+    device.hears(copy)
+    assert device.effects == [Adopt(copy)]
+    assert device.give(Adopted(answer)).effects == []
+    assert device.give(Adopted(copy)).effects == [Train(8)]
+
+
+def test_only_the_newest_of_two_assignments_is_trained_from():
+    """Both are decoded into the same memory, so what lies there in the end is the second."""
+    device = DeviceBench().welcome().assigned(3).assigned(4)
+    device.give(Adopted(assignment(3)))
+    assert device.effects == []
+    device.give(Adopted(assignment(4)))
+    assert device.effects == [Train(8)]
+    assert device.core.held.number == 4
+
+
+def test_a_model_that_comes_in_broken_is_fetched_again():
+    device = DeviceBench().welcome().assigned(3)
+    device.give(AdoptionFailed("checksum"))
+    assert device.told == ["warning"]
+    since_s = device.now_s
+    device.until(Fetch)
+    assert device.now_s == pytest.approx(since_s + 0.1)
+
+
+@pytest.mark.parametrize("work", ["training", "pushing"])
+def test_a_broken_copy_of_what_is_adopted_already_disturbs_nothing(work):
+    device = DeviceBench().training()
+    if work == "pushing":
+        device.trained()
+    device.give(AdoptionFailed("a second copy of the assignment came in broken"))
+    assert device.told == ["warning"]
+    assert device.core.work == work
+    if work == "training":
+        device.trained()
+        assert device.pushed == [1]
+    device.assigned(1, Ack(1, Applied(1)))
+    assert Adopt in device.kinds
+
+
+def test_a_model_that_was_coming_in_when_the_link_broke_is_fetched_again():
+    device = DeviceBench().welcome().assigned(3).reconnect()
+    assert device.said == [Fetch(device.session, device.core.held)]
+    device.give(Adopted(assignment(3)))
+    assert device.effects == []
+    device.assigned(4).give(Adopted(assignment(4)))
+    assert device.effects == [Train(8)]
+
+
+def test_a_model_that_never_comes_is_fetched_again():
+    device = DeviceBench().welcome().assigned(3)
+    since_s = device.now_s
+    device.until(Fetch)
+    assert device.now_s == since_s + LEASE_S
+
+
+# -- the end -------------------------------------------------------------------------------------------------
+
+
+def test_another_model_at_the_same_address_is_an_error():
+    device = DeviceBench().training()
+    device.hears(Leave("stopping"))
+    device.until(Open)
+    device.welcome(spec=ParameterSpec((Parameter("weights", (4,)),)))
+    (finish,) = device.effects
+    assert isinstance(finish.error, ModelMismatchError)
+
+
+def test_other_training_of_the_same_model_is_taken_up():
+    device = DeviceBench().training()
+    device.hears(Leave("stopping"))
+    device.until(Open)
+    device.welcome(settings={"learning_rate": 0.2})
+    assert [effect.welcome.settings for effect in device.effects if isinstance(effect, Join)] == [
+        {"learning_rate": 0.2}
+    ]
+    assert device.core.work == "training"
+
+
+FATAL = {
+    "protocol_version": RefusedError,
+    "retired_state": RefusedError,
+    "superseded": RefusedError,
+    "model_mismatch": ModelMismatchError,
+    "quarantined": RefusedError,
+    "hub_full": RefusedError,
+}
+
+
+TRANSIENT = {"busy", "malformed", "sequence", "unknown_session", "duplicate_device_id"}
+
+
+def test_every_refusal_is_one_to_end_or_to_try_again():
+    assert set(get_args(RefusalCode)) == TRANSIENT | set(FATAL)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize(("code", "error"), FATAL.items())
+def test_refusals_that_waiting_does_not_mend(code, error, joined):
+    device = DeviceBench().training() if joined else DeviceBench()
+    device.hears(Refuse(code, "go away"))
+    (finish,) = device.effects
+    assert type(finish.error) is error
+    assert str(finish.error) == "go away"
+    assert device.core.next_deadline_s() is None
+    assert device.tick().effects == device.welcome().effects == device.trained().effects == []
+
+
+@pytest.mark.parametrize("code", ["hub_full", "quarantined", "duplicate_device_id"])
+def test_refusals_that_time_may_mend(code):
+    pauses = []
+    for seed in range(20):
+        device = DeviceBench(seed)
+        device.hears(Refuse(code, "later", 30.0))
+        assert device.told[0] == "warning"
+        assert Close in device.kinds
+        since_s = device.now_s
+        device.until(Open)
+        pauses.append(device.now_s - since_s)
+    assert min(pauses) >= 31.5
+    assert max(pauses) <= 33.0
+    assert len(set(pauses)) == 20
+
+
+def test_a_duplicate_gives_up_after_three_leases():
+    device = DeviceBench()
+    for _ in range(3):
+        device.hears(Refuse("duplicate_device_id", "another is live", 15.0))
+        device.until(Open)
+    device.hears(Refuse("duplicate_device_id", "another is live", 15.0))
+    (finish,) = device.effects
+    assert type(finish.error) is RefusedError
+    device = DeviceBench()
+    for _ in range(10):
+        device.hears(Refuse("duplicate_device_id", "another is live", 15.0))
+        device.until(Open)
+        device.welcome()
+        device.hears(Leave("stopping"))
+        device.until(Open)
+
+
+def test_a_hub_that_has_finished_ends_the_device_and_one_that_stops_does_not():
+    device = DeviceBench().training().hears(Leave("stopping"))
+    assert device.kinds == [Close, Tell]
+    assert device.core.work == "training"
+    device.until(Open)
+    device.welcome().hears(Leave("finished"))
+    assert device.effects == [Finish("the hub has finished training")]
+
+
+@pytest.mark.parametrize("link", ["greeting", "joined", "offline"])
+def test_a_person_who_stops_it_makes_it_say_goodbye(link):
+    device = DeviceBench()
+    if link != "greeting":
+        device.training()
+    if link == "offline":
+        device.hears(Leave("stopping"))
+    device.give(StopRequested())
+    goodbye = [Say(Leave("stopping", device.session))] if link == "joined" else []
+    assert device.effects == [*goodbye, Finish("stopped")]
+    assert device.core.next_deadline_s() is None
+
+
+def test_what_belongs_to_no_conversation_is_ignored():
+    device = DeviceBench()
+    for message in (Ack(1, Applied(1)), assignment(1), Pong(99.0)):
+        assert device.hears(message).effects == []
+    assert device.trained().effects == []
+    device.training()
+    for message in (Ack(1, Applied(1)), msgspec.structs.replace(assignment(1), ack=Ack(1, Applied(1)))):
+        assert device.hears(message).effects == []
+    welcome = device.core.welcome
+    assert device.welcome(seq_last=9).effects == []
+    assert device.core.welcome is welcome
+
+
+# -- the hub's graph -----------------------------------------------------------------------------------------
+
+FINGERPRINT = "ab" * 32
+OFFER = {"graph": FINGERPRINT, "graph_bytes": 1000}
+GRAPH = Graph(FINGERPRINT, 0, 1000)
+
+
+def test_a_graph_that_is_kept_is_not_fetched():
+    device = DeviceBench().welcome(**OFFER)
+    assert device.effects == [Tell("joined", "as pi-1"), FindGraph(FINGERPRINT)]
+    device.give(GraphHeld(fetched=False))
+    assert device.kinds == [Tell, Join, Say]
+    assert device.effects[0] == Tell("graph", "from the cache, 1000 bytes")
+    assert device.said == [Fetch(device.session, device.core.held)]
+
+
+def test_a_graph_that_is_missing_is_fetched_before_anything_else():
+    device = DeviceBench().welcome(**OFFER).give(GraphMissing())
+    assert device.effects == [Say(FetchGraph(device.session))]
+    assert device.assigned(1).effects == []
+    device.hears(GRAPH)
+    assert device.effects == [TakeGraph(GRAPH)]
+    device.give(GraphHeld(fetched=True))
+    assert device.effects[0] == Tell("graph", "fetched, 1000 bytes")
+    assert device.kinds == [Tell, Join, Say]
+    device.assigned(1).give(Adopted(assignment(1))).trained()
+    assert device.pushed == [1]
+
+
+def wanting():
+    """Return a device that has asked for the hub's graph."""
+    return DeviceBench().welcome(**OFFER).give(GraphMissing())
+
+
+def test_a_graph_that_does_not_come_is_asked_for_again():
+    device = wanting()
+    since_s = device.now_s
+    assert device.until(FetchGraph) == FetchGraph(device.session)
+    assert device.now_s == since_s + LEASE_S
+
+
+def test_a_graph_that_moves_is_given_time():
+    device = wanting().hears(GRAPH)
+    since_s = device.now_s
+    for _ in range(10):
+        device.give(TransferMoved(), device.now_s + 10.0)
+        assert device.tick().said in ([], [Ping(device.session, device.now_s, 0)])
+    device.until(FetchGraph)
+    assert device.now_s == since_s + 100.0 + LEASE_S
+
+
+def test_a_busy_hub_is_asked_for_its_graph_again():
+    device = wanting()
+    since_s = device.now_s
+    assert device.hears(Refuse("busy", "later", 0.5)).effects == []
+    device.until(FetchGraph)
+    assert 0.5 <= device.now_s - since_s <= 0.75 + 1e-9
+
+
+def test_a_graph_that_comes_in_broken_is_asked_for_again():
+    device = wanting().hears(GRAPH).give(GraphBroken("checksum"))
+    since_s = device.now_s
+    assert device.told == ["warning"]
+    device.until(FetchGraph)
+    assert 1.5 <= device.now_s - since_s <= 3.0
+    device.hears(GRAPH).give(GraphHeld(fetched=True))
+    assert device.said == [Fetch(device.session, device.core.held)]
+
+
+@pytest.mark.parametrize("way", ["asked", "coming in"])
+def test_a_graph_survives_an_offline_spell(way):
+    device = wanting()
+    if way == "coming in":
+        device.hears(GRAPH)
+    device.hears(Leave("stopping"))
+    device.until(Open)
+    device.welcome(**OFFER)
+    assert device.effects[-1] == FindGraph(FINGERPRINT)
+    device.give(GraphMissing())
+    assert device.said == [FetchGraph(device.session)]
+    device.hears(GRAPH).give(GraphHeld(fetched=True))
+    assert Join in device.kinds
+
+
+def test_a_graph_that_is_kept_while_the_link_is_down_is_there_at_the_next_welcome():
+    device = wanting().hears(GRAPH).hears(Leave("stopping"))
+    device.give(GraphHeld(fetched=True))
+    assert device.kinds == [Tell]
+    device.until(Open)
+    device.welcome(**OFFER)
+    assert device.kinds == [Tell, Join, Say]
+    assert device.said == [Fetch(device.session, device.core.held)]
+
+
+def test_a_graph_that_is_held_is_not_asked_for_after_a_reconnect():
+    device = DeviceBench().welcome(**OFFER).give(GraphHeld(fetched=False)).assigned(1)
+    device.give(Adopted(assignment(1))).trained().hears(Leave("stopping"))
+    device.until(Open)
+    device.welcome(**OFFER)
+    assert device.pushed == [1]
+    assert device.kinds == [Tell, SendPush]
+
+
+def test_what_is_known_of_a_graph_too_late_changes_nothing():
+    device = DeviceBench().welcome(**OFFER).give(GraphHeld(fetched=False))
+    for event in (GraphHeld(fetched=True), GraphMissing(), GraphBroken("late"), GraphForged(), Arrived(GRAPH)):
+        assert device.give(event).effects == []
+    offline = wanting().hears(Leave("stopping"))
+    assert offline.give(GraphMissing()).effects == []
+
+
+@pytest.mark.parametrize("size", [0, 1001, 2**53])
+def test_a_graph_of_a_wrong_size_ends_the_device_before_it_is_fetched(size):
+    device = DeviceBench().welcome(graph=FINGERPRINT, graph_bytes=size)
+    (finish,) = device.effects
+    assert type(finish.error) is GraphError
+    assert "graph_bytes_max" in str(finish.error)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        GraphForged(),
+        Arrived(msgspec.structs.replace(GRAPH, fingerprint="cd" * 32)),
+        Arrived(msgspec.structs.replace(GRAPH, payload_bytes=999)),
+    ],
+)
+def test_a_graph_that_is_not_the_one_announced_ends_the_device(event):
+    (finish,) = wanting().give(event).effects
+    assert type(finish.error) is GraphError
+
+
+@pytest.mark.parametrize("graph", [None, "cd" * 32])
+def test_another_graph_at_the_same_address_is_another_model(graph):
+    device = DeviceBench().welcome(**OFFER).give(GraphHeld(fetched=False)).hears(Leave("stopping"))
+    device.until(Open)
+    device.welcome(**{**OFFER, "graph": graph})
+    (finish,) = device.effects
+    assert isinstance(finish.error, ModelMismatchError)
+
+
+def test_a_broken_connection_is_opened_anew_at_once():
+    device = DeviceBench().welcome()
+    device.give(Disconnected())
+    assert device.effects == [Close(), Tell("disconnected", "the connection broke")]
+    broken_s = device.now_s
+    device.until(Hello)
+    assert device.now_s - broken_s <= BACKOFF_MIN_S
+    assert device.give(Disconnected()).effects[0] == Close(), "also while it greets"
+    assert device.give(Disconnected()).effects == [], "it knows already"
+
+
+def test_a_ping_tells_how_long_the_last_one_took():
+    device = DeviceBench().welcome()
+    first = device.until(Ping)
+    assert first.round_trip_s == 0.0
+    device.hears(Pong(device.now_s - 0.25))
+    assert device.until(Ping).round_trip_s == 0.25
+
+
+# -- training ahead ------------------------------------------------------------------------------------------
+
+
+def ahead_bench(steps):
+    """A device that trains, and may go on while it waits."""
+    return DeviceBench().welcome(overlap_steps_max=steps).assigned(0).give(Adopted(assignment(0)))
+
+
+def test_steps_taken_ahead_count_among_the_next():
+    device = ahead_bench(4)
+    device.trained()
+    assert device.effects[-1] == Train(4, ahead=True)
+    answer = assignment(1, Ack(1, Applied(1)))
+    device.hears(answer)
+    device.give(TrainedAhead(Trained(3, 24, 1.0, 0.5, 0.25)))
+    device.give(Adopted(answer))
+    assert device.effects == [Train(5)]
+    device.give(Trained(5, 40, 0.5, 0.25, 0.125))
+    (push,) = [effect.push for effect in device.effects if isinstance(effect, SendPush)]
+    assert (push.local_steps, push.steps_ahead, push.examples) == (8, 3, 64)
+    assert push.loss_mean == pytest.approx((3 * 1.0 + 5 * 0.5) / 8)
+    assert push.step_s == pytest.approx((3 * 0.25 + 5 * 0.125) / 8)
+    # The variance of all eight losses: within each part, and between the two means.
+    assert push.loss_variance == pytest.approx((3 * 0.5 + 5 * 0.25) / 8 + (3 / 8) * (5 / 8) * 0.25)
+
+
+def test_at_least_one_step_is_taken_from_the_new_model():
+    device = ahead_bench(100)
+    device.trained()
+    answer = assignment(1, Ack(1, Applied(1)))
+    device.hears(answer)
+    device.give(TrainedAhead(Trained(50, 400, 1.0, 0.5, 0.25)))
+    device.give(Adopted(answer))
+    assert device.effects == [Train(1)]
+
+
+def test_steps_that_went_on_from_a_diverged_update_do_not_count():
+    device = ahead_bench(4)
+    device.trained()
+    answer = assignment(1, Ack(1, Rejected("not_finite")))
+    device.hears(answer)
+    device.give(TrainedAhead(Trained(3, 24, math.nan, math.nan, 0.25)))
+    device.give(Adopted(answer))
+    assert device.effects == [Train(8)]
+    device.trained()
+    (push,) = [effect.push for effect in device.effects if isinstance(effect, SendPush)]
+    assert (push.local_steps, push.steps_ahead) == (8, 0)
+
+
+@pytest.mark.parametrize("sent_s", [math.nan, math.inf, -math.inf, 1e12, -1e12])
+def test_a_pong_that_cannot_be_is_not_believed(sent_s):
+    device = DeviceBench().training()
+    device.hears(Pong(device.now_s - 0.25))
+    assert device.core.round_trip_s == 0.25
+    device.hears(Pong(sent_s))
+    assert device.core.round_trip_s == 0.25
+
+
+# -- alone ---------------------------------------------------------------------------------------------------
+
+
+def alone_bench(steps, overlap=0):
+    """A device that trains, and may go on by itself."""
+    device = DeviceBench(alone_steps_max=steps).welcome(overlap_steps_max=overlap)
+    return device.assigned(0).give(Adopted(assignment(0)))
+
+
+def ahead(device):
+    """The steps ahead that the last effects ask for."""
+    return [effect.local_steps for effect in device.effects if isinstance(effect, Train) and effect.ahead]
+
+
+def test_a_device_pauses_by_default_when_the_hub_is_gone():
+    device = DeviceBench().training()
+    device.hears(Leave("stopping"))
+    assert device.trained().effects == []
+
+
+def test_a_device_that_is_cut_off_trains_on_to_its_limit_and_merges_when_it_is_back():
+    device = alone_bench(20)
+    assert device.core.goes_on
+    device.hears(Leave("stopping"))
+    assert ahead(device) == [], "the assigned steps are under way"
+    device.trained()
+    assert device.told == ["alone"]
+    assert ahead(device) == [20]
+    for _ in range(3):
+        device.until(Open)
+        assert ahead(device) == []
+    device.give(TrainedAhead(Trained(20, 160, 0.5, 0.25, 0.125)))
+    assert device.effects == [], "that was all"
+    device.welcome(overlap_steps_max=0)
+    assert device.pushed == [1]
+    answer = assignment(9, Ack(1, Applied(9)))
+    device.hears(answer).give(Adopted(answer))
+    assert device.effects == [Train(1)]
+    device.give(Trained(1, 8, 0.5, 0.25, 0.125))
+    (push,) = [effect.push for effect in device.effects if isinstance(effect, SendPush)]
+    assert (push.seq, push.local_steps, push.steps_ahead) == (2, 21, 20)
+
+
+@pytest.mark.parametrize("work", ["pushing", "answered"])
+def test_a_device_goes_alone_when_the_hub_goes_after_its_update(work):
+    device = alone_bench(20).trained()
+    assert ahead(device) == []
+    if work == "answered":
+        device.hears(Ack(1, Buffered(1)))
+    device.hears(Leave("stopping"))
+    assert device.told == ["disconnected", "alone"]
+    assert ahead(device) == [20]
+    device.until(Open)
+    device.welcome()
+    device.hears(Leave("stopping"))
+    assert ahead(device) == [], "they are under way"
+
+
+def test_a_busy_hub_leaves_a_device_alone():
+    device = alone_bench(20).trained()
+    device.hears(Refuse("busy", "later", 0.5))
+    assert (device.told, ahead(device)) == (["alone"], [20])
+    device.hears(Refuse("busy", "later", 0.5))
+    assert device.effects == []
+
+
+@pytest.mark.parametrize(("alone", "more"), [(20, [16]), (4, []), (3, []), (0, [])])
+def test_alone_the_larger_limit_holds_and_one_call_at_a_time(alone, more):
+    device = alone_bench(alone, overlap=4).trained()
+    assert ahead(device) == [4]
+    device.hears(Leave("stopping"))
+    assert ahead(device) == [], "the first four are under way"
+    device.give(TrainedAhead(Trained(4, 32, 0.5, 0.25, 0.125)))
+    assert ahead(device) == more
+    assert ("alone" in device.told) == bool(more)
+
+
+def test_a_device_does_not_go_on_from_what_diverged():
+    device = alone_bench(20).trained()
+    device.hears(Ack(1, Rejected("not_finite")))
+    device.hears(Leave("stopping"))
+    assert ahead(device) == []
+
+
+def test_a_device_without_a_model_does_not_go_alone():
+    device = DeviceBench(alone_steps_max=20).welcome()
+    device.hears(Leave("stopping"))
+    assert ahead(device) == []
+    device.until(Open)
+    device.welcome().assigned(0).hears(Leave("stopping"))
+    assert ahead(device) == []
+
+
+# -- several hubs --------------------------------------------------------------------------------------------
+
+
+def openings(device, count):
+    """Tick until so many connections were opened; return which hub each was to."""
+    hubs = []
+    for _ in range(count):
+        device.until(Open)
+        hubs.append(device.core.hub)
+    return hubs
+
+
+def test_a_hub_that_does_not_answer_gives_way_to_the_next():
+    device = DeviceBench(hubs=3)
+    assert device.core.hub == 0
+    assert openings(device, 5) == [1, 2, 0, 1, 2]
+
+
+def test_every_hub_that_is_tried_is_told_of_once():
+    device, told = DeviceBench(hubs=3), 0
+    for _ in range(40):
+        device.tick(device.core.next_deadline_s())
+        told += device.told.count("waiting")
+    assert told == 4
+
+
+def test_a_list_of_hubs_is_tried_no_faster_than_one():
+    device = DeviceBench(hubs=2)
+    openings(device, 12)
+    since_s = device.now_s
+    openings(device, 10)
+    assert 45.0 <= device.now_s - since_s <= 60.0
+
+
+def test_a_hub_that_is_lost_is_tried_again_first():
+    device = DeviceBench(hubs=2)
+    assert openings(device, 1) == [1]
+    device.welcome().hears(Leave("stopping"))
+    assert openings(device, 3) == [1, 0, 1]
+
+
+def test_a_full_hub_gives_way_at_once_and_is_not_asked_before_its_time():
+    device = DeviceBench(hubs=2)
+    full_s = device.now_s
+    device.hears(Refuse("hub_full", "full", 30.0))
+    assert openings(device, 1) == [1]
+    assert device.now_s - full_s <= 0.1
+    while device.core.hub == 1:
+        openings(device, 1)
+    assert 30.0 <= device.now_s - full_s <= 40.0
+    device.welcome()
+    assert device.core.link == "joined"
+
+
+@pytest.mark.parametrize("code", ["quarantined", "duplicate_device_id"])
+def test_what_a_device_has_done_is_not_escaped_by_another_hub(code):
+    device = DeviceBench(hubs=2)
+    device.hears(Refuse(code, "later", 30.0))
+    assert openings(device, 1) == [0]
+
+
+ELSEWHERE = {
+    "that has none and takes no word": (0, [1]),
+    "with an older state": (3, [4]),
+    "with an empty state, which takes the device's word": (7, []),
+    "with the same state, and the answer lost": (6, [6]),
+}
+
+
+@pytest.mark.parametrize(("seq_last", "expected"), ELSEWHERE.values(), ids=ELSEWHERE)
+def test_numbers_at_another_hub(seq_last, expected):
+    device = DeviceBench(hubs=2).training(seq_last=5).trained()
+    device.hears(Leave("stopping"))
+    while device.core.hub != 1 or device.core.link != "greeting":
+        device.until(Open)
+    assert device.said[-1].seq_answered == 7
+    device.welcome(seq_last)
+    assert device.pushed == expected
+
+
+# -- after a power cut ---------------------------------------------------------------------------------------
+
+KEY = ModelKey(SPEC.fingerprint, None, "delta")
+KEPT = Push(bytes(16), 7, ModelVersion("0" * 16, 3), 8, 64, 0.5, 0.25, 0.125, "int8", 1, 12)
+
+
+def recalling(key=KEY):
+    """A device that was started again with an update that may have been answered."""
+    return DeviceBench(recall=(KEPT, key))
+
+
+def test_a_kept_update_is_repeated_under_its_number():
+    device = recalling()
+    assert device.effects[1].message.seq_answered == 8, "it may have been answered"
+    device.welcome(seq_last=6)
+    assert device.kinds == [Tell, Join, SendPush]
+    (push,) = [effect.push for effect in device.effects if isinstance(effect, SendPush)]
+    assert push == msgspec.structs.replace(KEPT, session=device.session)
+    device.until(SendPush)
+    device.until(SendPush)
+    device.assigned(4, Ack(7, Applied(4)))
+    device.give(Adopted(assignment(4, Ack(7, Applied(4))))).trained()
+    assert device.pushed == [8]
+
+
+def test_a_kept_update_that_was_answered_gets_its_outcome():
+    device = recalling().welcome(seq_last=7)
+    assert device.pushed == [7]
+    device.hears(Refuse("busy", "later", 0.5))
+    device.until(SendPush)
+    device.assigned(9, Ack(7, Duplicate(Applied(4))))
+    assert device.kinds == [Tell, Settle, Adopt]
+    device.give(Adopted(assignment(9, Ack(7, Duplicate(Applied(4)))))).trained()
+    assert device.pushed == [8]
+
+
+def test_a_hub_that_forgot_the_device_never_counts_a_kept_update():
+    """It takes the device's word for the number, and so shows that it has no record."""
+    device = recalling().welcome(seq_last=8)
+    assert device.told == ["joined", "warning"]
+    assert device.said == [Fetch(device.session, None)]
+    device.assigned(9).give(Adopted(assignment(9))).trained()
+    assert device.pushed == [9]
+
+
+@pytest.mark.parametrize("away_s", [BACKOFF_MIN_S, LEASE_S + 1, 1e6], ids=["a blink", "over a lease", "days"])
+@pytest.mark.parametrize("cut_off", [Leave("stopping"), Refuse("unknown_session", "hello?")])
+@pytest.mark.parametrize("said", [True, False])
+def test_what_a_device_says_of_its_numbers_when_it_comes_back(said, cut_off, away_s):
+    """A hub that knows the device goes by its own record; one that forgot it must not count an update twice.
+
+    How long the device has not heard it tells nothing: what the device said may have been lost for much longer.
+    """
+    device = DeviceBench().training(seq_last=5)
+    if said:
+        device.trained().hears(cut_off)
+    else:
+        device.hears(cut_off)
+        device.trained()
+    device.tick(device.now_s + away_s)
+    claimed = 7 if said else 5
+    assert device.said[0].seq_answered == claimed
+    device.tick(device.now_s + 3.0)
+    device.tick(device.now_s + 3.0)
+    assert device.said[0].seq_answered == claimed, "nor does it welcome the device"
+    device.welcome(seq_last=claimed)
+    assert device.pushed == ([] if said else [6])
+    assert device.told[1:] == (["warning"] if said else [])
+
+
+def test_a_hub_with_an_older_state_gets_a_kept_update_under_its_next_number():
+    assert recalling().welcome(seq_last=2).pushed == [3]
+
+
+def test_a_hub_that_went_past_a_kept_update_never_gets_it():
+    device = recalling().welcome(seq_last=9)
+    assert device.told == ["joined", "warning"]
+    assert device.said == [Fetch(device.session, None)]
+
+
+@pytest.mark.parametrize("key", [ModelKey("f" * 32, None, "delta"), ModelKey(SPEC.fingerprint, None, "model")])
+def test_a_kept_update_of_another_model_is_put_aside(key):
+    device = recalling(key).welcome(seq_last=6)
+    assert device.kinds == [Tell, PutAside, Join, Say]
+    assert device.said == [Fetch(device.session, None)]
+    device.assigned(4).give(Adopted(assignment(4))).trained()
+    assert device.pushed == [7]
+
+
+def test_a_kept_update_waits_for_the_hubs_graph():
+    device = DeviceBench(recall=(KEPT, ModelKey(SPEC.fingerprint, FINGERPRINT, "delta")))
+    device.welcome(seq_last=6, **OFFER)
+    assert device.effects[-1] == FindGraph(FINGERPRINT)
+    device.give(GraphMissing())
+    assert device.said == [FetchGraph(device.session)]
+    device.hears(GRAPH).give(GraphHeld(fetched=True))
+    assert device.pushed == [7]
+    assert device.core.work == "pushing"
+
+
+def test_differences_from_a_model_that_went_with_the_power_are_not_taken_in():
+    device = recalling().welcome(seq_last=6)
+    deltas = Deltas(3, (12,), 0, "identity")
+    device.hears(msgspec.structs.replace(assignment(4, Ack(7, Applied(4))), deltas=deltas))
+    assert device.kinds == [Tell, Settle]
+    answered_s = device.now_s
+    assert device.until(Fetch) == Fetch(device.session, None)
+    assert device.now_s == pytest.approx(answered_s + BACKOFF_MIN_S)
+
+
+@pytest.mark.parametrize("seq", [6, 7])
+def test_an_update_is_said_once_it_is_kept(seq):
+    device = recalling().welcome(seq_last=6).give(Kept(seq))
+    assert device.pushed == ([7] if seq == 7 else [])
+    device.hears(Leave("stopping"))
+    assert device.give(Kept(7)).effects == []
+
+
+# -- an update without a loss, and a hub that does not know such -----------------------------------------------
+
+
+WITHOUT_LOSS = Trained(8, 64, None, None, 0.125)
+
+
+def test_an_update_without_a_loss_is_pushed_as_it_is():
+    device = DeviceBench().welcome(protocol_version=2).assigned().give(Adopted(assignment()))
+    device.give(WITHOUT_LOSS)
+    (effect,) = device.effects
+    assert (effect.push.loss_mean, effect.push.loss_variance, effect.push.score) == (None, None, None)
+
+
+def test_a_hub_that_asks_for_a_loss_is_told_apart():
+    device = DeviceBench().welcome().assigned().give(Adopted(assignment()))
+    device.give(WITHOUT_LOSS)
+    (finish,) = device.effects
+    assert isinstance(finish.error, RefusedError)
+    assert "protocol version 1" in str(finish.error)
+    assert "install a newer edgeasync on the hub" in str(finish.error)
+
+
+def test_a_version_that_was_not_offered_ends_the_device():
+    (finish,) = DeviceBench().welcome(protocol_version=7).effects
+    assert isinstance(finish.error, RefusedError)
+    assert "protocol version 7" in str(finish.error)
+
+
+@pytest.mark.parametrize(
+    ("later", "earlier", "losses"),
+    [
+        ((1.0, 0.5), (None, None), (1.0, 0.5)),
+        ((None, None), (3.0, 0.5), (3.0, 0.5)),
+        ((None, None), (None, None), (None, None)),
+        ((1.0, 0.0), (3.0, 0.0), (2.0, 1.0)),
+    ],
+)
+def test_steps_without_a_loss_say_nothing_of_those_that_have_one(later, earlier, losses):
+    whole = Trained(8, 64, *later, 0.125).after(Trained(8, 64, *earlier, 0.125))
+    assert (whole.local_steps, whole.examples) == (16, 128)
+    assert (whole.loss_mean, whole.loss_variance) == losses

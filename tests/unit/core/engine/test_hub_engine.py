@@ -1,0 +1,577 @@
+"""The hub's exchange by itself: frames in, frames out, with a shell that only takes notes."""
+
+import numpy as np
+import pytest
+
+from edgeasync.config import ByteCount
+from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.engine.hub_engine import HubExchange
+from edgeasync.core.engine.incoming import SUSPENDED_S
+from edgeasync.core.hub.effects import Restore
+from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.settings import FLOAT32, CodecSettings, HubCoreSettings, Limits, Liveness
+from edgeasync.parameters import Parameter, ParameterSpec
+from edgeasync.policies.aggregation import ImmediateAggregator, ModelAverageAggregator
+from edgeasync.policies.frequency import FixedFrequency
+from edgeasync.policies.monitor import Monitor
+from edgeasync.policies.optimizers import SGD
+from edgeasync.policies.policy import Policy
+from edgeasync.protocol import wire
+from edgeasync.protocol.codecs import STAGES, VectorSource, make_codec
+from edgeasync.protocol.graph import ShippedGraph
+from edgeasync.protocol.messages import (
+    Assignment,
+    Credit,
+    Fetch,
+    FetchGraph,
+    Graph,
+    Hello,
+    Leave,
+    ModelVersion,
+    Piece,
+    Ping,
+    Push,
+    Refuse,
+    Welcome,
+)
+
+SPEC = ParameterSpec((Parameter("w", (50_000,)),))
+PIECE = 65_536
+LINEAGE = "0" * 16
+POLICY = Policy(
+    aggregate=ImmediateAggregator(),
+    optimizer=(SGD(),),
+    frequency=FixedFrequency(),
+    monitor=Monitor(watch=()),
+)
+
+
+class Notes:
+    """A shell that keeps what it is asked to send."""
+
+    def __init__(self):
+        self.sent = []
+        self.payloads = []
+
+    def send(self, peer, header, payload):
+        self.sent.append((peer, wire.decode(header)))
+        self.payloads.append(payload)
+
+    def report(self, report):
+        pass
+
+    def save(self, snapshot, *, last):
+        pass
+
+    def run_in_background(self, work, then):
+        then(work())
+
+
+class Bench:
+    def __init__(self, graph=None, codec=FLOAT32, judgement=POLICY, **limits):
+        self.notes = Notes()
+        sessions = iter(range(1, 100))
+        core = HubCore(
+            spec=SPEC,
+            training={},
+            judgement=judgement,
+            settings=HubCoreSettings(
+                codec=codec,
+                liveness=Liveness(heartbeat_s=1.0, lease_s=5.0),
+                limits=Limits(**{"piece_bytes": ByteCount(PIECE)} | limits),
+            ),
+            version=ModelVersion(LINEAGE, 0),
+            graph=graph,
+            make_session=lambda: next(sessions).to_bytes(16, "big"),
+            now_s=0.0,
+        )
+        self.exchange = HubExchange(core, Model(SPEC, np.zeros(SPEC.length, np.float32), 0, judgement), self.notes)
+        self.sessions = {}
+
+    def say(self, peer, message, payload=None, at_s=0.0):
+        self.exchange.on_message(peer, wire.encode(message), payload, at_s)
+        return [message for to, message in self.notes.sent if to == peer][-1]
+
+    def join(self, name):
+        welcome = self.say(name, Hello((1,), name.decode(), name.ljust(16, b"-"), 1, codecs=STAGES))
+        assert isinstance(welcome, Welcome)
+        self.sessions[name] = welcome.session
+
+    def announce(self, name, at_s=0.0):
+        payload = bytes(SPEC.nbytes)
+        push = Push(
+            self.sessions[name], 1, ModelVersion(LINEAGE, 0), 1, 1, 0.0, 0.0, 0.1, "identity",
+            wire.checksum(payload), len(payload), transfer=1,
+        )  # fmt: skip
+        return self.say(name, push, at_s=at_s)
+
+
+def test_a_stalled_transfer_gives_its_place_to_the_next():
+    bench = Bench(updates_held_max=1)
+    bench.join(b"idler")
+    bench.join(b"worker")
+    assert bench.announce(b"idler") == Credit(1, 0)
+    assert bench.announce(b"worker", at_s=1.0).code == "busy"
+    for at_s in (2.0, 4.0):
+        bench.say(b"idler", Ping(bench.sessions[b"idler"], at_s, 0), at_s=at_s)
+    assert bench.announce(b"worker", at_s=4.5).code == "busy"
+    assert bench.announce(b"worker", at_s=5.5) == Credit(1, 0)
+
+
+def test_models_that_nobody_takes_in_make_way():
+    bench = Bench(snapshots_max=3)
+    for name in (b"first", b"second", b"third"):
+        bench.join(name)
+    payload = bytes(SPEC.nbytes)
+    versions = []
+    for number, name in enumerate((b"first", b"second")):
+        assignment = bench.say(name, Fetch(bench.sessions[name]))
+        versions.append(assignment.version.number)
+        push = Push(
+            bench.sessions[b"third"], number + 1, ModelVersion(LINEAGE, number), 1, 1, 0.0, 0.0, 0.1, "float16",
+            wire.checksum(payload[::2]), len(payload) // 2, transfer=number + 1,
+        )  # fmt: skip
+        bench.say(b"third", push)
+        for offset in range(0, len(payload) // 2, PIECE):
+            part = payload[: min(PIECE, len(payload) // 2 - offset)]
+            bench.say(b"third", Piece(number + 1, offset, wire.checksum(part)), part)
+    assert versions == [0, 1]
+    fetch = Fetch(bench.sessions[b"third"])
+    assert bench.say(b"third", fetch, at_s=1.0).code == "busy"
+    assert bench.say(b"third", fetch, at_s=6.0).version.number == 2
+
+
+CODED = {
+    "float16": CodecSettings(push="identity", model="float16", delta="off"),
+    "float16, chain": CodecSettings(push="identity", publish_s=1e-6),
+    "float32, chain": CodecSettings(push="identity", model="identity", publish_s=1e-6),
+}
+
+
+@pytest.mark.parametrize("codec", CODED.values(), ids=CODED)
+def test_coded_models_that_nobody_takes_in_are_bounded_too(codec):
+    bench = Bench(codec=codec, snapshots_max=4)
+    bench.join(b"pusher")
+    payload = np.full(SPEC.length, 0.5, np.float32).tobytes()
+    busy = 0
+    for number in range(20):
+        name = b"idler-%d" % number
+        bench.join(name)
+        assignment = bench.say(name, Fetch(bench.sessions[name]), at_s=0.01 * number)
+        if isinstance(assignment, Refuse):
+            assert assignment.code == "busy"
+            busy += 1
+        else:
+            assert assignment.transfer
+        push = Push(
+            bench.sessions[b"pusher"], number + 1, ModelVersion(LINEAGE, 0), 1, 1, 0.0, 0.0, 0.1, "identity",
+            wire.checksum(payload), len(payload), transfer=number + 1,
+        )  # fmt: skip
+        bench.say(b"pusher", push, at_s=0.01 * number)
+        for offset in range(0, len(payload), PIECE):
+            part = payload[offset : offset + PIECE]
+            bench.say(b"pusher", Piece(number + 1, offset, wire.checksum(part)), part, at_s=0.01 * number)
+        bench.notes.payloads.clear()
+    assert bench.exchange.core.version == 20
+    assert busy >= 15
+    assert bench.exchange._sending() <= 5
+    bench.join(b"late")
+    late = Fetch(bench.sessions[b"late"])
+    assert bench.say(b"late", late, at_s=60.0).version.number == bench.exchange.core.publication.number
+
+
+@pytest.mark.parametrize("codec", [FLOAT32, *CODED.values()], ids=["float32", *CODED])
+def test_two_snapshots_are_enough_to_be_given_one(codec):
+    bench = Bench(codec=codec, snapshots_max=2)
+    bench.join(b"pi")
+    assert isinstance(bench.say(b"pi", Fetch(bench.sessions[b"pi"])), Assignment)
+
+
+def test_a_transfer_that_moves_keeps_its_place():
+    bench = Bench(updates_held_max=1)
+    bench.join(b"slow")
+    bench.join(b"worker")
+    bench.announce(b"slow")
+    part = bytes(PIECE)
+    assert bench.say(b"slow", Piece(1, 0, wire.checksum(part)), part, at_s=4.0) == Credit(1, PIECE)
+    answer = bench.announce(b"worker", at_s=6.0)
+    assert isinstance(answer, Refuse)
+    assert answer.code == "busy"
+    assert bench.say(b"slow", Piece(1, PIECE, wire.checksum(part)), part, at_s=7.0) == Credit(1, 2 * PIECE)
+
+
+GRAPH = ShippedGraph(bytes(range(256)) * 1000)
+
+
+def fetch_graph(bench, name, at_s=0.0):
+    return bench.say(name, FetchGraph(bench.sessions[name]), at_s=at_s)
+
+
+def test_a_small_graph_goes_out_in_one_message():
+    graph = ShippedGraph(b"a graph")
+    bench = Bench(graph)
+    bench.join(b"pi")
+    assert fetch_graph(bench, b"pi") == Graph(graph.fingerprint, graph.checksum, 7)
+    assert bench.notes.payloads[-1] is graph.payload
+
+
+def test_a_graph_goes_out_in_pieces_of_the_one_object():
+    bench = Bench(GRAPH)
+    bench.join(b"pi")
+    announced = fetch_graph(bench, b"pi")
+    assert announced == Graph(GRAPH.fingerprint, GRAPH.checksum, len(GRAPH.payload), 1)
+    assert bench.notes.payloads[-1] is None
+    received = b""
+    while len(received) < len(GRAPH.payload):
+        sent = len(bench.notes.sent)
+        bench.say(b"pi", Credit(1, len(received)))
+        for part in bench.notes.payloads[sent:]:
+            assert part.obj is GRAPH.payload
+            received += part
+    assert received == GRAPH.payload
+    bench.say(b"pi", Credit(1, len(received)))
+    assert bench.exchange._outgoing.shared_count == 0
+
+
+def test_a_graph_is_sent_to_so_many_at_once_and_whoever_stalls_makes_way():
+    bench = Bench(GRAPH, snapshots_max=2)
+    for name in (b"a", b"b", b"c"):
+        bench.join(name)
+    assert isinstance(fetch_graph(bench, b"a"), Graph)
+    assert isinstance(fetch_graph(bench, b"b"), Graph)
+    assert isinstance(fetch_graph(bench, b"b"), Graph), "its own place, again"
+    assert fetch_graph(bench, b"c", at_s=1.0).code == "busy"
+    bench.say(b"b", Credit(3, 0), at_s=4.0)
+    assert fetch_graph(bench, b"c", at_s=4.5).code == "busy"
+    assert isinstance(fetch_graph(bench, b"c", at_s=5.5), Graph)
+    assert bench.exchange._outgoing.shared_count == 2
+    for name in (b"b", b"c"):
+        bench.exchange.on_message(name, wire.encode(Leave("stopping", bench.sessions[name])), None, 6.0)
+    assert bench.exchange._outgoing.shared_count == 0
+
+
+# -- transfers that go on ------------------------------------------------------------------------------------
+
+WHOLE = np.arange(SPEC.length, dtype=np.float32).tobytes()
+
+
+def push_of(bench, name, *, seq=1, payload=WHOLE, transfer=1, codec="identity"):
+    return Push(
+        bench.sessions[name], seq, ModelVersion(LINEAGE, 0), 1, 1, 0.0, 0.0, 0.1, codec,
+        wire.checksum(payload), len(payload), transfer=transfer,
+    )  # fmt: skip
+
+
+def piece_of(offset, *, transfer=1, payload=WHOLE):
+    part = payload[offset : offset + PIECE]
+    return Piece(transfer, offset, wire.checksum(part)), part
+
+
+def reconnect(bench, name, number, at_s=0.0):
+    """Say hello on another connection, as the same start of the same device; return its name."""
+    peer = name + b"#%d" % number
+    hello = Hello((1,), name.decode(), name.ljust(16, b"-"), 1, session=bench.sessions[name])
+    welcome = bench.say(peer, hello, at_s=at_s)
+    assert isinstance(welcome, Welcome)
+    bench.sessions[name] = bench.sessions[peer] = welcome.session
+    return peer
+
+
+def cut_in_mid_push(bench, name=b"pi", *, pieces=2, at_s=0.0):
+    """Join, push some pieces, and come back on another connection; return that."""
+    bench.join(name)
+    assert bench.say(name, push_of(bench, name)) == Credit(1, 0)
+    for number in range(pieces):
+        bench.say(name, *piece_of(number * PIECE))
+    return reconnect(bench, name, 2, at_s)
+
+
+def test_a_push_goes_on_over_another_connection():
+    bench = Bench()
+    peer = cut_in_mid_push(bench)
+    assert bench.say(peer, push_of(bench, b"pi", transfer=2)) == Credit(2, 2 * PIECE)
+    bench.say(peer, *piece_of(2 * PIECE, transfer=2))
+    bench.say(peer, *piece_of(3 * PIECE, transfer=2))
+    assert bench.exchange.core.updates_applied == 1
+    np.testing.assert_array_equal(bench.exchange.model.current.vector, np.frombuffer(WHOLE, np.float32))
+    assert bench.exchange.core.messages_refused == 0
+
+
+def test_a_push_goes_on_over_the_same_connection():
+    bench = Bench()
+    bench.join(b"pi")
+    bench.say(b"pi", push_of(bench, b"pi"))
+    bench.say(b"pi", *piece_of(0))
+    assert bench.say(b"pi", push_of(bench, b"pi", transfer=2)) == Credit(2, PIECE)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"payload": WHOLE[4:] + WHOLE[:4]},
+        {"payload": WHOLE[: len(WHOLE) // 2], "codec": "float16"},
+    ],
+    ids=["other values", "another codec"],
+)
+def test_another_payload_under_the_same_seq_starts_anew(other):
+    bench = Bench()
+    peer = cut_in_mid_push(bench)
+    assert bench.say(peer, push_of(bench, b"pi", transfer=2, **other)) == Credit(2, 0)
+    assert len(bench.exchange._incoming) == 1
+
+
+def test_a_forged_beginning_is_found_out_in_the_end():
+    """The same checksum is announced, but what came before the cut was not of that payload."""
+    bench = Bench()
+    bench.join(b"pi")
+    forged = bytes(len(WHOLE))
+    bench.say(b"pi", push_of(bench, b"pi"))
+    bench.say(b"pi", *piece_of(0, payload=forged))
+    peer = reconnect(bench, b"pi", 2)
+    assert bench.say(peer, push_of(bench, b"pi", transfer=2)) == Credit(2, PIECE)
+    for number in (1, 2, 3):
+        answer = bench.say(peer, *piece_of(number * PIECE, transfer=2))
+    assert answer.code == "malformed"
+    assert bench.exchange.core.updates_applied == 0
+    assert bench.say(peer, push_of(bench, b"pi", transfer=3)) == Credit(3, 0)
+
+
+def test_what_was_spoilt_starts_anew():
+    bench = Bench()
+    bench.join(b"pi")
+    bench.say(b"pi", push_of(bench, b"pi"))
+    bench.say(b"pi", *piece_of(0))
+    piece, _ = piece_of(PIECE)
+    assert bench.say(b"pi", piece, bytes(PIECE)).code == "malformed"
+    assert bench.say(b"pi", push_of(bench, b"pi", transfer=2)) == Credit(2, 0)
+
+
+def test_nobody_goes_on_with_what_another_has_begun():
+    bench = Bench()
+    cut_in_mid_push(bench)
+    bench.join(b"other")
+    assert bench.say(b"other", push_of(bench, b"other")) == Credit(1, 0)
+
+
+def test_what_was_cut_off_counts_as_held_and_gives_way_first():
+    bench = Bench(updates_held_max=2)
+    cut_in_mid_push(bench, b"a", at_s=0.0)
+    peer = cut_in_mid_push(bench, b"b", at_s=1.0)
+    assert len(bench.exchange._incoming) == 2
+    bench.join(b"c")
+    assert bench.say(b"c", push_of(bench, b"c"), at_s=1.0) == Credit(1, 0)
+    assert len(bench.exchange._incoming) == 2, "the one of a made way"
+    assert bench.say(peer, push_of(bench, b"b", transfer=2), at_s=1.0) == Credit(2, 2 * PIECE)
+    again = reconnect(bench, b"a", 3, at_s=1.0)
+    assert bench.say(again, push_of(bench, b"a", transfer=2), at_s=1.0).code == "busy"
+
+
+def test_what_was_cut_off_is_its_devices_own_place():
+    bench = Bench(updates_held_max=1)
+    peer = cut_in_mid_push(bench)
+    assert bench.say(peer, push_of(bench, b"pi", transfer=2)) == Credit(2, 2 * PIECE)
+
+
+def test_what_was_cut_off_is_dropped_when_the_device_pushes_something_else():
+    bench = Bench()
+    peer = cut_in_mid_push(bench)
+    small = bytes(PIECE)
+    bench.say(peer, push_of(bench, b"pi", payload=small), small)  # malformed: not a vector of the spec
+    assert len(bench.exchange._incoming) == 1
+    assert bench.say(peer, push_of(bench, b"pi", transfer=2, codec="float16", payload=WHOLE[::2])) == Credit(2, 0)
+    assert len(bench.exchange._incoming) == 1
+
+
+def test_what_was_cut_off_is_not_kept_for_ever():
+    bench = Bench()
+    peer = cut_in_mid_push(bench)
+    bench.exchange.tick(SUSPENDED_S - 1.0)
+    assert len(bench.exchange._incoming) == 1
+    bench.exchange.tick(SUSPENDED_S + 1.0)
+    assert len(bench.exchange._incoming) == 0
+    assert bench.say(peer, push_of(bench, b"pi", transfer=2), at_s=SUSPENDED_S + 1.0) == Credit(2, 0)
+
+
+def fold_one(bench, name=b"mover", seq=1):
+    """Let another device move the model on."""
+    if name not in bench.sessions:
+        bench.join(name)
+    bench.say(name, push_of(bench, name, seq=seq, transfer=seq))
+    for offset in range(0, len(WHOLE), PIECE):
+        bench.say(name, *piece_of(offset, transfer=seq))
+
+
+def cut_in_mid_assignment(bench, *, begun=True):
+    """Fetch, take in a piece, and come back on another connection; return that and the assignment."""
+    bench.join(b"pi")
+    assignment = bench.say(b"pi", Fetch(bench.sessions[b"pi"]))
+    if begun:
+        bench.say(b"pi", Credit(assignment.transfer, 0))
+    return reconnect(bench, b"pi", 2), assignment
+
+
+def test_an_assignment_goes_on_though_the_model_has_moved():
+    bench = Bench()
+    peer, first = cut_in_mid_assignment(bench)
+    fold_one(bench)
+    again = bench.say(peer, Fetch(bench.sessions[b"pi"], partial=first.checksum))
+    assert (again.version, again.checksum) == (first.version, first.checksum)
+    assert again.version.number == 0 < bench.exchange.core.version
+    assert again.transfer != first.transfer
+    piece = bench.say(peer, Credit(again.transfer, PIECE))
+    assert (piece.transfer, piece.offset) == (again.transfer, 3 * PIECE), "the last of those that the window takes"
+    assert bench.notes.payloads[-1] == bytes(SPEC.nbytes)[3 * PIECE :]
+
+
+@pytest.mark.parametrize("partial", [None, 0, 12345, 2**64 - 1])
+def test_who_holds_nothing_of_it_is_sent_the_newest(partial):
+    bench = Bench()
+    peer, first = cut_in_mid_assignment(bench)
+    fold_one(bench)
+    again = bench.say(peer, Fetch(bench.sessions[b"pi"], partial=partial))
+    assert again.version.number == 1
+    assert again.checksum != first.checksum
+    late = bench.say(peer, Fetch(bench.sessions[b"pi"], partial=first.checksum))
+    assert late.version.number == 1, "what was kept has been dropped for it"
+
+
+def test_another_device_is_not_sent_what_was_cut_off():
+    bench = Bench()
+    _, first = cut_in_mid_assignment(bench)
+    fold_one(bench)
+    bench.join(b"other")
+    assert bench.say(b"other", Fetch(bench.sessions[b"other"], partial=first.checksum)).version.number == 1
+
+
+def test_strangers_leave_nothing_behind():
+    bench = Bench()
+    for number in range(20):
+        bench.say(b"stranger %d" % number, Fetch(bytes(16), partial=number))
+    assert not bench.exchange._outgoing._wanted
+
+
+def test_the_same_payload_goes_on_though_nothing_was_kept():
+    bench = Bench()
+    peer, first = cut_in_mid_assignment(bench)
+    bench.exchange.tick(SUSPENDED_S + 1.0)
+    again = bench.say(peer, Fetch(bench.sessions[b"pi"], partial=first.checksum), at_s=SUSPENDED_S + 1.0)
+    assert again.checksum == first.checksum
+    assert bench.say(peer, Credit(again.transfer, 3 * PIECE), at_s=SUSPENDED_S + 1.0).offset == 3 * PIECE
+
+
+def test_assignments_that_were_cut_off_make_way_for_newer_models():
+    bench = Bench(snapshots_max=2)
+    peer, first = cut_in_mid_assignment(bench)
+    fold_one(bench)
+    assert bench.exchange.model.snapshots_alive == 2
+    bench.notes.payloads.clear()  # what the notes keep, the hub could not let go of
+    bench.join(b"other")
+    assert bench.say(b"other", Fetch(bench.sessions[b"other"])).version.number == 1
+    assert bench.say(peer, Fetch(bench.sessions[b"pi"], partial=first.checksum)).version.number == 1
+
+
+def test_after_a_rollback_nobody_goes_on_with_an_earlier_model():
+    bench = Bench()
+    peer, first = cut_in_mid_assignment(bench)
+    fold_one(bench)
+    exchange = bench.exchange
+    exchange.model._kept = exchange.model._kept_last = exchange.model.current
+    exchange._execute([Restore(2)])
+    again = bench.say(peer, Fetch(bench.sessions[b"pi"], partial=first.checksum))
+    assert again.checksum != first.checksum
+
+
+def test_going_on_needs_no_room():
+    bench = Bench(snapshots_max=2)
+    peer, first = cut_in_mid_assignment(bench)
+    fold_one(bench)
+    again = bench.say(peer, Fetch(bench.sessions[b"pi"], partial=first.checksum))
+    assert again.version.number == 0
+
+
+@pytest.mark.parametrize("beyond", [len(WHOLE), len(WHOLE) + 1, 2**53])
+def test_a_device_cannot_have_more_than_there_is(beyond):
+    bench = Bench()
+    bench.join(b"pi")
+    assignment = bench.say(b"pi", Fetch(bench.sessions[b"pi"]))
+    assert bench.say(b"pi", Credit(assignment.transfer, beyond)).code == "malformed"
+
+
+def test_a_device_may_bound_pieces_and_messages():
+    bench = Bench(piece_bytes=ByteCount(1 << 20))
+    hello = Hello((1,), "pi", b"p" * 16, 1, piece_bytes_max=PIECE)
+    session = bench.say(b"pi", hello).session
+    assignment = bench.say(b"pi", Fetch(session))
+    assert assignment.transfer > 0
+    bench.say(b"pi", Credit(assignment.transfer, 0))
+    assert len(bench.notes.payloads[-1]) == PIECE
+
+
+def test_every_byte_is_counted_both_ways():
+    bench = Bench()
+    bench.join(b"pi")
+    bench.say(b"pi", push_of(bench, b"pi"))
+    bench.say(b"pi", *piece_of(0))
+    (device,) = bench.exchange.core.status(0.0)["devices"]
+    said = [Hello((1,), "pi", b"pi".ljust(16, b"-"), 1, codecs=STAGES), push_of(bench, b"pi"), piece_of(0)[0]]
+    assert device["bytes_up"] == sum(len(wire.encode(message)) for message in said) + PIECE
+    answers = [message for _, message in bench.notes.sent]
+    assert device["bytes_down"] == sum(len(wire.encode(message)) for message in answers)
+
+
+def test_a_whole_model_is_not_taken_from_a_codec_that_does_not_bear_it():
+    bench = Bench(
+        judgement=Policy(aggregate=ModelAverageAggregator(), optimizer=(SGD(),), monitor=Monitor(watch=()))
+    )
+    bench.join(b"pi")
+    for name, answer in (("int8", Refuse), ("float16", Assignment)):
+        codec = make_codec(name, SPEC)
+        payload = bytes(codec.encode(VectorSource(np.ones(SPEC.length, np.float32))))
+        push = Push(
+            bench.sessions[b"pi"], 1, ModelVersion(LINEAGE, 0), 1, 1, 0.0, 0.0, 0.1, name, wire.checksum(payload),
+            len(payload),
+        )  # fmt: skip
+        assert isinstance(bench.say(b"pi", push, payload), answer)
+    assert bench.exchange.core.version == 1
+
+
+# -- versions of the protocol ----------------------------------------------------------------------------------
+
+
+class Headers(Notes):
+    """Keeps the versions of the headers, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.versions = []
+
+    def send(self, peer, header, payload):
+        super().send(peer, header, payload)
+        self.versions.append((type(self.sent[-1][1]).__name__, header[1]))
+
+
+@pytest.mark.parametrize(("spoken", "chosen"), [((1,), 1), ((1, 2), 2)])
+def test_a_member_is_spoken_to_in_the_version_it_was_welcomed_in(spoken, chosen):
+    bench = Bench()
+    bench.notes = bench.exchange._shell = Headers()
+    bench.exchange._outbox._send = bench.notes.send
+    bench.exchange.on_message(b"a", wire.encode(Hello(spoken, "a", b"a" * 16, 1), 1), None, 0.0)
+    session = bench.notes.sent[-1][1].session
+    for message in (Fetch(session), Ping(session, 1.0, 0), Fetch(b"?" * 16), Fetch(session)):
+        bench.exchange.on_message(b"a", wire.encode(message, chosen), None, 1.0)
+    kinds = ["Welcome", "Assignment", "Pong", "Refuse", "Assignment"]
+    assert bench.notes.versions == [(kind, chosen) for kind in kinds]
+
+
+def test_strangers_and_newer_versions_are_answered_in_the_first():
+    bench = Bench()
+    bench.notes = bench.exchange._shell = Headers()
+    bench.exchange._outbox._send = bench.notes.send
+    bench.exchange.on_message(b"a", wire.encode(Ping(b"?" * 16, 1.0, 0), 2), None, 0.0)
+    bench.exchange.on_message(b"b", wire.encode(Hello((7,), "b", b"b" * 16, 1), 7), None, 0.0)
+    bench.exchange.on_message(b"c", wire.encode(Hello((7,), "c", b"c" * 16, 1), 1), None, 0.0)
+    assert bench.notes.versions == [("Refuse", 1)] * 3
+    refusals = [message for _, message in bench.notes.sent]
+    assert [refuse.code for refuse in refusals] == ["unknown_session", "protocol_version", "protocol_version"]
+    assert refusals[1].sentence == "protocol version 7 is not 1 or 2; install the same edgeasync on both"
+    assert "speaks protocol version 1 or 2, the device 7; install" in refusals[2].sentence

@@ -1,0 +1,92 @@
+import math
+
+import pytest
+
+from edgeasync.core.hub.effects import Report, SaveBest
+from edgeasync.core.hub.evaluation_tracker import Progress
+from edgeasync.core.hub.events import Evaluated
+from edgeasync.core.hub.settings import StopCondition
+from edgeasync.policies.policy import Plateau
+
+
+def run(told, *, plateau=None, **stop):
+    """Show evaluations; return the progress and, for each of them, its effects."""
+    progress, seen = Progress(plateau, StopCondition(**stop)), []
+    for number, (loss, accuracy) in enumerate(told):
+        effects = []
+        progress.evaluated(Evaluated(number, loss, accuracy), effects)
+        seen.append(effects)
+    return progress, seen
+
+
+@pytest.mark.parametrize(
+    ("told", "bests"),
+    [
+        ([(2.0, None), (1.0, None), (1.0, None), (3.0, None), (0.5, None)], [0, 1, 4]),
+        # Accuracy comes first, the loss decides between equals.
+        ([(2.0, 0.5), (1.0, 0.4), (9.0, 0.6), (8.0, 0.6), (8.5, 0.6)], [0, 2, 3]),
+        ([(math.nan, 0.9), (math.inf, None), (2.0, 0.1), (math.nan, 0.9)], [2]),
+    ],
+)
+def test_the_best_version_is_saved(told, bests):
+    progress, seen = run(told)
+    saved = {number: effects[1:] for number, effects in enumerate(seen) if len(effects) > 1}
+    assert saved == {number: [SaveBest(*told[number])] for number in bests}
+    assert progress.best == Evaluated(bests[-1], *told[bests[-1]])
+    assert progress.last.number == len(told) - 1
+    assert [effects[0].event for effects in seen] == ["evaluated"] * len(told)
+    assert [effects[0].detail.endswith("the best so far") for effects in seen] == [
+        n in bests for n in range(len(told))
+    ]
+
+
+def test_what_is_said_of_an_evaluation():
+    _, seen = run([(0.51234567, 0.98765), (0.6, 0.9)])
+    assert seen[0][0] == Report("evaluated", detail="version 0, loss 0.5123, accuracy 98.77%, the best so far")
+    assert seen[1] == [Report("evaluated", detail="version 1, loss 0.6, accuracy 90.00%")]
+
+
+HALVING = Plateau(patience=2, factor=0.5, improvement=0.1, factor_min=0.2)
+
+
+@pytest.mark.parametrize(
+    ("losses", "factors"),
+    [
+        ([1.0, 0.8, 0.6, 0.4], [1.0] * 4),
+        ([1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.5, 0.5, 0.25]),
+        ([1.0] * 9, [1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.2, 0.2, 0.2]),
+        # 0.9 of 1 is not a tenth less; 0.89 is, and it is counted anew from there.
+        ([1.0, 0.9, 0.89, 0.81, 0.8], [1.0, 1.0, 1.0, 1.0, 1.0]),
+        ([1.0, 0.9, 0.89, 0.81, 0.82], [1.0, 1.0, 1.0, 1.0, 0.5]),
+        ([math.nan, math.inf, 5.0, math.nan, math.nan], [1.0, 0.5, 0.5, 0.5, 0.25]),
+    ],
+)
+def test_the_learning_rate_falls_on_a_plateau(losses, factors):
+    for count, factor in enumerate(factors, start=1):
+        progress, seen = run([(loss, None) for loss in losses[:count]], plateau=HALVING)
+        assert progress.learning_rate_factor == factor
+        lowered = count > 1 and factor < factors[count - 2]
+        assert ("plateau" in [effect.event for effect in seen[-1] if isinstance(effect, Report)]) == (
+            lowered or (count == 1 and factor < 1.0)
+        )
+
+
+def test_without_a_plateau_it_never_falls():
+    assert run([(1.0, None)] * 50)[0].learning_rate_factor == 1.0
+
+
+@pytest.mark.parametrize(
+    ("stop", "told", "reached"),
+    [
+        ({"loss": 0.5}, (0.51, 0.99), ""),
+        ({"loss": 0.5}, (0.5, None), "loss 0.5 is at most 0.5"),
+        ({"loss": 0.5}, (math.nan, None), ""),
+        ({"accuracy": 0.9}, (0.1, 0.899), ""),
+        ({"accuracy": 0.9}, (9.0, 0.9), "accuracy 90.00% is at least 90.00%"),
+        ({"accuracy": 0.9}, (0.0, None), ""),
+        ({"accuracy": 0.9, "loss": 0.5}, (0.9, 0.95), "accuracy 95.00% is at least 90.00%"),
+        ({}, (0.0, 1.0), ""),
+    ],
+)
+def test_when_training_has_reached_what_it_is_for(stop, told, reached):
+    assert run([told], **stop)[0].reached == reached

@@ -1,0 +1,793 @@
+"""What the hub's judgement makes of updates, seen through its core: which count, when, and what is done after."""
+
+import math
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edgeasync.core.hub import policy_engine as judge
+from edgeasync.core.hub.divergence import KEEP_EVERY_UPDATES
+from edgeasync.core.hub.effects import Assign, Discard, Evaluate, Fold, Keep, Report, Restore, SaveBest
+from edgeasync.core.hub.events import Evaluated, Folded, PushArrived
+from edgeasync.core.hub.settings import CheckpointSettings
+from edgeasync.policies.aggregation import (
+    BufferedAggregator,
+    ImmediateAggregator,
+    ModelAverageAggregator,
+    QuorumAggregator,
+    SynchronousAggregator,
+)
+from edgeasync.policies.combining import MedianCombiner
+from edgeasync.policies.frequency import AdaptiveFrequency, FixedFrequency, Tempo
+from edgeasync.policies.history import WINDOW
+from edgeasync.policies.monitor import (
+    DisagreementWatch,
+    GradientNormWatch,
+    LossVarianceWatch,
+    LossWatch,
+    Monitor,
+    NotFiniteWatch,
+    UpdateNormWatch,
+)
+from edgeasync.policies.optimizers import SGD
+from edgeasync.policies.policy import Plateau, Policy, WarmUp
+from edgeasync.policies.staleness import BoundedStaleness, ConstantStaleness, PolynomialStaleness
+from edgeasync.protocol.messages import Ack, Applied, Buffered, DeviceProfile, Rejected
+
+QUIET = Monitor(watch=())
+AT_ONCE = ImmediateAggregator()
+FREQUENCY = FixedFrequency()
+
+
+def policy(**parts):
+    usual = {"staleness": ConstantStaleness(), "aggregate": AT_ONCE, "frequency": FREQUENCY, "monitor": QUIET}
+    usual["optimizer"] = (SGD(),)
+    return Policy(**usual | parts)
+
+
+def push(hub, device_id="a", base=None, *, norm=1.0, at_s=None, **fields):
+    """Push an update from the newest version, or from `base`; return why it does not count, if so."""
+    seq = hub.core.members.members[device_id].seq_last + 1
+    made = hub.make_push(device_id, seq, hub.core.version if base is None else base)
+    made = msgspec.structs.replace(made, **fields)
+    hub.give(PushArrived(hub.peers[device_id], made, next(hub.handles), norm), at_s)
+    outcome = hub.core.members.members[device_id].outcome_last
+    return outcome.reason if isinstance(outcome, Rejected) else None
+
+
+def joined(hub_bench, judgement, devices="a", **settings):
+    hub = hub_bench(judgement, **{"liveness": {"lease_s": 1e6}} | settings)
+    for name in devices:
+        hub.join(name)
+    return hub
+
+
+def kinds(hub):
+    return [type(effect) for effect in hub.effects if not isinstance(effect, Assign | SaveBest)]
+
+
+# -- staleness -----------------------------------------------------------------------------------------------
+
+BY_SECONDS = PolynomialStaleness(exponent=1.0, unit="seconds")
+
+
+def test_staleness_in_seconds_counts_from_when_the_base_was_no_longer_the_newest(hub_bench):
+    hub = joined(hub_bench, policy(staleness=BY_SECONDS))
+    seen = []
+    for at_s, base in ((1.0, 0), (3.0, 1), (7.0, 2), (9.0, 0), (9.0, 4), (10.0, 2), (10.0, 3)):
+        push(hub, base=base, at_s=at_s)
+        seen.append(hub.one(Fold).weights)
+    # Version 1 came at 1 s, 2 at 3 s, 3 at 7 s and 4 at 9 s.
+    assert seen == [(1.0,), (1.0,), (1.0,), (1 / 9,), (1.0,), (0.25,), (0.5,)]
+
+
+def test_a_base_older_than_what_is_remembered_is_as_old_as_the_oldest(hub_bench, monkeypatch):
+    monkeypatch.setattr(judge, "VERSION_TIMES_MAX", 2)
+    hub = joined(hub_bench, policy(staleness=BY_SECONDS))
+    for at_s in (1.0, 3.0, 7.0):
+        push(hub, at_s=at_s)
+    push(hub, base=0, at_s=8.0)
+    assert hub.one(Fold).weights == (1 / 6,)
+    assert len(hub.core.judge._version_times) == 2
+
+
+def test_a_limit_in_seconds_refuses_what_is_older(hub_bench):
+    hub = joined(hub_bench, policy(staleness=BoundedStaleness(staleness_max=4.0, unit="seconds")))
+    push(hub, at_s=1.0)
+    assert push(hub, base=0, at_s=5.0) is None
+    assert push(hub, base=0, at_s=5.1) == "stale"
+
+
+# -- rollback ------------------------------------------------------------------------------------------------
+
+
+def rising(hub_bench, *, calm_updates=6, **parts):
+    """A hub whose devices' losses have been calm for 32 updates."""
+    monitor = Monitor(watch=(LossWatch(),), calm_updates=calm_updates)
+    hub = joined(hub_bench, policy(aggregate=BufferedAggregator(count=4), monitor=monitor, **parts), "abc")
+    for _ in range(31):
+        push(hub)
+        assert Keep not in kinds(hub)
+    push(hub)
+    assert kinds(hub) == [Fold, Keep]
+    return hub
+
+
+def test_a_rollback_drops_what_waits_and_what_comes_of_versions_that_are_no_more(hub_bench):
+    hub = rising(hub_bench)
+    # As long as most of the last 16 are calm, so is the fleet.
+    assert [push(hub, name, loss_mean=100.0) for name in "abcabca"] == [None] * 7
+    assert push(hub, "c", loss_mean=100.0) == "rolled_back"
+    last = next(hub.handles)
+    assert kinds(hub) == [Report, Discard, Discard, Discard, Restore, Discard]
+    assert [effect.handle for effect in hub.all_of(Discard)] == [last - 4, last - 3, last - 2, last - 1]
+    assert hub.one(Report).event == "alarm"
+    assert hub.one(Report).detail.startswith("the loss is 50.2, 100.5 times its median; back to the model kept")
+    assert hub.one(Restore).number == hub.core.version == 10
+    assert hub.one(Assign).version.number == 10
+    status = hub.core.status(0.0)
+    assert (status["updates_applied"], status["updates_rejected"], status["rollbacks"]) == (36, 4, 1)
+    assert [(alarm["remedy"], alarm["device"]) for alarm in status["alarms"]] == [("rollback", "")]
+    assert push(hub, "a", 9) == push(hub, "b", 3) == "rolled_back"
+    assert push(hub, "a", 10) is None
+    # Six calm updates end the alarm, and with it the halved learning rate.
+    scales, reports = [], []
+    for _ in range(11):
+        push(hub)
+        scales += [fold.scale for fold in hub.all_of(Fold)]
+        reports += hub.reports
+    assert (scales, reports) == ([0.5, 0.5, 0.5], ["calm"])
+    assert hub.core.version == 13
+    assert hub.core.status(0.0)["rollbacks"] == 1
+
+
+def test_a_single_device_does_not_speak_for_the_fleet(hub_bench):
+    hub = rising(hub_bench)
+    for number in range(WINDOW):
+        assert push(hub, "abc"[number % 3], loss_mean=1e6 if number % 3 == 2 else 0.5) is None
+    assert hub.core.judge.guard.rollbacks == 0
+    assert hub.core.judge.fleet.loss == 0.5
+
+
+def test_after_a_rollback_the_optimizer_counts_anew_and_nothing_is_looked_back_on(hub_bench):
+    hub = rising(hub_bench)
+    assert [push(hub, loss_mean=100.0) for _ in range(8)] == [None] * 7 + ["rolled_back"]
+    fleet = hub.core.judge.fleet
+    assert not any([fleet.losses, fleet.norms, fleet.scores])
+    assert hub.core.judge._folds == 0
+    for _ in range(31):
+        assert push(hub, loss_mean=100.0) is None, "with 31 updates there is nothing to compare with"
+
+
+def test_who_waits_for_a_flush_that_was_rolled_back_gets_the_old_model(hub_bench):
+    monitor = Monitor(watch=(LossWatch(),))
+    hub = joined(hub_bench, policy(aggregate=SynchronousAggregator(), monitor=monitor), "abc")
+    for _ in range(11):
+        for name in "abc":
+            push(hub, name)
+    push(hub, "a")
+    assert [push(hub, name, loss_mean=100.0) for name in "bcabcabc"] == [None] * 7 + ["rolled_back"]
+    answers = {effect.peer: effect for effect in hub.all_of(Assign)}
+    assert set(answers) == {hub.peers[name] for name in "abc"}
+    assert {answer.version.number for answer in answers.values()} == {14}
+    assert hub.one(Restore).number == 14
+
+
+def test_one_rollback_for_one_alarm(hub_bench):
+    @dataclass(frozen=True)
+    class Always:
+        scope: str = "fleet"
+        remedy: str = "rollback"
+
+        def cause(self, update, fleet):
+            return "always"
+
+    hub = joined(hub_bench, policy(monitor=Monitor(watch=(Always(),))))
+    assert [push(hub) for _ in range(20)] == ["rolled_back"] + [None] * 19
+    assert hub.core.judge.guard.rollbacks == 1
+
+
+def test_a_device_can_make_the_hub_return_too(hub_bench):
+    monitor = Monitor(watch=(UpdateNormWatch(remedy="rollback"),))
+    hub = joined(hub_bench, policy(aggregate=BufferedAggregator(count=9), monitor=monitor), "abcd")
+    for name in "abcabcab":
+        push(hub, name)
+    assert push(hub, "d", norm=9.0) == "rolled_back"
+    assert len(hub.all_of(Discard)) == 9
+    assert hub.one(Restore).number == 1
+    # While its alarm lasts, for ten calm updates, it is shut out, and nobody else is.
+    assert [push(hub, "d") for _ in range(10)] == ["quarantined"] * 9 + [None]
+    assert push(hub, "a") is None
+    assert hub.core.judge.guard.rollbacks == 1
+
+
+def test_a_device_in_quarantine_is_shown_and_told_why_and_until_when(hub_bench):
+    monitor = Monitor(watch=(NotFiniteWatch(count_max=2),), calm_updates=3)
+    hub = joined(hub_bench, policy(monitor=monitor), "ab")
+
+    def told(**fields):
+        push(hub, "a", **fields)
+        ack = hub.one(Assign).ack
+        state = hub.core.status(0.0)["devices"][0]["state"]
+        assert (state == "quarantined") == (ack.quarantine is not None)
+        return ack.quarantine and ack.quarantine.calm_updates
+
+    bad = {"norm": math.nan}
+    assert [told(**bad), told(**bad), told(), told(**bad), told(**bad)] == [None, 3, 2, 1, 3]
+    assert hub.one(Assign).ack.outcome == Rejected("not_finite")
+    assert "its last 2 updates or their losses are not finite" in hub.one(Assign).ack.quarantine.cause
+    again = hub.make_push("a", hub.core.members.members["a"].seq_last)
+    hub.give(PushArrived(hub.peers["a"], again, next(hub.handles), 1.0))
+    assert hub.one(Assign).ack.quarantine.calm_updates == 3, "of an answer that was lost, too"
+    assert [told(), told(), told(), told()] == [2, 1, None, None]
+    push(hub, "b")
+    assert hub.one(Assign).ack.quarantine is None
+    assert [device["state"] for device in hub.core.status(0.0)["devices"]] == ["training", "training"]
+
+
+@pytest.mark.parametrize("remedy", ["rollback", "quarantine"])
+def test_the_first_updates_are_looked_at_again_once_there_are_others_to_compare_them_with(hub_bench, remedy):
+    monitor = Monitor(watch=(UpdateNormWatch(remedy=remedy), LossWatch()))
+    hub = joined(hub_bench, policy(monitor=monitor), "abcd")
+    assert push(hub, "d", norm=50.0) is None, "nobody knows yet how long updates are"
+    assert [push(hub, name) for name in "abcabc"] == [None] * 6
+    assert push(hub, "a") == "rolled_back"
+    assert (hub.one(Report).event, hub.one(Report).device_id) == ("alarm", "d")
+    assert hub.one(Restore).number == 8
+    assert push(hub, "d") == "quarantined"
+    assert push(hub, "a") is None
+
+
+def test_two_devices_alone_are_never_outliers_to_one_another(hub_bench):
+    """Nobody knows which of them is wrong."""
+    hub = joined(hub_bench, policy(monitor=Monitor(watch=(UpdateNormWatch(),))), "ab")
+    for _ in range(WINDOW):
+        assert push(hub, "a") is None
+        assert push(hub, "b", norm=1e6) is None
+
+
+@pytest.mark.parametrize(("devices", "broken", "rollbacks"), [("abcde", "abc", 1), ("abc", "ab", 0)])
+def test_devices_that_never_counted_are_believed_if_they_are_several_and_once(
+    hub_bench, devices, broken, rollbacks
+):
+    hub = joined(hub_bench, policy(monitor=Monitor(watch=(NotFiniteWatch(), LossWatch()))), devices)
+    told = [push(hub, name, norm=math.nan) for name in broken * 3]
+    assert told[:-1] == ["not_finite"] * (len(told) - 1)
+    assert told[-1] == ("rolled_back" if rollbacks else "not_finite"), "more than half fell into quarantine"
+    for _ in range(20):
+        for name in broken:
+            assert push(hub, name, norm=math.nan) == "not_finite"
+        assert push(hub, devices[-1]) is None
+    assert hub.core.judge.guard.rollbacks == rollbacks
+
+
+def test_devices_that_counted_and_then_fall_into_quarantine_make_the_hub_return_each_time(hub_bench):
+    hub = joined(hub_bench, policy(monitor=Monitor(watch=(NotFiniteWatch(), LossWatch()))), "abc")
+    for rollbacks in range(1, 4):
+        assert [push(hub, name) for name in "abc"] == [None] * 3
+        told = [push(hub, name, norm=math.nan) for name in "ababab"]
+        assert told == ["not_finite"] * 5 + ["rolled_back"]
+        assert hub.core.judge.guard.rollbacks == rollbacks
+
+
+@pytest.mark.parametrize(("devices", "every"), [("a", KEEP_EVERY_UPDATES), ("abcdefghijklmnopqrst", 40)])
+def test_how_often_a_version_is_kept(hub_bench, devices, every):
+    hub = joined(hub_bench, policy(monitor=Monitor(watch=(LossWatch(),))), devices)
+    kept = []
+    for number in range(1, 130):
+        push(hub, devices[number % len(devices)])
+        kept += [number] if hub.all_of(Keep) else []
+    assert kept == list(range(every, 130, every))
+
+
+def test_no_version_is_kept_in_an_alarm_but_one_device_in_quarantine_is_none(hub_bench):
+    hub = joined(
+        hub_bench, policy(monitor=Monitor(watch=(NotFiniteWatch(), DisagreementWatch(), LossWatch()))), "ab"
+    )
+    kept = []
+    for number in range(1, 101):
+        push(hub, "b", norm=math.nan)
+        hub.core.judge.fleet.agreement = -1.0 if 20 <= number < 30 else 0.5
+        push(hub, "a")
+        kept += [number] if hub.all_of(Keep) else []
+    # The alarm of 20 to 29 ends with the tenth calm update after it, at 39; from there on 32 make 70.
+    assert kept == [70]
+
+
+def test_without_a_remedy_that_needs_it_nothing_is_kept(hub_bench):
+    hub = joined(hub_bench, policy(monitor=Monitor(watch=(LossWatch(remedy="alert"),))))
+    for _ in range(70):
+        push(hub)
+        assert not hub.all_of(Keep)
+
+
+# -- quarantine ----------------------------------------------------------------------------------------------
+
+
+def test_a_device_whose_updates_are_too_long_does_not_count_until_it_is_calm(hub_bench):
+    monitor = Monitor(watch=(UpdateNormWatch(),), calm_updates=3)
+    hub = joined(hub_bench, policy(monitor=monitor), "abcd")
+    for name in "abcabcab":
+        push(hub, name)
+    assert [push(hub, "d", norm=norm) for norm in (9.0, 1.0, 9.0, 1.0, 1.0)] == ["quarantined"] * 5
+    assert push(hub, "a") is None
+    assert set(hub.core.judge.fleet.norms) == set("abc"), "what does not count is not compared with"
+    assert [push(hub, "d", norm=norm) for norm in (1.0, 1.0)] == [None, None]
+    assert push(hub, "d", norm=9.0) == "quarantined"
+    assert hub.one(Report) == Report(
+        "alarm",
+        "d",
+        "the norm of its update is 9 times the fleet's median; its updates do not count until they are calm again",
+    )
+    assert not hub.all_of(Fold)
+
+
+def test_a_device_that_sends_no_numbers_is_put_aside_and_let_in_again(hub_bench):
+    hub = joined(hub_bench, policy(monitor=Monitor(calm_updates=2)), "ab")
+    nan, fine = {"norm": math.nan}, {}
+    reasons, reports = [], []
+    for fields in (nan, fine, nan, nan, fine, {"loss_mean": math.inf}, nan, nan, fine, fine, fine):
+        reasons.append(push(hub, "b", **fields))
+        reports += hub.reports
+        assert push(hub, "a") is None
+    bad, out = "not_finite", "quarantined"
+    assert reasons == [bad, None, bad, bad, None, None, bad, bad, out, None, None]
+    assert reports == ["alarm", "calm"]
+
+
+def test_a_loss_that_is_no_number_is_refused_only_in_quarantine(hub_bench):
+    hub = joined(hub_bench, policy(monitor=Monitor(calm_updates=2)))
+    losses = (math.nan, math.nan, math.nan, 0.5, 0.5, 0.5)
+    assert [push(hub, loss_mean=loss) for loss in losses] == [None, None, "quarantined", "quarantined", None, None]
+
+
+@pytest.mark.parametrize("goes", ["leaves", "is lost"])
+def test_alarms_of_devices_that_go_are_forgotten(hub_bench, goes):
+    """Otherwise every new name that sends nonsense and goes would stay for ever."""
+    hub = hub_bench(policy(monitor=Monitor()), limits={"devices_max": 3})
+    for number in range(12):
+        name = f"device{number}"
+        hub.join(name, at_s=hub.now_s)
+        for _ in range(3):
+            push(hub, name, norm=math.nan)
+        assert [alarm.device_id for alarm in hub.core.judge.guard.alarms] == [name]
+        if goes == "leaves":
+            hub.leave(name)
+        else:
+            hub.tick(hub.now_s + 100.0)
+        assert not hub.core.judge.guard.alarms
+
+
+@pytest.mark.parametrize("aggregate", [SynchronousAggregator(), QuorumAggregator(share=1.0, patience=100.0)])
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_device_whose_updates_never_count_holds_up_nobody(hub_bench, aggregate, watched):
+    """All have spoken when it has, too."""
+    monitor = Monitor() if watched else QUIET
+    hub = joined(
+        hub_bench,
+        policy(aggregate=aggregate, monitor=monitor),
+        "abc",
+        checkpoint=CheckpointSettings(every="1000 hours"),
+    )
+    for version in range(1, 7):
+        order = ("a", "b", "c") if version % 2 else ("c", "a", "b")
+        folds = []
+        for name in order:
+            push(hub, name, norm=math.nan if name == "c" else 1.0, at_s=float(version))
+            folds += hub.all_of(Fold)
+        assert [(fold.number, len(fold.handles)) for fold in folds] == [(version, 2)]
+        assert {effect.peer for effect in hub.all_of(Assign)} >= {hub.peers["a"]}
+        assert not any(member.waiting for member in hub.core.members.members.values())
+
+
+def test_who_was_refused_and_then_counts_is_one_and_not_two(hub_bench):
+    hub = joined(hub_bench, policy(aggregate=SynchronousAggregator()), "abc")
+    push(hub, "a", norm=math.nan)
+    push(hub, "a")
+    push(hub, "b")
+    assert not hub.all_of(Fold)
+    push(hub, "c")
+    assert len(hub.one(Fold).handles) == 3
+
+
+def test_a_stale_update_is_not_a_word_in_this_round(hub_bench):
+    """Its device goes on from the newest model, and this round waits for it."""
+    hub = joined(
+        hub_bench, policy(aggregate=SynchronousAggregator(), staleness=BoundedStaleness(staleness_max=0)), "ab"
+    )
+    push(hub, "a")
+    push(hub, "b")
+    assert push(hub, "a", 0) == "stale"
+    push(hub, "b")
+    assert not hub.all_of(Fold)
+    push(hub, "a")
+    assert hub.one(Fold).number == 2
+
+
+# -- whose updates count -------------------------------------------------------------------------------------
+
+
+def scored(hub, told):
+    """Push scores, `a4` for 0.4 of device a; return those that were refused."""
+    refused = []
+    for word in told.split():
+        reason = push(hub, word[0], score=float(word[1:]) / 10)
+        assert reason in (None, "behind")
+        refused += [word] if reason else []
+    return refused
+
+
+@pytest.mark.parametrize(
+    ("parts", "told", "refused"),
+    [
+        # The medians before each: none, 4, 5, 5, 4.75, 4.8.
+        ({"take": "better"}, "a4 b6 a5 b4.5 a4.8 a4.7", ["b6", "a4.8"]),
+        ({"take": "all"}, "a4 b6 a4 b5 a99", []),
+        ({"behind_max": 2.0}, "a4 b8 a12.1 a4 a4 b8", ["a12.1"]),
+        ({"behind_max": 2.0}, "a4 binf a8", ["binf"]),
+        # Below 0 twice as much as is usual is no limit at all: -4, -6, -4 allow what is not above 0.
+        ({"behind_max": 2.0}, "a-4 b-8 a0.1 b0.1 a-0.1", ["a0.1", "b0.1"]),
+        # The best of those that counted when they were last looked at: a's 4; then b's 3.
+        ({"take": "best"}, "a4 b6 a4 b3 a4 a5 b3", ["b6", "a4", "a5"]),
+        ({"take": "better", "behind_max": 1.1}, "a4 b6 a4", ["b6"]),
+    ],
+)
+@pytest.mark.parametrize("aggregate", [AT_ONCE, ModelAverageAggregator()])
+def test_whose_updates_count_one_by_one(hub_bench, aggregate, parts, told, refused):
+    assert scored(joined(hub_bench, policy(aggregate=aggregate, **parts), "ab"), told) == refused
+
+
+def test_the_best_is_among_those_that_count(hub_bench):
+    """A device that never counts must not shut out all others."""
+    hub = joined(hub_bench, policy(take="best"), "abc")
+    assert scored(hub, "a4 b3") == []
+    for told in ("a3", "b3", "a3", "b3"):
+        assert push(hub, "c", norm=math.nan, score=-1e9) == "not_finite"
+        assert scored(hub, told) == []
+    assert scored(hub, "c2 a3") == ["a3"]
+    assert push(hub, "c", norm=math.nan, score=-1e9) == "not_finite", "though the one before counted"
+    assert scored(hub, "b3 a3") == []
+
+
+def test_of_those_folded_together_the_best_counts_for_all(hub_bench):
+    hub = joined(hub_bench, policy(take="best", aggregate=BufferedAggregator(count=3)), "abc")
+    assert scored(hub, "a4 b3 c5") == []
+    assert hub.one(Fold).weights == (0.0, pytest.approx(1.0), 0.0)
+    push(hub, "a", 0, score=0.1)
+    push(hub, "b", score=0.1)
+    push(hub, "c", score=0.2)
+    assert hub.one(Fold).weights == (pytest.approx(1.0), 0.0, 0.0)
+    assert hub.one(Fold).measure
+    hub.core.handle(Folded(2, 1.0), 0.0)
+    assert math.isnan(hub.core.judge.fleet.agreement), "of one update there is no cosine"
+
+
+SILENT = {"loss_mean": None, "loss_variance": None}
+
+
+@pytest.mark.parametrize("parts", [{"take": "better"}, {"take": "best"}, {"behind_max": 1.5}])
+def test_who_tells_no_loss_is_behind_nobody(hub_bench, parts):
+    hub = joined(hub_bench, policy(**parts), "abc")
+    for _ in range(3):
+        assert push(hub, "a", **SILENT) is None
+    assert scored(hub, "b1 c5") == ["c5"]
+    assert push(hub, "a", **SILENT) is None
+    hub.core.judge.retune(hub.core.members.live_histories(), 3)
+    assert hub.core.judge.freeze().score_best == 0.1
+
+
+def test_of_those_folded_together_one_without_a_loss_is_not_the_best(hub_bench):
+    hub = joined(hub_bench, policy(take="best", aggregate=BufferedAggregator(count=2)), "ab")
+    push(hub, "a", **SILENT)
+    push(hub, "b", loss_mean=9.0)
+    assert hub.one(Fold).weights == (0.0, pytest.approx(1.0))
+    push(hub, "a", **SILENT)
+    push(hub, "b", **SILENT)
+    assert hub.one(Fold).weights == (0.5, 0.5), "nobody knows which is the best"
+
+
+@pytest.mark.parametrize(
+    ("parts", "stop", "waits"),
+    [
+        ({}, {"loss": 0.1}, "stop.loss"),
+        ({"plateau": Plateau()}, {}, "plateau"),
+        ({"plateau": Plateau()}, {"loss": 0.1}, "stop.loss and plateau"),
+        ({}, {}, None),
+    ],
+)
+def test_a_loss_that_nobody_tells_ends_nothing_and_that_is_said_once(hub_bench, parts, stop, waits):
+    hub = joined(hub_bench, policy(**parts), "a", stop=stop, evaluate_every_updates=2)
+    warnings = []
+    for _ in range(8):
+        assert push(hub, **SILENT) is None
+        warnings += [report.detail for report in hub.all_of(Report) if report.event == "warning"]
+    wanted = f"no device tells a loss, so {waits} cannot be judged: give evaluation.data"
+    assert warnings == ([wanted] if waits else [])
+    assert not hub.core.stopped
+    assert hub.core.status(0.0)["evaluation"] is None
+    assert hub.core.status(0.0)["devices"][0]["loss"] is None
+
+
+@pytest.mark.parametrize("parts", [{"take": "better"}, {"behind_max": 1.5}])
+def test_when_the_best_device_goes_the_others_count_again(hub_bench, parts):
+    """The mean is of all that is heard: of those that count alone it would never rise again."""
+    hub = joined(hub_bench, policy(**parts), "abc")
+    for _ in range(20):
+        scored(hub, "a1 b6 c6")
+    hub.leave("a")
+    refused = [scored(hub, "b6 c6") for _ in range(12)]
+    assert refused[-1] == []
+
+
+def test_a_round_does_not_wait_for_who_is_behind(hub_bench):
+    hub = joined(hub_bench, policy(aggregate=SynchronousAggregator(), take="better"), "abcde")
+    for version in range(1, 7):
+        assert scored(hub, "a4 b4 c4 d9 e9") == ["d9", "e9"]
+        assert hub.one(Fold).number == version
+        assert len(hub.one(Fold).handles) == 3
+
+
+def test_a_device_counts_by_its_data_or_by_what_it_trained_on_if_it_does_not_say(hub_bench):
+    hub = hub_bench(policy(aggregate=SynchronousAggregator(weigh_by="examples")))
+    hub.join("a", profile=DeviceProfile(examples=128))
+    hub.join("b")
+    push(hub, "a", examples=1)
+    push(hub, "b", examples=64)
+    assert hub.one(Fold).weights == pytest.approx((2 / 3, 1 / 3))
+
+
+# -- warm-up -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("until", "rounds"),
+    [({"updates": 4}, 2), ({"updates": 5}, 3), ({"epochs": 1.0}, 2), ({"epochs": 1.1}, 3), ({"epochs": 0.01}, 1)],
+)
+def test_a_warm_up_is_more_synchronous_and_then_it_is_over(hub_bench, until, rounds):
+    """Two devices with 128 examples each, of which every update takes 64."""
+    warm_up = WarmUp(**until, aggregate=SynchronousAggregator(), frequency=FixedFrequency(local_steps=2))
+    hub = hub_bench(policy(warm_up=warm_up), liveness={"lease_s": 1e6})
+    for name in "ab":
+        hub.join(name, profile=DeviceProfile(examples=128))
+    for done in range(rounds):
+        assert not hub.core.judge.warm
+        push(hub, "a")
+        assert kinds(hub)[0] is not Fold
+        assert not hub.all_of(Assign)
+        push(hub, "b")
+        assert hub.one(Fold).number == done + 1
+        assert hub.reports == (["warm"] if done + 1 == rounds else [])
+    assert hub.core.judge.warm
+    seen = []
+    for _ in range(4):
+        push(hub, "a")
+        assert len(hub.one(Fold).handles) == 1
+        seen.append(hub.one(Assign).local_steps)
+    assert seen == [8, 16, 16, 16], "from the 4 of the last answer on, at most twice as many"
+    assert hub.reports == []
+
+
+# -- the tempo, what is measured, what is watched ------------------------------------------------------------
+
+
+@dataclass
+class Counting:
+    """Every device the same, and a count of how often the fleet was looked at."""
+
+    looked: list = field(default_factory=list)
+    hastes: set = field(default_factory=set)
+
+    def retune(self, tempo, fleet, devices):
+        self.looked.append(len(devices))
+        return Tempo(1.0, 0.5, 0.123, "why not")
+
+    def interval(self, device, tempo):
+        self.hastes.add(tempo.haste)
+        return FREQUENCY.interval(device, tempo)
+
+
+@pytest.mark.parametrize(("devices", "every"), [("a", 1), ("ab", 1), ("abc", 1), ("abcdefghij", 5)])
+def test_the_fleet_is_looked_at_once_for_every_few_updates(hub_bench, devices, every):
+    counting = Counting()
+    hub = joined(hub_bench, policy(frequency=counting), devices)
+    for number in range(40):
+        push(hub, devices[number % len(devices)])
+    assert len(counting.looked) == 1 + (39 // every)
+    assert counting.looked[:2] == [1, min(len(devices), 1 + every)]
+    assert hub.core.judge.tempo == Tempo(1.0, 0.5, 0.123, "why not")
+    assert counting.hastes == {1.0}, "haste is for remedies alone"
+
+
+def test_devices_that_are_known_but_gone_do_not_make_the_looks_rarer(hub_bench):
+    counting = Counting()
+    hub = joined(hub_bench, policy(frequency=counting), "abcdefghij", liveness={"lease_s": 50.0})
+    for at_s in range(0, 200, 10):
+        for name in "ab":
+            hub.ping(name, at_s=float(at_s))
+        hub.tick(float(at_s))
+    assert hub.core.members.live_count == 2
+    assert len(hub.core.members.members) == 10
+    for number in range(10):
+        push(hub, "ab"[number % 2])
+        assert len(counting.looked) == number + 1
+
+
+def test_updates_folded_together_are_measured_and_pulling_apart_is_alarming(hub_bench):
+    hub = joined(
+        hub_bench, policy(aggregate=BufferedAggregator(count=2), monitor=Monitor(watch=(DisagreementWatch(),)))
+    )
+    seen = []
+    for norm in (1.0, math.sqrt(0.5), 0.0, 0.0, math.nan):
+        push(hub)
+        assert not hub.all_of(Fold)
+        push(hub)
+        fold = hub.one(Fold)
+        assert fold.measure
+        hub.core.handle(Folded(fold.number, norm), 0.0)
+        seen.append((hub.core.status(0.0)["fleet"]["agreement"], fold.scale))
+    # Moving by a fifth: towards 1, 0, -1 and -1; what is not a number changes nothing.
+    assert seen == [(1.0, 1.0), (0.8, 1.0), (0.44, 1.0), (0.152, 1.0), (0.152, 1.0)]
+    assert not hub.core.judge._measuring
+    hub.core.judge.fleet.agreement = -0.06
+    push(hub)
+    assert hub.reports == ["alarm"]
+    push(hub)
+    assert hub.one(Fold).scale == 0.5
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"aggregate": AT_ONCE},
+        {"aggregate": BufferedAggregator(count=1)},
+        {"aggregate": BufferedAggregator(count=2), "combine": MedianCombiner()},
+    ],
+)
+def test_what_cannot_be_compared_is_not_measured(hub_bench, parts):
+    hub = joined(hub_bench, policy(**parts))
+    push(hub)
+    if not hub.all_of(Fold):
+        push(hub)
+    assert not hub.one(Fold).measure
+    assert not hub.core.judge._measuring
+
+
+def test_a_measure_of_a_version_nobody_asked_for_is_nothing(hub_bench):
+    hub = joined(hub_bench, policy())
+    hub.core.handle(Folded(77, 1.0), 0.0)
+    assert math.isnan(hub.core.judge.fleet.agreement)
+
+
+def test_losses_that_vary_make_all_devices_hurry(hub_bench):
+    hub = joined(hub_bench, policy(monitor=Monitor(watch=(LossVarianceWatch(),), calm_updates=1)))
+    for _ in range(32):
+        push(hub)
+    assert hub.one(Assign).local_steps == 16
+    seen = []
+    for variance in [50.0] * 8 + [0.25] * 10:
+        push(hub, loss_variance=variance)
+        seen.append(hub.one(Assign).local_steps)
+    # The median is high as long as eight of the last 16 are.
+    assert seen == [16] * 7 + [8] * 9 + [16] * 2
+    assert hub.core.members.members["a"].history.why == "fixed"
+
+
+def test_plateaus_and_alarms_both_lower_the_learning_rate(hub_bench):
+    monitor = Monitor(watch=(DisagreementWatch(),), calm_updates=2)
+    hub = joined(
+        hub_bench, policy(plateau=Plateau(patience=1), monitor=monitor), held_out=True, evaluate_every_updates=2
+    )
+    scales = []
+    for number in range(6):
+        hub.core.judge.fleet.agreement = -1.0 if number < 2 else 1.0
+        push(hub)
+        scales.append(hub.one(Fold).scale)
+        assert bool(hub.all_of(Evaluate)) == (number % 2 == 1)
+        if hub.all_of(Evaluate):
+            hub.core.handle(Evaluated(hub.core.version, 1.0, 0.5), 0.0)
+    assert scales == [0.5, 0.5, 0.5, 1.0, 0.5, 0.5]
+
+
+def test_the_devices_losses_stand_for_an_evaluation(hub_bench):
+    hub = joined(hub_bench, policy(), "ab", evaluate_every_updates=3)
+    saved = []
+    for number, loss in enumerate((0.9, 0.5, 0.7, 0.9, 0.9, 0.9)):
+        push(hub, "ab"[number % 2], loss_mean=loss)
+        saved += hub.all_of(SaveBest)
+    # After three: a's 0.7 and b's 0.5; after six: 0.9 and 0.9, which is no better.
+    assert saved == [SaveBest(pytest.approx(0.6), None)]
+    assert hub.core.status(0.0)["evaluation"]["loss"] == 0.9
+
+
+def test_the_devices_losses_count_by_data_of_those_that_live_and_count(hub_bench):
+    hub = hub_bench(policy(), liveness={"lease_s": 1e6})
+    for name, examples in (("a", 10**6), ("b", 30), ("c", 10)):
+        hub.join(name, profile=DeviceProfile(examples=examples))
+    loss = hub.core.members.loss_by_examples
+    assert loss() is None
+    push(hub, "a", loss_mean=9.0)
+    assert loss() == 9.0
+    push(hub, "b", loss_mean=1.0)
+    push(hub, "c", loss_mean=5.0)
+    # Of 40 and 30 and 10: however much it says it has, a counts for no more than b and c together.
+    assert loss() == pytest.approx((40 * 9.0 + 30 * 1.0 + 10 * 5.0) / 80)
+    push(hub, "c", norm=math.nan, loss_mean=0.0)
+    assert loss() == pytest.approx((9.0 + 1.0) / 2)
+    hub.leave("a")
+    assert loss() == 1.0
+
+
+@pytest.mark.parametrize("aggregate", [SynchronousAggregator(), BufferedAggregator(count=9), QuorumAggregator()])
+def test_when_the_queue_is_full_it_is_folded_whatever_the_aggregator_waits_for(hub_bench, aggregate):
+    hub = joined(hub_bench, policy(aggregate=aggregate), "abcdefghi", limits={"updates_held_max": 3})
+    for name in "ab":
+        push(hub, name)
+        assert hub.core.members.members[name].outcome_last == Buffered("ab".index(name) + 1)
+    push(hub, "c")
+    assert len(hub.one(Fold).handles) == 3
+    assert hub.all_of(Assign)[0].ack == Ack(1, Applied(1))
+
+
+# -- whatever is told ----------------------------------------------------------------------------------------
+
+ANY = st.floats() | st.sampled_from([0.0, 5e-324, 1e200, 1.7e308, -1.7e308, math.inf, -math.inf, math.nan])
+NORM = st.just(math.nan) | st.floats(0.0, 1e24)  # of what is in float32, whose squares too are finite
+PUSHES = st.lists(
+    st.tuples(
+        st.sampled_from("abc"),
+        NORM,
+        st.fixed_dictionaries(
+            {
+                "local_steps": st.sampled_from([1, 8, 2**31]),
+                "examples": st.sampled_from([0, 1, 64, 2**53]),
+                "step_s": st.floats(0.0, 1e9),
+                "loss_mean": ANY,
+                "loss_variance": ANY,
+                "score": st.none() | ANY,
+            }
+        ),
+    ),
+    min_size=1,
+    max_size=6,
+)
+EVERYTHING = Monitor(
+    watch=(
+        NotFiniteWatch(),
+        UpdateNormWatch(),
+        GradientNormWatch(),
+        LossWatch(),
+        LossVarianceWatch(),
+        DisagreementWatch(),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"aggregate": QuorumAggregator(weigh_by="examples", balance=0.5), "take": "better"},
+        {"aggregate": ModelAverageAggregator(by_examples=True, by_devices=True), "behind_max": 2.0},
+        {"aggregate": BufferedAggregator(count=3), "take": "best", "plateau": Plateau()},
+    ],
+    ids=["quorum", "model_average", "buffered"],
+)
+@pytest.mark.parametrize("metric", ["stability", "loss"])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])  # the fixture is a class
+@given(told=PUSHES)
+def test_nothing_a_device_says_of_its_update_stops_the_hub(hub_bench, parts, metric, told):
+    parts = {"frequency": AdaptiveFrequency(metric=metric), "staleness": PolynomialStaleness()} | parts
+    hub = joined(hub_bench, policy(monitor=EVERYTHING, **parts), "abc", evaluate_every_updates=3)
+    for number, (name, norm, fields) in enumerate(told * 14):
+        push(hub, name, norm=norm, at_s=float(number), **fields)
+        for fold in hub.all_of(Fold):
+            assert all(0.0 <= weight <= 1.0 + 1e-9 for weight in fold.weights)
+            assert fold.scale > 0.0
+            hub.core.handle(Folded(fold.number, norm), hub.now_s)
+        hub.tick(hub.now_s)
+        msgspec.json.encode(hub.core.status(hub.now_s))
+    watched = hub.core.judge
+    assert max(map(len, (watched.fleet.norms, watched.fleet.losses, watched.fleet.scores))) <= WINDOW
+    assert len(watched.guard.alarms) <= 3 * 3 + 3
