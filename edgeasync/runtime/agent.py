@@ -22,7 +22,7 @@ from edgeasync.core.arrays.spool import Spool, TrainerState
 from edgeasync.core.device.effects import Finish, Tell
 from edgeasync.core.device.events import StopRequested, Trained
 from edgeasync.core.device.machine import GRAPH_BYTES_MAX, DeviceCore
-from edgeasync.core.engine.device_engine import DeviceExchange
+from edgeasync.core.engine.device_engine import DeviceEngine
 from edgeasync.durable.spool import DeviceIdentity
 from edgeasync.errors import AddressError, ConfigError, ModelMismatchError, ProtocolError, StorageError
 from edgeasync.protocol.codecs import STAGES
@@ -140,9 +140,7 @@ class Agent:
             hubs=len(self.addresses),
             alone_steps_max=alone_steps_max,
         )
-        self._exchange = DeviceExchange(
-            core, self, time.monotonic, bandwidth_bytes_per_s_max, keeps=spool is not None
-        )
+        self._engine = DeviceEngine(core, self, time.monotonic, bandwidth_bytes_per_s_max, keeps=spool is not None)
 
     async def run(self) -> str:
         """Train until the hub has finished or a stop is requested; return the reason.
@@ -158,7 +156,7 @@ class Agent:
         self._worker.start()
         try:
             if self._spool is None:
-                self._do(self._exchange.begin)
+                self._do(self._engine.begin)
             else:
                 self.run_in_background(self._recall, self._begin_from)
             return await self._ending.wait(self.request_stop, CLOSE_S)
@@ -177,12 +175,12 @@ class Agent:
     @property
     def updates_answered(self) -> int:
         """How many updates the hub has answered."""
-        return self._exchange.core.updates_answered
+        return self._engine.core.updates_answered
 
     @property
     def round_trip_s(self) -> float | None:
         """How long the last ping took, there and back."""
-        return self._exchange.core.round_trip_s
+        return self._engine.core.round_trip_s
 
     def request_stop(self) -> None:
         """Say goodbye to the hub and let `run` return; a local step that takes long is abandoned.
@@ -192,7 +190,7 @@ class Agent:
         if not self._ending.begun:
             self._stopping.set()
         else:
-            self._do(lambda: self._exchange.handle(StopRequested()))
+            self._do(lambda: self._engine.handle(StopRequested()))
 
     def _do(self, action: Callable[[], None]) -> None:
         """Let the exchange act, then set the timer for what is due next; an error ends the agent."""
@@ -204,32 +202,32 @@ class Agent:
             self._fail_and_leave(error)
         if self._timer is not None:
             self._timer.cancel()
-        due_s = self._exchange.next_deadline_s()
+        due_s = self._engine.next_deadline_s()
         if due_s is not None:
             self._timer = self._loop.call_later(max(0.0, due_s - time.monotonic()), self._tick)
 
     def _tick(self) -> None:
-        self._do(lambda: self._exchange.tick(self.steps_total))
+        self._do(lambda: self._engine.tick(self.steps_total))
 
     def _on_message(self, _: bytes, header: bytes, payload: Buffer | None) -> None:
-        self._do(lambda: self._exchange.on_message(header, payload))
+        self._do(lambda: self._engine.on_message(header, payload))
 
     def _on_disconnected(self) -> None:
-        self._do(self._exchange.disconnected)
+        self._do(self._engine.disconnected)
 
     def _fail_from_thread(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._fail_and_leave, error)
 
     def _fail_and_leave(self, error: BaseException) -> None:
         self._ending.fail(error)
-        self._exchange.handle(StopRequested())  # says goodbye
+        self._engine.handle(StopRequested())  # says goodbye
 
     # -- what the exchange asks for --------------------------------------------------------------------------
 
     def open(self) -> None:
         """Connect a fresh socket: nothing of an older connection can come through it."""
         self.close()
-        self.address = self.addresses[self._exchange.core.hub]
+        self.address = self.addresses[self._engine.core.hub]
         socket = self._context.socket(zmq.DEALER)
         socket.set(zmq.IPV6, "[" in self.address)
         socket.set(zmq.LINGER, 0)
@@ -254,7 +252,7 @@ class Agent:
     def _close(self, linger_ms: int) -> None:
         if self._monitor is not None:
             self._findings.pop(self.address, None)
-            if not self._exchange.core.answered:
+            if not self._engine.core.answered:
                 self._findings[self.address] = self._monitor.finding
             self._monitor.close()
             self._monitor = None
@@ -322,8 +320,8 @@ class Agent:
     def _begin_from(self, spool: Spool | None) -> None:
         if spool is not None:
             self._trainer_state = spool.trainer
-            self._exchange.recall(spool)
-        self._exchange.begin()
+            self._engine.recall(spool)
+        self._engine.begin()
 
     def keep(self, spool: Spool) -> None:
         """Write what would be lost with the power; a disk that fails is told of once, until it works again."""
@@ -408,7 +406,7 @@ class Agent:
         reasons = await asyncio.gather(*[explain(address, *found) for address, found in findings.items()])
         told = [f"{address}: {reason}" for address, reason in zip(findings, reasons, strict=True)]
         tell = msgspec.structs.replace(tell, detail=f"since {since}: {'; '.join(told)}")
-        if self._exchange.core.link != "joined":
+        if self._engine.core.link != "joined":
             self._do(lambda: self._on_tell(tell))
 
     def finish(self, finish: Finish) -> None:

@@ -15,7 +15,7 @@ import zmq
 
 from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.engine.clock import OffsetClock
-from edgeasync.core.engine.hub_engine import HubExchange
+from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.hub.effects import Report
 from edgeasync.core.hub.events import Evaluated, Peer
 from edgeasync.core.hub.machine import HubCore
@@ -137,7 +137,7 @@ class Hub:
         """The hub's decisions and counters; raises `EdgeAsyncError` before the run's folder has been read."""
         if not self._opened:
             raise EdgeAsyncError("the hub has no core before it has read its run's folder; look at `recovered`")
-        return self._exchange.core
+        return self._engine.core
 
     async def run(self) -> str:
         """Serve until training is finished or a stop is requested; return the reason.
@@ -156,7 +156,7 @@ class Hub:
         self._folder.take("another hub runs in this folder; give this one another --run")
         try:
             await self._open_in_thread()
-            self._exchange = self._make_exchange()
+            self._engine = self._make_engine()
             self._opened = True
             return await self._serve()
         finally:
@@ -228,13 +228,13 @@ class Hub:
             now_s=now_s,
         )
 
-    def _make_exchange(self) -> HubExchange:
+    def _make_engine(self) -> HubEngine:
         run = self._run
         # The core's time stands still while there is no hub.
         self._now_s = OffsetClock(time.monotonic, run.now_s)
         if self._durability == "journal":
             self._log = GroupCommit(run.writer(), self, on_durable=self._on_durable, on_failing=self._on_failing)
-        return HubExchange(run.core, run.model, self, publisher=run.publisher, log=self._log)
+        return HubEngine(run.core, run.model, self, publisher=run.publisher, log=self._log)
 
     async def _serve(self) -> str:
         context = self._given_context or zmq.Context()
@@ -266,7 +266,7 @@ class Hub:
         """
         self._stopping = True
         if self._opened and not self._ending.reached:
-            self._exchange.request_stop(self._now_s())
+            self._engine.request_stop(self._now_s())
 
     def _resume(self) -> None:
         """Tell what was recovered, and go on with it as a branch of its own."""
@@ -276,7 +276,7 @@ class Hub:
         if run.checkpoint:
             detail = f"version {run.core.version}, from {run.checkpoint} and {run.entries} entries of the journal"
             self.report(Report("resumed", detail=detail))
-            self._exchange.resume(secrets.token_hex(8), self._now_s())
+            self._engine.resume(secrets.token_hex(8), self._now_s())
         elif run.core.version:
             self.report(Report("resumed", detail=f"version {run.core.version}, from {self.model_file} alone"))
 
@@ -327,12 +327,12 @@ class Hub:
 
     def _on_message(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
         try:
-            self._exchange.on_message(peer, header, payload, self._now_s())
+            self._engine.on_message(peer, header, payload, self._now_s())
         except Exception as error:  # noqa: BLE001
             self._ending.fail(error)
 
     def _schedule_tick(self) -> None:
-        due_s = self._exchange.next_deadline_s()
+        due_s = self._engine.next_deadline_s()
         if self._timer is not None:
             if due_s >= self._timer_at_s:
                 return
@@ -345,7 +345,7 @@ class Hub:
     def _tick(self) -> None:
         self._timer = None
         try:
-            self._exchange.tick(self._now_s())
+            self._engine.tick(self._now_s())
         except Exception as error:  # noqa: BLE001
             self._ending.fail(error)
         if not self._ending.reached:
@@ -383,11 +383,11 @@ class Hub:
         self._loop.call_later(delay_s, self._guard, action)
 
     def _on_durable(self) -> None:
-        self._exchange.on_durable(self._now_s())
+        self._engine.on_durable(self._now_s())
         self._schedule_tick()
 
     def _on_failing(self, reason: str) -> None:
-        self._exchange.on_failing(reason)
+        self._engine.on_failing(reason)
 
     def save(self, state: HubState) -> None:
         """Write a checkpoint, and the model by itself, in the saver's thread."""
@@ -407,7 +407,7 @@ class Hub:
         self._workers["save"].submit(work)
 
     def _saved(self, covered: int, trouble: str) -> None:
-        self._exchange.saved()
+        self._engine.saved()
         if trouble:
             self.report(Report("warning", detail=f"no checkpoint could be written: {trouble}"))
         if self._log is not None and covered:

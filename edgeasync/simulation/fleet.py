@@ -13,7 +13,7 @@ from edgeasync.core.device.effects import Finish, Tell
 from edgeasync.core.device.events import Trained
 from edgeasync.core.device.machine import GRAPH_BYTES_MAX, DeviceCore
 from edgeasync.core.engine.clock import OffsetClock
-from edgeasync.core.engine.device_engine import DeviceExchange
+from edgeasync.core.engine.device_engine import DeviceEngine
 from edgeasync.core.hub.events import Peer
 from edgeasync.protocol.codecs import STAGES
 from edgeasync.protocol.messages import DeviceProfile, Welcome
@@ -78,7 +78,7 @@ class SimulatedDevice:
         self._steps_before = 0
         self._work: Work | None = None
         self._ticking: float | None = None
-        self.exchange = self._make_exchange()
+        self.engine = self._make_engine()
 
     @property
     def running(self) -> bool:
@@ -112,11 +112,11 @@ class SimulatedDevice:
         self.finished = None
         self.starts += 1
         if self.starts > 1:
-            self.exchange = self._make_exchange()
+            self.engine = self._make_engine()
             if self.spool is not None:
-                self.exchange.recall(self.spool)
+                self.engine.recall(self.spool)
                 self._trainer_state = self.spool.trainer
-        self.exchange.begin()
+        self.engine.begin()
         self._schedule_tick()
 
     def cut_power(self) -> None:
@@ -135,7 +135,7 @@ class SimulatedDevice:
         self.up.cut()
         self.down.cut()
         self.close()
-        self.exchange.disconnected()
+        self.engine.disconnected()
         self._schedule_tick()
 
     def change_speed(self, step_s: float) -> None:
@@ -186,7 +186,7 @@ class SimulatedDevice:
     def _virtual_s(self) -> float:
         return self._clock.now_s
 
-    def _make_exchange(self) -> DeviceExchange:
+    def _make_engine(self) -> DeviceEngine:
         core = DeviceCore(
             device_id=self.device_id,
             state_id=self._state_id,
@@ -198,10 +198,10 @@ class SimulatedDevice:
             random=self._random,
             alone_steps_max=self._alone_steps_max,
         )
-        return DeviceExchange(core, self, lambda: self.now_s, self._bandwidth_bytes_per_s_max, keeps=self._keeps)
+        return DeviceEngine(core, self, lambda: self.now_s, self._bandwidth_bytes_per_s_max, keeps=self._keeps)
 
     def _schedule_tick(self) -> None:
-        due_s = self.exchange.next_deadline_s()
+        due_s = self.engine.next_deadline_s()
         if due_s is None or not self._powered or self._suspended:
             return
         due_s = self._own_clock.when(due_s)
@@ -213,13 +213,13 @@ class SimulatedDevice:
     def _tick(self, due_s: float) -> None:
         if self._ticking == due_s and not self._suspended:
             self._ticking = None
-            self.exchange.tick(self.steps_total)
+            self.engine.tick(self.steps_total)
             self._schedule_tick()
 
     def _deliver(self, peer: Peer, header: bytes, payload: Buffer | None) -> None:
         def take_in(header: bytes, payload: Buffer | None) -> None:
             if peer == self._peer:
-                self.exchange.on_message(header, payload)
+                self.engine.on_message(header, payload)
                 self._schedule_tick()
 
         def arrive(header: bytes, payload: Buffer | None) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 
 from edgeasync.core.arrays.hub_model import Model, Snapshot
 from edgeasync.core.engine.clock import OffsetClock
-from edgeasync.core.engine.hub_engine import HubExchange
+from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.hub.effects import HubEffect, Report
 from edgeasync.core.hub.events import Evaluated, Peer
 from edgeasync.core.hub.machine import HubCore
@@ -80,12 +80,12 @@ class SimulatedHub:
     @property
     def core(self) -> HubCore:
         """The hub's decisions and counters."""
-        return self.exchange.core
+        return self.engine.core
 
     @property
     def model(self) -> Vector:
         """The newest model."""
-        return self.exchange.model.current.vector
+        return self.engine.model.current.vector
 
     def start(self) -> None:
         """Begin, or go on from the disk; raises `StorageError` if it holds what cannot be had back."""
@@ -121,7 +121,7 @@ class SimulatedHub:
     def _start_anew(self, lineage: str) -> None:
         rules = self._rules
         core = self._make_core(rules, ModelVersion(lineage, 0), self._clock.now_s, Sessions(self._draw_session))
-        self.exchange = HubExchange(core, Model(rules.spec, self._initial, 0, rules.judgement), self)
+        self.engine = HubEngine(core, Model(rules.spec, self._initial, 0, rules.judgement), self)
 
     def _open(self, disk: Disk, lineage: str) -> None:
         run = Run(disk, self._rules, self._segment_bytes_max)
@@ -136,11 +136,11 @@ class SimulatedHub:
         self._run = run
         self._now_s = OffsetClock(lambda: self._clock.now_s, run.now_s)
         self.log = GroupCommit(run.writer(), self, on_durable=self._on_durable, on_failing=self._on_failing)
-        self.exchange = HubExchange(run.core, run.model, self, publisher=run.publisher, log=self.log)
+        self.engine = HubEngine(run.core, run.model, self, publisher=run.publisher, log=self.log)
         self.opened(run)
         if run.checkpoint:
             self.report(Report("resumed", detail=f"version {run.core.version}"))
-            self.exchange.resume(lineage, self._now_s())
+            self.engine.resume(lineage, self._now_s())
 
     def replayed(self, number: int, entry: Entry, effects: Sequence[HubEffect]) -> bool:  # noqa: ARG002
         """Look at an entry that was read back, once it is applied; say whether to go on."""
@@ -176,11 +176,11 @@ class SimulatedHub:
     def receive(self, peer: Peer, header: bytes, payload: Buffer | None) -> None:
         """Take in a message that came over a link, unless that broke when the hub died."""
         if self.running and not self.stopped and peer in self._reachable:
-            self.exchange.on_message(peer, header, payload, self._now_s())
+            self.engine.on_message(peer, header, payload, self._now_s())
             self._schedule_tick()
 
     def _schedule_tick(self) -> None:
-        due_s = self.exchange.next_deadline_s()
+        due_s = self.engine.next_deadline_s()
         if due_s == math.inf or (self._ticking is not None and self._ticking <= due_s):
             return
         self._ticking = due_s
@@ -189,7 +189,7 @@ class SimulatedHub:
     def _tick(self, due_s: float) -> None:
         if self._ticking == due_s and not self.stopped:
             self._ticking = None
-            self.exchange.tick(self._now_s())
+            self.engine.tick(self._now_s())
             self._schedule_tick()
 
     def _at(self, time_s: float, action: Callable[[], None]) -> None:
@@ -228,17 +228,17 @@ class SimulatedHub:
         self._at(self._clock.now_s + delay_s, action)
 
     def _on_durable(self) -> None:
-        self.exchange.on_durable(self._now_s())
+        self.engine.on_durable(self._now_s())
         self._schedule_tick()
 
     def _on_failing(self, reason: str) -> None:
-        self.exchange.on_failing(reason)
+        self.engine.on_failing(reason)
 
     def save(self, state: HubState) -> None:
         """Write a checkpoint, if there is a disk."""
         self.saved_versions.append(state.snapshot.number)
         if self._disk is None:
-            self.exchange.saved()
+            self.engine.saved()
         else:
             # Beside the journal, as it is written in another thread.
             self.after(max(self.sync_s, self._save_s), lambda: self._saved(self._write(state)))
@@ -251,7 +251,7 @@ class SimulatedHub:
             return 0
 
     def _saved(self, covered: int) -> None:
-        self.exchange.saved()
+        self.engine.saved()
         if self.log is not None and covered:
             self.log.drop_through(covered)
 

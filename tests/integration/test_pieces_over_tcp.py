@@ -72,10 +72,10 @@ class WatchedHub(Hub):
             self.request_stop()
 
     def _note(self):
-        exchange = self._exchange
+        engine = self._engine
         held = {
-            "snapshots": exchange.model.snapshots_alive,
-            "updates": len(exchange._incoming) + exchange._measuring + exchange.model.updates_waiting,
+            "snapshots": engine.model.snapshots_alive,
+            "updates": len(engine._incoming) + engine._measuring + engine.model.updates_waiting,
         }
         for name, count in held.items():
             self.peaks[name] = max(self.peaks[name], count)

@@ -81,10 +81,10 @@ class World:
 
     def look(self):
         """Compare what devices hold, to the bit, with what was published under that number."""
-        published = self.hub.exchange._publisher.published
+        published = self.hub.engine._publisher.published
         self.published.setdefault(published.number, published.vector.copy())
         for device in self.devices:
-            core, model = device.exchange.core, device.exchange._model
+            core, model = device.engine.core, device.engine._model
             holds = device.running and core.work in ("training", "pushing") and core.held is not None
             if holds and core.held.number in self.published:
                 assert np.array_equal(model._held, self.published[core.held.number])
@@ -142,10 +142,10 @@ def test_a_diverged_update_is_forgotten_though_training_went_on():
 def test_a_codec_that_the_device_does_not_know_is_not_used(name):
     world = World(SMALL, CodecSettings(), POLICIES["immediate"], churn=False)
     device = world.devices[0]
-    world.clock.run(lambda: device.exchange.core.work == "training", 5.0)
-    device.exchange.core.push_codec = name
-    world.clock.run(lambda: device.exchange.core.work == "pushing", 5.0)
-    assert device.exchange._codec.name == "identity"
+    world.clock.run(lambda: device.engine.core.work == "training", 5.0)
+    device.engine.core.push_codec = name
+    world.clock.run(lambda: device.engine.core.work == "pushing", 5.0)
+    assert device.engine._codec.name == "identity"
 
 
 @pytest.mark.parametrize("up", [12_500, 2e6])

@@ -255,7 +255,7 @@ def test_a_loss_that_explodes_takes_the_model_back_and_it_recovers():
     fleet = Fleet(Policy(monitor=Monitor(watch=(LossWatch(),))))
     assert fleet.train(BEFORE_FAULTS)
     before = fleet.accuracy()
-    model = fleet.hub.exchange.model
+    model = fleet.hub.engine.model
     noise = np.random.default_rng(0).normal(0.0, 0.6, NETWORK.spec.length).astype(np.float32)
     model.advance(Snapshot(model.current.number, model.current.vector + noise))
     assert fleet.accuracy() < before - 0.4
@@ -283,7 +283,7 @@ def test_a_fault_from_the_start_spoils_the_first_versions_and_they_are_taken_bac
 def test_a_fleet_that_is_in_quarantine_as_a_whole_is_let_out_and_learns():
     fleet = Fleet(Policy(), learning_rate=0.1)
     assert fleet.train(2 * BEFORE_FAULTS)
-    model = fleet.hub.exchange.model
+    model = fleet.hub.engine.model
     noise = np.random.default_rng(0).normal(0.0, 1.5, NETWORK.spec.length).astype(np.float32)
     model.advance(Snapshot(model.current.number, model.current.vector + noise))
     assert fleet.train(UPDATES)

@@ -190,10 +190,10 @@ def test_a_device_that_dies_for_good_is_there_again_when_all_is_healed():
 def test_a_partition_lets_nothing_through_and_ends():
     script = Script(At(2.0, Partition("device-1", 5.0)))
     script.until_s(2.1)
-    heard_s = script.device.exchange.core._heard_s
+    heard_s = script.device.engine.core._heard_s
     script.until_s(6.9)
-    assert script.device.exchange.core._heard_s <= heard_s + 0.1
-    assert script.until(lambda: script.device.exchange.core._heard_s > 7.0, 10.0)
+    assert script.device.engine.core._heard_s <= heard_s + 0.1
+    assert script.until(lambda: script.device.engine.core._heard_s > 7.0, 10.0)
 
 
 @pytest.mark.parametrize("way", ["up", "down"])
@@ -234,7 +234,7 @@ def test_a_hung_trainer_takes_no_step_and_goes_on():
     steps = script.device.steps_total
     script.until_s(4.99)
     assert script.device.steps_total == steps
-    assert script.device.exchange.core.link == "joined", "it is alive"
+    assert script.device.engine.core.link == "joined", "it is alive"
     script.until_s(8.0)
     assert script.device.steps_total > steps + 5
 
@@ -244,7 +244,7 @@ def test_a_clock_that_jumps_shows_a_later_time():
     script.until_s(3.0)
     assert script.device.now_s == pytest.approx(33.0)
     script.until_s(20.0)
-    assert script.device.exchange.core.link == "joined"
+    assert script.device.engine.core.link == "joined"
     assert script.device.answers > 3
 
 
@@ -279,7 +279,7 @@ def test_a_broken_connection_is_made_again():
     script = Script(At(2.0, BreakConnection("device-1")))
     script.until_s(6.0)
     assert "disconnected" in [tell.event for _, tell in script.device.told]
-    assert script.device.exchange.core.link == "joined"
+    assert script.device.engine.core.link == "joined"
 
 
 @pytest.mark.parametrize("late_s", [0.2, 0.3])
@@ -407,7 +407,7 @@ def test_a_backup_put_back_loses_what_came_after_it_and_nothing_else(empty):
     assert answered(script) > before + 5
     for device in script.world.devices.values():
         member = hub.core.members.members[device.device_id]
-        assert 0 <= member.seq_last - device.exchange.core._unanswered.seq_last <= 1
+        assert 0 <= member.seq_last - device.engine.core._unanswered.seq_last <= 1
 
 
 def dropped(device):
@@ -440,7 +440,7 @@ def test_an_update_does_not_count_twice_at_a_hub_that_forgot_a_device_while_it_s
     )
     device, members = script.world.devices["device-2"], script.world.hub.core.members.members
     script.until_s(3.79)
-    push = device.exchange.core._unanswered.push
+    push = device.engine.core._unanswered.push
     assert members["device-2"].checksum_last == push.checksum
     script.until_s(13.8)
     assert "device-2" not in members
@@ -457,8 +457,8 @@ def test_after_two_backups_an_update_does_not_get_the_answer_of_another_with_its
         At(6.0, SlowDisk(0.3, 3.0)),  # no answer before the second backup is put back
     )
     script.until_s(7.0)
-    assert script.until(lambda: script.device.exchange.core.link == "joined", 0.7)
-    push = script.device.exchange.core._unanswered.push
+    assert script.until(lambda: script.device.engine.core.link == "joined", 0.7)
+    push = script.device.engine.core._unanswered.push
     assert not dropped(script.device)
     script.until_s(8.5)
     member = script.world.hub.core.members.members["device-1"]

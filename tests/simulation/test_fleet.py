@@ -119,7 +119,7 @@ def test_a_ping_measures_the_delay_of_the_link():
     settings = HubCoreSettings(codec=FLOAT32, liveness=Liveness(heartbeat_s=1.0, lease_s=5.0))
     fleet = Digits(link=LinkProfile(delay_s=0.2), settings=settings)
     assert fleet.train(updates=20)
-    assert fleet.devices[3].exchange.core.round_trip_s == pytest.approx(0.4, rel=0.05)
+    assert fleet.devices[3].engine.core.round_trip_s == pytest.approx(0.4, rel=0.05)
 
 
 def test_large_models_travel_in_pieces_both_ways():
@@ -334,7 +334,7 @@ def converse(monkeypatch, hub_speaks, kind):
         way.send_message = note
     device.start()
     clock.run(lambda: hub.core.updates_applied >= 3, 60.0)
-    device.exchange.handle(StopRequested())
+    device.engine.handle(StopRequested())
     return device, hub, versions
 
 

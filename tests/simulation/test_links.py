@@ -138,7 +138,7 @@ def test_a_large_model_arrives_both_ways_over_a_link_that_is_cut_five_times_each
     assert len(device.of_kind(Push)) == 6
     assert lab.member(device).updates_applied == 1
     assert lab.hub.core.messages_refused == 0
-    lab.until(lambda: lab.hub.exchange.model.current.number == lab.hub.core.version)
+    lab.until(lambda: lab.hub.engine.model.current.number == lab.hub.core.version)
     other_updates = lab.member(other).updates_applied
     np.testing.assert_array_equal(lab.hub.model[::1000], np.float32(1 + other_updates))
 

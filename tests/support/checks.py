@@ -196,7 +196,7 @@ class Checks:
         memory.acknowledged[key] = (mark, first)
         self._said.add((*key, mark, first))
         # An answer without a model need not wait for the fold.
-        if isinstance(first, Applied) and first.number <= hub.exchange.model.current.number:
+        if isinstance(first, Applied) and first.number <= hub.engine.model.current.number:
             self._assert_applied(mark, first)
 
     def _assert_applied(self, mark, first):
@@ -211,16 +211,16 @@ class Checks:
         if not hub.running or hub.stopped:
             return
         hub.core.check()
-        exchange = hub.exchange
+        engine = hub.engine
         now_s, limits = hub._now_s(), hub.core.settings.limits
         for member in hub.core.members.members.values():
-            alive = not member.live or member.lease_until_s >= now_s or exchange._standing_still
+            alive = not member.live or member.lease_until_s >= now_s or engine._standing_still
             assert alive, f"{member.device_id} lives without a lease"
-        assert exchange._held() <= limits.updates_held_max
-        assert exchange._sending() <= limits.snapshots_max + len(self._world.devices)
-        assert len(exchange._outgoing._suspended) <= limits.snapshots_max
-        assert len(exchange._incoming) <= limits.updates_held_max
-        assert len(exchange._outbox) <= MESSAGES_HELD_MAX * len(self._world.devices)
+        assert engine._held() <= limits.updates_held_max
+        assert engine._sending() <= limits.snapshots_max + len(self._world.devices)
+        assert len(engine._outgoing._suspended) <= limits.snapshots_max
+        assert len(engine._incoming) <= limits.updates_held_max
+        assert len(engine._outbox) <= MESSAGES_HELD_MAX * len(self._world.devices)
 
     def _waiting(self, core):
         """Return the marks of the updates that wait to be folded."""
@@ -345,7 +345,7 @@ class Checks:
                 assert counts, f"{mark} was {outcome}, and does not count"
         for device in world.training:
             member = hub.core.members.members[device.device_id]
-            seq = device.exchange.core._unanswered.seq_last
+            seq = device.engine.core._unanswered.seq_last
             assert member.seq_last == seq, f"{device.device_id} is at {seq}, for the hub at {member.seq_last}"
         self._disk_is_tidy()
         if world.name == "exact":

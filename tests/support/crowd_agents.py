@@ -48,7 +48,7 @@ class CrowdAgent(Agent):
 
     def begin(self):
         """Connect for the first time."""
-        self._do(self._exchange.begin)
+        self._do(self._engine.begin)
 
     def open(self):
         """Connect a fresh socket."""

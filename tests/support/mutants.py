@@ -14,9 +14,9 @@ from types import ModuleType
 
 from edgeasync.core.arrays.hub_model import Model
 from edgeasync.core.device.machine import DeviceCore
-from edgeasync.core.device.pending_push import UnansweredPush
-from edgeasync.core.engine.fold_queue import Line
-from edgeasync.core.engine.hub_engine import HubExchange
+from edgeasync.core.device.pending_push import PendingPush
+from edgeasync.core.engine.fold_queue import FoldQueue
+from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.engine.outbox import Outbox
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.membership import Membership
@@ -55,11 +55,11 @@ MUTANTS = {
         Change(Membership, "greet", "member.steps_total = 0", "member.seq_last = hello.seq_answered"),
     ),
     "a device numbers an unanswered push anew": (
-        Change(UnansweredPush, "agree", "if self._said and recorded:", "if False:"),
-        Change(UnansweredPush, "agree", "elif self._said and push.seq <= seq_last:", "elif False:"),
+        Change(PendingPush, "agree", "if self._said and recorded:", "if False:"),
+        Change(PendingPush, "agree", "elif self._said and push.seq <= seq_last:", "elif False:"),
     ),
     "a device takes any answer for that to its push": (
-        Change(UnansweredPush, "answered", " or ack.seq != self.push.seq", ""),
+        Change(PendingPush, "answered", " or ack.seq != self.push.seq", ""),
     ),
     "an answer says applied where the update waits": (
         Change(HubCore, "_push_arrived", "Ack(push.seq, outcome,", "Ack(push.seq, Applied(self.version),"),
@@ -68,8 +68,8 @@ MUTANTS = {
         Change(HubCore, "_lose", "if member.peer:", "if not self.judge._contributions.clear():"),
     ),
     "a payload is not checked": (
-        Change(HubExchange, "_push", "wire.checksum(payload) != push.checksum", "False"),
-        Change(HubExchange, "_push", "len(payload) != push.payload_bytes", "False"),
+        Change(HubEngine, "_push", "wire.checksum(payload) != push.checksum", "False"),
+        Change(HubEngine, "_push", "len(payload) != push.payload_bytes", "False"),
     ),
     "a lease is not renewed by what a device says": (
         Change(HubCore, "_touch", "self.members.renew(member, now_s)", "pass"),
@@ -83,11 +83,11 @@ MUTANTS = {
         Change(Outbox, "send", "not (self._held or (confirms and log.durable < log.last))", "True"),
     ),
     "the answer to a repetition does not wait for the disk": (
-        Change(HubExchange, "_send", "confirms = ", "confirms = 'Duplicate' not in repr(message) and "),
+        Change(HubEngine, "_send", "confirms = ", "confirms = 'Duplicate' not in repr(message) and "),
         Change(Outbox, "send", "self._held or ", ""),
     ),
     "an answer does not confirm anything": (
-        Change(HubExchange, "_send", "Ack | Assignment | Welcome | Leave", "Welcome"),
+        Change(HubEngine, "_send", "Ack | Assignment | Welcome | Leave", "Welcome"),
     ),
     "a number is forgotten at recovery": (
         Change(Membership, "thaw", "self.members = {", "for m in members: m.seq_last = 0\n    self.members = {"),
@@ -121,7 +121,7 @@ MUTANTS = {
         Change(JournalWriter, "drop_through", "while self._segments:", "while False:"),
     ),
     "no checkpoint is written when the journal has grown": (
-        Change(HubExchange, "on_durable", "self._scribe.wants_checkpoint", "False"),
+        Change(HubEngine, "on_durable", "self._log_writer.wants_checkpoint", "False"),
     ),
     "old checkpoints are kept": (
         Change(CheckpointStore, "_prune", "len(usable) > self._keep", "False"),
@@ -147,10 +147,10 @@ MUTANTS = {
         Change(Replay, "_follow", "scale=scalars.scale", "scale=0.5 * scalars.scale"),
     ),
     "a checkpoint does not wait for its place in line": (
-        Change(Line, "put", "self._waiting.append(effect)", "self._waiting.insert(0, effect)"),
+        Change(FoldQueue, "put", "self._waiting.append(effect)", "self._waiting.insert(0, effect)"),
     ),
     "a checkpoint is of the core after an event and of the model before": (
-        Change(HubExchange, "_execute", "saving_last(effects)", "effects"),
+        Change(HubEngine, "_execute", "saving_last(effects)", "effects"),
     ),
     "a tick that is not written down changes something": (
         Change(HubCore, "tick", "self.save_at_s and self.version != self.saved_version", "self.save_at_s"),

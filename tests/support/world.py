@@ -137,19 +137,19 @@ class WatchedDevice(SimulatedDevice):
         self.answers = 0
         super().__init__(*arguments, **options)
 
-    def _make_exchange(self):
-        exchange = super()._make_exchange()
-        handle, push = exchange.core.handle, exchange._push
+    def _make_engine(self):
+        engine = super()._make_engine()
+        handle, push = engine.core.handle, engine._push
 
         def watched(event, now_s):
-            self.world.checks.time_is(exchange.core, now_s)
+            self.world.checks.time_is(engine.core, now_s)
             if isinstance(event, Adopted):
-                self.world.checks.holds(self, event.assignment.version, exchange._model._held)
+                self.world.checks.holds(self, event.assignment.version, engine._model._held)
             effects = handle(event, now_s)
             for effect in effects:
                 if isinstance(effect, Settle):
                     self.answers += 1
-                    seq = exchange.core._unanswered.seq_last
+                    seq = engine.core._unanswered.seq_last
                     self.world.checks.told(self.mark, seq, effect.outcome)
             return effects
 
@@ -157,8 +157,8 @@ class WatchedDevice(SimulatedDevice):
             self.mark = self.world.checks.pushed(self, message)
             push(message)
 
-        exchange.core.handle, exchange._push = watched, watched_push
-        return exchange
+        engine.core.handle, engine._push = watched, watched_push
+        return engine
 
     def train(self, model, local_steps, then, *, ahead):
         self.stilled = self.quiet
@@ -176,7 +176,7 @@ class WatchedDevice(SimulatedDevice):
     @property
     def resting(self):
         """Whether it has nothing to do and waits for no answer but a flush."""
-        core = self.exchange.core
+        core = self.engine.core
         done = core.work == "idle" or (core.work == "training" and self.stilled)
         return done and core.link == "joined" and core._unanswered.push is None
 
@@ -282,15 +282,15 @@ class WatchedHub(SimulatedHub):
     @property
     def resting(self):
         """Whether no fold is under way or in line, and no answer waits for the disk."""
-        exchange = self.exchange
-        return self.running and not (exchange._line._busy or exchange._line._waiting or exchange._outbox)
+        engine = self.engine
+        return self.running and not (engine._fold_queue._busy or engine._fold_queue._waiting or engine._outbox)
 
     def _watch(self):
         """Look on when a push is decided and a version is made; the exchange is another after a crash."""
-        checks, core, model = self._checks, self.exchange.core, self.exchange.model
-        publisher, log = self.exchange._publisher, self.log
+        checks, core, model = self._checks, self.engine.core, self.engine.model
+        publisher, log = self.engine._publisher, self.log
         if self.world.background:
-            self.exchange._line._inline = False
+            self.engine._fold_queue._inline = False
         for watched, names in ((model, ("fold", "advance")), (publisher, ("publish",))):
             for name in names:
                 vars(watched).pop(name, None)
@@ -330,7 +330,7 @@ class WatchedHub(SimulatedHub):
             before = log.bytes_appended
             append(entry, payload)
             self._checks.noted(log.last, core)
-            if self.exchange._saving:
+            if self.engine._saving:
                 self._checks.journal_grows(log.bytes_appended - before)
 
         log.append = watched_append

@@ -6,7 +6,7 @@ BACKOFF_MIN_S = 0.1
 BACKOFF_MAX_S = 3.0
 
 
-class HubTurns:
+class HubRotation:
     """The hubs by their place in the list, taken in turn: `hub` is the one that is spoken to, or tried next.
 
     A hub that was lost is tried again first, one that did not answer or is full gives way to the next. None is

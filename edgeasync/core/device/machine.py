@@ -44,9 +44,9 @@ from edgeasync.core.device.events import (
     TransferMoved,
     Unreadable,
 )
-from edgeasync.core.device.hub_rotation import BACKOFF_MAX_S, BACKOFF_MIN_S, HubTurns
-from edgeasync.core.device.overlap import AheadSteps
-from edgeasync.core.device.pending_push import ModelKey, UnansweredPush, describe
+from edgeasync.core.device.hub_rotation import BACKOFF_MAX_S, BACKOFF_MIN_S, HubRotation
+from edgeasync.core.device.overlap import OverlapSteps
+from edgeasync.core.device.pending_push import ModelKey, PendingPush, describe
 from edgeasync.errors import EdgeAsyncError, GraphError, ModelMismatchError, RefusedError
 from edgeasync.protocol.messages import (
     PROTOCOL_VERSIONS,
@@ -128,11 +128,11 @@ class DeviceCore:
         self._fingerprint = fingerprint
         self._graph_bytes_max = graph_bytes_max
         self._random = random
-        self._turns = HubTurns(hubs, random)
-        self._ahead = AheadSteps(alone_steps_max)
+        self._turns = HubRotation(hubs, random)
+        self._ahead = OverlapSteps(alone_steps_max)
         self._equipped = False
         self._joined: dict[str, object] | None = None
-        self._unanswered = UnansweredPush()
+        self._unanswered = PendingPush()
         self._adopting: Assignment | None = None
         self._duplicate_refusals = 0
         self._diverged = self._busy = self._in_quarantine = False

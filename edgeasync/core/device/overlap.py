@@ -4,7 +4,7 @@ from edgeasync.core.device.effects import DeviceEffect, Tell, Train
 from edgeasync.core.device.events import Trained
 
 
-class AheadSteps:
+class OverlapSteps:
     """How far training goes on from an update until the next model comes in, and what was done so far.
 
     The hub's limit holds while it can be spoken to; `alone_steps_max`, the device's own, if it is larger and the

@@ -18,7 +18,7 @@ class ModelKey(msgspec.Struct, frozen=True):
         return cls(welcome.spec.fingerprint, welcome.graph, welcome.update)
 
 
-class UnansweredPush:
+class PendingPush:
     """`push`, until it is answered or given up, and `seq_last`, the last number that was answered.
 
     The hub's record is what counts: the last number, and the checksum of the update that had it. The number alone

@@ -72,7 +72,7 @@ from edgeasync.protocol.messages import (
 Result = TypeVar("Result")
 
 
-class DeviceExchange:
+class DeviceEngine:
     """Frames in, frames out. `now_s` is asked for the time; no call blocks for longer than a copy.
 
     `bandwidth_bytes_per_s_max` caps all traffic of the device, both directions together. With `keeps` every update

@@ -26,7 +26,7 @@ from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.core.recovery.state import Note, complete
 from edgeasync.protocol.codecs import Source
 
-InLine = Assign | Fold | Publish | Keep | Restore | Evaluate | SaveBest | Note | Stop
+Queued = Assign | Fold | Publish | Keep | Restore | Evaluate | SaveBest | Note | Stop
 
 Result = TypeVar("Result")
 
@@ -44,7 +44,7 @@ def saving_last(effects: list[HubEffect]) -> list[HubEffect]:
     return sorted(effects, key=lambda effect: isinstance(effect, Save) + 2 * isinstance(effect, Stop))
 
 
-class Line:
+class FoldQueue:
     """Carries out one after the other; what takes long with a large model is given to the shell's worker.
 
     `assign` sends an assignment, `take_in` gives the core an event, `restored` is told of a rollback.
@@ -73,11 +73,11 @@ class Line:
         self._take_in = take_in
         self._restored = restored
         self._inline = model.spec.nbytes <= INLINE_BYTES_MAX
-        self._waiting: deque[InLine] = deque()
+        self._waiting: deque[Queued] = deque()
         self._busy = False
         self._evaluated: Snapshot | None = None
 
-    def put(self, effect: InLine) -> None:
+    def put(self, effect: Queued) -> None:
         """Stand in line; `advance` does the rest."""
         if isinstance(effect, SaveBest) and self._evaluated is not None:
             self._shell.save_best(self._evaluated, effect.loss, effect.accuracy)  # it need not wait for a fold

@@ -19,10 +19,10 @@ import msgspec
 from edgeasync.core.arrays.buffers import BufferPool
 from edgeasync.core.arrays.hub_model import Model, Update
 from edgeasync.core.arrays.published_model import Offer, Publisher
-from edgeasync.core.engine.fold_queue import InLine, Line, saving_last
+from edgeasync.core.engine.fold_queue import FoldQueue, Queued, saving_last
 from edgeasync.core.engine.hub_shell import HubShell
 from edgeasync.core.engine.incoming import IncomingTransfers
-from edgeasync.core.engine.log_writer import Scribe
+from edgeasync.core.engine.log_writer import LogWriter
 from edgeasync.core.engine.outbox import Outbox
 from edgeasync.core.engine.outgoing import OutgoingTransfers
 from edgeasync.core.hub.effects import (
@@ -77,7 +77,7 @@ from edgeasync.protocol.messages import (
 )
 
 
-class HubExchange:
+class HubEngine:
     """Frames in, frames out. Every call is given the time; none blocks for longer than a small fold."""
 
     def __init__(
@@ -92,7 +92,7 @@ class HubExchange:
         self.core = core
         self.model = model
         self._shell = shell
-        self._scribe = Scribe(log, core, model)
+        self._log_writer = LogWriter(log, core, model)
         self._outbox = Outbox(shell.send, log)
         self._spec = core.spec
         self._limits = core.settings.limits
@@ -102,7 +102,7 @@ class HubExchange:
         self._publisher = publisher or Publisher(core.spec, model, core.settings.codec)
         self._takes_models = core.judge.judgement.aggregate.update == "model"
         self._measuring = 0
-        self._line = Line(
+        self._fold_queue = FoldQueue(
             model,
             self._publisher,
             core.settings.codec,
@@ -138,7 +138,7 @@ class HubExchange:
     def save(self) -> None:
         """Have a checkpoint written, unless one is under way."""
         self._put_in_line(Save())
-        self._line.advance()
+        self._fold_queue.advance()
 
     def saved(self) -> None:
         """Take in that the checkpoint under way was written, or could not be."""
@@ -154,7 +154,7 @@ class HubExchange:
             self._shell.report(Report("writing", detail="the run's folder can be written again: going on"))
             self._take_in(Resumed())
         self._outbox.release()
-        if self._scribe.wants_checkpoint:
+        if self._log_writer.wants_checkpoint:
             self.save()
 
     def on_failing(self, reason: str) -> None:
@@ -172,13 +172,13 @@ class HubExchange:
         """Take nothing more while too much waits for a disk that hangs."""
         if self._standing_still or self.core.stopped:
             return
-        if reason := self._scribe.overfull(len(self._outbox)):
+        if reason := self._log_writer.overfull(len(self._outbox)):
             self._stand_still(reason)
 
     def _take_in(self, event: HubEvent) -> None:
         """Let the core decide, write down what it took in, and carry out what follows."""
         effects = self.core.handle(event, self._now_s)
-        self._scribe.write(event, self._now_s, effects)
+        self._log_writer.write(event, self._now_s, effects)
         self._execute(effects)
 
     def _answer_standing(self, peer: Peer, message: Message, payload: wire.Buffer | None) -> None:
@@ -324,7 +324,7 @@ class HubExchange:
         return None if member is None else member.owner
 
     def _room_to_receive(self, owner: Owner | None = None) -> bool:
-        if self._scribe.is_behind:
+        if self._log_writer.is_behind:
             return False
         # What is kept of this device's own push is its place, or is dropped before another takes it.
         held_max = self._limits.updates_held_max + self._incoming.is_suspended(owner)
@@ -348,7 +348,7 @@ class HubExchange:
 
     def _sending(self) -> int:
         # Each assignment in line behind a fold is about to hold one more.
-        return self.model.snapshots_alive + self._publisher.outdated_alive + self._line.assigning
+        return self.model.snapshots_alive + self._publisher.outdated_alive + self._fold_queue.assigning
 
     def _room_for_graph(self) -> bool:
         # They share one payload; what each costs is what libzmq has of it in its queue.
@@ -384,15 +384,15 @@ class HubExchange:
                     self._shell.report(effect)
                 case _:
                     self._put_in_line(effect)
-        self._line.advance()
+        self._fold_queue.advance()
 
-    def _put_in_line(self, effect: InLine | Save) -> None:
+    def _put_in_line(self, effect: Queued | Save) -> None:
         if not isinstance(effect, Save):
-            self._line.put(effect)
+            self._fold_queue.put(effect)
         elif not self._saving or self.core.stopped:  # else the one before is still being written
             self._saving = True
-            entry = self._scribe.begin_checkpoint()
-            self._line.put(note(self.core, self.model, entry, self._now_s))
+            entry = self._log_writer.begin_checkpoint()
+            self._fold_queue.put(note(self.core, self.model, entry, self._now_s))
 
     def _assign(self, effect: Assign) -> None:
         member = self.core.members.by_peer(effect.peer)

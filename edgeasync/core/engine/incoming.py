@@ -16,7 +16,7 @@ SUSPENDED_S = 600.0
 """How long the beginning of a payload is kept for a device that does not come back for the rest."""
 
 
-class Arriving(msgspec.Struct):
+class IncomingPush(msgspec.Struct):
     """A push that is partly here."""
 
     owner: Owner
@@ -28,8 +28,8 @@ class IncomingTransfers:
     """The transfers under way and the suspended ones; `len` counts both, each holds a buffer."""
 
     def __init__(self) -> None:
-        self._under_way: dict[Peer, Arriving] = {}
-        self._suspended: dict[Owner, Arriving] = {}  # the one suspended first comes first
+        self._under_way: dict[Peer, IncomingPush] = {}
+        self._suspended: dict[Owner, IncomingPush] = {}  # the one suspended first comes first
 
     def __len__(self) -> int:
         return len(self._under_way) + len(self._suspended)
@@ -37,7 +37,7 @@ class IncomingTransfers:
     def begin(self, peer: Peer, owner: Owner, push: Push, buffer: memoryview, now_s: float) -> IncomingTransfer:
         """Open the transfer of an announced push."""
         transfer = IncomingTransfer(push.transfer, buffer, push.checksum)
-        return self._put(peer, Arriving(owner, push, transfer), now_s)
+        return self._put(peer, IncomingPush(owner, push, transfer), now_s)
 
     def resume(self, peer: Peer, owner: Owner, push: Push, now_s: float) -> IncomingTransfer | None:
         """Go on with what was cut off, if that was this very push; else drop it and return `None`."""
@@ -46,9 +46,9 @@ class IncomingTransfers:
             return None
         if not before.transfer.resume(push.transfer, push.checksum, push.payload_bytes):
             return None
-        return self._put(peer, Arriving(owner, push, before.transfer), now_s)
+        return self._put(peer, IncomingPush(owner, push, before.transfer), now_s)
 
-    def accept(self, peer: Peer, piece: Piece, part: wire.Buffer, now_s: float) -> Arriving | None:
+    def accept(self, peer: Peer, piece: Piece, part: wire.Buffer, now_s: float) -> IncomingPush | None:
         """Take in a piece; return what it belongs to, which is over if it is complete; `None` if to nothing.
 
         Raises `ProtocolError` for a piece that cannot be; that ends the transfer for good.
@@ -94,7 +94,7 @@ class IncomingTransfers:
         for owner in [owner for owner, one in self._suspended.items() if one.transfer.moved_s < limit_s]:
             del self._suspended[owner]
 
-    def _put(self, peer: Peer, arriving: Arriving, now_s: float) -> IncomingTransfer:
+    def _put(self, peer: Peer, arriving: IncomingPush, now_s: float) -> IncomingTransfer:
         arriving.transfer.moved_s = now_s
         self._under_way[peer] = arriving
         return arriving.transfer

@@ -1,4 +1,4 @@
-"""What the hub's exchange writes down of every event, and when that is too much. Part of `HubExchange`."""
+"""What the hub's exchange writes down of every event, and when that is too much. Part of `HubEngine`."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ HELD_PER_DEVICE = 4
 HELD_MIN = 1 << 10
 
 
-class Scribe:
+class LogWriter:
     """Writes to the log, if there is one."""
 
     def __init__(self, log: Log | None, core: HubCore, model: Model) -> None:

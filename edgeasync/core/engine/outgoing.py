@@ -14,7 +14,7 @@ from edgeasync.protocol.messages import Assignment, Credit, Graph, Piece
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN, OutgoingTransfer
 
 
-class Leaving(msgspec.Struct):
+class OutgoingPayload(msgspec.Struct):
     """A payload that is partly sent, with the message that announced it."""
 
     owner: Owner
@@ -30,8 +30,8 @@ class OutgoingTransfers:
         self.shared_count = 0
         self._piece_bytes = piece_bytes
         self._suspended_max = suspended_max
-        self._under_way: dict[Peer, Leaving] = {}
-        self._suspended: dict[Owner, Leaving] = {}  # the one suspended first comes first
+        self._under_way: dict[Peer, OutgoingPayload] = {}
+        self._suspended: dict[Owner, OutgoingPayload] = {}  # the one suspended first comes first
         self._wanted: dict[Peer, int] = {}
         self._count = 0
 
@@ -56,7 +56,7 @@ class OutgoingTransfers:
         self._count += 1
         transfer = OutgoingTransfer(self._count, payload, piece_bytes, window, now_s)
         message = msgspec.structs.replace(message, transfer=self._count)
-        self._under_way[member.peer] = Leaving(member.owner, message, payload, transfer)
+        self._under_way[member.peer] = OutgoingPayload(member.owner, message, payload, transfer)
         self.shared_count += isinstance(message, Graph)
         return message
 

@@ -254,7 +254,7 @@ async def test_a_cancelled_hub_saves_what_it_has_and_leaves_nothing_behind(tmp_p
         assert await training == "stopped"
     vector, version = load_model(hub.model_file, SPEC)
     assert version == hub.core.version > 0
-    assert np.array_equal(vector, hub._exchange.model.current.vector)
+    assert np.array_equal(vector, hub._engine.model.current.vector)
     assert told[-1] == "stopping"
     assert (open_files(tmp_path), workers()) == ([], [])
 

@@ -38,7 +38,7 @@ def test_the_newest_of_the_best_is_written(tmp_path, at_once):
         run=tmp_path,
         settings=HubCoreSettings(),
     )
-    hub._exchange, hub._opened = SimpleNamespace(core=SimpleNamespace(lineage="0" * 16)), True
+    hub._engine, hub._opened = SimpleNamespace(core=SimpleNamespace(lineage="0" * 16)), True
     saver = Saver(at_once)
     hub._workers = {"save": saver}
     hub._folder.take("")

@@ -3,7 +3,7 @@
 import numpy as np
 
 from edgeasync.core.arrays.hub_model import Model
-from edgeasync.core.engine.hub_engine import HubExchange
+from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.engine.log_writer import HELD_MIN as HELD_MAX
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import HubCoreSettings, Limits, Liveness
@@ -60,10 +60,10 @@ def test_what_waits_for_a_disk_that_hangs_is_bounded_and_nobody_is_lost():
         make_session=lambda: b"s" * 16,
         now_s=0.0,
     )
-    exchange = HubExchange(core, Model(SPEC, np.zeros(10, np.float32), 0, Policy()), notes, log=log)
+    engine = HubEngine(core, Model(SPEC, np.zeros(10, np.float32), 0, Policy()), notes, log=log)
 
     def hear(message, now_s):
-        exchange.on_message(b"peer", wire.encode(message), None, now_s)
+        engine.on_message(b"peer", wire.encode(message), None, now_s)
 
     hear(Hello((1,), "glutton", b"0" * 16, 1), 0.0)
     for _ in range(2 * HELD_MAX):
@@ -74,13 +74,13 @@ def test_what_waits_for_a_disk_that_hangs_is_bounded_and_nobody_is_lost():
     assert notes.sent[0].retry_after_s == 0.5
     hear(Ping(b"s" * 16, 7.0, 0), 1.0)
     assert isinstance(notes.sent[-1], Pong)
-    exchange.tick(100.0)
+    engine.tick(100.0)
 
     log.move()
-    exchange.on_durable(100.0)
+    engine.on_durable(100.0)
     assert notes.reports == ["joined", "not_writing", "writing"]
     answers = [type(message) for message in notes.sent if not isinstance(message, Refuse | Pong)]
     assert answers == [Welcome, *[Assignment] * HELD_MAX]
-    exchange.tick(102.0)
+    engine.tick(102.0)
     hear(Ping(b"s" * 16, 7.0, 0), 102.5)
     assert core.members.members["glutton"].live

@@ -5,7 +5,7 @@ import pytest
 
 from edgeasync.config import ByteCount
 from edgeasync.core.arrays.hub_model import Model
-from edgeasync.core.engine.hub_engine import HubExchange
+from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.engine.incoming import SUSPENDED_S
 from edgeasync.core.hub.effects import Restore
 from edgeasync.core.hub.machine import HubCore
@@ -85,11 +85,11 @@ class Bench:
             make_session=lambda: next(sessions).to_bytes(16, "big"),
             now_s=0.0,
         )
-        self.exchange = HubExchange(core, Model(SPEC, np.zeros(SPEC.length, np.float32), 0, judgement), self.notes)
+        self.engine = HubEngine(core, Model(SPEC, np.zeros(SPEC.length, np.float32), 0, judgement), self.notes)
         self.sessions = {}
 
     def say(self, peer, message, payload=None, at_s=0.0):
-        self.exchange.on_message(peer, wire.encode(message), payload, at_s)
+        self.engine.on_message(peer, wire.encode(message), payload, at_s)
         return [message for to, message in self.notes.sent if to == peer][-1]
 
     def join(self, name):
@@ -172,12 +172,12 @@ def test_coded_models_that_nobody_takes_in_are_bounded_too(codec):
             part = payload[offset : offset + PIECE]
             bench.say(b"pusher", Piece(number + 1, offset, wire.checksum(part)), part, at_s=0.01 * number)
         bench.notes.payloads.clear()
-    assert bench.exchange.core.version == 20
+    assert bench.engine.core.version == 20
     assert busy >= 15
-    assert bench.exchange._sending() <= 5
+    assert bench.engine._sending() <= 5
     bench.join(b"late")
     late = Fetch(bench.sessions[b"late"])
-    assert bench.say(b"late", late, at_s=60.0).version.number == bench.exchange.core.publication.number
+    assert bench.say(b"late", late, at_s=60.0).version.number == bench.engine.core.publication.number
 
 
 @pytest.mark.parametrize("codec", [FLOAT32, *CODED.values()], ids=["float32", *CODED])
@@ -230,7 +230,7 @@ def test_a_graph_goes_out_in_pieces_of_the_one_object():
             received += part
     assert received == GRAPH.payload
     bench.say(b"pi", Credit(1, len(received)))
-    assert bench.exchange._outgoing.shared_count == 0
+    assert bench.engine._outgoing.shared_count == 0
 
 
 def test_a_graph_is_sent_to_so_many_at_once_and_whoever_stalls_makes_way():
@@ -244,10 +244,10 @@ def test_a_graph_is_sent_to_so_many_at_once_and_whoever_stalls_makes_way():
     bench.say(b"b", Credit(3, 0), at_s=4.0)
     assert fetch_graph(bench, b"c", at_s=4.5).code == "busy"
     assert isinstance(fetch_graph(bench, b"c", at_s=5.5), Graph)
-    assert bench.exchange._outgoing.shared_count == 2
+    assert bench.engine._outgoing.shared_count == 2
     for name in (b"b", b"c"):
-        bench.exchange.on_message(name, wire.encode(Leave("stopping", bench.sessions[name])), None, 6.0)
-    assert bench.exchange._outgoing.shared_count == 0
+        bench.engine.on_message(name, wire.encode(Leave("stopping", bench.sessions[name])), None, 6.0)
+    assert bench.engine._outgoing.shared_count == 0
 
 
 # -- transfers that go on ------------------------------------------------------------------------------------
@@ -292,9 +292,9 @@ def test_a_push_goes_on_over_another_connection():
     assert bench.say(peer, push_of(bench, b"pi", transfer=2)) == Credit(2, 2 * PIECE)
     bench.say(peer, *piece_of(2 * PIECE, transfer=2))
     bench.say(peer, *piece_of(3 * PIECE, transfer=2))
-    assert bench.exchange.core.updates_applied == 1
-    np.testing.assert_array_equal(bench.exchange.model.current.vector, np.frombuffer(WHOLE, np.float32))
-    assert bench.exchange.core.messages_refused == 0
+    assert bench.engine.core.updates_applied == 1
+    np.testing.assert_array_equal(bench.engine.model.current.vector, np.frombuffer(WHOLE, np.float32))
+    assert bench.engine.core.messages_refused == 0
 
 
 def test_a_push_goes_on_over_the_same_connection():
@@ -317,7 +317,7 @@ def test_another_payload_under_the_same_seq_starts_anew(other):
     bench = Bench()
     peer = cut_in_mid_push(bench)
     assert bench.say(peer, push_of(bench, b"pi", transfer=2, **other)) == Credit(2, 0)
-    assert len(bench.exchange._incoming) == 1
+    assert len(bench.engine._incoming) == 1
 
 
 def test_a_forged_beginning_is_found_out_in_the_end():
@@ -332,7 +332,7 @@ def test_a_forged_beginning_is_found_out_in_the_end():
     for number in (1, 2, 3):
         answer = bench.say(peer, *piece_of(number * PIECE, transfer=2))
     assert answer.code == "malformed"
-    assert bench.exchange.core.updates_applied == 0
+    assert bench.engine.core.updates_applied == 0
     assert bench.say(peer, push_of(bench, b"pi", transfer=3)) == Credit(3, 0)
 
 
@@ -357,10 +357,10 @@ def test_what_was_cut_off_counts_as_held_and_gives_way_first():
     bench = Bench(updates_held_max=2)
     cut_in_mid_push(bench, b"a", at_s=0.0)
     peer = cut_in_mid_push(bench, b"b", at_s=1.0)
-    assert len(bench.exchange._incoming) == 2
+    assert len(bench.engine._incoming) == 2
     bench.join(b"c")
     assert bench.say(b"c", push_of(bench, b"c"), at_s=1.0) == Credit(1, 0)
-    assert len(bench.exchange._incoming) == 2, "the one of a made way"
+    assert len(bench.engine._incoming) == 2, "the one of a made way"
     assert bench.say(peer, push_of(bench, b"b", transfer=2), at_s=1.0) == Credit(2, 2 * PIECE)
     again = reconnect(bench, b"a", 3, at_s=1.0)
     assert bench.say(again, push_of(bench, b"a", transfer=2), at_s=1.0).code == "busy"
@@ -377,18 +377,18 @@ def test_what_was_cut_off_is_dropped_when_the_device_pushes_something_else():
     peer = cut_in_mid_push(bench)
     small = bytes(PIECE)
     bench.say(peer, push_of(bench, b"pi", payload=small), small)  # malformed: not a vector of the spec
-    assert len(bench.exchange._incoming) == 1
+    assert len(bench.engine._incoming) == 1
     assert bench.say(peer, push_of(bench, b"pi", transfer=2, codec="float16", payload=WHOLE[::2])) == Credit(2, 0)
-    assert len(bench.exchange._incoming) == 1
+    assert len(bench.engine._incoming) == 1
 
 
 def test_what_was_cut_off_is_not_kept_for_ever():
     bench = Bench()
     peer = cut_in_mid_push(bench)
-    bench.exchange.tick(SUSPENDED_S - 1.0)
-    assert len(bench.exchange._incoming) == 1
-    bench.exchange.tick(SUSPENDED_S + 1.0)
-    assert len(bench.exchange._incoming) == 0
+    bench.engine.tick(SUSPENDED_S - 1.0)
+    assert len(bench.engine._incoming) == 1
+    bench.engine.tick(SUSPENDED_S + 1.0)
+    assert len(bench.engine._incoming) == 0
     assert bench.say(peer, push_of(bench, b"pi", transfer=2), at_s=SUSPENDED_S + 1.0) == Credit(2, 0)
 
 
@@ -416,7 +416,7 @@ def test_an_assignment_goes_on_though_the_model_has_moved():
     fold_one(bench)
     again = bench.say(peer, Fetch(bench.sessions[b"pi"], partial=first.checksum))
     assert (again.version, again.checksum) == (first.version, first.checksum)
-    assert again.version.number == 0 < bench.exchange.core.version
+    assert again.version.number == 0 < bench.engine.core.version
     assert again.transfer != first.transfer
     piece = bench.say(peer, Credit(again.transfer, PIECE))
     assert (piece.transfer, piece.offset) == (again.transfer, 3 * PIECE), "the last of those that the window takes"
@@ -447,13 +447,13 @@ def test_strangers_leave_nothing_behind():
     bench = Bench()
     for number in range(20):
         bench.say(b"stranger %d" % number, Fetch(bytes(16), partial=number))
-    assert not bench.exchange._outgoing._wanted
+    assert not bench.engine._outgoing._wanted
 
 
 def test_the_same_payload_goes_on_though_nothing_was_kept():
     bench = Bench()
     peer, first = cut_in_mid_assignment(bench)
-    bench.exchange.tick(SUSPENDED_S + 1.0)
+    bench.engine.tick(SUSPENDED_S + 1.0)
     again = bench.say(peer, Fetch(bench.sessions[b"pi"], partial=first.checksum), at_s=SUSPENDED_S + 1.0)
     assert again.checksum == first.checksum
     assert bench.say(peer, Credit(again.transfer, 3 * PIECE), at_s=SUSPENDED_S + 1.0).offset == 3 * PIECE
@@ -463,7 +463,7 @@ def test_assignments_that_were_cut_off_make_way_for_newer_models():
     bench = Bench(snapshots_max=2)
     peer, first = cut_in_mid_assignment(bench)
     fold_one(bench)
-    assert bench.exchange.model.snapshots_alive == 2
+    assert bench.engine.model.snapshots_alive == 2
     bench.notes.payloads.clear()  # what the notes keep, the hub could not let go of
     bench.join(b"other")
     assert bench.say(b"other", Fetch(bench.sessions[b"other"])).version.number == 1
@@ -474,9 +474,9 @@ def test_after_a_rollback_nobody_goes_on_with_an_earlier_model():
     bench = Bench()
     peer, first = cut_in_mid_assignment(bench)
     fold_one(bench)
-    exchange = bench.exchange
-    exchange.model._kept = exchange.model._kept_last = exchange.model.current
-    exchange._execute([Restore(2)])
+    engine = bench.engine
+    engine.model._kept = engine.model._kept_last = engine.model.current
+    engine._execute([Restore(2)])
     again = bench.say(peer, Fetch(bench.sessions[b"pi"], partial=first.checksum))
     assert again.checksum != first.checksum
 
@@ -512,7 +512,7 @@ def test_every_byte_is_counted_both_ways():
     bench.join(b"pi")
     bench.say(b"pi", push_of(bench, b"pi"))
     bench.say(b"pi", *piece_of(0))
-    (device,) = bench.exchange.core.status(0.0)["devices"]
+    (device,) = bench.engine.core.status(0.0)["devices"]
     said = [Hello((1,), "pi", b"pi".ljust(16, b"-"), 1, codecs=STAGES), push_of(bench, b"pi"), piece_of(0)[0]]
     assert device["bytes_up"] == sum(len(wire.encode(message)) for message in said) + PIECE
     answers = [message for _, message in bench.notes.sent]
@@ -532,7 +532,7 @@ def test_a_whole_model_is_not_taken_from_a_codec_that_does_not_bear_it():
             len(payload),
         )  # fmt: skip
         assert isinstance(bench.say(b"pi", push, payload), answer)
-    assert bench.exchange.core.version == 1
+    assert bench.engine.core.version == 1
 
 
 # -- versions of the protocol ----------------------------------------------------------------------------------
@@ -553,23 +553,23 @@ class Headers(Notes):
 @pytest.mark.parametrize(("spoken", "chosen"), [((1,), 1), ((1, 2), 2)])
 def test_a_member_is_spoken_to_in_the_version_it_was_welcomed_in(spoken, chosen):
     bench = Bench()
-    bench.notes = bench.exchange._shell = Headers()
-    bench.exchange._outbox._send = bench.notes.send
-    bench.exchange.on_message(b"a", wire.encode(Hello(spoken, "a", b"a" * 16, 1), 1), None, 0.0)
+    bench.notes = bench.engine._shell = Headers()
+    bench.engine._outbox._send = bench.notes.send
+    bench.engine.on_message(b"a", wire.encode(Hello(spoken, "a", b"a" * 16, 1), 1), None, 0.0)
     session = bench.notes.sent[-1][1].session
     for message in (Fetch(session), Ping(session, 1.0, 0), Fetch(b"?" * 16), Fetch(session)):
-        bench.exchange.on_message(b"a", wire.encode(message, chosen), None, 1.0)
+        bench.engine.on_message(b"a", wire.encode(message, chosen), None, 1.0)
     kinds = ["Welcome", "Assignment", "Pong", "Refuse", "Assignment"]
     assert bench.notes.versions == [(kind, chosen) for kind in kinds]
 
 
 def test_strangers_and_newer_versions_are_answered_in_the_first():
     bench = Bench()
-    bench.notes = bench.exchange._shell = Headers()
-    bench.exchange._outbox._send = bench.notes.send
-    bench.exchange.on_message(b"a", wire.encode(Ping(b"?" * 16, 1.0, 0), 2), None, 0.0)
-    bench.exchange.on_message(b"b", wire.encode(Hello((7,), "b", b"b" * 16, 1), 7), None, 0.0)
-    bench.exchange.on_message(b"c", wire.encode(Hello((7,), "c", b"c" * 16, 1), 1), None, 0.0)
+    bench.notes = bench.engine._shell = Headers()
+    bench.engine._outbox._send = bench.notes.send
+    bench.engine.on_message(b"a", wire.encode(Ping(b"?" * 16, 1.0, 0), 2), None, 0.0)
+    bench.engine.on_message(b"b", wire.encode(Hello((7,), "b", b"b" * 16, 1), 7), None, 0.0)
+    bench.engine.on_message(b"c", wire.encode(Hello((7,), "c", b"c" * 16, 1), 1), None, 0.0)
     assert bench.notes.versions == [("Refuse", 1)] * 3
     refusals = [message for _, message in bench.notes.sent]
     assert [refuse.code for refuse in refusals] == ["unknown_session", "protocol_version", "protocol_version"]
