@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from edgeasync.cli.output import Printer
 from edgeasync.cli.service import serve
 from edgeasync.config import convert, read_toml, to_table
-from edgeasync.core.device.effects import Tell
+from edgeasync.core.device.effects import Report
 from edgeasync.data.files import load
 from edgeasync.durable.spool import DeviceFolder, DeviceIdentity
 from edgeasync.errors import ConfigError, DataError
@@ -36,9 +36,9 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
     folder = DeviceFolder(state)
     identity = folder.open(device_id)
 
-    def on_tell(tell: Tell) -> None:
-        if tell.event != "answered":
-            printer.event(tell.event, detail=_detail(tell, agent))
+    def on_report(report: Report) -> None:
+        if report.event != "answered":
+            printer.event(report.event, detail=_detail(report, agent))
 
     def make_trainer(welcome: Welcome) -> Trainer:
         graph = (
@@ -64,7 +64,7 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
         bandwidth_bytes_per_s_max=section.bandwidth_bytes_per_s_max,
         spool=_open_spool(section, state, identity),
         alone_steps_max=section.alone_steps_max,
-        on_tell=on_tell,
+        on_report=on_report,
     )
     told = -1
 
@@ -94,10 +94,10 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
         printer.event("stopped", detail=f"{reason}: {_work_done(agent)}")
 
 
-def _detail(tell: Tell, agent: Agent) -> str:
+def _detail(report: Report, agent: Agent) -> str:
     """Return what to say of an event: with the hub's address where that is the news."""
-    of_several = len(agent.addresses) > 1 and tell.event in ("joined", "disconnected")
-    return f"{agent.address}: {tell.detail}" if tell.event == "waiting" or of_several else tell.detail
+    of_several = len(agent.addresses) > 1 and report.event in ("joined", "disconnected")
+    return f"{agent.address}: {report.detail}" if report.event == "waiting" or of_several else report.detail
 
 
 def _work_done(agent: Agent) -> str:

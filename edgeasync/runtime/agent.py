@@ -19,7 +19,7 @@ import zmq
 
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import Spool, TrainerState
-from edgeasync.core.device.effects import Finish, Tell
+from edgeasync.core.device.effects import Report, Stop
 from edgeasync.core.device.events import StopRequested, Trained
 from edgeasync.core.device.machine import GRAPH_BYTES_MAX, DeviceCore
 from edgeasync.core.engine.device_engine import DeviceEngine
@@ -47,7 +47,7 @@ LINGER_MS = 300
 
 MESSAGE_BYTES_MAX = 1 << 30
 
-OnTell = Callable[[Tell], None]
+OnReport = Callable[[Report], None]
 MakeTrainer = Callable[[Welcome], Trainer]
 Result = TypeVar("Result")
 
@@ -97,7 +97,7 @@ class Agent:
         bandwidth_bytes_per_s_max: int | None = None,
         spool: KeptSpool | None = None,
         alone_steps_max: int = 0,
-        on_tell: OnTell | None = None,
+        on_report: OnReport | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
     ) -> None:
         self.addresses = (address,) if isinstance(address, str) else tuple(address)
@@ -116,7 +116,7 @@ class Agent:
         self._spool = spool
         self._spool_fails = False
         self._trainer_state: TrainerState | None = None
-        self._on_tell = on_tell or (lambda _: None)
+        self._on_report = on_report or (lambda _: None)
         self._given_context = context
         self._ending = Ending("Agent")
         self._stopping = threading.Event()
@@ -168,7 +168,7 @@ class Agent:
             try:
                 await asyncio.to_thread(self._worker.close, CLOSE_S)
             finally:
-                self._close(LINGER_MS)
+                self._disconnect(LINGER_MS)
                 if self._given_context is None:
                     self._context.destroy()
 
@@ -224,9 +224,9 @@ class Agent:
 
     # -- what the exchange asks for --------------------------------------------------------------------------
 
-    def open(self) -> None:
+    def connect(self) -> None:
         """Connect a fresh socket: nothing of an older connection can come through it."""
-        self.close()
+        self.disconnect()
         self.address = self.addresses[self._engine.core.hub]
         socket = self._context.socket(zmq.DEALER)
         socket.set(zmq.IPV6, "[" in self.address)
@@ -245,11 +245,11 @@ class Agent:
         self._channel = Channel(socket, self._loop, self._on_message)
         self._channel.large_payloads = True
 
-    def close(self) -> None:
+    def disconnect(self) -> None:
         """Close the socket, if there is one."""
-        self._close(0)
+        self._disconnect(0)
 
-    def _close(self, linger_ms: int) -> None:
+    def _disconnect(self, linger_ms: int) -> None:
         if self._monitor is not None:
             self._findings.pop(self.address, None)
             if not self._engine.core.answered:
@@ -280,7 +280,7 @@ class Agent:
             self._graphs.keep(fingerprint, graph, self._warn_from_thread)
 
     def _warn_from_thread(self, sentence: str) -> None:
-        self._loop.call_soon_threadsafe(self.tell, Tell("warning", sentence))
+        self._loop.call_soon_threadsafe(self.report, Report("warning", sentence))
 
     def prepare(self, welcome: Welcome) -> None:
         """Let the worker make ready: loading a graph may take seconds, in which pings must leave."""
@@ -389,33 +389,33 @@ class Agent:
 
         self._worker.submit(work_and_hand_over)
 
-    def tell(self, tell: Tell) -> None:
+    def report(self, report: Report) -> None:
         """Pass on what happened; that no hub is reached, with since when and why, once that is known."""
-        if tell.event == "joined":
+        if report.event == "joined":
             self._findings.clear()
-        if tell.since_s is None:
-            self._on_tell(tell)
+        if report.since_s is None:
+            self._on_report(report)
             return
-        since_s = time.time() - time.monotonic() + tell.since_s
+        since_s = time.time() - time.monotonic() + report.since_s
         findings = {address: (finding, "") for address, finding in self._findings.items()}
-        findings[self.address] = self._findings[self.address], tell.detail
-        self._explaining = self._loop.create_task(self._explain(tell, written(since_s), findings))
+        findings[self.address] = self._findings[self.address], report.detail
+        self._explaining = self._loop.create_task(self._explain(report, written(since_s), findings))
 
-    async def _explain(self, tell: Tell, since: str, findings: dict[str, tuple[Finding, str]]) -> None:
+    async def _explain(self, report: Report, since: str, findings: dict[str, tuple[Finding, str]]) -> None:
         """Tell that no hub is reached, unless one is by the time it is known why not."""
         reasons = await asyncio.gather(*[explain(address, *found) for address, found in findings.items()])
         told = [f"{address}: {reason}" for address, reason in zip(findings, reasons, strict=True)]
-        tell = msgspec.structs.replace(tell, detail=f"since {since}: {'; '.join(told)}")
+        report = msgspec.structs.replace(report, detail=f"since {since}: {'; '.join(told)}")
         if self._engine.core.link != "joined":
-            self._do(lambda: self._on_tell(tell))
+            self._do(lambda: self._on_report(report))
 
-    def finish(self, finish: Finish) -> None:
+    def stop(self, stop: Stop) -> None:
         """Let `run` return, or raise."""
         self._stopping.set()
-        if finish.error is not None:
-            self._ending.fail(finish.error)
+        if stop.error is not None:
+            self._ending.fail(stop.error)
         else:
-            self._ending.reach(finish.reason)
+            self._ending.reach(stop.reason)
 
     def _count_step(self) -> None:
         self.steps_total += 1

@@ -9,7 +9,7 @@ import msgspec
 
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import Spool, TrainerState
-from edgeasync.core.device.effects import Finish, Tell
+from edgeasync.core.device.effects import Report, Stop
 from edgeasync.core.device.events import Trained
 from edgeasync.core.device.machine import GRAPH_BYTES_MAX, DeviceCore
 from edgeasync.core.engine.clock import OffsetClock
@@ -54,8 +54,8 @@ class SimulatedDevice:
         self._state_id = self._random.randbytes(16)
         self.device_id = device_id
         self.starts = 0
-        self.told: list[tuple[float, Tell]] = []
-        self.finished: Finish | None = None
+        self.told: list[tuple[float, Report]] = []
+        self.finished: Stop | None = None
         self.graphs: dict[str, bytes] = {}
         self._clock = clock
         self._hub = hub
@@ -124,7 +124,7 @@ class SimulatedDevice:
         self._powered = False
         self.up.cut()
         self.down.cut()
-        self.close()
+        self.disconnect()
         self._work = self._ticking = None
         self._steps_before = 0
         self._wake()
@@ -134,7 +134,7 @@ class SimulatedDevice:
         """Break the connection, as a router that restarts does: what had not left is lost; the device knows."""
         self.up.cut()
         self.down.cut()
-        self.close()
+        self.disconnect()
         self.engine.disconnected()
         self._schedule_tick()
 
@@ -232,14 +232,14 @@ class SimulatedDevice:
 
     # -- what the exchange asks for --------------------------------------------------------------------------
 
-    def open(self) -> None:
+    def connect(self) -> None:
         """Open a fresh connection to the hub."""
-        self.close()
+        self.disconnect()
         self._connections += 1
         self._peer = peer = f"{self.device_id}#{self._connections}".encode()
         self._hub.connect(peer, lambda header, payload: self._deliver(peer, header, payload))
 
-    def close(self) -> None:
+    def disconnect(self) -> None:
         """Close the connection; what is on its way is lost."""
         self._hub.disconnect(self._peer)
         self._peer = b""
@@ -279,7 +279,7 @@ class SimulatedDevice:
     def put_aside(self, reason: str) -> None:
         """Forget what was kept."""
         self.spool = self._trainer_state = None
-        self.tell(Tell("warning", reason))
+        self.report(Report("warning", reason))
 
     def train(self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, ahead: bool) -> None:
         """Let the time of the local steps pass, then take them and tell: work that is cut off costs nothing."""
@@ -354,11 +354,11 @@ class SimulatedDevice:
         action()
         self._schedule_tick()
 
-    def tell(self, tell: Tell) -> None:
+    def report(self, report: Report) -> None:
         """Keep what happened, with its time."""
-        self.told.append((self._clock.now_s, tell))
+        self.told.append((self._clock.now_s, report))
 
-    def finish(self, finish: Finish) -> None:
+    def stop(self, stop: Stop) -> None:
         """End the agent; the device need not be switched off, but does nothing more."""
-        self.finished = finish
-        self.close()
+        self.finished = stop
+        self.disconnect()

@@ -80,7 +80,7 @@ async def train_through_cuts(run, *, cuts_up=(), cuts_down=()):
                 f"tcp://127.0.0.1:{proxy.port}",
                 identity=DeviceIdentity("device", f"{1:032x}", 1),
                 make_trainer=lambda _: Adder(SPEC),
-                on_tell=lambda tell: told.append(tell.event),
+                on_report=lambda report: told.append(report.event),
             )
             assert await agent.run() == "the hub has finished training"
         return proxy

@@ -93,12 +93,12 @@ async def first_words(*addresses):
     """Run an agent until it says that it reaches no hub; return what it says, and all it said before."""
     said, told = asyncio.get_running_loop().create_future(), []
 
-    def on_tell(tell):
-        told.append(tell.event)
-        if tell.event == "unreachable" and not said.done():
-            said.set_result(tell.detail)
+    def on_report(report):
+        told.append(report.event)
+        if report.event == "unreachable" and not said.done():
+            said.set_result(report.detail)
 
-    agent = Agent(addresses, identity=DeviceIdentity("pi", "0" * 32, 1), make_trainer=None, on_tell=on_tell)
+    agent = Agent(addresses, identity=DeviceIdentity("pi", "0" * 32, 1), make_trainer=None, on_report=on_report)
     running = asyncio.create_task(agent.run())
     async with asyncio.timeout(PATIENCE_S):
         detail = await said

@@ -120,7 +120,7 @@ def test_devices_hold_what_the_hub_published(name, kind):
     world.run(20.0)
     assert world.compared > 100
     assert world.hub.core.updates_applied > 20
-    assert not [tell for device in world.devices for _, tell in device.told if "hub's model" in tell.detail]
+    assert not [report for device in world.devices for _, report in device.told if "hub's model" in report.detail]
 
 
 @pytest.mark.parametrize("name", ["identity", "int8", "top_k(0.1)+int8"])
@@ -168,7 +168,7 @@ def test_a_link_so_slow_that_a_window_takes_longer_than_a_lease(up):
     device.start()
     clock.run(lambda: hub.core.updates_applied >= 3, 120.0)
     assert hub.core.updates_applied >= 3
-    assert [tell.event for _, tell in device.told].count("disconnected") == 0
+    assert [report.event for _, report in device.told].count("disconnected") == 0
 
 
 def test_a_whole_model_that_outgrows_float16_is_sent_as_it_is():

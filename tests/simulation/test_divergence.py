@@ -199,14 +199,14 @@ def test_a_fault_is_noticed_remedied_and_explained_and_the_target_is_reached(pol
     assert fleet.accuracy() >= TARGET
     assert np.isfinite(fleet.hub.model).all()
     for device in fleet.devices:
-        told = [tell for _, tell in device.told if tell.event in ("quarantined", "released")]
+        told = [report for _, report in device.told if report.event in ("quarantined", "released")]
         if device.device_id not in before:
             assert told == [], "nobody else is told"
             continue
-        (tell,) = told
-        assert tell.event == "quarantined"
-        assert shown[device.device_id]["cause"].partition(" times")[0].split()[0] in tell.detail
-        assert tell.detail.endswith("they do again after 10 in a row that are not alarming")
+        (report,) = told
+        assert report.event == "quarantined"
+        assert shown[device.device_id]["cause"].partition(" times")[0].split()[0] in report.detail
+        assert report.detail.endswith("they do again after 10 in a row that are not alarming")
     assert {alarm["device"] for alarm in fleet.core.status(0.0)["alarms"]} == set(before), "it lasts"
     assert fleet.alarms("calm") == []
     assert {report.device_id for report in fleet.alarms()} == set(before), "nobody else is blamed"
@@ -238,7 +238,7 @@ def test_a_device_that_is_mended_counts_again():
     for name, count in zip(("device-1", "device-2"), counted, strict=True):
         assert members[name].updates_applied > count
     for device in fleet.devices[:2]:
-        told = [tell.event for _, tell in device.told if tell.event in ("quarantined", "released")]
+        told = [report.event for _, report in device.told if report.event in ("quarantined", "released")]
         assert told == ["quarantined", "released"]
 
 

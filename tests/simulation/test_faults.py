@@ -278,7 +278,7 @@ def test_a_clock_that_stands_still_does_so_whatever_happens_to_its_device():
 def test_a_broken_connection_is_made_again():
     script = Script(At(2.0, BreakConnection("device-1")))
     script.until_s(6.0)
-    assert "disconnected" in [tell.event for _, tell in script.device.told]
+    assert "disconnected" in [report.event for _, report in script.device.told]
     assert script.device.engine.core.link == "joined"
 
 
@@ -312,10 +312,10 @@ def test_a_hub_dies_and_goes_on(connections, power_cut):
     assert script.until(lambda: hub.running)
     assert script.clock.now_s == 3.5
     assert hub.version >= before
-    heard = [tell.event for _, tell in script.device.told[told:]]
+    heard = [report.event for _, report in script.device.told[told:]]
     assert ("disconnected" in heard) == (connections == "broken")
     script.until_s(12.0)
-    heard = [tell.event for _, tell in script.device.told[told:]]
+    heard = [report.event for _, report in script.device.told[told:]]
     assert ("disconnected" in heard) == (connections != "kept")
     assert all(device.answers > 5 for device in script.world.devices.values())
 
@@ -411,7 +411,7 @@ def test_a_backup_put_back_loses_what_came_after_it_and_nothing_else(empty):
 
 
 def dropped(device):
-    return [tell.detail for _, tell in device.told if "cannot say whether it counted" in tell.detail]
+    return [report.detail for _, report in device.told if "cannot say whether it counted" in report.detail]
 
 
 def test_a_kept_update_is_given_up_at_a_hub_that_has_its_number_from_the_device_alone():

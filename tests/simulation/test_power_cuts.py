@@ -120,7 +120,7 @@ def test_power_cuts_repeat_numbers_and_count_nothing_twice(codec):
     assert any(isinstance(answer.outcome, Duplicate) for answer in fleet.answers)
     assert core.updates_applied + core.updates_rejected + len(core.judge) == seqs
     assert core.duplicates
-    warnings = [tell for device in fleet.devices for _, tell in device.told if tell.event == "warning"]
+    warnings = [report for device in fleet.devices for _, report in device.told if report.event == "warning"]
     assert not warnings
 
 
@@ -170,7 +170,7 @@ def test_a_device_that_is_cut_off_goes_alone_to_its_limit_and_merges(alone):
     unanswered = device.spool
     steps = sum(push.local_steps for _, push, _ in fleet.pushed) + unanswered.push.local_steps
     assert device.steps_total == steps + alone
-    assert [tell.event for _, tell in device.told].count("alone") == (alone > 0)
+    assert [report.event for _, report in device.told].count("alone") == (alone > 0)
     partition.on = False
     answered = device.engine.core.updates_answered
     fleet.until(lambda: device.engine.core.updates_answered == answered + 3)

@@ -34,7 +34,7 @@ class CrowdAgent(Agent):
             crowd.hub,
             identity=DeviceIdentity(f"crowd-{number}", f"{number:032x}", 1),
             make_trainer=lambda _: None,
-            on_tell=self._note,
+            on_report=self._note,
         )
         self.number = number
         self.made = self.answered = self.joined = 0
@@ -50,9 +50,9 @@ class CrowdAgent(Agent):
         """Connect for the first time."""
         self._do(self._engine.begin)
 
-    def open(self):
+    def connect(self):
         """Connect a fresh socket."""
-        self.close()
+        self.disconnect()
         socket = self._context.socket(zmq.DEALER)
         socket.set(zmq.LINGER, 0)
         socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
@@ -79,16 +79,16 @@ class CrowdAgent(Agent):
         """Do it at once."""
         self._loop.call_soon(self._do, lambda: then(work()))
 
-    def _note(self, tell):
-        if tell.event == "answered":
+    def _note(self, report):
+        if report.event == "answered":
             self.answered += 1
-            if "applied" not in tell.detail:
-                self.rejected.append(tell.detail)
-        elif tell.event == "joined":
+            if "applied" not in report.detail:
+                self.rejected.append(report.detail)
+        elif report.event == "joined":
             self.joined += 1
             self.joined_s = time.monotonic()
-        elif tell.event == "warning":
-            self.rejected.append(tell.detail)
+        elif report.event == "warning":
+            self.rejected.append(report.detail)
 
 
 class Crowd:

@@ -2,7 +2,7 @@
 
 import itertools
 
-from edgeasync.core.hub.effects import Assign, Discard, Fold, Forget, Receive, Report, Send
+from edgeasync.core.hub.effects import Assign, Discard, Disconnect, Fold, Receive, Report, Send
 from edgeasync.core.hub.events import PushArrived, Received, StopRequested
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits, Liveness, StopCondition
@@ -148,7 +148,7 @@ class HubBench:
 
     @property
     def forgotten(self):
-        return [effect.peer for effect in self.all_of(Forget)]
+        return [effect.peer for effect in self.all_of(Disconnect)]
 
     @property
     def granted(self):

@@ -86,14 +86,14 @@ class Device:
         self.record.note(start=identity.start)
         self.agent = Agent(
             hub, identity=identity, make_trainer=lambda welcome: Recorder(self, welcome.spec),
-            step_s_min=step_s, on_tell=self._on_tell, context=context,
+            step_s_min=step_s, on_report=self._on_report, context=context,
         )  # fmt: skip
 
-    def _on_tell(self, tell):
-        if tell.event == "answered":
-            self.record.note(told=tell.detail)
+    def _on_report(self, report):
+        if report.event == "answered":
+            self.record.note(told=report.detail)
         else:
-            self.record.note(event=tell.event, detail=tell.detail)
+            self.record.note(event=report.event, detail=report.detail)
 
 
 async def run(hub, folder, first, last, step_s):

@@ -13,8 +13,8 @@ import xxhash
 
 from edgeasync.core.arrays.hub_model import Model
 from edgeasync.core.arrays.published_model import Publisher
-from edgeasync.core.device.effects import Settle
-from edgeasync.core.device.events import Adopted
+from edgeasync.core.device.effects import ResolvePush
+from edgeasync.core.device.events import ModelInstalled
 from edgeasync.core.hub.settings import (
     FLOAT32,
     CheckpointSettings,
@@ -143,11 +143,11 @@ class WatchedDevice(SimulatedDevice):
 
         def watched(event, now_s):
             self.world.checks.time_is(engine.core, now_s)
-            if isinstance(event, Adopted):
+            if isinstance(event, ModelInstalled):
                 self.world.checks.holds(self, event.assignment.version, engine._model._held)
             effects = handle(event, now_s)
             for effect in effects:
-                if isinstance(effect, Settle):
+                if isinstance(effect, ResolvePush):
                     self.answers += 1
                     seq = engine.core._unanswered.seq_last
                     self.world.checks.told(self.mark, seq, effect.outcome)
@@ -169,9 +169,9 @@ class WatchedDevice(SimulatedDevice):
         self.world.trace.note(self._clock.now_s, self.device_id, header, payload or b"")
         super().send(header, payload)
 
-    def tell(self, tell):
-        self.world.trace.note(self._clock.now_s, self.device_id, tell)
-        super().tell(tell)
+    def report(self, report):
+        self.world.trace.note(self._clock.now_s, self.device_id, report)
+        super().report(report)
 
     @property
     def resting(self):

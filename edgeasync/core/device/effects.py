@@ -6,15 +6,15 @@ from edgeasync.errors import EdgeAsyncError
 from edgeasync.protocol.messages import Assignment, Graph, Message, Outcome, Push, Welcome
 
 
-class Open(msgspec.Struct, frozen=True, gc=False):
+class Connect(msgspec.Struct, frozen=True, gc=False):
     """Open a fresh connection to the hub; whatever was under way on an older one is void."""
 
 
-class Close(msgspec.Struct, frozen=True, gc=False):
+class Disconnect(msgspec.Struct, frozen=True, gc=False):
     """Close the connection."""
 
 
-class Say(msgspec.Struct, frozen=True, gc=False):
+class Send(msgspec.Struct, frozen=True, gc=False):
     """Send a message without payload."""
 
     message: Message
@@ -44,13 +44,13 @@ class TakeGraph(msgspec.Struct, frozen=True, gc=False):
     graph: Graph
 
 
-class Adopt(msgspec.Struct, frozen=True, gc=False):
-    """Take in the payload of this assignment, then report `Adopted`."""
+class InstallModel(msgspec.Struct, frozen=True, gc=False):
+    """Take in the payload of this assignment, then report `ModelInstalled`."""
 
     assignment: Assignment
 
 
-class Settle(msgspec.Struct, frozen=True, gc=False):
+class ResolvePush(msgspec.Struct, frozen=True, gc=False):
     """Drop the payload that has this outcome, and take back what it made of the residual if need be."""
 
     outcome: Outcome
@@ -59,7 +59,7 @@ class Settle(msgspec.Struct, frozen=True, gc=False):
 class Train(msgspec.Struct, frozen=True, gc=False):
     """Take local steps from the adopted model, then report `Trained`.
 
-    `ahead`: from where training is, until the next model is here, then report `TrainedAhead`.
+    `ahead`: from where training is, until the next model is here, then report `OverlapTrained`.
     """
 
     local_steps: int
@@ -72,7 +72,7 @@ class PutAside(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Tell(msgspec.Struct, frozen=True):
+class Report(msgspec.Struct, frozen=True):
     """Tell the person at the device what happened; `since_s`: since when, by the core's clock, if that matters."""
 
     event: str
@@ -80,7 +80,7 @@ class Tell(msgspec.Struct, frozen=True):
     since_s: float | None = None
 
 
-class Finish(msgspec.Struct, frozen=True):
+class Stop(msgspec.Struct, frozen=True):
     """End the agent; with an error if something is wrong that waiting does not mend."""
 
     reason: str
@@ -88,6 +88,6 @@ class Finish(msgspec.Struct, frozen=True):
 
 
 DeviceEffect = (
-    Open | Close | Say | SendPush | FindGraph | TakeGraph | Join | Adopt | Settle | Train | PutAside | Tell
-    | Finish
+    Connect | Disconnect | Send | SendPush | FindGraph | TakeGraph | Join | InstallModel | ResolvePush | Train
+    | PutAside | Report | Stop
 )  # fmt: skip

@@ -5,25 +5,25 @@ import msgspec
 from edgeasync.protocol.messages import Assignment, Message
 
 
-class Arrived(msgspec.Struct, frozen=True, gc=False):
-    """A message came from the hub; a payload is taken in later, by `Adopt` or `TakeGraph`."""
+class Received(msgspec.Struct, frozen=True, gc=False):
+    """A message came from the hub; a payload is taken in later, by `InstallModel` or `TakeGraph`."""
 
     message: Message
 
 
-class Unreadable(msgspec.Struct, frozen=True, gc=False):
+class Malformed(msgspec.Struct, frozen=True, gc=False):
     """A message came that is not of the protocol, or of another version of it."""
 
     reason: str
 
 
-class Adopted(msgspec.Struct, frozen=True, gc=False):
+class ModelInstalled(msgspec.Struct, frozen=True, gc=False):
     """The assigned model is in the device's memory, whole and checked."""
 
     assignment: Assignment
 
 
-class AdoptionFailed(msgspec.Struct, frozen=True, gc=False):
+class InstallFailed(msgspec.Struct, frozen=True, gc=False):
     """The assigned model came in broken; `spoilt` says that the one held before is lost, too."""
 
     reason: str
@@ -102,7 +102,7 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
         return earlier.loss_mean + share * difference, variance
 
 
-class TrainedAhead(msgspec.Struct, frozen=True, gc=False):
+class OverlapTrained(msgspec.Struct, frozen=True, gc=False):
     """Steps were taken while an assignment was waited for: at least one."""
 
     result: Trained
@@ -118,15 +118,15 @@ class StopRequested(msgspec.Struct, frozen=True):
 
 GraphEvent = GraphHeld | GraphMissing | GraphBroken | GraphForged
 DeviceEvent = (
-    Arrived
-    | Unreadable
-    | Adopted
-    | AdoptionFailed
+    Received
+    | Malformed
+    | ModelInstalled
+    | InstallFailed
     | GraphEvent
     | Kept
     | TransferMoved
     | Trained
-    | TrainedAhead
+    | OverlapTrained
     | Disconnected
     | StopRequested
 )

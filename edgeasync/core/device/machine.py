@@ -11,25 +11,22 @@ from random import Random
 from typing import Literal
 
 from edgeasync.core.device.effects import (
-    Adopt,
-    Close,
+    Connect,
     DeviceEffect,
+    Disconnect,
     FindGraph,
-    Finish,
+    InstallModel,
     Join,
-    Open,
     PutAside,
-    Say,
+    Report,
+    ResolvePush,
+    Send,
     SendPush,
-    Settle,
+    Stop,
     TakeGraph,
-    Tell,
     Train,
 )
 from edgeasync.core.device.events import (
-    Adopted,
-    AdoptionFailed,
-    Arrived,
     DeviceEvent,
     Disconnected,
     GraphBroken,
@@ -37,12 +34,15 @@ from edgeasync.core.device.events import (
     GraphForged,
     GraphHeld,
     GraphMissing,
+    InstallFailed,
     Kept,
+    Malformed,
+    ModelInstalled,
+    OverlapTrained,
+    Received,
     StopRequested,
     Trained,
-    TrainedAhead,
     TransferMoved,
-    Unreadable,
 )
 from edgeasync.core.device.hub_rotation import BACKOFF_MAX_S, BACKOFF_MIN_S, HubRotation
 from edgeasync.core.device.overlap import OverlapSteps
@@ -196,7 +196,7 @@ class DeviceCore:
         effects: list[DeviceEffect] = []
         if now_s >= self._ping_at_s:
             self._ping_at_s = now_s + self.welcome.heartbeat_s
-            effects.append(Say(Ping(self.welcome.session, now_s, steps_total, self.round_trip_s or 0.0)))
+            effects.append(Send(Ping(self.welcome.session, now_s, steps_total, self.round_trip_s or 0.0)))
         if self.work != "training" and now_s >= self._work_at_s:
             effects += self._speak(now_s)
         return effects
@@ -208,13 +208,13 @@ class DeviceCore:
         if self.link == "over":
             return []
         match event:
-            case Arrived() | Unreadable():
+            case Received() | Malformed():
                 return self._received(event, now_s)
-            case Trained() | TrainedAhead():
+            case Trained() | OverlapTrained():
                 return self._trained(event, now_s)
-            case Adopted():
+            case ModelInstalled():
                 return self._adopted(event.assignment)
-            case AdoptionFailed():
+            case InstallFailed():
                 return self._adoption_failed(event, now_s)
             case GraphHeld() | GraphMissing() | GraphBroken() | GraphForged():
                 return self._graph_known(event, now_s) if self.work == "equipping" else []
@@ -225,12 +225,12 @@ class DeviceCore:
             case StopRequested():
                 return self._stop_requested()
 
-    def _received(self, event: Arrived | Unreadable, now_s: float) -> list[DeviceEffect]:
-        if isinstance(event, Arrived):
+    def _received(self, event: Received | Malformed, now_s: float) -> list[DeviceEffect]:
+        if isinstance(event, Received):
             self.answered, self._heard_s = True, now_s
             return self._arrived(event.message, now_s)
         if self.link == "joined":
-            return [Tell("warning", f"from the hub: {event.reason}")]
+            return [Report("warning", f"from the hub: {event.reason}")]
         self._unreadable = event.reason  # it may be no hub, which is told of once a minute
         return []
 
@@ -274,7 +274,7 @@ class DeviceCore:
         self.work = "adopting"
         self._adopting = message
         self._wait(now_s)
-        return [*effects, Adopt(message)]
+        return [*effects, InstallModel(message)]
 
     def _measure(self, round_trip_s: float) -> None:
         if 0.0 <= round_trip_s <= ROUND_TRIP_MAX_S:  # a hub may send back anything
@@ -286,7 +286,7 @@ class DeviceCore:
         self.link = "greeting"
         self._link_at_s = now_s + GREETING_S
         self.answered, self._unreadable = False, ""
-        return [Open(), Say(self._hello())]
+        return [Connect(), Send(self._hello())]
 
     def _hello(self) -> Hello:
         return Hello(
@@ -309,7 +309,7 @@ class DeviceCore:
     def _stop_requested(self) -> list[DeviceEffect]:
         goodbye: list[DeviceEffect] = []
         if self.link == "joined" and self.welcome is not None:
-            goodbye.append(Say(Leave("stopping", self.welcome.session)))
+            goodbye.append(Send(Leave("stopping", self.welcome.session)))
         return [*goodbye, *self._finish("stopped")]
 
     def _give_up_greeting(self, now_s: float, cause: str) -> list[DeviceEffect]:
@@ -317,17 +317,17 @@ class DeviceCore:
         effects = self._go_offline(now_s, cause)
         if not self.answered and now_s >= self._tell_at_s and self._turns.all_failed:
             self._tell_at_s = now_s + UNREACHABLE_EVERY_S
-            effects.append(Tell("unreachable", self._unreadable, since_s=self._heard_s))
+            effects.append(Report("unreachable", self._unreadable, since_s=self._heard_s))
         return effects
 
     def _go_offline(
         self, now_s: float, cause: str, retry_after_s: float | None = None, *, stay: bool = False
     ) -> list[DeviceEffect]:
-        effects: list[DeviceEffect] = [Close()]
+        effects: list[DeviceEffect] = [Disconnect()]
         if self.link == "joined":
-            effects.append(Tell("disconnected", cause))
+            effects.append(Report("disconnected", cause))
         elif self._turns.is_news:
-            effects.append(Tell("waiting", cause))
+            effects.append(Report("waiting", cause))
         self._link_at_s = self._turns.fail(now_s, retry_after_s, move_on=self.link == "greeting" and not stay)
         self.link = "offline"
         if self.work == "adopting":
@@ -363,11 +363,11 @@ class DeviceCore:
         self._turns.welcomed()
         self._tell_at_s = 0.0
         self._ping_at_s = now_s + welcome.heartbeat_s * self._random.uniform(0.5, 1.0)
-        effects: list[DeviceEffect] = [Tell("joined", f"as {self.device_id}")]
+        effects: list[DeviceEffect] = [Report("joined", f"as {self.device_id}")]
         if self._unanswered.drop_foreign(welcome):
             effects.append(PutAside("an update of another model than this hub's"))
         if dropped := self._unanswered.agree(welcome.seq_last, welcome.checksum_last):
-            effects.append(Tell("warning", dropped))
+            effects.append(Report("warning", dropped))
         if self.work == "pushing" and self._unanswered.push is None:
             self.work = "idle"
         if welcome.graph is None or self._equipped:
@@ -400,19 +400,19 @@ class DeviceCore:
                 return self._go_offline(now_s, refuse.sentence) if self.link == "joined" else []
             case "malformed":
                 self._work_at_s = now_s + BACKOFF_MAX_S * self._random.uniform(0.5, 1.0)
-                return [Tell("warning", f"the hub could not read a message: {refuse.sentence}")]
+                return [Report("warning", f"the hub could not read a message: {refuse.sentence}")]
             case "duplicate_device_id" if self._duplicate_refusals < DUPLICATE_REFUSALS_MAX:
                 self._duplicate_refusals += 1
                 return [
-                    Tell("warning", refuse.sentence),
+                    Report("warning", refuse.sentence),
                     *self._go_offline(now_s, refuse.sentence, refuse.retry_after_s or 0.0, stay=True),
                 ]
             case "hub_full" | "quarantined" if refuse.retry_after_s is not None:
                 stay = refuse.code == "quarantined"
                 again = f"{refuse.sentence}; trying again in {refuse.retry_after_s:.0f} s"
                 return [
-                    Tell("warning", refuse.sentence),
-                    *([Tell("quarantined", again)] if stay else []),
+                    Report("warning", refuse.sentence),
+                    *([Report("quarantined", again)] if stay else []),
                     *self._go_offline(now_s, refuse.sentence, refuse.retry_after_s, stay=stay),
                 ]
             case "model_mismatch":
@@ -421,7 +421,7 @@ class DeviceCore:
 
     def _finish(self, reason: str, error: EdgeAsyncError | None = None) -> list[DeviceEffect]:
         self.link = "over"
-        return [Finish(reason, error)]
+        return [Stop(reason, error)]
 
     # -- the graph -------------------------------------------------------------------------------------------
 
@@ -438,7 +438,7 @@ class DeviceCore:
             case GraphHeld():
                 self._equipped = True
                 way = "fetched" if event.fetched else "from the cache"
-                effects: list[DeviceEffect] = [Tell("graph", f"{way}, {self.welcome.graph_bytes} bytes")]
+                effects: list[DeviceEffect] = [Report("graph", f"{way}, {self.welcome.graph_bytes} bytes")]
                 if self.link == "joined":
                     return effects + self._join(now_s)
                 self.work = "idle"
@@ -447,7 +447,7 @@ class DeviceCore:
                 return self._speak(now_s) if self.link == "joined" else []
             case GraphBroken():
                 self._work_at_s = now_s + BACKOFF_MAX_S * self._random.uniform(0.5, 1.0)
-                return [Tell("warning", event.reason)]
+                return [Report("warning", event.reason)]
             case GraphForged():
                 return self._refuse_graph(
                     "the hub's graph does not have the fingerprint it was announced with; do not trust this hub"
@@ -469,16 +469,16 @@ class DeviceCore:
         local_steps = min(assignment.local_steps, self._profile.local_steps_max or assignment.local_steps)
         return [Train(max(1, local_steps - self._ahead.steps_done))]
 
-    def _adoption_failed(self, failed: AdoptionFailed, now_s: float) -> list[DeviceEffect]:
+    def _adoption_failed(self, failed: InstallFailed, now_s: float) -> list[DeviceEffect]:
         if failed.spoilt:
             self.held = None
         if self.work == "adopting":
             self.work = "idle"
             self._work_at_s = now_s + BACKOFF_MIN_S
-        return [Tell("warning", failed.reason)]
+        return [Report("warning", failed.reason)]
 
-    def _trained(self, result: Trained | TrainedAhead, now_s: float) -> list[DeviceEffect]:
-        if isinstance(result, TrainedAhead):
+    def _trained(self, result: Trained | OverlapTrained, now_s: float) -> list[DeviceEffect]:
+        if isinstance(result, OverlapTrained):
             self._ahead.add(result.result)
             return self._train_on()
         if self.work != "training" or self.held is None or self.welcome is None:
@@ -519,14 +519,14 @@ class DeviceCore:
         assert self.welcome is not None
         self._wait(now_s)
         if self.work == "equipping":
-            return [Say(FetchGraph(self.welcome.session))]
+            return [Send(FetchGraph(self.welcome.session))]
         if (push := self._unanswered.say(self.welcome.session)) is not None:
             if push.loss_mean is None and self.welcome.protocol_version < LOSS_OPTIONAL_VERSION:
                 return self._finish("protocol_version", RefusedError(_NEEDS_A_LOSS))
             self.work = "pushing"
             return [SendPush(push)]
         self.work = "idle"
-        return [Say(Fetch(self.welcome.session, self.held))]
+        return [Send(Fetch(self.welcome.session, self.held))]
 
     def _wait(self, now_s: float) -> None:
         """Give the hub a lease's time to answer before the work speaks again."""
@@ -541,7 +541,7 @@ class DeviceCore:
         self.updates_answered += 1
         self._wait(now_s)
         warned = self._warned_of(ack.outcome) + self._told_of(ack)
-        return [Tell("answered", describe(ack.outcome)), *warned, Settle(ack.outcome)]
+        return [Report("answered", describe(ack.outcome)), *warned, ResolvePush(ack.outcome)]
 
     def _told_of(self, ack: Ack) -> list[DeviceEffect]:
         """Tell when the hub's monitor begins to keep this device's updates out, and when that is over."""
@@ -552,11 +552,11 @@ class DeviceCore:
         if self._in_quarantine == before:
             return []
         if quarantine is None:
-            return [Tell("released", "the updates of this device count again")]
+            return [Report("released", "the updates of this device count again")]
         calm = quarantine.calm_updates
         until = f"after {calm} in a row that are not alarming" if calm else "later"
         detail = f"the updates of this device do not count: {quarantine.cause}; they do again {until}"
-        return [Tell("quarantined", detail)]
+        return [Report("quarantined", detail)]
 
     def _warned_of(self, outcome: Outcome) -> list[DeviceEffect]:
         """Warn of an update that was no number, once until one is taken again."""
@@ -565,4 +565,4 @@ class DeviceCore:
             self._ahead.drop()  # steps that went on from there are no numbers either
         begun, self._diverged = diverged and not self._diverged, diverged
         sentence = "training diverged, and the hub refused the update: scale the data, or lower the learning rate"
-        return [Tell("warning", sentence)] if begun else []
+        return [Report("warning", sentence)] if begun else []

@@ -1,6 +1,6 @@
 """The local steps a device takes ahead, while an update of its own is on its way or cannot leave."""
 
-from edgeasync.core.device.effects import DeviceEffect, Tell, Train
+from edgeasync.core.device.effects import DeviceEffect, Report, Train
 from edgeasync.core.device.events import Trained
 
 
@@ -54,5 +54,5 @@ class OverlapSteps:
         effects: list[DeviceEffect] = []
         if alone and not self._told and self.alone_steps_max > overlap_steps_max:
             self._told = True
-            effects.append(Tell("alone", f"training on without the hub, for {steps} local steps at most"))
+            effects.append(Report("alone", f"training on without the hub, for {steps} local steps at most"))
         return [*effects, Train(steps, ahead=True)]

@@ -15,36 +15,36 @@ from edgeasync.core.arrays.delta_chain import is_finite
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import Spool
 from edgeasync.core.device.effects import (
-    Adopt,
-    Close,
+    Connect,
     DeviceEffect,
+    Disconnect,
     FindGraph,
-    Finish,
+    InstallModel,
     Join,
-    Open,
     PutAside,
-    Say,
+    Report,
+    ResolvePush,
+    Send,
     SendPush,
-    Settle,
+    Stop,
     TakeGraph,
-    Tell,
     Train,
 )
 from edgeasync.core.device.events import (
-    Adopted,
-    AdoptionFailed,
-    Arrived,
     DeviceEvent,
     Disconnected,
     GraphBroken,
     GraphForged,
     GraphHeld,
     GraphMissing,
+    InstallFailed,
     Kept,
+    Malformed,
+    ModelInstalled,
+    OverlapTrained,
+    Received,
     Trained,
-    TrainedAhead,
     TransferMoved,
-    Unreadable,
 )
 from edgeasync.core.device.machine import DeviceCore
 from edgeasync.core.device.pending_push import ModelKey
@@ -141,14 +141,14 @@ class DeviceEngine:
                     if self._transfers.credit(message):
                         self.handle(TransferMoved())
                 case Pong():
-                    self.handle(Arrived(message))
+                    self.handle(Received(message))
                     self._transfers.observe_round_trip(self.core.round_trip_s or 0.0)
                 case _:
                     self._inline_payload = payload
-                    self.handle(Arrived(message))
+                    self.handle(Received(message))
                     self._inline_payload = None
         except ProtocolError as error:
-            self.handle(Unreadable(str(error)))
+            self.handle(Malformed(str(error)))
 
     def _piece(self, piece: Piece, payload: wire.Buffer | None) -> None:
         if payload is None:
@@ -175,32 +175,32 @@ class DeviceEngine:
 
     def _carry_out(self, effect: DeviceEffect) -> None:
         match effect:
-            case Open() | Close():
+            case Connect() | Disconnect():
                 self._transfers.disconnect()
-                (self._shell.open if isinstance(effect, Open) else self._shell.close)()
-            case Say():
+                (self._shell.connect if isinstance(effect, Connect) else self._shell.disconnect)()
+            case Send():
                 self._transfers.send(effect.message)
             case SendPush():
                 self._push(effect.push)
-            case Tell():
-                self._shell.tell(effect)
+            case Report():
+                self._shell.report(effect)
             case PutAside():
                 self._forget_recalled()
                 self._shell.put_aside(effect.reason)
-            case Finish():
-                self._shell.finish(effect)
+            case Stop():
+                self._shell.stop(effect)
             case _:
                 self._prepare(effect)
 
-    def _prepare(self, effect: FindGraph | TakeGraph | Join | Adopt | Settle | Train) -> None:
+    def _prepare(self, effect: FindGraph | TakeGraph | Join | InstallModel | ResolvePush | Train) -> None:
         match effect:
             case FindGraph():
                 self._shell.run_in_background(partial(_find_graph, self._shell, effect.fingerprint), self.handle)
-            case TakeGraph(message) | Adopt(message):
+            case TakeGraph(message) | InstallModel(message):
                 self._take_in(message)
             case Join():
                 self._join(effect.welcome)
-            case Settle():
+            case ResolvePush():
                 self._settle(effect.outcome)
             case Train() if self._model is not None:
                 then = self._trained_ahead if effect.ahead else self._trained
@@ -244,7 +244,7 @@ class DeviceEngine:
         if isinstance(message, Graph):
             self.handle(GraphBroken(f"the hub's graph came in broken: {reason}"))
         else:
-            self.handle(AdoptionFailed(f"the hub's model came in broken: {reason}"))
+            self.handle(InstallFailed(f"the hub's model came in broken: {reason}"))
 
     def _whole(self, message: Assignment | Graph, payload: wire.Buffer) -> None:
         """Take over what has all its bytes and its checksum, in the background."""
@@ -289,7 +289,7 @@ class DeviceEngine:
         self._shell.run_in_background(encode, encoded)
 
     def _trained_ahead(self, trained: Trained) -> None:
-        self.handle(TrainedAhead(trained))
+        self.handle(OverlapTrained(trained))
 
     def _settle(self, outcome: Outcome) -> None:
         """Let go of an answered payload; what it carried of earlier ones goes back if it will never count."""
@@ -371,17 +371,17 @@ def _adopt_into(model: DeviceModel, assignment: Assignment, payload: wire.Buffer
             model.lead_on((), make_codec(deltas.rounding, welcome.spec), deltas.checksum)
         elif held is None or held.number != deltas.held:  # the lineage may be new; the checksum tells
             model.version = held
-            return AdoptionFailed("the hub leads on from a version that is not held; it is asked again")
+            return InstallFailed("the hub leads on from a version that is not held; it is asked again")
         else:
             rounding = make_codec(deltas.rounding, welcome.spec)
             codec = make_codec(assignment.codec, welcome.spec)
             model.lead_on(_steps_of(deltas, payload, codec), rounding, deltas.checksum)
     except ProtocolError as error:
-        return AdoptionFailed(f"the hub's model is refused: {error}", spoilt=True)
+        return InstallFailed(f"the hub's model is refused: {error}", spoilt=True)
     model.version = assignment.version
     if held is not None and held.lineage == assignment.version.lineage:
         model.decay_residual(welcome.residual_decay ** max(0, assignment.version.number - held.number))
-    return Adopted(assignment)
+    return ModelInstalled(assignment)
 
 
 def _find_graph(shell: DeviceShell, fingerprint: str) -> DeviceEvent:

@@ -5,7 +5,7 @@ from typing import Protocol, TypeVar
 
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import Spool
-from edgeasync.core.device.effects import Finish, Tell
+from edgeasync.core.device.effects import Report, Stop
 from edgeasync.core.device.events import Trained
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Welcome
@@ -16,10 +16,10 @@ Result = TypeVar("Result")
 class DeviceShell(Protocol):
     """What the exchange needs done in the world."""
 
-    def open(self) -> None:
+    def connect(self) -> None:
         """Open a fresh connection to the hub."""
 
-    def close(self) -> None:
+    def disconnect(self) -> None:
         """Close the connection."""
 
     def send(self, header: bytes, payload: wire.Buffer | None) -> None:
@@ -59,8 +59,8 @@ class DeviceShell(Protocol):
     def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Do `work` in the background, one after the other with training, then call `then`."""
 
-    def tell(self, tell: Tell) -> None:
+    def report(self, report: Report) -> None:
         """Tell the person at the device."""
 
-    def finish(self, finish: Finish) -> None:
+    def stop(self, stop: Stop) -> None:
         """End the agent."""

@@ -28,7 +28,7 @@ from edgeasync.core.engine.outgoing import OutgoingTransfers
 from edgeasync.core.hub.effects import (
     Assign,
     Discard,
-    Forget,
+    Disconnect,
     HubEffect,
     Receive,
     Report,
@@ -377,7 +377,7 @@ class HubEngine:
                     self._send_graph(effect.peer)
                 case SendStatus():
                     self._send_status(effect.peer)
-                case Forget():
+                case Disconnect():
                     self._incoming.suspend(effect.peer, self._now_s)
                     self._outgoing.forget(effect.peer, self._now_s)
                 case Report():

@@ -97,7 +97,7 @@ class Discard(msgspec.Struct, frozen=True, gc=False):
     handle: int
 
 
-class Forget(msgspec.Struct, frozen=True, gc=False):
+class Disconnect(msgspec.Struct, frozen=True, gc=False):
     """End the transfers of a connection that is no member's any more."""
 
     peer: Peer
@@ -123,5 +123,5 @@ class Stop(msgspec.Struct, frozen=True, gc=False):
 
 HubEffect = (
     Send | SendStatus | SendGraph | Assign | Receive | Fold | Publish | Keep | Restore | Evaluate | SaveBest
-    | Discard | Forget | Report | Save | Stop
+    | Discard | Disconnect | Report | Save | Stop
 )  # fmt: skip

@@ -14,8 +14,8 @@ from edgeasync.core.hub.codec_agreement import CodecAgreement
 from edgeasync.core.hub.effects import (
     Assign,
     Discard,
+    Disconnect,
     Evaluate,
-    Forget,
     HubEffect,
     Receive,
     Report,
@@ -240,7 +240,7 @@ class HubCore:
         member, event = self.members.greet(hello, peer, self._make_session(), now_s)
         member.protocol_version = protocol_version
         if peer_before not in (b"", peer):
-            effects.append(Forget(peer_before))
+            effects.append(Disconnect(peer_before))
         if was_live and event == "rejoined":
             effects.append(Report("lost", member.device_id, f"replaced by its start {member.start}"))
         effects.append(Report(event, member.device_id, f"start {member.start}"))
@@ -253,12 +253,12 @@ class HubCore:
     def _leave(self, peer: Peer, leave: Leave, now_s: float, effects: list[HubEffect]) -> None:
         member = self._member(peer, leave.session or b"", now_s, effects)
         self._retire(member, "left")
-        effects += [Forget(peer), Report("left", member.device_id, leave.reason)]
+        effects += [Disconnect(peer), Report("left", member.device_id, leave.reason)]
 
     def _lose(self, member: Member, cause: str, effects: list[HubEffect]) -> None:
         self._retire(member, "lost")
         if member.peer:
-            effects.append(Forget(member.peer))
+            effects.append(Disconnect(member.peer))
         effects.append(Report("lost", member.device_id, cause))
 
     def _retire(self, member: Member, state: Literal["lost", "left", "quarantined"]) -> None:
@@ -307,7 +307,7 @@ class HubCore:
                 )
             member.strikes = 0
         if (replaced := self.members.bind(member, peer)) is not None:
-            effects.append(Forget(replaced))
+            effects.append(Disconnect(replaced))
         self.members.renew(member, now_s)
         if not member.live:
             self.members.revive(member)
@@ -343,7 +343,7 @@ class HubCore:
         if member.strikes >= limits.strikes_max:
             self._retire(member, "quarantined")
             member.quarantined_until_s = now_s + limits.quarantine_s
-            effects += [Forget(peer), Report("quarantined", member.device_id, reason)]
+            effects += [Disconnect(peer), Report("quarantined", member.device_id, reason)]
         return True
 
     # -- updates ---------------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from edgeasync.core.device import machine as d
 from edgeasync.core.hub.effects import (
     Assign,
     Discard,
+    Disconnect,
     Fold,
-    Forget,
     Keep,
     Receive,
     Restore,
@@ -221,9 +221,9 @@ class World:
     def work(self, node, *, broken=False):
         """Let the worker finish the next thing it has to do."""
         _, event = node.jobs.pop(0)
-        if isinstance(event, d.Adopted):
+        if isinstance(event, d.ModelInstalled):
             node.memory = None if broken else event.assignment.version
-            event = d.AdoptionFailed("broken") if broken else event
+            event = d.InstallFailed("broken") if broken else event
         if isinstance(event, d.GraphHeld) and event.fetched:
             node.graph = not broken
             event = d.GraphBroken("broken") if broken else event
@@ -235,12 +235,12 @@ class World:
     def _device_did(self, node, effects):  # noqa: C901 (a table, one row for each effect)
         for effect in effects:
             match effect:
-                case e.Open():
+                case e.Connect():
                     node.peer = next(self._peers).to_bytes(5, "big")
                     self.owners[node.peer] = (node.name, node.state_id)
-                case e.Close():
+                case e.Disconnect():
                     node.peer = None
-                case e.Say():
+                case e.Send():
                     self._send_up(node, effect.message)
                 case e.SendPush():
                     push = effect.push
@@ -255,11 +255,13 @@ class World:
                     node.jobs.append((self.now_s + STEP_S, d.GraphHeld(fetched=True)))
                 case e.Join():
                     assert node.graph or self.hub.graph is None, "joins without the hub's graph"
-                case e.Adopt():
-                    node.jobs.append((self.now_s + STEP_S, d.Adopted(effect.assignment)))
+                case e.InstallModel():
+                    node.jobs.append((self.now_s + STEP_S, d.ModelInstalled(effect.assignment)))
                 case e.Train():
                     # What still waits to be decoded is decoded first, into the same memory.
-                    decoded = [event.assignment.version for _, event in node.jobs if isinstance(event, d.Adopted)]
+                    decoded = [
+                        event.assignment.version for _, event in node.jobs if isinstance(event, d.ModelInstalled)
+                    ]
                     assert node.core.held == [node.memory, *decoded][-1], "trains from another model than it says"
                     self.uid += 1
                     score = float(self.uid % 9)
@@ -301,7 +303,7 @@ class World:
             self._device_did(node, node.core.handle(d.TransferMoved(), self.now_s))
             self._send_up(node, Payload(packet.content.push))
         else:
-            self._device_did(node, node.core.handle(d.Arrived(packet.content), self.now_s))
+            self._device_did(node, node.core.handle(d.Received(packet.content), self.now_s))
 
     def garbage(self, peer):
         self._give(Malformed(peer, "nonsense"))
@@ -344,7 +346,7 @@ class World:
                     graph = self.hub.graph
                     answer = Graph(graph.fingerprint, graph.checksum, len(graph.payload))
                     self._send_down(effect.peer, answer)
-                case Forget():
+                case Disconnect():
                     self.granted.pop(effect.peer, None)
                 case Assign():
                     assert effect.version == ModelVersion(LINEAGE, self.version)

@@ -149,7 +149,7 @@ async def test_what_is_told_to_may_raise_stop_iteration(tmp_path, context):
 
 
 async def test_what_an_agent_tells_to_may_raise_stop_iteration(tmp_path, context):
-    agent = make_agent(context, on_tell=lambda _: next(iter(())))
+    agent = make_agent(context, on_report=lambda _: next(iter(())))
     with pytest.raises(EdgeAsyncError, match=r"raised StopIteration.*test_ends.py"):
         await serve(make_hub(tmp_path, context), agent)
 
@@ -195,7 +195,7 @@ async def test_a_hub_runs_once(tmp_path, context):
 
 async def test_an_agent_that_is_stopped_before_it_runs_ends_at_once(context):
     told = []
-    agent = make_agent(context, on_tell=told.append)
+    agent = make_agent(context, on_report=told.append)
     agent.request_stop()
     async with asyncio.timeout(PATIENCE_S):
         assert await agent.run() == "stopped"

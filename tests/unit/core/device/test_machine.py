@@ -10,35 +10,35 @@ import msgspec
 import pytest
 
 from edgeasync.core.device.effects import (
-    Adopt,
-    Close,
+    Connect,
+    Disconnect,
     FindGraph,
-    Finish,
+    InstallModel,
     Join,
-    Open,
     PutAside,
-    Say,
+    Report,
+    ResolvePush,
+    Send,
     SendPush,
-    Settle,
+    Stop,
     TakeGraph,
-    Tell,
     Train,
 )
 from edgeasync.core.device.events import (
-    Adopted,
-    AdoptionFailed,
-    Arrived,
     Disconnected,
     GraphBroken,
     GraphForged,
     GraphHeld,
     GraphMissing,
+    InstallFailed,
     Kept,
+    Malformed,
+    ModelInstalled,
+    OverlapTrained,
+    Received,
     StopRequested,
     Trained,
-    TrainedAhead,
     TransferMoved,
-    Unreadable,
 )
 from edgeasync.core.device.hub_rotation import BACKOFF_MIN_S
 from edgeasync.core.device.machine import DeviceCore
@@ -102,7 +102,7 @@ class DeviceBench:
         return self
 
     def hears(self, message, at_s=None):
-        return self.give(Arrived(message), at_s)
+        return self.give(Received(message), at_s)
 
     def tick(self, at_s=None, steps=0):
         self.now_s = self.now_s if at_s is None else at_s
@@ -118,11 +118,11 @@ class DeviceBench:
             self.tick(self.core.next_deadline_s())
             assert self.now_s <= end_s, f"no {kind.__name__} within {limit_s} s"
             for effect in self.effects:
-                said = effect.message if isinstance(effect, Say) else effect
+                said = effect.message if isinstance(effect, Send) else effect
                 if isinstance(said, kind):
                     return said
                 if isinstance(said, Ping):
-                    assert self.core.handle(Arrived(Pong(said.sent_s)), self.now_s) == []
+                    assert self.core.handle(Received(Pong(said.sent_s)), self.now_s) == []
 
     def welcome(self, seq_last=0, spec=SPEC, settings=None, at_s=None, **graph):
         self.sessions += 1
@@ -140,7 +140,7 @@ class DeviceBench:
 
     def training(self, number=0, seq_last=0):
         """Go the happy way as far as training."""
-        return self.welcome(seq_last).assigned(number).give(Adopted(assignment(number)))
+        return self.welcome(seq_last).assigned(number).give(ModelInstalled(assignment(number)))
 
     def trained(self, at_s=None):
         return self.give(Trained(8, 64, 0.5, 0.25, 0.125, checksum=CHECKSUM), at_s)
@@ -148,12 +148,12 @@ class DeviceBench:
     def reconnect(self, seq_last=0, **fields):
         """Lose the connection and be welcomed again."""
         self.hears(Leave("stopping"))
-        self.until(Open)
+        self.until(Connect)
         return self.welcome(seq_last, **fields)
 
     @property
     def said(self):
-        return [effect.message for effect in self.effects if isinstance(effect, Say)]
+        return [effect.message for effect in self.effects if isinstance(effect, Send)]
 
     @property
     def pushed(self):
@@ -162,7 +162,7 @@ class DeviceBench:
 
     @property
     def told(self):
-        return [effect.event for effect in self.effects if isinstance(effect, Tell)]
+        return [effect.event for effect in self.effects if isinstance(effect, Report)]
 
     @property
     def kinds(self):
@@ -185,14 +185,14 @@ def one_assignment(number, ack):
 def test_the_happy_way():
     device = DeviceBench()
     hello = Hello((1, 2), "pi-1", b"s" * 16, 3, profile=PROFILE)
-    assert device.effects == [Open(), Say(hello)]
+    assert device.effects == [Connect(), Send(hello)]
     device.welcome(seq_last=6)
-    assert device.kinds == [Tell, Join, Say]
+    assert device.kinds == [Report, Join, Send]
     assert device.told == ["joined"]
     assert device.said == [Fetch(device.session, device.core.held)]
     device.assigned(10)
-    assert device.effects == [Adopt(assignment(10))]
-    device.give(Adopted(assignment(10)))
+    assert device.effects == [InstallModel(assignment(10))]
+    device.give(ModelInstalled(assignment(10)))
     assert device.effects == [Train(8)]
     for seq, base in ((7, 10), (8, 17)):
         device.trained()
@@ -203,8 +203,8 @@ def test_the_happy_way():
         assert (push.loss_variance, push.step_s, push.codec) == (0.25, 0.125, "identity")
         answer = assignment(17, Ack(seq, Applied(17)))
         device.hears(answer)
-        assert device.effects == [Tell("answered", "applied 17"), Settle(Applied(17)), Adopt(answer)]
-        device.give(Adopted(answer))
+        assert device.effects == [Report("answered", "applied 17"), ResolvePush(Applied(17)), InstallModel(answer)]
+        device.give(ModelInstalled(answer))
         assert device.effects == [Train(8)]
     assert device.core.updates_answered == 2
 
@@ -212,10 +212,10 @@ def test_the_happy_way():
 def test_an_acknowledgement_alone_is_followed_by_the_assignment():
     device = DeviceBench().training().trained()
     device.hears(Ack(1, Buffered(2)))
-    assert device.effects == [Tell("answered", "buffered 2"), Settle(Buffered(2))]
+    assert device.effects == [Report("answered", "buffered 2"), ResolvePush(Buffered(2))]
     device.assigned(1)
-    assert device.kinds == [Adopt]
-    device.give(Adopted(assignment(1))).trained()
+    assert device.kinds == [InstallModel]
+    device.give(ModelInstalled(assignment(1))).trained()
     assert device.pushed == [2]
 
 
@@ -233,8 +233,8 @@ def test_divergence_is_told_once_until_an_update_is_taken_again():
     for seq, outcome in enumerate([Rejected("not_finite")] * 2 + [Applied(3), Rejected("not_finite")], start=1):
         device.trained()
         device.assigned(4, Ack(seq, outcome))
-        told.append([effect.event for effect in device.effects if isinstance(effect, Tell)])
-        device.give(Adopted(assignment(4, Ack(seq, outcome))))
+        told.append([effect.event for effect in device.effects if isinstance(effect, Report)])
+        device.give(ModelInstalled(assignment(4, Ack(seq, outcome))))
     assert told == [["answered", "warning"], ["answered"], ["answered"], ["answered", "warning"]]
 
 
@@ -256,18 +256,18 @@ def test_a_quarantine_is_told_once_and_so_is_its_end(quarantine, words):
         device.trained()
         ack = Ack(seq, outcome, quarantine if isinstance(outcome, Rejected) else None)
         device.assigned(4, ack)
-        told += [effect for effect in device.effects if isinstance(effect, Tell) and effect.event != "answered"]
-        device.give(Adopted(assignment(4, ack)))
+        told += [effect for effect in device.effects if isinstance(effect, Report) and effect.event != "answered"]
+        device.give(ModelInstalled(assignment(4, ack)))
     assert told == [
-        Tell("quarantined", f"the updates of this device do not count: {words}"),
-        Tell("released", "the updates of this device count again"),
+        Report("quarantined", f"the updates of this device do not count: {words}"),
+        Report("released", "the updates of this device count again"),
     ]
 
 
 def test_a_device_that_is_put_aside_says_why_and_until_when():
     device = DeviceBench().welcome()
     device.hears(Refuse("quarantined", "pi-1 sent too much that is malformed", 30.0))
-    assert [(effect.event, effect.detail) for effect in device.effects if isinstance(effect, Tell)] == [
+    assert [(effect.event, effect.detail) for effect in device.effects if isinstance(effect, Report)] == [
         ("warning", "pi-1 sent too much that is malformed"),
         ("quarantined", "pi-1 sent too much that is malformed; trying again in 30 s"),
         ("disconnected", "pi-1 sent too much that is malformed"),
@@ -285,8 +285,8 @@ def test_a_device_that_is_put_aside_says_why_and_until_when():
 def test_every_outcome_ends_the_push(outcome, words):
     device = DeviceBench().training().trained()
     device.assigned(4, Ack(1, outcome))
-    assert device.effects[0] == Tell("answered", words)
-    device.give(Adopted(assignment(4, Ack(1, outcome)))).trained()
+    assert device.effects[0] == Report("answered", words)
+    device.give(ModelInstalled(assignment(4, Ack(1, outcome)))).trained()
     assert device.pushed == [2]
 
 
@@ -304,9 +304,9 @@ def test_the_way_to_an_absent_hub_is_tried_for_as_long_as_it_takes(seed):
         device.tick(device.core.next_deadline_s())
         assert device.now_s == opened_s + 3.0
         waits += "waiting" in device.told
-        assert Close in device.kinds
+        assert Disconnect in device.kinds
         silent_s = device.now_s
-        device.until(Open)
+        device.until(Connect)
         assert isinstance(device.said[0], Hello)
         pauses.append(device.now_s - silent_s)
     assert waits == 1
@@ -325,7 +325,7 @@ def unreachable(device, until_s):
         told += [
             (device.now_s, effect.since_s)
             for effect in device.effects
-            if isinstance(effect, Tell) and effect.event == "unreachable"
+            if isinstance(effect, Report) and effect.event == "unreachable"
         ]
     return told
 
@@ -349,7 +349,7 @@ def test_a_hub_that_is_lost_is_unreachable_since_it_was_last_heard():
     (first, *_) = unreachable(device, 150.0)
     assert first[0] <= 104.0 + 0.1 + 3.0
     assert first[1] == 102.5
-    device.until(Open)
+    device.until(Connect)
     device.welcome()
     heard_s = device.now_s
     device.hears(Leave("stopping"))
@@ -362,7 +362,7 @@ def test_a_connection_that_breaks_before_the_welcome_is_not_more_news_than_silen
     while device.now_s < 200.0:
         device.give(Disconnected())
         told += [device.now_s] * device.told.count("unreachable")
-        device.until(Open)
+        device.until(Connect)
     assert told[0] == 100.0
     assert len(told) == 2
 
@@ -373,7 +373,7 @@ def test_a_hub_that_refuses_for_now_was_reached():
         device.hears(Refuse("hub_full", "full", 30.0))
         assert device.told.count("warning") == 1
         assert "unreachable" not in device.told
-        device.until(Open)
+        device.until(Connect)
 
 
 def test_a_hub_that_is_busy_was_reached():
@@ -381,9 +381,9 @@ def test_a_hub_that_is_busy_was_reached():
     for _ in range(10):
         device.hears(Refuse("busy", "the hub's disk cannot be written", 0.5))
         device.tick(device.core.next_deadline_s())
-        assert Close in device.kinds
+        assert Disconnect in device.kinds
         assert "unreachable" not in device.told
-        device.until(Open)
+        device.until(Connect)
 
 
 def test_several_hubs_are_unreachable_once_each_was_tried():
@@ -394,37 +394,37 @@ def test_several_hubs_are_unreachable_once_each_was_tried():
 
 def told_of_silence():
     device = DeviceBench().tick(103.0)
-    return [effect for effect in device.effects if isinstance(effect, Tell)]
+    return [effect for effect in device.effects if isinstance(effect, Report)]
 
 
 def test_what_speaks_of_something_else_is_told_with_the_reason_and_no_oftener():
     device = DeviceBench()
     told = []
     while device.now_s < 200.0:
-        device.give(Unreadable("unknown kind of message"))
+        device.give(Malformed("unknown kind of message"))
         assert device.effects == []
         device.tick(device.core.next_deadline_s())
-        told += [effect.detail for effect in device.effects if isinstance(effect, Tell)]
-        device.until(Open)
+        told += [effect.detail for effect in device.effects if isinstance(effect, Report)]
+        device.until(Connect)
     assert [detail for detail in told if "unknown kind" in detail] == ["unknown kind of message"] * 2
     (silent, *_) = [effect for effect in told_of_silence() if effect.event == "unreachable"]
     assert silent.detail == ""
 
 
 def test_a_message_of_a_hub_that_cannot_be_read_is_warned_of():
-    device = DeviceBench().welcome().give(Unreadable("unknown kind of message"))
-    assert device.effects == [Tell("warning", "from the hub: unknown kind of message")]
+    device = DeviceBench().welcome().give(Malformed("unknown kind of message"))
+    assert device.effects == [Report("warning", "from the hub: unknown kind of message")]
 
 
 def test_a_welcome_begins_the_back_off_anew():
     device = DeviceBench()
     for _ in range(10):
-        device.until(Open)
+        device.until(Connect)
     device.welcome()
     since_s = device.now_s
     device.hears(Leave("stopping"))
-    assert device.kinds == [Close, Tell]
-    device.until(Open)
+    assert device.kinds == [Disconnect, Report]
+    device.until(Connect)
     assert device.now_s - since_s <= 0.1
 
 
@@ -453,7 +453,7 @@ def test_training_goes_on_while_the_hub_is_silent():
 
 def test_what_is_trained_on_goes_on_after_the_reconnect():
     device = DeviceBench().training().reconnect()
-    assert (device.kinds, device.core.work) == ([Tell], "training")
+    assert (device.kinds, device.core.work) == ([Report], "training")
     device.trained()
     assert device.pushed == [1]
 
@@ -488,7 +488,7 @@ def test_a_push_is_repeated_under_its_number_until_it_is_answered():
     device.assigned(1, Ack(4, Applied(1)))
     assert device.effects == []
     device.assigned(1, Ack(5, Duplicate(Applied(1))))
-    assert device.kinds == [Tell, Settle, Adopt]
+    assert device.kinds == [Report, ResolvePush, InstallModel]
 
 
 def test_a_transfer_that_moves_is_given_time():
@@ -532,11 +532,11 @@ def test_a_hub_that_forgot_is_greeted_on_a_fresh_connection(code):
     """On the old one more refusals may be on their way: each would void the session that comes next."""
     device = DeviceBench().training().trained()
     device.hears(Refuse(code, "say hello"))
-    assert device.kinds == [Close, Tell]
+    assert device.kinds == [Disconnect, Report]
     refused_s = device.now_s
     device.hears(Refuse(code, "say hello"))
     assert device.effects == []
-    device.until(Open)
+    device.until(Connect)
     assert BACKOFF_MIN_S / 2 <= device.now_s - refused_s <= BACKOFF_MIN_S
     assert device.said == [device.core._hello()]
     device.welcome()
@@ -558,10 +558,10 @@ def test_a_welcome_that_came_late_does_not_take_numbers_back():
     assert device.welcome(seq_last=6).effects == []
     device.hears(Refuse("unknown_session", "who?"))
     assert device.welcome(seq_last=6).effects == []
-    device.until(Open)
+    device.until(Connect)
     device.welcome(seq_last=7)
     assert device.core.link == "joined"
-    device.assigned(4).give(Adopted(assignment(4))).trained()
+    device.assigned(4).give(ModelInstalled(assignment(4))).trained()
     assert device.effects[0].push.seq == 8
     device.reconnect(seq_last=2)
     assert device.core.link == "joined", "on a fresh connection the hub is believed: it may have been put back"
@@ -573,7 +573,7 @@ def test_numbers_after_a_reconnect(before, seq_last, expected):
     device.reconnect(seq_last)
     assert device.pushed == [expected]
     device.assigned(1, Ack(expected, Applied(1)))
-    device.give(Adopted(assignment(1, Ack(expected, Applied(1))))).trained()
+    device.give(ModelInstalled(assignment(1, Ack(expected, Applied(1))))).trained()
     assert device.pushed == [expected + 1]
 
 
@@ -609,18 +609,18 @@ def test_a_number_names_an_update_only_with_its_checksum(seq_last, checksum_last
     if not expected:
         assert device.told == ["joined", "warning"]
         assert device.said == [Fetch(device.session, device.core.held)]
-        device.assigned(9).give(Adopted(assignment(9))).trained()
+        device.assigned(9).give(ModelInstalled(assignment(9))).trained()
         assert device.pushed == [seq_last + 1]
     else:
         device.assigned(9, Ack(expected[0], Duplicate(Applied(4))))
-        assert Settle(Duplicate(Applied(4))) in device.effects
+        assert ResolvePush(Duplicate(Applied(4))) in device.effects
 
 
 def test_an_update_that_never_left_takes_whatever_number_is_next():
     device = DeviceBench().training(seq_last=5)
     device.hears(Leave("stopping"))
     device.trained()
-    device.until(Open)
+    device.until(Connect)
     assert device.welcome(seq_last=9, checksum_last=1).pushed == [10]
 
 
@@ -629,7 +629,7 @@ def test_a_push_the_hub_has_gone_past_is_given_up():
     device = DeviceBench().training(seq_last=5).trained().reconnect(seq_last=9)
     assert device.told == ["joined", "warning"]
     assert device.said == [Fetch(device.session, device.core.held)]
-    device.assigned(20).give(Adopted(assignment(20))).trained()
+    device.assigned(20).give(ModelInstalled(assignment(20))).trained()
     assert device.pushed == [10]
 
 
@@ -645,7 +645,7 @@ def test_assignments_that_come_twice():
     device = DeviceBench().training(3)
     device.assigned(4)
     assert device.effects == []
-    device.give(Adopted(assignment(3)))
+    device.give(ModelInstalled(assignment(3)))
     assert device.effects == []
     device.trained()
     device.assigned(4)
@@ -653,26 +653,26 @@ def test_assignments_that_come_twice():
     answer = assignment(5, Ack(1, Applied(5)))
     copy = msgspec.structs.replace(answer)
     device.hears(answer)
-    assert Adopt in device.kinds
+    assert InstallModel in device.kinds
     device.hears(copy)
-    assert device.effects == [Adopt(copy)]
-    assert device.give(Adopted(answer)).effects == []
-    assert device.give(Adopted(copy)).effects == [Train(8)]
+    assert device.effects == [InstallModel(copy)]
+    assert device.give(ModelInstalled(answer)).effects == []
+    assert device.give(ModelInstalled(copy)).effects == [Train(8)]
 
 
 def test_only_the_newest_of_two_assignments_is_trained_from():
     """Both are decoded into the same memory, so what lies there in the end is the second."""
     device = DeviceBench().welcome().assigned(3).assigned(4)
-    device.give(Adopted(assignment(3)))
+    device.give(ModelInstalled(assignment(3)))
     assert device.effects == []
-    device.give(Adopted(assignment(4)))
+    device.give(ModelInstalled(assignment(4)))
     assert device.effects == [Train(8)]
     assert device.core.held.number == 4
 
 
 def test_a_model_that_comes_in_broken_is_fetched_again():
     device = DeviceBench().welcome().assigned(3)
-    device.give(AdoptionFailed("checksum"))
+    device.give(InstallFailed("checksum"))
     assert device.told == ["warning"]
     since_s = device.now_s
     device.until(Fetch)
@@ -684,22 +684,22 @@ def test_a_broken_copy_of_what_is_adopted_already_disturbs_nothing(work):
     device = DeviceBench().training()
     if work == "pushing":
         device.trained()
-    device.give(AdoptionFailed("a second copy of the assignment came in broken"))
+    device.give(InstallFailed("a second copy of the assignment came in broken"))
     assert device.told == ["warning"]
     assert device.core.work == work
     if work == "training":
         device.trained()
         assert device.pushed == [1]
     device.assigned(1, Ack(1, Applied(1)))
-    assert Adopt in device.kinds
+    assert InstallModel in device.kinds
 
 
 def test_a_model_that_was_coming_in_when_the_link_broke_is_fetched_again():
     device = DeviceBench().welcome().assigned(3).reconnect()
     assert device.said == [Fetch(device.session, device.core.held)]
-    device.give(Adopted(assignment(3)))
+    device.give(ModelInstalled(assignment(3)))
     assert device.effects == []
-    device.assigned(4).give(Adopted(assignment(4)))
+    device.assigned(4).give(ModelInstalled(assignment(4)))
     assert device.effects == [Train(8)]
 
 
@@ -716,7 +716,7 @@ def test_a_model_that_never_comes_is_fetched_again():
 def test_another_model_at_the_same_address_is_an_error():
     device = DeviceBench().training()
     device.hears(Leave("stopping"))
-    device.until(Open)
+    device.until(Connect)
     device.welcome(spec=ParameterSpec((Parameter("weights", (4,)),)))
     (finish,) = device.effects
     assert isinstance(finish.error, ModelMismatchError)
@@ -725,7 +725,7 @@ def test_another_model_at_the_same_address_is_an_error():
 def test_other_training_of_the_same_model_is_taken_up():
     device = DeviceBench().training()
     device.hears(Leave("stopping"))
-    device.until(Open)
+    device.until(Connect)
     device.welcome(settings={"learning_rate": 0.2})
     assert [effect.welcome.settings for effect in device.effects if isinstance(effect, Join)] == [
         {"learning_rate": 0.2}
@@ -769,9 +769,9 @@ def test_refusals_that_time_may_mend(code):
         device = DeviceBench(seed)
         device.hears(Refuse(code, "later", 30.0))
         assert device.told[0] == "warning"
-        assert Close in device.kinds
+        assert Disconnect in device.kinds
         since_s = device.now_s
-        device.until(Open)
+        device.until(Connect)
         pauses.append(device.now_s - since_s)
     assert min(pauses) >= 31.5
     assert max(pauses) <= 33.0
@@ -782,26 +782,26 @@ def test_a_duplicate_gives_up_after_three_leases():
     device = DeviceBench()
     for _ in range(3):
         device.hears(Refuse("duplicate_device_id", "another is live", 15.0))
-        device.until(Open)
+        device.until(Connect)
     device.hears(Refuse("duplicate_device_id", "another is live", 15.0))
     (finish,) = device.effects
     assert type(finish.error) is RefusedError
     device = DeviceBench()
     for _ in range(10):
         device.hears(Refuse("duplicate_device_id", "another is live", 15.0))
-        device.until(Open)
+        device.until(Connect)
         device.welcome()
         device.hears(Leave("stopping"))
-        device.until(Open)
+        device.until(Connect)
 
 
 def test_a_hub_that_has_finished_ends_the_device_and_one_that_stops_does_not():
     device = DeviceBench().training().hears(Leave("stopping"))
-    assert device.kinds == [Close, Tell]
+    assert device.kinds == [Disconnect, Report]
     assert device.core.work == "training"
-    device.until(Open)
+    device.until(Connect)
     device.welcome().hears(Leave("finished"))
-    assert device.effects == [Finish("the hub has finished training")]
+    assert device.effects == [Stop("the hub has finished training")]
 
 
 @pytest.mark.parametrize("link", ["greeting", "joined", "offline"])
@@ -812,8 +812,8 @@ def test_a_person_who_stops_it_makes_it_say_goodbye(link):
     if link == "offline":
         device.hears(Leave("stopping"))
     device.give(StopRequested())
-    goodbye = [Say(Leave("stopping", device.session))] if link == "joined" else []
-    assert device.effects == [*goodbye, Finish("stopped")]
+    goodbye = [Send(Leave("stopping", device.session))] if link == "joined" else []
+    assert device.effects == [*goodbye, Stop("stopped")]
     assert device.core.next_deadline_s() is None
 
 
@@ -839,23 +839,23 @@ GRAPH = Graph(FINGERPRINT, 0, 1000)
 
 def test_a_graph_that_is_kept_is_not_fetched():
     device = DeviceBench().welcome(**OFFER)
-    assert device.effects == [Tell("joined", "as pi-1"), FindGraph(FINGERPRINT)]
+    assert device.effects == [Report("joined", "as pi-1"), FindGraph(FINGERPRINT)]
     device.give(GraphHeld(fetched=False))
-    assert device.kinds == [Tell, Join, Say]
-    assert device.effects[0] == Tell("graph", "from the cache, 1000 bytes")
+    assert device.kinds == [Report, Join, Send]
+    assert device.effects[0] == Report("graph", "from the cache, 1000 bytes")
     assert device.said == [Fetch(device.session, device.core.held)]
 
 
 def test_a_graph_that_is_missing_is_fetched_before_anything_else():
     device = DeviceBench().welcome(**OFFER).give(GraphMissing())
-    assert device.effects == [Say(FetchGraph(device.session))]
+    assert device.effects == [Send(FetchGraph(device.session))]
     assert device.assigned(1).effects == []
     device.hears(GRAPH)
     assert device.effects == [TakeGraph(GRAPH)]
     device.give(GraphHeld(fetched=True))
-    assert device.effects[0] == Tell("graph", "fetched, 1000 bytes")
-    assert device.kinds == [Tell, Join, Say]
-    device.assigned(1).give(Adopted(assignment(1))).trained()
+    assert device.effects[0] == Report("graph", "fetched, 1000 bytes")
+    assert device.kinds == [Report, Join, Send]
+    device.assigned(1).give(ModelInstalled(assignment(1))).trained()
     assert device.pushed == [1]
 
 
@@ -905,7 +905,7 @@ def test_a_graph_survives_an_offline_spell(way):
     if way == "coming in":
         device.hears(GRAPH)
     device.hears(Leave("stopping"))
-    device.until(Open)
+    device.until(Connect)
     device.welcome(**OFFER)
     assert device.effects[-1] == FindGraph(FINGERPRINT)
     device.give(GraphMissing())
@@ -917,25 +917,25 @@ def test_a_graph_survives_an_offline_spell(way):
 def test_a_graph_that_is_kept_while_the_link_is_down_is_there_at_the_next_welcome():
     device = wanting().hears(GRAPH).hears(Leave("stopping"))
     device.give(GraphHeld(fetched=True))
-    assert device.kinds == [Tell]
-    device.until(Open)
+    assert device.kinds == [Report]
+    device.until(Connect)
     device.welcome(**OFFER)
-    assert device.kinds == [Tell, Join, Say]
+    assert device.kinds == [Report, Join, Send]
     assert device.said == [Fetch(device.session, device.core.held)]
 
 
 def test_a_graph_that_is_held_is_not_asked_for_after_a_reconnect():
     device = DeviceBench().welcome(**OFFER).give(GraphHeld(fetched=False)).assigned(1)
-    device.give(Adopted(assignment(1))).trained().hears(Leave("stopping"))
-    device.until(Open)
+    device.give(ModelInstalled(assignment(1))).trained().hears(Leave("stopping"))
+    device.until(Connect)
     device.welcome(**OFFER)
     assert device.pushed == [1]
-    assert device.kinds == [Tell, SendPush]
+    assert device.kinds == [Report, SendPush]
 
 
 def test_what_is_known_of_a_graph_too_late_changes_nothing():
     device = DeviceBench().welcome(**OFFER).give(GraphHeld(fetched=False))
-    for event in (GraphHeld(fetched=True), GraphMissing(), GraphBroken("late"), GraphForged(), Arrived(GRAPH)):
+    for event in (GraphHeld(fetched=True), GraphMissing(), GraphBroken("late"), GraphForged(), Received(GRAPH)):
         assert device.give(event).effects == []
     offline = wanting().hears(Leave("stopping"))
     assert offline.give(GraphMissing()).effects == []
@@ -953,8 +953,8 @@ def test_a_graph_of_a_wrong_size_ends_the_device_before_it_is_fetched(size):
     "event",
     [
         GraphForged(),
-        Arrived(msgspec.structs.replace(GRAPH, fingerprint="cd" * 32)),
-        Arrived(msgspec.structs.replace(GRAPH, payload_bytes=999)),
+        Received(msgspec.structs.replace(GRAPH, fingerprint="cd" * 32)),
+        Received(msgspec.structs.replace(GRAPH, payload_bytes=999)),
     ],
 )
 def test_a_graph_that_is_not_the_one_announced_ends_the_device(event):
@@ -965,7 +965,7 @@ def test_a_graph_that_is_not_the_one_announced_ends_the_device(event):
 @pytest.mark.parametrize("graph", [None, "cd" * 32])
 def test_another_graph_at_the_same_address_is_another_model(graph):
     device = DeviceBench().welcome(**OFFER).give(GraphHeld(fetched=False)).hears(Leave("stopping"))
-    device.until(Open)
+    device.until(Connect)
     device.welcome(**{**OFFER, "graph": graph})
     (finish,) = device.effects
     assert isinstance(finish.error, ModelMismatchError)
@@ -974,11 +974,11 @@ def test_another_graph_at_the_same_address_is_another_model(graph):
 def test_a_broken_connection_is_opened_anew_at_once():
     device = DeviceBench().welcome()
     device.give(Disconnected())
-    assert device.effects == [Close(), Tell("disconnected", "the connection broke")]
+    assert device.effects == [Disconnect(), Report("disconnected", "the connection broke")]
     broken_s = device.now_s
     device.until(Hello)
     assert device.now_s - broken_s <= BACKOFF_MIN_S
-    assert device.give(Disconnected()).effects[0] == Close(), "also while it greets"
+    assert device.give(Disconnected()).effects[0] == Disconnect(), "also while it greets"
     assert device.give(Disconnected()).effects == [], "it knows already"
 
 
@@ -995,7 +995,7 @@ def test_a_ping_tells_how_long_the_last_one_took():
 
 def ahead_bench(steps):
     """A device that trains, and may go on while it waits."""
-    return DeviceBench().welcome(overlap_steps_max=steps).assigned(0).give(Adopted(assignment(0)))
+    return DeviceBench().welcome(overlap_steps_max=steps).assigned(0).give(ModelInstalled(assignment(0)))
 
 
 def test_steps_taken_ahead_count_among_the_next():
@@ -1004,8 +1004,8 @@ def test_steps_taken_ahead_count_among_the_next():
     assert device.effects[-1] == Train(4, ahead=True)
     answer = assignment(1, Ack(1, Applied(1)))
     device.hears(answer)
-    device.give(TrainedAhead(Trained(3, 24, 1.0, 0.5, 0.25)))
-    device.give(Adopted(answer))
+    device.give(OverlapTrained(Trained(3, 24, 1.0, 0.5, 0.25)))
+    device.give(ModelInstalled(answer))
     assert device.effects == [Train(5)]
     device.give(Trained(5, 40, 0.5, 0.25, 0.125))
     (push,) = [effect.push for effect in device.effects if isinstance(effect, SendPush)]
@@ -1021,8 +1021,8 @@ def test_at_least_one_step_is_taken_from_the_new_model():
     device.trained()
     answer = assignment(1, Ack(1, Applied(1)))
     device.hears(answer)
-    device.give(TrainedAhead(Trained(50, 400, 1.0, 0.5, 0.25)))
-    device.give(Adopted(answer))
+    device.give(OverlapTrained(Trained(50, 400, 1.0, 0.5, 0.25)))
+    device.give(ModelInstalled(answer))
     assert device.effects == [Train(1)]
 
 
@@ -1031,8 +1031,8 @@ def test_steps_that_went_on_from_a_diverged_update_do_not_count():
     device.trained()
     answer = assignment(1, Ack(1, Rejected("not_finite")))
     device.hears(answer)
-    device.give(TrainedAhead(Trained(3, 24, math.nan, math.nan, 0.25)))
-    device.give(Adopted(answer))
+    device.give(OverlapTrained(Trained(3, 24, math.nan, math.nan, 0.25)))
+    device.give(ModelInstalled(answer))
     assert device.effects == [Train(8)]
     device.trained()
     (push,) = [effect.push for effect in device.effects if isinstance(effect, SendPush)]
@@ -1054,7 +1054,7 @@ def test_a_pong_that_cannot_be_is_not_believed(sent_s):
 def alone_bench(steps, overlap=0):
     """A device that trains, and may go on by itself."""
     device = DeviceBench(alone_steps_max=steps).welcome(overlap_steps_max=overlap)
-    return device.assigned(0).give(Adopted(assignment(0)))
+    return device.assigned(0).give(ModelInstalled(assignment(0)))
 
 
 def ahead(device):
@@ -1077,14 +1077,14 @@ def test_a_device_that_is_cut_off_trains_on_to_its_limit_and_merges_when_it_is_b
     assert device.told == ["alone"]
     assert ahead(device) == [20]
     for _ in range(3):
-        device.until(Open)
+        device.until(Connect)
         assert ahead(device) == []
-    device.give(TrainedAhead(Trained(20, 160, 0.5, 0.25, 0.125)))
+    device.give(OverlapTrained(Trained(20, 160, 0.5, 0.25, 0.125)))
     assert device.effects == [], "that was all"
     device.welcome(overlap_steps_max=0)
     assert device.pushed == [1]
     answer = assignment(9, Ack(1, Applied(9)))
-    device.hears(answer).give(Adopted(answer))
+    device.hears(answer).give(ModelInstalled(answer))
     assert device.effects == [Train(1)]
     device.give(Trained(1, 8, 0.5, 0.25, 0.125))
     (push,) = [effect.push for effect in device.effects if isinstance(effect, SendPush)]
@@ -1100,7 +1100,7 @@ def test_a_device_goes_alone_when_the_hub_goes_after_its_update(work):
     device.hears(Leave("stopping"))
     assert device.told == ["disconnected", "alone"]
     assert ahead(device) == [20]
-    device.until(Open)
+    device.until(Connect)
     device.welcome()
     device.hears(Leave("stopping"))
     assert ahead(device) == [], "they are under way"
@@ -1120,7 +1120,7 @@ def test_alone_the_larger_limit_holds_and_one_call_at_a_time(alone, more):
     assert ahead(device) == [4]
     device.hears(Leave("stopping"))
     assert ahead(device) == [], "the first four are under way"
-    device.give(TrainedAhead(Trained(4, 32, 0.5, 0.25, 0.125)))
+    device.give(OverlapTrained(Trained(4, 32, 0.5, 0.25, 0.125)))
     assert ahead(device) == more
     assert ("alone" in device.told) == bool(more)
 
@@ -1136,7 +1136,7 @@ def test_a_device_without_a_model_does_not_go_alone():
     device = DeviceBench(alone_steps_max=20).welcome()
     device.hears(Leave("stopping"))
     assert ahead(device) == []
-    device.until(Open)
+    device.until(Connect)
     device.welcome().assigned(0).hears(Leave("stopping"))
     assert ahead(device) == []
 
@@ -1148,7 +1148,7 @@ def openings(device, count):
     """Tick until so many connections were opened; return which hub each was to."""
     hubs = []
     for _ in range(count):
-        device.until(Open)
+        device.until(Connect)
         hubs.append(device.core.hub)
     return hubs
 
@@ -1215,7 +1215,7 @@ def test_numbers_at_another_hub(seq_last, expected):
     device = DeviceBench(hubs=2).training(seq_last=5).trained()
     device.hears(Leave("stopping"))
     while device.core.hub != 1 or device.core.link != "greeting":
-        device.until(Open)
+        device.until(Connect)
     assert device.said[-1].seq_answered == 7
     device.welcome(seq_last)
     assert device.pushed == expected
@@ -1236,13 +1236,13 @@ def test_a_kept_update_is_repeated_under_its_number():
     device = recalling()
     assert device.effects[1].message.seq_answered == 8, "it may have been answered"
     device.welcome(seq_last=6)
-    assert device.kinds == [Tell, Join, SendPush]
+    assert device.kinds == [Report, Join, SendPush]
     (push,) = [effect.push for effect in device.effects if isinstance(effect, SendPush)]
     assert push == msgspec.structs.replace(KEPT, session=device.session)
     device.until(SendPush)
     device.until(SendPush)
     device.assigned(4, Ack(7, Applied(4)))
-    device.give(Adopted(assignment(4, Ack(7, Applied(4))))).trained()
+    device.give(ModelInstalled(assignment(4, Ack(7, Applied(4))))).trained()
     assert device.pushed == [8]
 
 
@@ -1252,8 +1252,8 @@ def test_a_kept_update_that_was_answered_gets_its_outcome():
     device.hears(Refuse("busy", "later", 0.5))
     device.until(SendPush)
     device.assigned(9, Ack(7, Duplicate(Applied(4))))
-    assert device.kinds == [Tell, Settle, Adopt]
-    device.give(Adopted(assignment(9, Ack(7, Duplicate(Applied(4)))))).trained()
+    assert device.kinds == [Report, ResolvePush, InstallModel]
+    device.give(ModelInstalled(assignment(9, Ack(7, Duplicate(Applied(4)))))).trained()
     assert device.pushed == [8]
 
 
@@ -1262,7 +1262,7 @@ def test_a_hub_that_forgot_the_device_never_counts_a_kept_update():
     device = recalling().welcome(seq_last=8)
     assert device.told == ["joined", "warning"]
     assert device.said == [Fetch(device.session, None)]
-    device.assigned(9).give(Adopted(assignment(9))).trained()
+    device.assigned(9).give(ModelInstalled(assignment(9))).trained()
     assert device.pushed == [9]
 
 
@@ -1304,9 +1304,9 @@ def test_a_hub_that_went_past_a_kept_update_never_gets_it():
 @pytest.mark.parametrize("key", [ModelKey("f" * 32, None, "delta"), ModelKey(SPEC.fingerprint, None, "model")])
 def test_a_kept_update_of_another_model_is_put_aside(key):
     device = recalling(key).welcome(seq_last=6)
-    assert device.kinds == [Tell, PutAside, Join, Say]
+    assert device.kinds == [Report, PutAside, Join, Send]
     assert device.said == [Fetch(device.session, None)]
-    device.assigned(4).give(Adopted(assignment(4))).trained()
+    device.assigned(4).give(ModelInstalled(assignment(4))).trained()
     assert device.pushed == [7]
 
 
@@ -1325,7 +1325,7 @@ def test_differences_from_a_model_that_went_with_the_power_are_not_taken_in():
     device = recalling().welcome(seq_last=6)
     deltas = Deltas(3, (12,), 0, "identity")
     device.hears(msgspec.structs.replace(assignment(4, Ack(7, Applied(4))), deltas=deltas))
-    assert device.kinds == [Tell, Settle]
+    assert device.kinds == [Report, ResolvePush]
     answered_s = device.now_s
     assert device.until(Fetch) == Fetch(device.session, None)
     assert device.now_s == pytest.approx(answered_s + BACKOFF_MIN_S)
@@ -1346,14 +1346,14 @@ WITHOUT_LOSS = Trained(8, 64, None, None, 0.125)
 
 
 def test_an_update_without_a_loss_is_pushed_as_it_is():
-    device = DeviceBench().welcome(protocol_version=2).assigned().give(Adopted(assignment()))
+    device = DeviceBench().welcome(protocol_version=2).assigned().give(ModelInstalled(assignment()))
     device.give(WITHOUT_LOSS)
     (effect,) = device.effects
     assert (effect.push.loss_mean, effect.push.loss_variance, effect.push.score) == (None, None, None)
 
 
 def test_a_hub_that_asks_for_a_loss_is_told_apart():
-    device = DeviceBench().welcome().assigned().give(Adopted(assignment()))
+    device = DeviceBench().welcome().assigned().give(ModelInstalled(assignment()))
     device.give(WITHOUT_LOSS)
     (finish,) = device.effects
     assert isinstance(finish.error, RefusedError)
