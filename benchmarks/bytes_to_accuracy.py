@@ -17,7 +17,7 @@ from benchmarks.policies_fleet import MODEL, TARGET, Case, Outcome, Scenario, me
 from benchmarks.policies_rules import RULES
 from benchmarks.report import Form, Results, make_parser, show_progress, show_results
 from edgeasync.core.hub.settings import FLOAT32, CodecSettings
-from edgeasync.policies.policy import Judgement, Policy
+from edgeasync.policies.policy import Policy, PolicySet
 from edgeasync.simulation.population import FleetProfile
 from edgeasync.training.numpy_models import MlpModel
 
@@ -78,7 +78,7 @@ def codecs() -> dict[str, CodecSettings]:
     return found
 
 
-def tune_asgd(scenario: Scenario, seeds: tuple[int, ...]) -> Judgement:
+def tune_asgd(scenario: Scenario, seeds: tuple[int, ...]) -> PolicySet:
     """Return plain asynchronous SGD, an update for every step, with the learning rate that is soonest there."""
     grid = RULES["ASGD"]
     cases = [Case(policy, scenario, seed, only_to_target=True) for policy in grid.values() for seed in seeds]
@@ -93,7 +93,7 @@ def compare(title: str, model: MlpModel, effort: Effort, results: Results) -> No
     """Measure every codec on one model, and note the ratios of the one that needs fewest bytes in no more time."""
     seeds, limit_s = effort.judging, effort.limit_s
     plain = Scenario(title, FleetProfile(), model=model, limit_s=limit_s)
-    runs: dict[str, tuple[Judgement, Scenario]] = {
+    runs: dict[str, tuple[PolicySet, Scenario]] = {
         name: (Policy(), Scenario(title, FleetProfile(), codec=settings, model=model, limit_s=limit_s))
         for name, settings in codecs().items()
     }

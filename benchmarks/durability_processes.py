@@ -40,7 +40,7 @@ def open_run(length: int, folder: str, pipe: "Connection[tuple[float, int, int],
         return HubCore(
             spec=spec,
             training={},
-            judgement=rules.judgement,
+            policy=rules.policy,
             settings=rules.settings,
             version=version,
             make_session=sessions,

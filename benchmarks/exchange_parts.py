@@ -91,7 +91,7 @@ def _time_core(clients: int) -> float:
     core = HubCore(
         spec=make_spec(1),
         training={},
-        judgement=POLICY,
+        policy=POLICY,
         settings=HubCoreSettings(codec=FLOAT32),
         version=ModelVersion(LINEAGE, 0),
         make_session=lambda: next(given),

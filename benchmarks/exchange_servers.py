@@ -89,7 +89,7 @@ def make_hub(
     return Hub(
         spec=make_spec(length),
         initial=lambda: np.zeros(length, np.float32),
-        judgement=POLICY,
+        policy=POLICY,
         bind=ADDRESS,
         run=Path(run),
         settings=settings or make_settings(),

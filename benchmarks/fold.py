@@ -1,4 +1,4 @@
-"""What the hub's judgement costs: folding an update with the default policy against one plain `w += s * g`.
+"""What the hub's policies cost: folding an update with the default policy against one plain `w += s * g`.
 
 Run as `python -m benchmarks.fold`. On one thread, in turns; the plain sum is numpy's, in place and in slices that
 stay in the cache, which is the least that any rule has to do.
@@ -97,7 +97,7 @@ def measure_decision(updates: int) -> float:
     core = HubCore(
         spec=spec,
         training={},
-        judgement=Policy(),
+        policy=Policy(),
         settings=HubCoreSettings(
             codec=FLOAT32, liveness=Liveness(heartbeat_s=3000.0, lease_s=86_400.0), limits=Limits()
         ),

@@ -108,7 +108,7 @@ class Seen:
 
     at_s: float
     talk_share: float
-    talk_s: float
+    communication_s: float
     step_s: float
     why: str
 
@@ -130,7 +130,7 @@ class Phase:
     period_s: float
     share: float
     share_max: float
-    talk_s: float
+    communication_s: float
     step_s: float
     why: str
 
@@ -287,7 +287,7 @@ def assess(device: Device, begun_s: float, ended_s: float) -> Phase:
         period_s=statistics.median(periods_s),
         share=statistics.fmean([entry.talk_share for entry in seen]),
         share_max=max(entry.talk_share for entry in seen),
-        talk_s=statistics.median([entry.talk_s for entry in seen]),
+        communication_s=statistics.median([entry.communication_s for entry in seen]),
         step_s=statistics.median([entry.step_s for entry in seen]),
         why=seen[-1].why,
     )
@@ -303,7 +303,7 @@ def judge(aggregate: str, phases: dict[str, dict[str, Phase]], results: Results)
             widest = max(widest, over_usual, 1.0 / over_usual)
             columns = {
                 "step, ms": 1e3 * phase.step_s,
-                "talking, ms": 1e3 * phase.talk_s,
+                "talking, ms": 1e3 * phase.communication_s,
                 "local steps": phase.local_steps,
                 "settled after": phase.settled_after,
                 "period, s": phase.period_s,

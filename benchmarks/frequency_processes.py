@@ -17,7 +17,7 @@ import uvloop
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.device.events import Trained
 from edgeasync.data.dataset import Dataset
-from edgeasync.durable.spool import DeviceIdentity
+from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import Agent

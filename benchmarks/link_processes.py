@@ -11,7 +11,7 @@ import uvloop
 
 from edgeasync.core.hub.effects import Report
 from edgeasync.core.hub.settings import FLOAT32, CheckpointSettings, HubCoreSettings, Liveness, StopCondition
-from edgeasync.durable.spool import DeviceIdentity
+from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -97,7 +97,7 @@ def run_hub(length: int, updates: int | None, run: str, pipe: "Connection[str, N
     hub = Hub(
         spec=spec,
         initial=lambda: np.zeros(length, np.float32),
-        judgement=Policy(
+        policy=Policy(
             aggregate=ImmediateAggregator(),
             optimizer=(SGD(),),
             frequency=FixedFrequency(local_steps=1),

@@ -21,7 +21,7 @@ from edgeasync.core.hub.settings import FLOAT32, CodecSettings, HubCoreSettings,
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.data.partition import dirichlet, iid
 from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Judgement
+from edgeasync.policies.policy import PolicySet
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
@@ -84,7 +84,7 @@ class Outcome:
 class Case:
     """One run to make."""
 
-    policy: Judgement
+    policy: PolicySet
     scenario: Scenario
     seed: int
     only_to_target: bool = False
@@ -130,7 +130,7 @@ class Watch:
         self._clock.at(EVALUATE_S * len(self.accuracies), self._evaluate)
 
 
-def measure(policy: Judgement, scenario: Scenario, seed: int, *, only_to_target: bool = False) -> Outcome:
+def measure(policy: PolicySet, scenario: Scenario, seed: int, *, only_to_target: bool = False) -> Outcome:
     """Train a fleet; the seed draws its devices, their data, the model's first values and all else.
 
     `only_to_target` ends the run when the target is reached.
@@ -146,7 +146,7 @@ def measure(policy: Judgement, scenario: Scenario, seed: int, *, only_to_target:
         clock,
         spec=scenario.model.spec,
         initial=scenario.model.initial(seed),
-        judgement=policy,
+        policy=policy,
         settings=HubCoreSettings(
             liveness=LIVENESS,
             limits=Limits(updates_held_max=4 * profile.devices, snapshots_max=4 * profile.devices),
@@ -222,7 +222,7 @@ def measure_all(cases: Sequence[Case], what: str) -> list[Outcome]:
 
 
 def compare(
-    policies: Mapping[str, Judgement], scenario: Scenario, seeds: Sequence[int], *, only_to_target: bool = False
+    policies: Mapping[str, PolicySet], scenario: Scenario, seeds: Sequence[int], *, only_to_target: bool = False
 ) -> dict[str, list[Outcome]]:
     """Measure policies on the same seeds; return each one's outcomes by its label."""
     cases = [Case(policy, scenario, seed, only_to_target) for policy in policies.values() for seed in seeds]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from edgeasync.data.files import load
     from edgeasync.data.iterables import from_iterable
     from edgeasync.data.partition import dirichlet, iid
-    from edgeasync.durable.spool import DeviceFolder, DeviceIdentity
+    from edgeasync.durable.identity import DeviceFolder, DeviceIdentity
     from edgeasync.errors import EdgeAsyncError
     from edgeasync.parameters import Parameter, ParameterSpec, Vector
     from edgeasync.policies.optimizers import SGD, Adam
@@ -69,7 +69,7 @@ _HOMES = {
     "policies.policy": ("Policy",),
     "policies.optimizers": ("SGD", "Adam"),
     "runtime.agent": ("Agent",),
-    "durable.spool": ("DeviceFolder", "DeviceIdentity"),
+    "durable.identity": ("DeviceFolder", "DeviceIdentity"),
     "runtime.hub": ("Hub",),
     "runtime.model_file": ("load_model",),
     "runtime.local": ("train_locally",),

@@ -71,7 +71,7 @@ def hub(bind: str, run: Path, updates: int) -> None:
     the_hub = Hub(
         spec=SPEC,
         initial=lambda: np.zeros(SPEC.length, np.float32),
-        judgement=edgeasync.Policy(),
+        policy=edgeasync.Policy(),
         bind=bind,
         run=run,
         settings=HubCoreSettings(stop=edgeasync.StopCondition(updates=updates)),

@@ -10,7 +10,7 @@ from edgeasync.cli.service import serve
 from edgeasync.config import convert, read_toml, to_table
 from edgeasync.core.device.effects import Report
 from edgeasync.data.files import load
-from edgeasync.durable.spool import DeviceFolder, DeviceIdentity
+from edgeasync.durable.identity import DeviceFolder, DeviceIdentity
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import Agent

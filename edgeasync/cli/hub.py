@@ -73,7 +73,7 @@ def run_hub(config: Path | None, flags: Flags, printer: Printer) -> None:
         "duplicates": core.duplicates,
         "model": str(hub.model_file.resolve()),
     }
-    best = core.judge.describe()["best"] if hub.best_file.exists() else None
+    best = core.policy_engine.describe()["best"] if hub.best_file.exists() else None
     if best is not None:
         totals |= {"best": best, "best_model": str(hub.best_file.resolve())}
     if printer.json:
@@ -120,21 +120,21 @@ def allow_many_files() -> None:
 
 def count_progress(core: HubCore) -> dict[str, float]:
     """Return what a line of progress says; what is usually nothing only if there is some."""
-    judgement = core.judge.describe()
+    policy = core.policy_engine.describe()
     counts: dict[str, float] = {
         "version": core.version,
         "updates_applied": core.updates_applied,
         "devices_live": core.members.live_count,
     }
     now_and_then = {
-        "updates_buffered": len(core.judge),
+        "updates_buffered": len(core.policy_engine),
         "updates_rejected": core.updates_rejected,
-        "alarms": len(judgement["alarms"]),
+        "alarms": len(policy["alarms"]),
     }
     counts |= {name: count for name, count in now_and_then.items() if count}
     if (loss := core.members.loss()) is not None:
         counts["loss"] = float(f"{loss:.4g}")
-    if (last := judgement["evaluation"]) is not None and last["accuracy"] is not None:
+    if (last := policy["evaluation"]) is not None and last["accuracy"] is not None:
         counts["accuracy"] = round(last["accuracy"], 4)
     return counts
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeasync.cli.output import Printer
-from edgeasync.durable.story import Beginning, Evaluation, Happening, Line, Story, Update
+from edgeasync.durable.run_replay import Beginning, Evaluation, Happening, Line, RunReplay, Update
 from edgeasync.runtime.model_file import save_model
 
 
@@ -12,30 +12,30 @@ def replay_run(
     run: Path, until: int | None, checkpoint: str | None, export: Path | None, printer: Printer
 ) -> None:
     """Tell the story of a run, and the state it has come to; write the model there if it is to be exported."""
-    story = Story(run, until=until, checkpoint=checkpoint)
+    replay = RunReplay(run, until=until, checkpoint=checkpoint)
     try:
-        _print_beginning(story.beginning, printer)
+        _print_beginning(replay.beginning, printer)
 
         def on_line(line: Line) -> bool:
             if not printer.unread:
                 _print_line(line, printer)
             return export is not None or not printer.unread
 
-        unfinished = story.tell(on_line)
-        summary: dict[str, Any] = {"event": "summary", **story.summary(), "unfinished_bytes": unfinished}
+        unfinished = replay.tell(on_line)
+        summary: dict[str, Any] = {"event": "summary", **replay.summary(), "unfinished_bytes": unfinished}
         if export is not None:
-            core, last = story.core, story.core.judge.progress.last
+            core, last = replay.core, replay.core.policy_engine.evaluations.last
             save_model(
                 export,
-                story.spec,
-                story.snapshot.vector,
+                replay.spec,
+                replay.snapshot.vector,
                 lineage=core.lineage,
                 version=core.version,
                 evaluation=last if last is not None and last.number == core.version else None,
             )
             summary["model"] = str(export)
     finally:
-        story.close()
+        replay.close()
     if not printer.unread:
         _print_summary(summary, printer)
 

@@ -15,13 +15,13 @@ from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.core.recovery.log import Entry, read_entry
 from edgeasync.core.recovery.replay import Replay, Sessions
-from edgeasync.core.recovery.state import freeze, restore, succeed, thaw
+from edgeasync.core.recovery.state import dump_state, load_state, restore, succeed
 from edgeasync.durable.checkpoint import CheckpointStore, Chosen, Manifest
 from edgeasync.durable.disk import Disk
 from edgeasync.durable.journal import Appended, JournalReading, Segment, read_journal, remove_torn_headers
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.parameters import ParameterSpec
-from edgeasync.policies.policy import Judgement, Policy, upgraded
+from edgeasync.policies.policy import Policy, PolicySet, upgraded
 from edgeasync.protocol.messages import ModelVersion
 
 
@@ -29,15 +29,15 @@ class Rules(msgspec.Struct, frozen=True):
     """What decides the future of a hub's state, beside what happens to it."""
 
     spec: ParameterSpec
-    judgement: Judgement
+    policy: PolicySet
     settings: HubCoreSettings
     ships_graph: bool = False
 
     def table(self) -> dict[str, Any]:
-        """Return them as plain values; the judgement must be one that can be written down."""
+        """Return them as plain values; the policy must be one that can be written down."""
         return {
             "spec": to_table(self.spec),
-            "policy": to_table(self.judgement),
+            "policy": to_table(self.policy),
             "settings": to_table(self.settings),
             "ships_graph": self.ships_graph,
         }
@@ -47,13 +47,13 @@ def read_rules(manifest: Manifest, where: str) -> Rules:
     """Return the rules that a checkpoint was written under; raises `StorageError` if they cannot be read."""
     table = manifest.rules
     try:
-        policy = table["policy"] if manifest.format > 1 else upgraded(table["policy"])
-        if policy is None:  # format 1 had no better word for it
+        found = table["policy"] if manifest.format > 1 else upgraded(table["policy"])
+        if found is None:  # format 1 had no better word for it
             raise StorageError(
                 f"{where}: was written by a hub with a policy of its own code, which is not known here; "
                 "choose another run folder"
             )
-        judgement = convert(policy, Policy, where="policy")
+        policy = convert(found, Policy, where="policy")
         spec = convert(table["spec"], ParameterSpec, where="spec")
         settings = convert(table["settings"], HubCoreSettings, where="settings")
         ships_graph = bool(table["ships_graph"])
@@ -62,7 +62,7 @@ def read_rules(manifest: Manifest, where: str) -> Rules:
             f"{where}: was written under settings that this edgeasync does not know ({error}); "
             "start the version of edgeasync that wrote it, or a newer one"
         ) from error
-    return Rules(spec, judgement, settings, ships_graph)
+    return Rules(spec, policy, settings, ships_graph)
 
 
 MakeCore = Callable[[Rules, ModelVersion, float, Sessions], HubCore]
@@ -85,7 +85,7 @@ class Recovered:
         self.checkpoint = chosen.name
         self.core = core
         nothing = np.zeros(rules.spec.length, np.float32)
-        self.model = Model(rules.spec, nothing, chosen.manifest.version, rules.judgement)
+        self.model = Model(rules.spec, nothing, chosen.manifest.version, rules.policy)
         self.publisher = Publisher(rules.spec, self.model, rules.settings.codec)
         restore(chosen.tensors, self.core, self.model, self.publisher)
         self.sessions = sessions
@@ -117,14 +117,14 @@ class Recovered:
         if rules == self.rules:
             return
         old, minutes = self.core, (self.rules.settings.stop.minutes, rules.settings.stop.minutes)
-        keeps = (rules.judgement, rules.settings.codec) == (self.rules.judgement, self.rules.settings.codec)
+        keeps = (rules.policy, rules.settings.codec) == (self.rules.policy, self.rules.settings.codec)
         if not keeps:
             self._replay().fold_all(self.now_s)
         core = make_core(rules, ModelVersion(old.lineage, old.version), self.now_s, self.sessions)
         if keeps:
-            thaw(core, freeze(old))
+            load_state(core, dump_state(old))
             if rules.settings.stop != self.rules.settings.stop:
-                core.judge.progress.reached = ""  # what was enough then need not be now
+                core.policy_engine.evaluations.reached = ""  # what was enough then need not be now
             core.save_at_s = self.now_s + rules.settings.checkpoint.every_s
             if minutes[0] is None or minutes[1] is None:
                 core.stop_at_s = math.inf if minutes[1] is None else self.now_s + 60.0 * minutes[1]
@@ -132,7 +132,7 @@ class Recovered:
                 core.stop_at_s += 60.0 * (minutes[1] - minutes[0])
         else:
             succeed(core, old)
-            self.model = Model(rules.spec, self.model.current.vector, core.version, rules.judgement)
+            self.model = Model(rules.spec, self.model.current.vector, core.version, rules.policy)
             self.publisher = Publisher(rules.spec, self.model, rules.settings.codec)
         self.core, self.rules = core, rules
         self.last += not self.branches

@@ -35,7 +35,7 @@ class Run:
     publisher: Publisher
 
     def __init__(self, disk: Disk, rules: Rules, segment_bytes_max: int = SEGMENT_BYTES_MAX) -> None:
-        check_recordable(rules.judgement)
+        check_recordable(rules.policy)
         self.now_s = 0.0
         self.entries = 0
         self.checkpoint = ""
@@ -73,7 +73,7 @@ class Run:
         if found is None:
             vector, number = initial()
             self.core = make_core(rules, ModelVersion(lineage, number), 0.0, Sessions(draw_session))
-            self.model = Model(rules.spec, vector, number, rules.judgement)
+            self.model = Model(rules.spec, vector, number, rules.policy)
             self.publisher = Publisher(rules.spec, self.model, rules.settings.codec)
         else:
             found.go_on_under(rules, make_core)

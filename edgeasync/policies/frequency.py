@@ -41,17 +41,17 @@ Bound = Literal["", "local_steps_min", "local_steps_max", "epochs_max", "change"
 from one answer to the next, or the device's own limit."""
 
 
-class Tempo(msgspec.Struct, frozen=True):
+class Cadence(msgspec.Struct, frozen=True):
     """What a controller has set for the fleet.
 
     `period_s` is the usual time between two exchanges of a device (0 before anything is measured), `gain` what is
-    left of it while models drift apart (1: all), `haste` the part that remedies against divergence leave of the
-    local steps (1: all), and `cause` why the gain is what it is.
+    left of it while models drift apart (1: all), `steps_factor` what is left of the local steps while a remedy
+    against divergence holds (1: all), and `cause` why the gain is what it is.
     """
 
     period_s: float = 0.0
     gain: float = 1.0
-    haste: float = 1.0
+    steps_factor: float = 1.0
     cause: str = ""
 
 
@@ -64,12 +64,12 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 class FrequencyController(Protocol):
-    """Sets the tempo of the fleet, and each device's local steps in it; the same input gives the same answer."""
+    """Sets the cadence of the fleet, and each device's local steps in it; the same input gives the same answer."""
 
-    def retune(self, tempo: Tempo, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Tempo:
-        """Return the tempo that follows on `tempo`; `devices` are those alive that have sent an update."""
+    def retune(self, cadence: Cadence, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Cadence:
+        """Return the cadence that follows on `cadence`; `devices` are those alive that have sent an update."""
 
-    def interval(self, device: DeviceHistory, tempo: Tempo) -> Interval:
+    def interval(self, device: DeviceHistory, cadence: Cadence) -> Interval:
         """Return the local steps of the device's next assignment."""
 
 
@@ -80,13 +80,13 @@ class FixedFrequency(Section, frozen=True, tag_field="kind", tag="fixed"):
 
     local_steps: Annotated[LocalSteps, Meta(description="between two exchanges")] = 16
 
-    def retune(self, tempo: Tempo, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Tempo:  # noqa: ARG002
+    def retune(self, cadence: Cadence, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Cadence:  # noqa: ARG002
         """Return the median cycle of the devices as the period."""
-        return msgspec.structs.replace(tempo, period_s=_median([device.cycle_s for device in devices]))
+        return msgspec.structs.replace(cadence, period_s=_median([device.cycle_s for device in devices]))
 
-    def interval(self, device: DeviceHistory, tempo: Tempo) -> Interval:
+    def interval(self, device: DeviceHistory, cadence: Cadence) -> Interval:
         """Return `local_steps`."""
-        return _within(device, tempo, self.local_steps, "fixed", most=self.local_steps)
+        return _within(device, cadence, self.local_steps, "fixed", most=self.local_steps)
 
 
 class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
@@ -107,18 +107,18 @@ class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
     def __post_init__(self) -> None:
         _check_steps("local_steps_min", self.local_steps_min, self._most)
 
-    def retune(self, tempo: Tempo, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Tempo:  # noqa: ARG002
+    def retune(self, cadence: Cadence, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Cadence:  # noqa: ARG002
         """Return the given time as the period."""
-        return msgspec.structs.replace(tempo, period_s=self.seconds)
+        return msgspec.structs.replace(cadence, period_s=self.seconds)
 
-    def interval(self, device: DeviceHistory, tempo: Tempo) -> Interval:
+    def interval(self, device: DeviceHistory, cadence: Cadence) -> Interval:
         """Return the steps that fit."""
         if not device.step_s:
-            return _first(device, tempo, min(FIRST_STEPS, self._most), least=self.local_steps_min)
-        steps = (self.seconds - device.talk_s) / device.step_s
+            return _first(device, cadence, min(FIRST_STEPS, self._most), least=self.local_steps_min)
+        steps = (self.seconds - device.communication_s) / device.step_s
         why = f"{self.seconds:.3g} s as set"
         epochs = math.inf if self.epochs_max is None else self.epochs_max
-        return _within(device, tempo, steps, why, least=self.local_steps_min, most=self._most, epochs=epochs)
+        return _within(device, cadence, steps, why, least=self.local_steps_min, most=self._most, epochs=epochs)
 
     @property
     def _most(self) -> int:
@@ -165,32 +165,33 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         if self.talk_share > self.talk_share_max:
             raise ValueError(f"talk_share ({self.talk_share:g}) is over talk_share_max ({self.talk_share_max:g})")
 
-    def retune(self, tempo: Tempo, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Tempo:
+    def retune(self, cadence: Cadence, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Cadence:
         """Return the period for the median device's step and talking time, and the gain for `metric`."""
         measured = [device for device in devices if device.step_s]
         if not measured:
-            return tempo
+            return cadence
         step_s = _median([device.step_s for device in measured])
-        talk_s = _median([device.talk_s for device in measured])
-        period_s = max(talk_s / self.talk_share, talk_s + self.period_steps_min * step_s)
-        gain, cause = self._gain(tempo.gain, fleet)
-        return Tempo(talk_s + (period_s - talk_s) * gain, gain, tempo.haste, cause)
+        communication_s = _median([device.communication_s for device in measured])
+        period_s = max(communication_s / self.talk_share, communication_s + self.period_steps_min * step_s)
+        gain, cause = self._gain(cadence.gain, fleet)
+        return Cadence(communication_s + (period_s - communication_s) * gain, gain, cadence.steps_factor, cause)
 
-    def interval(self, device: DeviceHistory, tempo: Tempo) -> Interval:
+    def interval(self, device: DeviceHistory, cadence: Cadence) -> Interval:
         """Return the steps that fit into the period, or those that a slow link asks for."""
-        if not device.step_s or not tempo.period_s:
+        if not device.step_s or not cadence.period_s:
             first = min(max(FIRST_STEPS, self.period_steps_min), self.local_steps_max)
-            return _first(device, tempo, first, least=self.local_steps_min)
-        steps = (tempo.period_s - device.talk_s) / device.step_s
-        why = f"period {tempo.period_s:.3g} s"
-        if tempo.gain < 1.0:
-            why += f", shortened: {tempo.cause}"
-        by_link = device.talk_s * (1.0 / (AIM * self.talk_share_max) - 1.0) / device.step_s
+            return _first(device, cadence, first, least=self.local_steps_min)
+        steps = (cadence.period_s - device.communication_s) / device.step_s
+        why = f"period {cadence.period_s:.3g} s"
+        if cadence.gain < 1.0:
+            why += f", shortened: {cadence.cause}"
+        by_link = device.communication_s * (1.0 / (AIM * self.talk_share_max) - 1.0) / device.step_s
         if by_link > max(steps, 1.0):
             steps = math.ceil(by_link)
-            why = f"slow link: talking takes {device.talk_s:.3g} s, at most {self.talk_share_max:.0%} of its time"
+            talking = f"talking takes {device.communication_s:.3g} s"
+            why = f"slow link: {talking}, at most {self.talk_share_max:.0%} of its time"
         least, most = self.local_steps_min, self.local_steps_max
-        return _within(device, tempo, steps, why, least=least, most=most, epochs=self.epochs_max)
+        return _within(device, cadence, steps, why, least=least, most=most, epochs=self.epochs_max)
 
     def _gain(self, gain: float, fleet: FleetHistory) -> tuple[float, str]:
         """Return what is left of the period, and why."""
@@ -222,14 +223,14 @@ def _check_steps(name: str, steps: int, local_steps_max: int) -> None:
         raise ValueError(f"{name} ({steps}) is over local_steps_max ({local_steps_max})")
 
 
-def _first(device: DeviceHistory, tempo: Tempo, local_steps: int, *, least: int) -> Interval:
+def _first(device: DeviceHistory, cadence: Cadence, local_steps: int, *, least: int) -> Interval:
     local_steps = max(local_steps, least)
-    return _within(device, tempo, local_steps, "first measurement", least=least, most=local_steps)
+    return _within(device, cadence, local_steps, "first measurement", least=least, most=local_steps)
 
 
 def _within(
     device: DeviceHistory,
-    tempo: Tempo,
+    cadence: Cadence,
     steps: float,
     why: str,
     *,
@@ -242,8 +243,8 @@ def _within(
     Without a bound of its own `most` is `STEPS_MAX`. Of bounds that contradict one another the device's own holds,
     and then `least`.
     """
-    if tempo.haste < 1.0:
-        steps *= tempo.haste
+    if cadence.steps_factor < 1.0:
+        steps *= cadence.steps_factor
         why = f"{why}; hurried against divergence"
     bound: Bound = ""
     local_steps = max(1, math.floor(min(steps, 2.0**53)))

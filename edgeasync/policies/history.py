@@ -51,9 +51,9 @@ class DeviceHistory(msgspec.Struct, array_like=True):
     """What the hub has measured of one device; 0 before the first update.
 
     `examples` is the size of its data, `local_steps_max` what it allows (0: no limit), `step_s` the seconds of a
-    local step, `talk_s` those of a cycle in which it neither computed nor waited for a flush; `counted` says
-    whether its last update counts, `bound` what keeps its steps from what the controller aims at. The losses are
-    `None`, and the score NaN, if its last update told none.
+    local step, `communication_s` those of a cycle in which it neither computed nor waited for a flush. `counted`
+    says whether its last update counts, `bound` what keeps its steps from what the controller aims at. The losses
+    are `None`, and the score NaN, if its last update told none.
     """
 
     examples: int = 0
@@ -63,7 +63,7 @@ class DeviceHistory(msgspec.Struct, array_like=True):
     batch_examples: float = 0.0
     staleness: int = 0
     step_s: float = 0.0
-    talk_s: float = 0.0
+    communication_s: float = 0.0
     examples_per_s: float = 0.0
     loss_mean: float | None = 0.0
     loss_variance: float | None = 0.0
@@ -115,17 +115,17 @@ class DeviceHistory(msgspec.Struct, array_like=True):
             self.examples_per_s += (rate - self.examples_per_s) * share
         if cycle_s is not None:
             add_recent(self.recent_talk_s, max(0.0, cycle_s - (local_steps - steps_ahead) * step_s), RECENT)
-            self.talk_s = median(self.recent_talk_s)
+            self.communication_s = median(self.recent_talk_s)
 
     @property
     def cycle_s(self) -> float:
         """Seconds from one exchange to the next at the interval last assigned, without waiting for a flush."""
-        return self.talk_s + self.step_s * (self.assigned_steps or self.local_steps)
+        return self.communication_s + self.step_s * (self.assigned_steps or self.local_steps)
 
     @property
     def talk_share(self) -> float:
         """Share of such a cycle that is spent on talking."""
-        return self.talk_s / self.cycle_s if self.cycle_s else 0.0
+        return self.communication_s / self.cycle_s if self.cycle_s else 0.0
 
 
 class FleetHistory(msgspec.Struct):

@@ -25,7 +25,7 @@ DEVICES_MIN = 3
 LOST = 0.5
 """Share of the first losses that the loss must come back to before a version is returned to."""
 
-HASTE = 0.5
+STEPS_FACTOR = 0.5
 """What `increase_frequency` leaves of the local steps."""
 
 REDUCTION = 0.5

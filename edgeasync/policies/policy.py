@@ -1,4 +1,4 @@
-"""The hub's whole judgement in one value: the `[policy]` table of its settings."""
+"""Every policy of the hub in one value: the `[policy]` table of its settings."""
 
 import math
 from collections.abc import Sequence
@@ -119,7 +119,7 @@ class Plateau(Section, frozen=True):
 
 
 class Policy(Section, frozen=True):
-    """The hub's judgement: how much an update counts, when the model moves, how long a device trains meanwhile."""
+    """How much an update counts, when the model moves, and how long a device trains meanwhile."""
 
     staleness: StalenessKind = PolynomialStaleness()
     compensation: DelayCompensation | None = None
@@ -217,7 +217,7 @@ def _kind(value: Section) -> str:
     return str(value.__struct_config__.tag)
 
 
-class Judgement(Protocol):
+class PolicySet(Protocol):
     """What the hub asks of its policies: `Policy` is one; any value with these parts serves."""
 
     @property
@@ -269,16 +269,16 @@ class Judgement(Protocol):
         """What is watched for divergence."""
 
 
-def check_recordable(judgement: Judgement) -> None:
-    """Raise `ConfigError` unless a run's folder can hold this judgement: a `Policy` whose parts edgeasync knows.
+def check_recordable(policy: PolicySet) -> None:
+    """Raise `ConfigError` unless a run's folder can hold this policy: a `Policy` whose parts edgeasync knows.
 
     A class of somebody's own has no name there, so nobody could open the run again.
     """
     remedy = "a run's folder cannot name it, so nobody could open the run again; take one of 'edgeasync policies'"
-    if type(judgement) is not Policy:
-        raise ConfigError(f"policy: {type(judgement).__name__} is not edgeasync's own Policy: {remedy}")
+    if type(policy) is not Policy:
+        raise ConfigError(f"policy: {type(policy).__name__} is not edgeasync's own Policy: {remedy}")
     for field in msgspec.structs.fields(Policy):
-        part = getattr(judgement, field.name)
+        part = getattr(policy, field.name)
         try:
             known = _is_same(convert(to_table(part), field.type, where=field.name), part)
         except (ConfigError, TypeError, ValueError):

@@ -23,7 +23,7 @@ from edgeasync.core.device.effects import Report, Stop
 from edgeasync.core.device.events import StopRequested, Trained
 from edgeasync.core.device.machine import GRAPH_BYTES_MAX, DeviceCore
 from edgeasync.core.engine.device_engine import DeviceEngine
-from edgeasync.durable.spool import DeviceIdentity
+from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import AddressError, ConfigError, ModelMismatchError, ProtocolError, StorageError
 from edgeasync.protocol.codecs import STAGES
 from edgeasync.protocol.messages import DeviceProfile, Welcome
@@ -32,8 +32,8 @@ from edgeasync.runtime.address import check_connect
 from edgeasync.runtime.channel import Channel
 from edgeasync.runtime.ending import Ending
 from edgeasync.runtime.graph_cache import GraphCache
-from edgeasync.runtime.monitor import Finding, Monitor
 from edgeasync.runtime.reach import explain
+from edgeasync.runtime.socket_monitor import Finding, SocketMonitor
 from edgeasync.runtime.wall_clock import written
 from edgeasync.runtime.worker import Worker
 from edgeasync.training.graph_check import check_graph
@@ -122,7 +122,7 @@ class Agent:
         self._stopping = threading.Event()
         self._pausing = threading.Event()
         self._channel: Channel | None = None
-        self._monitor: Monitor | None = None
+        self._monitor: SocketMonitor | None = None
         self._findings: dict[str, Finding] = {}
         """What became of the last connection to each address that did not answer, since a hub was joined."""
         self._explaining: asyncio.Task[None] | None = None
@@ -232,7 +232,7 @@ class Agent:
         socket.set(zmq.IPV6, "[" in self.address)
         socket.set(zmq.LINGER, 0)
         socket.set(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
-        monitor = Monitor(socket, self._loop, self._on_disconnected)
+        monitor = SocketMonitor(socket, self._loop, self._on_disconnected)
         try:
             socket.connect(self.address)
         except zmq.ZMQError as error:

@@ -29,7 +29,7 @@ from edgeasync.durable.recovery import Rules
 from edgeasync.durable.run import Durability, Run
 from edgeasync.errors import AddressError, ConfigError, EdgeAsyncError, StorageError
 from edgeasync.parameters import ParameterSpec, Vector
-from edgeasync.policies.policy import Judgement
+from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol import wire
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import ModelVersion
@@ -79,7 +79,7 @@ class Hub:
         *,
         spec: ParameterSpec,
         initial: Callable[[], Vector],
-        judgement: Judgement,
+        policy: PolicySet,
         bind: str,
         run: Path,
         settings: HubCoreSettings,
@@ -122,7 +122,7 @@ class Hub:
         self._write_best: Callable[[], None] | None = None
         self._unsaved: StorageError | None = None
         self._folder = FolderLock(run, "--run")
-        self._run = Run(FolderDisk(run, self._folder.check), Rules(spec, judgement, settings, graph is not None))
+        self._run = Run(FolderDisk(run, self._folder.check), Rules(spec, policy, settings, graph is not None))
         self._log: GroupCommit | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = 0.0
@@ -220,7 +220,7 @@ class Hub:
         return HubCore(
             spec=rules.spec,
             training=self._training,
-            judgement=rules.judgement,
+            policy=rules.policy,
             settings=rules.settings,
             version=version,
             graph=None if self._graph is None else ShippedGraph(self._graph),

@@ -11,9 +11,9 @@ import zmq
 
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import HubCoreSettings
-from edgeasync.durable.spool import DeviceIdentity
+from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.parameters import Vector
-from edgeasync.policies.policy import Judgement, Policy
+from edgeasync.policies.policy import Policy, PolicySet
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.hub import Hub, OnReport
 from edgeasync.runtime.model_file import MODEL_FILE, load_model
@@ -26,7 +26,7 @@ async def train_locally(
     run: Path,
     *,
     updates: int,
-    policy: Judgement | None = None,
+    policy: PolicySet | None = None,
     settings: HubCoreSettings | None = None,
     on_report: OnReport | None = None,
 ) -> tuple[Vector, HubCore]:
@@ -52,7 +52,7 @@ async def train_locally(
         hub = Hub(
             spec=spec,
             initial=lambda: np.array(initial),
-            judgement=policy or Policy(),
+            policy=policy or Policy(),
             bind=address,
             run=run,
             settings=msgspec.structs.replace(settings, stop=stop),

@@ -4,7 +4,7 @@ import asyncio
 import socket
 
 from edgeasync.runtime.address import host_of
-from edgeasync.runtime.monitor import Finding
+from edgeasync.runtime.socket_monitor import Finding
 
 LOOK_UP_S = 5.0
 """How long a name may take to be resolved before that is the reason."""

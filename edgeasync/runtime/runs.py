@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from edgeasync.durable.checkpoint import Manifest, best_first
-from edgeasync.durable.story import JournalEnd, follow_journal, look_at
+from edgeasync.durable.run_replay import JournalEnd, follow_journal, look_at
 from edgeasync.errors import StorageError
 from edgeasync.runtime.hub import RECORD_FILE
 from edgeasync.runtime.model_file import MODEL_FILE

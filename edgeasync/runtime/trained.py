@@ -15,7 +15,7 @@ import numpy.typing as npt
 from edgeasync.core.hub.evaluation_tracker import is_better
 from edgeasync.core.hub.events import Evaluated
 from edgeasync.core.hub.lineage import Ancestry
-from edgeasync.durable.story import Line, Story, look_at
+from edgeasync.durable.run_replay import Line, RunReplay, look_at
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.protocol.messages import ModelVersion
 from edgeasync.runtime.hub import RECORD_FILE
@@ -85,11 +85,13 @@ def best_model(run: Path) -> TrainedModel:
         raise ConfigError(
             f"{run}: no version was evaluated yet; wait for one ([evaluation] every_updates), or leave out --best"
         )
-    story = Story(run)  # from as early as the journal leads on: a hub that was killed had not written the best
+    replay = RunReplay(
+        run
+    )  # from as early as the journal leads on: a hub that was killed had not written the best
     try:
-        found = _tell(story, run, best.number)
+        found = _tell(replay, run, best.number)
     finally:
-        story.close()
+        replay.close()
     if found.version != best.number:
         raise StorageError(
             f"{run}: version {best.number} was the best, but it is not in {BEST_FILE}, and the journal does not "
@@ -108,23 +110,23 @@ def _newest(run: Path) -> tuple[TrainedModel, Evaluated | None, Ancestry | None]
             return _read_file(run / MODEL_FILE), None, None  # a hub would begin with it
     finally:
         folder.journal.close()
-    story = Story(run, checkpoint="latest")
+    replay = RunReplay(run, checkpoint="latest")
     try:
-        found = _tell(story, run)
+        found = _tell(replay, run)
         if is_in_use(run) and not _keeps_journal(run):
             found.remarks.append("a hub is at work here that keeps no journal: this is of its last checkpoint")
-        return found, story.core.judge.progress.best, story.core.judge.ancestry
+        return found, replay.core.policy_engine.evaluations.best, replay.core.policy_engine.ancestry
     finally:
-        story.close()
+        replay.close()
 
 
-def _tell(story: Story, run: Path, wanted: int | None = None) -> TrainedModel:
+def _tell(replay: RunReplay, run: Path, wanted: int | None = None) -> TrainedModel:
     """Replay a story to its end, or to version `wanted`; return the model there.
 
     The time is right but for a hub that was away between the checkpoint and that version.
     """
-    core = story.core
-    version, made_s = core.version, story.beginning.hub_s
+    core = replay.core
+    version, made_s = core.version, replay.beginning.hub_s
 
     def on_line(line: Line) -> bool:
         nonlocal version, made_s
@@ -133,15 +135,15 @@ def _tell(story: Story, run: Path, wanted: int | None = None) -> TrainedModel:
         return wanted is None or version < wanted
 
     if wanted is None or version < wanted:
-        story.tell(on_line)
+        replay.tell(on_line)
     return TrainedModel(
-        arrays=story.spec.views(story.snapshot.vector),
+        arrays=replay.spec.views(replay.snapshot.vector),
         source=run,
         lineage=core.lineage,
         version=version,
-        made_s=story.created_s + made_s - story.beginning.hub_s,
-        evaluation=core.judge.progress.last,
-        remarks=list(story.remarks),
+        made_s=replay.created_s + made_s - replay.beginning.hub_s,
+        evaluation=core.policy_engine.evaluations.last,
+        remarks=list(replay.remarks),
     )
 
 

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from edgeasync.simulation.disk import Operations
 from edgeasync.simulation.hub import Connections
-from edgeasync.simulation.trouble import SILENCE, Trouble
+from edgeasync.simulation.link_faults import SILENCE, LinkFaults
 
 Way = Literal["both", "up", "down"]
 Seconds = Annotated[float, Meta(ge=0.0)]
@@ -141,7 +141,7 @@ class BadLink(_Fault, frozen=True, tag="bad_link"):
 
     device: str
     for_s: Seconds
-    trouble: Trouble
+    trouble: LinkFaults
     way: Way = "both"
 
 
@@ -330,11 +330,11 @@ def _device_fault(random: Random, devices: Sequence[str]) -> DeviceFault:
     return _cut_power(random, devices)
 
 
-def _trouble(random: Random) -> Trouble:
+def _trouble(random: Random) -> LinkFaults:
     """Draw one or more kinds of trouble."""
     chances = [_rounded(random.uniform(0.05, 0.5)) if random.random() < 0.5 else 0.0 for _ in range(4)]
     lost, repeated, late, corrupt = chances if any(chances) else (0.2, 0.2, 0.2, 0.0)
-    return Trouble(
+    return LinkFaults(
         lost=lost,
         repeated=repeated,
         late=late,
@@ -343,10 +343,10 @@ def _trouble(random: Random) -> Trouble:
     )
 
 
-def _echo(random: Random) -> Trouble:
+def _echo(random: Random) -> LinkFaults:
     """Draw trouble by which answers come once more when the next one is waited for."""
     repeated, late = [_rounded(random.uniform(0.2, 0.6)) for _ in range(2)]
-    return Trouble(repeated=repeated, late=late, late_s=_rounded(random.uniform(0.2, 2.0)))
+    return LinkFaults(repeated=repeated, late=late, late_s=_rounded(random.uniform(0.2, 2.0)))
 
 
 def _seconds(random: Random, most: float) -> float:
@@ -358,7 +358,7 @@ def _rounded(value: float) -> float:
     return round(value, 3)
 
 
-def trouble_of(fault: Partition | BadLink, until_s: float) -> Trouble:
+def trouble_of(fault: Partition | BadLink, until_s: float) -> LinkFaults:
     """Return what a link fault that lasts until then does to messages."""
     if isinstance(fault, BadLink):
         return fault.trouble

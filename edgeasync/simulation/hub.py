@@ -21,7 +21,7 @@ from edgeasync.durable.journal import SEGMENT_BYTES_MAX
 from edgeasync.durable.recovery import Rules
 from edgeasync.durable.run import Run
 from edgeasync.parameters import ParameterSpec, Vector
-from edgeasync.policies.policy import Judgement
+from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import ModelVersion
 from edgeasync.protocol.wire import Buffer
@@ -46,7 +46,7 @@ class SimulatedHub:
         *,
         spec: ParameterSpec,
         initial: Vector,
-        judgement: Judgement,
+        policy: PolicySet,
         settings: HubCoreSettings,
         seed: int,
         graph: ShippedGraph | None = None,
@@ -56,7 +56,7 @@ class SimulatedHub:
         segment_bytes_max: int = SEGMENT_BYTES_MAX,
     ) -> None:
         self._random = Random(seed)
-        self._rules = Rules(spec, judgement, settings, graph is not None)
+        self._rules = Rules(spec, policy, settings, graph is not None)
         self._initial = initial
         self._graph = graph
         self._disk = disk
@@ -121,7 +121,7 @@ class SimulatedHub:
     def _start_anew(self, lineage: str) -> None:
         rules = self._rules
         core = self._make_core(rules, ModelVersion(lineage, 0), self._clock.now_s, Sessions(self._draw_session))
-        self.engine = HubEngine(core, Model(rules.spec, self._initial, 0, rules.judgement), self)
+        self.engine = HubEngine(core, Model(rules.spec, self._initial, 0, rules.policy), self)
 
     def _open(self, disk: Disk, lineage: str) -> None:
         run = Run(disk, self._rules, self._segment_bytes_max)
@@ -153,7 +153,7 @@ class SimulatedHub:
         return HubCore(
             spec=rules.spec,
             training={},
-            judgement=rules.judgement,
+            policy=rules.policy,
             settings=rules.settings,
             version=version,
             graph=self._graph,

@@ -31,7 +31,7 @@ from edgeasync.simulation.faults import (
 )
 from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import Connections
-from edgeasync.simulation.trouble import Trouble
+from edgeasync.simulation.link_faults import LinkFaults
 
 HUNG_STEP_S = 1e9
 """What a local step takes while a trainer hangs."""
@@ -290,8 +290,8 @@ class FaultInjector:
         device.change_speed(HUNG_STEP_S if hangs else self._steps_s[name])
 
     def _set_link(self, device: SimulatedDevice) -> None:
-        up: Trouble | None = None
-        down: Trouble | None = None
+        up: LinkFaults | None = None
+        down: LinkFaults | None = None
         for fault, until_s in self._under_way:
             if isinstance(fault, Partition | BadLink) and fault.device == device.device_id:
                 trouble = trouble_of(fault, until_s)

@@ -10,7 +10,7 @@ import msgspec
 
 from edgeasync.protocol.wire import Buffer
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.trouble import Trouble
+from edgeasync.simulation.link_faults import LinkFaults
 
 
 class LinkProfile(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ class Direction:
 
     def __init__(self, clock: VirtualClock, bytes_per_s: float, delay_s: float, seed: str = "") -> None:
         self.bytes_sent = 0
-        self.trouble: Trouble | None = None
+        self.trouble: LinkFaults | None = None
         self._random = Random(seed)
         self._clock = clock
         self._bytes_per_s = bytes_per_s

@@ -15,13 +15,13 @@ import safetensors.numpy
 
 from edgeasync.cli.output import Printer
 from edgeasync.cli.replay import replay_run
-from edgeasync.core.arrays import state_codec as sealed
+from edgeasync.core.arrays import state_codec
 from edgeasync.durable import checkpoint, journal, spool_file
 from edgeasync.durable.checkpoint import Manifest
+from edgeasync.durable.identity import DeviceFolder
 from edgeasync.durable.recovery import read_rules
-from edgeasync.durable.spool import DeviceFolder
+from edgeasync.durable.run_replay import RunReplay, Update
 from edgeasync.durable.spool_file import SpoolFile
-from edgeasync.durable.story import Story, Update
 from edgeasync.errors import ProtocolError, StorageError
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import PROTOCOL_VERSION
@@ -48,13 +48,13 @@ def expected_of(run):
 
 
 def test_a_run_tells_its_story_to_the_bit(run):
-    story = Story(run)
+    replay = RunReplay(run)
     lines = []
     try:
-        assert story.tell(lambda line: lines.append(line) or True) == 0
-        summary = story.summary()
+        assert replay.tell(lambda line: lines.append(line) or True) == 0
+        summary = replay.summary()
     finally:
-        story.close()
+        replay.close()
     expected = expected_of(run)
     for key in ("version", "lineage", "model_xxh3", "updates_applied", "updates_rejected", "updates_buffered"):
         assert summary[key] == expected[key], key
@@ -202,7 +202,7 @@ def test_there_is_a_fixture_of_every_version_up_to_the_one_that_is_written():
     newest = {
         "journal": journal._FORMAT,
         "checkpoint": checkpoint.FORMAT,
-        "state": sealed.FORMAT,
+        "state": state_codec.FORMAT,
         "record": RECORD_FORMAT,
         "spool": int(spool_file.SPOOL_FORMAT.rpartition("-")[2]),
         "wire": PROTOCOL_VERSION,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgeasync.core.hub.settings import CheckpointSettings, HubCoreSettings, Limits, Liveness
-from edgeasync.core.recovery.state import freeze
+from edgeasync.core.recovery.state import dump_state
 from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.recovery import Rules, recover
 from edgeasync.policies.aggregation import BufferedAggregator, ImmediateAggregator
@@ -61,7 +61,7 @@ class Crowd:
             self.clock,
             spec=SPEC,
             initial=np.zeros(SPEC.length, np.float32),
-            judgement=policy,
+            policy=policy,
             settings=settings,
             seed=seed,
             disk=self.disk,
@@ -79,7 +79,7 @@ class Crowd:
 
         def noted(entry, payload):
             append(entry, payload)
-            self.written[log.last] = freeze(core)
+            self.written[log.last] = dump_state(core)
 
         log.append = noted
         for peer in self.peers:
@@ -160,7 +160,7 @@ class Crowd:
             return cores[0]
 
         def compare(number, entry, _):
-            assert freeze(cores[0]) == self.written[number], (number, entry)
+            assert dump_state(cores[0]) == self.written[number], (number, entry)
             entries.append(number)
             return True
 

@@ -57,7 +57,7 @@ async def train_through_cuts(run, *, cuts_up=(), cuts_down=()):
     hub = ListeningHub(
         spec=SPEC,
         initial=lambda: np.zeros(SPEC.length, np.float32),
-        judgement=Policy(
+        policy=Policy(
             aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency(local_steps=1)
         ),
         bind="tcp://127.0.0.1:*",

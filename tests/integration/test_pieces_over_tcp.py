@@ -98,7 +98,7 @@ async def train(run, spec, *, aggregate, agents, limits, codec="identity", updat
     hub = WatchedHub(
         spec=spec,
         initial=lambda: np.zeros(spec.length, np.float32),
-        judgement=Policy(
+        policy=Policy(
             staleness=ConstantStaleness(),
             aggregate=aggregate,
             optimizer=(SGD(),),
@@ -145,7 +145,7 @@ def assert_exact(hub):
     core = hub.core
     vector, version = load_model(hub.model_file, hub.spec)
     assert 0 < version == core.version <= core.updates_applied
-    if not core.judge.may_keep_waiting:
+    if not core.policy_engine.may_keep_waiting:
         assert version == core.updates_applied
     assert np.array_equal(vector, core.updates_applied * pattern(hub.spec))
     members = core.members.members.values()

@@ -10,7 +10,7 @@ import sys
 import pytest
 import safetensors
 
-from edgeasync.durable.story import Story
+from edgeasync.durable.run_replay import RunReplay
 from edgeasync.protocol.wire import checksum
 from edgeasync.runtime.model_file import MODEL_FILE, load_model
 from tests.support.command_line import CONFIG, FILES, mistake
@@ -110,7 +110,7 @@ def test_a_part_of_the_story_leads_to_the_model_that_was_there(finished):
     wanted = lines[1]
     *_, summary = story(commands, "run-hub", "--until", wanted["entry"], "--export", "then.safetensors")
     models = {}
-    whole = Story(commands.folder / "run-hub")
+    whole = RunReplay(commands.folder / "run-hub")
     try:
         whole.tell(lambda line: models.setdefault(line.entry, checksum(whole.snapshot.vector.data)) is not None)
     finally:

@@ -52,7 +52,7 @@ class World:
             self.clock,
             spec=spec,
             initial=np.zeros(spec.length, np.float32),
-            judgement=policy,
+            policy=policy,
             settings=HubCoreSettings(codec=codec, liveness=Liveness(heartbeat_s=0.5, lease_s=2.0)),
             seed=seed,
         )
@@ -113,10 +113,10 @@ FOR_MODELS = ("auto", "identity", "float16")
     [(name, kind) for name in CODECS for kind in POLICIES if kind != "models" or name in FOR_MODELS],
 )
 def test_devices_hold_what_the_hub_published(name, kind):
-    judgement = POLICIES[kind]
+    policy = POLICIES[kind]
     delta = "int8" if name == "auto" else name
     codec = CodecSettings(push=name, model="float16", delta=delta)
-    world = World(SMALL, codec, judgement, diverges=37 if kind == "rollbacks" else 0)
+    world = World(SMALL, codec, policy, diverges=37 if kind == "rollbacks" else 0)
     world.run(20.0)
     assert world.compared > 100
     assert world.hub.core.updates_applied > 20
@@ -157,7 +157,7 @@ def test_a_link_so_slow_that_a_window_takes_longer_than_a_lease(up):
         clock,
         spec=spec,
         initial=np.zeros(spec.length, np.float32),
-        judgement=POLICIES["immediate"],
+        policy=POLICIES["immediate"],
         settings=HubCoreSettings(codec=FLOAT32),
         seed=0,
     )

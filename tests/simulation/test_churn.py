@@ -87,7 +87,7 @@ def train_under_churn(seed):
     clock = VirtualClock()
     settings = HubCoreSettings(liveness=Liveness(heartbeat_s=0.2, lease_s=0.5))
     hub = SimulatedHub(
-        clock, spec=model.spec, initial=model.initial(0), judgement=Policy(), settings=settings, seed=seed
+        clock, spec=model.spec, initial=model.initial(0), policy=Policy(), settings=settings, seed=seed
     )
     devices = []
     for drawn in draw_fleet(FleetProfile(devices=8), seed):

@@ -37,7 +37,7 @@ def test_the_demo_reaches_its_accuracy(seed):
         clock,
         spec=graph.spec,
         initial=graph.initial,
-        judgement=settings.policy,
+        policy=settings.policy,
         settings=HubCoreSettings(),
         seed=seed,
     )

@@ -29,7 +29,7 @@ from edgeasync.simulation.faults import (
     draw_faults,
 )
 from edgeasync.simulation.injector import FaultInjector
-from edgeasync.simulation.trouble import Trouble
+from edgeasync.simulation.link_faults import LinkFaults
 from tests.support.harness import FAULTS_S, run, shrink
 from tests.support.mutants import MUTANTS, PLANTED_SEEDS, PLANTED_SEEDS_MAX, planted
 from tests.support.size import repetitions
@@ -217,10 +217,10 @@ def test_what_a_partition_holds_comes_in_the_end():
 
 
 def test_faults_of_a_link_that_overlap_end_one_by_one():
-    bad = Trouble(lost=0.1, late=0.5, late_s=0.2)
+    bad = LinkFaults(lost=0.1, late=0.5, late_s=0.2)
     script = Script(At(1.0, Partition("device-1", 2.0, "up")), At(2.0, BadLink("device-1", 3.0, bad)))
     script.until_s(2.5)
-    assert script.device.up.trouble == bad.beside(Trouble(lost=1.0))
+    assert script.device.up.trouble == bad.beside(LinkFaults(lost=1.0))
     assert script.device.down.trouble == bad
     script.until_s(3.5)
     assert script.device.up.trouble == bad
@@ -285,7 +285,7 @@ def test_a_broken_connection_is_made_again():
 @pytest.mark.parametrize("late_s", [0.2, 0.3])
 def test_greetings_that_come_twice_do_not_go_on_without_end(late_s):
     """Each gets a session and ends the one before: a late one makes the hub refuse what the device says."""
-    twice = Trouble(repeated=1.0, late=1.0, late_s=late_s)
+    twice = LinkFaults(repeated=1.0, late=1.0, late_s=late_s)
     script = Script(At(3.0, BadLink("device-1", 2.0, twice, "up")), At(3.01, BreakConnection("device-1")))
     script.until_s(8.0)
     answers = script.device.answers
@@ -480,20 +480,20 @@ def met(trouble, times=400, payload=b"payload" * 20):
 
 
 def test_messages_are_lost_repeated_late_and_held():
-    arrived = met(Trouble(lost=0.5))
+    arrived = met(LinkFaults(lost=0.5))
     assert 150 < sum(not copies for copies in arrived) < 250
-    arrived = met(Trouble(repeated=0.5))
+    arrived = met(LinkFaults(repeated=0.5))
     assert {len(copies) for copies in arrived} == {1, 2}
-    delays = [delay_s for copies in met(Trouble(late=0.5, late_s=3.0)) for delay_s, _, _ in copies]
+    delays = [delay_s for copies in met(LinkFaults(late=0.5, late_s=3.0)) for delay_s, _, _ in copies]
     assert 150 < sum(delay_s > 0.0 for delay_s in delays) < 250
     assert 2.5 < max(delays) <= 3.0
-    assert met(Trouble(lost=1.0, held_until_s=12.5), 1) == [[(2.5, PING, b"payload" * 20)]]
-    assert met(Trouble(lost=1.0, held_until_s=9.0), 1)[0][0][0] == 0.0
+    assert met(LinkFaults(lost=1.0, held_until_s=12.5), 1) == [[(2.5, PING, b"payload" * 20)]]
+    assert met(LinkFaults(lost=1.0, held_until_s=9.0), 1)[0][0][0] == 0.0
 
 
 def test_corrupt_messages_never_read_as_others():
     kinds = set()
-    for copies in met(Trouble(corrupt=1.0)):
+    for copies in met(LinkFaults(corrupt=1.0)):
         for _, header, payload in copies:
             if header == PING:
                 assert payload != b"payload" * 20

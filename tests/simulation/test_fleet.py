@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 
 from edgeasync.cli.status import describe_status
 from edgeasync.core.device.events import StopRequested
-from edgeasync.core.hub import handshake as greeting
+from edgeasync.core.hub import handshake
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits, Liveness, StopCondition
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.data.partition import dirichlet
@@ -49,7 +49,7 @@ class Digits:
             self.clock,
             spec=self.network.spec,
             initial=self.network.initial(0),
-            judgement=POLICY,
+            policy=POLICY,
             settings=settings or HubCoreSettings(codec=FLOAT32),
             seed=0,
             graph=graph,
@@ -314,13 +314,13 @@ class Wordless(Idle):
 
 def converse(monkeypatch, hub_speaks, kind):
     """Let a device talk with a hub of these versions; return it, and the versions of headers up and down."""
-    monkeypatch.setattr(greeting, "PROTOCOL_VERSIONS", hub_speaks)
+    monkeypatch.setattr(handshake, "PROTOCOL_VERSIONS", hub_speaks)
     clock, spec, versions = VirtualClock(), MlpModel(inputs=2, hidden=(2,), classes=2).spec, {"up": [], "down": []}
     hub = SimulatedHub(
         clock,
         spec=spec,
         initial=np.zeros(spec.length, np.float32),
-        judgement=POLICY,
+        policy=POLICY,
         settings=HubCoreSettings(),
         seed=0,
     )
@@ -368,7 +368,7 @@ def every_minute(**bounds):
         clock,
         spec=spec,
         initial=np.zeros(spec.length, np.float32),
-        judgement=policy,
+        policy=policy,
         settings=HubCoreSettings(),
         seed=0,
     )

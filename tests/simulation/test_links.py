@@ -56,7 +56,7 @@ class Lab:
             self.clock,
             spec=self.spec,
             initial=np.zeros(length, np.float32),
-            judgement=POLICY,
+            policy=POLICY,
             settings=HubCoreSettings(
                 codec=FLOAT32, liveness=Liveness(heartbeat_s=heartbeat_s, lease_s=15.0 * heartbeat_s)
             ),

@@ -50,7 +50,7 @@ class Fleet:
     def make_hub(self, seed):
         """Return a hub that remembers nothing, and notes what it receives."""
         hub = SimulatedHub(
-            self.clock, spec=MODEL.spec, initial=MODEL.initial(0), judgement=Policy(), settings=self.settings,
+            self.clock, spec=MODEL.spec, initial=MODEL.initial(0), policy=Policy(), settings=self.settings,
             seed=seed,
         )  # fmt: skip
         receive = hub.receive
@@ -118,7 +118,7 @@ def test_power_cuts_repeat_numbers_and_count_nothing_twice(codec):
     assert all(device.starts > 20 for device in fleet.devices)
     assert repeated > 20
     assert any(isinstance(answer.outcome, Duplicate) for answer in fleet.answers)
-    assert core.updates_applied + core.updates_rejected + len(core.judge) == seqs
+    assert core.updates_applied + core.updates_rejected + len(core.policy_engine) == seqs
     assert core.duplicates
     warnings = [report for device in fleet.devices for _, report in device.told if report.event == "warning"]
     assert not warnings
@@ -220,7 +220,7 @@ def test_a_device_that_was_away_is_counted_once(away_s, way, forgets, lost):
         seqs.setdefault((owner, push.checksum, push.loss_mean), set()).add(push.seq)
     core = fleet.hub.core
     assert all(len(numbers) == 1 for numbers in seqs.values())
-    assert core.updates_applied + core.updates_rejected + len(core.judge) <= len(seqs)
+    assert core.updates_applied + core.updates_rejected + len(core.policy_engine) <= len(seqs)
 
 
 @pytest.mark.parametrize("keeps", [False, True])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgeasync.core.hub.settings import FLOAT32, CheckpointSettings, CodecSettings, HubCoreSettings, Liveness
-from edgeasync.core.recovery.state import freeze
+from edgeasync.core.recovery.state import dump_state
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.disk import FolderDisk
@@ -59,7 +59,7 @@ class Bench:
             self.clock,
             spec=MODEL.spec,
             initial=initial,
-            judgement=policy,
+            policy=policy,
             settings=self.settings,
             seed=1,
             disk=self.disk,
@@ -86,7 +86,7 @@ class Bench:
 
         def noted(entry, payload):
             append(entry, payload)
-            self.written[log.last] = freeze(core)
+            self.written[log.last] = dump_state(core)
 
         def kept(snapshot):
             advance(snapshot)
@@ -116,7 +116,7 @@ def test_a_replay_is_the_same_after_every_entry(tmp_path, policy, codec):
     compared = []
 
     def compare(number, entry, effects):
-        assert freeze(replayed[0]) == bench.written[number], (number, entry)
+        assert dump_state(replayed[0]) == bench.written[number], (number, entry)
         compared.append(number)
         return True
 
@@ -148,7 +148,7 @@ def test_a_hub_that_is_killed_goes_on(tmp_path, policy):
         bench.hub.start()
         bench.watch()
         core = bench.hub.core
-        assert core.updates_applied + core.updates_rejected + len(core.judge) >= sum(answered)
+        assert core.updates_applied + core.updates_rejected + len(core.policy_engine) >= sum(answered)
         assert core.updates_applied <= before
         core.check()
     bench.run(3.0)
@@ -170,5 +170,5 @@ def test_a_checkpoint_has_what_devices_were_given_last(tmp_path, policy, codec):
         bench.run(0.3)
         chosen = store.choose("latest", MODEL.spec.fingerprint)
         found = open_checkpoint(chosen, bench.hub._make_core, bench.hub._draw_session)
-        assert found.publisher.published.number == found.core.publication.number
-    assert found.core.publication.number > 10
+        assert found.publisher.published.number == found.core.publish_schedule.number
+    assert found.core.publish_schedule.number > 10

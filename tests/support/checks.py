@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 
 from edgeasync.core.hub.effects import Report, Restore
-from edgeasync.core.recovery.state import freeze
+from edgeasync.core.recovery.state import dump_state
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Ack, Applied, Assignment, Duplicate, ModelVersion, Rejected
 from tests.support.marks import SLOTS
@@ -224,7 +224,7 @@ class Checks:
 
     def _waiting(self, core):
         """Return the marks of the updates that wait to be folded."""
-        return {self.memory.handles[handle] for handle in core.judge.handles}
+        return {self.memory.handles[handle] for handle in core.policy_engine.handles}
 
     def checkpoint_begins(self):
         """The hub has a checkpoint written: no other is begun until it is."""
@@ -237,11 +237,11 @@ class Checks:
 
     def noted(self, number, core):
         """Take note of what the core is after an entry of the log."""
-        self.memory.states[number] = xxhash.xxh3_64_digest(freeze(core))
+        self.memory.states[number] = xxhash.xxh3_64_digest(dump_state(core))
 
     def replayed(self, number, core):
         """An entry was read back: the core must be what it was after it."""
-        assert self.memory.states.get(number) == xxhash.xxh3_64_digest(freeze(core)), (
+        assert self.memory.states.get(number) == xxhash.xxh3_64_digest(dump_state(core)), (
             f"after entry {number} the core is not what it was"
         )
 
@@ -256,7 +256,7 @@ class Checks:
     def recovered(self, run):
         """The hub is back: nothing that it promised may be missing, and nothing may have changed."""
         core, memory = run.core, self.memory
-        lineage, version, ancestry = core.lineage, core.version, core.judge.ancestry
+        lineage, version, ancestry = core.lineage, core.version, core.policy_engine.ancestry
         self.replayed(run._last, core)
         for number in [number for number in memory.states if number > run._last]:
             del memory.states[number]

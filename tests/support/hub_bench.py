@@ -24,11 +24,11 @@ class HubBench:
     lineage = LINEAGE
     spec = SPEC
 
-    def __init__(self, judgement=None, *, liveness=None, limits=None, stop=None, graph=None, **settings):
+    def __init__(self, policy=None, *, liveness=None, limits=None, stop=None, graph=None, **settings):
         self.core = HubCore(
             spec=SPEC,
             training={"learning_rate": 0.1},
-            judgement=judgement or IMMEDIATE,
+            policy=policy or IMMEDIATE,
             settings=HubCoreSettings(
                 liveness=Liveness(**(liveness or {})),
                 limits=Limits(**(limits or {})),

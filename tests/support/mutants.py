@@ -20,7 +20,7 @@ from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.engine.outbox import Outbox
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.membership import Membership
-from edgeasync.core.hub.policy_engine import Judge
+from edgeasync.core.hub.policy_engine import PolicyEngine
 from edgeasync.core.recovery.replay import Replay
 from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.commit import GroupCommit
@@ -65,7 +65,7 @@ MUTANTS = {
         Change(HubCore, "_push_arrived", "Ack(push.seq, outcome,", "Ack(push.seq, Applied(self.version),"),
     ),
     "updates that wait are dropped with a device": (
-        Change(HubCore, "_lose", "if member.peer:", "if not self.judge._contributions.clear():"),
+        Change(HubCore, "_lose", "if member.peer:", "if not self.policy_engine._contributions.clear():"),
     ),
     "a payload is not checked": (
         Change(HubEngine, "_push", "wire.checksum(payload) != push.checksum", "False"),
@@ -90,7 +90,9 @@ MUTANTS = {
         Change(HubEngine, "_send", "Ack | Assignment | Welcome | Leave", "Welcome"),
     ),
     "a number is forgotten at recovery": (
-        Change(Membership, "thaw", "self.members = {", "for m in members: m.seq_last = 0\n    self.members = {"),
+        Change(
+            Membership, "load_state", "self.members = {", "for m in members: m.seq_last = 0\n    self.members = {"
+        ),
     ),
     "a torn tail is taken as good": (
         Change(_Walk, "records", "digest != checksum(body[: _RECORD_HEADER.size - 8], entry, payload)", "0"),
@@ -138,7 +140,7 @@ MUTANTS = {
     ),
     "a hub goes on under its old lineage": (Change(HubCore, "_resume", "if resumed.lineage:", "if False:"),),
     "updates that wait are lost in a checkpoint": (
-        Change(Judge, "freeze", "contributions=self._contributions", "contributions=[]"),
+        Change(PolicyEngine, "dump_state", "contributions=self._contributions", "contributions=[]"),
     ),
     "payloads that wait are lost in a checkpoint": (
         Change(Model, "waiting", "{handle: self._updates[handle] for handle in handles}", "{}"),

@@ -368,7 +368,7 @@ class World:
     def __init__(self, seed, *, journal=True):
         random = Random(f"{seed}/world")
         self.name = "exact" if random.random() < 0.5 else random.choice(list(POLICIES))
-        judgement, codec = POLICIES[self.name]
+        policy, codec = POLICIES[self.name]
         self.clock = VirtualClock()
         self.trace = Trace()
         names = [f"device-{number}" for number in range(1, random.randint(2, 6) + 1)]
@@ -387,7 +387,7 @@ class World:
             self.clock,
             spec=self.marks.spec,
             initial=np.zeros(self.marks.spec.length, np.float32),
-            judgement=judgement,
+            policy=policy,
             settings=HubCoreSettings(
                 codec=codec,
                 liveness=Liveness(heartbeat_s=0.5, lease_s=2.0, progress_s=5.0),

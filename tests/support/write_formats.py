@@ -19,7 +19,7 @@ from edgeasync.core.device.pending_push import ModelKey
 from edgeasync.core.hub.settings import CheckpointSettings, HubCoreSettings, Liveness
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.durable.disk import FolderDisk
-from edgeasync.durable.spool import DeviceIdentity
+from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.durable.spool_file import SpoolFile
 from edgeasync.policies.frequency import AdaptiveFrequency
 from edgeasync.policies.monitor import Monitor, NotFiniteWatch, UpdateNormWatch
@@ -102,7 +102,7 @@ def write_run(folder):
         clock,
         spec=MODEL.spec,
         initial=MODEL.initial(0),
-        judgement=POLICY,
+        policy=POLICY,
         settings=settings,
         seed=1,
         disk=FolderDisk(folder),
@@ -118,7 +118,7 @@ def write_run(folder):
         )
         device.start()
     core = hub.core
-    assert clock.run(lambda: core.updates_applied >= UPDATES and len(core.judge) > 0, 60.0)
+    assert clock.run(lambda: core.updates_applied >= UPDATES and len(core.policy_engine) > 0, 60.0)
     clock.run(lambda: hub.log.durable == hub.log.last, clock.now_s + 1.0)
     record = HubSettings(
         model=MODEL,
@@ -135,9 +135,9 @@ def write_run(folder):
         "model_xxh3": xxhash.xxh3_64_hexdigest(hub.model.data),
         "updates_applied": core.updates_applied,
         "updates_rejected": core.updates_rejected,
-        "updates_buffered": len(core.judge),
+        "updates_buffered": len(core.policy_engine),
         "devices": {member.device_id: member.seq_last for member in core.members.members.values()},
-        "in_quarantine": [alarm.device_id for alarm in core.judge.guard.alarms],
+        "in_quarantine": [alarm.device_id for alarm in core.policy_engine.divergence.alarms],
     }
     (folder / EXPECTED_FILE).write_text(json.dumps(expected, indent=1) + "\n")
 

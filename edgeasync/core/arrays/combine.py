@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
-from edgeasync.policies.policy import Judgement
+from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol.codecs import Source
 
 ROW = 1 << 12
@@ -60,10 +60,10 @@ class Term(msgspec.Struct, frozen=True):
 class Mixer:
     """Sums scaled updates, or combines them in another way, without another vector of the model's length."""
 
-    def __init__(self, judgement: Judgement, spec: ParameterSpec) -> None:
-        self._combine = judgement.combine
-        self._compensation = judgement.compensation
-        self._differences = spec.trained_length if judgement.aggregate.update == "delta" else 0
+    def __init__(self, policy: PolicySet, spec: ParameterSpec) -> None:
+        self._combine = policy.combine
+        self._compensation = policy.compensation
+        self._differences = spec.trained_length if policy.aggregate.update == "delta" else 0
         """So many values at the front of an update are differences, the others are values of the model."""
         self._scratch = np.empty(min(CHUNK, spec.length), np.float32)
         self._correction = np.empty_like(self._scratch)

@@ -17,7 +17,7 @@ from edgeasync.core.arrays.state_codec import Array, take_payload, take_values
 from edgeasync.core.hub.effects import Fold
 from edgeasync.errors import ProtocolError, StorageError
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
-from edgeasync.policies.policy import Judgement
+from edgeasync.policies.policy import PolicySet
 from edgeasync.policies.transforms import apply_chain, leading_factor, state_vectors
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import Codec, Source, VectorSource, find_codec
@@ -102,21 +102,21 @@ class Model:
     `fold` may run in another thread than the rest, one fold at a time.
     """
 
-    def __init__(self, spec: ParameterSpec, initial: Vector, number: int, judgement: Judgement) -> None:
+    def __init__(self, spec: ParameterSpec, initial: Vector, number: int, policy: PolicySet) -> None:
         spec.check(initial)
         self.spec = spec
-        self.optimizer = tuple(judgement.optimizer)
-        self._takes_models = judgement.aggregate.update == "model"
+        self.optimizer = tuple(policy.optimizer)
+        self._takes_models = policy.aggregate.update == "model"
         self._state = [np.zeros(spec.trained_length, np.float32) for _ in range(state_vectors(self.optimizer))]
         self._updates: dict[int, Update] = {}
         self._handle_next = 0
         self._pool = BufferPool(spec.nbytes)
-        self._mixer = Mixer(judgement, spec)
+        self._mixer = Mixer(policy, spec)
         vector = self._empty_vector()
         vector[:] = initial
         self.current = Snapshot(number, vector)
-        self._kept = self._kept_last = self.current if judgement.monitor.rolls_back else None
-        versions = 0 if judgement.compensation is None else judgement.compensation.versions
+        self._kept = self._kept_last = self.current if policy.monitor.rolls_back else None
+        versions = 0 if policy.compensation is None else policy.compensation.versions
         self._history: deque[Snapshot] = deque([self.current][:versions], maxlen=versions)
 
     @property
@@ -223,7 +223,7 @@ class Model:
         """Return the updates that wait under these handles; they may be folded before they are written down."""
         return WaitingUpdates({handle: self._updates[handle] for handle in handles}, self._handle_next)
 
-    def freeze(self, waiting: WaitingUpdates) -> tuple[ModelState, dict[str, Array]]:
+    def dump_state(self, waiting: WaitingUpdates) -> tuple[ModelState, dict[str, Array]]:
         """Return the durable state, with `waiting` of the same moment: what stood in line then has been folded.
 
         Of the arrays the current version is left out, which is to be written as `spec.views` names it. Only the
@@ -254,7 +254,7 @@ class Model:
         )
         return state, arrays
 
-    def thaw(self, state: ModelState, parameters: Mapping[str, Array], arrays: Mapping[str, Array]) -> None:
+    def load_state(self, state: ModelState, parameters: Mapping[str, Array], arrays: Mapping[str, Array]) -> None:
         """Go on from a durable state, with the current version as `parameters`; the arrays are copied.
 
         Raises `StorageError` if an array is missing or is not as long as it must be.

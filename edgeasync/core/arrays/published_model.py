@@ -132,7 +132,7 @@ class Publisher:
             self._fitting = (snapshot.number, codec, finite)
         return self._fitting[2]
 
-    def freeze(self) -> tuple[PublisherState | None, dict[str, Array]]:
+    def dump_state(self) -> tuple[PublisherState | None, dict[str, Array]]:
         """Return the durable state, and arrays that never change; none without a chain."""
         if self._published is None:
             return None, {}
@@ -141,7 +141,7 @@ class Publisher:
         numbers = [number for number, _ in self._steps]
         return PublisherState(self._published.number, self._codec.name, self._checksum, numbers), arrays
 
-    def thaw(self, state: PublisherState | None, arrays: Mapping[str, Array]) -> None:
+    def load_state(self, state: PublisherState | None, arrays: Mapping[str, Array]) -> None:
         """Go on from a durable state, whose arrays are copied; raises `StorageError` if any is not there."""
         if (state is None) != (self._delta is None) or (state and state.codec not in ELEMENTWISE):
             raise StorageError("the hub's state was written under other [codec] settings; go on with those")

@@ -1,7 +1,7 @@
 """Durable state as bytes, and the arrays beside it: written down typed, and checked when read. No I/O."""
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -11,11 +11,14 @@ from edgeasync.errors import StorageError
 from edgeasync.parameters import Vector
 from edgeasync.protocol import wire
 
-FORMAT = 2
+FORMAT = 3
 """Raised whenever a field of a state changes, so that an older version refuses it and does not misread it."""
 
-FORMATS = (1, FORMAT)
-"""What is read. Of 1, the fields that it had not have their defaults."""
+FORMATS = (1, 2, FORMAT)
+"""What is read. Of 1, the fields that it had not have their defaults; those of 1 and 2 are renamed."""
+
+Renames = Mapping[str, tuple[str, "Renames"]]
+"""Old names of fields, each with the new one and the names that changed inside it."""
 
 Array = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 
@@ -32,21 +35,37 @@ def seal(state: msgspec.Struct) -> bytes:
     return FORMAT.to_bytes(_FORMAT_BYTES, "big") + checksum + body
 
 
-def unseal(sealed: bytes, kind: type[State]) -> State:
-    """Return a state of that kind; raises `StorageError` for bytes that are not one, to the last bit."""
+def unseal(sealed: bytes, kind: type[State], renamed_in_3: Renames | None = None) -> State:
+    """Return a state of that kind; raises `StorageError` for bytes that are not one, to the last bit.
+
+    Fields that an older format had under other names are given as `renamed_in_3`.
+    """
     made_by = int.from_bytes(sealed[:_FORMAT_BYTES], "big")
     body = memoryview(sealed)[_FRONT_BYTES:]
     if not body or wire.checksum(body) != int.from_bytes(sealed[_FORMAT_BYTES:_FRONT_BYTES], "big"):
         raise StorageError("the hub's state is damaged; choose an older checkpoint")
     if made_by not in FORMATS:
         raise StorageError(
-            f"the hub's state has format {made_by}, not {' or '.join(map(str, FORMATS))}: "
+            f"the hub's state has format {made_by}, not one of {', '.join(map(str, FORMATS))}: "
             "start the version of edgeasync that wrote it, or a newer one"
         )
     try:
+        if renamed_in_3 is not None and made_by < FORMAT:
+            body = memoryview(msgspec.msgpack.encode(_renamed(msgspec.msgpack.decode(body), renamed_in_3)))
         return msgspec.msgpack.decode(body, type=kind)
     except (msgspec.DecodeError, ValueError) as error:
         raise StorageError(f"not the state of a hub: {error}") from error
+
+
+def _renamed(fields: Any, renames: Renames) -> Any:
+    """Return a state's fields under their new names; what is no map of fields is left to the typed decoder."""
+    if not isinstance(fields, dict):
+        return fields
+    found = {}
+    for old, value in fields.items():
+        new, inside = renames.get(old, (old, {}))
+        found[new] = _renamed(value, inside) if inside else value
+    return found
 
 
 def take_values(arrays: Mapping[str, Array], name: str, shape: tuple[int, ...]) -> Vector:

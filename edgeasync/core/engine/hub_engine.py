@@ -100,7 +100,7 @@ class HubEngine:
         self._incoming = IncomingTransfers()
         self._outgoing = OutgoingTransfers(int(self._limits.piece_bytes), self._limits.snapshots_max)
         self._publisher = publisher or Publisher(core.spec, model, core.settings.codec)
-        self._takes_models = core.judge.judgement.aggregate.update == "model"
+        self._takes_models = core.policy_engine.policy.aggregate.update == "model"
         self._measuring = 0
         self._fold_queue = FoldQueue(
             model,

@@ -46,11 +46,11 @@ class AlarmBoard:
                 return alarm
         return None
 
-    def freeze(self) -> list[Alarm]:
+    def dump_state(self) -> list[Alarm]:
         """Return the alarms, in the order in which they began."""
         return list(self._alarms.values())
 
-    def thaw(self, alarms: Sequence[Alarm]) -> None:
+    def load_state(self, alarms: Sequence[Alarm]) -> None:
         """Go on with these alarms."""
         self._alarms = {(alarm.watch, alarm.device_id): alarm for alarm in alarms}
 

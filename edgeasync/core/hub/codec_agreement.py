@@ -5,19 +5,19 @@ from collections.abc import Collection
 from edgeasync.core.hub.membership import Member
 from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.policies.codec_choice import LADDER, MODEL_LADDER, Rung, choose_codec
-from edgeasync.policies.policy import Judgement
+from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol.codecs import stages_of
 
 
 class CodecAgreement:
     """The settings' codecs, where a device knows them; `identity`, which everyone knows, where not."""
 
-    def __init__(self, settings: CodecSettings, judgement: Judgement, values: int) -> None:
+    def __init__(self, settings: CodecSettings, policy: PolicySet, values: int) -> None:
         self._settings = settings
         self._values = values
         self._ladder: tuple[Rung, ...] = ()
         if settings.push == "auto":
-            self._ladder = MODEL_LADDER if judgement.aggregate.update == "model" else LADDER
+            self._ladder = MODEL_LADDER if policy.aggregate.update == "model" else LADDER
         self._wanted = [rung.codec for rung in self._ladder] or [settings.push]
 
     def greet(self, member: Member, stages: Collection[str]) -> None:

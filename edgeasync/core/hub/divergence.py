@@ -34,8 +34,8 @@ _REMEDIES = {
 }
 
 
-class GuardState(msgspec.Struct):
-    """What is durable of `Guard`; sets in order."""
+class DivergenceGuardState(msgspec.Struct):
+    """What is durable of `DivergenceGuard`; sets in order."""
 
     alarms: list[Alarm]
     rollbacks: int
@@ -46,7 +46,7 @@ class GuardState(msgspec.Struct):
     first: list[Observation] | None
 
 
-class Guard:
+class DivergenceGuard:
     """Looks at every update through the monitor's watches, and says when the hub is to go back."""
 
     def __init__(self, monitor: Monitor) -> None:
@@ -62,10 +62,10 @@ class Guard:
         self._first: list[Observation] | None = []
         """The first updates, and those after a rollback, until there are enough to compare them."""
 
-    def freeze(self) -> GuardState:
+    def dump_state(self) -> DivergenceGuardState:
         """Return the durable state, to be written down at once: it is not a copy."""
-        return GuardState(
-            alarms=self.alarms.freeze(),
+        return DivergenceGuardState(
+            alarms=self.alarms.dump_state(),
             rollbacks=self.rollbacks,
             calm_since_kept=self._calm_since_kept,
             kept_in_a_row=self._kept_in_a_row,
@@ -74,9 +74,9 @@ class Guard:
             first=self._first,
         )
 
-    def thaw(self, state: GuardState) -> None:
+    def load_state(self, state: DivergenceGuardState) -> None:
         """Go on from a durable state, which is this object's from then on."""
-        self.alarms.thaw(state.alarms)
+        self.alarms.load_state(state.alarms)
         self.rollbacks = state.rollbacks
         self._calm_since_kept = state.calm_since_kept
         self._kept_in_a_row = state.kept_in_a_row

@@ -10,8 +10,8 @@ from edgeasync.core.hub.settings import StopCondition
 from edgeasync.policies.policy import Plateau
 
 
-class ProgressState(msgspec.Struct):
-    """What is durable of `Progress`."""
+class EvaluationTrackerState(msgspec.Struct):
+    """What is durable of `EvaluationTracker`."""
 
     last: Evaluated | None
     best: Evaluated | None
@@ -22,7 +22,7 @@ class ProgressState(msgspec.Struct):
     unjudged: bool = False
 
 
-class Progress:
+class EvaluationTracker:
     """What evaluations have shown: the last, the best, and, once training has reached what it is for, `reached`.
 
     The best has the highest accuracy, and of equal ones, or without accuracies, the lowest loss.
@@ -40,9 +40,9 @@ class Progress:
         self._unjudged = False
         """Whether it was told that nothing can be evaluated, and nothing was since."""
 
-    def freeze(self) -> ProgressState:
+    def dump_state(self) -> EvaluationTrackerState:
         """Return the durable state."""
-        return ProgressState(
+        return EvaluationTrackerState(
             last=self.last,
             best=self.best,
             reached=self.reached,
@@ -52,7 +52,7 @@ class Progress:
             unjudged=self._unjudged,
         )
 
-    def thaw(self, state: ProgressState) -> None:
+    def load_state(self, state: EvaluationTrackerState) -> None:
         """Go on from a durable state."""
         self.last = state.last
         self.best = state.best

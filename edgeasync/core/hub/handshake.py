@@ -5,7 +5,7 @@ from typing import Any
 from edgeasync.core.hub.membership import Member, RefusalError
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.parameters import ParameterSpec
-from edgeasync.policies.policy import Judgement
+from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import PROTOCOL_VERSIONS, Hello, Welcome
 
@@ -38,7 +38,7 @@ def make_welcome(
     settings: HubCoreSettings,
     *,
     graph: ShippedGraph | None,
-    judgement: Judgement,
+    policy: PolicySet,
 ) -> Welcome:
     """Return what a member is told about the model and how to talk."""
     return Welcome(
@@ -52,10 +52,10 @@ def make_welcome(
         piece_bytes=int(settings.limits.piece_bytes),
         graph=None if graph is None else graph.fingerprint,
         graph_bytes=0 if graph is None else len(graph.payload),
-        update=judgement.aggregate.update,
+        update=policy.aggregate.update,
         error_feedback=settings.codec.error_feedback,
         residual_decay=settings.codec.residual_decay,
-        overlap_steps_max=judgement.overlap_steps_max,
+        overlap_steps_max=policy.overlap_steps_max,
         protocol_version=member.protocol_version,
         checksum_last=0 if member.outcome_last is None else member.checksum_last,
     )

@@ -70,10 +70,10 @@ class LinkEstimate:
         """Remember what had gone over the link when a cycle began."""
         self._begun_bytes = self.bytes_up + self.bytes_down
 
-    def end_cycle(self, talk_s: float) -> None:
+    def end_cycle(self, communication_s: float) -> None:
         """Take in how long the device talked in the cycle that ends, both ways together."""
         moved = self.bytes_up + self.bytes_down - self._begun_bytes
-        if moved >= MEASURED_BYTES_MIN and (moving_s := talk_s - self.round_trip_s) > 0.0:
+        if moved >= MEASURED_BYTES_MIN and (moving_s := communication_s - self.round_trip_s) > 0.0:
             self._cycles.append(min(moved / moving_s, BANDWIDTH_MAX_BYTES_PER_S))
             if self._windows and len(self._cycles) == RECENT:
                 self._windows.popleft()  # the link may have changed since

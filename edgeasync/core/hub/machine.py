@@ -40,13 +40,13 @@ from edgeasync.core.hub.events import (
 )  # fmt: skip
 from edgeasync.core.hub.handshake import check_hello, make_welcome
 from edgeasync.core.hub.membership import MALFORMED, Member, Membership, RefusalError, Strangers
-from edgeasync.core.hub.policy_engine import Judge
-from edgeasync.core.hub.publish_schedule import Publication
+from edgeasync.core.hub.policy_engine import PolicyEngine
+from edgeasync.core.hub.publish_schedule import PublishSchedule
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.aggregation import Contribution
 from edgeasync.policies.monitor import Observation
-from edgeasync.policies.policy import Judgement
+from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import (
     Ack,
@@ -75,7 +75,7 @@ class HubCore:
         *,
         spec: ParameterSpec,
         training: dict[str, Any],
-        judgement: Judgement,
+        policy: PolicySet,
         settings: HubCoreSettings,
         version: ModelVersion,
         graph: ShippedGraph | None = None,
@@ -84,15 +84,15 @@ class HubCore:
     ) -> None:
         self.spec = spec
         self.training = training
-        self.judge = Judge(judgement, version, settings.limits.updates_held_max, settings.stop)
+        self.policy_engine = PolicyEngine(policy, version, settings.limits.updates_held_max, settings.stop)
         self.settings = settings
         self.graph = graph
         self.members = Membership(settings.liveness.lease_s, settings.limits.devices_max)
         self.updates_applied = self.updates_rejected = self.duplicates = self.messages_refused = 0
         self.messages_accepted: Counter[str] = Counter()
         self.stopped = False
-        self.publication = Publication(settings.codec, version.number, now_s)
-        self.codecs = CodecAgreement(settings.codec, judgement, spec.length)
+        self.publish_schedule = PublishSchedule(settings.codec, version.number, now_s)
+        self.codecs = CodecAgreement(settings.codec, policy, spec.length)
         self._make_session = make_session
         self._strangers = Strangers()
         self.save_at_s = now_s + settings.checkpoint.every_s
@@ -103,12 +103,12 @@ class HubCore:
     @property
     def lineage(self) -> str:
         """What new versions belong to."""
-        return self.judge.ancestry.lineage
+        return self.policy_engine.ancestry.lineage
 
     @property
     def version(self) -> int:
         """The number of the newest version."""
-        return self.judge.version
+        return self.policy_engine.version
 
     # -- time ------------------------------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class HubCore:
             due.append(self.save_at_s)
         if (lease := self.members.next_deadline_s()) is not None:
             due.append(lease)
-        if (fold := self.judge.due_s(math.inf, self.members.live_count)) is not None:
+        if (fold := self.policy_engine.due_s(math.inf, self.members.live_count)) is not None:
             due.append(fold)
         return min(due)
 
@@ -159,9 +159,9 @@ class HubCore:
             return [Discard(event.handle)] if isinstance(event, PushArrived) else effects
         match event:
             case Folded():
-                self.judge.folded(event.number, event.norm)
+                self.policy_engine.folded(event.number, event.norm)
             case Evaluated():
-                self.judge.progress.evaluated(event, effects)
+                self.policy_engine.evaluations.evaluated(event, effects)
                 self._stop_if_enough(now_s, effects)
             case Ticked():
                 return self.tick(now_s, room=event.room)
@@ -246,7 +246,7 @@ class HubCore:
         effects.append(Report(event, member.device_id, f"start {member.start}"))
         self.codecs.greet(member, hello.codecs)
         welcome = make_welcome(
-            member, self.spec, self.training, self.settings, graph=self.graph, judgement=self.judge.judgement
+            member, self.spec, self.training, self.settings, graph=self.graph, policy=self.policy_engine.policy
         )
         effects.append(Send(peer, welcome))
 
@@ -263,13 +263,13 @@ class HubCore:
 
     def _retire(self, member: Member, state: Literal["lost", "left", "quarantined"]) -> None:
         self.members.retire(member, state)
-        self.judge.forget(member.device_id)
+        self.policy_engine.forget(member.device_id)
 
     def _stop_if_enough(self, now_s: float, effects: list[HubEffect]) -> None:
         updates = self.settings.stop.updates
         if updates is not None and self.updates_applied >= updates and not self.stopped:
             self._stop("finished", f"{self.updates_applied} updates applied", now_s, effects)
-        elif (reached := self.judge.progress.reached) and not self.stopped:
+        elif (reached := self.policy_engine.evaluations.reached) and not self.stopped:
             self._stop("finished", reached, now_s, effects)
 
     def _stop(self, reason: str, detail: str, now_s: float, effects: list[HubEffect]) -> None:
@@ -277,7 +277,7 @@ class HubCore:
         goodbye = Leave("finished" if reason == "finished" else "stopping")
         effects.append(Report(reason, detail=detail))
         effects += [Send(m.peer, goodbye) for m in self.members.members.values() if m.live and m.peer]
-        if self.judge:
+        if self.policy_engine:
             self._fold(now_s, effects)
         effects += [Save(), Stop(reason)]
 
@@ -287,7 +287,7 @@ class HubCore:
         if resumed.lineage:
             self.messages_accepted.clear()  # these are counted from the start on
             self.messages_refused = 0
-            self.judge.ancestry.branch(resumed.lineage, self.version)
+            self.policy_engine.ancestry.branch(resumed.lineage, self.version)
         self.members.resume(now_s, connected=not resumed.lineage)
 
     # -- liveness --------------------------------------------------------------------------------------------
@@ -375,8 +375,8 @@ class HubCore:
         outcome = self._decide(member, push, event, now_s, effects)
         member.seq_last = push.seq
         member.outcome_last, member.checksum_last = outcome, push.checksum
-        ack = Ack(push.seq, outcome, self.judge.guard.quarantine_of(member.device_id))
-        if isinstance(outcome, Buffered) and self.judge.aggregate.answer == "at_flush":
+        ack = Ack(push.seq, outcome, self.policy_engine.divergence.quarantine_of(member.device_id))
+        if isinstance(outcome, Buffered) and self.policy_engine.aggregate.answer == "at_flush":
             member.waiting = True
             effects.append(Send(member.peer, ack))
         else:
@@ -392,22 +392,22 @@ class HubCore:
         observation = Observation(
             member.device_id, event.norm, push.local_steps, push.loss_mean, member.history.not_finite_run
         )
-        waiting = len(self.judge)
-        weighed = self.judge.weigh(
+        waiting = len(self.policy_engine)
+        weighed = self.policy_engine.weigh(
             push, observation, member.history, effects, now_s=now_s, devices_live=self.members.live_count
         )
         member.history.counted = not isinstance(weighed, Rejected)
-        if self.judge.is_retune_due():
-            self.judge.retune(self.members.live_histories(), self.members.live_count)
+        if self.policy_engine.is_retune_due():
+            self.policy_engine.retune(self.members.live_histories(), self.members.live_count)
         if isinstance(weighed, Rejected):
-            self.updates_rejected += 1 + waiting - len(self.judge)  # a rollback drops those that wait
+            self.updates_rejected += 1 + waiting - len(self.policy_engine)  # a rollback drops those that wait
             effects.append(Discard(event.handle))
-            self.judge.refuse(member.device_id, weighed)
+            self.policy_engine.refuse(member.device_id, weighed)
             self._fold_if_due(now_s, effects)
             return weighed
         member.strikes = 0
         history = member.history
-        self.judge.add(
+        self.policy_engine.add(
             Contribution(
                 handle=event.handle,
                 device_id=member.device_id,
@@ -421,13 +421,13 @@ class HubCore:
                 arrived_s=now_s,
             )
         )
-        self.judge.count_examples(push.examples)
+        self.policy_engine.count_examples(push.examples)
         if self._fold_if_due(now_s, effects):
             return Applied(self.version)
-        return Buffered(len(self.judge))
+        return Buffered(len(self.policy_engine))
 
     def _fold_if_due(self, now_s: float, effects: list[HubEffect]) -> bool:
-        due_s = self.judge.due_s(now_s, self.members.live_count)
+        due_s = self.policy_engine.due_s(now_s, self.members.live_count)
         if due_s is None or due_s > now_s:
             return False
         self._fold(now_s, effects)
@@ -435,16 +435,16 @@ class HubCore:
 
     def _fold(self, now_s: float, effects: list[HubEffect]) -> None:
         """Make the next version of all updates that wait, and have it evaluated if it is time."""
-        contributions = self.judge.fold(now_s, self.members.live_count, effects)
+        contributions = self.policy_engine.fold(now_s, self.members.live_count, effects)
         every = self.settings.evaluate_every_updates
         due = (self.updates_applied + len(contributions)) // every > self.updates_applied // every
         self.updates_applied += len(contributions)
         if due and self.settings.held_out:
             effects.append(Evaluate())
         elif due and (loss := self.members.loss_by_examples()) is not None:
-            self.judge.progress.evaluated(Evaluated(self.version, loss, None), effects)
+            self.policy_engine.evaluations.evaluated(Evaluated(self.version, loss, None), effects)
         elif due and self.members.silent_on_loss:
-            self.judge.progress.not_evaluated(effects)
+            self.policy_engine.evaluations.not_evaluated(effects)
         for contribution in contributions:
             if (member := self.members.members.get(contribution.device_id)) is not None:
                 member.updates_applied += 1
@@ -464,7 +464,7 @@ class HubCore:
         self.duplicates += 1
         if push.seq != member.seq_last or member.outcome_last is None:
             return
-        quarantine = self.judge.guard.quarantine_of(member.device_id)
+        quarantine = self.policy_engine.divergence.quarantine_of(member.device_id)
         ack = Ack(push.seq, Duplicate(member.outcome_last), quarantine)
         if member.waiting:
             effects.append(Send(member.peer, ack))
@@ -485,11 +485,11 @@ class HubCore:
         effects.append(Send(member.peer, self._busy().refuse))
 
     def _assign(self, member: Member, ack: Ack | None, now_s: float, effects: list[HubEffect]) -> None:
-        self.publication.follow(self.judge, now_s, effects)
-        local_steps = self.judge.interval(member.history).local_steps
-        version = ModelVersion(self.lineage, self.publication.number)
+        self.publish_schedule.follow(self.policy_engine, now_s, effects)
+        local_steps = self.policy_engine.interval(member.history).local_steps
+        version = ModelVersion(self.lineage, self.publish_schedule.number)
         held = member.held if member.follows else None
-        number = held.number if held is not None and self.judge.ancestry.knows(held) else None
+        number = held.number if held is not None and self.policy_engine.ancestry.knows(held) else None
         member.waiting = False
         member.assigned, member.assigned_s = version, now_s
         member.link.begin_cycle()
@@ -507,7 +507,7 @@ class HubCore:
         effects.append(SendGraph(peer))
 
     def _answer_waiting(self, now_s: float, effects: list[HubEffect], *, room: bool) -> None:
-        if self.judge or not self.judge.may_keep_waiting:
+        if self.policy_engine or not self.policy_engine.may_keep_waiting:
             return
         for member in self.members.members.values():
             if member.waiting:
@@ -526,18 +526,18 @@ class HubCore:
             "version": self.version,
             "updates_applied": self.updates_applied,
             "updates_rejected": self.updates_rejected,
-            "updates_buffered": len(self.judge),
+            "updates_buffered": len(self.policy_engine),
             "duplicates": self.duplicates,
             "messages_accepted": dict(sorted(self.messages_accepted.items())),
             "messages_refused": self.messages_refused,
-            **self.judge.describe(self.members.live_histories()),
-            "devices": self.members.describe(now_s, self.judge.guard.shuts_out),
+            **self.policy_engine.describe(self.members.live_histories()),
+            "devices": self.members.describe(now_s, self.policy_engine.divergence.shuts_out),
         }
 
     def check(self) -> None:
         """Raise `AssertionError` where the state contradicts itself; for tests and simulation."""
         self.members.check()
-        self.judge.check(self.updates_applied)
+        self.policy_engine.check(self.updates_applied)
         self._strangers.check()
         for member in self.members.members.values():
             assert member.seq_last >= 0

@@ -146,11 +146,11 @@ class Membership:
         self._watched: set[str] = set()
         self.live_count = 0
 
-    def freeze(self) -> list[Member]:
+    def dump_state(self) -> list[Member]:
         """Return the members in the order in which they joined, to be written down at once: they are no copies."""
         return list(self.members.values())
 
-    def thaw(self, members: list[Member]) -> None:
+    def load_state(self, members: list[Member]) -> None:
         """Go on from members that were written down."""
         self.members = {member.device_id: member for member in members}
         self.histories = {member.device_id: member.history for member in members}
@@ -289,7 +289,7 @@ class Membership:
                 "why": member.history.why,
                 "bound": member.history.bound,
                 "step_s": round(member.history.step_s, 6),
-                "talk_s": round(member.history.talk_s, 6),
+                "talk_s": round(member.history.communication_s, 6),
                 "talk_share": round(member.history.talk_share, 3),
                 "period_s": round(member.history.cycle_s, 6),
                 "push_codec": member.codec_push,

@@ -1,7 +1,7 @@
-"""The hub's judgement at work: what becomes of every update, and when. Part of `HubCore`; scalars only.
+"""The policies at work: what becomes of every update, and when. Part of `HubCore`; scalars only.
 
-`Judge` holds what the policies, which are plain values, decide from: the updates that wait, what was measured of
-the fleet, the alarms under way, the tempo. `HubCore` asks it and keeps the members, the versions and the wire.
+`PolicyEngine` holds what the policies, which are plain values, decide from: the updates that wait, what was
+measured of the fleet, the alarms under way, the cadence. `HubCore` asks it, and keeps the members and the wire.
 """
 
 import math
@@ -12,17 +12,17 @@ from typing import Any
 
 import msgspec
 
-from edgeasync.core.hub.divergence import Guard, GuardState
+from edgeasync.core.hub.divergence import DivergenceGuard, DivergenceGuardState
 from edgeasync.core.hub.effects import Discard, Fold, HubEffect, Keep, Report, Restore
-from edgeasync.core.hub.evaluation_tracker import Progress, ProgressState
+from edgeasync.core.hub.evaluation_tracker import EvaluationTracker, EvaluationTrackerState
 from edgeasync.core.hub.events import Evaluated
 from edgeasync.core.hub.lineage import Ancestry
 from edgeasync.core.hub.settings import StopCondition
 from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet
-from edgeasync.policies.frequency import FrequencyController, Interval, Tempo
+from edgeasync.policies.frequency import Cadence, FrequencyController, Interval
 from edgeasync.policies.history import DeviceHistory, FleetHistory, agreement_of
-from edgeasync.policies.monitor import HASTE, Observation
-from edgeasync.policies.policy import Judgement, folds_one_by_one
+from edgeasync.policies.monitor import STEPS_FACTOR, Observation
+from edgeasync.policies.policy import PolicySet, folds_one_by_one
 from edgeasync.policies.staleness import Staleness
 from edgeasync.policies.transforms import Conditions, plan_chain
 from edgeasync.protocol.messages import ModelVersion, Push, Rejected
@@ -31,14 +31,14 @@ VERSION_TIMES_MAX = 4096
 """Versions whose time is remembered; an older base is taken to be as old as the oldest of them."""
 
 
-class JudgeState(msgspec.Struct):
-    """What is durable of `Judge`; sets in order."""
+class PolicyEngineState(msgspec.Struct):
+    """What is durable of `PolicyEngine`; sets in order."""
 
     ancestry: Ancestry
     fleet: FleetHistory
-    tempo: Tempo
-    progress: ProgressState
-    guard: GuardState
+    cadence: Cadence
+    evaluations: EvaluationTrackerState
+    divergence: DivergenceGuardState
     contributions: list[Contribution]
     refused: list[str]
     folds: int
@@ -57,15 +57,15 @@ class JudgeState(msgspec.Struct):
     warm: bool
 
 
-class Judge:
-    """Weighs, gathers, plans, sets the tempo and watches. Deterministic; draws on nothing but what it is told."""
+class PolicyEngine:
+    """Weighs, gathers, plans, sets the cadence and watches. Deterministic: it knows only what it is told."""
 
-    def __init__(self, judgement: Judgement, version: ModelVersion, held_max: int, stop: StopCondition) -> None:
-        self.judgement = judgement
+    def __init__(self, policy: PolicySet, version: ModelVersion, held_max: int, stop: StopCondition) -> None:
+        self.policy = policy
         self.fleet = FleetHistory()
-        self.tempo = Tempo()
-        self.progress = Progress(judgement.plateau, stop)
-        self.guard = Guard(judgement.monitor)
+        self.cadence = Cadence()
+        self.evaluations = EvaluationTracker(policy.plateau, stop)
+        self.divergence = DivergenceGuard(policy.monitor)
         self.ancestry = Ancestry(version.lineage)
         self._held_max = held_max
         self._contributions: list[Contribution] = []
@@ -84,21 +84,21 @@ class Judge:
         self._examples_seen = 0.0
         """Not an integer: the devices say what is added, and no sum of it may be too large to write down."""
         self._updates = 0
-        self._warm = judgement.warm_up is None
+        self._warm = policy.warm_up is None
 
     def __len__(self) -> int:
         return len(self._contributions)
 
     # -- what is durable -------------------------------------------------------------------------------------
 
-    def freeze(self) -> JudgeState:
+    def dump_state(self) -> PolicyEngineState:
         """Return the durable state, to be written down at once: it is not a copy."""
-        return JudgeState(
+        return PolicyEngineState(
             ancestry=self.ancestry,
             fleet=self.fleet,
-            tempo=self.tempo,
-            progress=self.progress.freeze(),
-            guard=self.guard.freeze(),
+            cadence=self.cadence,
+            evaluations=self.evaluations.dump_state(),
+            divergence=self.divergence.dump_state(),
             contributions=self._contributions,
             refused=sorted(self._refused),
             folds=self._folds,
@@ -117,13 +117,13 @@ class Judge:
             warm=self._warm,
         )
 
-    def thaw(self, state: JudgeState) -> None:
+    def load_state(self, state: PolicyEngineState) -> None:
         """Go on from a durable state, which is this object's from then on."""
         self.ancestry = state.ancestry
         self.fleet = state.fleet
-        self.tempo = state.tempo
-        self.progress.thaw(state.progress)
-        self.guard.thaw(state.guard)
+        self.cadence = state.cadence
+        self.evaluations.load_state(state.evaluations)
+        self.divergence.load_state(state.divergence)
         self._contributions = state.contributions
         self._refused = set(state.refused)
         self._folds = state.folds
@@ -156,32 +156,32 @@ class Judge:
     @property
     def aggregate(self) -> Aggregator:
         """The aggregator in force."""
-        warm_up = self.judgement.warm_up
-        return self.judgement.aggregate if self._warm or warm_up is None else warm_up.aggregate
+        warm_up = self.policy.warm_up
+        return self.policy.aggregate if self._warm or warm_up is None else warm_up.aggregate
 
     @property
     def frequency(self) -> FrequencyController:
         """The controller in force."""
-        warm_up = self.judgement.warm_up
-        return self.judgement.frequency if self._warm or warm_up is None else warm_up.frequency
+        warm_up = self.policy.warm_up
+        return self.policy.frequency if self._warm or warm_up is None else warm_up.frequency
 
     @property
     def may_keep_waiting(self) -> bool:
         """Whether devices may be waiting for a flush."""
-        return self.judgement.aggregate.answer == "at_flush" or self.judgement.warm_up is not None
+        return self.policy.aggregate.answer == "at_flush" or self.policy.warm_up is not None
 
     @property
     def learning_rate_factor(self) -> float:
         """What plateaus and remedies leave of the server's learning rate."""
-        return self.progress.learning_rate_factor * self.guard.learning_rate_factor
+        return self.evaluations.learning_rate_factor * self.divergence.learning_rate_factor
 
     def interval(self, history: DeviceHistory) -> Interval:
         """Set the device's next interval and note it in its history."""
-        haste = HASTE if self.guard.alarms.active("increase_frequency") else 1.0
-        tempo = self.tempo
-        if tempo.haste != haste:
-            tempo = msgspec.structs.replace(tempo, haste=haste)
-        interval = self.frequency.interval(history, tempo)
+        steps_factor = STEPS_FACTOR if self.divergence.alarms.active("increase_frequency") else 1.0
+        cadence = self.cadence
+        if cadence.steps_factor != steps_factor:
+            cadence = msgspec.structs.replace(cadence, steps_factor=steps_factor)
+        interval = self.frequency.interval(history, cadence)
         history.assigned_steps, history.why = interval.local_steps, interval.why
         history.bound = interval.bound
         return interval
@@ -207,14 +207,14 @@ class Judge:
         history.staleness = staleness
         if push.base.number < self._version_oldest:
             return Rejected("rolled_back")
-        if self.guard.goes_back_for_devices(observation, self.fleet, devices_live, effects):
+        if self.divergence.goes_back_for_devices(observation, self.fleet, devices_live, effects):
             return self._roll_back(now_s, effects)
         if not math.isfinite(observation.norm):
             return Rejected("not_finite")
-        if self.guard.shuts_out(observation.device_id):
+        if self.divergence.shuts_out(observation.device_id):
             return Rejected("quarantined")
         age = Staleness(staleness, self._seconds_since(push.base.number, now_s), devices_live)
-        weight = self.judgement.staleness(age)
+        weight = self.policy.staleness(age)
         if weight is None:
             return Rejected("stale")
         if self._behind(history.score):
@@ -229,7 +229,7 @@ class Judge:
             loss_variance=push.loss_variance,
             score=history.score,
         )
-        if self.guard.goes_back_for_fleet(observation, self.fleet, effects):
+        if self.divergence.goes_back_for_fleet(observation, self.fleet, effects):
             return self._roll_back(now_s, effects)
         return weight
 
@@ -237,7 +237,7 @@ class Judge:
         """Let a contribution wait."""
         self._contributions.append(contribution)
         self._refused.discard(contribution.device_id)
-        self.guard.count(contribution.device_id)
+        self.divergence.count(contribution.device_id)
 
     def refuse(self, device_id: str, rejected: Rejected) -> None:
         """Note that nobody need wait for a device: it has spoken, though its update does not count."""
@@ -246,7 +246,7 @@ class Judge:
 
     def forget(self, device_id: str) -> None:
         """Drop what is noted of a device that is gone: its alarms, and that it has spoken."""
-        self.guard.forget(device_id)
+        self.divergence.forget(device_id)
         self._refused.discard(device_id)
 
     def due_s(self, now_s: float, devices_live: int) -> float | None:
@@ -262,17 +262,17 @@ class Judge:
         """Make the next version of all that wait; return what went into it."""
         contributions, self._contributions = self._contributions, []
         weights = self.aggregate.weights(contributions, self._fleet(devices_live))
-        if self.judgement.take == "best":
+        if self.policy.take == "best":
             weights = _only_best(contributions, weights)
         norms = [contribution.norm for contribution in contributions]
         norm_bound = math.fsum(abs(weight) * norm for weight, norm in zip(weights, norms, strict=True))
         plan = plan_chain(
-            self.judgement.optimizer,
+            self.policy.optimizer,
             Conditions(norm_bound, self._folds, self.fleet.staleness_mean, self._folds_before),
         )
         self._folds += 1
         self._advance(now_s)
-        measure = len(contributions) > 1 and not self.judgement.combine.robust
+        measure = len(contributions) > 1 and not self.policy.combine.robust
         if measure:
             self._measuring[self._version] = (norms, list(weights))
         effects.append(
@@ -307,8 +307,8 @@ class Judge:
         with_data = [history.examples for history in histories if history.examples]
         self._examples_total = float(sum(with_data))
         self._examples_mean = self._examples_total / len(with_data) if with_data else 0.0
-        self.tempo = self.frequency.retune(
-            self.tempo, self.fleet, [history for history in histories if history.updates]
+        self.cadence = self.frequency.retune(
+            self.cadence, self.fleet, [history for history in histories if history.updates]
         )
 
     def is_retune_due(self) -> bool:
@@ -324,7 +324,7 @@ class Judge:
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _fleet(self, devices_live: int) -> Fleet:
-        return Fleet(devices_live, self.tempo.period_s, self._examples_mean)
+        return Fleet(devices_live, self.cadence.period_s, self._examples_mean)
 
     def _advance(self, now_s: float) -> None:
         self._version += 1
@@ -346,17 +346,17 @@ class Judge:
         usual = self.fleet.score
         if math.isnan(usual):
             return False
-        limit = self.judgement.behind_max
+        limit = self.policy.behind_max
         if limit is not None and score > usual + (limit - 1.0) * abs(usual):
             return True
-        if self.judgement.take == "best" and folds_one_by_one(self.aggregate):
+        if self.policy.take == "best" and folds_one_by_one(self.aggregate):
             return score > self._score_best
-        return self.judgement.take == "better" and score > usual
+        return self.policy.take == "better" and score > usual
 
     def _count(self, contributions: Sequence[Contribution], effects: list[HubEffect]) -> None:
         """Count what was folded: for the warm-up, and for the version to return to."""
         self._updates += len(contributions)
-        warm_up = self.judgement.warm_up
+        warm_up = self.policy.warm_up
         if not self._warm and warm_up is not None:
             # Where no device says how much data it has, there are no epochs to wait for.
             epochs = self._examples_seen / self._examples_total if self._examples_total else math.inf
@@ -364,7 +364,7 @@ class Judge:
             if done:
                 self._warm = True
                 effects.append(Report("warm", detail=f"the warm-up is over after {self._updates} updates"))
-        if self.guard.is_time_to_keep(len(contributions), self._devices):
+        if self.divergence.is_time_to_keep(len(contributions), self._devices):
             effects.append(Keep())
 
     def count_examples(self, examples: int) -> None:
@@ -376,7 +376,7 @@ class Judge:
         effects += [Discard(contribution.handle) for contribution in self._contributions]
         self._contributions.clear()
         self._measuring.clear()
-        self.guard.rolled_back()
+        self.divergence.rolled_back()
         self.fleet.forget()
         self._advance(now_s)
         self._version_oldest = self._version
@@ -386,21 +386,21 @@ class Judge:
         return Rejected("rolled_back")
 
     def describe(self, devices: Sequence[DeviceHistory] = ()) -> dict[str, Any]:
-        """Return what the status says of the judgement (docs/wire.md), and of the period of these devices.
+        """Return what the status says of the policies (docs/wire.md), and of the period of these devices.
 
         That is the one in force: bounds may keep the devices from what the controller aims at.
         """
-        fleet, progress = self.fleet, self.progress
+        fleet, progress = self.fleet, self.evaluations
         measured = [device for device in devices if device.step_s]
         bounds = Counter(device.bound for device in measured if device.bound)
         bound = bounds.most_common(1)[0][0] if 2 * bounds.total() >= len(measured) > 0 else ""
         return {
             "tempo": {
                 "period_s": round(statistics.median([d.cycle_s for d in measured]) if measured else 0.0, 6),
-                "aim_s": round(self.tempo.period_s, 6),
+                "aim_s": round(self.cadence.period_s, 6),
                 "bound": bound,
-                "gain": round(self.tempo.gain, 3),
-                "cause": self.tempo.cause if self.tempo.gain < 1.0 else "",
+                "gain": round(self.cadence.gain, 3),
+                "cause": self.cadence.cause if self.cadence.gain < 1.0 else "",
                 "warming_up": not self._warm,
             },
             "fleet": {
@@ -410,10 +410,10 @@ class Judge:
                 "loss_variance": _number(fleet.loss_variance),
             },
             "learning_rate_factor": self.learning_rate_factor,
-            "rollbacks": self.guard.rollbacks,
+            "rollbacks": self.divergence.rollbacks,
             "alarms": [
                 {"device": alarm.device_id, "remedy": alarm.remedy, "cause": alarm.cause}
-                for alarm in self.guard.alarms
+                for alarm in self.divergence.alarms
             ],
             "evaluation": _evaluation(progress.last),
             "best": _evaluation(progress.best),

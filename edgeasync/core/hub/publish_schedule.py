@@ -3,7 +3,7 @@
 import msgspec
 
 from edgeasync.core.hub.effects import HubEffect, Publish
-from edgeasync.core.hub.policy_engine import Judge
+from edgeasync.core.hub.policy_engine import PolicyEngine
 from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.policies.policy import folds_one_by_one
 
@@ -11,15 +11,15 @@ PER_PERIOD = 4.0
 """Where every update is a version, the published model moves so often between two exchanges of a device."""
 
 
-class PublicationState(msgspec.Struct):
-    """What is durable of `Publication`."""
+class PublishScheduleState(msgspec.Struct):
+    """What is durable of `PublishSchedule`."""
 
     number: int
     published_s: float
     rollbacks: int
 
 
-class Publication:
+class PublishSchedule:
     """The `number` of the version that devices are given."""
 
     def __init__(self, settings: CodecSettings, number: int, now_s: float) -> None:
@@ -28,24 +28,24 @@ class Publication:
         self._published_s = now_s
         self._rollbacks = 0
 
-    def freeze(self) -> PublicationState:
+    def dump_state(self) -> PublishScheduleState:
         """Return the durable state."""
-        return PublicationState(self.number, self._published_s, self._rollbacks)
+        return PublishScheduleState(self.number, self._published_s, self._rollbacks)
 
-    def thaw(self, state: PublicationState) -> None:
+    def load_state(self, state: PublishScheduleState) -> None:
         """Go on from a durable state."""
         self.number, self._published_s, self._rollbacks = state.number, state.published_s, state.rollbacks
 
-    def follow(self, judge: Judge, now_s: float, effects: list[HubEffect]) -> None:
+    def follow(self, policy_engine: PolicyEngine, now_s: float, effects: list[HubEffect]) -> None:
         """Publish the newest version, unless every update is a version of its own and it is too soon."""
-        if self.number == judge.version:
+        if self.number == policy_engine.version:
             return
         if self._settings.delta != "off":
-            anew = judge.guard.rollbacks != self._rollbacks
-            wait_s = self._settings.publish_s or judge.tempo.period_s / PER_PERIOD
-            too_soon = folds_one_by_one(judge.aggregate) and now_s < self._published_s + wait_s
+            anew = policy_engine.divergence.rollbacks != self._rollbacks
+            wait_s = self._settings.publish_s or policy_engine.cadence.period_s / PER_PERIOD
+            too_soon = folds_one_by_one(policy_engine.aggregate) and now_s < self._published_s + wait_s
             if too_soon and not anew:
                 return
-            self._rollbacks, self._published_s = judge.guard.rollbacks, now_s
-            effects.append(Publish(judge.version, anew))
-        self.number = judge.version
+            self._rollbacks, self._published_s = policy_engine.divergence.rollbacks, now_s
+            effects.append(Publish(policy_engine.version, anew))
+        self.number = policy_engine.version

@@ -14,25 +14,38 @@ import numpy as np
 
 from edgeasync.core.arrays.hub_model import Model, ModelState, Snapshot, WaitingUpdates
 from edgeasync.core.arrays.published_model import Publisher, PublisherState
-from edgeasync.core.arrays.state_codec import Array, seal, unseal
+from edgeasync.core.arrays.state_codec import Array, Renames, seal, unseal
 from edgeasync.core.hub.events import Evaluated
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.membership import Member
-from edgeasync.core.hub.policy_engine import JudgeState
-from edgeasync.core.hub.publish_schedule import PublicationState
+from edgeasync.core.hub.policy_engine import PolicyEngineState
+from edgeasync.core.hub.publish_schedule import PublishScheduleState
 from edgeasync.errors import StorageError
 from edgeasync.parameters import ParameterSpec
 
 SCALARS = "scalars"
+
+RENAMED_IN_3: Renames = {
+    "judge": (
+        "policy_engine",
+        {
+            "tempo": ("cadence", {"haste": ("steps_factor", {})}),
+            "progress": ("evaluations", {}),
+            "guard": ("divergence", {}),
+        },
+    ),
+    "publication": ("publish_schedule", {}),
+}
+"""What `CoreState` calls otherwise since format 3."""
 
 
 class CoreState(msgspec.Struct):
     """What is durable of `HubCore`; the `fingerprint` is that of the model it is of."""
 
     fingerprint: str
-    judge: JudgeState
+    policy_engine: PolicyEngineState
     members: list[Member]
-    publication: PublicationState
+    publish_schedule: PublishScheduleState
     updates_applied: int
     updates_rejected: int
     duplicates: int
@@ -78,14 +91,14 @@ class _Scalars(msgspec.Struct):
     publisher: PublisherState | None
 
 
-def freeze(core: HubCore) -> bytes:
+def dump_state(core: HubCore) -> bytes:
     """Return the core's durable state; the same state gives the same bytes."""
     return seal(
         CoreState(
             fingerprint=core.spec.fingerprint,
-            judge=core.judge.freeze(),
-            members=core.members.freeze(),
-            publication=core.publication.freeze(),
+            policy_engine=core.policy_engine.dump_state(),
+            members=core.members.dump_state(),
+            publish_schedule=core.publish_schedule.dump_state(),
             updates_applied=core.updates_applied,
             updates_rejected=core.updates_rejected,
             duplicates=core.duplicates,
@@ -98,14 +111,14 @@ def freeze(core: HubCore) -> bytes:
     )
 
 
-def thaw(core: HubCore, state: bytes) -> None:
+def load_state(core: HubCore, state: bytes) -> None:
     """Let a new core of the same model and settings go on from there; raises `StorageError` if it cannot."""
-    found = unseal(state, CoreState)
+    found = unseal(state, CoreState, RENAMED_IN_3)
     if found.fingerprint != core.spec.fingerprint:
         raise StorageError("the hub's state is of another model; go on with that one, or begin a new run")
-    core.judge.thaw(found.judge)
-    core.members.thaw(found.members)
-    core.publication.thaw(found.publication)
+    core.policy_engine.load_state(found.policy_engine)
+    core.members.load_state(found.members)
+    core.publish_schedule.load_state(found.publish_schedule)
     core.updates_applied = found.updates_applied
     core.updates_rejected = found.updates_rejected
     core.duplicates = found.duplicates
@@ -120,20 +133,20 @@ def thaw(core: HubCore, state: bytes) -> None:
 def note(core: HubCore, model: Model, entry: int | None, now_s: float) -> Note:
     """Write down the core, and keep hold of the updates that it lets wait."""
     return Note(
-        core=freeze(core),
-        waiting=model.waiting(core.judge.handles),
+        core=dump_state(core),
+        waiting=model.waiting(core.policy_engine.handles),
         entry=entry,
         now_s=now_s,
         lineage=core.lineage,
         updates_applied=core.updates_applied,
-        evaluation=core.judge.progress.last,
+        evaluation=core.policy_engine.evaluations.last,
     )
 
 
 def complete(note: Note, model: Model, publisher: Publisher) -> HubState:
     """Add the arrays to a note, once what stood in line when it was taken has been done."""
-    model_state, arrays = model.freeze(note.waiting)
-    publisher_state, published = publisher.freeze()
+    model_state, arrays = model.dump_state(note.waiting)
+    publisher_state, published = publisher.dump_state()
     arrays |= published
     arrays[SCALARS] = np.frombuffer(seal(_Scalars(note.core, model_state, publisher_state)), np.uint8)
     prefix = _prefix(model.spec)
@@ -166,9 +179,9 @@ def restore(tensors: Mapping[str, Array], core: HubCore, model: Model, publisher
     if SCALARS not in arrays:
         raise StorageError(f"the hub's state is not whole: {SCALARS} is missing")
     scalars = unseal(arrays[SCALARS].tobytes(), _Scalars)
-    thaw(core, scalars.core)
-    model.thaw(scalars.model, parameters, arrays)
-    publisher.thaw(scalars.publisher, arrays)
+    load_state(core, scalars.core)
+    model.load_state(scalars.model, parameters, arrays)
+    publisher.load_state(scalars.publisher, arrays)
 
 
 def succeed(core: HubCore, old: HubCore) -> None:
@@ -176,9 +189,9 @@ def succeed(core: HubCore, old: HubCore) -> None:
 
     It knows the same devices, and what each was answered; what policies had gathered begins anew.
     """
-    core.members.thaw(old.members.freeze())
-    core.judge.ancestry = old.judge.ancestry
-    core.judge.progress.best = old.judge.progress.best
+    core.members.load_state(old.members.dump_state())
+    core.policy_engine.ancestry = old.policy_engine.ancestry
+    core.policy_engine.evaluations.best = old.policy_engine.evaluations.best
     core.updates_applied, core.saved_updates = old.updates_applied, old.updates_applied
     core.updates_rejected = old.updates_rejected
     core.duplicates = old.duplicates

@@ -9,7 +9,7 @@ import numpy as np
 from edgeasync.errors import ProtocolError
 from edgeasync.parameters import CHUNK, Vector
 from edgeasync.protocol.codecs.codec import Codec, Dense
-from edgeasync.protocol.codecs.halves import (
+from edgeasync.protocol.codecs.float16 import (
     Halves,
     narrow_bfloat16,
     narrow_float16,

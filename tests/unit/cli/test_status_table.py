@@ -10,7 +10,7 @@ from edgeasync.cli.status import BOUNDS, REMEDIES, describe_status
 from edgeasync.core.hub.events import Received
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import HubCoreSettings
-from edgeasync.policies.frequency import Bound, Tempo
+from edgeasync.policies.frequency import Bound, Cadence
 from edgeasync.policies.monitor import Monitor, NotFiniteWatch, UpdateNormWatch
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.messages import Hello, ModelVersion
@@ -44,7 +44,7 @@ def empty_status(policy=None):
     core = HubCore(
         spec=SoftmaxModel(inputs=4, classes=2).spec,
         training={},
-        judgement=policy or Policy(),
+        policy=policy or Policy(),
         settings=HubCoreSettings(),
         version=ModelVersion("0123456789abcdef", 7),
         make_session=lambda: bytes(16),
@@ -111,14 +111,19 @@ def at_pace(core, name, period_s, bound=""):
     """Let a device be there that exchanges so often, as its history has it."""
     core.handle(Received(name.encode(), Hello((1,), name, name.encode() * 16, 1)), 0.0)
     history = core.members.members[name].history
-    history.step_s, history.talk_s, history.assigned_steps, history.bound = 0.01, period_s - 0.1, 10, bound
+    history.step_s, history.communication_s, history.assigned_steps, history.bound = (
+        0.01,
+        period_s - 0.1,
+        10,
+        bound,
+    )
 
 
 def test_the_tempo_of_the_fleet():
     core, _ = empty_status()
-    core.judge.tempo = Tempo(period_s=0.52, gain=0.7, cause=CAUSE)
+    core.policy_engine.cadence = Cadence(period_s=0.52, gain=0.7, cause=CAUSE)
     at_pace(core, "a", 0.52)
-    core.judge.progress.learning_rate_factor = 0.5
+    core.policy_engine.evaluations.learning_rate_factor = 0.5
     text = joined(shown(core.status(0.0) | {"address": "", "pid": 0}))
     assert f"fleet: period 520 ms, shortened to 70%: {CAUSE}" in text
     assert "the server's learning rate is at 0.5 of what was set" in text
@@ -136,7 +141,7 @@ def test_the_tempo_of_the_fleet():
 )
 def test_the_period_shown_is_the_one_in_force_and_the_bound_of_most_is_named(bounds, named):
     core, _ = empty_status()
-    core.judge.tempo = Tempo(period_s=60.0)
+    core.policy_engine.cadence = Cadence(period_s=60.0)
     for name, bound, period_s in zip("abc", bounds, (1.2, 1.3, 60.0), strict=True):
         at_pace(core, name, period_s, bound)
     status = core.status(0.0)

@@ -31,7 +31,7 @@ from edgeasync.core.hub.effects import (
 from edgeasync.core.hub.events import Folded, Heard, Malformed, PushArrived, Received
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits, Liveness
-from edgeasync.core.recovery.state import freeze, thaw
+from edgeasync.core.recovery.state import dump_state, load_state
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import (
     BufferedAggregator,
@@ -189,7 +189,7 @@ class World:
         return HubCore(
             spec=SPEC,
             training={},
-            judgement=self.policy,
+            policy=self.policy,
             settings=HubCoreSettings(
                 codec=FLOAT32,
                 liveness=Liveness(progress_s=20.0),
@@ -312,10 +312,10 @@ class World:
 
     def restart_hub(self):
         """Let another core go on from what this one writes down; counts of messages begin anew."""
-        written = freeze(self.hub)
+        written = dump_state(self.hub)
         self.hub, self.events = self._make_hub(), 0
-        thaw(self.hub, written)
-        assert freeze(self.hub) == written
+        load_state(self.hub, written)
+        assert dump_state(self.hub) == written
 
     def tick_hub(self, *, room=True):
         self._hub_did(self.hub.tick(self.now_s, room=room))
@@ -338,7 +338,7 @@ class World:
                     self.restored = effect.number
                     self.rollbacks += 1
                 case Keep():
-                    assert not self.hub.judge.guard.alarms.active("rollback")
+                    assert not self.hub.policy_engine.divergence.alarms.active("rollback")
                 case Receive():
                     self.granted[effect.peer] = effect.push
                     self._send_down(effect.peer, Grant(effect.push))
@@ -396,14 +396,14 @@ class World:
         assert len(self.held) == hub.status(self.now_s)["updates_buffered"]
         assert sum(hub.messages_accepted.values()) + hub.messages_refused == self.events
         assert hub.updates_applied == len(self.folded_updates)
-        judge = hub.judge
-        assert judge.guard.rollbacks == self.rollbacks
-        assert len(judge.guard.alarms) <= 5 * len(NAMES)
-        assert {alarm.device_id for alarm in judge.guard.alarms} <= {"", *NAMES}
-        assert judge._refused <= {name for name, member in tables.members.items() if member.live}
-        assert not judge._measuring
-        assert max(len(judge.fleet.norms), len(judge.fleet.scores), len(judge.fleet.losses)) <= WINDOW
-        if not len(judge):
+        engine = hub.policy_engine
+        assert engine.divergence.rollbacks == self.rollbacks
+        assert len(engine.divergence.alarms) <= 5 * len(NAMES)
+        assert {alarm.device_id for alarm in engine.divergence.alarms} <= {"", *NAMES}
+        assert engine._refused <= {name for name, member in tables.members.items() if member.live}
+        assert not engine._measuring
+        assert max(len(engine.fleet.norms), len(engine.fleet.scores), len(engine.fleet.losses)) <= WINDOW
+        if not len(engine):
             assert not any(member.waiting for member in tables.members.values()), "nothing will wake them"
         assert len(tables._by_session) <= len(NAMES)
         assert len(tables._by_peer) <= len(NAMES)

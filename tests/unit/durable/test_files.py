@@ -7,7 +7,7 @@ import pytest
 import safetensors.numpy
 
 from edgeasync.durable.files import replace_file
-from edgeasync.durable.spool import DeviceFolder
+from edgeasync.durable.identity import DeviceFolder
 from edgeasync.errors import ModelMismatchError, StorageError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.runtime.model_file import load_model, save_model

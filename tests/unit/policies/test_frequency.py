@@ -11,8 +11,8 @@ from edgeasync.policies.frequency import (
     GAIN_MIN,
     STEPS_MAX,
     AdaptiveFrequency,
+    Cadence,
     FixedFrequency,
-    Tempo,
     TimeFrequency,
 )
 from edgeasync.policies.history import DeviceHistory, FleetHistory
@@ -20,12 +20,12 @@ from edgeasync.policies.history import DeviceHistory, FleetHistory
 CALM = FleetHistory()
 
 
-def device(step_s=0.2, talk_s=2.0, **fields):
-    return DeviceHistory(step_s=step_s, talk_s=talk_s, **{"updates": 1} | fields)
+def device(step_s=0.2, communication_s=2.0, **fields):
+    return DeviceHistory(step_s=step_s, communication_s=communication_s, **{"updates": 1} | fields)
 
 
-def asked(controller, history, **tempo):
-    interval = controller.interval(history, Tempo(**tempo))
+def asked(controller, history, **cadence):
+    interval = controller.interval(history, Cadence(**cadence))
     return interval.local_steps, interval.why
 
 
@@ -46,11 +46,11 @@ FIXED, TIME, ADAPTIVE = FixedFrequency(local_steps=5), timed(), adaptive()
 
 
 @pytest.mark.parametrize(
-    ("controller", "history", "tempo", "steps", "why"),
+    ("controller", "history", "cadence", "steps", "why"),
     [
         (FIXED, DeviceHistory(), {}, 5, "fixed"),
         (FIXED, device(), {"period_s": 60.0, "gain": 0.25}, 5, "fixed"),
-        (FIXED, device(), {"haste": 0.5}, 2, "fixed; hurried against divergence"),
+        (FIXED, device(), {"steps_factor": 0.5}, 2, "fixed; hurried against divergence"),
         (FIXED, device(local_steps_max=3), {}, 3, "the device allows 3 steps"),
         (FIXED, device(assigned_steps=1), {}, 2, "on its way; fixed"),
         (FIXED, device(assigned_steps=2), {}, 4, "on its way; fixed"),
@@ -71,7 +71,7 @@ FIXED, TIME, ADAPTIVE = FixedFrequency(local_steps=5), timed(), adaptive()
         (TIME, device(0.25, examples=64, batch_examples=0.0), {}, 32, "10 s as set"),
         (TIME, device(0.25, assigned_steps=15), {}, 30, "on its way; 10 s as set"),
         (TIME, device(0.25, assigned_steps=15, local_steps_max=20), {}, 20, "the device allows 20 steps"),
-        (TIME, device(0.25), {"haste": 0.5}, 16, "10 s as set; hurried against divergence"),
+        (TIME, device(0.25), {"steps_factor": 0.5}, 16, "10 s as set; hurried against divergence"),
         (ADAPTIVE, DeviceHistory(), {"period_s": 6.0}, 8, "first measurement"),
         (ADAPTIVE, device(), {}, 8, "first measurement"),
         (adaptive(local_steps_max=4, period_steps_min=1), DeviceHistory(), {}, 4, "first measurement"),
@@ -109,7 +109,7 @@ FIXED, TIME, ADAPTIVE = FixedFrequency(local_steps=5), timed(), adaptive()
         (
             adaptive(local_steps_min=4),
             device(1.2),
-            {"period_s": 6.0, "haste": 0.5},
+            {"period_s": 6.0, "steps_factor": 0.5},
             4,
             "at least 4 steps; period 6 s; hurried against divergence",
         ),
@@ -132,15 +132,15 @@ FIXED, TIME, ADAPTIVE = FixedFrequency(local_steps=5), timed(), adaptive()
         (timed(local_steps_min=40), device(0.25, local_steps_max=6), {}, 6, "the device allows 6 steps"),
     ],
 )
-def test_local_steps_by_hand(controller, history, tempo, steps, why):
-    assert asked(controller, history, **tempo) == (steps, why)
+def test_local_steps_by_hand(controller, history, cadence, steps, why):
+    assert asked(controller, history, **cadence) == (steps, why)
 
 
 times = st.just(0.0) | st.floats(1e-9, 1e9)
 histories = st.builds(
     DeviceHistory,
     step_s=times,
-    talk_s=times,
+    communication_s=times,
     examples=st.integers(0, 2**53),
     batch_examples=st.just(0.0) | st.floats(2**-31, 1e6),
     assigned_steps=st.integers(0, 200_000),
@@ -165,14 +165,21 @@ controllers = (
 )
 
 
-@given(controllers, histories, st.builds(Tempo, times, st.floats(0.25, 1.0), st.sampled_from([0.5, 1.0])))
-def test_local_steps_stay_within_every_bound(controller, history, tempo):
-    local_steps, why = asked(controller, history, period_s=tempo.period_s, gain=tempo.gain, haste=tempo.haste)
+@given(controllers, histories, st.builds(Cadence, times, st.floats(0.25, 1.0), st.sampled_from([0.5, 1.0])))
+def test_local_steps_stay_within_every_bound(controller, history, cadence):
+    local_steps, why = asked(
+        controller, history, period_s=cadence.period_s, gain=cadence.gain, steps_factor=cadence.steps_factor
+    )
     assert why
     before = history.assigned_steps if history.updates else 0
     most = STEPS_MAX if isinstance(controller, TimeFrequency) else 0
     most = getattr(controller, "local_steps_max", 0) or most or controller.local_steps
-    if history.step_s and not isinstance(controller, FixedFrequency) and tempo.period_s and history.batch_examples:
+    if (
+        history.step_s
+        and not isinstance(controller, FixedFrequency)
+        and cadence.period_s
+        and history.batch_examples
+    ):
         passes = (controller.epochs_max or math.inf) * history.examples / history.batch_examples
         most = min(most, max(2.0, passes)) if history.examples else most
     least = getattr(controller, "local_steps_min", 1)
@@ -189,43 +196,43 @@ def test_local_steps_stay_within_every_bound(controller, history, tempo):
 
 # -- the fleet -----------------------------------------------------------------------------------------------
 
-UNEQUAL = [device(0.1, 1.0), device(0.2, 2.0), device(0.4, 4.0), DeviceHistory(talk_s=99.0)]
+UNEQUAL = [device(0.1, 1.0), device(0.2, 2.0), device(0.4, 4.0), DeviceHistory(communication_s=99.0)]
 
 
 @pytest.mark.parametrize(
-    ("controller", "devices", "tempo", "period_s"),
+    ("controller", "devices", "cadence", "period_s"),
     [
-        (FixedFrequency(), [], Tempo(), 0.0),
-        (FixedFrequency(), [device(0.1, 1.0, assigned_steps=n) for n in (10, 20, 60)], Tempo(), 3.0),
-        (timed(seconds=7.0), UNEQUAL, Tempo(), 7.0),
-        (ADAPTIVE, [], Tempo(5.0), 5.0),
-        (ADAPTIVE, [DeviceHistory(talk_s=9.0)], Tempo(5.0), 5.0),
-        (ADAPTIVE, UNEQUAL, Tempo(), 2.0 / 0.33),
-        (adaptive(talk_share=0.5), UNEQUAL, Tempo(), 4.0),
-        (adaptive(period_steps_min=100), UNEQUAL, Tempo(), 22.0),
-        (ADAPTIVE, [device(0.2, 0.1)], Tempo(), 1.7),
+        (FixedFrequency(), [], Cadence(), 0.0),
+        (FixedFrequency(), [device(0.1, 1.0, assigned_steps=n) for n in (10, 20, 60)], Cadence(), 3.0),
+        (timed(seconds=7.0), UNEQUAL, Cadence(), 7.0),
+        (ADAPTIVE, [], Cadence(5.0), 5.0),
+        (ADAPTIVE, [DeviceHistory(communication_s=9.0)], Cadence(5.0), 5.0),
+        (ADAPTIVE, UNEQUAL, Cadence(), 2.0 / 0.33),
+        (adaptive(talk_share=0.5), UNEQUAL, Cadence(), 4.0),
+        (adaptive(period_steps_min=100), UNEQUAL, Cadence(), 22.0),
+        (ADAPTIVE, [device(0.2, 0.1)], Cadence(), 1.7),
         # 2 s of talking stay; of the other 1.6 s a gain of 0.49 leaves 0.7 of it by this look.
         (
             adaptive(talk_share=0.5, talk_share_max=0.6, period_steps_min=50),
             UNEQUAL,
-            Tempo(9.0, 0.49),
+            Cadence(9.0, 0.49),
             9.0,
         ),
     ],
 )
-def test_the_period_by_hand(controller, devices, tempo, period_s):
-    assert controller.retune(tempo, CALM, devices).period_s == pytest.approx(period_s, rel=1e-12)
+def test_the_period_by_hand(controller, devices, cadence, period_s):
+    assert controller.retune(cadence, CALM, devices).period_s == pytest.approx(period_s, rel=1e-12)
 
 
 def gains(controller, fleets):
     """Retune with one fleet after another."""
-    tempo, seen = Tempo(haste=0.5), []
+    cadence, seen = Cadence(steps_factor=0.5), []
     for fleet in fleets:
-        tempo = controller.retune(tempo, fleet, UNEQUAL)
-        assert tempo.haste == 0.5
-        assert tempo.period_s == pytest.approx(2.0 + (2.0 / 0.33 - 2.0) * tempo.gain)
-        seen.append(round(tempo.gain, 3))
-    return seen, tempo.cause
+        cadence = controller.retune(cadence, fleet, UNEQUAL)
+        assert cadence.steps_factor == 0.5
+        assert cadence.period_s == pytest.approx(2.0 + (2.0 / 0.33 - 2.0) * cadence.gain)
+        seen.append(round(cadence.gain, 3))
+    return seen, cadence.cause
 
 
 APART = FleetHistory(agreement=AGREEMENT_MIN - 0.01)
@@ -304,7 +311,7 @@ class Loop:
         self.speeds = [list(speed) for speed in speeds]
         self.histories = [DeviceHistory() for _ in speeds]
         self.exchanges = [0] * len(speeds)
-        self.tempo = Tempo()
+        self.cadence = Cadence()
         self.updates = 0
         self.due = []
         for number in range(len(speeds)):
@@ -313,11 +320,11 @@ class Loop:
     def assign(self, number, now_s):
         history = self.histories[number]
         before = history.assigned_steps if history.updates else 0
-        interval = self.controller.interval(history, self.tempo)
+        interval = self.controller.interval(history, self.cadence)
         history.assigned_steps, history.why = interval.local_steps, interval.why
         assert not before or before / 2 <= history.assigned_steps <= before * 2
-        step_s, talk_s = self.speeds[number]
-        cycle_s = talk_s + history.assigned_steps * step_s
+        step_s, communication_s = self.speeds[number]
+        cycle_s = communication_s + history.assigned_steps * step_s
         heapq.heappush(self.due, (now_s + cycle_s, number, history.assigned_steps, step_s, cycle_s))
 
     def run(self, exchanges):
@@ -337,7 +344,7 @@ class Loop:
             self.updates += 1
             if self.updates % (len(self.speeds) // 2) == 0:
                 measured = [history for history in self.histories if history.updates]
-                self.tempo = self.controller.retune(self.tempo, CALM, measured)
+                self.cadence = self.controller.retune(self.cadence, CALM, measured)
             self.assign(number, now_s)
 
     @property
@@ -347,8 +354,8 @@ class Loop:
     def spread(self, devices_min=6):
         """Longest period over shortest, of the devices that no bound keeps from the fleet's."""
         periods = [
-            talk_s + history.assigned_steps * step_s
-            for (step_s, talk_s), history in zip(self.speeds, self.histories, strict=True)
+            communication_s + history.assigned_steps * step_s
+            for (step_s, communication_s), history in zip(self.speeds, self.histories, strict=True)
             if not history.why.startswith(("slow link", "at most"))
         ]
         assert len(periods) >= devices_min
@@ -390,16 +397,18 @@ def test_unequal_devices_take_equal_periods_and_settle_within_ten_exchanges(cont
 def test_when_all_change_tenfold_the_period_follows_and_stays_equal(factors):
     loop = Loop(ADAPTIVE, SPEEDS)
     loop.run(10)
-    settled, period_s = loop.steps, loop.tempo.period_s
+    settled, period_s = loop.steps, loop.cadence.period_s
     assert period_s == pytest.approx(0.15 + 8 * 0.08)
-    loop.speeds = [[step_s * factors[0], talk_s * factors[1]] for step_s, talk_s in SPEEDS]
+    loop.speeds = [[step_s * factors[0], communication_s * factors[1]] for step_s, communication_s in SPEEDS]
     loop.run(10)
-    talk_s = 0.15 * factors[1]
-    assert loop.tempo.period_s == pytest.approx(max(talk_s / 0.33, talk_s + 8 * 0.08 * factors[0]))
+    communication_s = 0.15 * factors[1]
+    assert loop.cadence.period_s == pytest.approx(
+        max(communication_s / 0.33, communication_s + 8 * 0.08 * factors[0])
+    )
     assert loop.spread(5) <= 1.5
     loop.speeds = [list(speed) for speed in SPEEDS]
     loop.run(10)
-    assert (loop.steps, loop.tempo.period_s) == (settled, pytest.approx(period_s))
+    assert (loop.steps, loop.cadence.period_s) == (settled, pytest.approx(period_s))
 
 
 def test_a_link_ten_times_slower_makes_one_device_speak_more_rarely_and_no_other():
@@ -408,9 +417,9 @@ def test_a_link_ten_times_slower_makes_one_device_speak_more_rarely_and_no_other
     settled = loop.steps
     loop.speeds[2][1] *= 10  # as long as the fleet's whole period and more
     loop.run(10)
-    step_s, talk_s = loop.speeds[2]
+    step_s, communication_s = loop.speeds[2]
     assert loop.steps[2] == 23
-    assert talk_s / (talk_s + loop.steps[2] * step_s) <= 0.5
+    assert communication_s / (communication_s + loop.steps[2] * step_s) <= 0.5
     others = [number for number in range(7) if number not in (2, 3)]
     assert [loop.steps[number] for number in others] == [settled[number] for number in others]
     assert all(history.talk_share <= 0.5 + 1e-9 for history in loop.histories)
@@ -420,7 +429,7 @@ def test_a_link_ten_times_slower_makes_one_device_speak_more_rarely_and_no_other
 
 
 @pytest.mark.parametrize(
-    ("controller", "history", "tempo", "bound"),
+    ("controller", "history", "cadence", "bound"),
     [
         (FIXED, device(), {}, ""),
         (TIME, DeviceHistory(), {}, ""),
@@ -437,5 +446,5 @@ def test_a_link_ten_times_slower_makes_one_device_speak_more_rarely_and_no_other
         (ADAPTIVE, device(0.2, 5.0), {"period_s": 6.0}, ""),
     ],
 )
-def test_the_bound_that_holds_is_named(controller, history, tempo, bound):
-    assert controller.interval(history, Tempo(**tempo)).bound == bound
+def test_the_bound_that_holds_is_named(controller, history, cadence, bound):
+    assert controller.interval(history, Cadence(**cadence)).bound == bound

@@ -29,11 +29,11 @@ def look(fleet, device_id="a", **fields):
 def test_times_are_medians_of_the_last_few_cycles():
     history = DeviceHistory()
     observe(history)
-    assert (history.step_s, history.talk_s, history.cycle_s) == (0.25, 0.0, 2.0)
+    assert (history.step_s, history.communication_s, history.cycle_s) == (0.25, 0.0, 2.0)
     for cycle_s, step_s in ((3.0, 0.25), (2.5, 0.25), (9.0, 1.0), (2.0, 0.25), (99.0, 0.25)):
         observe(history, cycle_s=cycle_s, step_s=step_s)
     # Talking: 1, 0.5, 1, 0 and 97 seconds; steps of 0.25 s but one.
-    assert (history.step_s, history.talk_s) == (0.25, 1.0)
+    assert (history.step_s, history.communication_s) == (0.25, 1.0)
     assert history.cycle_s == 3.0
     assert history.talk_share == pytest.approx(1 / 3)
     history.assigned_steps = 16
@@ -49,7 +49,7 @@ def test_a_step_change_shows_after_three_updates():
     seen = []
     for _ in range(4):
         observe(history, step_s=2.5, cycle_s=8 * 2.5 + 10.0)
-        seen.append((history.step_s, history.talk_s))
+        seen.append((history.step_s, history.communication_s))
     assert seen == [(0.25, 1.0), (0.25, 1.0), (2.5, 10.0), (2.5, 10.0)]
 
 
@@ -106,7 +106,7 @@ def test_a_device_may_say_what_it_likes(told):
     history = DeviceHistory()
     for fields in told:
         history.observe(**fields)
-        for value in (history.step_s, history.talk_s, history.cycle_s, history.examples_per_s):
+        for value in (history.step_s, history.communication_s, history.cycle_s, history.examples_per_s):
             assert 0.0 <= value < math.inf
         assert 0.0 <= history.talk_share <= 1.0
         assert not math.isnan(history.score)

@@ -10,7 +10,7 @@ from edgeasync.policies.aggregation import (
     SynchronousAggregator,
 )
 from edgeasync.policies.combining import TrimmedMeanCombiner
-from edgeasync.policies.frequency import AdaptiveFrequency, FixedFrequency, Tempo, TimeFrequency
+from edgeasync.policies.frequency import AdaptiveFrequency, Cadence, FixedFrequency, TimeFrequency
 from edgeasync.policies.history import DeviceHistory
 from edgeasync.policies.monitor import GradientNormWatch, LossWatch, Monitor
 from edgeasync.policies.optimizers import SGD
@@ -22,7 +22,7 @@ from edgeasync.runtime.hub_settings import HubSettings
 def test_everything_has_a_default():
     assert convert({}, Policy, where="[policy]") == Policy()
     assert Policy().staleness(Staleness(0)) == 1.0
-    assert Policy().frequency.interval(DeviceHistory(), Tempo()).local_steps >= 1
+    assert Policy().frequency.interval(DeviceHistory(), Cadence()).local_steps >= 1
 
 
 def test_every_part_is_chosen_by_kind(tmp_path):

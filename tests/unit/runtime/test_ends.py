@@ -64,7 +64,7 @@ def context():
 
 
 def make_hub(run, context, *, settings=HubCoreSettings(), **options):  # noqa: B008 (it is frozen)
-    options = {"initial": lambda: np.zeros(SPEC.length, np.float32), "judgement": ONE_BY_ONE} | options
+    options = {"initial": lambda: np.zeros(SPEC.length, np.float32), "policy": ONE_BY_ONE} | options
     return Hub(spec=SPEC, bind=ADDRESS, run=run, settings=settings, context=context, **options)
 
 
@@ -319,7 +319,7 @@ async def test_a_hub_cancelled_while_it_replays_its_journal_is_cancelled(tmp_pat
             return super()._make_core(*arguments)
 
     hub = Watched(
-        spec=SPEC, initial=lambda: np.zeros(SPEC.length, np.float32), judgement=ONE_BY_ONE, bind=ADDRESS,
+        spec=SPEC, initial=lambda: np.zeros(SPEC.length, np.float32), policy=ONE_BY_ONE, bind=ADDRESS,
         run=tmp_path, settings=HubCoreSettings(stop=StopCondition(updates=5)), context=context,
     )  # fmt: skip
     serving = asyncio.create_task(hub.run())
@@ -360,7 +360,7 @@ async def test_a_hub_that_is_cancelled_twice_waits_for_nothing(tmp_path, context
             super()._save_model(snapshot, lineage)
 
     hub = SlowDisk(
-        spec=SPEC, initial=lambda: np.zeros(SPEC.length, np.float32), judgement=ONE_BY_ONE, bind=ADDRESS,
+        spec=SPEC, initial=lambda: np.zeros(SPEC.length, np.float32), policy=ONE_BY_ONE, bind=ADDRESS,
         run=tmp_path, settings=HubCoreSettings(), context=context, on_report=lambda _: listening.set(),
     )  # fmt: skip
     serving = asyncio.create_task(hub.run())
@@ -390,7 +390,10 @@ async def test_an_evaluator_that_is_given_is_asked(tmp_path, context):
     settings = HubCoreSettings(evaluate_every_updates=1, stop=StopCondition(accuracy=0.5))
     hub = make_hub(tmp_path, context, settings=settings, evaluator=lambda _: Evaluation(0.25, 0.75, 10))
     assert await serve(hub, make_agent(context)) == "finished"
-    assert (hub.core.judge.progress.last.loss, hub.core.judge.progress.last.accuracy) == (0.25, 0.75)
+    assert (hub.core.policy_engine.evaluations.last.loss, hub.core.policy_engine.evaluations.last.accuracy) == (
+        0.25,
+        0.75,
+    )
 
 
 async def test_an_evaluator_may_tell_numbers_of_numpy(tmp_path, context):
@@ -398,7 +401,7 @@ async def test_an_evaluator_may_tell_numbers_of_numpy(tmp_path, context):
     found = Evaluation(np.float64(0.25), np.float32(0.75), np.int64(10))
     hub = make_hub(tmp_path, context, settings=settings, evaluator=lambda _: found)
     assert await serve(hub, make_agent(context)) == "finished"
-    assert type(hub.core.judge.progress.last.loss) is float
+    assert type(hub.core.policy_engine.evaluations.last.loss) is float
 
 
 @pytest.mark.parametrize("found", [None, Evaluation(None, None, 10)])

@@ -13,7 +13,7 @@ def test_a_hub_that_goes_on_never_begins_before_it_stopped(tmp_path, monkeypatch
     hub = Hub(
         spec=ParameterSpec((Parameter("weights", (3,)),)),
         initial=lambda: np.zeros(3, np.float32),
-        judgement=Policy(),
+        policy=Policy(),
         bind="tcp://127.0.0.1:*",
         run=tmp_path,
         settings=HubCoreSettings(),

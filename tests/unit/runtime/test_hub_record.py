@@ -84,10 +84,10 @@ def test_what_cannot_be_gone_on_with(tmp_path):
 class Own:
     """A controller that the library does not know."""
 
-    def retune(self, tempo, fleet, devices):
-        return tempo
+    def retune(self, cadence, fleet, devices):
+        return cadence
 
-    def interval(self, device, tempo):
+    def interval(self, device, cadence):
         return Interval(3, "mine")
 
 
@@ -136,7 +136,7 @@ def test_a_part_of_ones_own_is_refused_before_the_folder_is_touched(words, polic
         Hub(
             spec=Still.spec,
             initial=lambda: np.zeros(Still.spec.length, np.float32),
-            judgement=policy,
+            policy=policy,
             bind="tcp://127.0.0.1:*",
             run=tmp_path / "run",
             settings=HubCoreSettings(),

@@ -33,7 +33,7 @@ def test_the_newest_of_the_best_is_written(tmp_path, at_once):
     hub = Hub(
         spec=SPEC,
         initial=lambda: np.zeros(3, np.float32),
-        judgement=Policy(),
+        policy=Policy(),
         bind="tcp://127.0.0.1:*",
         run=tmp_path,
         settings=HubCoreSettings(),

@@ -27,7 +27,7 @@ def begin(path, entries):
 
     def make_core(rules, version, now_s, sessions):
         return HubCore(
-            spec=rules.spec, training={}, judgement=rules.judgement, settings=rules.settings, version=version,
+            spec=rules.spec, training={}, policy=rules.policy, settings=rules.settings, version=version,
             make_session=sessions, now_s=now_s,
         )  # fmt: skip
 

@@ -52,7 +52,7 @@ def test_what_waits_for_a_disk_that_hangs_is_bounded_and_nobody_is_lost():
     core = HubCore(
         spec=SPEC,
         training={},
-        judgement=Policy(),
+        policy=Policy(),
         settings=HubCoreSettings(
             liveness=Liveness(heartbeat_s=1.0, lease_s=3.0), limits=Limits(devices_max=1, retry_after_s=0.5)
         ),

@@ -68,13 +68,13 @@ class Notes:
 
 
 class Bench:
-    def __init__(self, graph=None, codec=FLOAT32, judgement=POLICY, **limits):
+    def __init__(self, graph=None, codec=FLOAT32, policy=POLICY, **limits):
         self.notes = Notes()
         sessions = iter(range(1, 100))
         core = HubCore(
             spec=SPEC,
             training={},
-            judgement=judgement,
+            policy=policy,
             settings=HubCoreSettings(
                 codec=codec,
                 liveness=Liveness(heartbeat_s=1.0, lease_s=5.0),
@@ -85,7 +85,7 @@ class Bench:
             make_session=lambda: next(sessions).to_bytes(16, "big"),
             now_s=0.0,
         )
-        self.engine = HubEngine(core, Model(SPEC, np.zeros(SPEC.length, np.float32), 0, judgement), self.notes)
+        self.engine = HubEngine(core, Model(SPEC, np.zeros(SPEC.length, np.float32), 0, policy), self.notes)
         self.sessions = {}
 
     def say(self, peer, message, payload=None, at_s=0.0):
@@ -177,7 +177,7 @@ def test_coded_models_that_nobody_takes_in_are_bounded_too(codec):
     assert bench.engine._sending() <= 5
     bench.join(b"late")
     late = Fetch(bench.sessions[b"late"])
-    assert bench.say(b"late", late, at_s=60.0).version.number == bench.engine.core.publication.number
+    assert bench.say(b"late", late, at_s=60.0).version.number == bench.engine.core.publish_schedule.number
 
 
 @pytest.mark.parametrize("codec", [FLOAT32, *CODED.values()], ids=["float32", *CODED])
@@ -520,9 +520,7 @@ def test_every_byte_is_counted_both_ways():
 
 
 def test_a_whole_model_is_not_taken_from_a_codec_that_does_not_bear_it():
-    bench = Bench(
-        judgement=Policy(aggregate=ModelAverageAggregator(), optimizer=(SGD(),), monitor=Monitor(watch=()))
-    )
+    bench = Bench(policy=Policy(aggregate=ModelAverageAggregator(), optimizer=(SGD(),), monitor=Monitor(watch=())))
     bench.join(b"pi")
     for name, answer in (("int8", Refuse), ("float16", Assignment)):
         codec = make_codec(name, SPEC)

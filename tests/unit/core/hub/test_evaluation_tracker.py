@@ -3,7 +3,7 @@ import math
 import pytest
 
 from edgeasync.core.hub.effects import Report, SaveBest
-from edgeasync.core.hub.evaluation_tracker import Progress
+from edgeasync.core.hub.evaluation_tracker import EvaluationTracker
 from edgeasync.core.hub.events import Evaluated
 from edgeasync.core.hub.settings import StopCondition
 from edgeasync.policies.policy import Plateau
@@ -11,7 +11,7 @@ from edgeasync.policies.policy import Plateau
 
 def run(told, *, plateau=None, **stop):
     """Show evaluations; return the progress and, for each of them, its effects."""
-    progress, seen = Progress(plateau, StopCondition(**stop)), []
+    progress, seen = EvaluationTracker(plateau, StopCondition(**stop)), []
     for number, (loss, accuracy) in enumerate(told):
         effects = []
         progress.evaluated(Evaluated(number, loss, accuracy), effects)

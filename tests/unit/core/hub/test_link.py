@@ -3,11 +3,11 @@ import pytest
 from edgeasync.core.hub.link import BANDWIDTH_MAX_BYTES_PER_S, LinkEstimate
 
 
-def cycle(link, up, down, talk_s):
+def cycle(link, up, down, communication_s):
     link.begin_cycle()
     link.bytes_up += up
     link.bytes_down += down
-    link.end_cycle(talk_s)
+    link.end_cycle(communication_s)
 
 
 def test_nothing_is_known_at_first():
@@ -31,11 +31,11 @@ def test_bandwidth_is_what_a_cycle_moved_in_its_talking_less_a_round_trip():
     }
 
 
-@pytest.mark.parametrize(("nbytes", "talk_s"), [(65_535, 1.0), (10**9, 0.5), (10**9, 0.0), (10**9, -1.0)])
-def test_cycles_that_tell_nothing_are_left_out(nbytes, talk_s):
+@pytest.mark.parametrize(("nbytes", "communication_s"), [(65_535, 1.0), (10**9, 0.5), (10**9, 0.0), (10**9, -1.0)])
+def test_cycles_that_tell_nothing_are_left_out(nbytes, communication_s):
     link = LinkEstimate()
     link.observe_ping(0.5)
-    cycle(link, nbytes, 0, talk_s)
+    cycle(link, nbytes, 0, communication_s)
     assert link.bandwidth_bytes_per_s == 0.0
 
 

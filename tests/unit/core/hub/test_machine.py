@@ -172,9 +172,9 @@ def test_of_an_update_that_was_written_down_without_its_checksum_none_is_named(h
     hub = hub_bench()
     hub.join()
     hub.push(seq=1, checksum=11)
-    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(*hub.core.members.freeze()))
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(*hub.core.members.dump_state()))
     assert fields.pop() == 11
-    hub.core.members.thaw([msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=Member)])
+    hub.core.members.load_state([msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=Member)])
     assert greeted(hub) == (1, None)
 
 
@@ -784,10 +784,10 @@ def test_where_every_update_is_a_version_it_is_published_now_and_then(hub_bench)
     hub.join(codecs=KNOWN)
     published = []
     for seq in range(1, 9):
-        base = hub.core.publication.number
+        base = hub.core.publish_schedule.number
         hub.push(seq=seq, base=base, at_s=0.5 * seq)
         assert hub.one(Fold).number == seq
-        assert hub.one(Assign).version.number == hub.core.publication.number
+        assert hub.one(Assign).version.number == hub.core.publish_schedule.number
         published += [effect.number for effect in hub.all_of(Publish)]
     assert published == [4, 8]
 

@@ -11,7 +11,7 @@ from edgeasync.core.hub.effects import Assign, Discard, Fold, Send
 from edgeasync.core.hub.settings import CheckpointSettings
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator
-from edgeasync.policies.frequency import FixedFrequency, Interval, Tempo
+from edgeasync.policies.frequency import Cadence, FixedFrequency, Interval
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import PolynomialStaleness
@@ -55,7 +55,7 @@ class Deadline:
         return tuple(contribution.examples / examples for contribution in buffered)
 
 
-def judgement(**parts):
+def own_policy(**parts):
     """Some parts of our own among the library's."""
     library = {"staleness": FULL_WEIGHT, "aggregate": ImmediateAggregator(), "frequency": SIXTEEN_STEPS}
     return Policy(**library | {"optimizer": (SGD(),)} | parts)
@@ -70,7 +70,7 @@ def acks(hub):
 
 
 def test_buffered_devices_wait_for_their_flush(hub_bench):
-    hub = hub_bench(judgement(aggregate=Buffer(3)), liveness={"lease_s": 1e3})
+    hub = hub_bench(own_policy(aggregate=Buffer(3)), liveness={"lease_s": 1e3})
     for name in "abcd":
         hub.join(name)
     for count, name in enumerate("ab", start=1):
@@ -93,7 +93,7 @@ def test_buffered_devices_wait_for_their_flush(hub_bench):
 
 
 def test_a_lost_answer_is_repeated_while_the_device_waits(hub_bench):
-    hub = hub_bench(judgement(aggregate=Buffer(2)), liveness={"lease_s": 1e3})
+    hub = hub_bench(own_policy(aggregate=Buffer(2)), liveness={"lease_s": 1e3})
     for name in "ab":
         hub.join(name)
     hub.push("a", 1)
@@ -110,7 +110,7 @@ def test_a_lost_answer_is_repeated_while_the_device_waits(hub_bench):
 
 
 def test_who_fetches_waits_on_and_who_reconnects_waits_no_more(hub_bench):
-    hub = hub_bench(judgement(aggregate=Buffer(4)), liveness={"lease_s": 50.0})
+    hub = hub_bench(own_policy(aggregate=Buffer(4)), liveness={"lease_s": 50.0})
     for name in "abcd":
         hub.join(name)
         hub.push(name, 1) if name != "d" else None
@@ -128,7 +128,7 @@ def test_who_fetches_waits_on_and_who_reconnects_waits_no_more(hub_bench):
 
 @pytest.mark.parametrize("way", ["whole", "offered"])
 def test_no_device_has_two_updates_in_a_version_it_waits_for(hub_bench, way):
-    hub = hub_bench(judgement(aggregate=Buffer(3)), liveness={"lease_s": 1e3})
+    hub = hub_bench(own_policy(aggregate=Buffer(3)), liveness={"lease_s": 1e3})
     for name in "ab":
         hub.join(name)
     hub.push("a", 1)
@@ -136,7 +136,7 @@ def test_no_device_has_two_updates_in_a_version_it_waits_for(hub_bench, way):
     assert hub.refused == "sequence"
     assert "before push 1 is part of a version" in hub.refusal.sentence
     assert not hub.granted
-    assert len(hub.core.judge) == 1
+    assert len(hub.core.policy_engine) == 1
     # A device that starts again no longer waits, and goes on.
     hub.hello("a", start=2)
     hub.fetch("a")
@@ -148,7 +148,7 @@ def test_no_device_has_two_updates_in_a_version_it_waits_for(hub_bench, way):
 
 
 def test_waiting_devices_are_told_to_fetch_when_there_is_no_room(hub_bench):
-    hub = hub_bench(judgement(aggregate=Deadline(4.0)))
+    hub = hub_bench(own_policy(aggregate=Deadline(4.0)))
     hub.join("a")
     hub.join("b")
     hub.push("a", 1, at_s=1.0)
@@ -160,7 +160,7 @@ def test_waiting_devices_are_told_to_fetch_when_there_is_no_room(hub_bench):
 
 
 def test_an_aggregator_that_answers_now_buffers_without_a_wait(hub_bench):
-    hub = hub_bench(judgement(aggregate=Buffer(2, answer="now")))
+    hub = hub_bench(own_policy(aggregate=Buffer(2, answer="now")))
     hub.join()
     hub.push(seq=1)
     assert assigned(hub) == [(hub.peers["a"], 0, Ack(1, Buffered(1)))]
@@ -169,7 +169,7 @@ def test_an_aggregator_that_answers_now_buffers_without_a_wait(hub_bench):
 
 
 def test_a_deadline_is_kept_by_the_clock_alone(hub_bench):
-    hub = hub_bench(judgement(aggregate=Deadline(4.0)))
+    hub = hub_bench(own_policy(aggregate=Deadline(4.0)))
     for name in "abc":
         hub.join(name)
     hub.push("a", 1, at_s=1.0, examples=30)
@@ -187,7 +187,7 @@ def test_a_deadline_is_kept_by_the_clock_alone(hub_bench):
 
 
 def test_a_device_that_goes_makes_the_flush_due(hub_bench):
-    hub = hub_bench(judgement(aggregate=Deadline(1e6)), checkpoint=CheckpointSettings(every="1000 hours"))
+    hub = hub_bench(own_policy(aggregate=Deadline(1e6)), checkpoint=CheckpointSettings(every="1000 hours"))
     hub.join("a")
     hub.join("b")
     hub.ping("b", at_s=1.0)
@@ -207,7 +207,7 @@ def test_a_device_that_goes_makes_the_flush_due(hub_bench):
 
 
 def test_a_full_queue_forces_the_flush(hub_bench):
-    hub = hub_bench(judgement(aggregate=Buffer(10**6)), limits={"updates_held_max": 3})
+    hub = hub_bench(own_policy(aggregate=Buffer(10**6)), limits={"updates_held_max": 3})
     for name in "abcde":
         hub.join(name)
     for name in "abc":
@@ -217,7 +217,7 @@ def test_a_full_queue_forces_the_flush(hub_bench):
 
 
 def test_updates_of_a_flush_by_the_clock_end_the_training(hub_bench):
-    hub = hub_bench(judgement(aggregate=Deadline(4.0)), stop={"updates": 2})
+    hub = hub_bench(own_policy(aggregate=Deadline(4.0)), stop={"updates": 2})
     for name in "abc":
         hub.join(name)
     hub.push("a", 1)
@@ -228,7 +228,7 @@ def test_updates_of_a_flush_by_the_clock_end_the_training(hub_bench):
 
 
 def test_stopping_folds_what_is_buffered_first(hub_bench):
-    hub = hub_bench(judgement(aggregate=Buffer(9)), stop={"minutes": 0.1})
+    hub = hub_bench(own_policy(aggregate=Buffer(9)), stop={"minutes": 0.1})
     hub.join()
     hub.push(seq=1)
     hub.tick(6.0)
@@ -251,12 +251,12 @@ class EqualTime:
     seconds: float
     tuned: list = field(default_factory=list)
 
-    def retune(self, tempo, fleet, devices):
+    def retune(self, cadence, fleet, devices):
         self.tuned.append(len(devices))
-        return Tempo(period_s=self.seconds)
+        return Cadence(period_s=self.seconds)
 
-    def interval(self, device, tempo):
-        steps = max(1, round(tempo.period_s / device.step_s)) if device.step_s else 4
+    def interval(self, device, cadence):
+        steps = max(1, round(cadence.period_s / device.step_s)) if device.step_s else 4
         return Interval(steps, "so that all take the same time")
 
 
@@ -278,7 +278,7 @@ class ClipAndCount:
 
 
 def test_a_plain_function_is_a_staleness_policy(hub_bench):
-    hub = hub_bench(judgement(staleness=hinge))
+    hub = hub_bench(own_policy(staleness=hinge))
     hub.join()
     seen = []
     for seq in range(1, 6):
@@ -290,7 +290,7 @@ def test_a_plain_function_is_a_staleness_policy(hub_bench):
 
 def test_a_frequency_sees_what_each_device_is_like(hub_bench):
     frequency = EqualTime(seconds=2.0)
-    hub = hub_bench(judgement(frequency=frequency))
+    hub = hub_bench(own_policy(frequency=frequency))
     for name, step_s, steps in (("slow", 1.0, 2), ("fast", 0.01, 200)):
         hub.join(name)
         assert hub.one(Assign).local_steps == 4
@@ -301,7 +301,7 @@ def test_a_frequency_sees_what_each_device_is_like(hub_bench):
 
 def test_a_transform_reaches_from_plan_to_fold(hub_bench):
     optimizer = (SGD(learning_rate=0.5), ClipAndCount())
-    policy = judgement(optimizer=optimizer)
+    policy = own_policy(optimizer=optimizer)
     hub = hub_bench(policy)
     spec = ParameterSpec((Parameter("weights", (3,)),))
     model = Model(spec, np.zeros(3, np.float32), 0, policy)

@@ -12,15 +12,15 @@ from safetensors.numpy import load, save
 from edgeasync.core.arrays.hub_model import POOLED_BYTES_MIN, Model, Update
 from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.arrays.state_codec import FORMAT, seal, unseal
-from edgeasync.core.hub import divergence as guard
-from edgeasync.core.hub.divergence import Guard, GuardState
+from edgeasync.core.hub import divergence
+from edgeasync.core.hub.divergence import DivergenceGuard, DivergenceGuardState
 from edgeasync.core.hub.effects import Assign, Discard, Fold, Keep, Publish, Restore, Send
-from edgeasync.core.hub.evaluation_tracker import Progress, ProgressState
+from edgeasync.core.hub.evaluation_tracker import EvaluationTracker, EvaluationTrackerState
 from edgeasync.core.hub.events import Evaluated, Folded, Malformed, PushArrived, Received, StopRequested
 from edgeasync.core.hub.link import LinkEstimate
 from edgeasync.core.hub.machine import HubCore
-from edgeasync.core.hub.policy_engine import Judge, JudgeState
-from edgeasync.core.hub.publish_schedule import Publication, PublicationState
+from edgeasync.core.hub.policy_engine import PolicyEngine, PolicyEngineState
+from edgeasync.core.hub.publish_schedule import PublishSchedule, PublishScheduleState
 from edgeasync.core.hub.settings import FLOAT32, CodecSettings, HubCoreSettings, Limits, Liveness, StopCondition
 from edgeasync.core.recovery import state as durable
 from edgeasync.errors import StorageError
@@ -100,11 +100,11 @@ class Hub:
     def __init__(self, name, spec, now_s=0.0):
         parts, codec = POLICIES[name]
         self.spec = spec
-        judgement = Policy(**parts)
+        policy = Policy(**parts)
         self.core = HubCore(
             spec=spec,
             training={},
-            judgement=judgement,
+            policy=policy,
             settings=HubCoreSettings(
                 codec=codec,
                 liveness=Liveness(progress_s=20.0),
@@ -117,7 +117,7 @@ class Hub:
             now_s=now_s,
         )
         initial = np.random.default_rng(0).standard_normal(spec.length).astype(F)
-        self.model = Model(spec, initial, 0, judgement)
+        self.model = Model(spec, initial, 0, policy)
         self.publisher = Publisher(spec, self.model, codec)
         self.sessions = 0
         self.sent = {}
@@ -227,7 +227,7 @@ class Drive:
         random, member = self.random, self.hub.core.members.members[device]
         seq = member.seq_last + random.choice((1,) * 12 + (0, 2))
         base = max(0, self.hub.core.version - random.choice((0, 0, 0, 1, 2, 5)))
-        takes_models = self.hub.core.judge.aggregate.update == "model"
+        takes_models = self.hub.core.policy_engine.aggregate.update == "model"
         codec = random.choice(
             ("identity", "float16") if takes_models else ("identity", "int8", "top_k(0.1)", "sign")
         )
@@ -260,7 +260,7 @@ class Drive:
         elif chance < 0.75:
             self.give(Received(peer, Ping(session, 1.0, random.randint(0, 3), random.random())))
         elif chance < 0.85:
-            held = random.choice((None, ModelVersion(LINEAGE, max(0, self.hub.core.publication.number - 1))))
+            held = random.choice((None, ModelVersion(LINEAGE, max(0, self.hub.core.publish_schedule.number - 1))))
             self.give(Received(peer, Fetch(session, held), random.random() < 0.9))
         elif chance < 0.87:
             self.give(Received(peer, Leave("stopping", session)))
@@ -337,7 +337,7 @@ def walk(value):
 
 @pytest.fixture(autouse=True)
 def _versions_are_kept_often(monkeypatch):
-    monkeypatch.setattr(guard, "KEEP_EVERY_UPDATES", 4)
+    monkeypatch.setattr(divergence, "KEEP_EVERY_UPDATES", 4)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -376,19 +376,19 @@ def test_large_vectors_and_payloads_are_counted_as_before():
 @pytest.mark.parametrize(
     ("part", "state", "fixed"),
     [
-        (Judge, JudgeState, {"judgement", "held_max"}),
-        (Guard, GuardState, {"rolls_back", "calm_updates"}),
-        (Progress, ProgressState, {"plateau", "stop"}),
-        (Publication, PublicationState, {"settings"}),
+        (PolicyEngine, PolicyEngineState, {"policy", "held_max"}),
+        (DivergenceGuard, DivergenceGuardState, {"rolls_back", "calm_updates"}),
+        (EvaluationTracker, EvaluationTrackerState, {"plateau", "stop"}),
+        (PublishSchedule, PublishScheduleState, {"settings"}),
     ],
 )
 def test_every_attribute_is_durable_or_a_setting(part, state, fixed):
     core = Hub("immediate", make_spec()).core
     found = {
-        Judge: core.judge,
-        Guard: core.judge.guard,
-        Progress: core.judge.progress,
-        Publication: core.publication,
+        PolicyEngine: core.policy_engine,
+        DivergenceGuard: core.policy_engine.divergence,
+        EvaluationTracker: core.policy_engine.evaluations,
+        PublishSchedule: core.publish_schedule,
     }
     names = {name.removeprefix("_") for name in vars(found[part])}
     assert names == set(state.__struct_fields__) | fixed
@@ -403,7 +403,7 @@ def test_every_attribute_of_the_core_and_its_tables_is_durable_or_known_not_to_b
     assert set(vars(core)) == (set(durable.CoreState.__struct_fields__) - {"fingerprint"}) | derived | counted
     tables = {"members", "histories", "_by_session", "_by_peer", "_leases", "_watched", "live_count"}
     assert set(vars(core.members)) == tables | {"lease_s", "devices_max"}
-    assert set(vars(core.judge.guard.alarms)) == {"_watches", "_calm_updates", "_alarms"}
+    assert set(vars(core.policy_engine.divergence.alarms)) == {"_watches", "_calm_updates", "_alarms"}
     for member in core.members.members.values():
         assert set(vars(member)) == {"link", "codec_push"}
 
@@ -456,17 +456,17 @@ def test_a_parameter_may_have_the_name_of_another_array():
 
 def test_updates_that_stood_in_line_are_not_written_down_and_those_that_wait_are():
     drive = Drive("synchronous", 0)
-    while not len(drive.hub.core.judge):
+    while not len(drive.hub.core.policy_engine):
         drive.step()
     hub = drive.hub
-    handles = hub.core.judge.handles
+    handles = hub.core.policy_engine.handles
     note = durable.note(hub.core, hub.model, 0, 0.0)
     for handle in handles:
         hub.model.release(handle)  # as a later fold does, before the arrays are taken
     state = durable.complete(note, hub.model, hub.publisher)
     other = Hub("synchronous", drive.spec)
     durable.restore(state.tensors, other.core, other.model, other.publisher)
-    assert other.core.judge.handles == handles
+    assert other.core.policy_engine.handles == handles
     assert other.model.updates_waiting == len(handles)
     next_handle = other.model.keep(Update(VectorSource(np.zeros(3, F)), "identity", b""))
     assert next_handle == hub.model.keep(Update(VectorSource(np.zeros(3, F)), "identity", b"")) > max(handles)
@@ -515,12 +515,12 @@ def test_sound_bytes_of_another_kind_are_refused(written):
             put_back(with_scalars(written, body))
     hub = Hub("immediate", make_spec())
     with pytest.raises(StorageError, match="not the state of a hub"):
-        durable.thaw(hub.core, written[durable.SCALARS].tobytes())
+        durable.load_state(hub.core, written[durable.SCALARS].tobytes())
 
 
 def test_another_format_says_so():
     sealed = seal(Other())
-    with pytest.raises(StorageError, match=f"has format {FORMAT + 1}, not 1 or {FORMAT}: start the version"):
+    with pytest.raises(StorageError, match=f"has format {FORMAT + 1}, not one of 1, 2, {FORMAT}: start"):
         unseal((FORMAT + 1).to_bytes(2, "big") + sealed[2:], Other)
 
 
@@ -534,10 +534,10 @@ def test_an_array_that_is_missing_or_not_as_it_was_is_refused(written, name):
 
 def test_a_payload_that_is_missing_or_broken_is_refused():
     drive = Drive("synchronous", 0)
-    while not len(drive.hub.core.judge):
+    while not len(drive.hub.core.policy_engine):
         drive.step()
     state, hub = drive.write(), drive.hub
-    name = f"update/{hub.core.judge.handles[0]}"
+    name = f"update/{hub.core.policy_engine.handles[0]}"
     for array in (np.zeros(1, np.uint8), np.zeros(4, F)):
         with pytest.raises(StorageError, match=name.replace("/", ".")):
             put_back(state.tensors | {name: array}, "synchronous")
@@ -550,4 +550,4 @@ def test_the_state_of_another_model_or_policy_is_refused(written):
         put_back(written, "immediate")
     hub = Hub("immediate, corrected", make_spec())
     with pytest.raises(StorageError, match="codec"):
-        hub.publisher.thaw(unseal(written[durable.SCALARS].tobytes(), durable._Scalars).publisher, written)
+        hub.publisher.load_state(unseal(written[durable.SCALARS].tobytes(), durable._Scalars).publisher, written)

@@ -12,7 +12,7 @@ Frames = tuple[bytes, bytes | None]
 """A message as it travels: header and payload."""
 
 
-class Trouble(msgspec.Struct, frozen=True, omit_defaults=True):
+class LinkFaults(msgspec.Struct, frozen=True, omit_defaults=True):
     """Chances, from 0 to 1, for each message in one direction.
 
     `late` messages take up to `late_s` longer, so that others overtake them. Of `corrupt` ones some bits are
@@ -27,10 +27,10 @@ class Trouble(msgspec.Struct, frozen=True, omit_defaults=True):
     corrupt: float = 0.0
     held_until_s: float | None = None
 
-    def beside(self, other: "Trouble") -> "Trouble":
+    def beside(self, other: "LinkFaults") -> "LinkFaults":
         """Return what both do together: of each kind the worse."""
         held = [trouble.held_until_s for trouble in (self, other) if trouble.lost]
-        return Trouble(
+        return LinkFaults(
             lost=max(self.lost, other.lost),
             repeated=max(self.repeated, other.repeated),
             late=max(self.late, other.late),
@@ -59,7 +59,7 @@ class Trouble(msgspec.Struct, frozen=True, omit_defaults=True):
         return arriving
 
 
-SILENCE = Trouble(lost=1.0)
+SILENCE = LinkFaults(lost=1.0)
 """Nothing gets through."""
 
 

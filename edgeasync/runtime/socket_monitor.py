@@ -23,7 +23,7 @@ EVENTS = (
 )
 
 
-class Monitor:
+class SocketMonitor:
     """Calls `on_disconnected` on the loop whenever the socket's connection breaks, until it is closed.
 
     `finding` says how far the connection has come.

@@ -125,7 +125,7 @@ class JournalEnd(msgspec.Struct, frozen=True):
     trouble: str
 
 
-class Story:
+class RunReplay:
     """The story of a run. Close it when it is told."""
 
     def __init__(self, run: Path, *, until: int | None = None, checkpoint: str | None = None) -> None:
@@ -199,7 +199,7 @@ class Story:
     def summary(self) -> dict[str, Any]:
         """Return the state that the story has come to, for people and scripts."""
         core, state = self._state.core, self._state
-        judged = core.judge.describe()
+        judged = core.policy_engine.describe()
         return {
             "entry": state.last,
             "hub_s": state.now_s,
@@ -208,7 +208,7 @@ class Story:
             "model_xxh3": f"{checksum(self.snapshot.vector.data):016x}",
             "updates_applied": core.updates_applied,
             "updates_rejected": core.updates_rejected,
-            "updates_buffered": len(core.judge),
+            "updates_buffered": len(core.policy_engine),
             "duplicates": core.duplicates,
             "rollbacks": judged["rollbacks"],
             "evaluation": judged["evaluation"],
@@ -270,7 +270,7 @@ class Story:
             return HubCore(
                 spec=rules.spec,
                 training={},
-                judgement=rules.judgement,
+                policy=rules.policy,
                 settings=rules.settings,
                 version=version,
                 # Whether there is one decides what becomes of who asks for it; which one it is decides nothing.
@@ -355,7 +355,7 @@ class _Teller:
             return self._core.members.by_peer(getattr(entry.event, "peer", b""))
 
     def _evaluation(self, number: int, entry: Entry) -> Evaluation:
-        progress = self._core.judge.progress
+        progress = self._core.policy_engine.evaluations
         last = progress.last
         assert last is not None
         return Evaluation(

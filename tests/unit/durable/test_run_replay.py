@@ -15,7 +15,7 @@ from edgeasync.core.recovery.state import capture
 from edgeasync.durable.disk import FolderDisk, FolderSnapshot
 from edgeasync.durable.recovery import Rules
 from edgeasync.durable.run import Run
-from edgeasync.durable.story import Story
+from edgeasync.durable.run_replay import RunReplay
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.policy import Policy
@@ -26,7 +26,7 @@ RULES = Rules(SPEC, Policy(), HubCoreSettings())
 
 def make_core(rules, version, now_s, sessions):
     return HubCore(
-        spec=rules.spec, training={}, judgement=rules.judgement, settings=rules.settings, version=version,
+        spec=rules.spec, training={}, policy=rules.policy, settings=rules.settings, version=version,
         make_session=sessions, now_s=now_s,
     )  # fmt: skip
 
@@ -57,12 +57,12 @@ def go_on(run, lineages):
 
 def told(path, **options):
     """Return the lineages that a story tells of, its remarks and its end."""
-    story, lines = Story(path, **options), []
+    replay, lines = RunReplay(path, **options), []
     try:
-        story.tell(lambda line: lines.append(line) is None)
-        return [line.lineage[0] for line in lines], story.remarks, story.summary()
+        replay.tell(lambda line: lines.append(line) is None)
+        return [line.lineage[0] for line in lines], replay.remarks, replay.summary()
     finally:
-        story.close()
+        replay.close()
 
 
 def lineages(letters):
@@ -82,20 +82,20 @@ def test_a_branch_begins_the_story_anew_and_the_earlier_part_can_still_be_told(t
     assert (found, remarks, summary["lineage"]) == (["a", "b", "c"], [], "c" * 16)
     assert told(tmp_path, until=0)[0] == []
     with pytest.raises(ConfigError, match="leads to entry 6 and no further"):
-        Story(tmp_path, until=7)
+        RunReplay(tmp_path, until=7)
 
 
 def test_of_one_number_the_journal_follows_the_newest_checkpoint(tmp_path):
     run = start(tmp_path)
-    core, model = run.core, Model(SPEC, np.ones(3, np.float32), 5, RULES.judgement)
-    core.judge._version = 5
+    core, model = run.core, Model(SPEC, np.ones(3, np.float32), 5, RULES.policy)
+    core.policy_engine._version = 5
     run.save(capture(core, model, Publisher(SPEC, model, RULES.settings.codec), 0, 2.0), 0.0)
     again = start(tmp_path)
     assert again.core.version == 5
     go_on(again, lineages("a"))
-    story = Story(tmp_path)
-    story.close()
-    assert (story.beginning.entry, story.beginning.version) == (0, 5)
+    replay = RunReplay(tmp_path)
+    replay.close()
+    assert (replay.beginning.entry, replay.beginning.version) == (0, 5)
     assert told(tmp_path)[0] == ["a"]
 
 
@@ -108,7 +108,7 @@ def test_what_was_dropped_is_gone(tmp_path):
     found, remarks, summary = told(tmp_path)
     assert (found, remarks, summary["entry"]) == ([], [], 2)
     with pytest.raises(ConfigError, match="not to be had any more; the story begins behind entry 2"):
-        Story(tmp_path, until=1)
+        RunReplay(tmp_path, until=1)
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path):
@@ -121,7 +121,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path):
     assert (found, summary["entry"]) == ([], 2)
     assert "checkpoint-0000000000-0.safetensors: has" in remarks[0]
     with pytest.raises(StorageError, match=r"has \d+ bytes, not"):
-        Story(tmp_path, checkpoint="checkpoint-0000000000-0")
+        RunReplay(tmp_path, checkpoint="checkpoint-0000000000-0")
 
 
 def test_a_snapshot_stays_as_it_was(tmp_path):
@@ -143,8 +143,8 @@ def test_a_snapshot_stays_as_it_was(tmp_path):
 def test_another_end_of_training_is_not_reached_yet(tmp_path):
     """A run that ended by its accuracy goes on when more is asked for."""
     run = start(tmp_path)
-    run.core.judge.progress.reached = "accuracy 91% is at least 90%"
+    run.core.policy_engine.evaluations.reached = "accuracy 91% is at least 90%"
     run.save(capture(run.core, run.model, run.publisher, 0, 2.0), 0.0)
-    assert start(tmp_path).core.judge.progress.reached
+    assert start(tmp_path).core.policy_engine.evaluations.reached
     more = Rules(SPEC, Policy(), HubCoreSettings(stop=StopCondition(loss=0.1)))
-    assert not start(tmp_path, more).core.judge.progress.reached
+    assert not start(tmp_path, more).core.policy_engine.evaluations.reached
