@@ -193,7 +193,7 @@ class Agent:
             self._do(lambda: self._engine.handle(StopRequested()))
 
     def _do(self, action: Callable[[], None]) -> None:
-        """Let the exchange act, then set the timer for what is due next; an error ends the agent."""
+        """Let the engine act, then set the timer for what is due next; an error ends the agent."""
         if self._ending.reached:
             return
         try:
@@ -222,7 +222,7 @@ class Agent:
         self._ending.fail(error)
         self._engine.handle(StopRequested())  # says goodbye
 
-    # -- what the exchange asks for --------------------------------------------------------------------------
+    # -- what the engine asks for -----------------------------------------------------------------------------
 
     def connect(self) -> None:
         """Connect a fresh socket: nothing of an older connection can come through it."""

@@ -351,7 +351,7 @@ class Hub:
         if not self._ending.reached:
             self._schedule_tick()
 
-    # -- what the exchange asks for --------------------------------------------------------------------------
+    # -- what the engine asks for -----------------------------------------------------------------------------
 
     def send(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
         """Send a message without waiting; one that cannot leave is dropped."""

@@ -230,7 +230,7 @@ class SimulatedDevice:
 
         self.down.send_message(header, payload, arrive)
 
-    # -- what the exchange asks for --------------------------------------------------------------------------
+    # -- what the engine asks for -----------------------------------------------------------------------------
 
     def connect(self) -> None:
         """Open a fresh connection to the hub."""

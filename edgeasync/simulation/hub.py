@@ -202,7 +202,7 @@ class SimulatedHub:
 
         self._clock.at(time_s, act)
 
-    # -- what the exchange asks for --------------------------------------------------------------------------
+    # -- what the engine asks for -----------------------------------------------------------------------------
 
     def send(self, peer: Peer, header: bytes, payload: Buffer | None) -> None:
         """Send over the peer's link, if it has one."""

@@ -1,4 +1,4 @@
-"""Durable state as bytes, and the arrays beside it: written down typed, and checked when read. No I/O."""
+"""Durable state as bytes: encoded with a checksum, and checked field by field when it is decoded. No I/O."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -28,14 +28,14 @@ _FORMAT_BYTES, _CHECKSUM_BYTES = 2, 8
 _FRONT_BYTES = _FORMAT_BYTES + _CHECKSUM_BYTES
 
 
-def seal(state: msgspec.Struct) -> bytes:
+def encode_state(state: msgspec.Struct) -> bytes:
     """Return a format number, a checksum, and the state in msgpack: the same bytes for the same state."""
     body = msgspec.msgpack.encode(state)
     checksum = wire.checksum(body).to_bytes(_CHECKSUM_BYTES, "big")
     return FORMAT.to_bytes(_FORMAT_BYTES, "big") + checksum + body
 
 
-def unseal(sealed: bytes, kind: type[State], renamed_in_3: Renames | None = None) -> State:
+def decode_state(sealed: bytes, kind: type[State], renamed_in_3: Renames | None = None) -> State:
     """Return a state of that kind; raises `StorageError` for bytes that are not one, to the last bit.
 
     Fields that an older format had under other names are given as `renamed_in_3`.

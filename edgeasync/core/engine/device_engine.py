@@ -1,7 +1,7 @@
 """Between frames and `DeviceCore`: decodes what comes in, keeps vectors and transfers, carries effects out.
 
 Still no I/O: a `DeviceShell` connects, sends, trains, and runs work in the background. The ZeroMQ agent and
-the simulator are two such shells around this one exchange.
+the simulator are two such shells around this one engine.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What the device's exchange needs done in the world; the ZeroMQ agent and the simulator do it."""
+"""What the device's engine needs done in the world; the ZeroMQ agent and the simulator do it."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class DeviceShell(Protocol):
-    """What the exchange needs done in the world."""
+    """What the engine needs done in the world."""
 
     def connect(self) -> None:
         """Open a fresh connection to the hub."""

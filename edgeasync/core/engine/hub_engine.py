@@ -1,7 +1,7 @@
 """Between frames and `HubCore`: decodes what comes in, keeps payloads and transfers, carries effects out.
 
 Still no I/O: a `HubShell` sends, runs work in the background, and saves. The ZeroMQ daemon and the simulator
-are two such shells around this one exchange.
+are two such shells around this one engine.
 
 Small models are measured and folded at once, which takes microseconds. Large ones are given to the shell's
 background worker, in order; whatever depends on a fold (answers, saving, the end) waits in line behind it,

@@ -1,4 +1,4 @@
-"""What the hub's exchange needs done in the world; the ZeroMQ daemon and the simulator do it."""
+"""What the hub's engine needs done in the world; the ZeroMQ daemon and the simulator do it."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 class HubShell(Protocol):
-    """What the exchange needs done in the world."""
+    """What the engine needs done in the world."""
 
     def send(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
         """Send a message, or drop it if the peer is gone or takes nothing in: its lease will tell."""

@@ -1,4 +1,4 @@
-"""What the hub's exchange writes down of every event, and when that is too much. Part of `HubEngine`."""
+"""What the hub's engine writes down of every event, and when that is too much. Part of `HubEngine`."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""A hub's side of the greeting: what it must hold against a hello, and its welcome. Part of `HubCore`."""
+"""A hub's side of the handshake: what it must hold against a hello, and its welcome. Part of `HubCore`."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """Everything that decides a hub's future, written down and put back: the core, the model, what is published of it.
 
 Left out on purpose: what is measured of connections (`Member.link`, and the codec chosen by it), strikes of
-strangers, and the counts of messages since the start. `seal` says what the bytes are.
+strangers, and the counts of messages since the start. `encode_state` says what the bytes are.
 
 A large model is written down in two halves. `note` is called right after an event and takes next to no time; what
 then stands in line must have been done, and nothing after it begun, when `complete` adds the arrays.
@@ -14,7 +14,7 @@ import numpy as np
 
 from edgeasync.core.arrays.hub_model import Model, ModelState, Snapshot, WaitingUpdates
 from edgeasync.core.arrays.published_model import Publisher, PublisherState
-from edgeasync.core.arrays.state_codec import Array, Renames, seal, unseal
+from edgeasync.core.arrays.state_codec import Array, Renames, decode_state, encode_state
 from edgeasync.core.hub.events import Evaluated
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.membership import Member
@@ -93,7 +93,7 @@ class _Scalars(msgspec.Struct):
 
 def dump_state(core: HubCore) -> bytes:
     """Return the core's durable state; the same state gives the same bytes."""
-    return seal(
+    return encode_state(
         CoreState(
             fingerprint=core.spec.fingerprint,
             policy_engine=core.policy_engine.dump_state(),
@@ -113,7 +113,7 @@ def dump_state(core: HubCore) -> bytes:
 
 def load_state(core: HubCore, state: bytes) -> None:
     """Let a new core of the same model and settings go on from there; raises `StorageError` if it cannot."""
-    found = unseal(state, CoreState, RENAMED_IN_3)
+    found = decode_state(state, CoreState, RENAMED_IN_3)
     if found.fingerprint != core.spec.fingerprint:
         raise StorageError("the hub's state is of another model; go on with that one, or begin a new run")
     core.policy_engine.load_state(found.policy_engine)
@@ -148,7 +148,7 @@ def complete(note: Note, model: Model, publisher: Publisher) -> HubState:
     model_state, arrays = model.dump_state(note.waiting)
     publisher_state, published = publisher.dump_state()
     arrays |= published
-    arrays[SCALARS] = np.frombuffer(seal(_Scalars(note.core, model_state, publisher_state)), np.uint8)
+    arrays[SCALARS] = np.frombuffer(encode_state(_Scalars(note.core, model_state, publisher_state)), np.uint8)
     prefix = _prefix(model.spec)
     tensors: dict[str, Array] = {**model.spec.views(model.current.vector)}
     tensors |= {prefix + name: array for name, array in arrays.items()}
@@ -178,7 +178,7 @@ def restore(tensors: Mapping[str, Array], core: HubCore, model: Model, publisher
     arrays = {name.removeprefix(prefix): array for name, array in tensors.items() if name not in names}
     if SCALARS not in arrays:
         raise StorageError(f"the hub's state is not whole: {SCALARS} is missing")
-    scalars = unseal(arrays[SCALARS].tobytes(), _Scalars)
+    scalars = decode_state(arrays[SCALARS].tobytes(), _Scalars)
     load_state(core, scalars.core)
     model.load_state(scalars.model, parameters, arrays)
     publisher.load_state(scalars.publisher, arrays)

@@ -11,7 +11,7 @@ from safetensors.numpy import load, save
 
 from edgeasync.core.arrays.hub_model import POOLED_BYTES_MIN, Model, Update
 from edgeasync.core.arrays.published_model import Publisher
-from edgeasync.core.arrays.state_codec import FORMAT, seal, unseal
+from edgeasync.core.arrays.state_codec import FORMAT, decode_state, encode_state
 from edgeasync.core.hub import divergence
 from edgeasync.core.hub.divergence import DivergenceGuard, DivergenceGuardState
 from edgeasync.core.hub.effects import Assign, Discard, Fold, Keep, Publish, Restore, Send
@@ -510,7 +510,7 @@ class Other(msgspec.Struct):
 
 
 def test_sound_bytes_of_another_kind_are_refused(written):
-    for body in (seal(Other()), seal(make_spec())):
+    for body in (encode_state(Other()), encode_state(make_spec())):
         with pytest.raises(StorageError, match="not the state of a hub"):
             put_back(with_scalars(written, body))
     hub = Hub("immediate", make_spec())
@@ -519,9 +519,9 @@ def test_sound_bytes_of_another_kind_are_refused(written):
 
 
 def test_another_format_says_so():
-    sealed = seal(Other())
+    sealed = encode_state(Other())
     with pytest.raises(StorageError, match=f"has format {FORMAT + 1}, not one of 1, 2, {FORMAT}: start"):
-        unseal((FORMAT + 1).to_bytes(2, "big") + sealed[2:], Other)
+        decode_state((FORMAT + 1).to_bytes(2, "big") + sealed[2:], Other)
 
 
 @pytest.mark.parametrize("name", ["optimizer/0", "published", "layer.bias"])
@@ -550,4 +550,6 @@ def test_the_state_of_another_model_or_policy_is_refused(written):
         put_back(written, "immediate")
     hub = Hub("immediate, corrected", make_spec())
     with pytest.raises(StorageError, match="codec"):
-        hub.publisher.load_state(unseal(written[durable.SCALARS].tobytes(), durable._Scalars).publisher, written)
+        hub.publisher.load_state(
+            decode_state(written[durable.SCALARS].tobytes(), durable._Scalars).publisher, written
+        )
