@@ -1,7 +1,7 @@
 """Frequency controllers: how many local steps a device takes before it speaks again.
 
-A controller is asked twice. `retune` looks at the whole fleet now and then and sets its *cadence*; `interval`, asked
-with every answer, makes one device's local steps of it. All times are the hub's own measurements.
+A controller is asked twice. `retune` looks at the whole fleet now and then and sets its *cadence*; `interval`,
+asked with every answer, makes one device's local steps of it. All times are the hub's own measurements.
 """
 
 import math
