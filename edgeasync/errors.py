@@ -9,7 +9,8 @@
     ├── RefusedError              7   the hub refused this device for good
     ├── AddressError              8   an address cannot be bound or understood
     ├── StorageError              9   a file of a run or a device's state cannot be read or written
-    └── GraphError               10   an ONNX graph cannot be trained, or is not one to trust
+    ├── GraphError               10   an ONNX graph cannot be trained, or is not one to trust
+    └── TransitionError           1   a state machine was about to make a move that it does not have: a defect
 
 The codes are a contract: scripts rely on them. Each message says what was wrong, where, and what to do.
 """
@@ -75,3 +76,7 @@ class GraphError(EdgeAsyncError):
     """An ONNX graph cannot be trained, or is not one to trust."""
 
     exit_code = 10
+
+
+class TransitionError(EdgeAsyncError):
+    """A state machine was about to make a move that its table does not have: a defect of edgeasync."""

@@ -334,9 +334,9 @@ class CountingAgent(Agent):
 
     messages_sent = connections = 0
 
-    def open(self):
+    def connect(self):
         self.connections += 1
-        super().open()
+        super().connect()
 
     def send(self, header, payload):
         self.messages_sent += 1

@@ -47,6 +47,7 @@ from edgeasync.core.device.events import (
 from edgeasync.core.device.hub_rotation import BACKOFF_MAX_S, BACKOFF_MIN_S, HubRotation
 from edgeasync.core.device.overlap import OverlapSteps
 from edgeasync.core.device.pending_push import ModelKey, PendingPush, describe
+from edgeasync.core.states import State, Table
 from edgeasync.errors import EdgeAsyncError, GraphError, ModelMismatchError, RefusedError
 from edgeasync.protocol.messages import (
     PROTOCOL_VERSIONS,
@@ -94,8 +95,32 @@ GRAPH_BYTES_MAX = 64 << 20
 """A device takes no larger graph unless it is told otherwise."""
 
 
+Link = Literal["offline", "greeting", "joined", "over"]
+Work = Literal["idle", "equipping", "adopting", "training", "pushing"]
+
+LINK: Table[Link] = {
+    "offline": ("greeting", "over"),
+    "greeting": ("joined", "offline", "over"),
+    "joined": ("offline", "over"),
+    "over": (),
+}
+"""The link to the hub: `greeting` waits for a welcome; `over` is the end."""
+
+WORK: Table[Work] = {
+    "idle": ("equipping", "adopting", "pushing"),
+    "equipping": ("idle",),
+    "adopting": ("training", "idle"),
+    "training": ("pushing",),
+    "pushing": ("idle", "equipping"),
+}
+"""The work: `idle` waits for an assignment, `equipping` for the training graph, `pushing` for an answer."""
+
+
 class DeviceCore:
     """A device's decisions. `begin`, `handle` and `tick` return effects to carry out in order."""
+
+    link = State(LINK)
+    work = State(WORK)
 
     def __init__(
         self,
@@ -112,8 +137,6 @@ class DeviceCore:
         alone_steps_max: int = 0,
     ) -> None:
         self.device_id = device_id
-        self.link: Literal["offline", "greeting", "joined", "over"] = "offline"
-        self.work: Literal["idle", "equipping", "adopting", "training", "pushing"] = "idle"
         self.welcome: Welcome | None = None
         self.held: ModelVersion | None = None
         self.push_codec = "identity"

@@ -320,7 +320,7 @@ class HubCore:
             member.steps_total = ping.steps_total
             self._progress(member, now_s, effects)
         elif member.state != "paused" and now_s - member.progress_s > self.settings.liveness.progress_s:
-            member.state = "paused"
+            member.move("paused")
             stalled_s = now_s - member.progress_s
             effects.append(Report("paused", member.device_id, f"no local step for {stalled_s:.0f} s"))
         effects.append(Send(peer, Pong(ping.sent_s)))
@@ -329,7 +329,7 @@ class HubCore:
         member.progress_s = now_s
         if member.state == "paused":
             effects.append(Report("training", member.device_id, "takes local steps again"))
-        member.state = "training"
+        member.move("training")
 
     def _strike(self, peer: Peer, reason: str, now_s: float, effects: list[HubEffect]) -> bool:
         """Count a fault against whoever is on the connection; return whether it still deserves an answer."""

@@ -14,11 +14,22 @@ import msgspec
 
 from edgeasync.core.hub.events import Peer
 from edgeasync.core.hub.link import LinkEstimate
+from edgeasync.core.states import Table, check_move
 from edgeasync.errors import EdgeAsyncError
 from edgeasync.policies.history import DeviceHistory, add_recent
 from edgeasync.protocol.messages import DeviceProfile, FirstOutcome, Hello, ModelVersion, Push, RefusalCode, Refuse
 
 DeviceState = Literal["joining", "training", "paused", "lost", "left", "quarantined"]
+
+MEMBER: Table[DeviceState] = {
+    "left": ("joining", "quarantined"),
+    "joining": ("training", "paused", "lost", "left", "quarantined"),
+    "training": ("paused", "joining", "lost", "left", "quarantined"),
+    "paused": ("training", "joining", "lost", "left", "quarantined"),
+    "lost": ("joining", "quarantined"),
+    "quarantined": ("joining",),
+}
+"""A member's state: `paused` takes no local steps, `lost` was silent for a lease, `quarantined` is shut out."""
 
 Owner = tuple[str, bytes]
 """Device id and state id: whose a transfer is, whatever connection it goes over."""
@@ -88,6 +99,11 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     def live(self) -> bool:
         """Whether the device holds its lease."""
         return self.state in ("joining", "training", "paused")
+
+    def move(self, state: DeviceState) -> None:
+        """Go to another state; raises `TransitionError` where `MEMBER` has no such move."""
+        check_move(MEMBER, self.state, state, "a member")
+        self.state = state
 
     def observe(self, push: Push, norm: float, now_s: float) -> None:
         """Remember how the device trained, and how long after its assignment its update came."""
@@ -228,7 +244,7 @@ class Membership:
         """Give the member its lease, newly or again, and watch over it."""
         if not member.live:
             self.live_count += 1
-        member.state = "joining"
+        member.move("joining")
         if member.device_id not in self._watched:
             self._watched.add(member.device_id)
             heapq.heappush(self._leases, (member.lease_until_s, member.device_id))
@@ -237,7 +253,7 @@ class Membership:
         """End a member's lease; it stays known, with its sequence numbers."""
         if member.live:
             self.live_count -= 1
-        member.state = state
+        member.move(state)
         member.waiting = False
 
     def resume(self, now_s: float, *, connected: bool) -> None:
@@ -250,7 +266,7 @@ class Membership:
                 member.peer = b""
                 member.waiting = False
             if member.live and not connected:
-                member.state = "joining"  # its session may be newer than what is known of it here
+                member.move("joining")  # its session may be newer than what is known of it here
         if not connected:
             self._by_peer.clear()
 
