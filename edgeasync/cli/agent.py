@@ -85,7 +85,7 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
 
     printer.event("started", device=device_id, detail=f"{len(dataset)} examples, start {identity.start}")
     try:
-        reason = serve(agent, PROGRESS_S, on_progress)
+        reason = serve(agent, PROGRESS_S, on_progress, state)
     finally:
         folder.close()
     if printer.json:

@@ -63,7 +63,7 @@ def run_hub(config: Path | None, flags: Flags, printer: Printer) -> None:
         else:
             printer.event("progress", detail=_in_words(counts))
 
-    reason = serve(hub, PROGRESS_S, on_progress)
+    reason = serve(hub, PROGRESS_S, on_progress, hub.model_file.parent)
     core = hub.core
     totals = {
         "reason": reason,

@@ -2,12 +2,19 @@
 
 import asyncio
 import signal
+import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Protocol
 
 import uvloop
 
+from edgeasync.errors import EdgeAsyncError
+
 IMPATIENCE_S = 1.0
+
+LAST_EVENTS_FILE = "last-events.txt"
+LINES_SHOWN = 20
 
 
 class Service(Protocol):
@@ -19,6 +26,9 @@ class Service(Protocol):
     def request_stop(self) -> None:
         """Make `run` return soon."""
 
+    def last_events(self) -> list[str]:
+        """Return the last events and effects of the core, a line each."""
+
 
 def ending_signals() -> list[signal.Signals]:
     """Return the signals that end a command cleanly, SIGHUP among them unless it is ignored, as under nohup."""
@@ -26,14 +36,34 @@ def ending_signals() -> list[signal.Signals]:
     return [signal.SIGINT, signal.SIGTERM] if ignored else [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
-def serve(service: Service, every_s: float, on_progress: Callable[[], None]) -> str:
+def serve(service: Service, every_s: float, on_progress: Callable[[], None], folder: Path | None = None) -> str:
     """Run `service` on uvloop until it ends; return its reason.
 
     SIGTERM, Ctrl-C and SIGHUP ask it to stop. A second SIGTERM or Ctrl-C, more than a second later, ends the
-    process at once. `on_progress` is called every `every_s` seconds meanwhile.
+    process at once. `on_progress` is called every `every_s` seconds meanwhile. An error that nobody expects leaves
+    the last events of the core in `folder`.
     """
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(service, every_s, on_progress))
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(service, every_s, on_progress))
+    except Exception as error:
+        expected = isinstance(error, EdgeAsyncError) and error.exit_code != EdgeAsyncError.exit_code
+        if not expected and (lines := service.last_events()):
+            _leave(lines, folder)
+        raise
+
+
+def _leave(lines: list[str], folder: Path | None) -> None:
+    """Write the last events into the folder and show the newest of them; without a folder show them all."""
+    shown, where = lines[-LINES_SHOWN:], ""
+    try:
+        if folder is None:
+            raise FileNotFoundError
+        (folder / LAST_EVENTS_FILE).write_text("\n".join(lines) + "\n")
+        where = f"; all are in {folder / LAST_EVENTS_FILE}"
+    except OSError:
+        shown = lines
+    sys.stderr.write("\n".join([f"edgeasync: the last events before the error{where}:", *shown]) + "\n")
 
 
 async def _serve(service: Service, every_s: float, on_progress: Callable[[], None]) -> str:

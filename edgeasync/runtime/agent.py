@@ -182,6 +182,10 @@ class Agent:
         """How long the last ping took, there and back."""
         return self._engine.core.round_trip_s
 
+    def last_events(self) -> list[str]:
+        """Return a line for each of the last events and effects of the core, without secrets."""
+        return self._engine.recorder.lines()
+
     def request_stop(self) -> None:
         """Say goodbye to the hub and let `run` return; a local step that takes long is abandoned.
 

@@ -139,6 +139,10 @@ class Hub:
             raise EdgeAsyncError("the hub has no core before it has read its run's folder; look at `recovered`")
         return self._engine.core
 
+    def last_events(self) -> list[str]:
+        """Return a line for each of the last events and effects of the core, without secrets."""
+        return self._engine.recorder.lines() if self._opened else []
+
     async def run(self) -> str:
         """Serve until training is finished or a stop is requested; return the reason.
 

@@ -50,6 +50,7 @@ from edgeasync.core.device.machine import DeviceCore
 from edgeasync.core.device.pending_push import ModelKey
 from edgeasync.core.engine.device_shell import DeviceShell
 from edgeasync.core.engine.device_transfers import DeviceTransfers
+from edgeasync.core.engine.recorder import Recorder
 from edgeasync.errors import ModelMismatchError, ProtocolError
 from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol import wire
@@ -89,6 +90,7 @@ class DeviceEngine:
         keeps: bool = False,
     ) -> None:
         self.core = core
+        self.recorder = Recorder()
         self._shell = shell
         self._now_s = now_s
         self._model: DeviceModel | None = None
@@ -109,7 +111,9 @@ class DeviceEngine:
 
     def begin(self) -> None:
         """Connect for the first time."""
-        self._execute(self.core.begin(self._now_s()))
+        now_s = self._now_s()
+        self.recorder.begin(now_s, "begin")
+        self._execute(self.core.begin(now_s))
 
     def next_deadline_s(self) -> float | None:
         """Return when `tick` is next due; `None` once the device has finished."""
@@ -123,11 +127,15 @@ class DeviceEngine:
     def tick(self, steps_total: int) -> None:
         """Do what is due; `next_deadline_s` says when that is."""
         self._transfers.tick()
-        self._execute(self.core.tick(self._now_s(), steps_total))
+        now_s = self._now_s()
+        self.recorder.begin(now_s, "tick")
+        self._execute(self.core.tick(now_s, steps_total))
 
     def handle(self, event: DeviceEvent) -> None:
         """Give the core an event and carry out what follows."""
-        self._execute(self.core.handle(event, self._now_s()))
+        now_s = self._now_s()
+        self.recorder.begin(now_s, event)
+        self._execute(self.core.handle(event, now_s))
 
     def on_message(self, header: bytes, payload: wire.Buffer | None) -> None:
         """Take in one message from the hub."""
@@ -168,6 +176,7 @@ class DeviceEngine:
     # -- effects out -----------------------------------------------------------------------------------------
 
     def _execute(self, effects: list[DeviceEffect]) -> None:
+        self.recorder.end(effects)
         if self.core.welcome is not None:
             self._transfers.protocol_version = self.core.welcome.protocol_version
         for effect in effects:

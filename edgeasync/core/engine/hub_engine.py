@@ -25,6 +25,7 @@ from edgeasync.core.engine.incoming import IncomingTransfers
 from edgeasync.core.engine.log_writer import LogWriter
 from edgeasync.core.engine.outbox import Outbox
 from edgeasync.core.engine.outgoing import OutgoingTransfers
+from edgeasync.core.engine.recorder import Recorder
 from edgeasync.core.hub.effects import (
     Assign,
     Discard,
@@ -94,6 +95,7 @@ class HubEngine:
         self._shell = shell
         self._log_writer = LogWriter(log, core, model)
         self._outbox = Outbox(shell.send, log)
+        self.recorder = Recorder()
         self._spec = core.spec
         self._limits = core.settings.limits
         self._buffers = BufferPool(payload_bytes_limit(core.spec))
@@ -177,7 +179,9 @@ class HubEngine:
 
     def _take_in(self, event: HubEvent) -> None:
         """Let the core decide, write down what it took in, and carry out what follows."""
+        self.recorder.begin(self._now_s, event)
         effects = self.core.handle(event, self._now_s)
+        self.recorder.end(effects)
         self._log_writer.write(event, self._now_s, effects)
         self._execute(effects)
 
