@@ -1,5 +1,7 @@
 """What the device's core wants done, in order. A shell (ZeroMQ, simulator) carries it out."""
 
+from typing import Literal
+
 import msgspec
 
 from edgeasync.errors import EdgeAsyncError
@@ -72,10 +74,16 @@ class PutAside(msgspec.Struct, frozen=True):
     reason: str
 
 
+ReportName = Literal[
+    "alone", "answered", "disconnected", "graph", "joined", "quarantined", "released", "unreachable", "waiting",
+    "warning",
+]  # fmt: skip
+
+
 class Report(msgspec.Struct, frozen=True):
     """Tell the person at the device what happened; `since_s`: since when, by the core's clock, if that matters."""
 
-    event: str
+    event: ReportName
     detail: str = ""
     since_s: float | None = None
 

@@ -182,6 +182,9 @@ class DivergenceGuard:
     def _report(self, changes: Sequence[Change], effects: list[HubEffect]) -> None:
         for change in changes:
             alarm = change.alarm
-            word, tense = ("alarm", "") if change.begun else ("calm", "over: ")
-            detail = f"{tense}{alarm.cause}; {_REMEDIES[alarm.remedy][change.begun]}"
-            effects.append(Report(word, alarm.device_id, detail))
+            detail = f"{alarm.cause}; {_REMEDIES[alarm.remedy][change.begun]}"
+            effects.append(
+                Report("alarm", alarm.device_id, detail)
+                if change.begun
+                else Report("calm", alarm.device_id, f"over: {detail}")
+            )

@@ -1,5 +1,7 @@
 """What the cores want done, in order. A shell (ZeroMQ, simulator) carries them out."""
 
+from typing import Literal
+
 import msgspec
 
 from edgeasync.core.hub.events import Peer
@@ -103,10 +105,17 @@ class Disconnect(msgspec.Struct, frozen=True, gc=False):
     peer: Peer
 
 
+ReportName = Literal[
+    "alarm", "calm", "evaluated", "finished", "joined", "left", "listening", "lost", "not_writing", "paused",
+    "plateau", "quarantined", "reconnected", "rejoined", "replaying", "resumed", "stopping", "training", "warm",
+    "warning", "writing",
+]  # fmt: skip
+
+
 class Report(msgspec.Struct, frozen=True):
     """Tell people what happened; `device_id` is empty where it concerns the hub as a whole."""
 
-    event: str
+    event: ReportName
     device_id: str = ""
     detail: str = ""
 

@@ -272,7 +272,9 @@ class HubCore:
         elif (reached := self.policy_engine.evaluations.reached) and not self.stopped:
             self._stop("finished", reached, now_s, effects)
 
-    def _stop(self, reason: str, detail: str, now_s: float, effects: list[HubEffect]) -> None:
+    def _stop(
+        self, reason: Literal["finished", "stopping"], detail: str, now_s: float, effects: list[HubEffect]
+    ) -> None:
         self.stopped = True
         goodbye = Leave("finished" if reason == "finished" else "stopping")
         effects.append(Report(reason, detail=detail))

@@ -19,6 +19,9 @@ from edgeasync.errors import EdgeAsyncError
 from edgeasync.policies.history import DeviceHistory, add_recent
 from edgeasync.protocol.messages import DeviceProfile, FirstOutcome, Hello, ModelVersion, Push, RefusalCode, Refuse
 
+Arrival = Literal["joined", "rejoined", "reconnected"]
+"""How a device that said hello came to be a member."""
+
 DeviceState = Literal["joining", "training", "paused", "lost", "left", "quarantined"]
 
 MEMBER: Table[DeviceState] = {
@@ -188,7 +191,7 @@ class Membership:
         """Return the member on a connection, if it is one's."""
         return self._by_peer.get(peer)
 
-    def greet(self, hello: Hello, peer: Peer, session: bytes, now_s: float) -> tuple[Member, str]:
+    def greet(self, hello: Hello, peer: Peer, session: bytes, now_s: float) -> tuple[Member, Arrival]:
         """Admit a device; return its member and the event: `joined`, `rejoined` or `reconnected`.
 
         Raises `RefusalError` for a stale start, a retired state, a second live state or a full hub.
@@ -202,7 +205,7 @@ class Membership:
             )
             self.members[hello.device_id] = member
             self.histories[hello.device_id] = member.history
-            event = "joined"
+            event: Arrival = "joined"
         else:
             event = self._readmit(member, hello, peer, now_s)
             if member.state == "quarantined":
@@ -354,7 +357,7 @@ class Membership:
         assert len(self._watched) == len(self._leases)
         assert all(device_id in self._watched for device_id, member in self.members.items() if member.live)
 
-    def _readmit(self, member: Member, hello: Hello, peer: Peer, now_s: float) -> str:
+    def _readmit(self, member: Member, hello: Hello, peer: Peer, now_s: float) -> Arrival:
         if member.state == "quarantined" and now_s < member.quarantined_until_s:
             raise RefusalError(
                 "quarantined",
