@@ -184,6 +184,16 @@ class DeviceCore:
         self._unanswered.recall(push, model)
         self.work = "pushing"
 
+    def check(self) -> None:
+        """Raise `AssertionError` where the state contradicts itself; cheap enough for after every event."""
+        pending = self._unanswered
+        assert self.link != "joined" or self.welcome is not None, "joined without a welcome"
+        assert self.work != "adopting" or self._adopting is not None, "adopting nothing"
+        assert self.work != "adopting" or self.link in ("joined", "over"), "adopting without a hub"
+        assert self.work != "pushing" or pending.push is not None, "pushing nothing"
+        assert self.work != "training" or self.held is not None, "training from no version"
+        assert pending.push is None or pending.push.seq == pending.seq_last + 1, "a push that is not the next"
+
     # -- time ------------------------------------------------------------------------------------------------
 
     def next_deadline_s(self) -> float | None:

@@ -177,6 +177,7 @@ class DeviceEngine:
 
     def _execute(self, effects: list[DeviceEffect]) -> None:
         self.recorder.end(effects)
+        self.core.check()
         if self.core.welcome is not None:
             self._transfers.protocol_version = self.core.welcome.protocol_version
         for effect in effects:

@@ -128,7 +128,7 @@ class HubEngine:
         self._now_s = now_s
         self._incoming.expire(now_s)
         self._outgoing.expire(now_s)
-        self._take_in(Ticked(self._room_to_send()))
+        self._take_in(Ticked(self._make_room_to_send()))
 
     def resume(self, lineage: str, now_s: float) -> None:
         """Go on with what was recovered, as a branch of its own; a run that is finished ends at once."""
@@ -251,7 +251,7 @@ class HubEngine:
         if isinstance(message, Fetch):
             if (owner := self._owner(peer)) is not None:  # nothing is noted of strangers
                 self._outgoing.ask(peer, message.partial, self._now_s)
-            return Received(peer, message, self._outgoing.can_resume(peer, owner) or self._room_to_send())
+            return Received(peer, message, self._outgoing.can_resume(peer, owner) or self._make_room_to_send())
         if isinstance(message, Hello | Ping | Leave | StatusRequest):
             return Received(peer, message)
         raise ProtocolError(f"a {type(message).__name__} is for devices, not for a hub")
@@ -264,7 +264,7 @@ class HubEngine:
             if payload is not None:
                 raise ProtocolError("a push in pieces carries its payload itself")
             self._incoming.suspend(peer, self._now_s)  # who announces again has given up what was under way
-            return Received(peer, push, self._room_to_receive(self._owner(peer)))
+            return Received(peer, push, self._make_room_to_receive(self._owner(peer)))
         if payload is None or len(payload) != push.payload_bytes:
             raise ProtocolError("the payload is not as long as its header says")
         if wire.checksum(payload) != push.checksum:
@@ -273,7 +273,7 @@ class HubEngine:
         if self._incoming and (owner := self._owner(peer)) is not None:
             self._incoming.drop(owner)  # it sends the whole, or something else
         norm = self.model.norm(update)
-        room = self._room_to_receive() and self._room_to_send()
+        room = self._make_room_to_receive() and self._make_room_to_send()
         return PushArrived(peer, push, self.model.keep(Update(update, push.codec, payload)), norm, room)
 
     def _piece(self, peer: Peer, piece: Piece, payload: wire.Buffer | None) -> HubEvent | None:
@@ -298,7 +298,7 @@ class HubEngine:
             else:
                 update, norm = result
                 handle = self.model.keep(Update(update, push.codec, transfer.buffer))
-                event = PushArrived(peer, push, handle, norm, self._room_to_send())
+                event = PushArrived(peer, push, handle, norm, self._make_room_to_send())
             self._take_in(event)
 
         self._shell.run_in_background(partial(self._measure, codec, transfer.buffer), measured)
@@ -327,7 +327,7 @@ class HubEngine:
         member = self.core.members.by_peer(peer)
         return None if member is None else member.owner
 
-    def _room_to_receive(self, owner: Owner | None = None) -> bool:
+    def _make_room_to_receive(self, owner: Owner | None = None) -> bool:
         if self._log_writer.is_behind:
             return False
         # What is kept of this device's own push is its place, or is dropped before another takes it.
@@ -341,7 +341,7 @@ class HubEngine:
     def _held(self) -> int:
         return len(self._incoming) + self._measuring + self.model.updates_waiting
 
-    def _room_to_send(self) -> bool:
+    def _make_room_to_send(self) -> bool:
         if self._sending() < self._limits.snapshots_max:
             return True
         self._drop_stalled()

@@ -89,13 +89,13 @@ class DivergenceGuard:
         """What remedies leave of the server's learning rate."""
         return self._caution * (REDUCTION if self.alarms.active("reduce_lr") else 1.0)
 
-    def goes_back_for_devices(
+    def watch_device(
         self, update: Observation, fleet: FleetHistory, devices_live: int, effects: list[HubEffect]
     ) -> bool:
         """Let the watches of devices see an update, before it counts; return whether the hub is to go back."""
         return self._look(update, fleet, "device", effects) or self._is_epidemic(devices_live, effects)
 
-    def goes_back_for_fleet(self, update: Observation, fleet: FleetHistory, effects: list[HubEffect]) -> bool:
+    def watch_fleet(self, update: Observation, fleet: FleetHistory, effects: list[HubEffect]) -> bool:
         """Let the watches of the fleet see an update that is to count; return whether the hub is to go back."""
         return self._look(update, fleet, "fleet", effects) or self._look_again(update, fleet, effects)
 
@@ -122,7 +122,7 @@ class DivergenceGuard:
         self.alarms.forget(device_id)
         self._counted.discard(device_id)
 
-    def is_time_to_keep(self, updates: int, members: int) -> bool:
+    def count_folded(self, updates: int, members: int) -> bool:
         """Count updates that were folded; return whether the version they made is one to return to later."""
         # What a device in quarantine sends does not reach the model.
         alarmed = any(alarm.remedy != "quarantine" for alarm in self.alarms)

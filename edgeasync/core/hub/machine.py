@@ -95,7 +95,9 @@ class HubCore:
         self.codecs = CodecAgreement(settings.codec, policy, spec.length)
         self._make_session = make_session
         self._strangers = Strangers()
-        self.save_at_s = now_s + settings.checkpoint.every_s
+        self._checkpoint_every_s = settings.checkpoint.every_s
+        self._checkpoint_every_updates = settings.checkpoint.every_updates
+        self.save_at_s = now_s + self._checkpoint_every_s
         self.saved_version, self.saved_updates = version.number, 0
         minutes = settings.stop.minutes
         self.stop_at_s = math.inf if minutes is None else now_s + 60.0 * minutes
@@ -137,7 +139,7 @@ class HubCore:
         self._answer_waiting(now_s, effects, room=room)
         # What a tick does without an effect is not written down, so without a new version this stays as it is.
         if now_s >= self.save_at_s and self.version != self.saved_version:
-            self.save_at_s = now_s + self.settings.checkpoint.every_s
+            self.save_at_s = now_s + self._checkpoint_every_s
             self._save(effects)
         self._stop_if_enough(now_s, effects)
         if now_s >= self.stop_at_s and not self.stopped:
@@ -399,7 +401,7 @@ class HubCore:
             push, observation, member.history, effects, now_s=now_s, devices_live=self.members.live_count
         )
         member.history.counted = not isinstance(weighed, Rejected)
-        if self.policy_engine.is_retune_due():
+        if self.policy_engine.count_update():
             self.policy_engine.retune(self.members.live_histories(), self.members.live_count)
         if isinstance(weighed, Rejected):
             self.updates_rejected += 1 + waiting - len(self.policy_engine)  # a rollback drops those that wait
@@ -450,7 +452,7 @@ class HubCore:
         for contribution in contributions:
             if (member := self.members.members.get(contribution.device_id)) is not None:
                 member.updates_applied += 1
-        if self.updates_applied - self.saved_updates >= self.settings.checkpoint.every_updates:
+        if self.updates_applied - self.saved_updates >= self._checkpoint_every_updates:
             self._save(effects)
 
     def _check_sequence(self, member: Member, push: Push) -> None:

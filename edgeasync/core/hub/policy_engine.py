@@ -207,7 +207,7 @@ class PolicyEngine:
         history.staleness = staleness
         if push.base.number < self._version_oldest:
             return Rejected("rolled_back")
-        if self.divergence.goes_back_for_devices(observation, self.fleet, devices_live, effects):
+        if self.divergence.watch_device(observation, self.fleet, devices_live, effects):
             return self._roll_back(now_s, effects)
         if not math.isfinite(observation.norm):
             return Rejected("not_finite")
@@ -229,7 +229,7 @@ class PolicyEngine:
             loss_variance=push.loss_variance,
             score=history.score,
         )
-        if self.divergence.goes_back_for_fleet(observation, self.fleet, effects):
+        if self.divergence.watch_fleet(observation, self.fleet, effects):
             return self._roll_back(now_s, effects)
         return weight
 
@@ -311,7 +311,7 @@ class PolicyEngine:
             self.cadence, self.fleet, [history for history in histories if history.updates]
         )
 
-    def is_retune_due(self) -> bool:
+    def count_update(self) -> bool:
         """Count an update; return whether it is time to `retune`."""
         self._retune_in -= 1
         return self._retune_in <= 0
@@ -364,7 +364,7 @@ class PolicyEngine:
             if done:
                 self._warm = True
                 effects.append(Report("warm", detail=f"the warm-up is over after {self._updates} updates"))
-        if self.divergence.is_time_to_keep(len(contributions), self._devices):
+        if self.divergence.count_folded(len(contributions), self._devices):
             effects.append(Keep())
 
     def count_examples(self, examples: int) -> None:

@@ -399,6 +399,7 @@ def test_every_attribute_of_the_core_and_its_tables_is_durable_or_known_not_to_b
     drive.go(20)
     core = drive.hub.core
     derived = {"spec", "training", "settings", "graph", "codecs", "_make_session"}
+    derived |= {"_checkpoint_every_s", "_checkpoint_every_updates"}
     counted = {"messages_accepted", "messages_refused", "_strangers"}
     assert set(vars(core)) == (set(durable.CoreState.__struct_fields__) - {"fingerprint"}) | derived | counted
     tables = {"members", "histories", "_by_session", "_by_peer", "_leases", "_watched", "live_count"}
