@@ -43,6 +43,13 @@ Train = Annotated[
 Freeze = Annotated[list[str] | None, typer.Option(help="Parameters not to train, a pattern; may be repeated.")]
 Output = Annotated[str | None, typer.Option(help="The tensor that the loss reads [default: the only output].")]
 Target = Annotated[str | None, typer.Option(help="'input' makes every example its own target [default: label].")]
+LogLevel = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LEVEL",
+        help="What to log to standard error: debug (every frame), info, warning or error [default: warning].",
+    ),
+]
 BatchSize = Annotated[int, typer.Option(min=2, max=65536, help="Examples of a step.")]
 
 
@@ -78,6 +85,7 @@ def hub(
         typer.Option(help="What an answer promises: journal or checkpoint [default: journal]."),
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without keys.")] = False,
+    log_level: LogLevel = None,
     json: Json = False,
 ) -> None:
     """Hold the model, and train it with whatever devices come. Ends by its [hub] stop setting, or Ctrl-C.
@@ -85,7 +93,9 @@ def hub(
     A folder that holds a run already is gone on with.
     """
     from edgeasync.cli.hub import Flags, run_hub  # noqa: PLC0415
+    from edgeasync.cli.service import log_to_stderr  # noqa: PLC0415
 
+    log_to_stderr(log_level)
     section = _given({"bind": bind, "run": run, "durability": durability, "insecure": insecure or None})
     model = _given({"file": file}) | _graph_flags(loss, train, freeze, output, target)
     run_hub(config, Flags(section, model, recovery, resume), Printer(json=json))
@@ -127,11 +137,14 @@ def agent(
     alone_steps_max: Annotated[
         int | None, typer.Option(help="Local steps to go on for while no hub can be reached [default: 0].")
     ] = None,
+    log_level: LogLevel = None,
     json: Json = False,
 ) -> None:
     """Train on this device's data. Waits for the hub as long as it takes; ends with it, or by Ctrl-C."""
     from edgeasync.cli.agent import run_agent  # noqa: PLC0415
+    from edgeasync.cli.service import log_to_stderr  # noqa: PLC0415
 
+    log_to_stderr(log_level)
     flags: dict[str, Any] = {
         "hub": hub or None, "data": data, "device_id": device_id, "state": state, "step_s_min": step_s_min,
         "threads": threads, "provider": provider,

@@ -1,6 +1,7 @@
 """Running a hub or an agent until it ends or somebody ends it."""
 
 import asyncio
+import logging
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -9,12 +10,29 @@ from typing import Protocol
 
 import uvloop
 
-from edgeasync.errors import EdgeAsyncError
+from edgeasync.errors import ConfigError, EdgeAsyncError
 
 IMPATIENCE_S = 1.0
 
 LAST_EVENTS_FILE = "last-events.txt"
 LINES_SHOWN = 20
+
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def log_to_stderr(level: str | None) -> None:
+    """Write the log from this level on to standard error; raises `ConfigError` for a level that is not known.
+
+    Without one everything stays as Python has it: warnings are written.
+    """
+    if level is None:
+        return
+    if level not in LOG_LEVELS:
+        raise ConfigError(f"--log-level {level!r} is not known; choose from {', '.join(LOG_LEVELS)}")
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s %(name)s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S%z", force=True
+    )
 
 
 class Service(Protocol):

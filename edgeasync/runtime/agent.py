@@ -31,6 +31,7 @@ from edgeasync.protocol.wire import Buffer
 from edgeasync.runtime.address import check_connect
 from edgeasync.runtime.channel import Channel
 from edgeasync.runtime.ending import Ending
+from edgeasync.runtime.frame_log import log_frame
 from edgeasync.runtime.graph_cache import GraphCache
 from edgeasync.runtime.reach import explain
 from edgeasync.runtime.socket_monitor import Finding, SocketMonitor
@@ -213,7 +214,8 @@ class Agent:
     def _tick(self) -> None:
         self._do(lambda: self._engine.tick(self.steps_total))
 
-    def _on_message(self, _: bytes, header: bytes, payload: Buffer | None) -> None:
+    def _on_message(self, peer: bytes, header: bytes, payload: Buffer | None) -> None:
+        log_frame("in", peer, header, payload)
         self._do(lambda: self._engine.on_message(header, payload))
 
     def _on_disconnected(self) -> None:
@@ -267,6 +269,7 @@ class Agent:
     def send(self, header: bytes, payload: Buffer | None) -> None:
         """Send a message without waiting; without a connection it is dropped."""
         if self._channel is not None:
+            log_frame("out", b"", header, payload)
             self._channel.send(b"", header, payload)
 
     def has_graph(self, fingerprint: str) -> bool:

@@ -36,6 +36,7 @@ from edgeasync.protocol.messages import ModelVersion
 from edgeasync.runtime.address import check_bind
 from edgeasync.runtime.channel import COPY_BELOW_BYTES, Channel
 from edgeasync.runtime.ending import Ending
+from edgeasync.runtime.frame_log import log_frame
 from edgeasync.runtime.graph_model import keep_file, keep_files
 from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, load_model, save_model
 from edgeasync.runtime.worker import Worker
@@ -330,6 +331,7 @@ class Hub:
             raise self._unsaved
 
     def _on_message(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
+        log_frame("in", peer, header, payload)
         try:
             self._engine.on_message(peer, header, payload, self._now_s())
         except Exception as error:  # noqa: BLE001
@@ -359,6 +361,7 @@ class Hub:
 
     def send(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
         """Send a message without waiting; one that cannot leave is dropped."""
+        log_frame("out", peer, header, payload)
         self._channel.send(peer, header, payload)
 
     def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:

@@ -138,6 +138,7 @@ def test_flags_are_named_with_their_keys(command, headings):
     parameters = typer.main.get_command(app).commands[command].params
     flags = {parameter.name: parameter.opts[-1] for parameter in parameters if parameter.opts[-1].startswith("--")}
     assert flags.pop("json") == "--json"
+    assert flags.pop("log_level") == "--log-level"  # no setting either
     flags.pop("resume", None)  # in place of a file
     for key, flag in flags.items():
         assert f"lag `{flag}`" in table[key][2]

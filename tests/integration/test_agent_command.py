@@ -109,3 +109,26 @@ def test_a_file_that_nobody_can_meet_at(commands):
     mistake(commands, ADDRESS, nowhere, "cannot be bound", arguments=["hub", settings, "--bind", nowhere])
     status = ["status", "--hub", nowhere, "--timeout-s", "0.2"]
     mistake(commands, NO_HUB, "no hub answers", nowhere, arguments=status)
+
+
+def test_every_frame_is_logged_if_that_is_asked_for_and_no_secret(commands):
+    hub, address = commands.hub(commands.settings(hub="stop = { updates = 3 }"), "--log-level", "debug")
+    agent = commands.agent(address, "pi", "--log-level", "debug")
+    for command in (hub, agent):
+        assert command.wait() == 0, str(command)
+    for stderr, ways in ((hub.stderr, ("in", "out")), (agent.stderr, ("out", "in"))):
+        frames = [line for line in stderr.splitlines() if " edgeasync.frames " in line]
+        assert len(frames) == len(stderr.splitlines())
+        for way, message in zip(ways, ("Hello", "Welcome"), strict=True):
+            assert any(f" edgeasync.frames {way} " in line and f" {message}(" in line for line in frames)
+        assert any("Push(" in line and not line.endswith("payload of 0 bytes") for line in frames)
+        assert "session=b" not in stderr
+        assert "state_id=b" not in stderr
+    assert "edgeasync.frames" not in "".join(hub.lines + agent.lines)
+
+
+@pytest.mark.parametrize("command", [["hub", "hub.toml"], ["agent"]], ids=lambda command: command[0])
+def test_a_log_level_that_is_not_known(commands, command):
+    told = commands.run(*command, "--log-level", "loud")
+    assert (told.returncode, told.stdout) == (2, "")
+    assert told.stderr.startswith("edgeasync: --log-level 'loud' is not known; choose from debug, info")

@@ -35,11 +35,12 @@ class Recorder:
         """Return a line for each event, the oldest first, and behind it one for each of its effects."""
         found = []
         for (now_s, event), effects in zip(self._events, self._effects, strict=True):
-            found.append(f"{now_s:.3f} s {_shown(event)}")
-            found += [f"    {_shown(effect)}" for effect in effects]
+            found.append(f"{now_s:.3f} s {shown(event)}")
+            found += [f"    {shown(effect)}" for effect in effects]
         return found
 
 
-def _shown(what: object) -> str:
+def shown(what: object) -> str:
+    """Return an event, effect or message on one line, cut off if it is long, and without secrets."""
     text = _SECRET.sub(r"\1=...", repr(what))
     return text if len(text) <= LINE_LENGTH_MAX else f"{text[:LINE_LENGTH_MAX]}..."
