@@ -9,14 +9,11 @@ import numpy as np
 
 from benchmarks.exchange_servers import LINEAGE, POLICY, Serve, make_settings, make_spec, serve_ours
 from edgeasync.config import ByteCount
-from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import CheckpointSettings
-from edgeasync.core.recovery.replay import Sessions
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.journal import SEGMENT_BYTES_MAX
 from edgeasync.durable.recovery import Rules
 from edgeasync.durable.run import Run
-from edgeasync.protocol.messages import ModelVersion
 
 JOURNAL_ALONE = CheckpointSettings(every="1000 hours", journal_bytes_max=ByteCount(1 << 50))
 """No checkpoints but those at the beginning and the end."""
@@ -36,21 +33,10 @@ def open_run(length: int, folder: str, pipe: "Connection[tuple[float, int, int],
     """Recover a run that `NEVER_RECOVERED` made; tell how many seconds it took, its updates and its entries."""
     spec, settings = make_spec(length), make_settings(JOURNAL_ALONE)
 
-    def make_core(rules: Rules, version: ModelVersion, now_s: float, sessions: Sessions) -> HubCore:
-        return HubCore(
-            spec=spec,
-            training={},
-            policy=rules.policy,
-            settings=rules.settings,
-            version=version,
-            make_session=sessions,
-            now_s=now_s,
-        )
-
     run = Run(FolderDisk(Path(folder)), Rules(spec, POLICY, settings))
     begin_s = time.perf_counter()
     run.open(
-        make_core,
+        Rules.make_core,
         lambda: (np.zeros(length, np.float32), 0),
         lineage=LINEAGE,
         draw_session=lambda: bytes(16),

@@ -22,6 +22,7 @@ from edgeasync.durable.journal import Appended, JournalReading, Segment, read_jo
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.policy import Policy, PolicySet, upgraded
+from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import ModelVersion
 
 
@@ -32,6 +33,32 @@ class Rules(msgspec.Struct, frozen=True):
     policy: PolicySet
     settings: HubCoreSettings
     ships_graph: bool = False
+
+    def make_core(
+        self,
+        version: ModelVersion,
+        now_s: float,
+        sessions: Sessions,
+        *,
+        training: dict[str, Any] | None = None,
+        graph: ShippedGraph | None = None,
+    ) -> HubCore:
+        """Return a core that knows nothing yet. Without a `graph` one that ships any has an empty one.
+
+        Whether there is a graph decides what becomes of who asks for it; which one it is decides nothing.
+        """
+        if graph is None and self.ships_graph:
+            graph = ShippedGraph(b"")
+        return HubCore(
+            spec=self.spec,
+            training=training or {},
+            policy=self.policy,
+            settings=self.settings,
+            version=version,
+            graph=graph,
+            make_session=sessions,
+            now_s=now_s,
+        )
 
     def table(self) -> dict[str, Any]:
         """Return them as plain values; the policy must be one that can be written down."""
@@ -66,7 +93,7 @@ def read_rules(manifest: Manifest, where: str) -> Rules:
 
 
 MakeCore = Callable[[Rules, ModelVersion, float, Sessions], HubCore]
-"""Makes a core that knows nothing yet, of a version and at a time, with those sessions."""
+"""Makes a core that knows nothing yet, of a version and at a time: `Rules.make_core`, or more around it."""
 
 OnEntry = Callable[[int, Entry, Sequence[HubEffect]], bool]
 """Is told each entry with its number, once it is applied; says whether to go on."""

@@ -18,15 +18,13 @@ from edgeasync.core.hub.events import PushArrived, Received, Resumed
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.membership import Member, RefusalError
 from edgeasync.core.recovery.log import Entry, event_of, read_entry
-from edgeasync.core.recovery.replay import Sessions
 from edgeasync.durable.checkpoint import CheckpointStore, Chosen, Manifest
 from edgeasync.durable.disk import FolderDisk, FolderSnapshot, ReadableDisk
 from edgeasync.durable.journal import read_journal, segment_names
 from edgeasync.durable.recovery import Recovered, Rules, open_checkpoint
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.parameters import ParameterSpec
-from edgeasync.protocol.graph import ShippedGraph
-from edgeasync.protocol.messages import Ack, Applied, Buffered, Duplicate, ModelVersion, Push, Refuse, Rejected
+from edgeasync.protocol.messages import Ack, Applied, Buffered, Duplicate, Push, Refuse, Rejected
 from edgeasync.protocol.wire import checksum
 
 ATTEMPTS = 10
@@ -266,21 +264,8 @@ class RunReplay:
         raise ConfigError(f"--until {self._until}: the journal leads to entry {last} and no further")
 
     def _open(self, chosen: Chosen) -> Recovered:
-        def make_core(rules: Rules, version: ModelVersion, now_s: float, sessions: Sessions) -> HubCore:
-            return HubCore(
-                spec=rules.spec,
-                training={},
-                policy=rules.policy,
-                settings=rules.settings,
-                version=version,
-                # Whether there is one decides what becomes of who asks for it; which one it is decides nothing.
-                graph=ShippedGraph(b"") if rules.ships_graph else None,
-                make_session=sessions,
-                now_s=now_s,
-            )
-
         self.created_s = chosen.manifest.created_s
-        return open_checkpoint(chosen, make_core, lambda: bytes(16))
+        return open_checkpoint(chosen, Rules.make_core, lambda: bytes(16))
 
 
 class _Teller:

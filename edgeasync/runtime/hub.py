@@ -222,16 +222,8 @@ class Hub:
         return load_model(self.model_file, self.spec) if self.model_file.exists() else (self._initial(), 0)
 
     def _make_core(self, rules: Rules, version: ModelVersion, now_s: float, sessions: Sessions) -> HubCore:
-        return HubCore(
-            spec=rules.spec,
-            training=self._training,
-            policy=rules.policy,
-            settings=rules.settings,
-            version=version,
-            graph=None if self._graph is None else ShippedGraph(self._graph),
-            make_session=sessions,
-            now_s=now_s,
-        )
+        graph = None if self._graph is None else ShippedGraph(self._graph)
+        return rules.make_core(version, now_s, sessions, training=self._training, graph=graph)
 
     def _make_engine(self) -> HubEngine:
         run = self._run

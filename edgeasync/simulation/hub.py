@@ -150,16 +150,7 @@ class SimulatedHub:
         """Look at what the disk gave back, before anything is done with it."""
 
     def _make_core(self, rules: Rules, version: ModelVersion, now_s: float, sessions: Sessions) -> HubCore:
-        return HubCore(
-            spec=rules.spec,
-            training={},
-            policy=rules.policy,
-            settings=rules.settings,
-            version=version,
-            graph=self._graph,
-            make_session=sessions,
-            now_s=now_s,
-        )
+        return rules.make_core(version, now_s, sessions, graph=self._graph)
 
     def _draw_session(self) -> bytes:
         return self._random.randbytes(16)

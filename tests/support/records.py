@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from edgeasync.core.hub.machine import HubCore
 from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.journal import read_journal
-from edgeasync.durable.recovery import open_checkpoint
+from edgeasync.durable.recovery import Rules, open_checkpoint
 from tests.support.recording_agent import PLACES, shares_of
 
 PROGRAM = Path(__file__).with_name("recording_agent.py")
@@ -152,7 +151,7 @@ class Replayed:
         name, manifest = known[-1 if oldest else 0]
         fingerprint = manifest.fingerprint
         chosen = store.choose(name, fingerprint)
-        found = open_checkpoint(chosen, _make_core, lambda: b"\0" * 16)
+        found = open_checkpoint(chosen, Rules.make_core, lambda: b"\0" * 16)
         self.versions = {}
         self._note(found)
 
@@ -171,13 +170,6 @@ class Replayed:
         key = found.core.lineage, published.number
         if key not in self.versions:
             self.versions[key] = xxhash.xxh3_64_hexdigest(published.vector.data)
-
-
-def _make_core(rules, version, now_s, sessions):
-    return HubCore(
-        spec=rules.spec, training={}, policy=rules.policy, settings=rules.settings, version=version,
-        make_session=sessions, now_s=now_s,
-    )  # fmt: skip
 
 
 def copy_of(folder, scratch, *, beside=False):

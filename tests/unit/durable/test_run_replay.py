@@ -8,7 +8,6 @@ import pytest
 from edgeasync.core.arrays.hub_model import Model
 from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.hub.events import Resumed
-from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import HubCoreSettings, StopCondition
 from edgeasync.core.recovery.log import write_entry
 from edgeasync.core.recovery.state import capture
@@ -24,18 +23,11 @@ SPEC = ParameterSpec((Parameter("weights", (3,)),))
 RULES = Rules(SPEC, Policy(), HubCoreSettings())
 
 
-def make_core(rules, version, now_s, sessions):
-    return HubCore(
-        spec=rules.spec, training={}, policy=rules.policy, settings=rules.settings, version=version,
-        make_session=sessions, now_s=now_s,
-    )  # fmt: skip
-
-
 def start(path, rules=RULES, lineage="0" * 16):
     """Open a run as a hub does."""
     run = Run(FolderDisk(path), rules)
     run.open(
-        make_core,
+        Rules.make_core,
         lambda: (np.zeros(3, np.float32), 0),
         lineage=lineage,
         draw_session=lambda: bytes(16),

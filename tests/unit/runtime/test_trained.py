@@ -8,7 +8,6 @@ import safetensors.numpy
 
 from edgeasync import Parameter, ParameterSpec, Policy
 from edgeasync.core.hub.events import Evaluated, StopRequested
-from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.core.recovery.log import write_entry
 from edgeasync.durable.disk import FolderDisk
@@ -25,14 +24,8 @@ def begin(path, entries):
     """Begin a run as a hub does, and write these versions' entries to its journal."""
     run = Run(FolderDisk(path), Rules(SPEC, Policy(), HubCoreSettings()))
 
-    def make_core(rules, version, now_s, sessions):
-        return HubCore(
-            spec=rules.spec, training={}, policy=rules.policy, settings=rules.settings, version=version,
-            make_session=sessions, now_s=now_s,
-        )  # fmt: skip
-
     run.open(
-        make_core,
+        Rules.make_core,
         lambda: (np.zeros(3, np.float32), 0),
         lineage="a" * 16,
         draw_session=lambda: bytes(16),
