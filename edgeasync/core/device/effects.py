@@ -23,7 +23,7 @@ class Send(msgspec.Struct, frozen=True, gc=False):
 
 
 class SendPush(msgspec.Struct, frozen=True, gc=False):
-    """Send the delta under this header; the shell fills in codec, checksum, sizes and transfer."""
+    """Send the update under this header, whole or in pieces."""
 
     push: Push
 

@@ -64,7 +64,7 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
     """The assigned local steps are done.
 
     The loss's mean and variance, and the score, may be infinite or NaN; all three are `None` where none is known.
-    `checksum` is that of the payload, once the update is coded.
+    `codec`, `checksum` and `payload_bytes` are of the payload, once the update is coded.
     """
 
     local_steps: int
@@ -73,7 +73,9 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
     loss_variance: float | None
     step_s: float
     score: float | None = None
+    codec: str = "identity"
     checksum: int = 0
+    payload_bytes: int = 0
 
     def after(self, earlier: "Trained") -> "Trained":
         """Return what both make together; the loss is that of one of them where the other knows none."""
@@ -87,7 +89,9 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
             loss_variance=loss_variance,
             step_s=(1.0 - share) * earlier.step_s + share * self.step_s,
             score=self.score,
+            codec=self.codec,
             checksum=self.checksum,
+            payload_bytes=self.payload_bytes,
         )
 
     def _losses_after(self, earlier: "Trained", share: float) -> tuple[float | None, float | None]:

@@ -522,16 +522,16 @@ class DeviceCore:
             result = result.after(ahead)
         push = Push(
             session=self.welcome.session,
-            seq=1,
+            seq=self._unanswered.seq_last + 1,
             base=self.held,
             local_steps=result.local_steps,
             examples=result.examples,
             loss_mean=result.loss_mean,
             loss_variance=result.loss_variance,
             step_s=result.step_s,
-            codec=self.push_codec,
+            codec=result.codec,
             checksum=result.checksum,
-            payload_bytes=0,
+            payload_bytes=result.payload_bytes,
             score=result.score,
             steps_ahead=0 if ahead is None else ahead.local_steps,
         )

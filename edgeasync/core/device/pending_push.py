@@ -34,8 +34,9 @@ class PendingPush:
         self._recalled: ModelKey | None = None
 
     def make(self, push: Push) -> None:
-        """Take over a new update, under the next number."""
-        self.push = msgspec.structs.replace(push, seq=self.seq_last + 1)
+        """Take over a new update, which has the next number."""
+        assert push.seq == self.seq_last + 1
+        self.push = push
         self._said, self._recalled = False, None
 
     def recall(self, push: Push, model: ModelKey) -> None:
@@ -46,8 +47,9 @@ class PendingPush:
     def say(self, session: bytes) -> Push | None:
         """Return the update as it is sent in a session, if there is one."""
         if self.push is not None:
-            self.push = msgspec.structs.replace(self.push, session=session)
             self._said = True
+            if self.push.session != session:
+                self.push = msgspec.structs.replace(self.push, session=session)
         return self.push
 
     def claim(self) -> int:

@@ -294,7 +294,12 @@ class DeviceEngine:
         def encoded(coded: tuple[Codec, wire.Buffer, int]) -> None:
             self._codec, self._payload, checksum = coded
             self._kept_seq, self._recalled = 0, None
-            self.handle(msgspec.structs.replace(trained, checksum=checksum))
+            payload_bytes = len(self._payload)
+            self.handle(
+                msgspec.structs.replace(
+                    trained, codec=self._codec.name, checksum=checksum, payload_bytes=payload_bytes
+                )
+            )
 
         self._shell.run_in_background(encode, encoded)
 
@@ -315,8 +320,6 @@ class DeviceEngine:
 
     def _push(self, push: Push) -> None:
         assert self.core.welcome is not None
-        assert self._codec is not None
-        push = msgspec.structs.replace(push, codec=self._codec.name, payload_bytes=len(self._payload))
         if self._keeps and self._kept_seq != push.seq:
             self._keep(push, ModelKey.of(self.core.welcome))
             return
