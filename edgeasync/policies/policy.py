@@ -43,7 +43,7 @@ from edgeasync.policies.staleness import (
 )
 from edgeasync.policies.transforms import Transform
 
-# The one table of kinds: a new kind joins its union here and needs no other change.
+# The one table of kinds: no other code changes for a new one. What is to be documented: docs/architecture.md.
 StalenessKind = (
     ConstantStaleness
     | AdaptiveLearningRate

@@ -1,4 +1,5 @@
 import math
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -6,7 +7,7 @@ from hypothesis import strategies as st
 
 from edgeasync.config import convert
 from edgeasync.errors import ConfigError
-from edgeasync.policies.policy import Policy
+from edgeasync.policies.policy import Policy, StalenessKind
 from edgeasync.policies.staleness import (
     AdaptiveLearningRate,
     BoundedStaleness,
@@ -29,6 +30,10 @@ WEIGHTS = {
     HingeStaleness: st.fixed_dictionaries({"free": st.floats(0.0, 1e9), "slope": st.floats(0.0, 1e6)}),
     BoundedStaleness: st.just({"staleness_max": 5e299}),
 }
+
+
+def test_every_kind_is_drawn():
+    assert {*WEIGHTS, RingmasterStaleness} == set(get_args(StalenessKind))
 
 
 @st.composite
