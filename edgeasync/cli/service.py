@@ -1,6 +1,7 @@
 """Running a hub or an agent until it ends or somebody ends it."""
 
 import asyncio
+import contextlib
 import logging
 import signal
 import sys
@@ -10,7 +11,8 @@ from typing import Protocol
 
 import uvloop
 
-from edgeasync.errors import ConfigError, EdgeAsyncError
+from edgeasync.durable.files import replace_file
+from edgeasync.errors import ConfigError, EdgeAsyncError, StorageError
 
 IMPATIENCE_S = 1.0
 
@@ -66,21 +68,21 @@ def serve(service: Service, every_s: float, on_progress: Callable[[], None], fol
             return runner.run(_serve(service, every_s, on_progress))
     except Exception as error:
         expected = isinstance(error, EdgeAsyncError) and error.exit_code != EdgeAsyncError.exit_code
-        if not expected and (lines := service.last_events()):
-            _leave(lines, folder)
+        if not expected:
+            _leave_last_events(service, folder)
         raise
 
 
-def _leave(lines: list[str], folder: Path | None) -> None:
+def _leave_last_events(service: Service, folder: Path | None) -> None:
     """Write the last events into the folder and show the newest of them; without a folder show them all."""
-    shown, where = lines[-LINES_SHOWN:], ""
-    try:
-        if folder is None:
-            raise FileNotFoundError
-        (folder / LAST_EVENTS_FILE).write_text("\n".join(lines) + "\n")
-        where = f"; all are in {folder / LAST_EVENTS_FILE}"
-    except OSError:
-        shown = lines
+    lines = service.last_events()
+    if not lines:
+        return
+    shown, where = lines, ""
+    if folder is not None and folder.is_dir():
+        with contextlib.suppress(StorageError):
+            replace_file(folder / LAST_EVENTS_FILE, "\n".join([*lines, ""]).encode(errors="backslashreplace"))
+            shown, where = lines[-LINES_SHOWN:], f"; all are in {folder / LAST_EVENTS_FILE}"
     sys.stderr.write("\n".join([f"edgeasync: the last events before the error{where}:", *shown]) + "\n")
 
 

@@ -162,6 +162,8 @@ class JournalReading:
         except OSError as error:
             raise _unreadable(segment.name, error) from error
         for place, number in _places_of(range(self.last + 2, self.last + BEHIND_MAX), rest):
+            if not _may_be_record(rest, place):
+                continue
             walk = _Walk(self._disk, Segment(segment.name, number, segment.nbytes))
             walk.offset = offset + place
             if any(walk.synced > self.last for _ in walk.records(None)):
@@ -240,6 +242,15 @@ def _places_of(numbers: range, content: bytes) -> Iterator[tuple[int, int]]:
         found = np.frombuffer(content, "<u8", (len(content) - shift) // 8, shift)
         for index in np.flatnonzero((found >= numbers.start) & (found < numbers.stop)):
             yield shift + 8 * int(index), int(found[index])
+
+
+def _may_be_record(content: bytes, place: int) -> bool:
+    """Return whether the numbers there may be a record's header: payloads hold many that may not."""
+    if len(content) - place < _RECORD_HEADER.size:
+        return False
+    number, synced, entry_bytes, payload_bytes, _ = _RECORD_HEADER.unpack_from(content, place)
+    end = place + _RECORD_HEADER.size + entry_bytes + payload_bytes
+    return bool(synced < number and entry_bytes > 0 and end <= len(content))
 
 
 def segment_names(disk: ReadableDisk) -> list[str]:

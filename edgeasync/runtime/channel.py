@@ -91,18 +91,20 @@ class Channel:
         if self._closed:
             return
         self._reading = True
+        emptied = False
         try:
             for _ in range(BATCH):
                 message = self._receive()
                 if message is None:
+                    emptied = True
                     break
                 self._on_message(*message)
                 if self._socket.closed:  # by what the message led to
                     return
-            else:
-                self._schedule()
         finally:
             self._reading = False
+            if not emptied:  # also after an error: the descriptor would stay silent
+                self._schedule()
         if self._on_idle is not None:
             self._on_idle()
 

@@ -61,10 +61,12 @@ def read_model(path: Path) -> SavedModel:
             accuracy = float(metadata["accuracy"]) if "accuracy" in metadata else None
             evaluation = Evaluated(version, float(metadata["loss"]), accuracy)
         time = metadata.get("time")
-        saved_s = path.stat().st_mtime if time is None else datetime.fromisoformat(time).timestamp()
+        saved_s = (
+            path.stat().st_mtime if time is None else datetime.fromisoformat(time).astimezone(UTC).timestamp()
+        )
     except FileNotFoundError:
         raise StorageError(f"{path}: no such file; give the folder of a run that has saved its model") from None
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
+    except (OSError, ValueError, OverflowError, safetensors.SafetensorError) as error:
         raise StorageError(f"{path}: not a readable safetensors file ({error}); move it away") from error
     return SavedModel(arrays, metadata.get("lineage", ""), version, evaluation, saved_s)
 

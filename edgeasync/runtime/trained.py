@@ -4,6 +4,7 @@ A checkpoint may be a minute old, and so may `model.safetensors`: the journal is
 written, and a hub may be at work in the folder.
 """
 
+import contextlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -69,11 +70,14 @@ def best_model(run: Path) -> TrainedModel:
 
     Raises `ConfigError` if none was evaluated, `StorageError` if the files cannot be read or no longer have it.
     """
-    kept = _read_file(run / BEST_FILE) if (run / BEST_FILE).exists() else None
+    kept = None
+    if (run / BEST_FILE).exists():
+        with contextlib.suppress(StorageError):  # the journal may lead there all the same
+            kept = _read_file(run / BEST_FILE)
     try:
         _, best, ancestry = _newest(run)
     except StorageError as error:
-        if kept is None:
+        if kept is None or kept.evaluation is None:
             raise
         kept.remarks.append(f"a better version may have come later, but there is no replaying the run: {error}")
         return kept

@@ -189,6 +189,8 @@ class DeviceCore:
         pending = self._unanswered
         assert self.link != "joined" or self.welcome is not None, "joined without a welcome"
         assert self.work != "adopting" or self._adopting is not None, "adopting nothing"
+        equipped = self._equipped or self.welcome is None or self.welcome.graph is None
+        assert self.work in ("equipping", "pushing", "idle") or equipped, "at work without the graph"
         assert self.work != "adopting" or self.link in ("joined", "over"), "adopting without a hub"
         assert self.work != "pushing" or pending.push is not None, "pushing nothing"
         assert self.work != "training" or self.held is not None, "training from no version"
@@ -279,6 +281,8 @@ class DeviceCore:
                 return self._go_offline(now_s, "the hub is stopping")
             case Pong():
                 self._measure(now_s - message.sent_s)
+            case Ack() | Assignment() if self.work == "equipping":
+                return []  # an update from the spool is said again once the graph is here
             case Ack() if self.link == "joined":
                 return self._acknowledged(message, now_s)
             case Assignment() if self.link == "joined":

@@ -50,7 +50,7 @@ from edgeasync.core.device.machine import DeviceCore
 from edgeasync.core.device.pending_push import ModelKey
 from edgeasync.core.engine.device_shell import DeviceShell
 from edgeasync.core.engine.device_transfers import DeviceTransfers
-from edgeasync.core.engine.recorder import Recorder
+from edgeasync.core.engine.recorder import Recorder, shown
 from edgeasync.errors import ModelMismatchError, ProtocolError
 from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol import wire
@@ -134,7 +134,7 @@ class DeviceEngine:
     def handle(self, event: DeviceEvent) -> None:
         """Give the core an event and carry out what follows."""
         now_s = self._now_s()
-        self.recorder.begin(now_s, event)
+        self.recorder.begin(now_s, shown(event))
         self._execute(self.core.handle(event, now_s))
 
     def on_message(self, header: bytes, payload: wire.Buffer | None) -> None:
@@ -176,7 +176,7 @@ class DeviceEngine:
     # -- effects out -----------------------------------------------------------------------------------------
 
     def _execute(self, effects: list[DeviceEffect]) -> None:
-        self.recorder.end(effects)
+        self.recorder.end([shown(effect) for effect in effects])
         self.core.check()
         if self.core.welcome is not None:
             self._transfers.protocol_version = self.core.welcome.protocol_version

@@ -1,21 +1,27 @@
 """The last events and effects of a core, kept in memory for the moment when something goes wrong."""
 
-import re
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
+
+import msgspec
 
 EVENTS_KEPT = 256
 
 LINE_LENGTH_MAX = 300
 
-_SECRET = re.compile(r"""\b(session|state_id)=b(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""")
+_SECRETS = ("session", "state_id")
+"""Whoever has these can pass for a device."""
+
+_ITEMS_SHOWN = 4
+_BYTES_SHOWN = 64
+_DEPTH_MAX = 5
 
 
 class Recorder:
     """Keeps the last events, each with its time and what the core wanted done.
 
-    A core sees no payload, so this stays small. Sessions and state ids are left out of the lines: who has them can
-    pass for that device.
+    What is given is kept as it is, so it must be small: give what a stranger may have made large as `shown` text.
     """
 
     def __init__(self) -> None:
@@ -35,12 +41,38 @@ class Recorder:
         """Return a line for each event, the oldest first, and behind it one for each of its effects."""
         found = []
         for (now_s, event), effects in zip(self._events, self._effects, strict=True):
-            found.append(f"{now_s:.3f} s {shown(event)}")
-            found += [f"    {shown(effect)}" for effect in effects]
+            found.append(f"{now_s:.3f} s {_text(event)}")
+            found += [f"    {_text(effect)}" for effect in effects]
         return found
 
 
 def shown(what: object) -> str:
-    """Return an event, effect or message on one line, cut off if it is long, and without secrets."""
-    text = _SECRET.sub(r"\1=...", repr(what))
+    """Return an event, effect or message on one line without secrets, however large or deep it is."""
+    text = _show(what, _DEPTH_MAX)
     return text if len(text) <= LINE_LENGTH_MAX else f"{text[:LINE_LENGTH_MAX]}..."
+
+
+def _text(kept: object) -> str:
+    return kept if isinstance(kept, str) else shown(kept)
+
+
+def _show(what: object, depth: int) -> str:
+    if depth == 0:
+        return "..."
+    if isinstance(what, msgspec.Struct):
+        fields = [
+            f"{name}={'...' if name in _SECRETS else _show(getattr(what, name), depth - 1)}"
+            for name in what.__struct_fields__
+        ]
+        return f"{type(what).__name__}({', '.join(fields)})"
+    if isinstance(what, str | bytes | bytearray):
+        return repr(what) if len(what) <= _BYTES_SHOWN else f"{what[:_BYTES_SHOWN]!r}..."
+    if isinstance(what, dict):
+        items = [
+            f"{_show(key, 1)}: {_show(value, depth - 1)}" for key, value in islice(what.items(), _ITEMS_SHOWN)
+        ]
+        return f"{{{', '.join(items)}{', ...' if len(what) > _ITEMS_SHOWN else ''}}}"
+    if isinstance(what, list | tuple):
+        items = [_show(value, depth - 1) for value in what[:_ITEMS_SHOWN]]
+        return f"[{', '.join(items)}{', ...' if len(what) > _ITEMS_SHOWN else ''}]"
+    return repr(what) if isinstance(what, int | float | None) else type(what).__name__

@@ -71,7 +71,7 @@ def test_an_agent_has_them(tmp_path, capsys):
     with pytest.raises(ZeroDivisionError):
         serve(agent, 60.0, int, tmp_path)
     written = (tmp_path / LAST_EVENTS_FILE).read_text()
-    assert "'begin'" in written
+    assert " s begin\n" in written
     assert "    Connect()" in written
     assert "state_id=..." in written
     assert "Report(event='waiting'" in written

@@ -33,3 +33,32 @@ async def test_a_message_that_comes_in_while_a_send_fails_is_read():
         channel.close(0)
         dealer.close(0)
         context.destroy(0)
+
+
+@pytest.mark.asyncio
+async def test_an_error_in_what_a_message_leads_to_leaves_no_message_unread():
+    loop, context = asyncio.get_running_loop(), zmq.Context()
+    router, dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
+    router.bind("inproc://hub")
+    errors, came = [], asyncio.Event()
+    loop.set_exception_handler(lambda _, told: errors.append(told["exception"]))
+
+    def on_message(peer, header, payload):
+        if header == b"last":
+            came.set()
+        else:
+            raise ZeroDivisionError
+
+    channel = Channel(router, loop, on_message)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            dealer.connect("inproc://hub")
+            for _ in range(5):
+                dealer.send(b"bad")
+            dealer.send(b"last")
+            await came.wait()
+    finally:
+        channel.close(0)
+        dealer.close(0)
+        context.destroy(0)
+    assert [type(error) for error in errors] == [ZeroDivisionError] * 5

@@ -13,7 +13,7 @@ from edgeasync.core.recovery.log import write_entry
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.recovery import Rules
 from edgeasync.durable.run import Run
-from edgeasync.errors import StorageError
+from edgeasync.errors import ConfigError, StorageError
 from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, save_model
 from edgeasync.runtime.trained import best_model, newest_model
 
@@ -77,3 +77,18 @@ def test_a_journal_that_cannot_be_replayed_is_no_model(tmp_path):
     (remark,) = found.remarks
     assert remark.startswith("a better version may have come later")
     assert "entry 2 of the journal" in remark
+
+
+def test_a_best_file_that_is_torn_does_not_hide_what_the_journal_says(tmp_path):
+    begin(tmp_path, [0])
+    (tmp_path / BEST_FILE).write_bytes(b"torn")
+    with pytest.raises(ConfigError, match="no version was evaluated yet"):
+        best_model(tmp_path)
+
+
+@pytest.mark.parametrize("time", ["9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59", "soon"])
+def test_a_time_that_is_none_is_a_clear_error(tmp_path, time):
+    metadata = {"format": "edgeasync", "time": time}
+    safetensors.numpy.save_file({"weights": np.ones(3, np.float32)}, tmp_path / MODEL_FILE, metadata)
+    with pytest.raises(StorageError, match="not a readable safetensors file"):
+        newest_model(tmp_path)

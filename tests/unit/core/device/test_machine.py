@@ -846,6 +846,16 @@ def test_a_graph_that_is_kept_is_not_fetched():
     assert device.said == [Fetch(device.session, device.core.held)]
 
 
+def test_nothing_is_answered_before_the_graph_is_here():
+    key = ModelKey(SPEC.fingerprint, FINGERPRINT, "delta")
+    device = DeviceBench(recall=(KEPT, key)).welcome(**OFFER)
+    answer = Ack(KEPT.seq, Applied(1))
+    for message in (answer, assignment(1, answer)):
+        device.hears(message)
+        assert (device.effects, device.core.work) == ([], "equipping")
+    device.core.check()
+
+
 def test_a_graph_that_is_missing_is_fetched_before_anything_else():
     device = DeviceBench().welcome(**OFFER).give(GraphMissing())
     assert device.effects == [Send(FetchGraph(device.session))]
