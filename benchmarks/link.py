@@ -80,8 +80,8 @@ async def run_once(
 
     speaking = asyncio.Event()
     proxy = Proxy(rate, speaking.set)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
+        try:
             hub = start(run_hub, length, updates, folder)
             host, _, port = str(await _hear(hub)).removeprefix("tcp://").rpartition(":")
             await proxy.start((host, int(port)))
@@ -95,11 +95,11 @@ async def run_once(
                 agent.send(None)
             noted = await _hear(agent)
             return Run(proxy.up, proxy.down, proxy.connections, noted, time.monotonic() - begin_s)
-    finally:
-        await proxy.stop()
-        for process in processes:
-            process.kill()
-            process.join()
+        finally:
+            await proxy.stop()
+            for process in processes:  # before the folder goes, in which the hub still writes
+                process.kill()
+                process.join()
 
 
 async def _hear(pipe: "Connection[Any, Any]") -> Any:
