@@ -60,8 +60,8 @@ def serve(service: Service, every_s: float, on_progress: Callable[[], None], fol
     """Run `service` on uvloop until it ends; return its reason.
 
     SIGTERM, Ctrl-C and SIGHUP ask it to stop. A second SIGTERM or Ctrl-C, more than a second later, ends the
-    process at once. `on_progress` is called every `every_s` seconds meanwhile. An error that nobody expects leaves
-    the last events of the core in `folder`.
+    process at once. `on_progress` is called every `every_s` seconds meanwhile. An unexpected error writes the last
+    events of the core to `folder`.
     """
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -45,8 +45,8 @@ class Cadence(msgspec.Struct, frozen=True):
     """What a controller has set for the fleet.
 
     `period_s` is the usual time between two exchanges of a device (0 before anything is measured), `gain` what is
-    left of it while models drift apart (1: all), `steps_factor` what is left of the local steps while a remedy
-    against divergence holds (1: all), and `cause` why the gain is what it is.
+    left of it while models drift apart (1: all), `steps_factor` what the local steps are multiplied by while a
+    remedy against divergence is active (1: as they are), and `cause` why the gain is what it is.
     """
 
     period_s: float = 0.0

@@ -2,8 +2,8 @@
 
 The descriptor is edge-triggered: it becomes readable once, and stays silent until everything has been read.
 So every wake-up reads until the socket is empty, in batches that leave the loop air to breathe; and because
-sending also takes in what the descriptor would have told, every send outside a wake-up is followed by a read,
-whether the message could leave or not.
+a send, even one that fails, also consumes the descriptor's notices, every send outside a wake-up is followed by a
+read.
 """
 
 import asyncio

@@ -41,13 +41,13 @@ class FindGraph(msgspec.Struct, frozen=True, gc=False):
 
 
 class TakeGraph(msgspec.Struct, frozen=True, gc=False):
-    """Take in the payload of this graph, then report `GraphHeld`, `GraphBroken` or `GraphForged`."""
+    """Receive the payload of this graph, then report `GraphHeld`, `GraphBroken` or `GraphForged`."""
 
     graph: Graph
 
 
 class InstallModel(msgspec.Struct, frozen=True, gc=False):
-    """Take in the payload of this assignment, then report `ModelInstalled`."""
+    """Receive and decode the payload of this assignment, then report `ModelInstalled`."""
 
     assignment: Assignment
 

@@ -50,7 +50,8 @@ class DeviceShell(Protocol):
     def train(self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, ahead: bool) -> None:
         """Train `model.parameters` in the background, then call `then`; not if training was stopped.
 
-        `ahead`: go on from where training is, until `pause`; then call `then` if a step was taken.
+        With `ahead`, training continues from the current parameters until `pause`. If it took a step, `then` is
+        called.
         """
 
     def pause(self) -> None:

@@ -131,7 +131,7 @@ class HubEngine:
         self._take_in(Ticked(self._make_room_to_send()))
 
     def resume(self, lineage: str, now_s: float) -> None:
-        """Go on with what was recovered, as a branch of its own; a run that is finished ends at once."""
+        """Resume the recovered run as a new branch. A finished run ends at once."""
         self._now_s = now_s
         self._take_in(Resumed(lineage))
         self.save()  # so that this need not be replayed again

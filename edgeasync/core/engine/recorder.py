@@ -11,7 +11,7 @@ EVENTS_KEPT = 256
 LINE_LENGTH_MAX = 300
 
 _SECRETS = ("session", "state_id")
-"""Whoever has these can pass for a device."""
+"""These prove to the hub that a message is from a device."""
 
 _ITEMS_SHOWN = 4
 _BYTES_SHOWN = 64
@@ -21,7 +21,8 @@ _DEPTH_MAX = 5
 class Recorder:
     """Keeps the last events, each with its time and what the core wanted done.
 
-    What is given is kept as it is, so it must be small: give what a stranger may have made large as `shown` text.
+    The recorder keeps the objects themselves. Where a peer may have made them large, the caller gives text that
+    `shown` has made of them.
     """
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ class PublishSchedule:
         return PublishScheduleState(self.number, self._published_s, self._rollbacks)
 
     def load_state(self, state: PublishScheduleState) -> None:
-        """Go on from a durable state."""
+        """Load a durable state."""
         self.number, self._published_s, self._rollbacks = state.number, state.published_s, state.rollbacks
 
     def follow(self, policy_engine: PolicyEngine, now_s: float, effects: list[HubEffect]) -> None:

@@ -1,4 +1,4 @@
-"""The channel's duty beside libzmq's edge-triggered descriptor: whatever a send takes in is read."""
+"""The channel reads every message, although libzmq's descriptor tells of each only once."""
 
 import asyncio
 
@@ -8,16 +8,25 @@ import zmq
 from edgeasync.runtime.channel import Channel
 from tests.support.processes import PATIENCE_S
 
+pytestmark = pytest.mark.asyncio
+
 SENDS = 20_000
-"""libzmq looks for what came in at one send in a few thousand, by the processor's clock."""
+"""libzmq looks for new messages at one send in a few thousand, by the processor's clock."""
 
 
-@pytest.mark.asyncio
-async def test_a_message_that_comes_in_while_a_send_fails_is_read():
+@pytest.fixture
+def sockets():
+    """A ROUTER, bound, and a DEALER that is not connected yet."""
     context = zmq.Context()
     router, dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
     router.set(zmq.ROUTER_MANDATORY, 1)
     router.bind("inproc://hub")
+    yield router, dealer
+    context.destroy(0)
+
+
+async def test_a_message_that_comes_in_while_a_send_fails_is_read(sockets):
+    router, dealer = sockets
     came = asyncio.Event()
     channel = Channel(router, asyncio.get_running_loop(), lambda *_: came.set())
     try:
@@ -31,34 +40,25 @@ async def test_a_message_that_comes_in_while_a_send_fails_is_read():
             await came.wait()
     finally:
         channel.close(0)
-        dealer.close(0)
-        context.destroy(0)
 
 
-@pytest.mark.asyncio
-async def test_an_error_in_what_a_message_leads_to_leaves_no_message_unread():
-    loop, context = asyncio.get_running_loop(), zmq.Context()
-    router, dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
-    router.bind("inproc://hub")
-    errors, came = [], asyncio.Event()
+async def test_an_error_while_a_message_is_handled_leaves_no_message_unread(sockets):
+    router, dealer = sockets
+    loop, came, errors = asyncio.get_running_loop(), asyncio.Event(), []
     loop.set_exception_handler(lambda _, told: errors.append(told["exception"]))
 
     def on_message(peer, header, payload):
-        if header == b"last":
-            came.set()
-        else:
+        if header != b"last":
             raise ZeroDivisionError
+        came.set()
 
     channel = Channel(router, loop, on_message)
     try:
         async with asyncio.timeout(PATIENCE_S):
             dealer.connect("inproc://hub")
-            for _ in range(5):
-                dealer.send(b"bad")
-            dealer.send(b"last")
+            for header in [b"bad"] * 5 + [b"last"]:
+                dealer.send(header)
             await came.wait()
     finally:
         channel.close(0)
-        dealer.close(0)
-        context.destroy(0)
     assert [type(error) for error in errors] == [ZeroDivisionError] * 5
