@@ -127,7 +127,7 @@ def count_progress(core: HubCore) -> dict[str, float]:
         "devices_live": core.members.live_count,
     }
     now_and_then = {
-        "updates_buffered": len(core.policy_engine),
+        "updates_buffered": core.policy_engine.updates_waiting,
         "updates_rejected": core.updates_rejected,
         "alarms": len(policy["alarms"]),
     }

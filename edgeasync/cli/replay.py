@@ -24,7 +24,7 @@ def replay_run(
         unfinished = replay.tell(on_line)
         summary: dict[str, Any] = {"event": "summary", **replay.summary(), "unfinished_bytes": unfinished}
         if export is not None:
-            core, last = replay.core, replay.core.policy_engine.evaluations.last
+            core, last = replay.core, replay.core.policy_engine.state.evaluations.last
             save_model(
                 export,
                 replay.spec,

@@ -206,7 +206,7 @@ class RunReplay:
             "model_xxh3": f"{checksum(self.snapshot.vector.data):016x}",
             "updates_applied": core.updates_applied,
             "updates_rejected": core.updates_rejected,
-            "updates_buffered": len(core.policy_engine),
+            "updates_buffered": core.policy_engine.updates_waiting,
             "duplicates": core.duplicates,
             "rollbacks": judged["rollbacks"],
             "evaluation": judged["evaluation"],
@@ -340,7 +340,7 @@ class _Teller:
             return self._core.members.by_peer(getattr(entry.event, "peer", b""))
 
     def _evaluation(self, number: int, entry: Entry) -> Evaluation:
-        progress = self._core.policy_engine.evaluations
+        progress = self._core.policy_engine.state.evaluations
         last = progress.last
         assert last is not None
         return Evaluation(

@@ -119,7 +119,7 @@ def _newest(run: Path) -> tuple[TrainedModel, Evaluated | None, Ancestry | None]
         found = _tell(replay, run)
         if is_in_use(run) and not _keeps_journal(run):
             found.remarks.append("a hub is at work here that keeps no journal: this is of its last checkpoint")
-        return found, replay.core.policy_engine.evaluations.best, replay.core.policy_engine.ancestry
+        return found, replay.core.policy_engine.state.evaluations.best, replay.core.policy_engine.state.ancestry
     finally:
         replay.close()
 
@@ -146,7 +146,7 @@ def _tell(replay: RunReplay, run: Path, wanted: int | None = None) -> TrainedMod
         lineage=core.lineage,
         version=version,
         made_s=replay.created_s + made_s - replay.beginning.hub_s,
-        evaluation=core.policy_engine.evaluations.last,
+        evaluation=core.policy_engine.state.evaluations.last,
         remarks=list(replay.remarks),
     )
 

@@ -141,7 +141,7 @@ class Fleet:
     @property
     def updates(self):
         """Updates that came in, whatever became of them."""
-        return self.core.updates_applied + self.core.updates_rejected + len(self.core.policy_engine)
+        return self.core.updates_applied + self.core.updates_rejected + self.core.policy_engine.updates_waiting
 
     def train(self, updates, limit_s=LIMIT_S):
         done = self.clock.run(lambda: self.core.updates_applied >= updates, self.clock.now_s + limit_s)
@@ -248,7 +248,7 @@ def test_a_calm_fleet_sees_no_quarantine_and_no_rollback(alpha, seed):
     fleet = Fleet(Policy(), devices=20, alpha=alpha, seed=seed)
     assert fleet.train(UPDATES)
     assert [report for report in fleet.alarms() if report.device_id] == []
-    assert fleet.core.policy_engine.divergence.rollbacks == fleet.core.updates_rejected == 0
+    assert fleet.core.policy_engine.state.divergence.rollbacks == fleet.core.updates_rejected == 0
 
 
 def test_a_loss_that_explodes_takes_the_model_back_and_it_recovers():
@@ -259,12 +259,12 @@ def test_a_loss_that_explodes_takes_the_model_back_and_it_recovers():
     noise = np.random.default_rng(0).normal(0.0, 0.6, NETWORK.spec.length).astype(np.float32)
     model.advance(Snapshot(model.current.number, model.current.vector + noise))
     assert fleet.accuracy() < before - 0.4
-    assert fleet.clock.run(lambda: fleet.core.policy_engine.divergence.rollbacks, LIMIT_S)
+    assert fleet.clock.run(lambda: fleet.core.policy_engine.state.divergence.rollbacks, LIMIT_S)
     assert any("back to the model kept while all was calm" in report.detail for report in fleet.alarms())
     assert fleet.accuracy() > before - 0.4
     assert fleet.train(UPDATES)
     assert fleet.accuracy() >= TARGET
-    assert fleet.core.policy_engine.fleet.loss < 0.25
+    assert fleet.core.policy_engine.state.fleet.loss < 0.25
     assert fleet.core.status(0.0)["alarms"] == []
 
 
@@ -277,7 +277,7 @@ def test_a_fault_from_the_start_spoils_the_first_versions_and_they_are_taken_bac
     assert fleet.updates <= 2 * NOTICED_WITHIN
     assert fleet.train(UPDATES)
     assert fleet.accuracy() >= TARGET
-    assert fleet.core.policy_engine.divergence.rollbacks >= 1
+    assert fleet.core.policy_engine.state.divergence.rollbacks >= 1
 
 
 def test_a_fleet_that_is_in_quarantine_as_a_whole_is_let_out_and_learns():
@@ -296,7 +296,7 @@ def test_a_majority_of_broken_devices_does_not_take_the_others_model_from_them()
     for device, part in list(zip(fleet.devices, fleet.parts, strict=True))[:5]:
         device._trainer = trainer_on(Dataset(np.full_like(part.x, np.nan), part.y), LEARNING_RATE, 1)
     assert fleet.train(UPDATES // 2)
-    assert fleet.core.policy_engine.divergence.rollbacks <= 1
+    assert fleet.core.policy_engine.state.divergence.rollbacks <= 1
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -304,7 +304,7 @@ def test_a_device_that_reports_losses_on_another_scale_does_not_speak_for_the_ot
     fleet = Fleet(Policy(), devices=5, seed=seed)
     fleet.devices[0]._trainer = Elsewhere(fleet.devices[0]._trainer, 1e6)
     assert fleet.train(UPDATES)
-    assert fleet.core.policy_engine.divergence.rollbacks <= 1
+    assert fleet.core.policy_engine.state.divergence.rollbacks <= 1
     assert fleet.accuracy() >= TARGET
 
 
@@ -320,7 +320,7 @@ def test_what_the_first_device_spoils_before_anybody_else_is_there_is_taken_back
     for device in fleet.devices[1:]:
         device.start()
     assert fleet.train(UPDATES)
-    assert fleet.core.policy_engine.divergence.rollbacks == 1
+    assert fleet.core.policy_engine.state.divergence.rollbacks == 1
     assert fleet.accuracy() >= 0.9
 
 

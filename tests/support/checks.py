@@ -216,15 +216,15 @@ class Checks:
         for member in hub.core.members.members.values():
             alive = not member.live or member.lease_until_s >= now_s or engine._standing_still
             assert alive, f"{member.device_id} lives without a lease"
-        assert engine._held() <= limits.updates_held_max
-        assert engine._sending() <= limits.snapshots_max + len(self._world.devices)
+        assert engine._capacity._updates_held() <= limits.updates_held_max
+        assert engine._capacity._snapshots_held() <= limits.snapshots_max + len(self._world.devices)
         assert len(engine._outgoing._suspended) <= limits.snapshots_max
         assert len(engine._incoming) <= limits.updates_held_max
         assert len(engine._outbox) <= MESSAGES_HELD_MAX * len(self._world.devices)
 
     def _waiting(self, core):
         """Return the marks of the updates that wait to be folded."""
-        return {self.memory.handles[handle] for handle in core.policy_engine.handles}
+        return {self.memory.handles[one.handle] for one in core.policy_engine.state.contributions}
 
     def checkpoint_begins(self):
         """The hub has a checkpoint written: no other is begun until it is."""
@@ -256,7 +256,7 @@ class Checks:
     def recovered(self, run):
         """The hub is back: nothing that it promised may be missing, and nothing may have changed."""
         core, memory = run.core, self.memory
-        lineage, version, ancestry = core.lineage, core.version, core.policy_engine.ancestry
+        lineage, version, ancestry = core.lineage, core.version, core.policy_engine.state.ancestry
         self.replayed(run._last, core)
         for number in [number for number in memory.states if number > run._last]:
             del memory.states[number]

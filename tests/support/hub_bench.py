@@ -3,7 +3,7 @@
 import itertools
 
 from edgeasync.core.hub.effects import Assign, Discard, Disconnect, Fold, Receive, Report, Send
-from edgeasync.core.hub.events import PushArrived, Received, StopRequested
+from edgeasync.core.hub.events import PushArrived, Received, StopRequested, Ticked
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits, Liveness, StopCondition
 from edgeasync.parameters import Parameter, ParameterSpec
@@ -57,9 +57,9 @@ class HubBench:
         self.events += not stopped and not isinstance(event, StopRequested)
         return self._account()
 
-    def tick(self, at_s=None, *, room=True):
+    def tick(self, at_s=None, *, capacity=True):
         self.now_s = self.now_s if at_s is None else at_s
-        self.effects = self.core.tick(self.now_s, room=room)
+        self.effects = self.core.handle(Ticked(capacity), self.now_s)
         assert self.core.next_deadline_s() > self.now_s
         return self._account()
 
@@ -91,11 +91,11 @@ class HubBench:
         self.hello(device_id, **fields)
         return self.fetch(device_id)
 
-    def fetch(self, device_id="a", *, at_s=None, room=True):
-        return self.give(Received(self.peers[device_id], Fetch(self.sessions[device_id]), room), at_s)
+    def fetch(self, device_id="a", *, at_s=None, capacity=True):
+        return self.give(Received(self.peers[device_id], Fetch(self.sessions[device_id]), capacity), at_s)
 
-    def fetch_graph(self, device_id="a", *, room=True):
-        return self.give(Received(self.peers[device_id], FetchGraph(self.sessions[device_id]), room))
+    def fetch_graph(self, device_id="a", *, capacity=True):
+        return self.give(Received(self.peers[device_id], FetchGraph(self.sessions[device_id]), capacity))
 
     def ping(self, device_id="a", *, steps=0, peer=None, session=None, at_s=None):
         ping = Ping(session or self.sessions[device_id], 123.0, steps)
@@ -112,14 +112,14 @@ class HubBench:
             "identity", checksum, 12, transfer,
         )  # fmt: skip
 
-    def push(self, device_id="a", seq=1, base=0, *, norm=1.0, room=True, peer=None, at_s=None, **fields):
+    def push(self, device_id="a", seq=1, base=0, *, norm=1.0, capacity=True, peer=None, at_s=None, **fields):
         push = self.make_push(device_id, seq, base, **fields)
-        event = PushArrived(peer or self.peers[device_id], push, next(self.handles), norm, room)
+        event = PushArrived(peer or self.peers[device_id], push, next(self.handles), norm, capacity)
         return self.give(event, at_s)
 
-    def offer(self, device_id="a", seq=1, base=0, *, room=True):
+    def offer(self, device_id="a", seq=1, base=0, *, capacity=True):
         push = self.make_push(device_id, seq, base, transfer=seq)
-        return self.give(Received(self.peers[device_id], push, room))
+        return self.give(Received(self.peers[device_id], push, capacity))
 
     # -- what the hub did ------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from edgeasync.core.engine.outbox import Outbox
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.membership import Membership
 from edgeasync.core.hub.policy_engine import PolicyEngine
+from edgeasync.core.recovery import state
 from edgeasync.core.recovery.replay import Replay
 from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.commit import GroupCommit
@@ -48,7 +49,7 @@ class Change:
 
 MUTANTS = {
     "a duplicate is applied again": (
-        Change(HubCore, "_push_arrived", "push.seq <= member.seq_last", "push.seq < member.seq_last"),
+        Change(HubCore, "_on_push_arrived", "push.seq <= member.seq_last", "push.seq < member.seq_last"),
         Change(HubCore, "_check_sequence", "push.seq != member.seq_last + 1", "push.seq > member.seq_last + 1"),
     ),
     "the hub believes a device that greets again about what was answered": (
@@ -62,19 +63,24 @@ MUTANTS = {
         Change(PendingPush, "answered", " or ack.seq != self.push.seq", ""),
     ),
     "an answer says applied where the update waits": (
-        Change(HubCore, "_push_arrived", "Ack(push.seq, outcome,", "Ack(push.seq, Applied(self.version),"),
+        Change(
+            PolicyEngine,
+            "decide",
+            "Decision(Buffered(waiting) if waiting else Applied(state.version), effects)",
+            "Decision(Applied(state.version), effects)",
+        ),
     ),
     "updates that wait are dropped with a device": (
-        Change(HubCore, "_lose", "if member.peer:", "if not self.policy_engine._contributions.clear():"),
+        Change(HubCore, "_on_tick", "if member.peer:", "if not self.policy_engine.state.contributions.clear():"),
     ),
     "a payload is not checked": (
         Change(HubEngine, "_push", "wire.checksum(payload) != push.checksum", "False"),
         Change(HubEngine, "_push", "len(payload) != push.payload_bytes", "False"),
     ),
     "a lease is not renewed by what a device says": (
-        Change(HubCore, "_touch", "self.members.renew(member, now_s)", "pass"),
+        Change(HubCore, "_renew_lease", "self.members.renew(member, now_s)", "pass"),
     ),
-    "a device that was lost is not woken": (Change(HubCore, "_touch", "if not member.live:", "if False:"),),
+    "a device that was lost is not woken": (Change(HubCore, "_renew_lease", "if not member.live:", "if False:"),),
     "a device does not say again what was not answered": (
         Change(DeviceCore, "tick", "effects += self._speak(now_s)", "self._wait(now_s)"),
     ),
@@ -140,7 +146,12 @@ MUTANTS = {
     ),
     "a hub goes on under its old lineage": (Change(HubCore, "_resume", "if resumed.lineage:", "if False:"),),
     "updates that wait are lost in a checkpoint": (
-        Change(PolicyEngine, "dump_state", "contributions=self._contributions", "contributions=[]"),
+        Change(
+            state,
+            "dump_state",
+            "policy_engine=core.policy_engine.state",
+            "policy_engine=msgspec.structs.replace(core.policy_engine.state, contributions=[])",
+        ),
     ),
     "payloads that wait are lost in a checkpoint": (
         Change(Model, "waiting", "{handle: self._updates[handle] for handle in handles}", "{}"),
@@ -152,11 +163,23 @@ MUTANTS = {
         Change(FoldQueue, "put", "self._waiting.append(effect)", "self._waiting.insert(0, effect)"),
     ),
     "a checkpoint is of the core after an event and of the model before": (
-        Change(HubEngine, "_execute", "saving_last(effects)", "effects"),
+        Change(
+            HubCore,
+            "handle",
+            "effects + self._save_or_stop(event, now_s)",
+            "self._save_or_stop(event, now_s) + effects",
+        ),
     ),
     "a tick that is not written down changes something": (
-        Change(HubCore, "tick", "self.save_at_s and self.version != self.saved_version", "self.save_at_s"),
-        Change(HubCore, "next_deadline_s", "if self.version != self.saved_version:", "if True:"),
+        Change(
+            HubCore,
+            "_save_if_due",
+            "if self.version == state.saved_version:",
+            "if self.version == state.saved_version and now_s >= state.save_at_s:\n"
+            "        state.save_at_s = now_s + self._checkpoint_every_s\n"
+            "    if self.version == state.saved_version:",
+        ),
+        Change(HubCore, "next_deadline_s", "if self.version != self.state.saved_version:", "if True:"),
     ),
 }  # fmt: skip
 

@@ -118,7 +118,7 @@ def write_run(folder):
         )
         device.start()
     core = hub.core
-    assert clock.run(lambda: core.updates_applied >= UPDATES and len(core.policy_engine) > 0, 60.0)
+    assert clock.run(lambda: core.updates_applied >= UPDATES and core.policy_engine.updates_waiting > 0, 60.0)
     clock.run(lambda: hub.log.durable == hub.log.last, clock.now_s + 1.0)
     record = HubSettings(
         model=MODEL,
@@ -135,9 +135,9 @@ def write_run(folder):
         "model_xxh3": xxhash.xxh3_64_hexdigest(hub.model.data),
         "updates_applied": core.updates_applied,
         "updates_rejected": core.updates_rejected,
-        "updates_buffered": len(core.policy_engine),
+        "updates_buffered": core.policy_engine.updates_waiting,
         "devices": {member.device_id: member.seq_last for member in core.members.members.values()},
-        "in_quarantine": [alarm.device_id for alarm in core.policy_engine.divergence.alarms],
+        "in_quarantine": [alarm.device_id for alarm in core.policy_engine.state.divergence.alarms.values()],
     }
     (folder / EXPECTED_FILE).write_text(json.dumps(expected, indent=1) + "\n")
 

@@ -79,13 +79,13 @@ class Publisher:
         """Payloads of earlier publications, of 64 KiB or more, that are still being sent."""
         return max(0, self._pool.in_use - 1) + max(0, len(self._coded) - self._own)
 
-    def publish(self, *, anew: bool = False) -> None:
-        """Move the published model to where the model is; `anew` breaks the chain: everyone is given it whole."""
+    def publish(self, *, whole: bool = False) -> None:
+        """Move the published model to where the model is; with `whole` the chain begins again from there."""
         assert self._delta is not None
         current, held = self._model.current, self._published
         trained = self._spec.trained_length
         target = self._empty_vector()
-        if anew or held is None:
+        if whole or held is None:
             target[:] = current.vector
             for start in range(0, trained, CHUNK):
                 self._codec.snap(target[start : min(start + CHUNK, trained)])

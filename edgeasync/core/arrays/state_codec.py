@@ -1,6 +1,6 @@
 """Durable state as bytes: encoded with a checksum, and checked field by field when it is decoded. No I/O."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -11,14 +11,14 @@ from edgeasync.errors import StorageError
 from edgeasync.parameters import Vector
 from edgeasync.protocol import wire
 
-FORMAT = 3
+FORMAT = 4
 """Raised whenever a field of a state changes, so that an older version refuses it and does not misread it."""
 
-FORMATS = (1, 2, FORMAT)
-"""What is read. Of 1, the fields that it had not have their defaults; those of 1 and 2 are renamed."""
+FORMATS = (1, 2, 3, FORMAT)
+"""What is read. Fields that an older format did not have get their defaults."""
 
-Renames = Mapping[str, tuple[str, "Renames"]]
-"""Old names of fields, each with the new one and the names that changed inside it."""
+Upgrade = Callable[[dict[str, Any], int], dict[str, Any]]
+"""Returns the fields of a state of an older format, whose number is given, as this format has them."""
 
 Array = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 
@@ -35,10 +35,10 @@ def encode_state(state: msgspec.Struct) -> bytes:
     return FORMAT.to_bytes(_FORMAT_BYTES, "big") + checksum + body
 
 
-def decode_state(sealed: bytes, kind: type[State], renamed_in_3: Renames | None = None) -> State:
+def decode_state(sealed: bytes, kind: type[State], upgrade: Upgrade | None = None) -> State:
     """Return a state of that kind; raises `StorageError` for bytes that are not one, to the last bit.
 
-    Fields that an older format had under other names are given as `renamed_in_3`.
+    With `upgrade`, fields of an older format are changed by it before they are checked.
     """
     made_by = int.from_bytes(sealed[:_FORMAT_BYTES], "big")
     body = memoryview(sealed)[_FRONT_BYTES:]
@@ -50,22 +50,11 @@ def decode_state(sealed: bytes, kind: type[State], renamed_in_3: Renames | None 
             "start the version of edgeasync that wrote it, or a newer one"
         )
     try:
-        if renamed_in_3 is not None and made_by < FORMAT:
-            body = memoryview(msgspec.msgpack.encode(_renamed(msgspec.msgpack.decode(body), renamed_in_3)))
-        return msgspec.msgpack.decode(body, type=kind)
-    except (msgspec.DecodeError, ValueError) as error:
+        if upgrade is None or made_by == FORMAT:
+            return msgspec.msgpack.decode(body, type=kind)
+        return msgspec.convert(upgrade(msgspec.msgpack.decode(body), made_by), kind, builtin_types=(bytes,))
+    except (msgspec.DecodeError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise StorageError(f"not the state of a hub: {error}") from error
-
-
-def _renamed(fields: Any, renames: Renames) -> Any:
-    """Return a state's fields under their new names; what is no map of fields is left to the typed decoder."""
-    if not isinstance(fields, dict):
-        return fields
-    found = {}
-    for old, value in fields.items():
-        new, inside = renames.get(old, (old, {}))
-        found[new] = _renamed(value, inside) if inside else value
-    return found
 
 
 def take_values(arrays: Mapping[str, Array], name: str, shape: tuple[int, ...]) -> Vector:

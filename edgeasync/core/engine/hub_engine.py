@@ -18,8 +18,10 @@ import msgspec
 
 from edgeasync.core.arrays.buffers import BufferPool
 from edgeasync.core.arrays.hub_model import Model, Update
+from edgeasync.core.arrays.model_executor import ModelExecutor
 from edgeasync.core.arrays.published_model import Offer, Publisher
-from edgeasync.core.engine.fold_queue import FoldQueue, Queued, saving_last
+from edgeasync.core.engine.capacity import Capacity
+from edgeasync.core.engine.fold_queue import FoldQueue
 from edgeasync.core.engine.hub_shell import HubShell
 from edgeasync.core.engine.incoming import IncomingTransfers
 from edgeasync.core.engine.log_writer import LogWriter
@@ -103,16 +105,23 @@ class HubEngine:
         self._outgoing = OutgoingTransfers(int(self._limits.piece_bytes), self._limits.snapshots_max)
         self._publisher = publisher or Publisher(core.spec, model, core.settings.codec)
         self._takes_models = core.policy_engine.policy.aggregate.update == "model"
-        self._measuring = 0
         self._fold_queue = FoldQueue(
-            model,
-            self._publisher,
+            ModelExecutor(model, self._publisher),
             core.settings.codec,
             shell,
             self._outbox,
             assign=self._assign,
-            take_in=self._take_in,
+            handle=self._handle,
             restored=self._outgoing.drop_suspended,
+        )
+        self._capacity = Capacity(
+            core.settings,
+            model=model,
+            publisher=self._publisher,
+            incoming=self._incoming,
+            outgoing=self._outgoing,
+            fold_queue=self._fold_queue,
+            log_writer=self._log_writer,
         )
         self._now_s = 0.0
         self._standing_still = self._saving = False
@@ -128,18 +137,18 @@ class HubEngine:
         self._now_s = now_s
         self._incoming.expire(now_s)
         self._outgoing.expire(now_s)
-        self._take_in(Ticked(self._make_room_to_send()))
+        self._handle(Ticked(self._capacity.for_snapshot(now_s)))
 
     def resume(self, lineage: str, now_s: float) -> None:
         """Resume the recovered run as a new branch. A finished run ends at once."""
         self._now_s = now_s
-        self._take_in(Resumed(lineage))
+        self._handle(Resumed(lineage))
         self.save()  # so that this need not be replayed again
         self.tick(now_s)
 
     def save(self) -> None:
         """Have a checkpoint written, unless one is under way."""
-        self._put_in_line(Save())
+        self._note_state()
         self._fold_queue.advance()
 
     def saved(self) -> None:
@@ -154,7 +163,7 @@ class HubEngine:
             self._standing_still = False
             self._now_s = now_s
             self._shell.report(Report("writing", detail="the run's folder can be written again: going on"))
-            self._take_in(Resumed())
+            self._handle(Resumed())
         self._outbox.release()
         if self._log_writer.wants_checkpoint:
             self.save()
@@ -177,7 +186,7 @@ class HubEngine:
         if reason := self._log_writer.overfull(len(self._outbox)):
             self._stand_still(reason)
 
-    def _take_in(self, event: HubEvent) -> None:
+    def _handle(self, event: HubEvent) -> None:
         """Let the core decide, write down what it took in, and carry out what follows."""
         self.recorder.begin(self._now_s, event)
         effects = self.core.handle(event, self._now_s)
@@ -205,7 +214,7 @@ class HubEngine:
     def request_stop(self, now_s: float) -> None:
         """Say goodbye, save, and stop once everything before is done."""
         self._now_s = now_s
-        self._take_in(StopRequested())
+        self._handle(StopRequested())
         if self._standing_still:
             self._outbox.abandon()
 
@@ -231,7 +240,7 @@ class HubEngine:
         except ProtocolError as error:
             event = Malformed(peer, str(error))
         if event is not None and not self._standing_still:
-            self._take_in(event)
+            self._handle(event)
         if member is None and (member := self.core.members.by_peer(peer)) is not None:
             member.link.bytes_up += nbytes  # the message has made it one
 
@@ -247,11 +256,12 @@ class HubEngine:
             return self._credit(peer, message)
         if isinstance(message, FetchGraph):
             self._outgoing.end(peer)  # who asks again has given up what was under way
-            return Received(peer, message, self._room_for_graph())
+            return Received(peer, message, self._capacity.for_graph(self._now_s))
         if isinstance(message, Fetch):
             if (owner := self._owner(peer)) is not None:  # nothing is noted of strangers
                 self._outgoing.ask(peer, message.partial, self._now_s)
-            return Received(peer, message, self._outgoing.can_resume(peer, owner) or self._make_room_to_send())
+            resumes = self._outgoing.can_resume(peer, owner)
+            return Received(peer, message, resumes or self._capacity.for_snapshot(self._now_s))
         if isinstance(message, Hello | Ping | Leave | StatusRequest):
             return Received(peer, message)
         raise ProtocolError(f"a {type(message).__name__} is for devices, not for a hub")
@@ -264,7 +274,7 @@ class HubEngine:
             if payload is not None:
                 raise ProtocolError("a push in pieces carries its payload itself")
             self._incoming.suspend(peer, self._now_s)  # who announces again has given up what was under way
-            return Received(peer, push, self._make_room_to_receive(self._owner(peer)))
+            return Received(peer, push, self._capacity.for_update(self._now_s, self._owner(peer)))
         if payload is None or len(payload) != push.payload_bytes:
             raise ProtocolError("the payload is not as long as its header says")
         if wire.checksum(payload) != push.checksum:
@@ -273,8 +283,8 @@ class HubEngine:
         if self._incoming and (owner := self._owner(peer)) is not None:
             self._incoming.drop(owner)  # it sends the whole, or something else
         norm = self.model.norm(update)
-        room = self._make_room_to_receive() and self._make_room_to_send()
-        return PushArrived(peer, push, self.model.keep(Update(update, push.codec, payload)), norm, room)
+        can_answer = self._capacity.for_update(self._now_s) and self._capacity.for_snapshot(self._now_s)
+        return PushArrived(peer, push, self.model.keep(Update(update, push.codec, payload)), norm, can_answer)
 
     def _piece(self, peer: Peer, piece: Piece, payload: wire.Buffer | None) -> HubEvent | None:
         arriving = None if payload is None else self._incoming.accept(peer, piece, payload, self._now_s)
@@ -284,11 +294,11 @@ class HubEngine:
         if not transfer.complete:
             self._send(peer, transfer.credit())
             return Heard(peer, "piece")
-        self._measuring += 1
+        self._capacity.measuring += 1
         codec = make_codec(push.codec, self._spec)
 
         def measured(result: tuple[Source, float] | ProtocolError) -> None:
-            self._measuring -= 1
+            self._capacity.measuring -= 1
             if self._standing_still:
                 self._refuse_busy(peer)
                 return
@@ -298,8 +308,8 @@ class HubEngine:
             else:
                 update, norm = result
                 handle = self.model.keep(Update(update, push.codec, transfer.buffer))
-                event = PushArrived(peer, push, handle, norm, self._make_room_to_send())
-            self._take_in(event)
+                event = PushArrived(peer, push, handle, norm, self._capacity.for_snapshot(self._now_s))
+            self._handle(event)
 
         self._shell.run_in_background(partial(self._measure, codec, transfer.buffer), measured)
         return None
@@ -327,49 +337,10 @@ class HubEngine:
         member = self.core.members.by_peer(peer)
         return None if member is None else member.owner
 
-    def _make_room_to_receive(self, owner: Owner | None = None) -> bool:
-        if self._log_writer.is_behind:
-            return False
-        # What is kept of this device's own push is its place, or is dropped before another takes it.
-        held_max = self._limits.updates_held_max + self._incoming.is_suspended(owner)
-        if self._held() >= held_max:
-            self._drop_stalled()
-        while self._held() >= held_max and self._incoming.make_room(spare=owner):
-            pass
-        return self._held() < held_max
-
-    def _held(self) -> int:
-        return len(self._incoming) + self._measuring + self.model.updates_waiting
-
-    def _make_room_to_send(self) -> bool:
-        if self._sending() < self._limits.snapshots_max:
-            return True
-        self._drop_stalled()
-        while self._sending() >= self._limits.snapshots_max:
-            if not self._outgoing.make_room():
-                return False
-        return True
-
-    def _sending(self) -> int:
-        # Each assignment in line behind a fold is about to hold one more.
-        return self.model.snapshots_alive + self._publisher.outdated_alive + self._fold_queue.assigning
-
-    def _room_for_graph(self) -> bool:
-        # They share one payload; what each costs is what libzmq has of it in its queue.
-        if self._outgoing.shared_count >= self._limits.snapshots_max:
-            self._drop_stalled()
-        return self._outgoing.shared_count < self._limits.snapshots_max
-
-    def _drop_stalled(self) -> None:
-        """End transfers that have not moved for a lease: a member that only pings must not keep their places."""
-        limit_s = self._now_s - self.core.settings.liveness.lease_s
-        self._incoming.end_stalled(limit_s)
-        self._outgoing.end_stalled(limit_s)
-
     # -- effects out -----------------------------------------------------------------------------------------
 
     def _execute(self, effects: list[HubEffect]) -> None:
-        for effect in saving_last(effects):
+        for effect in effects:
             match effect:
                 case Send():
                     self._send(effect.peer, effect.message)
@@ -386,17 +357,19 @@ class HubEngine:
                     self._outgoing.forget(effect.peer, self._now_s)
                 case Report():
                     self._shell.report(effect)
+                case Save():
+                    self._note_state()
                 case _:
-                    self._put_in_line(effect)
+                    self._fold_queue.put(effect)
         self._fold_queue.advance()
 
-    def _put_in_line(self, effect: Queued | Save) -> None:
-        if not isinstance(effect, Save):
-            self._fold_queue.put(effect)
-        elif not self._saving or self.core.stopped:  # else the one before is still being written
-            self._saving = True
-            entry = self._log_writer.begin_checkpoint()
-            self._fold_queue.put(note(self.core, self.model, entry, self._now_s))
+    def _note_state(self) -> None:
+        """Write down the core for a checkpoint, unless the one before is still being written."""
+        if self._saving and not self.core.stopped:
+            return
+        self._saving = True
+        entry = self._log_writer.begin_checkpoint()
+        self._fold_queue.put(note(self.core, self.model, entry, self._now_s))
 
     def _assign(self, effect: Assign) -> None:
         member = self.core.members.by_peer(effect.peer)

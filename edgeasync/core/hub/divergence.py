@@ -1,13 +1,12 @@
-"""What the divergence monitor's alarms lead to: rollbacks, versions to return to, caution. Part of `HubCore`."""
+"""The divergence monitor's alarms, and what they lead to: rollbacks, versions to return to. Part of `HubCore`."""
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from edgeasync.core.hub.alarms import Alarm, AlarmBoard, Change
 from edgeasync.core.hub.effects import HubEffect, Report
 from edgeasync.policies.history import WINDOW, FleetHistory
-from edgeasync.policies.monitor import DEVICES_MIN, REDUCTION, Monitor, Observation, Scope
+from edgeasync.policies.monitor import DEVICES_MIN, REDUCTION, Monitor, Observation, Remedy, Scope
 from edgeasync.protocol.messages import Quarantine
 
 KEEP_EVERY_UPDATES = 32
@@ -22,82 +21,97 @@ FIRST_UPDATES = 8
 RECOVERED_AFTER_KEPT = 8
 """Versions kept in a row after which the learning rate that a rollback halved is doubled again."""
 
-_REMEDIES = {
-    "alert": ("nothing was changed", "nothing is changed"),
-    "increase_frequency": ("intervals are as before", "intervals are halved"),
-    "reduce_lr": ("the server's learning rate is as before", "the server's learning rate is halved"),
-    "rollback": (
-        "the server's learning rate grows again as versions are kept",
-        "back to the model kept while all was calm, at half the server's learning rate",
-    ),
-    "quarantine": ("its updates count again", "its updates do not count until they are calm again"),
+_BEGUN: dict[Remedy, str] = {
+    "alert": "nothing is changed",
+    "increase_frequency": "intervals are halved",
+    "reduce_lr": "the server's learning rate is halved",
+    "rollback": "back to the model kept while all was calm, at half the server's learning rate",
+    "quarantine": "its updates do not count until they are calm again",
 }
+"""What an alarm's remedy does, as people are told when it begins."""
+
+_ENDED: dict[Remedy, str] = {
+    "alert": "nothing was changed",
+    "increase_frequency": "intervals are as before",
+    "reduce_lr": "the server's learning rate is as before",
+    "rollback": "the server's learning rate grows again as versions are kept",
+    "quarantine": "its updates count again",
+}
+"""The same when it ends."""
 
 
-class DivergenceGuardState(msgspec.Struct):
-    """What is durable of `DivergenceGuard`; sets in order."""
+class Alarm(msgspec.Struct):
+    """An alarm that has not ended: its watch, the device at fault (empty: the fleet), and calm updates since."""
 
-    alarms: list[Alarm]
-    rollbacks: int
-    calm_since_kept: int
-    kept_in_a_row: int
-    caution: float
-    counted: list[str]
-    first: list[Observation] | None
+    watch: int
+    device_id: str
+    remedy: Remedy
+    cause: str
+    calm: int = 0
+
+
+class DivergenceState(msgspec.Struct):
+    """What is durable of `DivergenceGuard`.
+
+    `alarms` are by watch and device. `caution` is what rollbacks leave of the server's learning rate; it grows
+    again while versions are kept. `counted` has the devices whose updates have counted since the start, or since
+    the last rollback, and `first` the first updates since then, until there are enough to compare.
+    """
+
+    alarms: dict[tuple[int, str], Alarm] = {}
+    rollbacks: int = 0
+    calm_since_kept: int = 0
+    kept_in_a_row: int = 0
+    caution: float = 1.0
+    counted: dict[str, None] = {}
+    first: list[Observation] | None = []
+
+
+class Verdict(NamedTuple):
+    """What the watches make of an update: reports for people, and whether the hub is to go back."""
+
+    reports: list[HubEffect]
+    roll_back: bool
 
 
 class DivergenceGuard:
     """Looks at every update through the monitor's watches, and says when the hub is to go back."""
 
     def __init__(self, monitor: Monitor) -> None:
-        self.alarms = AlarmBoard(monitor.watch, monitor.calm_updates)
-        self.rollbacks = 0
+        self.state = DivergenceState()
+        self._watches = tuple(monitor.watch)
         self._calm_updates = monitor.calm_updates
         self._rolls_back = monitor.rolls_back
-        self._calm_since_kept = self._kept_in_a_row = 0
-        self._caution = 1.0
-        """What rollbacks leave of the server's learning rate; it grows again while versions are kept."""
-        self._counted: set[str] = set()
-        """Devices whose updates have counted since the start, or since the last rollback."""
-        self._first: list[Observation] | None = []
-        """The first updates, and those after a rollback, until there are enough to compare them."""
-
-    def dump_state(self) -> DivergenceGuardState:
-        """Return the durable state, to be written down at once: it is not a copy."""
-        return DivergenceGuardState(
-            alarms=self.alarms.dump_state(),
-            rollbacks=self.rollbacks,
-            calm_since_kept=self._calm_since_kept,
-            kept_in_a_row=self._kept_in_a_row,
-            caution=self._caution,
-            counted=sorted(self._counted),
-            first=self._first,
-        )
-
-    def load_state(self, state: DivergenceGuardState) -> None:
-        """Go on from a durable state, which is this object's from then on."""
-        self.alarms.load_state(state.alarms)
-        self.rollbacks = state.rollbacks
-        self._calm_since_kept = state.calm_since_kept
-        self._kept_in_a_row = state.kept_in_a_row
-        self._caution = state.caution
-        self._counted = set(state.counted)
-        self._first = state.first
 
     @property
     def learning_rate_factor(self) -> float:
         """What remedies leave of the server's learning rate."""
-        return self._caution * (REDUCTION if self.alarms.active("reduce_lr") else 1.0)
+        return self.state.caution * (REDUCTION if self.is_active("reduce_lr") else 1.0)
 
-    def watch_device(
-        self, update: Observation, fleet: FleetHistory, devices_live: int, effects: list[HubEffect]
-    ) -> bool:
-        """Let the watches of devices see an update, before it counts; return whether the hub is to go back."""
-        return self._look(update, fleet, "device", effects) or self._is_epidemic(devices_live, effects)
+    def is_active(self, remedy: Remedy) -> bool:
+        """Return whether an alarm with this remedy has not ended."""
+        return any(alarm.remedy == remedy for alarm in self.state.alarms.values())
 
-    def watch_fleet(self, update: Observation, fleet: FleetHistory, effects: list[HubEffect]) -> bool:
-        """Let the watches of the fleet see an update that is to count; return whether the hub is to go back."""
-        return self._look(update, fleet, "fleet", effects) or self._look_again(update, fleet, effects)
+    def watch_device(self, update: Observation, fleet: FleetHistory, devices_live: int) -> Verdict:
+        """Let the watches of devices see an update, before it counts."""
+        reports, begun = self._look(update, fleet, "device")
+        if "rollback" in begun:
+            return Verdict(reports, roll_back=True)
+        epidemic = self._report_epidemic(devices_live)
+        return Verdict(reports + epidemic, roll_back=bool(epidemic))
+
+    def watch_fleet(self, update: Observation, fleet: FleetHistory) -> Verdict:
+        """Let the watches of the fleet see an update that is to count."""
+        reports, begun = self._look(update, fleet, "fleet")
+        if "rollback" in begun:
+            return Verdict(reports, roll_back=True)
+        first = self._take_first(update, fleet)
+        spoilt = False
+        for one in first:
+            again, begun = self._look(one, fleet, "device")
+            reports += again
+            spoilt = spoilt or not begun.isdisjoint(("quarantine", "rollback"))
+        return Verdict(reports, roll_back=self._rolls_back and spoilt)
 
     def shuts_out(self, device_id: str) -> bool:
         """Return whether the device's updates do not count for now."""
@@ -106,7 +120,7 @@ class DivergenceGuard:
     def quarantine_of(self, device_id: str) -> Quarantine | None:
         """Return why the device's updates do not count, and how many calm ones end that; `None` if they do."""
         longest: Quarantine | None = None
-        for alarm in self.alarms:
+        for alarm in self.state.alarms.values():
             if alarm.device_id == device_id and alarm.remedy in ("quarantine", "rollback"):
                 left = self._calm_updates - alarm.calm
                 if longest is None or left > longest.calm_updates:
@@ -115,76 +129,87 @@ class DivergenceGuard:
 
     def count(self, device_id: str) -> None:
         """Note that an update of the device counts."""
-        self._counted.add(device_id)
+        self.state.counted[device_id] = None
 
     def forget(self, device_id: str) -> None:
         """Drop what is noted of a device that is gone."""
-        self.alarms.forget(device_id)
-        self._counted.discard(device_id)
+        self._end_alarms(device_id)
+        self.state.counted.pop(device_id, None)
 
     def count_folded(self, updates: int, members: int) -> bool:
         """Count updates that were folded; return whether the version they made is one to return to later."""
+        state = self.state
         # What a device in quarantine sends does not reach the model.
-        alarmed = any(alarm.remedy != "quarantine" for alarm in self.alarms)
-        self._calm_since_kept = 0 if alarmed else self._calm_since_kept + updates
+        alarmed = any(alarm.remedy != "quarantine" for alarm in state.alarms.values())
+        state.calm_since_kept = 0 if alarmed else state.calm_since_kept + updates
         # A device that learns from a spoilt version says so one exchange later.
-        if not self._rolls_back or self._calm_since_kept < max(KEEP_EVERY_UPDATES, 2 * members):
+        if not self._rolls_back or state.calm_since_kept < max(KEEP_EVERY_UPDATES, 2 * members):
             return False
-        self._calm_since_kept = 0
-        self._kept_in_a_row += 1
-        if self._kept_in_a_row % RECOVERED_AFTER_KEPT == 0:
-            self._caution = min(1.0, self._caution / REDUCTION)
+        state.calm_since_kept = 0
+        state.kept_in_a_row += 1
+        if state.kept_in_a_row % RECOVERED_AFTER_KEPT == 0:
+            state.caution = min(1.0, state.caution / REDUCTION)
         return True
 
     def rolled_back(self) -> None:
-        """Begin anew, with more caution: what was seen was seen of a model that is no more."""
-        self.rollbacks += 1
-        self._calm_since_kept = self._kept_in_a_row = 0
-        self._caution = max(CAUTION_MIN, self._caution * REDUCTION)
-        self._counted.clear()
-        self._first = []
+        """Begin again, with more caution: what was seen was seen of a model that is gone."""
+        state = self.state
+        state.rollbacks += 1
+        state.calm_since_kept = state.kept_in_a_row = 0
+        state.caution = max(CAUTION_MIN, state.caution * REDUCTION)
+        state.counted.clear()
+        state.first = []
 
-    def _look(self, update: Observation, fleet: FleetHistory, scope: Scope, effects: list[HubEffect]) -> bool:
-        changes = self.alarms.look(update, fleet, scope)
-        self._report(changes, effects)
-        return any(change.begun and change.alarm.remedy == "rollback" for change in changes)
+    def _look(self, update: Observation, fleet: FleetHistory, scope: Scope) -> tuple[list[HubEffect], set[Remedy]]:
+        """Let the watches of a scope see an update; return what people are told, and the remedies that begin."""
+        alarms = self.state.alarms
+        reports: list[HubEffect] = []
+        begun: set[Remedy] = set()
+        for number, watch in enumerate(self._watches):
+            if watch.scope != scope:
+                continue
+            device_id = update.device_id if scope == "device" else ""
+            cause, alarm = watch.cause(update, fleet), alarms.get((number, device_id))
+            if cause is not None and alarm is None:
+                alarms[number, device_id] = Alarm(number, device_id, watch.remedy, cause)
+                begun.add(watch.remedy)
+                reports.append(Report("alarm", device_id, f"{cause}; {_BEGUN[watch.remedy]}"))
+            elif cause is not None and alarm is not None:
+                alarm.calm, alarm.cause = 0, cause
+            elif alarm is not None:
+                alarm.calm += 1
+                if alarm.calm >= self._calm_updates:
+                    del alarms[number, device_id]
+                    reports.append(Report("calm", device_id, f"over: {alarm.cause}; {_ENDED[alarm.remedy]}"))
+        return reports, begun
 
-    def _is_epidemic(self, devices_live: int, effects: list[HubEffect]) -> bool:
-        """Return whether more than half of the devices fell into quarantine: then the model is at fault.
+    def _end_alarms(self, device_id: str) -> None:
+        for key in [key for key in self.state.alarms if key[1] == device_id]:
+            del self.state.alarms[key]
+
+    def _report_epidemic(self, devices_live: int) -> list[HubEffect]:
+        """Return a report if more than half of the devices fell into quarantine: then the model is at fault.
 
         Those whose updates never counted may have been broken from the start: they are believed only if there are
         several, and only once.
         """
-        devices = {alarm.device_id for alarm in self.alarms if alarm.remedy == "quarantine"}
-        if self.rollbacks or len(devices) < DEVICES_MIN:
-            devices &= self._counted
+        devices = {alarm.device_id for alarm in self.state.alarms.values() if alarm.remedy == "quarantine"}
+        if self.state.rollbacks or len(devices) < DEVICES_MIN:
+            devices &= self.state.counted.keys()
         if not self._rolls_back or len(devices) < 2 or 2 * len(devices) <= devices_live:
-            return False
+            return []
         for device_id in devices:
-            self.alarms.forget(device_id)
-        detail = f"{len(devices)} of {devices_live} devices are in quarantine: the model is at fault"
-        effects.append(Report("alarm", detail=f"{detail}; {_REMEDIES['rollback'][True]}"))
-        return True
+            self._end_alarms(device_id)
+        fault = f"{len(devices)} of {devices_live} devices are in quarantine: the model is at fault"
+        return [Report("alarm", detail=f"{fault}; {_BEGUN['rollback']}")]
 
-    def _look_again(self, update: Observation, fleet: FleetHistory, effects: list[HubEffect]) -> bool:
-        """Look again at the first updates once they can be compared: an alarming one has spoilt the model."""
-        if self._first is None:
-            return False
-        self._first.append(update)
-        if len(self._first) < FIRST_UPDATES or (len(fleet.norms) < DEVICES_MIN and len(self._first) < WINDOW):
-            return False
-        first, self._first = self._first, None
-        changes = [change for update in first for change in self.alarms.look(update, fleet, "device")]
-        self._report(changes, effects)
-        spoilt = any(change.begun and change.alarm.remedy in ("quarantine", "rollback") for change in changes)
-        return self._rolls_back and spoilt
-
-    def _report(self, changes: Sequence[Change], effects: list[HubEffect]) -> None:
-        for change in changes:
-            alarm = change.alarm
-            detail = f"{alarm.cause}; {_REMEDIES[alarm.remedy][change.begun]}"
-            effects.append(
-                Report("alarm", alarm.device_id, detail)
-                if change.begun
-                else Report("calm", alarm.device_id, f"over: {detail}")
-            )
+    def _take_first(self, update: Observation, fleet: FleetHistory) -> list[Observation]:
+        """Keep one of the first updates; return all of them, once, when there are enough to compare."""
+        first = self.state.first
+        if first is None:
+            return []
+        first.append(update)
+        if len(first) < FIRST_UPDATES or (len(fleet.norms) < DEVICES_MIN and len(first) < WINDOW):
+            return []
+        self.state.first = None
+        return first

@@ -38,10 +38,10 @@ class Assign(msgspec.Struct, frozen=True, gc=False):
 
 
 class Publish(msgspec.Struct, frozen=True, gc=False):
-    """Let the published model follow to the current version; `anew` if it has leapt, so that all get it whole."""
+    """Let the published model follow to the current version; `whole` if it has leapt: no delta leads to it."""
 
     number: int
-    anew: bool = False
+    whole: bool = False
 
 
 class SendGraph(msgspec.Struct, frozen=True, gc=False):

@@ -10,103 +10,78 @@ from edgeasync.core.hub.settings import StopCondition
 from edgeasync.policies.policy import Plateau
 
 
-class EvaluationTrackerState(msgspec.Struct):
-    """What is durable of `EvaluationTracker`."""
+class EvaluationState(msgspec.Struct):
+    """What evaluations have shown so far. All of it is durable.
 
-    last: Evaluated | None
-    best: Evaluated | None
-    reached: str
-    learning_rate_factor: float
-    lowest: float
-    waited: int
+    The best has the highest accuracy, and of equal ones, or without accuracies, the lowest loss. `reached` says
+    which goal of training has been reached, if one has. The plateau looks at the `lowest` loss and at how many
+    evaluations have `waited` for a lower one. `unjudged`: a person was told that nothing can be evaluated.
+    """
+
+    last: Evaluated | None = None
+    best: Evaluated | None = None
+    reached: str = ""
+    learning_rate_factor: float = 1.0
+    lowest: float = math.inf
+    waited: int = 0
     unjudged: bool = False
 
 
 class EvaluationTracker:
-    """What evaluations have shown: the last, the best, and, once training has reached what it is for, `reached`.
-
-    The best has the highest accuracy, and of equal ones, or without accuracies, the lowest loss.
-    """
+    """Judges evaluations of the model: the best so far, the end of training, a learning rate that falls."""
 
     def __init__(self, plateau: Plateau | None, stop: StopCondition) -> None:
-        self.last: Evaluated | None = None
-        self.best: Evaluated | None = None
-        self.reached = ""
-        self.learning_rate_factor = 1.0
+        self.state = EvaluationState()
         self._plateau = plateau
         self._stop = stop
-        self._lowest = math.inf
-        self._waited = 0
-        self._unjudged = False
-        """Whether it was told that nothing can be evaluated, and nothing was since."""
 
-    def dump_state(self) -> EvaluationTrackerState:
-        """Return the durable state."""
-        return EvaluationTrackerState(
-            last=self.last,
-            best=self.best,
-            reached=self.reached,
-            learning_rate_factor=self.learning_rate_factor,
-            lowest=self._lowest,
-            waited=self._waited,
-            unjudged=self._unjudged,
-        )
-
-    def load_state(self, state: EvaluationTrackerState) -> None:
-        """Go on from a durable state."""
-        self.last = state.last
-        self.best = state.best
-        self.reached = state.reached
-        self.learning_rate_factor = state.learning_rate_factor
-        self._lowest = state.lowest
-        self._waited = state.waited
-        self._unjudged = state.unjudged
-
-    def evaluated(self, evaluation: Evaluated, effects: list[HubEffect]) -> None:
-        """Take in an evaluation; the best version is to be saved."""
-        self.last = evaluation
-        self._unjudged = False
+    def observe(self, evaluation: Evaluated) -> list[HubEffect]:
+        """Judge an evaluation; the best version so far is to be saved."""
+        state, stop = self.state, self._stop
+        state.last = evaluation
+        state.unjudged = False
         loss, accuracy = evaluation.loss, evaluation.accuracy
         shown = "" if accuracy is None else f", accuracy {accuracy:.2%}"
         detail = f"version {evaluation.number}, loss {loss:.4g}{shown}"
-        best = math.isfinite(loss) and (self.best is None or is_better(evaluation, self.best))
-        effects.append(Report("evaluated", detail=f"{detail}, the best so far" if best else detail))
+        best = math.isfinite(loss) and (state.best is None or is_better(evaluation, state.best))
+        effects: list[HubEffect] = [Report("evaluated", detail=f"{detail}, the best so far" if best else detail)]
         if best:
-            self.best = evaluation
+            state.best = evaluation
             effects.append(SaveBest(loss, accuracy))
-        self._lower_learning_rate(loss, effects)
-        stop = self._stop
         if stop.loss is not None and loss <= stop.loss:
-            self.reached = f"loss {loss:.4g} is at most {stop.loss:g}"
+            state.reached = f"loss {loss:.4g} is at most {stop.loss:g}"
         elif stop.accuracy is not None and accuracy is not None and accuracy >= stop.accuracy:
-            self.reached = f"accuracy {accuracy:.2%} is at least {stop.accuracy:.2%}"
+            state.reached = f"accuracy {accuracy:.2%} is at least {stop.accuracy:.2%}"
+        return effects + self._lower_learning_rate(loss)
 
-    def not_evaluated(self, effects: list[HubEffect]) -> None:
+    def warn_unjudged(self) -> list[HubEffect]:
         """Warn, once, if something waits for an evaluation that no device's loss stands for."""
         waits = [
             name
             for name, value in (("stop.loss", self._stop.loss), ("plateau", self._plateau))
             if value is not None
         ]
-        if waits and not self._unjudged:
-            self._unjudged = True
-            detail = f"no device tells a loss, so {' and '.join(waits)} cannot be judged: give evaluation.data"
-            effects.append(Report("warning", detail=detail))
+        if not waits or self.state.unjudged:
+            return []
+        self.state.unjudged = True
+        detail = f"no device tells a loss, so {' and '.join(waits)} cannot be judged: give evaluation.data"
+        return [Report("warning", detail=detail)]
 
-    def _lower_learning_rate(self, loss: float, effects: list[HubEffect]) -> None:
+    def _lower_learning_rate(self, loss: float) -> list[HubEffect]:
         """Count evaluations that are no better; lower the learning rate when there were too many."""
-        plateau = self._plateau
+        state, plateau = self.state, self._plateau
         if plateau is None:
-            return
-        if loss < self._lowest * (1.0 - plateau.improvement):
-            self._lowest, self._waited = loss, 0
-            return
-        self._waited += 1
-        if self._waited >= plateau.patience and self.learning_rate_factor > plateau.factor_min:
-            self._waited = 0
-            self.learning_rate_factor = max(plateau.factor_min, self.learning_rate_factor * plateau.factor)
-            left = f"{self.learning_rate_factor:.3g} of what was set"
-            effects.append(Report("plateau", detail=f"the server's learning rate is now {left}"))
+            return []
+        if loss < state.lowest * (1.0 - plateau.improvement):
+            state.lowest, state.waited = loss, 0
+            return []
+        state.waited += 1
+        if state.waited < plateau.patience or state.learning_rate_factor <= plateau.factor_min:
+            return []
+        state.waited = 0
+        state.learning_rate_factor = max(plateau.factor_min, state.learning_rate_factor * plateau.factor)
+        left = f"{state.learning_rate_factor:.3g} of what was set"
+        return [Report("plateau", detail=f"the server's learning rate is now {left}")]
 
 
 def is_better(one: Evaluated, other: Evaluated) -> bool:

@@ -1,7 +1,7 @@
 """What happens to the hub: the inputs of `HubCore`. One event for every message, plus time and what people want.
 
-`peer` is the connection a message came on, an opaque routing id. `room` says whether the shell has the memory
-that the message asks for (a place in the queue of updates, a snapshot to send, a transfer buffer).
+`peer` is the connection a message came on, an opaque routing id. Some events carry what the engine knows of its
+memory: `has_capacity`, `can_answer` and `can_send` say whether there is enough for what the event leads to.
 """
 
 import msgspec
@@ -12,29 +12,33 @@ Peer = bytes
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
-    """A whole message came in that carries no payload; a `Push` here announces a transfer in pieces."""
+    """A whole message came in that carries no payload; a `Push` here announces a transfer in pieces.
+
+    `has_capacity`: a `Push` may be received, the answer to a `Fetch` or `FetchGraph` may be sent.
+    """
 
     peer: Peer
     message: Hello | Fetch | FetchGraph | Push | Ping | Leave | StatusRequest
-    room: bool = True
+    has_capacity: bool = True
 
 
 class PushArrived(msgspec.Struct, frozen=True, array_like=True, tag="push", gc=False):
     """A push is here with its whole payload, which had the right length and checksum.
 
     `handle` names the payload; `norm` is the L2 norm of what it decodes to, not finite if any value's square,
-    in float32, is not.
+    in float32, is not. `can_answer`: the update may be held, unless it came in pieces and is, and the model may be
+    sent in answer.
     """
 
     peer: Peer
     push: Push
     handle: int
     norm: float
-    room: bool = True
+    can_answer: bool = True
 
 
 class Heard(msgspec.Struct, frozen=True, array_like=True, tag="heard", gc=False):
-    """A piece or a credit came in that belongs to a transfer under way: a sign of life."""
+    """A piece or a credit came in that belongs to a transfer: a sign of life."""
 
     peer: Peer
     kind: str
@@ -64,13 +68,13 @@ class Evaluated(msgspec.Struct, frozen=True, array_like=True, tag="evaluated", g
 
 
 class Ticked(msgspec.Struct, frozen=True, array_like=True, tag="tick", gc=False):
-    """Time has passed, and something may be due."""
+    """Time has passed, and something may be due. `can_send`: the model may be sent to those that wait for it."""
 
-    room: bool = True
+    can_send: bool = True
 
 
 class Resumed(msgspec.Struct, frozen=True, array_like=True, tag="resumed"):
-    """The hub goes on after it was away, or stood still: nobody could be heard meanwhile.
+    """The hub was away, or stood still, and resumes: no device could be heard meanwhile.
 
     With a `lineage` versions belong to that from now on, those before it to both.
     """

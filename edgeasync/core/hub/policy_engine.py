@@ -1,169 +1,123 @@
 """The policies at work: what becomes of every update, and when. Part of `HubCore`; scalars only.
 
 `PolicyEngine` holds what the policies, which are plain values, decide from: the updates that wait, what was
-measured of the fleet, the alarms under way, the cadence. `HubCore` asks it, and keeps the members and the wire.
+measured of the fleet, the alarms that have not ended, the cadence. `HubCore` asks it, and keeps the wire.
 """
 
 import math
 import statistics
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from edgeasync.core.hub.divergence import DivergenceGuard, DivergenceGuardState
-from edgeasync.core.hub.effects import Discard, Fold, HubEffect, Keep, Report, Restore
-from edgeasync.core.hub.evaluation_tracker import EvaluationTracker, EvaluationTrackerState
-from edgeasync.core.hub.events import Evaluated
+from edgeasync.core.hub.divergence import DivergenceGuard, DivergenceState
+from edgeasync.core.hub.effects import Discard, Evaluate, Fold, HubEffect, Keep, Report, Restore
+from edgeasync.core.hub.evaluation_tracker import EvaluationState, EvaluationTracker
+from edgeasync.core.hub.events import Evaluated, PushArrived
 from edgeasync.core.hub.lineage import Ancestry
-from edgeasync.core.hub.settings import StopCondition
+from edgeasync.core.hub.membership import Member, Membership
+from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet
 from edgeasync.policies.frequency import Cadence, FrequencyController, Interval
-from edgeasync.policies.history import DeviceHistory, FleetHistory, agreement_of
+from edgeasync.policies.history import DeviceHistory, FleetHistory, add_recent, agreement_of
 from edgeasync.policies.monitor import STEPS_FACTOR, Observation
 from edgeasync.policies.policy import PolicySet, folds_one_by_one
 from edgeasync.policies.staleness import Staleness
 from edgeasync.policies.transforms import Conditions, plan_chain
-from edgeasync.protocol.messages import ModelVersion, Push, Rejected
+from edgeasync.protocol.messages import Applied, Buffered, FirstOutcome, ModelVersion, Push, Rejected
 
 VERSION_TIMES_MAX = 4096
 """Versions whose time is remembered; an older base is taken to be as old as the oldest of them."""
 
 
 class PolicyEngineState(msgspec.Struct):
-    """What is durable of `PolicyEngine`; sets in order."""
+    """What is durable of `PolicyEngine`.
+
+    `spoken` are the live devices that have spoken since the last version, but whose updates do not count.
+    `version_oldest` is the oldest base that counts: updates learnt from a model that was rolled back do not.
+    `updates` are those folded under this policy, `updates_applied` those of the whole run. `examples_seen` is a
+    float, because devices say what is added: no sum of it may be too large to write down. `measuring` has the
+    norms and weights of versions whose fold is still to report the norm of their sum.
+    """
 
     ancestry: Ancestry
-    fleet: FleetHistory
-    cadence: Cadence
-    evaluations: EvaluationTrackerState
-    divergence: DivergenceGuardState
-    contributions: list[Contribution]
-    refused: list[str]
-    folds: int
-    folds_before: int
     version: int
     version_oldest: int
-    version_times: list[float]
-    measuring: dict[int, tuple[list[float], list[float]]]
-    retune_in: int
-    devices: int
-    score_best: float
-    examples_mean: float
-    examples_total: float
-    examples_seen: float
-    updates: int
+    evaluations: EvaluationState
+    divergence: DivergenceState
     warm: bool
+    fleet: FleetHistory = msgspec.field(default_factory=FleetHistory)
+    cadence: Cadence = Cadence()
+    contributions: list[Contribution] = []
+    spoken: dict[str, None] = {}
+    folds: int = 0
+    folds_before: int = 0
+    version_times: list[float] = []
+    measuring: dict[int, tuple[list[float], list[float]]] = {}
+    retune_in: int = 0
+    devices: int = 0
+    score_best: float = math.inf
+    examples_mean: float = 0.0
+    examples_total: float = 0.0
+    examples_seen: float = 0.0
+    updates: int = 0
+    updates_applied: int = 0
+    updates_rejected: int = 0
+
+
+class Decision(NamedTuple):
+    """What becomes of an update, and what is to be done for it, in order."""
+
+    outcome: FirstOutcome
+    effects: list[HubEffect]
 
 
 class PolicyEngine:
     """Weighs, gathers, plans, sets the cadence and watches. Deterministic: it knows only what it is told."""
 
-    def __init__(self, policy: PolicySet, version: ModelVersion, held_max: int, stop: StopCondition) -> None:
+    def __init__(
+        self, policy: PolicySet, version: ModelVersion, members: Membership, settings: HubCoreSettings
+    ) -> None:
         self.policy = policy
-        self.fleet = FleetHistory()
-        self.cadence = Cadence()
-        self.evaluations = EvaluationTracker(policy.plateau, stop)
+        self.evaluations = EvaluationTracker(policy.plateau, settings.stop)
         self.divergence = DivergenceGuard(policy.monitor)
-        self.ancestry = Ancestry(version.lineage)
-        self._held_max = held_max
-        self._contributions: list[Contribution] = []
-        self._refused: set[str] = set()
-        """Live devices that have spoken since the last version, but whose updates do not count."""
-        self._folds = self._folds_before = 0
-        self._version_oldest = version.number
-        """The oldest base that counts: updates learnt from a model that was rolled back do not."""
-        self._version = version.number
-        self._version_times: deque[float] = deque(maxlen=VERSION_TIMES_MAX)
-        self._measuring: dict[int, tuple[list[float], list[float]]] = {}
-        self._retune_in = self._devices = 0
-        self._score_best = math.inf
-        self._examples_mean = 0.0
-        self._examples_total = 0.0
-        self._examples_seen = 0.0
-        """Not an integer: the devices say what is added, and no sum of it may be too large to write down."""
-        self._updates = 0
-        self._warm = policy.warm_up is None
-
-    def __len__(self) -> int:
-        return len(self._contributions)
-
-    # -- what is durable -------------------------------------------------------------------------------------
-
-    def dump_state(self) -> PolicyEngineState:
-        """Return the durable state, to be written down at once: it is not a copy."""
-        return PolicyEngineState(
-            ancestry=self.ancestry,
-            fleet=self.fleet,
-            cadence=self.cadence,
-            evaluations=self.evaluations.dump_state(),
-            divergence=self.divergence.dump_state(),
-            contributions=self._contributions,
-            refused=sorted(self._refused),
-            folds=self._folds,
-            folds_before=self._folds_before,
-            version=self._version,
-            version_oldest=self._version_oldest,
-            version_times=list(self._version_times),
-            measuring=self._measuring,
-            retune_in=self._retune_in,
-            devices=self._devices,
-            score_best=self._score_best,
-            examples_mean=self._examples_mean,
-            examples_total=self._examples_total,
-            examples_seen=self._examples_seen,
-            updates=self._updates,
-            warm=self._warm,
+        self.state = PolicyEngineState(
+            ancestry=Ancestry(version.lineage),
+            version=version.number,
+            version_oldest=version.number,
+            evaluations=self.evaluations.state,
+            divergence=self.divergence.state,
+            warm=policy.warm_up is None,
         )
+        self._members = members
+        self._settings = settings
 
     def load_state(self, state: PolicyEngineState) -> None:
-        """Go on from a durable state, which is this object's from then on."""
-        self.ancestry = state.ancestry
-        self.fleet = state.fleet
-        self.cadence = state.cadence
-        self.evaluations.load_state(state.evaluations)
-        self.divergence.load_state(state.divergence)
-        self._contributions = state.contributions
-        self._refused = set(state.refused)
-        self._folds = state.folds
-        self._folds_before = state.folds_before
-        self._version = state.version
-        self._version_oldest = state.version_oldest
-        self._version_times = deque(state.version_times, maxlen=VERSION_TIMES_MAX)
-        self._measuring = state.measuring
-        self._retune_in = state.retune_in
-        self._devices = state.devices
-        self._score_best = state.score_best
-        self._examples_mean = state.examples_mean
-        self._examples_total = state.examples_total
-        self._examples_seen = state.examples_seen
-        self._updates = state.updates
-        self._warm = state.warm
+        """Resume from a durable state, which is this object's from then on."""
+        self.state = state
+        self.evaluations.state = state.evaluations
+        self.divergence.state = state.divergence
 
     # -- what holds now --------------------------------------------------------------------------------------
 
     @property
-    def handles(self) -> list[int]:
-        """Handles of the updates that wait."""
-        return [contribution.handle for contribution in self._contributions]
-
-    @property
-    def warm(self) -> bool:
-        """Whether the warm-up is over, or there was none."""
-        return self._warm
+    def updates_waiting(self) -> int:
+        """Updates that wait to be folded."""
+        return len(self.state.contributions)
 
     @property
     def aggregate(self) -> Aggregator:
         """The aggregator in force."""
         warm_up = self.policy.warm_up
-        return self.policy.aggregate if self._warm or warm_up is None else warm_up.aggregate
+        return self.policy.aggregate if self.state.warm or warm_up is None else warm_up.aggregate
 
     @property
     def frequency(self) -> FrequencyController:
         """The controller in force."""
         warm_up = self.policy.warm_up
-        return self.policy.frequency if self._warm or warm_up is None else warm_up.frequency
+        return self.policy.frequency if self.state.warm or warm_up is None else warm_up.frequency
 
     @property
     def may_keep_waiting(self) -> bool:
@@ -173,235 +127,275 @@ class PolicyEngine:
     @property
     def learning_rate_factor(self) -> float:
         """What plateaus and remedies leave of the server's learning rate."""
-        return self.evaluations.learning_rate_factor * self.divergence.learning_rate_factor
+        return self.state.evaluations.learning_rate_factor * self.divergence.learning_rate_factor
 
-    def interval(self, history: DeviceHistory) -> Interval:
-        """Set the device's next interval and note it in its history."""
-        steps_factor = STEPS_FACTOR if self.divergence.alarms.active("increase_frequency") else 1.0
-        cadence = self.cadence
-        if cadence.steps_factor != steps_factor:
-            cadence = msgspec.structs.replace(cadence, steps_factor=steps_factor)
-        interval = self.frequency.interval(history, cadence)
-        history.assigned_steps, history.why = interval.local_steps, interval.why
-        history.bound = interval.bound
-        return interval
+    def next_fold_s(self, now_s: float = math.inf) -> float | None:
+        """Return when the updates that wait are due: `now_s` if no more can wait, `None` if it is not known."""
+        contributions = self.state.contributions
+        if not contributions:
+            return None
+        if len(contributions) >= self._settings.limits.updates_held_max:
+            return now_s
+        spoken = self.state.spoken
+        silent = len(spoken.keys() - {one.device_id for one in contributions}) if spoken else 0
+        return self.aggregate.flush_at_s(contributions, self._fleet(self._members.live_count - silent))
 
     # -- an update comes in ----------------------------------------------------------------------------------
 
-    def weigh(
-        self,
-        push: Push,
-        observation: Observation,
-        history: DeviceHistory,
-        effects: list[HubEffect],
-        *,
-        now_s: float,
-        devices_live: int,
-    ) -> float | Rejected:
+    def decide(self, member: Member, update: PushArrived, now_s: float) -> Decision:
+        """Weigh an update; reject it, or let it wait and fold all that wait if they are due."""
+        state, push, history = self.state, update.push, member.history
+        member.observe(push, update.norm, now_s)
+        weight, effects = self._weigh(member, update, now_s)
+        history.counted = not isinstance(weight, Rejected)
+        self._retune_if_due()
+        if isinstance(weight, Rejected):
+            state.updates_rejected += 1
+            if weight.reason in ("not_finite", "quarantined", "behind"):
+                state.spoken[member.device_id] = None  # a quorum need not wait for this device
+            effects.append(Discard(update.handle))
+            return Decision(weight, effects + self.fold_if_due(now_s))
+        contribution = Contribution(
+            handle=update.handle,
+            device_id=member.device_id,
+            weight=weight,
+            norm=update.norm,
+            examples=history.examples or push.examples,
+            local_steps=push.local_steps,
+            staleness=history.staleness,
+            base=push.base.number,
+            score=history.score,
+            arrived_s=now_s,
+        )
+        state.contributions.append(contribution)
+        state.spoken.pop(member.device_id, None)
+        state.divergence.counted[member.device_id] = None
+        state.examples_seen += push.examples
+        effects += self.fold_if_due(now_s)
+        waiting = len(state.contributions)
+        return Decision(Buffered(waiting) if waiting else Applied(state.version), effects)
+
+    def _weigh(
+        self, member: Member, update: PushArrived, now_s: float
+    ) -> tuple[float | Rejected, list[HubEffect]]:
         """Return how much an update counts, or why it never will; alarms may begin or end with it."""
-        if not self.ancestry.knows(push.base):
-            return Rejected("foreign_lineage")
-        staleness = self._version - push.base.number
-        if staleness < 0:
-            return Rejected("future_version")
-        history.staleness = staleness
-        if push.base.number < self._version_oldest:
-            return Rejected("rolled_back")
-        if self.divergence.watch_device(observation, self.fleet, devices_live, effects):
-            return self._roll_back(now_s, effects)
-        if not math.isfinite(observation.norm):
-            return Rejected("not_finite")
-        if self.divergence.shuts_out(observation.device_id):
-            return Rejected("quarantined")
-        age = Staleness(staleness, self._seconds_since(push.base.number, now_s), devices_live)
-        weight = self.policy.staleness(age)
+        push, history, fleet = update.push, member.history, self.state.fleet
+        if reason := self._refuse_base(push, history):
+            return reason, []
+        observation = Observation(
+            member.device_id, update.norm, push.local_steps, push.loss_mean, history.not_finite_run
+        )
+        effects, roll_back = self.divergence.watch_device(observation, fleet, self._members.live_count)
+        if roll_back:
+            return Rejected("rolled_back"), effects + self._roll_back(now_s)
+        if not math.isfinite(update.norm):
+            return Rejected("not_finite"), effects
+        if self.divergence.shuts_out(member.device_id):
+            return Rejected("quarantined"), effects
+        age_s = self._seconds_since(push.base.number, now_s)
+        weight = self.policy.staleness(Staleness(history.staleness, age_s, self._members.live_count))
         if weight is None:
-            return Rejected("stale")
-        if self._behind(history.score):
-            self.fleet.observe_score(history.score)  # the median of those that count alone would never rise again
-            return Rejected("behind")
-        self.fleet.observe_update(
-            observation.device_id,
-            staleness=staleness,
-            norm=observation.norm,
+            return Rejected("stale"), effects
+        if self._is_behind(history.score):
+            fleet.observe_score(history.score)  # the median of those that count alone would never rise again
+            return Rejected("behind"), effects
+        fleet.observe_update(
+            member.device_id,
+            staleness=history.staleness,
+            norm=update.norm,
             local_steps=push.local_steps,
             loss_mean=push.loss_mean,
             loss_variance=push.loss_variance,
             score=history.score,
         )
-        if self.divergence.watch_fleet(observation, self.fleet, effects):
-            return self._roll_back(now_s, effects)
-        return weight
+        reports, roll_back = self.divergence.watch_fleet(observation, fleet)
+        effects += reports
+        if roll_back:
+            return Rejected("rolled_back"), effects + self._roll_back(now_s)
+        return weight, effects
 
-    def add(self, contribution: Contribution) -> None:
-        """Let a contribution wait."""
-        self._contributions.append(contribution)
-        self._refused.discard(contribution.device_id)
-        self.divergence.count(contribution.device_id)
-
-    def refuse(self, device_id: str, rejected: Rejected) -> None:
-        """Note that nobody need wait for a device: it has spoken, though its update does not count."""
-        if rejected.reason in ("not_finite", "quarantined", "behind"):
-            self._refused.add(device_id)
-
-    def forget(self, device_id: str) -> None:
-        """Drop what is noted of a device that is gone: its alarms, and that it has spoken."""
-        self.divergence.forget(device_id)
-        self._refused.discard(device_id)
-
-    def due_s(self, now_s: float, devices_live: int) -> float | None:
-        """Return when they are to be folded: now if there is no place for more, `None` if it is not known."""
-        if not self._contributions:
-            return None
-        if len(self._contributions) >= self._held_max:
-            return now_s
-        silent = self._refused.difference([contribution.device_id for contribution in self._contributions])
-        return self.aggregate.flush_at_s(self._contributions, self._fleet(devices_live - len(silent)))
-
-    def fold(self, now_s: float, devices_live: int, effects: list[HubEffect]) -> list[Contribution]:
-        """Make the next version of all that wait; return what went into it."""
-        contributions, self._contributions = self._contributions, []
-        weights = self.aggregate.weights(contributions, self._fleet(devices_live))
-        if self.policy.take == "best":
-            weights = _only_best(contributions, weights)
-        norms = [contribution.norm for contribution in contributions]
-        norm_bound = math.fsum(abs(weight) * norm for weight, norm in zip(weights, norms, strict=True))
-        plan = plan_chain(
-            self.policy.optimizer,
-            Conditions(norm_bound, self._folds, self.fleet.staleness_mean, self._folds_before),
-        )
-        self._folds += 1
-        self._advance(now_s)
-        measure = len(contributions) > 1 and not self.policy.combine.robust
-        if measure:
-            self._measuring[self._version] = (norms, list(weights))
-        effects.append(
-            Fold(
-                number=self._version,
-                handles=tuple([contribution.handle for contribution in contributions]),
-                weights=weights,
-                plan=plan,
-                scale=self.learning_rate_factor,
-                bases=tuple([contribution.base for contribution in contributions]),
-                measure=measure,
-            )
-        )
-        self._count(contributions, effects)
-        return contributions
-
-    def folded(self, number: int, norm: float) -> None:
-        """Take in the norm of the weighted sum that made a version."""
-        norms, weights = self._measuring.pop(number, ([], []))
-        agreement = agreement_of(norm, norms, weights)
-        if agreement is not None:
-            self.fleet.observe_agreement(agreement)
-
-    # -- the fleet -------------------------------------------------------------------------------------------
-
-    def retune(self, histories: Sequence[DeviceHistory], devices_live: int) -> None:
-        """Look at the whole fleet; done once for every few updates, so that it costs each of them little."""
-        self._devices = devices_live
-        self._retune_in = max(1, devices_live // 2)
-        scores = [history.score for history in histories if history.counted]
-        self._score_best = min((score for score in scores if not math.isnan(score)), default=math.inf)
-        with_data = [history.examples for history in histories if history.examples]
-        self._examples_total = float(sum(with_data))
-        self._examples_mean = self._examples_total / len(with_data) if with_data else 0.0
-        self.cadence = self.frequency.retune(
-            self.cadence, self.fleet, [history for history in histories if history.updates]
-        )
-
-    def count_update(self) -> bool:
-        """Count an update; return whether it is time to `retune`."""
-        self._retune_in -= 1
-        return self._retune_in <= 0
-
-    @property
-    def version(self) -> int:
-        """The number of the newest version."""
-        return self._version
-
-    # -- inside ----------------------------------------------------------------------------------------------
-
-    def _fleet(self, devices_live: int) -> Fleet:
-        return Fleet(devices_live, self.cadence.period_s, self._examples_mean)
-
-    def _advance(self, now_s: float) -> None:
-        self._version += 1
-        self._refused.clear()
-        self._version_times.append(now_s)
+    def _refuse_base(self, push: Push, history: DeviceHistory) -> Rejected | None:
+        """Note the staleness of an update; return why its base does not count, if it does not."""
+        if not self.state.ancestry.knows(push.base):
+            return Rejected("foreign_lineage")
+        staleness = self.state.version - push.base.number
+        if staleness < 0:
+            return Rejected("future_version")
+        history.staleness = staleness
+        return Rejected("rolled_back") if push.base.number < self.state.version_oldest else None
 
     def _seconds_since(self, base: int, now_s: float) -> float:
         """Return how long ago the version `base` stopped being the newest."""
-        versions = self._version - base
-        if versions <= 0 or not self._version_times:
+        versions, times = self.state.version - base, self.state.version_times
+        if versions <= 0 or not times:
             return 0.0
-        return now_s - self._version_times[max(0, len(self._version_times) - versions)]
+        return now_s - times[max(0, len(times) - versions)]
 
-    def _behind(self, score: float) -> bool:
+    def _is_behind(self, score: float) -> bool:
         """Return whether a device with this score is too far behind the others for its update to count.
 
         One that tells none, whose score is NaN, is not: nobody knows.
         """
-        usual = self.fleet.score
+        usual = self.state.fleet.score
         if math.isnan(usual):
             return False
         limit = self.policy.behind_max
         if limit is not None and score > usual + (limit - 1.0) * abs(usual):
             return True
         if self.policy.take == "best" and folds_one_by_one(self.aggregate):
-            return score > self._score_best
+            return score > self.state.score_best
         return self.policy.take == "better" and score > usual
 
-    def _count(self, contributions: Sequence[Contribution], effects: list[HubEffect]) -> None:
-        """Count what was folded: for the warm-up, and for the version to return to."""
-        self._updates += len(contributions)
-        warm_up = self.policy.warm_up
-        if not self._warm and warm_up is not None:
-            # Where no device says how much data it has, there are no epochs to wait for.
-            epochs = self._examples_seen / self._examples_total if self._examples_total else math.inf
-            done = self._updates >= warm_up.updates if warm_up.updates else epochs >= (warm_up.epochs or 0.0)
-            if done:
-                self._warm = True
-                effects.append(Report("warm", detail=f"the warm-up is over after {self._updates} updates"))
-        if self.divergence.count_folded(len(contributions), self._devices):
-            effects.append(Keep())
+    def forget(self, device_id: str) -> None:
+        """Drop what is noted of a device that is gone: its alarms, and that it has spoken."""
+        self.divergence.forget(device_id)
+        self.state.spoken.pop(device_id, None)
 
-    def count_examples(self, examples: int) -> None:
-        """Count examples that were trained on, for a warm-up in epochs."""
-        self._examples_seen += examples
+    # -- a version is made -----------------------------------------------------------------------------------
 
-    def _roll_back(self, now_s: float, effects: list[HubEffect]) -> Rejected:
-        """Return to the version that was kept; drop what waits and what is still being learnt from later ones."""
-        effects += [Discard(contribution.handle) for contribution in self._contributions]
-        self._contributions.clear()
-        self._measuring.clear()
-        self.divergence.rolled_back()
-        self.fleet.forget()
+    def fold_if_due(self, now_s: float) -> list[HubEffect]:
+        """Make the next version of all updates that wait, if it is time."""
+        due_s = self.next_fold_s(now_s)
+        return [] if due_s is None or due_s > now_s else self.fold(now_s)
+
+    def fold(self, now_s: float) -> list[HubEffect]:
+        """Make the next version of all updates that wait, and have it evaluated if it is time."""
+        state = self.state
+        contributions, state.contributions = state.contributions, []
+        weights = self.aggregate.weights(contributions, self._fleet(self._members.live_count))
+        if self.policy.take == "best":
+            weights = _only_best(contributions, weights)
+        norms = [contribution.norm for contribution in contributions]
+        norm_bound = math.fsum(abs(weight) * norm for weight, norm in zip(weights, norms, strict=True))
+        conditions = Conditions(norm_bound, state.folds, state.fleet.staleness_mean, state.folds_before)
+        plan = plan_chain(self.policy.optimizer, conditions)
+        state.folds += 1
         self._advance(now_s)
-        self._version_oldest = self._version
-        self._folds_before += self._folds
-        self._folds = 0
-        effects.append(Restore(self._version))
-        return Rejected("rolled_back")
+        measure = len(contributions) > 1 and not self.policy.combine.robust
+        if measure:
+            state.measuring[state.version] = (norms, list(weights))
+        fold = Fold(
+            number=state.version,
+            handles=tuple([contribution.handle for contribution in contributions]),
+            weights=weights,
+            plan=plan,
+            scale=self.learning_rate_factor,
+            bases=tuple([contribution.base for contribution in contributions]),
+            measure=measure,
+        )
+        return [fold, *self._count(contributions), *self._evaluate_if_due(len(contributions))]
+
+    def _count(self, contributions: Sequence[Contribution]) -> list[HubEffect]:
+        """Count what was folded: for the warm-up, for the members, and for the version to return to."""
+        state, warm_up = self.state, self.policy.warm_up
+        effects: list[HubEffect] = []
+        state.updates += len(contributions)
+        for contribution in contributions:
+            if (member := self._members.members.get(contribution.device_id)) is not None:
+                member.updates_applied += 1
+        if not state.warm and warm_up is not None:
+            # Where no device says how much data it has, there are no epochs to wait for.
+            epochs = state.examples_seen / state.examples_total if state.examples_total else math.inf
+            state.warm = state.updates >= warm_up.updates if warm_up.updates else epochs >= (warm_up.epochs or 0.0)
+            if state.warm:
+                effects.append(Report("warm", detail=f"the warm-up is over after {state.updates} updates"))
+        if self.divergence.count_folded(len(contributions), state.devices):
+            effects.append(Keep())
+        return effects
+
+    def _evaluate_if_due(self, updates: int) -> list[HubEffect]:
+        """Count updates that were applied; have the model evaluated, or let the devices' losses stand for that."""
+        every, before = self._settings.evaluate_every_updates, self.state.updates_applied
+        self.state.updates_applied += updates
+        if self.state.updates_applied // every == before // every:
+            return []
+        if self._settings.held_out:
+            return [Evaluate()]
+        if (loss := self._members.loss_by_examples()) is not None:
+            return self.evaluations.observe(Evaluated(self.state.version, loss, None))
+        return self.evaluations.warn_unjudged() if self._members.silent_on_loss else []
+
+    def observe_sum(self, number: int, norm: float) -> None:
+        """Note the norm of the weighted sum that made a version: it tells how far the updates agree."""
+        norms, weights = self.state.measuring.pop(number, ([], []))
+        agreement = agreement_of(norm, norms, weights)
+        if agreement is not None:
+            self.state.fleet.observe_agreement(agreement)
+
+    def _advance(self, now_s: float) -> None:
+        self.state.version += 1
+        self.state.spoken.clear()
+        add_recent(self.state.version_times, now_s, VERSION_TIMES_MAX)
+
+    def _roll_back(self, now_s: float) -> list[HubEffect]:
+        """Return to the version that was kept; drop what waits and what is still being learnt from later ones."""
+        state = self.state
+        effects: list[HubEffect] = [Discard(contribution.handle) for contribution in state.contributions]
+        state.updates_rejected += len(state.contributions)
+        state.contributions.clear()
+        state.measuring.clear()
+        self.divergence.rolled_back()
+        state.fleet.forget()
+        self._advance(now_s)
+        state.version_oldest = state.version
+        state.folds_before += state.folds
+        state.folds = 0
+        return [*effects, Restore(state.version)]
+
+    # -- the fleet -------------------------------------------------------------------------------------------
+
+    def assign_steps(self, history: DeviceHistory) -> int:
+        """Set the local steps of a device's next assignment, and note them in its history."""
+        cadence = self.state.cadence
+        steps_factor = STEPS_FACTOR if self.divergence.is_active("increase_frequency") else 1.0
+        if cadence.steps_factor != steps_factor:
+            cadence = msgspec.structs.replace(cadence, steps_factor=steps_factor)
+        interval: Interval = self.frequency.interval(history, cadence)
+        history.assigned_steps, history.why = interval.local_steps, interval.why
+        history.bound = interval.bound
+        return interval.local_steps
+
+    def _retune_if_due(self) -> None:
+        """Look at the whole fleet, once for every few updates, so that it costs each of them little."""
+        state, devices_live = self.state, self._members.live_count
+        state.retune_in -= 1
+        if state.retune_in > 0:
+            return
+        histories = self._members.live_histories()
+        state.devices = devices_live
+        state.retune_in = max(1, devices_live // 2)
+        scores = [history.score for history in histories if history.counted]
+        state.score_best = min((score for score in scores if not math.isnan(score)), default=math.inf)
+        with_data = [history.examples for history in histories if history.examples]
+        state.examples_total = float(sum(with_data))
+        state.examples_mean = state.examples_total / len(with_data) if with_data else 0.0
+        state.cadence = self.frequency.retune(
+            state.cadence, state.fleet, [history for history in histories if history.updates]
+        )
+
+    def _fleet(self, devices_live: int) -> Fleet:
+        return Fleet(devices_live, self.state.cadence.period_s, self.state.examples_mean)
+
+    # -- looking in ------------------------------------------------------------------------------------------
 
     def describe(self, devices: Sequence[DeviceHistory] = ()) -> dict[str, Any]:
         """Return what the status says of the policies (docs/wire.md), and of the period of these devices.
 
         That is the one in force: bounds may keep the devices from what the controller aims at.
         """
-        fleet, progress = self.fleet, self.evaluations
+        state = self.state
+        fleet, cadence = state.fleet, state.cadence
         measured = [device for device in devices if device.step_s]
         bounds = Counter(device.bound for device in measured if device.bound)
         bound = bounds.most_common(1)[0][0] if 2 * bounds.total() >= len(measured) > 0 else ""
         return {
             "tempo": {
                 "period_s": round(statistics.median([d.cycle_s for d in measured]) if measured else 0.0, 6),
-                "aim_s": round(self.cadence.period_s, 6),
+                "aim_s": round(cadence.period_s, 6),
                 "bound": bound,
-                "gain": round(self.cadence.gain, 3),
-                "cause": self.cadence.cause if self.cadence.gain < 1.0 else "",
-                "warming_up": not self._warm,
+                "gain": round(cadence.gain, 3),
+                "cause": cadence.cause if cadence.gain < 1.0 else "",
+                "warming_up": not state.warm,
             },
             "fleet": {
                 "staleness_mean": round(fleet.staleness_mean, 3),
@@ -410,20 +404,21 @@ class PolicyEngine:
                 "loss_variance": _number(fleet.loss_variance),
             },
             "learning_rate_factor": self.learning_rate_factor,
-            "rollbacks": self.divergence.rollbacks,
+            "rollbacks": state.divergence.rollbacks,
             "alarms": [
                 {"device": alarm.device_id, "remedy": alarm.remedy, "cause": alarm.cause}
-                for alarm in self.divergence.alarms
+                for alarm in state.divergence.alarms.values()
             ],
-            "evaluation": _evaluation(progress.last),
-            "best": _evaluation(progress.best),
+            "evaluation": _evaluation(state.evaluations.last),
+            "best": _evaluation(state.evaluations.best),
         }
 
-    def check(self, updates_applied: int) -> None:
+    def check(self) -> None:
         """Raise `AssertionError` where the counts contradict one another."""
-        assert len(self._contributions) < self._held_max
-        assert updates_applied >= self._updates
-        assert len(self._measuring) <= self._version
+        state = self.state
+        assert len(state.contributions) < self._settings.limits.updates_held_max
+        assert state.updates_applied >= state.updates
+        assert len(state.measuring) <= state.version
 
 
 def _number(value: float) -> float | None:

@@ -35,7 +35,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, tag="message", gc=Fals
 
     peer: Peer
     header: bytes
-    room: bool
+    has_capacity: bool
 
 
 class FoldScalars(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -99,9 +99,8 @@ def write_entry(
     """Return the entry of an event that the core has taken in, with what it made of it."""
     folds = tuple([FoldScalars(e.weights, e.plan, e.scale) for e in effects if isinstance(e, Fold)])
     if isinstance(event, Received):
-        return _encode(
-            Entry(now_s, Frame(event.peer, wire.encode(event.message), event.room), version, session, folds)
-        )
+        frame = Frame(event.peer, wire.encode(event.message), event.has_capacity)
+        return _encode(Entry(now_s, frame, version, session, folds))
     return _encode(Entry(now_s, event, version, b"", folds))
 
 
@@ -126,4 +125,4 @@ def event_of(entry: Entry) -> HubEvent:
         raise StorageError(
             f"a message in the journal cannot be read ({error}): another version wrote it"
         ) from error
-    return Received(event.peer, message, event.room)  # type: ignore[arg-type]
+    return Received(event.peer, message, event.has_capacity)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from edgeasync.core.arrays.hub_model import Model, Update
+from edgeasync.core.arrays.model_executor import ModelExecutor
 from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.hub.effects import Discard, Fold, HubEffect, Keep, Publish, Restore
 from edgeasync.core.hub.events import PushArrived, Received, StopRequested
@@ -42,6 +43,7 @@ class Replay:
         self.model = model
         self.publisher = publisher
         self.now_s = 0.0
+        self._executor = ModelExecutor(model, publisher)
         self._sessions = sessions
 
     def apply(self, number: int, entry: Entry, payload: Buffer) -> list[HubEffect]:
@@ -87,13 +89,8 @@ class Replay:
                     fold = msgspec.structs.replace(
                         effect, weights=scalars.weights, plan=scalars.plan, scale=scalars.scale, measure=False
                     )
-                    updates = [self.model.release(handle) for handle in fold.handles]
-                    self.model.advance(self.model.fold(fold, updates)[0])
-                case Publish():
-                    self.publisher.publish(anew=effect.anew)
-                case Keep():
-                    self.model.keep_current()
-                case Restore():
-                    self.model.advance(self.model.restore(effect.number))
+                    self._executor.apply(fold)
+                case Publish() | Keep() | Restore():
+                    self._executor.apply(effect)
                 case Discard() if self.model.holds(effect.handle):
                     self.model.release(effect.handle)

@@ -8,52 +8,52 @@ then stands in line must have been done, and nothing after it begun, when `compl
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from edgeasync.core.arrays.hub_model import Model, ModelState, Snapshot, WaitingUpdates
 from edgeasync.core.arrays.published_model import Publisher, PublisherState
-from edgeasync.core.arrays.state_codec import Array, Renames, decode_state, encode_state
+from edgeasync.core.arrays.state_codec import Array, decode_state, encode_state
 from edgeasync.core.hub.events import Evaluated
-from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.machine import HubCore, HubCoreState
 from edgeasync.core.hub.membership import Member
 from edgeasync.core.hub.policy_engine import PolicyEngineState
-from edgeasync.core.hub.publish_schedule import PublishScheduleState
+from edgeasync.core.hub.publish_schedule import PublishState
 from edgeasync.errors import StorageError
 from edgeasync.parameters import ParameterSpec
 
 SCALARS = "scalars"
 
-RENAMED_IN_3: Renames = {
-    "judge": (
-        "policy_engine",
-        {
-            "tempo": ("cadence", {"haste": ("steps_factor", {})}),
-            "progress": ("evaluations", {}),
-            "guard": ("divergence", {}),
-        },
-    ),
-    "publication": ("publish_schedule", {}),
-}
-"""What `CoreState` calls otherwise since format 3."""
-
 
 class CoreState(msgspec.Struct):
-    """What is durable of `HubCore`; the `fingerprint` is that of the model it is of."""
+    """What is durable of `HubCore` and of its parts; the `fingerprint` is that of the model it is of."""
 
     fingerprint: str
+    hub: HubCoreState
     policy_engine: PolicyEngineState
     members: list[Member]
-    publish_schedule: PublishScheduleState
-    updates_applied: int
-    updates_rejected: int
-    duplicates: int
-    stopped: bool
-    save_at_s: float
-    saved_version: int
-    saved_updates: int
-    stop_at_s: float
+    publish_schedule: PublishState
+
+
+def upgrade(core: dict[str, Any], made_by: int) -> dict[str, Any]:
+    """Return the fields of a `CoreState` of an older format as this one names and places them."""
+    if made_by < 3:
+        core["policy_engine"] = engine = core.pop("judge")
+        core["publish_schedule"] = core.pop("publication")
+        engine["cadence"] = engine.pop("tempo")
+        engine["cadence"]["steps_factor"] = engine["cadence"].pop("haste")
+        engine["evaluations"] = engine.pop("progress")
+        engine["divergence"] = engine.pop("guard")
+    engine, divergence = core["policy_engine"], core["policy_engine"]["divergence"]
+    engine["spoken"] = dict.fromkeys(engine.pop("refused"))
+    divergence["counted"] = dict.fromkeys(divergence["counted"])
+    divergence["alarms"] = {(alarm["watch"], alarm["device_id"]): alarm for alarm in divergence["alarms"]}
+    for name in ("updates_applied", "updates_rejected"):
+        engine[name] = core.pop(name)
+    core["hub"] = {name: core.pop(name) for name in HubCoreState.__struct_fields__}
+    return core
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -96,36 +96,23 @@ def dump_state(core: HubCore) -> bytes:
     return encode_state(
         CoreState(
             fingerprint=core.spec.fingerprint,
-            policy_engine=core.policy_engine.dump_state(),
+            hub=core.state,
+            policy_engine=core.policy_engine.state,
             members=core.members.dump_state(),
-            publish_schedule=core.publish_schedule.dump_state(),
-            updates_applied=core.updates_applied,
-            updates_rejected=core.updates_rejected,
-            duplicates=core.duplicates,
-            stopped=core.stopped,
-            save_at_s=core.save_at_s,
-            saved_version=core.saved_version,
-            saved_updates=core.saved_updates,
-            stop_at_s=core.stop_at_s,
+            publish_schedule=core.publish_schedule.state,
         )
     )
 
 
 def load_state(core: HubCore, state: bytes) -> None:
-    """Let a new core of the same model and settings go on from there; raises `StorageError` if it cannot."""
-    found = decode_state(state, CoreState, RENAMED_IN_3)
+    """Let a new core of the same model and settings resume from there; raises `StorageError` if it cannot."""
+    found = decode_state(state, CoreState, upgrade)
     if found.fingerprint != core.spec.fingerprint:
-        raise StorageError("the hub's state is of another model; go on with that one, or begin a new run")
+        raise StorageError("the hub's state is of another model; resume that one, or begin a new run")
+    core.state = found.hub
     core.policy_engine.load_state(found.policy_engine)
     core.members.load_state(found.members)
-    core.publish_schedule.load_state(found.publish_schedule)
-    core.updates_applied = found.updates_applied
-    core.updates_rejected = found.updates_rejected
-    core.duplicates = found.duplicates
-    core.stopped = found.stopped
-    core.save_at_s = found.save_at_s
-    core.saved_version, core.saved_updates = found.saved_version, found.saved_updates
-    core.stop_at_s = found.stop_at_s
+    core.publish_schedule.state = found.publish_schedule
     for member in core.members.members.values():
         core.codecs.begin(member)
 
@@ -134,12 +121,12 @@ def note(core: HubCore, model: Model, entry: int | None, now_s: float) -> Note:
     """Write down the core, and keep hold of the updates that it lets wait."""
     return Note(
         core=dump_state(core),
-        waiting=model.waiting(core.policy_engine.handles),
+        waiting=model.waiting([one.handle for one in core.policy_engine.state.contributions]),
         entry=entry,
         now_s=now_s,
         lineage=core.lineage,
         updates_applied=core.updates_applied,
-        evaluation=core.policy_engine.evaluations.last,
+        evaluation=core.policy_engine.state.evaluations.last,
     )
 
 
@@ -187,14 +174,15 @@ def restore(tensors: Mapping[str, Array], core: HubCore, model: Model, publisher
 def succeed(core: HubCore, old: HubCore) -> None:
     """Let a new core of the same model take over from another under other rules, at the same version.
 
-    It knows the same devices, and what each was answered; what policies had gathered begins anew.
+    It knows the same devices, and what each was answered; what policies had gathered begins from nothing.
     """
     core.members.load_state(old.members.dump_state())
-    core.policy_engine.ancestry = old.policy_engine.ancestry
-    core.policy_engine.evaluations.best = old.policy_engine.evaluations.best
-    core.updates_applied, core.saved_updates = old.updates_applied, old.updates_applied
-    core.updates_rejected = old.updates_rejected
-    core.duplicates = old.duplicates
+    new, before = core.policy_engine.state, old.policy_engine.state
+    new.ancestry = before.ancestry
+    new.evaluations.best = before.evaluations.best
+    new.updates_applied, new.updates_rejected = before.updates_applied, before.updates_rejected
+    core.state.saved_updates = before.updates_applied
+    core.state.duplicates = old.state.duplicates
     for member in core.members.members.values():
         member.codecs_push, member.follows = (), False
         core.codecs.begin(member)

@@ -121,7 +121,7 @@ def at_pace(core, name, period_s, bound=""):
 
 def test_the_tempo_of_the_fleet():
     core, _ = empty_status()
-    core.policy_engine.cadence = Cadence(period_s=0.52, gain=0.7, cause=CAUSE)
+    core.policy_engine.state.cadence = Cadence(period_s=0.52, gain=0.7, cause=CAUSE)
     at_pace(core, "a", 0.52)
     core.policy_engine.evaluations.learning_rate_factor = 0.5
     text = joined(shown(core.status(0.0) | {"address": "", "pid": 0}))
@@ -141,7 +141,7 @@ def test_the_tempo_of_the_fleet():
 )
 def test_the_period_shown_is_the_one_in_force_and_the_bound_of_most_is_named(bounds, named):
     core, _ = empty_status()
-    core.policy_engine.cadence = Cadence(period_s=60.0)
+    core.policy_engine.state.cadence = Cadence(period_s=60.0)
     for name, bound, period_s in zip("abc", bounds, (1.2, 1.3, 60.0), strict=True):
         at_pace(core, name, period_s, bound)
     status = core.status(0.0)

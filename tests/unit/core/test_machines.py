@@ -28,7 +28,7 @@ from edgeasync.core.hub.effects import (
     SendGraph,
     SendStatus,
 )
-from edgeasync.core.hub.events import Folded, Heard, Malformed, PushArrived, Received
+from edgeasync.core.hub.events import Folded, Heard, Malformed, PushArrived, Received, Ticked
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits, Liveness
 from edgeasync.core.recovery.state import dump_state, load_state
@@ -277,22 +277,22 @@ class World:
 
     # -- the network -----------------------------------------------------------------------------------------
 
-    def deliver_up(self, index=0, *, room=True):
+    def deliver_up(self, index=0, *, capacity=True):
         packet = self.up.pop(index)
         peer, content = packet.peer, packet.content
         if not isinstance(content, Payload):
-            self._give(Received(peer, content, room))
+            self._give(Received(peer, content, capacity))
         elif content.push.transfer and self.granted.pop(peer, None) != content.push:
             self._give(Malformed(peer, "a piece without a transfer", strike=False))
         else:
-            self._give(self._arrived(peer, content.push, room=room))
+            self._give(self._arrived(peer, content.push, capacity=capacity))
 
-    def _arrived(self, peer, push, *, room):
+    def _arrived(self, peer, push, *, capacity):
         handle = next(self._handles)
         self.held[handle] = (*self.owners[peer], push.seq, push.examples)
         broken = push.examples % 7 == 0 or self.owners[peer][0] in self.sick
         norm = float("nan") if broken else 1.0
-        return PushArrived(peer, push, handle, norm, room)
+        return PushArrived(peer, push, handle, norm, capacity)
 
     def deliver_down(self, index=0):
         packet = self.down.pop(index)
@@ -317,8 +317,8 @@ class World:
         load_state(self.hub, written)
         assert dump_state(self.hub) == written
 
-    def tick_hub(self, *, room=True):
-        self._hub_did(self.hub.tick(self.now_s, room=room))
+    def tick_hub(self, *, capacity=True):
+        self._hub_did(self.hub.handle(Ticked(capacity), self.now_s))
         assert self.hub.next_deadline_s() > self.now_s
 
     def _give(self, event):
@@ -338,7 +338,7 @@ class World:
                     self.restored = effect.number
                     self.rollbacks += 1
                 case Keep():
-                    assert not self.hub.policy_engine.divergence.alarms.active("rollback")
+                    assert not self.hub.policy_engine.divergence.is_active("rollback")
                 case Receive():
                     self.granted[effect.peer] = effect.push
                     self._send_down(effect.peer, Grant(effect.push))
@@ -397,13 +397,16 @@ class World:
         assert sum(hub.messages_accepted.values()) + hub.messages_refused == self.events
         assert hub.updates_applied == len(self.folded_updates)
         engine = hub.policy_engine
-        assert engine.divergence.rollbacks == self.rollbacks
-        assert len(engine.divergence.alarms) <= 5 * len(NAMES)
-        assert {alarm.device_id for alarm in engine.divergence.alarms} <= {"", *NAMES}
-        assert engine._refused <= {name for name, member in tables.members.items() if member.live}
-        assert not engine._measuring
-        assert max(len(engine.fleet.norms), len(engine.fleet.scores), len(engine.fleet.losses)) <= WINDOW
-        if not len(engine):
+        assert engine.state.divergence.rollbacks == self.rollbacks
+        assert len(engine.state.divergence.alarms) <= 5 * len(NAMES)
+        assert {alarm.device_id for alarm in engine.state.divergence.alarms.values()} <= {"", *NAMES}
+        assert engine.state.spoken.keys() <= {name for name, member in tables.members.items() if member.live}
+        assert not engine.state.measuring
+        assert (
+            max(map(len, (engine.state.fleet.norms, engine.state.fleet.scores, engine.state.fleet.losses)))
+            <= WINDOW
+        )
+        if not engine.updates_waiting:
             assert not any(member.waiting for member in tables.members.values()), "nothing will wake them"
         assert len(tables._by_session) <= len(NAMES)
         assert len(tables._by_peer) <= len(NAMES)
@@ -473,9 +476,9 @@ class AnyNetwork(RuleBasedStateMachine):
     nodes = st.integers(0, len(NAMES) - 1)
 
     @precondition(some_up)
-    @rule(index=indices, room=st.booleans())
-    def deliver_up(self, index, room):
-        self.world.deliver_up(index % len(self.world.up), room=room)
+    @rule(index=indices, capacity=st.booleans())
+    def deliver_up(self, index, capacity):
+        self.world.deliver_up(index % len(self.world.up), capacity=capacity)
 
     @precondition(some_down)
     @rule(index=indices)
@@ -499,11 +502,11 @@ class AnyNetwork(RuleBasedStateMachine):
         if self.world.nodes[node].jobs:
             self.world.work(self.world.nodes[node], broken=broken)
 
-    @rule(seconds=st.sampled_from([0.01, 0.5, 3.0, 5.0, 16.0, 60.0]), hub=st.booleans(), room=st.booleans())
-    def time_passes(self, seconds, hub, room):
+    @rule(seconds=st.sampled_from([0.01, 0.5, 3.0, 5.0, 16.0, 60.0]), hub=st.booleans(), capacity=st.booleans())
+    def time_passes(self, seconds, hub, capacity):
         self.world.now_s += seconds
         if hub:
-            self.world.tick_hub(room=room)
+            self.world.tick_hub(capacity=capacity)
         for node in self.world.nodes:
             self.world.tick_device(node)
 
@@ -583,7 +586,7 @@ def fault(world, random):  # noqa: C901 (a table, one row for each fault)
         case "shuffle":
             random.shuffle(packets)
         case "busy" if world.up:
-            world.deliver_up(random.randrange(len(world.up)), room=False)
+            world.deliver_up(random.randrange(len(world.up)), capacity=False)
         case "late":
             world.now_s += random.choice([1.0, 7.0, 20.0])
         case "restart":

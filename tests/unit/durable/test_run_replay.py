@@ -80,7 +80,7 @@ def test_a_branch_begins_the_story_anew_and_the_earlier_part_can_still_be_told(t
 def test_of_one_number_the_journal_follows_the_newest_checkpoint(tmp_path):
     run = start(tmp_path)
     core, model = run.core, Model(SPEC, np.ones(3, np.float32), 5, RULES.policy)
-    core.policy_engine._version = 5
+    core.policy_engine.state.version = 5
     run.save(capture(core, model, Publisher(SPEC, model, RULES.settings.codec), 0, 2.0), 0.0)
     again = start(tmp_path)
     assert again.core.version == 5
@@ -135,8 +135,8 @@ def test_a_snapshot_stays_as_it_was(tmp_path):
 def test_another_end_of_training_is_not_reached_yet(tmp_path):
     """A run that ended by its accuracy goes on when more is asked for."""
     run = start(tmp_path)
-    run.core.policy_engine.evaluations.reached = "accuracy 91% is at least 90%"
+    run.core.policy_engine.state.evaluations.reached = "accuracy 91% is at least 90%"
     run.save(capture(run.core, run.model, run.publisher, 0, 2.0), 0.0)
-    assert start(tmp_path).core.policy_engine.evaluations.reached
+    assert start(tmp_path).core.policy_engine.state.evaluations.reached
     more = Rules(SPEC, Policy(), HubCoreSettings(stop=StopCondition(loss=0.1)))
-    assert not start(tmp_path, more).core.policy_engine.evaluations.reached
+    assert not start(tmp_path, more).core.policy_engine.state.evaluations.reached

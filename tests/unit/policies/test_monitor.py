@@ -1,9 +1,10 @@
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
-from edgeasync.core.hub.alarms import AlarmBoard
+from edgeasync.core.hub.divergence import DivergenceGuard
 from edgeasync.policies.history import FleetHistory
 from edgeasync.policies.monitor import (
     DisagreementWatch,
@@ -181,32 +182,40 @@ class Loud:
         return f"loss {update.loss:g}" if update.loss > 1.0 else None
 
 
-def looks(board, scope, *told):
+def guard_of(watches, calm_updates):
+    return DivergenceGuard(SimpleNamespace(watch=watches, calm_updates=calm_updates, rolls_back=False))
+
+
+def looks(guard, scope, *told):
     """Show updates, `a2` for one of device a with loss 2; return what began and ended."""
     changes = []
     for word in told:
-        seen = board.look(update(device_id=word[0], loss=float(word[1:])), FleetHistory(), scope)
-        changes.append([("+" if change.begun else "-") + change.alarm.device_id for change in seen])
+        observation = update(device_id=word[0], loss=float(word[1:]))
+        if scope == "device":
+            reports, _ = guard.watch_device(observation, FleetHistory(), 100)
+        else:
+            reports, _ = guard.watch_fleet(observation, FleetHistory())
+        changes.append([("+" if report.event == "alarm" else "-") + report.device_id for report in reports])
     return changes
 
 
 def test_an_alarm_ends_after_so_many_calm_updates_in_a_row():
-    board = AlarmBoard([Loud("device")], calm_updates=3)
-    assert looks(board, "device", "a1", "a2", "a3", "a0", "a0") == [[], ["+a"], [], [], []]
-    (alarm,) = board
+    guard = guard_of([Loud("device")], calm_updates=3)
+    assert looks(guard, "device", "a1", "a2", "a3", "a0", "a0") == [[], ["+a"], [], [], []]
+    (alarm,) = guard.state.alarms.values()
     assert (alarm.cause, alarm.calm) == ("loss 3", 2)
     # Another device's calm is not its own.
-    assert looks(board, "device", "a2", "b0", "b0", "b0", "a0", "a0") == [[]] * 6
-    assert board.active("alert", "a")
-    assert board.active("alert", "b") is board.active("rollback") is None
-    assert looks(board, "device", "a0", "a2") == [["-a"], ["+a"]]
+    assert looks(guard, "device", "a2", "b0", "b0", "b0", "a0", "a0") == [[]] * 6
+    assert [alarm.device_id for alarm in guard.state.alarms.values()] == ["a"]
+    assert guard.is_active("alert")
+    assert not guard.is_active("rollback")
+    assert looks(guard, "device", "a0", "a2") == [["-a"], ["+a"]]
 
 
 def test_the_fleets_alarm_ends_with_anybodys_calm():
-    board = AlarmBoard([Loud("fleet", "reduce_lr"), Loud("device")], calm_updates=2)
-    assert looks(board, "fleet", "a2", "b0", "c0", "b2") == [["+"], [], ["-"], ["+"]]
-    assert [(alarm.watch, alarm.remedy) for alarm in board] == [(0, "reduce_lr")]
-    assert looks(board, "device", "b2") == [["+b"]]
-    board.forget("b")
-    assert [alarm.watch for alarm in board] == [0]
-    assert len(board) == 1
+    guard = guard_of([Loud("fleet", "reduce_lr"), Loud("device")], calm_updates=2)
+    assert looks(guard, "fleet", "a2", "b0", "c0", "b2") == [["+"], [], ["-"], ["+"]]
+    assert [(alarm.watch, alarm.remedy) for alarm in guard.state.alarms.values()] == [(0, "reduce_lr")]
+    assert looks(guard, "device", "b2") == [["+b"]]
+    guard.forget("b")
+    assert [alarm.watch for alarm in guard.state.alarms.values()] == [0]

@@ -390,7 +390,8 @@ async def test_an_evaluator_that_is_given_is_asked(tmp_path, context):
     settings = HubCoreSettings(evaluate_every_updates=1, stop=StopCondition(accuracy=0.5))
     hub = make_hub(tmp_path, context, settings=settings, evaluator=lambda _: Evaluation(0.25, 0.75, 10))
     assert await serve(hub, make_agent(context)) == "finished"
-    assert (hub.core.policy_engine.evaluations.last.loss, hub.core.policy_engine.evaluations.last.accuracy) == (
+    last = hub.core.policy_engine.state.evaluations.last
+    assert (last.loss, last.accuracy) == (
         0.25,
         0.75,
     )
@@ -401,7 +402,7 @@ async def test_an_evaluator_may_tell_numbers_of_numpy(tmp_path, context):
     found = Evaluation(np.float64(0.25), np.float32(0.75), np.int64(10))
     hub = make_hub(tmp_path, context, settings=settings, evaluator=lambda _: found)
     assert await serve(hub, make_agent(context)) == "finished"
-    assert type(hub.core.policy_engine.evaluations.last.loss) is float
+    assert type(hub.core.policy_engine.state.evaluations.last.loss) is float
 
 
 @pytest.mark.parametrize("found", [None, Evaluation(None, None, 10)])

@@ -174,10 +174,10 @@ def test_coded_models_that_nobody_takes_in_are_bounded_too(codec):
         bench.notes.payloads.clear()
     assert bench.engine.core.version == 20
     assert busy >= 15
-    assert bench.engine._sending() <= 5
+    assert bench.engine._capacity._snapshots_held() <= 5
     bench.join(b"late")
     late = Fetch(bench.sessions[b"late"])
-    assert bench.say(b"late", late, at_s=60.0).version.number == bench.engine.core.publish_schedule.number
+    assert bench.say(b"late", late, at_s=60.0).version.number == bench.engine.core.publish_schedule.state.number
 
 
 @pytest.mark.parametrize("codec", [FLOAT32, *CODED.values()], ids=["float32", *CODED])

@@ -13,10 +13,8 @@ def run(told, *, plateau=None, **stop):
     """Show evaluations; return the progress and, for each of them, its effects."""
     progress, seen = EvaluationTracker(plateau, StopCondition(**stop)), []
     for number, (loss, accuracy) in enumerate(told):
-        effects = []
-        progress.evaluated(Evaluated(number, loss, accuracy), effects)
-        seen.append(effects)
-    return progress, seen
+        seen.append(progress.observe(Evaluated(number, loss, accuracy)))
+    return progress.state, seen
 
 
 @pytest.mark.parametrize(

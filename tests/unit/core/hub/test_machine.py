@@ -271,7 +271,7 @@ def test_a_graph_is_offered_to_everybody_and_sent_to_members_who_ask(hub_bench):
     assert (welcome.graph, welcome.graph_bytes) == (graph.fingerprint, 7)
     hub.fetch_graph()
     assert hub.effects == [SendGraph(hub.peers["a"])]
-    hub.fetch_graph(room=False)
+    hub.fetch_graph(capacity=False)
     assert (hub.refused, hub.refusal.retry_after_s) == ("busy", 0.5)
     hub.sessions["a"] = b"?" * 16
     hub.fetch_graph()
@@ -387,7 +387,7 @@ def test_a_gap_in_the_sequence_is_refused_and_a_strike(hub_bench, way):
 def test_busy_consumes_nothing(hub_bench, way):
     hub = hub_bench(limits={"retry_after_s": 0.75})
     hub.join()
-    getattr(hub, way)(seq=1, room=False)
+    getattr(hub, way)(seq=1, capacity=False)
     assert (hub.refused, hub.refusal.retry_after_s) == ("busy", 0.75)
     assert not hub.granted
     assert hub.core.members.members["a"].seq_last == 0
@@ -401,18 +401,18 @@ def test_a_granted_transfer_is_applied_even_without_room(hub_bench):
     hub.join()
     hub.offer(seq=1)
     assert hub.granted == [1]
-    hub.push(seq=1, transfer=1, room=False)
+    hub.push(seq=1, transfer=1, capacity=False)
     assert hub.one(Fold).number == 1
     sends = [send.message for send in hub.all_of(Send)]
     assert sends[0] == Ack(1, Applied(1))
     assert (sends[1].code, len(sends)) == ("busy", 2)
     assert not hub.all_of(Assign)
-    hub.fetch(room=False)
+    hub.fetch(capacity=False)
     assert hub.refused == "busy"
     hub.fetch()
     assert hub.one(Assign).version.number == 1
     assert hub.core.messages_accepted["piece"] == 1
-    hub.push(seq=1, room=False)
+    hub.push(seq=1, capacity=False)
     assert hub.all_of(Send)[0].message == Ack(1, Duplicate(Applied(1)))
     assert hub.refused == "busy"
 
@@ -447,9 +447,9 @@ def test_exactly_the_silent_are_lost_at_the_deadline(hub_bench):
 TRAFFIC = {
     "ping": lambda hub: hub.ping(),
     "fetch": lambda hub: hub.fetch(),
-    "refused fetch": lambda hub: hub.fetch(room=False),
+    "refused fetch": lambda hub: hub.fetch(capacity=False),
     "push": lambda hub: hub.push(),
-    "refused push": lambda hub: hub.push(room=False),
+    "refused push": lambda hub: hub.push(capacity=False),
     "offer": lambda hub: hub.offer(),
     "piece": lambda hub: hub.give(Heard(hub.peers["a"], "piece")),
     "credit": lambda hub: hub.give(Heard(hub.peers["a"], "credit")),
@@ -784,10 +784,10 @@ def test_where_every_update_is_a_version_it_is_published_now_and_then(hub_bench)
     hub.join(codecs=KNOWN)
     published = []
     for seq in range(1, 9):
-        base = hub.core.publish_schedule.number
+        base = hub.core.publish_schedule.state.number
         hub.push(seq=seq, base=base, at_s=0.5 * seq)
         assert hub.one(Fold).number == seq
-        assert hub.one(Assign).version.number == hub.core.publish_schedule.number
+        assert hub.one(Assign).version.number == hub.core.publish_schedule.state.number
         published += [effect.number for effect in hub.all_of(Publish)]
     assert published == [4, 8]
 
@@ -808,5 +808,5 @@ def test_a_leap_back_is_published_at_once_and_whole(hub_bench):
     hub.push(seq=1, base=0)
     assert hub.all_of(Publish) == []
     hub.push(seq=2, base=0, norm=math.nan)
-    assert hub.one(Publish) == Publish(hub.core.version, anew=True)
+    assert hub.one(Publish) == Publish(hub.core.version, whole=True)
     assert hub.one(Assign).version.number == hub.core.version

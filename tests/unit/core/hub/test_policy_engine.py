@@ -91,7 +91,7 @@ def test_a_base_older_than_what_is_remembered_is_as_old_as_the_oldest(hub_bench,
         push(hub, at_s=at_s)
     push(hub, base=0, at_s=8.0)
     assert hub.one(Fold).weights == (1 / 6,)
-    assert len(hub.core.policy_engine._version_times) == 2
+    assert len(hub.core.policy_engine.state.version_times) == 2
 
 
 def test_a_limit_in_seconds_refuses_what_is_older(hub_bench):
@@ -148,16 +148,16 @@ def test_a_single_device_does_not_speak_for_the_fleet(hub_bench):
     hub = rising(hub_bench)
     for number in range(WINDOW):
         assert push(hub, "abc"[number % 3], loss_mean=1e6 if number % 3 == 2 else 0.5) is None
-    assert hub.core.policy_engine.divergence.rollbacks == 0
-    assert hub.core.policy_engine.fleet.loss == 0.5
+    assert hub.core.policy_engine.state.divergence.rollbacks == 0
+    assert hub.core.policy_engine.state.fleet.loss == 0.5
 
 
 def test_after_a_rollback_the_optimizer_counts_anew_and_nothing_is_looked_back_on(hub_bench):
     hub = rising(hub_bench)
     assert [push(hub, loss_mean=100.0) for _ in range(8)] == [None] * 7 + ["rolled_back"]
-    fleet = hub.core.policy_engine.fleet
+    fleet = hub.core.policy_engine.state.fleet
     assert not any([fleet.losses, fleet.norms, fleet.scores])
-    assert hub.core.policy_engine._folds == 0
+    assert hub.core.policy_engine.state.folds == 0
     for _ in range(31):
         assert push(hub, loss_mean=100.0) is None, "with 31 updates there is nothing to compare with"
 
@@ -187,7 +187,7 @@ def test_one_rollback_for_one_alarm(hub_bench):
 
     hub = joined(hub_bench, policy(monitor=Monitor(watch=(Always(),))))
     assert [push(hub) for _ in range(20)] == ["rolled_back"] + [None] * 19
-    assert hub.core.policy_engine.divergence.rollbacks == 1
+    assert hub.core.policy_engine.state.divergence.rollbacks == 1
 
 
 def test_a_device_can_make_the_hub_return_too(hub_bench):
@@ -201,7 +201,7 @@ def test_a_device_can_make_the_hub_return_too(hub_bench):
     # While its alarm lasts, for ten calm updates, it is shut out, and nobody else is.
     assert [push(hub, "d") for _ in range(10)] == ["quarantined"] * 9 + [None]
     assert push(hub, "a") is None
-    assert hub.core.policy_engine.divergence.rollbacks == 1
+    assert hub.core.policy_engine.state.divergence.rollbacks == 1
 
 
 def test_a_device_in_quarantine_is_shown_and_told_why_and_until_when(hub_bench):
@@ -261,7 +261,7 @@ def test_devices_that_never_counted_are_believed_if_they_are_several_and_once(
         for name in broken:
             assert push(hub, name, norm=math.nan) == "not_finite"
         assert push(hub, devices[-1]) is None
-    assert hub.core.policy_engine.divergence.rollbacks == rollbacks
+    assert hub.core.policy_engine.state.divergence.rollbacks == rollbacks
 
 
 def test_devices_that_counted_and_then_fall_into_quarantine_make_the_hub_return_each_time(hub_bench):
@@ -270,7 +270,7 @@ def test_devices_that_counted_and_then_fall_into_quarantine_make_the_hub_return_
         assert [push(hub, name) for name in "abc"] == [None] * 3
         told = [push(hub, name, norm=math.nan) for name in "ababab"]
         assert told == ["not_finite"] * 5 + ["rolled_back"]
-        assert hub.core.policy_engine.divergence.rollbacks == rollbacks
+        assert hub.core.policy_engine.state.divergence.rollbacks == rollbacks
 
 
 @pytest.mark.parametrize(("devices", "every"), [("a", KEEP_EVERY_UPDATES), ("abcdefghijklmnopqrst", 40)])
@@ -290,7 +290,7 @@ def test_no_version_is_kept_in_an_alarm_but_one_device_in_quarantine_is_none(hub
     kept = []
     for number in range(1, 101):
         push(hub, "b", norm=math.nan)
-        hub.core.policy_engine.fleet.agreement = -1.0 if 20 <= number < 30 else 0.5
+        hub.core.policy_engine.state.fleet.agreement = -1.0 if 20 <= number < 30 else 0.5
         push(hub, "a")
         kept += [number] if hub.all_of(Keep) else []
     # The alarm of 20 to 29 ends with the tenth calm update after it, at 39; from there on 32 make 70.
@@ -314,7 +314,7 @@ def test_a_device_whose_updates_are_too_long_does_not_count_until_it_is_calm(hub
         push(hub, name)
     assert [push(hub, "d", norm=norm) for norm in (9.0, 1.0, 9.0, 1.0, 1.0)] == ["quarantined"] * 5
     assert push(hub, "a") is None
-    assert set(hub.core.policy_engine.fleet.norms) == set("abc"), "what does not count is not compared with"
+    assert set(hub.core.policy_engine.state.fleet.norms) == set("abc"), "what does not count is not compared with"
     assert [push(hub, "d", norm=norm) for norm in (1.0, 1.0)] == [None, None]
     assert push(hub, "d", norm=9.0) == "quarantined"
     assert hub.one(Report) == Report(
@@ -353,12 +353,12 @@ def test_alarms_of_devices_that_go_are_forgotten(hub_bench, goes):
         hub.join(name, at_s=hub.now_s)
         for _ in range(3):
             push(hub, name, norm=math.nan)
-        assert [alarm.device_id for alarm in hub.core.policy_engine.divergence.alarms] == [name]
+        assert [alarm.device_id for alarm in hub.core.policy_engine.state.divergence.alarms.values()] == [name]
         if goes == "leaves":
             hub.leave(name)
         else:
             hub.tick(hub.now_s + 100.0)
-        assert not hub.core.policy_engine.divergence.alarms
+        assert not hub.core.policy_engine.state.divergence.alarms
 
 
 @pytest.mark.parametrize("aggregate", [SynchronousAggregator(), QuorumAggregator(share=1.0, patience=100.0)])
@@ -462,7 +462,7 @@ def test_of_those_folded_together_the_best_counts_for_all(hub_bench):
     assert hub.one(Fold).weights == (pytest.approx(1.0), 0.0, 0.0)
     assert hub.one(Fold).measure
     hub.core.handle(Folded(2, 1.0), 0.0)
-    assert math.isnan(hub.core.policy_engine.fleet.agreement), "of one update there is no cosine"
+    assert math.isnan(hub.core.policy_engine.state.fleet.agreement), "of one update there is no cosine"
 
 
 SILENT = {"loss_mean": None, "loss_variance": None}
@@ -475,8 +475,10 @@ def test_who_tells_no_loss_is_behind_nobody(hub_bench, parts):
         assert push(hub, "a", **SILENT) is None
     assert scored(hub, "b1 c5") == ["c5"]
     assert push(hub, "a", **SILENT) is None
-    hub.core.policy_engine.retune(hub.core.members.live_histories(), 3)
-    assert hub.core.policy_engine.dump_state().score_best == 0.1
+    engine = hub.core.policy_engine
+    engine.state.retune_in = 1
+    engine._retune_if_due()
+    assert engine.state.score_best == 0.1
 
 
 def test_of_those_folded_together_one_without_a_loss_is_not_the_best(hub_bench):
@@ -553,14 +555,14 @@ def test_a_warm_up_is_more_synchronous_and_then_it_is_over(hub_bench, until, rou
     for name in "ab":
         hub.join(name, profile=DeviceProfile(examples=128))
     for done in range(rounds):
-        assert not hub.core.policy_engine.warm
+        assert not hub.core.policy_engine.state.warm
         push(hub, "a")
         assert kinds(hub)[0] is not Fold
         assert not hub.all_of(Assign)
         push(hub, "b")
         assert hub.one(Fold).number == done + 1
         assert hub.reports == (["warm"] if done + 1 == rounds else [])
-    assert hub.core.policy_engine.warm
+    assert hub.core.policy_engine.state.warm
     seen = []
     for _ in range(4):
         push(hub, "a")
@@ -597,7 +599,7 @@ def test_the_fleet_is_looked_at_once_for_every_few_updates(hub_bench, devices, e
         push(hub, devices[number % len(devices)])
     assert len(counting.looked) == 1 + (39 // every)
     assert counting.looked[:2] == [1, min(len(devices), 1 + every)]
-    assert hub.core.policy_engine.cadence == Cadence(1.0, 0.5, 0.123, "why not")
+    assert hub.core.policy_engine.state.cadence == Cadence(1.0, 0.5, 0.123, "why not")
     assert counting.steps_factors == {1.0}, "the steps factor is for remedies alone"
 
 
@@ -630,8 +632,8 @@ def test_updates_folded_together_are_measured_and_pulling_apart_is_alarming(hub_
         seen.append((hub.core.status(0.0)["fleet"]["agreement"], fold.scale))
     # Moving by a fifth: towards 1, 0, -1 and -1; what is not a number changes nothing.
     assert seen == [(1.0, 1.0), (0.8, 1.0), (0.44, 1.0), (0.152, 1.0), (0.152, 1.0)]
-    assert not hub.core.policy_engine._measuring
-    hub.core.policy_engine.fleet.agreement = -0.06
+    assert not hub.core.policy_engine.state.measuring
+    hub.core.policy_engine.state.fleet.agreement = -0.06
     push(hub)
     assert hub.reports == ["alarm"]
     push(hub)
@@ -652,13 +654,13 @@ def test_what_cannot_be_compared_is_not_measured(hub_bench, parts):
     if not hub.all_of(Fold):
         push(hub)
     assert not hub.one(Fold).measure
-    assert not hub.core.policy_engine._measuring
+    assert not hub.core.policy_engine.state.measuring
 
 
 def test_a_measure_of_a_version_nobody_asked_for_is_nothing(hub_bench):
     hub = joined(hub_bench, policy())
     hub.core.handle(Folded(77, 1.0), 0.0)
-    assert math.isnan(hub.core.policy_engine.fleet.agreement)
+    assert math.isnan(hub.core.policy_engine.state.fleet.agreement)
 
 
 def test_losses_that_vary_make_all_devices_hurry(hub_bench):
@@ -682,7 +684,7 @@ def test_plateaus_and_alarms_both_lower_the_learning_rate(hub_bench):
     )
     scales = []
     for number in range(6):
-        hub.core.policy_engine.fleet.agreement = -1.0 if number < 2 else 1.0
+        hub.core.policy_engine.state.fleet.agreement = -1.0 if number < 2 else 1.0
         push(hub)
         scales.append(hub.one(Fold).scale)
         assert bool(hub.all_of(Evaluate)) == (number % 2 == 1)
@@ -789,5 +791,8 @@ def test_nothing_a_device_says_of_its_update_stops_the_hub(hub_bench, parts, met
         hub.tick(hub.now_s)
         msgspec.json.encode(hub.core.status(hub.now_s))
     watched = hub.core.policy_engine
-    assert max(map(len, (watched.fleet.norms, watched.fleet.losses, watched.fleet.scores))) <= WINDOW
-    assert len(watched.divergence.alarms) <= 3 * 3 + 3
+    assert (
+        max(map(len, (watched.state.fleet.norms, watched.state.fleet.losses, watched.state.fleet.scores)))
+        <= WINDOW
+    )
+    assert len(watched.state.divergence.alarms) <= 3 * 3 + 3

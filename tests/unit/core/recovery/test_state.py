@@ -10,17 +10,18 @@ import pytest
 from safetensors.numpy import load, save
 
 from edgeasync.core.arrays.hub_model import POOLED_BYTES_MIN, Model, Update
+from edgeasync.core.arrays.model_executor import ModelExecutor
 from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.arrays.state_codec import FORMAT, decode_state, encode_state
 from edgeasync.core.hub import divergence
-from edgeasync.core.hub.divergence import DivergenceGuard, DivergenceGuardState
+from edgeasync.core.hub.divergence import DivergenceGuard, DivergenceState
 from edgeasync.core.hub.effects import Assign, Discard, Fold, Keep, Publish, Restore, Send
-from edgeasync.core.hub.evaluation_tracker import EvaluationTracker, EvaluationTrackerState
-from edgeasync.core.hub.events import Evaluated, Folded, Malformed, PushArrived, Received, StopRequested
+from edgeasync.core.hub.evaluation_tracker import EvaluationState, EvaluationTracker
+from edgeasync.core.hub.events import Evaluated, Malformed, PushArrived, Received, StopRequested, Ticked
 from edgeasync.core.hub.link import LinkEstimate
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.policy_engine import PolicyEngine, PolicyEngineState
-from edgeasync.core.hub.publish_schedule import PublishSchedule, PublishScheduleState
+from edgeasync.core.hub.publish_schedule import PublishSchedule, PublishState
 from edgeasync.core.hub.settings import FLOAT32, CodecSettings, HubCoreSettings, Limits, Liveness, StopCondition
 from edgeasync.core.recovery import state as durable
 from edgeasync.errors import StorageError
@@ -119,6 +120,7 @@ class Hub:
         initial = np.random.default_rng(0).standard_normal(spec.length).astype(F)
         self.model = Model(spec, initial, 0, policy)
         self.publisher = Publisher(spec, self.model, codec)
+        self.executor = ModelExecutor(self.model, self.publisher)
         self.sessions = 0
         self.sent = {}
 
@@ -137,15 +139,15 @@ class Hub:
     def give(self, event, now_s):
         return self._do(self.core.handle(event, now_s), now_s)
 
-    def push(self, peer, push, payload, now_s, *, room, norm=None):
+    def push(self, peer, push, payload, now_s, *, capacity, norm=None):
         codec = make_codec(push.codec, self.spec)
         source = codec.open(payload)
         norm = self.model.norm(source) if norm is None else norm
         handle = self.model.keep(Update(source, push.codec, payload))
-        return self.give(PushArrived(peer, push, handle, norm, room), now_s)
+        return self.give(PushArrived(peer, push, handle, norm, capacity), now_s)
 
-    def tick(self, now_s, *, room):
-        return self._do(self.core.tick(now_s, room=room), now_s)
+    def tick(self, now_s, *, capacity):
+        return self._do(self.core.handle(Ticked(capacity), now_s), now_s)
 
     def offer(self, held, codec):
         offer = self.publisher.offer(held, codec)
@@ -155,17 +157,9 @@ class Hub:
         done = list(effects)
         for effect in effects:
             match effect:
-                case Fold():
-                    snapshot, norm = self.model.fold(effect, [self.model.release(h) for h in effect.handles])
-                    self.model.advance(snapshot)
-                    if effect.measure:
-                        done += self.give(Folded(effect.number, norm), now_s)
-                case Publish():
-                    self.publisher.publish(anew=effect.anew)
-                case Keep():
-                    self.model.keep_current()
-                case Restore():
-                    self.model.advance(self.model.restore(effect.number))
+                case Fold() | Publish() | Keep() | Restore():
+                    if (folded := self.executor.apply(effect)) is not None:
+                        done += self.give(folded, now_s)
                 case Discard():
                     self.model.release(effect.handle)
                 case Assign():
@@ -241,8 +235,8 @@ class Drive:
             random.choice(self.losses), random.random(), random.random(),
             codec, 0, len(payload), 0, random.choice((None, 0.5, 1.0, 3.0)),
         )  # fmt: skip
-        room, norm = random.random() < 0.9, math.nan if random.random() < 0.04 else None
-        self.all(lambda hub: hub.push(self.peers[device], push, payload, self.now_s, room=room, norm=norm))
+        capacity, norm = random.random() < 0.9, math.nan if random.random() < 0.04 else None
+        self.all(lambda hub: hub.push(self.peers[device], push, payload, self.now_s, capacity=capacity, norm=norm))
 
     def step(self):
         random = self.random
@@ -260,7 +254,8 @@ class Drive:
         elif chance < 0.75:
             self.give(Received(peer, Ping(session, 1.0, random.randint(0, 3), random.random())))
         elif chance < 0.85:
-            held = random.choice((None, ModelVersion(LINEAGE, max(0, self.hub.core.publish_schedule.number - 1))))
+            number = self.hub.core.publish_schedule.state.number - 1
+            held = random.choice((None, ModelVersion(LINEAGE, max(0, number))))
             self.give(Received(peer, Fetch(session, held), random.random() < 0.9))
         elif chance < 0.87:
             self.give(Received(peer, Leave("stopping", session)))
@@ -271,7 +266,7 @@ class Drive:
         elif chance < 0.93:
             self.give(Evaluated(self.hub.core.version, random.choice((1.0, 2.0, math.nan)), random.random()))
         else:
-            self.all(lambda hub: hub.tick(self.now_s, room=random.random() < 2.0))
+            self.all(lambda hub: hub.tick(self.now_s, capacity=random.random() < 2.0))
 
     def go(self, steps):
         for _ in range(steps):
@@ -376,10 +371,10 @@ def test_large_vectors_and_payloads_are_counted_as_before():
 @pytest.mark.parametrize(
     ("part", "state", "fixed"),
     [
-        (PolicyEngine, PolicyEngineState, {"policy", "held_max"}),
-        (DivergenceGuard, DivergenceGuardState, {"rolls_back", "calm_updates"}),
-        (EvaluationTracker, EvaluationTrackerState, {"plateau", "stop"}),
-        (PublishSchedule, PublishScheduleState, {"settings"}),
+        (PolicyEngine, PolicyEngineState, {"policy", "members", "settings", "evaluations", "divergence"}),
+        (DivergenceGuard, DivergenceState, {"watches", "rolls_back", "calm_updates"}),
+        (EvaluationTracker, EvaluationState, {"plateau", "stop"}),
+        (PublishSchedule, PublishState, {"settings"}),
     ],
 )
 def test_every_attribute_is_durable_or_a_setting(part, state, fixed):
@@ -391,7 +386,8 @@ def test_every_attribute_is_durable_or_a_setting(part, state, fixed):
         PublishSchedule: core.publish_schedule,
     }
     names = {name.removeprefix("_") for name in vars(found[part])}
-    assert names == set(state.__struct_fields__) | fixed
+    assert names == {"state"} | fixed
+    assert type(found[part].state) is state
 
 
 def test_every_attribute_of_the_core_and_its_tables_is_durable_or_known_not_to_be():
@@ -401,10 +397,12 @@ def test_every_attribute_of_the_core_and_its_tables_is_durable_or_known_not_to_b
     derived = {"spec", "training", "settings", "graph", "codecs", "_make_session"}
     derived |= {"_checkpoint_every_s", "_checkpoint_every_updates"}
     counted = {"messages_accepted", "messages_refused", "_strangers"}
-    assert set(vars(core)) == (set(durable.CoreState.__struct_fields__) - {"fingerprint"}) | derived | counted
+    parts = set(durable.CoreState.__struct_fields__) - {"fingerprint", "hub"}
+    assert set(vars(core)) == {"state"} | parts | derived | counted
+    assert core.policy_engine.state.evaluations is core.policy_engine.evaluations.state
+    assert core.policy_engine.state.divergence is core.policy_engine.divergence.state
     tables = {"members", "histories", "_by_session", "_by_peer", "_leases", "_watched", "live_count"}
     assert set(vars(core.members)) == tables | {"lease_s", "devices_max"}
-    assert set(vars(core.policy_engine.divergence.alarms)) == {"_watches", "_calm_updates", "_alarms"}
     for member in core.members.members.values():
         assert set(vars(member)) == {"link", "codec_push"}
 
@@ -457,17 +455,17 @@ def test_a_parameter_may_have_the_name_of_another_array():
 
 def test_updates_that_stood_in_line_are_not_written_down_and_those_that_wait_are():
     drive = Drive("synchronous", 0)
-    while not len(drive.hub.core.policy_engine):
+    while not drive.hub.core.policy_engine.updates_waiting:
         drive.step()
     hub = drive.hub
-    handles = hub.core.policy_engine.handles
+    handles = [one.handle for one in hub.core.policy_engine.state.contributions]
     note = durable.note(hub.core, hub.model, 0, 0.0)
     for handle in handles:
         hub.model.release(handle)  # as a later fold does, before the arrays are taken
     state = durable.complete(note, hub.model, hub.publisher)
     other = Hub("synchronous", drive.spec)
     durable.restore(state.tensors, other.core, other.model, other.publisher)
-    assert other.core.policy_engine.handles == handles
+    assert [one.handle for one in other.core.policy_engine.state.contributions] == handles
     assert other.model.updates_waiting == len(handles)
     next_handle = other.model.keep(Update(VectorSource(np.zeros(3, F)), "identity", b""))
     assert next_handle == hub.model.keep(Update(VectorSource(np.zeros(3, F)), "identity", b"")) > max(handles)
@@ -521,7 +519,7 @@ def test_sound_bytes_of_another_kind_are_refused(written):
 
 def test_another_format_says_so():
     sealed = encode_state(Other())
-    with pytest.raises(StorageError, match=f"has format {FORMAT + 1}, not one of 1, 2, {FORMAT}: start"):
+    with pytest.raises(StorageError, match=f"has format {FORMAT + 1}, not one of 1, 2, 3, {FORMAT}: start"):
         decode_state((FORMAT + 1).to_bytes(2, "big") + sealed[2:], Other)
 
 
@@ -535,10 +533,10 @@ def test_an_array_that_is_missing_or_not_as_it_was_is_refused(written, name):
 
 def test_a_payload_that_is_missing_or_broken_is_refused():
     drive = Drive("synchronous", 0)
-    while not len(drive.hub.core.policy_engine):
+    while not drive.hub.core.policy_engine.updates_waiting:
         drive.step()
     state, hub = drive.write(), drive.hub
-    name = f"update/{hub.core.policy_engine.handles[0]}"
+    name = f"update/{hub.core.policy_engine.state.contributions[0].handle}"
     for array in (np.zeros(1, np.uint8), np.zeros(4, F)):
         with pytest.raises(StorageError, match=name.replace("/", ".")):
             put_back(state.tensors | {name: array}, "synchronous")

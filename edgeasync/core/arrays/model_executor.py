@@ -1,0 +1,50 @@
+"""Carries out what the hub's core wants done to the model: the same in a live hub and in a replay."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from edgeasync.core.arrays.hub_model import Model, Snapshot
+from edgeasync.core.arrays.published_model import Publisher
+from edgeasync.core.hub.effects import Fold, Keep, Publish, Restore
+from edgeasync.core.hub.events import Folded
+
+ModelEffect = Fold | Publish | Keep | Restore
+
+Work = Callable[[], Any]
+Finish = Callable[[Any], Folded | None]
+
+
+class ModelExecutor:
+    """Applies effects to a model and to what is published of it, one after the other."""
+
+    def __init__(self, model: Model, publisher: Publisher) -> None:
+        self.model = model
+        self.publisher = publisher
+
+    def apply(self, effect: ModelEffect) -> Folded | None:
+        """Carry out an effect at once; return the event to tell the core, if there is one."""
+        match effect:
+            case Fold() | Publish():
+                work, finish = self.begin(effect)
+                return finish(work())
+            case Keep():
+                self.model.keep_current()
+            case Restore():
+                self.model.advance(self.model.restore(effect.number))
+        return None
+
+    def begin(self, effect: Fold | Publish) -> tuple[Work, Finish]:
+        """Return the work, which any thread may do, and what then makes its result the hub's.
+
+        Nothing else may change the model in between.
+        """
+        if isinstance(effect, Publish):
+            return partial(self.publisher.publish, whole=effect.whole), lambda _: None
+        updates = [self.model.release(handle) for handle in effect.handles]
+        return partial(self.model.fold, effect, updates), partial(self._end_fold, effect)
+
+    def _end_fold(self, fold: Fold, result: tuple[Snapshot, float]) -> Folded | None:
+        snapshot, norm = result
+        self.model.advance(snapshot)
+        return Folded(fold.number, norm) if fold.measure else None

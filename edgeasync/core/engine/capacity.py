@@ -1,0 +1,81 @@
+"""How much the hub's memory still bears: updates that wait, snapshots and graphs that are being sent."""
+
+from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.arrays.published_model import Publisher
+from edgeasync.core.engine.fold_queue import FoldQueue
+from edgeasync.core.engine.incoming import IncomingTransfers
+from edgeasync.core.engine.log_writer import LogWriter
+from edgeasync.core.engine.outgoing import OutgoingTransfers
+from edgeasync.core.hub.membership import Owner
+from edgeasync.core.hub.settings import HubCoreSettings
+
+
+class Capacity:
+    """Counts what is held against the hub's limits.
+
+    Where a limit is reached, transfers that have not moved for a lease are dropped first, then the ones that were
+    suspended longest: a member that only pings must not keep their places.
+    """
+
+    def __init__(
+        self,
+        settings: HubCoreSettings,
+        *,
+        model: Model,
+        publisher: Publisher,
+        incoming: IncomingTransfers,
+        outgoing: OutgoingTransfers,
+        fold_queue: FoldQueue,
+        log_writer: LogWriter,
+    ) -> None:
+        self.measuring = 0
+        """Updates that came in pieces and are being checked in the background."""
+        self._limits = settings.limits
+        self._lease_s = settings.liveness.lease_s
+        self._model = model
+        self._publisher = publisher
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._fold_queue = fold_queue
+        self._log_writer = log_writer
+
+    def for_update(self, now_s: float, owner: Owner | None = None) -> bool:
+        """Return whether one more update may be received and held."""
+        if self._log_writer.is_behind:
+            return False
+        # What is kept of this device's own push is its place, or is dropped before another takes it.
+        held_max = self._limits.updates_held_max + self._incoming.is_suspended(owner)
+        if self._updates_held() >= held_max:
+            self._end_stalled(now_s)
+        while self._updates_held() >= held_max and self._incoming.make_room(spare=owner):
+            pass
+        return self._updates_held() < held_max
+
+    def for_snapshot(self, now_s: float) -> bool:
+        """Return whether one more snapshot of the model, or what leads to it, may be sent."""
+        if self._snapshots_held() < self._limits.snapshots_max:
+            return True
+        self._end_stalled(now_s)
+        while self._snapshots_held() >= self._limits.snapshots_max:
+            if not self._outgoing.make_room():
+                return False
+        return True
+
+    def for_graph(self, now_s: float) -> bool:
+        """Return whether one more device may be sent the graph.
+
+        They share one payload; what each costs is what libzmq has of it in its queue.
+        """
+        if self._outgoing.shared_count >= self._limits.snapshots_max:
+            self._end_stalled(now_s)
+        return self._outgoing.shared_count < self._limits.snapshots_max
+
+    def _updates_held(self) -> int:
+        return len(self._incoming) + self.measuring + self._model.updates_waiting
+
+    def _snapshots_held(self) -> int:
+        return self._model.snapshots_alive + self._publisher.outdated_alive + self._fold_queue.assignments
+
+    def _end_stalled(self, now_s: float) -> None:
+        self._incoming.end_stalled(now_s - self._lease_s)
+        self._outgoing.end_stalled(now_s - self._lease_s)
