@@ -334,6 +334,7 @@ CONTRACT = {
     "updates_rejected": int,
     "duplicates": int,
     "messages_refused": int,
+    "messages_ignored": int,
     "devices": list,
 }
 CONTRACT_DEVICE = {

@@ -45,11 +45,13 @@ class Capacity:
             return False
         # What is kept of this device's own push is its place, or is dropped before another takes it.
         held_max = self._limits.updates_held_max + self._incoming.is_suspended(owner)
-        if self._updates_held() >= held_max:
-            self._end_stalled(now_s)
-        while self._updates_held() >= held_max and self._incoming.make_room(spare=owner):
-            pass
-        return self._updates_held() < held_max
+        if self._updates_held() < held_max:
+            return True
+        self._end_stalled(now_s)
+        while self._updates_held() >= held_max:
+            if not self._incoming.make_room(spare=owner):
+                return False
+        return True
 
     def for_snapshot(self, now_s: float) -> bool:
         """Return whether one more snapshot of the model, or what leads to it, may be sent."""

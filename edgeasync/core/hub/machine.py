@@ -100,6 +100,8 @@ class HubCore:
         self.codecs = CodecAgreement(settings.codec, policy, spec.length)
         self.messages_refused = 0
         self.messages_accepted: Counter[str] = Counter()
+        self.messages_ignored = 0
+        """Messages that came after the end, while the last version was made and written."""
         self._make_session = make_session
         self._strangers = Strangers()
         self._checkpoint_every_s = settings.checkpoint.every_s
@@ -159,7 +161,7 @@ class HubCore:
     def handle(self, event: HubEvent, now_s: float) -> list[HubEffect]:
         """Decide about one event; return the effects to carry out in order. Never raises for a peer's fault."""
         if self.stopped and not isinstance(event, Resumed):
-            return [Discard(event.handle)] if isinstance(event, PushArrived) else []
+            return self._ignore(event)
         match event:
             case Received() | PushArrived() | Heard():
                 effects = self._on_message(event, now_s)
@@ -178,6 +180,11 @@ class HubCore:
             case StopRequested():
                 effects = self._stop("stopping", "asked to stop", now_s)
         return effects + self._save_or_stop(event, now_s)
+
+    def _ignore(self, event: HubEvent) -> list[HubEffect]:
+        """Count a message that came after the end: its sender has been told that."""
+        self.messages_ignored += isinstance(event, Received | PushArrived | Heard | Malformed)
+        return [Discard(event.handle)] if isinstance(event, PushArrived) else []
 
     def _on_message(self, event: Received | PushArrived | Heard, now_s: float) -> list[HubEffect]:
         """Answer a message that could be read; refuse what must not be."""
@@ -264,7 +271,7 @@ class HubCore:
         self.state.stopped = False
         if resumed.lineage:
             self.messages_accepted.clear()  # these are counted from the start on
-            self.messages_refused = 0
+            self.messages_refused = self.messages_ignored = 0
             self.policy_engine.state.ancestry.branch(resumed.lineage, self.version)
         self.members.resume(now_s, connected=not resumed.lineage)
 
@@ -526,6 +533,7 @@ class HubCore:
             "duplicates": self.duplicates,
             "messages_accepted": dict(sorted(self.messages_accepted.items())),
             "messages_refused": self.messages_refused,
+            "messages_ignored": self.messages_ignored,
             **self.policy_engine.describe(self.members.live_histories()),
             "devices": self.members.describe(now_s, self.policy_engine.divergence.shuts_out),
         }

@@ -636,6 +636,7 @@ def test_the_end(hub_bench, stop, reason, trigger):
     hub.tick(1e6)
     assert hub.effects == []
     assert dict(hub.core.messages_accepted) == accepted
+    assert hub.core.messages_ignored == 2
 
 
 def test_the_model_is_saved_every_so_often(hub_bench):
@@ -681,6 +682,7 @@ def test_status_is_the_contract(hub_bench):
         "duplicates": 1,
         "messages_accepted": {"fetch": 1, "hello": 1, "push": 3, "statusrequest": 1},
         "messages_refused": 1,
+        "messages_ignored": 0,
         "devices": [
             {
                 "id": "a",
