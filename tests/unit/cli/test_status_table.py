@@ -123,7 +123,7 @@ def test_the_tempo_of_the_fleet():
     core, _ = empty_status()
     core.policy_engine.state.cadence = Cadence(period_s=0.52, gain=0.7, cause=CAUSE)
     at_pace(core, "a", 0.52)
-    core.policy_engine.evaluations.learning_rate_factor = 0.5
+    core.policy_engine.state.evaluations.learning_rate_factor = 0.5
     text = joined(shown(core.status(0.0) | {"address": "", "pid": 0}))
     assert f"fleet: period 520 ms, shortened to 70%: {CAUSE}" in text
     assert "the server's learning rate is at 0.5 of what was set" in text

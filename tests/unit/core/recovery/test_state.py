@@ -310,7 +310,8 @@ def plain(effects):
 UNORDERED = {"_by_session", "_by_peer"}
 """Tables that are only looked up in."""
 
-EXCLUDED = {"link", "codec_push", "_strangers", "_make_session", "messages_accepted", "messages_refused", "messages_ignored"}
+EXCLUDED = {"link", "codec_push", "_strangers", "_make_session"}
+EXCLUDED |= {"messages_accepted", "messages_refused", "messages_ignored"}
 EXCLUDED |= {"_leases", "_watched"}
 """When the heap of leases is looked at next; who is lost then, and in which order, is the same."""
 
