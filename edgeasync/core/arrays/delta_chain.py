@@ -47,7 +47,7 @@ def follow(held: Vector, steps: Iterable[Source], rounding: Codec, trained: int,
             for start in range(0, trained, CHUNK):
                 stop = min(start + CHUNK, trained)
                 np.add(held[start:stop], step.read(start, stop, scratch), out=out[start:stop])
-                rounding.snap(out[start:stop])
+                rounding.round_in_place(out[start:stop])
             for start in range(trained, length, CHUNK):
                 stop = min(start + CHUNK, length)
                 out[start:stop] = step.read(start, stop, scratch)

@@ -88,7 +88,7 @@ class Publisher:
         if anew or held is None:
             target[:] = current.vector
             for start in range(0, trained, CHUNK):
-                self._codec.snap(target[start : min(start + CHUNK, trained)])
+                self._codec.round_in_place(target[start : min(start + CHUNK, trained)])
             self._steps.clear()
         else:
             random = np.random.Generator(np.random.PCG64(current.number))
