@@ -148,7 +148,7 @@ class FoldQueue:
             self._take_in(Folded(fold.number, norm))
 
     def _publish(self, publish: Publish) -> None:
-        self._publisher.publish(anew=publish.anew)
+        self._publisher.publish(whole=publish.anew)
         if not self._inline:
             self._publisher.offer(None, self._codec.model)  # so that it is coded here, once
 

@@ -90,7 +90,7 @@ class Replay:
                     updates = [self.model.release(handle) for handle in fold.handles]
                     self.model.advance(self.model.fold(fold, updates)[0])
                 case Publish():
-                    self.publisher.publish(anew=effect.anew)
+                    self.publisher.publish(whole=effect.anew)
                 case Keep():
                     self.model.keep_current()
                 case Restore():

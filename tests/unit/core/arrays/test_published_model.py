@@ -41,9 +41,9 @@ class Hub:
         moved = self.model.current.vector + values(seed, self.spec.length, scale)
         self.model.advance(Snapshot(self.model.current.number + 1, moved))
 
-    def step(self, seed, *, anew=False):
+    def step(self, seed, *, whole=False):
         self.move(seed)
-        self.publisher.publish(anew=anew)
+        self.publisher.publish(whole=whole)
 
     @property
     def number(self):
@@ -105,7 +105,7 @@ def test_whoever_missed_whatever_holds_the_same_bits(delta, model):
 @given(
     st.sampled_from(DELTAS),
     st.sampled_from(MODELS),
-    st.lists(st.sampled_from(["move", "publish", "anew", "catch up", "another"]), max_size=24),
+    st.lists(st.sampled_from(["move", "publish", "whole", "catch up", "another"]), max_size=24),
 )
 def test_any_order_of_publishing_and_catching_up(delta, model, actions):
     hub = Hub(700, delta, model)
@@ -114,8 +114,8 @@ def test_any_order_of_publishing_and_catching_up(delta, model, actions):
         match action:
             case "move":
                 hub.move(seed)
-            case "publish" | "anew" if hub.number != hub.model.current.number:
-                hub.publisher.publish(anew=action == "anew")
+            case "publish" | "whole" if hub.number != hub.model.current.number:
+                hub.publisher.publish(whole=action == "whole")
             case "another":
                 devices.append(Device(hub))
             case "catch up":
@@ -157,7 +157,7 @@ def test_a_leap_is_published_whole():
     device = Device(hub)
     device.catch_up()
     hub.move(1, scale=100.0)
-    hub.publisher.publish(anew=True)
+    hub.publisher.publish(whole=True)
     assert hub.lag() < 1e-3
     assert device.catch_up().deltas is None
     hub.step(2)

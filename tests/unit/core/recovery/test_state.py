@@ -161,7 +161,7 @@ class Hub:
                     if effect.measure:
                         done += self.give(Folded(effect.number, norm), now_s)
                 case Publish():
-                    self.publisher.publish(anew=effect.anew)
+                    self.publisher.publish(whole=effect.anew)
                 case Keep():
                     self.model.keep_current()
                 case Restore():
