@@ -5,8 +5,6 @@ import weakref
 import numpy as np
 import numpy.typing as npt
 
-from edgeasync.protocol import wire
-
 
 class BufferPool:
     """Buffers of one size. Each comes back by itself when nothing refers to what `take` returned."""
@@ -33,24 +31,3 @@ class BufferPool:
         array = np.frombuffer(buffer, np.uint8)
         weakref.finalize(array, self._free.append, buffer).atexit = False
         return array
-
-
-class Living:
-    """Which of the arrays it was shown something still refers to, views and slices included."""
-
-    def __init__(self) -> None:
-        self._references: dict[int, weakref.ref[object]] = {}
-
-    def __len__(self) -> int:
-        return len(self._references)
-
-    def __contains__(self, buffer: wire.Buffer) -> bool:
-        return isinstance(buffer, memoryview) and id(buffer.obj) in self._references
-
-    def watch(self, buffer: wire.Buffer) -> None:
-        """Count the array under a buffer until it is gone; bytes cannot be watched, and are not counted."""
-        if not isinstance(buffer, memoryview) or not isinstance(array := buffer.obj, np.ndarray):
-            return
-        key, references = id(array), self._references
-        if key not in references:
-            references[key] = weakref.ref(array, lambda _: references.pop(key, None))

@@ -5,21 +5,17 @@ from collections.abc import Iterable
 import numpy as np
 
 from edgeasync.parameters import CHUNK, Vector
-from edgeasync.protocol.codecs import Codec, Source
+from edgeasync.protocol.codecs import Codec, Source, copy_range
 
 
 class Difference:
-    """A `Source`: the first `differences` values are `values - origin`, the rest are `values` as they are."""
+    """A `Source`: the first `differences` values are `values - base`, the rest are `values` as they are."""
 
-    def __init__(self, values: Vector, origin: Vector, differences: int) -> None:
+    def __init__(self, values: Vector, base: Vector, differences: int) -> None:
         self._values = values
-        self._origin = origin
+        self._base = base
         self._differences = differences
-
-    @property
-    def length(self) -> int:
-        """How many values there are."""
-        return len(self._values)
+        self.length = values.size
 
     def read(self, start: int, stop: int, scratch: Vector) -> Vector:
         """Return values `start` to `stop`, a view or the front of `scratch`."""
@@ -29,33 +25,31 @@ class Difference:
         read = scratch[: stop - start]
         # Parameters that diverged are the hub's to refuse, with a count it keeps.
         with np.errstate(over="ignore", invalid="ignore"):
-            np.subtract(self._values[start:middle], self._origin[start:middle], out=read[: middle - start])
+            np.subtract(self._values[start:middle], self._base[start:middle], out=read[: middle - start])
         read[middle - start :] = self._values[middle:stop]
         return read
 
 
-def follow(held: Vector, steps: Iterable[Source], rounding: Codec, trained: int, out: Vector) -> None:
-    """Write to `out`, which may be `held`, where the published chain leads from there: the same bits everywhere.
+def follow(base: Vector, steps: Iterable[Source], rounding: Codec, trained: int, out: Vector) -> None:
+    """Write to `out`, which may be `base`, where the published chain leads from there: the same bits everywhere.
 
-    Each of the `steps` is a coded difference of the `trained` values; statistics are values. They are taken one
+    Each of the `steps` is a coded difference of the `trained` values; statistics are values. They are added one
     after the other, so that no more than one need be decoded at a time.
     """
-    length = len(held)
-    scratch = np.empty(min(CHUNK, length), np.float32)
+    scratch = np.empty(min(CHUNK, trained), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         for step in steps:
             for start in range(0, trained, CHUNK):
                 stop = min(start + CHUNK, trained)
-                np.add(held[start:stop], step.read(start, stop, scratch), out=out[start:stop])
-                rounding.snap(out[start:stop])
-            for start in range(trained, length, CHUNK):
-                stop = min(start + CHUNK, length)
-                out[start:stop] = step.read(start, stop, scratch)
-            held = out
+                np.add(base[start:stop], step.read(start, stop, scratch), out=out[start:stop])
+                rounding.round_in_place(out[start:stop])
+            copy_range(out[trained:], step, trained)
+            base = out
 
 
 def is_finite(source: Source) -> bool:
     """Return whether all values of a source are numbers."""
-    scratch = np.empty(min(CHUNK, source.length), np.float32)
-    ranges = [(start, min(start + CHUNK, source.length)) for start in range(0, source.length, CHUNK)]
-    return all(np.isfinite(source.read(start, stop, scratch)).all() for start, stop in ranges)
+    length = source.length
+    scratch = np.empty(min(CHUNK, length), np.float32)
+    chunks = (source.read(start, min(start + CHUNK, length), scratch) for start in range(0, length, CHUNK))
+    return all(np.isfinite(chunk).all() for chunk in chunks)

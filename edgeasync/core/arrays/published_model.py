@@ -1,4 +1,4 @@
-"""What devices are given of the model: the newest version, or what leads to it from the version they hold.
+"""The model as devices are given it: the whole newest version, or the differences from the version they hold.
 
 There is one published chain for all devices, so the hub keeps no copy for any of them. The published model p
 moves by the coded difference w - p; what the coding drops is part of the next difference. Every sum is rounded to
@@ -6,26 +6,32 @@ what the model's codec can carry, so whoever is given the whole model, and whoev
 the same bits.
 """
 
+import weakref
 from collections import deque
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from edgeasync.core.arrays.buffers import BufferPool, Living
+from edgeasync.core.arrays.buffers import BufferPool
 from edgeasync.core.arrays.delta_chain import Difference, follow, is_finite
 from edgeasync.core.arrays.hub_model import POOLED_BYTES_MIN, Model, Snapshot
 from edgeasync.core.arrays.state_codec import Array, take_payload, take_values
 from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.errors import StorageError
-from edgeasync.parameters import CHUNK, ParameterSpec, Vector
+from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import ELEMENTWISE, VectorSource, make_codec
 from edgeasync.protocol.messages import DELTAS_MAX, Deltas
 
+_Living = weakref.WeakValueDictionary[int, npt.NDArray[Any]]
+"""Arrays, by `id`, that something still refers to, views and slices included."""
+
 
 class Offer(msgspec.Struct, frozen=True, gc=False):
-    """A payload for one device, its checksum and codec; with `deltas` it leads on from what the device holds."""
+    """A payload for one device, its checksum and codec; with `deltas` it is differences from its version."""
 
     payload: wire.Buffer
     checksum: int
@@ -53,19 +59,21 @@ class Publisher:
     """
 
     def __init__(self, spec: ParameterSpec, model: Model, settings: CodecSettings) -> None:
-        self._model = model
-        self._published: Snapshot | None = None  # without a chain it would keep the first version alive
         self._spec = spec
+        self._model = model
         self._codec = make_codec(settings.model, spec)
         self._delta = None if settings.delta == "off" else make_codec(settings.delta, spec)
-        self._pool = BufferPool(spec.nbytes)
+        self._published: Snapshot | None = None  # without a chain it would keep the first version alive
+        self._checksum = 0
         self._steps: deque[tuple[int, wire.Buffer]] = deque()
+        self._fitting = (-1, "", False)
+        # Made of the version published now, and dropped with it:
+        self._offered = -1
         self._offers: dict[int, Offer] = {}
         self._joined: memoryview | None = None
-        self._coded = Living()
-        self._own = 0
-        self._fitting = (-1, "", False)
-        self._checksum = 0
+        # Memory that is counted until it is free:
+        self._pool = BufferPool(spec.nbytes)
+        self._given, self._outdated = _Living(), _Living()
         if self._delta is not None:
             self.publish()
 
@@ -77,40 +85,35 @@ class Publisher:
     @property
     def outdated_alive(self) -> int:
         """Payloads of earlier publications, of 64 KiB or more, that are still being sent."""
-        return max(0, self._pool.in_use - 1) + max(0, len(self._coded) - self._own)
+        return max(0, self._pool.in_use - 1) + len(self._outdated)
 
     def publish(self, *, whole: bool = False) -> None:
-        """Move the published model to where the model is; with `whole` the chain begins again from there."""
+        """Move the published model to where the model is; with `whole` no differences lead there."""
         assert self._delta is not None
-        current, held = self._model.current, self._published
-        trained = self._spec.trained_length
-        target = self._empty_vector()
-        if whole or held is None:
-            target[:] = current.vector
-            for start in range(0, trained, CHUNK):
-                self._codec.snap(target[start : min(start + CHUNK, trained)])
-            self._steps.clear()
+        self._withdraw_offers()
+        current, base, trained = self._model.current, self._published, self._spec.trained_length
+        vector = self._empty_vector()
+        if whole or base is None:
+            vector[:] = current.vector
+            self._codec.round_in_place(vector[:trained])
+            self._trim_steps(0)
         else:
             random = np.random.Generator(np.random.PCG64(current.number))
-            step = self._delta.encode(Difference(current.vector, held.vector, trained), random)
-            follow(held.vector, [self._delta.open(step)], self._codec, trained, target)
-            self._steps.append((held.number, step))
-            self._watch(step)
-            self._forget_old_steps()
-        if not is_finite(VectorSource(target)) and is_finite(VectorSource(current.vector)):
+            step = self._delta.encode(Difference(current.vector, base.vector, trained), random)
+            follow(base.vector, [self._delta.open(step)], self._codec, trained, vector)
+            self._steps.append((base.number, step))
+            self._trim_steps(self._codec.payload_bytes_max)  # from the others the whole model costs less
+        if not is_finite(VectorSource(vector)) and is_finite(VectorSource(current.vector)):
             # The model has outgrown its codec (float16 ends at 65,504): from now on it travels as it is.
             self._codec = make_codec("identity", self._spec)
-            self._steps.clear()
-            target[:] = current.vector
-        self._offers.clear()
-        self._joined = None
-        self._checksum = wire.checksum(target.data.cast("B"))
-        self._published = Snapshot(current.number, target)
-        self._count_own()
+            vector[:] = current.vector
+            self._trim_steps(0)
+        self._checksum = wire.checksum(vector.data.cast("B"))
+        self._published = Snapshot(current.number, vector)
 
-    def offer(self, held: int | None, codec: str) -> Offer:
-        """Return what a device is sent that holds the version `held`, or none; `codec` is for the whole model."""
-        found = None if held is None else self._lead_on(held)
+    def offer(self, base: int | None, codec: str) -> Offer:
+        """Return what to send a device that holds the version `base`, if any; `codec` is for the whole model."""
+        found = None if base is None else self._deltas_from(base)
         if found is not None:
             return found
         published = self.published
@@ -118,10 +121,13 @@ class Publisher:
             fits = codec == self._codec.name  # what is published is on its grid; no other is exact but identity
         else:
             fits = codec == "identity" or self.fits(published, codec)
+            if self._offered != published.number:
+                self._offered = published.number
+                self._withdraw_offers()
         used = make_codec(codec if fits else "identity", self._spec)
         payload, checksum = published.payload(used)
         if used.name != "identity":  # that is a view of the vector itself
-            self._watch(payload)
+            _watch(payload, self._given)
         return Offer(payload, checksum, used.name)
 
     def fits(self, snapshot: Snapshot, codec: str) -> bool:
@@ -142,67 +148,68 @@ class Publisher:
         return PublisherState(self._published.number, self._codec.name, self._checksum, numbers), arrays
 
     def load_state(self, state: PublisherState | None, arrays: Mapping[str, Array]) -> None:
-        """Go on from a durable state, whose arrays are copied; raises `StorageError` if any is not there."""
+        """Load a durable state; its arrays are copied. Raises `StorageError` if one is missing."""
         if (state is None) != (self._delta is None) or (state and state.codec not in ELEMENTWISE):
             raise StorageError("the hub's state was written under other [codec] settings; go on with those")
         if state is None:
             return
         values = take_values(arrays, "published", (self._spec.length,))
         steps = [(number, take_payload(arrays, f"chain/{number}")) for number in state.steps]
+        self._withdraw_offers()
         vector = self._empty_vector()
         vector[:] = values
         self._published = Snapshot(state.number, vector)
         self._codec = make_codec(state.codec, self._spec)
         self._checksum = state.checksum
         self._steps = deque(steps)
-        self._offers.clear()
-        self._joined = None
-        for _, step in steps:
-            self._watch(step)
-        self._count_own()
 
-    def _lead_on(self, held: int) -> Offer | None:
-        """Return the steps that lead on from a version, if they are still there."""
+    def _deltas_from(self, base: int) -> Offer | None:
+        """Return the steps from a version to the published one, if they are still there."""
         if self._delta is None:
             return None
-        if held not in self._offers:
-            if held != self.published.number and all(number != held for number, _ in self._steps):
-                return None
-            lengths = tuple([len(payload) for number, payload in self._steps if number >= held])
-            payload = self._newest_bytes(sum(lengths), len(lengths))
-            deltas = Deltas(held, lengths, self._checksum, self._codec.name)
-            self._offers[held] = Offer(payload, wire.checksum(payload), self._delta.name, deltas)
-        return self._offers[held]
+        if base in self._offers:
+            return self._offers[base]
+        if base != self.published.number and all(number != base for number, _ in self._steps):
+            return None
+        steps = [step for number, step in self._steps if number >= base]
+        payload = self._join(steps)
+        deltas = Deltas(base, tuple([len(step) for step in steps]), self._checksum, self._codec.name)
+        offer = self._offers[base] = Offer(payload, wire.checksum(payload), self._delta.name, deltas)
+        return offer
 
-    def _newest_bytes(self, nbytes: int, count: int) -> wire.Buffer:
-        """Return the last `count` steps, of so many bytes, in one: all devices get parts of one buffer."""
-        if count <= 1:
-            return self._steps[-1][1] if count else b""
+    def _join(self, newest: list[wire.Buffer]) -> wire.Buffer:
+        """Return the newest steps in one: all devices get parts of one buffer."""
+        if len(newest) <= 1:
+            return newest[0] if newest else b""
         if self._joined is None:
-            self._joined = np.concatenate([np.frombuffer(payload, np.uint8) for _, payload in self._steps]).data
-            self._watch(self._joined)
-        return self._joined[-nbytes:]
+            self._joined = np.concatenate([np.frombuffer(step, np.uint8) for _, step in self._steps]).data
+            _watch(self._joined, self._given)
+        return self._joined[-sum(len(step) for step in newest) :]
 
-    def _watch(self, payload: wire.Buffer) -> None:
-        """Count a payload as long as something refers to it."""
-        if len(payload) >= POOLED_BYTES_MIN and payload not in self._coded:
-            self._coded.watch(payload)
-            self._count_own()
+    def _trim_steps(self, nbytes: int) -> None:
+        """Drop the oldest steps until those left take less than `nbytes` bytes, and one message can list them."""
+        total = sum(len(step) for _, step in self._steps)
+        while self._steps and (total >= nbytes or len(self._steps) > DELTAS_MAX):
+            _, step = self._steps.popleft()
+            total -= len(step)
+            _watch(step, self._outdated)
 
-    def _count_own(self) -> None:
-        """Count the payloads that are not outdated: those of the published model, and the steps of the chain."""
-        whole = [payload for payload, _ in self.published.payloads]
-        joined = [] if self._joined is None else [self._joined]
-        own = [*whole, *joined, *[step for _, step in self._steps]]
-        self._own = sum(payload in self._coded for payload in own)
-
-    def _forget_old_steps(self) -> None:
-        """Keep only steps from which it is cheaper to lead on than to begin anew."""
-        total = sum(len(payload) for _, payload in self._steps)
-        while self._steps and (total >= self._codec.payload_bytes_max or len(self._steps) > DELTAS_MAX):
-            total -= len(self._steps.popleft()[1])
+    def _withdraw_offers(self) -> None:
+        """Forget what was made of the version published so far; payloads still being sent are outdated now."""
+        self._outdated.update(self._given)
+        self._given.clear()
+        self._offers.clear()
+        self._joined = None
 
     def _empty_vector(self) -> Vector:
         if self._spec.nbytes < POOLED_BYTES_MIN:
             return np.empty(self._spec.length, np.float32)
         return self._pool.take().view(np.float32)
+
+
+def _watch(payload: wire.Buffer, among: _Living) -> None:
+    """Note the array under a large payload until it is gone; bytes cannot be watched, and are not counted."""
+    if isinstance(payload, memoryview) and len(payload) >= POOLED_BYTES_MIN:
+        array = payload.obj
+        assert isinstance(array, np.ndarray)
+        among[id(array)] = array

@@ -10,7 +10,7 @@ from edgeasync.protocol.codecs.catalogue import (
     stages_of,
 )
 from edgeasync.protocol.codecs.codec import Codec
-from edgeasync.protocol.codecs.source import Joined, Source, VectorSource
+from edgeasync.protocol.codecs.source import Joined, Source, VectorSource, copy_range
 
 __all__ = [
     "ELEMENTWISE",
@@ -20,6 +20,7 @@ __all__ = [
     "Source",
     "VectorSource",
     "check_codec_name",
+    "copy_range",
     "find_codec",
     "make_codec",
     "payload_bytes_limit",

@@ -26,13 +26,18 @@ _INFINITY = 0x7F80_0000
 _ROUNDING = np.float32(1.5 * 2**23)
 """Added to a small number, its last bits are the nearest integer's, ties to even."""
 
-Levels = npt.NDArray[np.int8]
 Rows = npt.NDArray[np.float32]
 
 
-def blocks_in(length: int) -> int:
-    """How many blocks `length` values have; the last may be shorter."""
-    return -(-length // BLOCK)
+def _scale_bytes(length: int) -> int:
+    """Bytes of the scales of `length` values; the last block may be shorter."""
+    return 4 * -(-length // BLOCK)
+
+
+def _split(coded: Bytes, length: int) -> tuple[Vector, Bytes]:
+    """Return where `length` coded values have their scales, and what is behind those."""
+    split = _scale_bytes(length)
+    return coded[:split].view("<f4"), coded[split:]
 
 
 class _Chunk(NamedTuple):
@@ -40,20 +45,22 @@ class _Chunk(NamedTuple):
     stop: int
     rows: Rows
     """Whole blocks, the last one filled up with zeros; not to be written to."""
+    scales: Vector
+    """Where the scale of each row is written."""
 
 
-def _chunks(source: Source) -> Iterator[_Chunk]:
-    """Yield all values of a source as blocks."""
-    room = min(CHUNK, BLOCK * blocks_in(source.length))
-    scratch = np.empty(room, np.float32)
-    for start in range(0, source.length, CHUNK):
-        stop = min(start + CHUNK, source.length)
+def _chunks(source: Source, length: int, scales: Vector) -> Iterator[_Chunk]:
+    """Yield the first `length` values of a source as blocks."""
+    scratch = np.empty(min(CHUNK, length), np.float32)
+    for start in range(0, length, CHUNK):
+        stop = min(start + CHUNK, length)
         values = source.read(start, stop, scratch)
         if values.size % BLOCK:
-            padded = np.zeros(BLOCK * blocks_in(values.size), np.float32)
+            padded = np.zeros(values.size + -values.size % BLOCK, np.float32)
             padded[: values.size] = values
             values = padded
-        yield _Chunk(start, stop, values.reshape(-1, BLOCK))
+        rows = values.reshape(-1, BLOCK)
+        yield _Chunk(start, stop, rows, scales[start // BLOCK :][: len(rows)])
 
 
 def _scale_blocks(values: Vector, start: int, scales: Vector) -> None:
@@ -74,8 +81,8 @@ def _scale_blocks(values: Vector, start: int, scales: Vector) -> None:
 class _Quantizer:
     """Rounds blocks to whole levels; holds the memory that this takes."""
 
-    def __init__(self, steps: int, unit: int, length: int, random: np.random.Generator | None) -> None:
-        room = min(CHUNK, BLOCK * blocks_in(length))
+    def __init__(self, steps: int, unit: int, blocks: int, random: np.random.Generator | None) -> None:
+        room = min(CHUNK, BLOCK * blocks)
         self._steps = np.float32(steps)
         self._span = np.float32(steps * unit)
         self._random = random
@@ -83,8 +90,8 @@ class _Quantizer:
         self._noise = np.empty(room if random is not None else 0, np.float32)
         self._levels = np.empty(room, np.int8)
 
-    def quantize(self, rows: Rows, scales: Vector) -> Levels:
-        """Return the levels, and write the scale of every row."""
+    def quantize(self, rows: Rows, scales: Vector) -> Bytes:
+        """Return the levels, each a byte with its sign, and write the scale of every row."""
         work = self._work[: rows.size].reshape(rows.shape)
         magnitudes = np.bitwise_and(rows.view(np.int32), _MAGNITUDE, out=work.view(np.int32))
         # As integers magnitudes compare as they do as floats, and those that are not finite are the largest.
@@ -108,7 +115,7 @@ class _Quantizer:
         np.add(flat, _ROUNDING, out=flat)
         levels = self._levels[: flat.size]
         np.copyto(levels, flat.view(np.int32), casting="unsafe")
-        return levels
+        return levels.view(np.uint8)
 
     def _draw_noise(self, random: np.random.Generator, count: int) -> Vector:
         """Return numbers between -0.5 and 0.5, of 16 random bits each: a fourth of the time that floats take."""
@@ -137,30 +144,27 @@ class Int8:
 
     def nbytes(self, length: int) -> int:
         """One byte a value, and four a block."""
-        return 4 * blocks_in(length) + length
+        return _scale_bytes(length) + length
 
-    def encode(self, source: Source, out: Bytes, random: np.random.Generator | None) -> None:
+    def encode(self, source: Source, length: int, out: Bytes, random: np.random.Generator | None) -> None:
         """Round to the nearest level, ties to even, or to either neighbour with the right mean."""
-        split = 4 * blocks_in(source.length)
-        scales, coded = out[:split].view("<f4"), out[split:].view(np.int8)
-        quantizer = _Quantizer(127, 1, source.length, _needed(random) if self.stochastic else None)
-        for start, stop, rows in _chunks(source):
-            first = start // BLOCK
-            coded[start:stop] = quantizer.quantize(rows, scales[first : first + len(rows)])[: stop - start]
+        scales, coded = _split(out, length)
+        quantizer = _Quantizer(127, 1, scales.size, _needed(random) if self.stochastic else None)
+        for start, stop, rows, row_scales in _chunks(source, length, scales):
+            coded[start:stop] = quantizer.quantize(rows, row_scales)[: stop - start]
 
     def open(self, coded: Bytes, length: int) -> Source:
         """Return a source that multiplies what is read; a level of -128 counts as such."""
-        split = 4 * blocks_in(length)
-        return _Int8Source(coded[:split].view("<f4"), coded[split:].view(np.int8))
+        return _Int8Source(*_split(coded, length))
 
 
 class _Int8Source:
     __slots__ = ("_levels", "_scales", "length")
 
-    def __init__(self, scales: Vector, levels: Levels) -> None:
+    def __init__(self, scales: Vector, coded: Bytes) -> None:
         self._scales = scales
-        self._levels = levels
-        self.length = levels.size
+        self._levels = coded.view(np.int8)
+        self.length = coded.size
 
     def read(self, start: int, stop: int, scratch: Vector) -> Vector:
         values = scratch[: stop - start]
@@ -184,18 +188,17 @@ class Int4:
 
     def nbytes(self, length: int) -> int:
         """Half a byte a value, and four bytes a block."""
-        return 4 * blocks_in(length) + (length + 1) // 2
+        return _scale_bytes(length) + (length + 1) // 2
 
-    def encode(self, source: Source, out: Bytes, random: np.random.Generator | None) -> None:
+    def encode(self, source: Source, length: int, out: Bytes, random: np.random.Generator | None) -> None:
         """Round to the nearest level, ties to even, or to either neighbour with the right mean."""
-        split, half = 4 * blocks_in(source.length), (source.length + 1) // 2
-        scales, coded = out[:split].view("<f4"), out[split:]
-        if source.length % 2:
+        scales, coded = _split(out, length)
+        half = coded.size
+        if length % 2:
             coded[-1:] = 0
-        quantizer = _Quantizer(7, 16, source.length, _needed(random) if self.stochastic else None)
-        for start, stop, rows in _chunks(source):
-            first = start // BLOCK
-            levels = quantizer.quantize(rows, scales[first : first + len(rows)]).view(np.uint8)
+        quantizer = _Quantizer(7, 16, scales.size, _needed(random) if self.stochastic else None)
+        for start, stop, rows, row_scales in _chunks(source, length, scales):
+            levels = quantizer.quantize(rows, row_scales)
             middle = min(max(start, half), stop)
             np.bitwise_and(levels[: middle - start], 15, out=coded[start:middle])
             if middle < stop:
@@ -204,8 +207,7 @@ class Int4:
 
     def open(self, coded: Bytes, length: int) -> Source:
         """Return a source that unpacks and multiplies what is read; a level of -8 counts as such."""
-        split = 4 * blocks_in(length)
-        return _Int4Source(coded[:split].view("<f4"), coded[split:], length)
+        return _Int4Source(*_split(coded, length), length)
 
 
 class _Int4Source:
@@ -239,27 +241,24 @@ class Sign:
 
     def nbytes(self, length: int) -> int:
         """One bit a value, and four bytes a block."""
-        return 4 * blocks_in(length) + -(-length // 8)
+        return _scale_bytes(length) + -(-length // 8)
 
-    def encode(self, source: Source, out: Bytes, random: np.random.Generator | None) -> None:  # noqa: ARG002
+    def encode(self, source: Source, length: int, out: Bytes, random: np.random.Generator | None) -> None:  # noqa: ARG002
         """Keep the signs."""
-        split = 4 * blocks_in(source.length)
-        scales, coded = out[:split].view("<f4"), out[split:]
-        for start, stop, rows in _chunks(source):
-            first = start // BLOCK
+        scales, coded = _split(out, length)
+        for start, stop, rows, row_scales in _chunks(source, length, scales):
             counts = np.full(len(rows), BLOCK, np.float32)
             counts[-1] -= rows.size - (stop - start)
             with np.errstate(over="ignore", invalid="ignore"):
                 means = np.add.reduce(np.abs(rows), axis=1) / counts
             means[~np.isfinite(means)] = np.nan
-            scales[first : first + len(rows)] = means
+            row_scales[:] = means
             negative = np.less(rows.reshape(-1)[: stop - start].view(np.int32), 0)
             coded[start // 8 : -(-stop // 8)] = np.packbits(negative, bitorder="little")
 
     def open(self, coded: Bytes, length: int) -> Source:
         """Return a source that unpacks and multiplies what is read."""
-        split = 4 * blocks_in(length)
-        return _SignSource(coded[:split].view("<f4"), coded[split:], length)
+        return _SignSource(*_split(coded, length), length)
 
 
 class _SignSource:

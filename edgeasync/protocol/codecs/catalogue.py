@@ -15,8 +15,8 @@ from edgeasync.parameters import ParameterSpec
 from edgeasync.protocol.codecs.blocks import Int4, Int8, Sign
 from edgeasync.protocol.codecs.codec import Codec, Dense
 from edgeasync.protocol.codecs.compressed import HAS_ZSTD, Compressed, compressed_bytes_max
-from edgeasync.protocol.codecs.dense import BFLOAT16, FLOAT16, DenseCodec, Identity, wrong_length
-from edgeasync.protocol.codecs.low_rank import RANK_MAX, LowRank, lay_out
+from edgeasync.protocol.codecs.dense import BFLOAT16, FLOAT16, DenseCodec, Identity
+from edgeasync.protocol.codecs.low_rank import RANK_MAX, LowRank
 from edgeasync.protocol.codecs.top_k import TopK
 
 NAME_LENGTH_MAX = 64
@@ -117,11 +117,11 @@ def _make_codec(name: str, key: _Key) -> Codec:
     plain = _Design(design.fraction, design.rank, design.dense, compressed=False).name
     codec: Codec
     if design.fraction:
-        codec = TopK(plain, spec.length, spec.trained_length, design.fraction, dense)
+        codec = TopK(plain, spec, design.fraction, dense)
     elif design.rank:
-        codec = LowRank(plain, spec.length, spec.trained_length, lay_out(spec, design.rank), dense)
+        codec = LowRank(plain, spec, design.rank, dense)
     else:
-        codec = DenseCodec(plain, spec.length, spec.trained_length, dense)
+        codec = DenseCodec(plain, spec, dense)
     return Compressed(codec) if design.compressed else codec
 
 
@@ -131,8 +131,7 @@ def find_codec(name: str, payload_bytes: int, spec: ParameterSpec) -> Codec:
         codec = make_codec(name, spec)
     except ValueError as error:
         raise ProtocolError(str(error)) from error
-    if not codec.payload_bytes_min <= payload_bytes <= codec.payload_bytes_max:
-        raise wrong_length(codec, payload_bytes)
+    codec.check_length(payload_bytes)
     return codec
 
 

@@ -1,47 +1,51 @@
-"""What a codec is: a way for the vectors of one spec to become bytes, and sources again."""
+"""A codec turns the vectors of one spec into bytes, and those into sources; a stage codes any values for it."""
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import numpy as np
 
+from edgeasync.errors import ProtocolError
 from edgeasync.parameters import Vector
 from edgeasync.protocol.codecs.source import Bytes, Source
 from edgeasync.protocol.wire import Buffer
 
 
-class Codec(Protocol):
-    """A frozen value without state, bound to a spec.
+class Codec(ABC):
+    """Codes the vectors of one spec. It has no state: what follows from the spec is computed when it is made.
 
     Its stages code the trained values; the statistics always follow as plain float32. Little-endian everywhere.
     A value that is not finite never gets lost: what is decoded then has some that are not finite either.
     """
 
-    @property
-    def name(self) -> str:
+    def __init__(
+        self,
+        name: str,
+        payload_bytes_min: int,
+        payload_bytes_max: int,
+        *,
+        elementwise: bool = False,
+        needs_feedback: bool,
+    ) -> None:
+        self.name = name
         """The canonical name, such as `top_k(0.01)+int8`."""
-
-    @property
-    def elementwise(self) -> bool:
+        self.payload_bytes_min = payload_bytes_min
+        """No valid payload is shorter."""
+        self.payload_bytes_max = payload_bytes_max
+        """No valid payload is longer."""
+        self.elementwise = elementwise
         """Whether each value is rounded by itself, and the same when rounded again: fit for whole models."""
-
-    @property
-    def needs_feedback(self) -> bool:
+        self.needs_feedback = needs_feedback
         """Whether so much is dropped that a device must carry it over to its next update."""
 
-    @property
-    def payload_bytes_min(self) -> int:
-        """No valid payload is shorter."""
-
-    @property
-    def payload_bytes_max(self) -> int:
-        """No valid payload is longer."""
-
+    @abstractmethod
     def encode(self, source: Source, random: np.random.Generator | None = None) -> Buffer:
         """Return the payload; it may be a view of a `VectorSource`, which must not change while it is sent.
 
         Raises `ValueError` if the codec rounds stochastically and `random` is missing.
         """
 
+    @abstractmethod
     def open(self, payload: Buffer) -> Source:
         """Check a payload, which must not change from then on.
 
@@ -49,8 +53,23 @@ class Codec(Protocol):
         Any range of the source that is returned can be read; it keeps the payload alive.
         """
 
-    def snap(self, values: Vector) -> None:
-        """Round trained values, any number, in place, to what travels; `TypeError` unless `elementwise`."""
+    def round_in_place(self, values: Vector) -> None:  # noqa: ARG002
+        """Round trained values, any number, to what travels; raises `TypeError` unless `elementwise`."""
+        raise TypeError(f"{self.name} does not round values one by one")
+
+    def check_length(self, payload_bytes: int) -> None:
+        """Raise `ProtocolError` if no payload has this many bytes."""
+        least, most = self.payload_bytes_min, self.payload_bytes_max
+        if not least <= payload_bytes <= most:
+            bounds = f"{most}" if least == most else f"{least} to {most}"
+            raise ProtocolError(f"a payload in {self.name} has {bounds} bytes for this model, not {payload_bytes}")
+
+    def _checked(self, payload: Buffer) -> Bytes:
+        """Return a payload as a read-only array; raises `ProtocolError` for a length that no payload has."""
+        coded = np.frombuffer(payload, np.uint8)
+        coded.flags.writeable = False
+        self.check_length(coded.size)
+        return coded
 
 
 class Dense(Protocol):
@@ -67,8 +86,8 @@ class Dense(Protocol):
     def nbytes(self, length: int) -> int:
         """Bytes that `length` values take; never fewer for more values."""
 
-    def encode(self, source: Source, out: Bytes, random: np.random.Generator | None) -> None:
-        """Write all values of the source to `out`, of as many bytes as they take."""
+    def encode(self, source: Source, length: int, out: Bytes, random: np.random.Generator | None) -> None:
+        """Write the first `length` values of the source to `out`, of as many bytes as they take."""
 
     def open(self, coded: Bytes, length: int) -> Source:
         """Return a source of `length` values that reads `coded`, of as many bytes as they take."""

@@ -1,13 +1,10 @@
 """`zstd` behind any other codec: its payload in one Zstandard frame (RFC 8878). Needs the `zstandard` package."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from edgeasync.errors import ProtocolError
 from edgeasync.parameters import Vector
 from edgeasync.protocol.codecs.codec import Codec
-from edgeasync.protocol.codecs.dense import wrong_length
 from edgeasync.protocol.codecs.source import Source
 from edgeasync.protocol.wire import Buffer
 
@@ -27,54 +24,33 @@ def compressed_bytes_max(plain_bytes: int) -> int:
     return plain_bytes + plain_bytes // 1024 + 64
 
 
-@dataclass(frozen=True)
-class Compressed:
+class Compressed(Codec):
     """Another codec's payloads, compressed."""
 
-    inner: Codec
-
-    @property
-    def name(self) -> str:
-        """The other codec's name, and `+zstd`."""
-        return f"{self.inner.name}+zstd"
-
-    @property
-    def elementwise(self) -> bool:
-        """As the other codec."""
-        return self.inner.elementwise
-
-    @property
-    def needs_feedback(self) -> bool:
-        """As the other codec."""
-        return self.inner.needs_feedback
-
-    @property
-    def payload_bytes_min(self) -> int:
-        """A frame's own bytes."""
-        return _FRAME_BYTES_MIN
-
-    @property
-    def payload_bytes_max(self) -> int:
-        """A frame of the longest payload, if it does not shrink."""
-        return compressed_bytes_max(self.inner.payload_bytes_max)
+    def __init__(self, inner: Codec) -> None:
+        super().__init__(
+            f"{inner.name}+zstd",
+            _FRAME_BYTES_MIN,
+            compressed_bytes_max(inner.payload_bytes_max),
+            elementwise=inner.elementwise,
+            needs_feedback=inner.needs_feedback,
+        )
+        self._inner = inner
 
     def encode(self, source: Source, random: np.random.Generator | None = None) -> Buffer:
         """Return the payload, which other versions of zstd may write otherwise."""
-        return zstandard.ZstdCompressor(level=_LEVEL).compress(self.inner.encode(source, random))
+        return zstandard.ZstdCompressor(level=_LEVEL).compress(self._inner.encode(source, random))
 
     def open(self, payload: Buffer) -> Source:
         """Decompress a frame whose announced size the other codec can have, then check what is in it."""
-        if not self.payload_bytes_min <= len(payload) <= self.payload_bytes_max:
-            raise wrong_length(self, len(payload))
+        self.check_length(len(payload))
         try:
-            size = zstandard.get_frame_parameters(payload).content_size
-            if not self.inner.payload_bytes_min <= size <= self.inner.payload_bytes_max:
-                raise wrong_length(self.inner, size)
+            self._inner.check_length(zstandard.get_frame_parameters(payload).content_size)
             plain = zstandard.ZstdDecompressor().decompress(payload, allow_extra_data=False)
         except (zstandard.ZstdError, ValueError) as error:
             raise ProtocolError(f"not a frame of zstd: {error}") from error
-        return self.inner.open(plain)
+        return self._inner.open(plain)
 
-    def snap(self, values: Vector) -> None:
+    def round_in_place(self, values: Vector) -> None:
         """Round as the other codec does."""
-        self.inner.snap(values)
+        self._inner.round_in_place(values)

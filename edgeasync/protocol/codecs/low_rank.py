@@ -6,16 +6,13 @@ BLAS: products are elementwise, and sums those of numpy's reduction, so that all
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.protocol.codecs.blocks import Rows
-from edgeasync.protocol.codecs.codec import Dense
-from edgeasync.protocol.codecs.dense import encode_whole, open_whole, with_statistics
-from edgeasync.protocol.codecs.source import Part, Source, VectorSource, copy_whole
+from edgeasync.protocol.codecs.codec import Codec, Dense
+from edgeasync.protocol.codecs.source import Source, VectorSource, copy_range, join_statistics
 from edgeasync.protocol.wire import Buffer
 
 RANK_MAX = 64
@@ -62,67 +59,50 @@ def lay_out(spec: ParameterSpec, rank: int) -> tuple[Layout, ...]:
     return tuple(layouts)
 
 
-@dataclass(frozen=True)
-class LowRank:
+class LowRank(Codec):
     """Factors of the matrices and the other trained arrays through one dense stage, then the statistics."""
 
-    name: str
-    length: int
-    trained: int
-    layouts: tuple[Layout, ...]
-    stage: Dense
-
-    elementwise: ClassVar[bool] = False
-    needs_feedback: ClassVar[bool] = True
-
-    @cached_property
-    def coded_length(self) -> int:
-        """Values that go through the dense stage."""
-        return sum(layout.coded_size for layout in self.layouts)
-
-    @cached_property
-    def payload_bytes_min(self) -> int:
-        """All payloads are equally long."""
-        return self.stage.nbytes(self.coded_length) + 4 * (self.length - self.trained)
-
-    @property
-    def payload_bytes_max(self) -> int:
-        """All payloads are equally long."""
-        return self.payload_bytes_min
+    def __init__(self, name: str, spec: ParameterSpec, rank: int, stage: Dense) -> None:
+        self._stage = stage
+        self._trained = spec.trained_length
+        self._layouts = lay_out(spec, rank)
+        self._coded_length = sum(layout.coded_size for layout in self._layouts)
+        self._coded_bytes = stage.nbytes(self._coded_length)
+        payload_bytes = self._coded_bytes + 4 * (spec.length - self._trained)
+        super().__init__(name, payload_bytes, payload_bytes, needs_feedback=True)
 
     def encode(self, source: Source, random: np.random.Generator | None = None) -> Buffer:
         """Return the payload; needs memory for the largest matrix, unless the source is a vector."""
-        coded = np.empty(self.coded_length, np.float32)
-        for layout in self.layouts:
+        coded = np.empty(self._coded_length, np.float32)
+        for layout in self._layouts:
             target = coded[layout.coded_start : layout.coded_start + layout.coded_size]
-            part = Part(source, layout.start, layout.start + layout.size)
             if layout.rank:
-                matrix = _whole(part).reshape(layout.rows, layout.columns)
                 split = layout.rank * layout.rows
                 left = target[:split].reshape(layout.rank, layout.rows)
                 right = target[split:].reshape(layout.rank, layout.columns)
-                _factorize(matrix, left, right)
+                _factorize(_matrix(source, layout), left, right)
             else:
-                copy_whole(target, part)
-        return encode_whole(self.stage, VectorSource(coded), source, self.trained, random)
+                copy_range(target, source, layout.start)
+        out = np.empty(self.payload_bytes_max, np.uint8)
+        self._stage.encode(VectorSource(coded), coded.size, out[: self._coded_bytes], random)
+        copy_range(out[self._coded_bytes :].view("<f4"), source, self._trained)
+        return out.data
 
     def open(self, payload: Buffer) -> Source:
         """Check the length, which is all that can be wrong, and decode the factors."""
-        opened, statistics = open_whole(self, self.stage, payload, self.coded_length)
-        return with_statistics(_LowRankSource(self.trained, self.layouts, opened), statistics)
-
-    def snap(self, values: Vector) -> None:  # noqa: ARG002
-        """Raise `TypeError`: values are not rounded one by one."""
-        raise TypeError(f"{self.name} does not round values one by one")
+        coded = self._checked(payload)
+        factors = self._stage.open(coded[: self._coded_bytes], self._coded_length)
+        return join_statistics(_LowRankSource(self._trained, self._layouts, factors), coded[self._coded_bytes :])
 
 
-def _whole(source: Source) -> Vector:
-    """Return all values of a source: a view, if that is what it gives."""
-    if isinstance(source, Part) and (vector := source.view()) is not None:
-        return vector
-    values = np.empty(source.length, np.float32)
-    copy_whole(values, source)
-    return values
+def _matrix(source: Source, layout: Layout) -> Rows:
+    """Return a matrix of the source: of a vector a view."""
+    if isinstance(source, VectorSource):
+        values = source.vector[layout.start : layout.start + layout.size]
+    else:
+        values = np.empty(layout.size, np.float32)
+        copy_range(values, source, layout.start)
+    return values.reshape(layout.rows, layout.columns)
 
 
 def _factorize(matrix: Rows, left: Rows, right: Rows) -> None:
@@ -208,7 +188,7 @@ class _LowRankSource:
         for layout in layouts:
             if layout.rank:
                 factors = np.empty(layout.coded_size, np.float32)
-                copy_whole(factors, Part(coded, layout.coded_start, layout.coded_start + layout.coded_size))
+                copy_range(factors, coded, layout.coded_start)
                 self._factors[layout.start] = factors
 
     def read(self, start: int, stop: int, scratch: Vector) -> Vector:
@@ -221,10 +201,7 @@ class _LowRankSource:
             if layout.rank:
                 self._multiply(layout, begin - layout.start, out)
             else:
-                offset = layout.coded_start - layout.start
-                values = self._coded.read(begin + offset, end + offset, out)
-                if not np.may_share_memory(values, out):
-                    out[:] = values
+                copy_range(out, self._coded, begin - layout.start + layout.coded_start)
         return scratch[: stop - start]
 
     def _multiply(self, layout: Layout, start: int, out: Vector) -> None:

@@ -25,42 +25,17 @@ class Source(Protocol):
 class VectorSource:
     """A vector as a source; what is read are views of it."""
 
-    __slots__ = ("_shown", "vector")
+    __slots__ = ("_shown", "length", "vector")
 
     def __init__(self, vector: Vector) -> None:
         self.vector = vector
+        self.length = vector.size
         self._shown = vector.view()
         self._shown.flags.writeable = False
-
-    @property
-    def length(self) -> int:
-        """Values of the vector."""
-        return self.vector.size
 
     def read(self, start: int, stop: int, scratch: Vector) -> Vector:  # noqa: ARG002
         """Return a view."""
         return self._shown[start:stop]
-
-
-class Part:
-    """Values `start` to `stop` of another source."""
-
-    __slots__ = ("_source", "_start", "length")
-
-    def __init__(self, source: Source, start: int, stop: int) -> None:
-        self._source = source
-        self._start = start
-        self.length = stop - start
-
-    def read(self, start: int, stop: int, scratch: Vector) -> Vector:
-        """Read from the other source."""
-        return self._source.read(self._start + start, self._start + stop, scratch)
-
-    def view(self) -> Vector | None:
-        """Return all values, if they are part of a vector."""
-        if isinstance(self._source, VectorSource):
-            return self._source.vector[self._start : self._start + self.length]
-        return None
 
 
 class Joined:
@@ -81,19 +56,20 @@ class Joined:
             return self._first.read(start, stop, scratch)
         if start >= split:
             return self._second.read(start - split, stop - split, scratch)
-        copy_into(scratch[: split - start], self._first, start)
-        copy_into(scratch[split - start : stop - start], self._second, 0)
+        copy_range(scratch[: split - start], self._first, start)
+        copy_range(scratch[split - start : stop - start], self._second, 0)
         return scratch[: stop - start]
 
 
-def copy_into(target: Vector, source: Source, start: int) -> None:
-    """Fill `target`, of `CHUNK` values or fewer, with what stands in the source from `start` on."""
-    values = source.read(start, start + target.size, target)
-    if not np.may_share_memory(values, target):
-        target[:] = values
+def join_statistics(trained: Source, statistics: Bytes) -> Source:
+    """Return decoded trained values with the coded statistics, if there are any, behind them."""
+    return Joined(trained, VectorSource(statistics.view("<f4"))) if statistics.size else trained
 
 
-def copy_whole(target: Vector, source: Source) -> None:
-    """Fill `target` with all values of the source, a chunk at a time."""
-    for start in range(0, source.length, CHUNK):
-        copy_into(target[start : min(start + CHUNK, source.length)], source, start)
+def copy_range(target: Vector, source: Source, start: int = 0) -> None:
+    """Fill `target` with the source's values from `start` on, a chunk at a time."""
+    for first in range(0, target.size, CHUNK):
+        chunk = target[first : first + CHUNK]
+        values = source.read(start + first, start + first + chunk.size, chunk)
+        if not np.may_share_memory(values, chunk):
+            chunk[:] = values

@@ -5,17 +5,14 @@ Places travel as gaps in symbols of 4, 8 or 16 bits, whichever takes fewest byte
 """
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from edgeasync.errors import ProtocolError
-from edgeasync.parameters import CHUNK, Vector
-from edgeasync.protocol.codecs.codec import Dense
-from edgeasync.protocol.codecs.dense import as_bytes, encode_statistics, with_statistics, wrong_length
-from edgeasync.protocol.codecs.source import Bytes, Part, Source, VectorSource, copy_whole
+from edgeasync.parameters import CHUNK, ParameterSpec, Vector
+from edgeasync.protocol.codecs.codec import Codec, Dense
+from edgeasync.protocol.codecs.source import Bytes, Source, VectorSource, copy_range, join_statistics
 from edgeasync.protocol.wire import Buffer
 
 HEADER_BYTES = 8
@@ -32,72 +29,49 @@ Magnitudes = npt.NDArray[np.int32]
 """A float's bits without its sign: they compare as magnitudes do, and what is not finite is largest."""
 
 
-@dataclass(frozen=True)
-class TopK:
+class TopK(Codec):
     """The largest of the trained values, then the statistics."""
 
-    name: str
-    length: int
-    trained: int
-    fraction: float
-    stage: Dense
-
-    elementwise: ClassVar[bool] = False
-    needs_feedback: ClassVar[bool] = True
-
-    @property
-    def payload_bytes_min(self) -> int:
-        """Nothing is kept."""
-        return HEADER_BYTES + 4 * (self.length - self.trained)
-
-    @property
-    def payload_bytes_max(self) -> int:
-        """Half of the values are kept, and their places take the widest symbols."""
-        count = self.count_max
-        symbols = max(_symbol_bytes(count + self.trained // _escape(width), width) for width in WIDTHS)
-        return self.payload_bytes_min + self.stage.nbytes(count) + symbols
-
-    @property
-    def count_max(self) -> int:
-        """More values are not believed, whatever the fraction is: they would be cheaper without their places."""
-        return (self.trained + 1) // 2
+    def __init__(self, name: str, spec: ParameterSpec, fraction: float, stage: Dense) -> None:
+        self._stage = stage
+        self._trained = trained = spec.trained_length
+        # More values are not believed, whatever the fraction is: they would be cheaper without their places.
+        self._count_max = count_max = (trained + 1) // 2
+        self._count = min(math.ceil(fraction * trained), count_max)
+        # The shortest payload keeps no value, the longest half of them, with the widest symbols for their places.
+        least = HEADER_BYTES + 4 * (spec.length - trained)
+        symbol_bytes = max(_symbol_bytes(count_max + trained // _escape(width), width) for width in WIDTHS)
+        super().__init__(name, least, least + stage.nbytes(count_max) + symbol_bytes, needs_feedback=True)
 
     def encode(self, source: Source, random: np.random.Generator | None = None) -> Buffer:
         """Return the payload."""
-        count = min(math.ceil(self.fraction * self.trained), self.count_max)
-        places, values = _largest(Part(source, 0, self.trained), count)
+        places, values = _largest(source, self._trained, self._count)
         width, symbols = _code_places(places)
-        value_bytes = self.stage.nbytes(places.size)
+        value_bytes = self._stage.nbytes(places.size)
         out = np.empty(self.payload_bytes_min + value_bytes + symbols.size, np.uint8)
         out[:HEADER_BYTES].view("<u4")[:] = places.size, width
         rest = out[HEADER_BYTES:]
-        self.stage.encode(VectorSource(values), rest[:value_bytes], random)
+        self._stage.encode(VectorSource(values), values.size, rest[:value_bytes], random)
         rest[value_bytes : value_bytes + symbols.size] = symbols
-        encode_statistics(source, self.trained, rest[value_bytes + symbols.size :])
+        copy_range(rest[value_bytes + symbols.size :].view("<f4"), source, self._trained)
         return out.data
 
     def open(self, payload: Buffer) -> Source:
         """Decode and check the places."""
-        coded = as_bytes(payload)
-        if not self.payload_bytes_min <= coded.size <= self.payload_bytes_max:
-            raise wrong_length(self, coded.size)
+        coded = self._checked(payload)
         count, width = coded[:HEADER_BYTES].view("<u4").tolist()
-        if count > self.count_max or width not in WIDTHS:
-            raise ProtocolError(f"{count} of {self.trained} values, in symbols of {width} bits, are not possible")
-        value_bytes = self.stage.nbytes(count)
+        if count > self._count_max or width not in WIDTHS:
+            raise ProtocolError(f"{count} of {self._trained} values, in symbols of {width} bits, are not possible")
+        value_bytes = self._stage.nbytes(count)
         symbol_bytes = coded.size - self.payload_bytes_min - value_bytes
         if symbol_bytes < 0:
             raise ProtocolError(f"{count} values do not fit in a {self.name} payload of {coded.size} bytes")
         rest = coded[HEADER_BYTES:]
         symbols = rest[value_bytes : value_bytes + symbol_bytes]
-        places = _decode_places(symbols, width, count, self.trained)
-        kept = self.stage.open(rest[:value_bytes], count)
-        sparse = _SparseSource(self.trained, places, kept)
-        return with_statistics(sparse, rest[value_bytes + symbol_bytes :])
-
-    def snap(self, values: Vector) -> None:  # noqa: ARG002
-        """Raise `TypeError`: values are not rounded one by one."""
-        raise TypeError(f"{self.name} does not round values one by one")
+        places = _decode_places(symbols, width, count, self._trained)
+        kept = self._stage.open(rest[:value_bytes], count)
+        sparse = _SparseSource(self._trained, places, kept)
+        return join_statistics(sparse, rest[value_bytes + symbol_bytes :])
 
 
 class _SparseSource:
@@ -109,7 +83,7 @@ class _SparseSource:
         self.length = length
         self._places = places
         self._kept = np.empty(kept.length, np.float32)
-        copy_whole(self._kept, kept)
+        copy_range(self._kept, kept)
 
     def read(self, start: int, stop: int, scratch: Vector) -> Vector:
         values = scratch[: stop - start]
@@ -120,12 +94,12 @@ class _SparseSource:
         return values
 
 
-def _largest(source: Source, count: int) -> tuple[Places, Vector]:
-    """Return where the `count` largest magnitudes are, in order, and the values."""
-    least = _guess(source, count)
-    places, values = _at_least(source, least)
+def _largest(source: Source, length: int, count: int) -> tuple[Places, Vector]:
+    """Return where the `count` largest magnitudes of the first `length` values are, in order, and the values."""
+    least = _guess(source, length, count)
+    places, values = _at_least(source, length, least)
     if places.size < count and least > 1:
-        places, values = _at_least(source, _lower_bound(source, count))
+        places, values = _at_least(source, length, _lower_bound(source, length, count))
     if places.size <= count:
         return places, values
     magnitudes = _magnitudes(values)
@@ -135,9 +109,8 @@ def _largest(source: Source, count: int) -> tuple[Places, Vector]:
     return places[keep], values[keep]
 
 
-def _guess(source: Source, count: int) -> int:
+def _guess(source: Source, length: int, count: int) -> int:
     """Return a magnitude that, by a sample, a few more than `count` values reach; at least 1: no zero does."""
-    length = source.length
     if length <= SAMPLE:
         return 1
     # In runs, for a read has a price of its own: the longer the vector, the more and the shorter.
@@ -154,24 +127,24 @@ def _guess(source: Source, count: int) -> int:
     return max(1, int(np.partition(magnitudes, -rank)[-rank]))
 
 
-def _lower_bound(source: Source, count: int) -> int:
-    """Return a magnitude that at least `count` values reach, if so many are not zero, and not many more."""
+def _lower_bound(source: Source, length: int, count: int) -> int:
+    """Return a magnitude that `count` values reach, and few more; less if fewer than `count` are not zero."""
     counts = np.zeros(1 << 16, np.int64)
-    scratch = np.empty(min(CHUNK, source.length), np.float32)
-    for start in range(0, source.length, CHUNK):
-        values = source.read(start, min(start + CHUNK, source.length), scratch)
+    scratch = np.empty(min(CHUNK, length), np.float32)
+    for start in range(0, length, CHUNK):
+        values = source.read(start, min(start + CHUNK, length), scratch)
         counts += np.bincount(_magnitudes(values) >> 15, minlength=1 << 16)
     reached = np.flatnonzero(np.cumsum(counts[::-1])[::-1] >= count)
     return max(1, int(reached[-1]) << 15)
 
 
-def _at_least(source: Source, least: int) -> tuple[Places, Vector]:
+def _at_least(source: Source, length: int, least: int) -> tuple[Places, Vector]:
     """Return the values of at least this magnitude, and where they are."""
-    room = min(CHUNK, source.length)
+    room = min(CHUNK, length)
     scratch, work, reach = np.empty(room, np.float32), np.empty(room, np.int32), np.empty(room, np.bool_)
     found, kept = [np.empty(0, np.int32)], [np.empty(0, np.float32)]
-    for start in range(0, source.length, CHUNK):
-        values = source.read(start, min(start + CHUNK, source.length), scratch)
+    for start in range(0, length, CHUNK):
+        values = source.read(start, min(start + CHUNK, length), scratch)
         size = values.size
         np.bitwise_and(values.view(np.int32), _MAGNITUDE, out=work[:size])
         places = np.flatnonzero(np.greater_equal(work[:size], least, out=reach[:size]))

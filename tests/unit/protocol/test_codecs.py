@@ -144,25 +144,25 @@ def test_what_is_not_finite_in_a_long_vector_stays_so(name):
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
 @given(spec=specs(), data=st.data())
-def test_snapped_values_travel_as_they_are(name, spec, data):
+def test_rounded_values_travel_as_they_are(name, spec, data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     vector = rng.integers(0, 2**32, spec.length, np.uint32).view(np.float32)
     codec = make_codec(name, spec)
     assert codec.elementwise
     assert not codec.needs_feedback
-    snapped = vector.copy()
-    codec.snap(snapped[: spec.trained_length])
-    np.testing.assert_array_equal(bits(there_and_back(name, spec, vector)), bits(snapped))
-    np.testing.assert_array_equal(bits(there_and_back(name, spec, snapped)), bits(snapped))
+    rounded = vector.copy()
+    codec.round_in_place(rounded[: spec.trained_length])
+    np.testing.assert_array_equal(bits(there_and_back(name, spec, vector)), bits(rounded))
+    np.testing.assert_array_equal(bits(there_and_back(name, spec, rounded)), bits(rounded))
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - set(ELEMENTWISE)))
-def test_only_elementwise_codecs_snap(name):
+def test_only_elementwise_codecs_round_in_place(name):
     codec = make_codec(name, flat(4))
     assert not codec.elementwise
     assert codec.needs_feedback == (name.startswith(("top_k", "low_rank")) or "sign" in name)
     with pytest.raises(TypeError, match="one by one"):
-        codec.snap(np.zeros(4, np.float32))
+        codec.round_in_place(np.zeros(4, np.float32))
 
 
 def test_identity_neither_copies_nor_lets_a_reader_write():
