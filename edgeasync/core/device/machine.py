@@ -47,7 +47,7 @@ from edgeasync.core.device.events import (
 from edgeasync.core.device.hub_rotation import BACKOFF_MAX_S, BACKOFF_MIN_S, HubRotation
 from edgeasync.core.device.overlap import OverlapSteps
 from edgeasync.core.device.pending_push import ModelKey, PendingPush, describe
-from edgeasync.core.states import State, Table
+from edgeasync.core.states import Table, check_move
 from edgeasync.errors import EdgeAsyncError, GraphError, ModelMismatchError, RefusedError
 from edgeasync.protocol.messages import (
     PROTOCOL_VERSIONS,
@@ -117,10 +117,10 @@ WORK: Table[Work] = {
 
 
 class DeviceCore:
-    """A device's decisions. `begin`, `handle` and `tick` return effects to carry out in order."""
+    """A device's decisions. `begin`, `handle` and `tick` return effects to carry out in order.
 
-    link = State(LINK)
-    work = State(WORK)
+    `link` and `work` move only along their tables, by `_move_link` and `_move_work`.
+    """
 
     def __init__(
         self,
@@ -136,6 +136,8 @@ class DeviceCore:
         hubs: int = 1,
         alone_steps_max: int = 0,
     ) -> None:
+        self.link: Link = "offline"
+        self.work: Work = "idle"
         self.device_id = device_id
         self.welcome: Welcome | None = None
         self.held: ModelVersion | None = None
@@ -182,7 +184,7 @@ class DeviceCore:
     def recall(self, push: Push, model: ModelKey) -> None:
         """Before `begin`: go on with an update of this model that was made before this start."""
         self._unanswered.recall(push, model)
-        self.work = "pushing"
+        self._move_work("pushing")
 
     def check(self) -> None:
         """Raise `AssertionError` where the state contradicts itself; cheap enough for after every event."""
@@ -195,6 +197,16 @@ class DeviceCore:
         assert self.work != "pushing" or pending.push is not None, "pushing nothing"
         assert self.work != "training" or self.held is not None, "training from no version"
         assert pending.push is None or pending.push.seq == pending.seq_last + 1, "a push that is not the next"
+
+    def _move_link(self, link: Link) -> None:
+        """Go to another state of the link; raises `TransitionError` where `LINK` has no such move."""
+        check_move(LINK, self.link, link, "a device's link")
+        self.link = link
+
+    def _move_work(self, work: Work) -> None:
+        """Go to another state of the work; raises `TransitionError` where `WORK` has no such move."""
+        check_move(WORK, self.work, work, "a device's work")
+        self.work = work
 
     # -- time ------------------------------------------------------------------------------------------------
 
@@ -306,9 +318,10 @@ class DeviceCore:
             return effects
         self.push_codec = message.push_codec or self.push_codec
         if message.deltas is not None and self.held is None:
-            self.work, self._work_at_s = "idle", now_s + BACKOFF_MIN_S
+            self._move_work("idle")
+            self._work_at_s = now_s + BACKOFF_MIN_S
             return effects  # it leads on from what was lost with the power: the whole is fetched
-        self.work = "adopting"
+        self._move_work("adopting")
         self._adopting = message
         self._wait(now_s)
         return [*effects, InstallModel(message)]
@@ -320,7 +333,7 @@ class DeviceCore:
     # -- link ------------------------------------------------------------------------------------------------
 
     def _greet(self, now_s: float) -> list[DeviceEffect]:
-        self.link = "greeting"
+        self._move_link("greeting")
         self._link_at_s = now_s + GREETING_S
         self.answered, self._unreadable = False, ""
         return [Connect(), Send(self._hello())]
@@ -366,9 +379,9 @@ class DeviceCore:
         elif self._turns.is_news:
             effects.append(Report("waiting", cause))
         self._link_at_s = self._turns.fail(now_s, retry_after_s, move_on=self.link == "greeting" and not stay)
-        self.link = "offline"
+        self._move_link("offline")
         if self.work == "adopting":
-            self.work = "idle"
+            self._move_work("idle")
         return effects + self._train_on()
 
     def _welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:
@@ -393,7 +406,7 @@ class DeviceCore:
                 f"the hub's graph has {welcome.graph_bytes} bytes, over this device's {self._graph_bytes_max}; "
                 "raise [agent] graph_bytes_max if you trust the hub"
             )
-        self.link = "joined"
+        self._move_link("joined")
         self.welcome = welcome
         self.push_codec = welcome.push_codec
         self._duplicate_refusals = 0
@@ -406,10 +419,10 @@ class DeviceCore:
         if dropped := self._unanswered.agree(welcome.seq_last, welcome.checksum_last):
             effects.append(Report("warning", dropped))
         if self.work == "pushing" and self._unanswered.push is None:
-            self.work = "idle"
+            self._move_work("idle")
         if welcome.graph is None or self._equipped:
             return effects + self._join(now_s)
-        self.work = "equipping"
+        self._move_work("equipping")
         self._wait(now_s)
         return [*effects, FindGraph(welcome.graph)]
 
@@ -421,7 +434,7 @@ class DeviceCore:
             self._joined = self.welcome.settings
             effects.append(Join(self.welcome))
         if self.work in ("equipping", "adopting"):
-            self.work = "idle"
+            self._move_work("idle")
         if self.work != "training":
             effects += self._speak(now_s)
         return effects
@@ -457,7 +470,7 @@ class DeviceCore:
         return self._finish(refuse.code, RefusedError(refuse.sentence))
 
     def _finish(self, reason: str, error: EdgeAsyncError | None = None) -> list[DeviceEffect]:
-        self.link = "over"
+        self._move_link("over")
         return [Stop(reason, error)]
 
     # -- the graph -------------------------------------------------------------------------------------------
@@ -478,7 +491,7 @@ class DeviceCore:
                 effects: list[DeviceEffect] = [Report("graph", f"{way}, {self.welcome.graph_bytes} bytes")]
                 if self.link == "joined":
                     return effects + self._join(now_s)
-                self.work = "idle"
+                self._move_work("idle")
                 return effects
             case GraphMissing():
                 return self._speak(now_s) if self.link == "joined" else []
@@ -500,7 +513,7 @@ class DeviceCore:
         # Of two that came in one after the other only the second is what lies in memory in the end.
         if self.work != "adopting" or assignment is not self._adopting:
             return []
-        self.work = "training"
+        self._move_work("training")
         self._ahead.adopted()
         # A hub of another make may ask for more than the device has said it allows.
         local_steps = min(assignment.local_steps, self._profile.local_steps_max or assignment.local_steps)
@@ -510,7 +523,7 @@ class DeviceCore:
         if failed.spoilt:
             self.held = None
         if self.work == "adopting":
-            self.work = "idle"
+            self._move_work("idle")
             self._work_at_s = now_s + BACKOFF_MIN_S
         return [Report("warning", failed.reason)]
 
@@ -520,7 +533,7 @@ class DeviceCore:
             return self._train_on()
         if self.work != "training" or self.held is None or self.welcome is None:
             return []
-        self.work = "pushing"
+        self._move_work("pushing")
         ahead = self._ahead.take()
         if ahead is not None:
             result = result.after(ahead)
@@ -560,9 +573,9 @@ class DeviceCore:
         if (push := self._unanswered.say(self.welcome.session)) is not None:
             if push.loss_mean is None and self.welcome.protocol_version < LOSS_OPTIONAL_VERSION:
                 return self._finish("protocol_version", RefusedError(_NEEDS_A_LOSS))
-            self.work = "pushing"
+            self._move_work("pushing")
             return [SendPush(push)]
-        self.work = "idle"
+        self._move_work("idle")
         return [Send(Fetch(self.welcome.session, self.held))]
 
     def _wait(self, now_s: float) -> None:
@@ -574,7 +587,7 @@ class DeviceCore:
         if not self._unanswered.answered(ack):
             return []
         self._busy = False
-        self.work = "idle"
+        self._move_work("idle")
         self.updates_answered += 1
         self._wait(now_s)
         warned = self._warned_of(ack.outcome) + self._told_of(ack)

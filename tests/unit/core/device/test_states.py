@@ -1,0 +1,49 @@
+"""The states of the device's core are assigned in one place each, where the move is checked."""
+
+import ast
+import inspect
+from random import Random
+
+import pytest
+
+from edgeasync.core.device import machine
+from edgeasync.core.device.machine import DeviceCore
+from edgeasync.errors import TransitionError
+from edgeasync.protocol.messages import DeviceProfile
+
+STATES = {"link": "_move_link", "work": "_move_work"}
+
+
+def assignments(tree, name):
+    """Return the functions that assign an attribute of this name, in the order of the file."""
+    return [
+        function.name
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute) and node.attr == name and not isinstance(node.ctx, ast.Load)
+    ]
+
+
+@pytest.mark.parametrize(("state", "move"), STATES.items())
+def test_a_state_is_assigned_by_its_move_alone(state, move):
+    tree = ast.parse(inspect.getsource(machine))
+    assert assignments(tree, state) == ["__init__", move]
+    assert not any(isinstance(node, ast.Name) and node.id in ("setattr", "vars") for node in ast.walk(tree))
+
+
+@pytest.mark.parametrize(("move", "state"), [("_move_link", "joined"), ("_move_work", "training")])
+def test_a_move_that_the_table_does_not_have_is_an_error_and_changes_nothing(move, state):
+    core = DeviceCore(
+        device_id="pi-1",
+        state_id=bytes(16),
+        start=1,
+        profile=DeviceProfile(),
+        codecs=("identity",),
+        fingerprint=None,
+        graph_bytes_max=1000,
+        random=Random(0),
+    )
+    with pytest.raises(TransitionError, match=f"cannot go from '(offline|idle)' to '{state}'"):
+        getattr(core, move)(state)
+    assert (core.link, core.work) == ("offline", "idle")
