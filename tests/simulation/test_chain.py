@@ -85,9 +85,9 @@ class World:
         self.published.setdefault(published.number, published.vector.copy())
         for device in self.devices:
             core, model = device.engine.core, device.engine._model
-            holds = device.running and core.work in ("training", "pushing") and core.held is not None
-            if holds and core.held.number in self.published:
-                assert np.array_equal(model._held, self.published[core.held.number])
+            holds = device.running and core.work in ("training", "pushing") and core.version is not None
+            if holds and core.version.number in self.published:
+                assert np.array_equal(model._base, self.published[core.version.number])
                 self.compared += 1
         return False
 

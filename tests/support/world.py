@@ -144,7 +144,7 @@ class WatchedDevice(SimulatedDevice):
         def watched(event, now_s):
             self.world.checks.time_is(engine.core, now_s)
             if isinstance(event, ModelInstalled):
-                self.world.checks.holds(self, event.assignment.version, engine._model._held)
+                self.world.checks.holds(self, event.assignment.version, engine._model._base)
             effects = handle(event, now_s)
             for effect in effects:
                 if isinstance(effect, ResolvePush):
@@ -160,10 +160,10 @@ class WatchedDevice(SimulatedDevice):
         engine.core.handle, engine._push = watched, watched_push
         return engine
 
-    def train(self, model, local_steps, then, *, ahead):
+    def train(self, model, local_steps, then, *, overlap):
         self.stilled = self.quiet
         if not self.quiet:
-            super().train(model, local_steps, then, ahead=ahead)
+            super().train(model, local_steps, then, overlap=overlap)
 
     def send(self, header, payload):
         self.world.trace.note(self._clock.now_s, self.device_id, header, payload or b"")

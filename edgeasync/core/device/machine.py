@@ -1,10 +1,10 @@
 """`DeviceCore`: the device as a deterministic state machine. Events in, effects out; no I/O, no clock.
 
-Two small machines side by side. The *link* is `offline`, `greeting` or `joined`; the *work* is `idle` (it
-wants an assignment), `equipping` (it needs the hub's training graph first), `adopting` (an assignment's payload
+Two small machines side by side. The *link* is `offline`, `handshake` or `joined`. The *work* is `idle` (it wants
+an assignment), `fetching_graph` (it needs the hub's training graph first), `installing` (an assignment's payload
 is coming in), `training`, or `pushing` (an update has no answer yet). They meet only when the link becomes
-`joined`: work then says again what was not answered. So training goes on while the hub is away, and an update
-is repeated, under the same number, until it is answered.
+`joined`: the work then says again what was not answered. So training continues while the hub is away, and an
+update is repeated, under the same number, until it is answered.
 """
 
 from random import Random
@@ -71,7 +71,7 @@ from edgeasync.protocol.messages import (
     Welcome,
 )
 
-GREETING_S = 3.0
+HANDSHAKE_S = 3.0
 """How long a new connection may take to be welcomed."""
 
 UNREACHABLE_EVERY_S = 60.0
@@ -95,25 +95,25 @@ GRAPH_BYTES_MAX = 64 << 20
 """A device takes no larger graph unless it is told otherwise."""
 
 
-Link = Literal["offline", "greeting", "joined", "over"]
-Work = Literal["idle", "equipping", "adopting", "training", "pushing"]
+Link = Literal["offline", "handshake", "joined", "over"]
+Work = Literal["idle", "fetching_graph", "installing", "training", "pushing"]
 
 LINK: Table[Link] = {
-    "offline": ("greeting", "over"),
-    "greeting": ("joined", "offline", "over"),
+    "offline": ("handshake", "over"),
+    "handshake": ("joined", "offline", "over"),
     "joined": ("offline", "over"),
     "over": (),
 }
-"""The link to the hub: `greeting` waits for a welcome; `over` is the end."""
+"""The link to the hub: `handshake` waits for a welcome; `over` is the end."""
 
 WORK: Table[Work] = {
-    "idle": ("equipping", "adopting", "pushing"),
-    "equipping": ("idle",),
-    "adopting": ("training", "idle"),
+    "idle": ("fetching_graph", "installing", "pushing"),
+    "fetching_graph": ("idle",),
+    "installing": ("training", "idle"),
     "training": ("pushing",),
-    "pushing": ("idle", "equipping"),
+    "pushing": ("idle", "fetching_graph"),
 }
-"""The work: `idle` waits for an assignment, `equipping` for the training graph, `pushing` for an answer."""
+"""The work: `idle` waits for an assignment, `fetching_graph` for the training graph, `pushing` for an answer."""
 
 
 class DeviceCore:
@@ -134,13 +134,13 @@ class DeviceCore:
         graph_bytes_max: int,
         random: Random,
         hubs: int = 1,
-        alone_steps_max: int = 0,
+        offline_steps_max: int = 0,
     ) -> None:
         self.link: Link = "offline"
         self.work: Work = "idle"
         self.device_id = device_id
         self.welcome: Welcome | None = None
-        self.held: ModelVersion | None = None
+        self.version: ModelVersion | None = None
         self.push_codec = "identity"
         self.round_trip_s: float | None = None
         self.updates_answered = 0
@@ -153,16 +153,16 @@ class DeviceCore:
         self._fingerprint = fingerprint
         self._graph_bytes_max = graph_bytes_max
         self._random = random
-        self._turns = HubRotation(hubs, random)
-        self._ahead = OverlapSteps(alone_steps_max)
-        self._equipped = False
+        self._rotation = HubRotation(hubs, random)
+        self._overlap = OverlapSteps(offline_steps_max)
+        self._has_graph = False
         self._joined: dict[str, object] | None = None
         self._unanswered = PendingPush()
-        self._adopting: Assignment | None = None
+        self._installing: Assignment | None = None
         self._duplicate_refusals = 0
         self._diverged = self._busy = self._in_quarantine = False
         self._unreadable = ""
-        """Why what this connection's greeting was answered by could not be read."""
+        """Why the answer to this connection's hello could not be read."""
         self._link_at_s = self._work_at_s = self._ping_at_s = self._heard_s = self._tell_at_s = 0.0
 
     @property
@@ -173,16 +173,16 @@ class DeviceCore:
     @property
     def hub(self) -> int:
         """Which hub of the list is spoken to, or tried next."""
-        return self._turns.hub
+        return self._rotation.hub
 
     @property
-    def goes_on(self) -> bool:
-        """Whether training may go on from an update before the next model is here."""
+    def may_overlap(self) -> bool:
+        """Whether training may continue from an update before the next model is here."""
         assert self.welcome is not None
-        return max(self.welcome.overlap_steps_max, self._ahead.alone_steps_max) > 0
+        return max(self.welcome.overlap_steps_max, self._overlap.offline_steps_max) > 0
 
     def recall(self, push: Push, model: ModelKey) -> None:
-        """Before `begin`: go on with an update of this model that was made before this start."""
+        """Before `begin`: resume with an update of this model that was made before this start."""
         self._unanswered.recall(push, model)
         self._move_work("pushing")
 
@@ -190,12 +190,12 @@ class DeviceCore:
         """Raise `AssertionError` where the state contradicts itself; cheap enough for after every event."""
         pending = self._unanswered
         assert self.link != "joined" or self.welcome is not None, "joined without a welcome"
-        assert self.work != "adopting" or self._adopting is not None, "adopting nothing"
-        equipped = self._equipped or self.welcome is None or self.welcome.graph is None
-        assert self.work in ("equipping", "pushing", "idle") or equipped, "at work without the graph"
-        assert self.work != "adopting" or self.link in ("joined", "over"), "adopting without a hub"
+        assert self.work != "installing" or self._installing is not None, "installing nothing"
+        has_graph = self._has_graph or self.welcome is None or self.welcome.graph is None
+        assert self.work in ("fetching_graph", "pushing", "idle") or has_graph, "at work without the graph"
+        assert self.work != "installing" or self.link in ("joined", "over"), "installing without a hub"
         assert self.work != "pushing" or pending.push is not None, "pushing nothing"
-        assert self.work != "training" or self.held is not None, "training from no version"
+        assert self.work != "training" or self.version is not None, "training from no version"
         assert pending.push is None or pending.push.seq == pending.seq_last + 1, "a push that is not the next"
 
     def _move_link(self, link: Link) -> None:
@@ -224,17 +224,17 @@ class DeviceCore:
     def begin(self, now_s: float) -> list[DeviceEffect]:
         """Connect for the first time."""
         self._heard_s = now_s  # so that silence is counted from here
-        return self._greet(now_s)
+        return self._begin_handshake(now_s)
 
     def tick(self, now_s: float, steps_total: int) -> list[DeviceEffect]:
         """Do what is due: connect again, ping, or repeat what was not answered."""
         if self.link == "over":
             return []
         if self.link == "offline":
-            return self._greet(now_s) if now_s >= self._link_at_s else []
-        if self.link == "greeting" or self.welcome is None:
+            return self._begin_handshake(now_s) if now_s >= self._link_at_s else []
+        if self.link == "handshake" or self.welcome is None:
             return (
-                self._give_up_greeting(now_s, "no hub answers yet; trying until one does")
+                self._give_up_handshake(now_s, "no hub answers yet; trying until one does")
                 if now_s >= self._link_at_s
                 else []
             )
@@ -251,7 +251,7 @@ class DeviceCore:
     # -- events ----------------------------------------------------------------------------------------------
 
     def handle(self, event: DeviceEvent, now_s: float) -> list[DeviceEffect]:
-        """Take in one event; return the effects to carry out in order."""
+        """Handle one event; return the effects to carry out in order."""
         if self.link == "over":
             return []
         match event:
@@ -260,11 +260,11 @@ class DeviceCore:
             case Trained() | OverlapTrained():
                 return self._trained(event, now_s)
             case ModelInstalled():
-                return self._adopted(event.assignment)
+                return self._model_installed(event.assignment)
             case InstallFailed():
-                return self._adoption_failed(event, now_s)
+                return self._install_failed(event, now_s)
             case GraphHeld() | GraphMissing() | GraphBroken() | GraphForged():
-                return self._graph_known(event, now_s) if self.work == "equipping" else []
+                return self._graph_known(event, now_s) if self.work == "fetching_graph" else []
             case Kept() | TransferMoved():
                 return self._moved(event, now_s)
             case Disconnected():
@@ -293,13 +293,13 @@ class DeviceCore:
                 return self._go_offline(now_s, "the hub is stopping")
             case Pong():
                 self._measure(now_s - message.sent_s)
-            case Ack() | Assignment() if self.work == "equipping":
+            case Ack() | Assignment() if self.work == "fetching_graph":
                 return []  # an update from the spool is said again once the graph is here
             case Ack() if self.link == "joined":
                 return self._acknowledged(message, now_s)
             case Assignment() if self.link == "joined":
                 return self._assigned(message, now_s)
-            case Graph() if self.link == "joined" and self.work == "equipping":
+            case Graph() if self.link == "joined" and self.work == "fetching_graph":
                 return self._graph_offered(message, now_s)
         return []
 
@@ -314,15 +314,15 @@ class DeviceCore:
 
     def _assigned(self, message: Assignment, now_s: float) -> list[DeviceEffect]:
         effects = self._acknowledged(message.ack, now_s) if message.ack is not None else []
-        if self.work not in ("idle", "adopting"):
+        if self.work not in ("idle", "installing"):
             return effects
         self.push_codec = message.push_codec or self.push_codec
-        if message.deltas is not None and self.held is None:
+        if message.deltas is not None and self.version is None:
             self._move_work("idle")
             self._work_at_s = now_s + BACKOFF_MIN_S
             return effects  # it leads on from what was lost with the power: the whole is fetched
-        self._move_work("adopting")
-        self._adopting = message
+        self._move_work("installing")
+        self._installing = message
         self._wait(now_s)
         return [*effects, InstallModel(message)]
 
@@ -332,9 +332,9 @@ class DeviceCore:
 
     # -- link ------------------------------------------------------------------------------------------------
 
-    def _greet(self, now_s: float) -> list[DeviceEffect]:
-        self._move_link("greeting")
-        self._link_at_s = now_s + GREETING_S
+    def _begin_handshake(self, now_s: float) -> list[DeviceEffect]:
+        self._move_link("handshake")
+        self._link_at_s = now_s + HANDSHAKE_S
         self.answered, self._unreadable = False, ""
         return [Connect(), Send(self._hello())]
 
@@ -352,8 +352,8 @@ class DeviceCore:
         )
 
     def _disconnected(self, now_s: float) -> list[DeviceEffect]:
-        if self.link == "greeting":
-            return self._give_up_greeting(now_s, "the connection broke")
+        if self.link == "handshake":
+            return self._give_up_handshake(now_s, "the connection broke")
         return [] if self.link == "offline" else self._go_offline(now_s, "the connection broke")
 
     def _stop_requested(self) -> list[DeviceEffect]:
@@ -362,10 +362,10 @@ class DeviceCore:
             goodbye.append(Send(Leave("stopping", self.welcome.session)))
         return [*goodbye, *self._finish("stopped")]
 
-    def _give_up_greeting(self, now_s: float, cause: str) -> list[DeviceEffect]:
-        """Go offline from a greeting without a welcome; of silence tell, but once a minute only."""
+    def _give_up_handshake(self, now_s: float, cause: str) -> list[DeviceEffect]:
+        """Go offline from a handshake without a welcome; report silence, but at most once a minute."""
         effects = self._go_offline(now_s, cause)
-        if not self.answered and now_s >= self._tell_at_s and self._turns.all_failed:
+        if not self.answered and now_s >= self._tell_at_s and self._rotation.all_failed:
             self._tell_at_s = now_s + UNREACHABLE_EVERY_S
             effects.append(Report("unreachable", self._unreadable, since_s=self._heard_s))
         return effects
@@ -376,16 +376,16 @@ class DeviceCore:
         effects: list[DeviceEffect] = [Disconnect()]
         if self.link == "joined":
             effects.append(Report("disconnected", cause))
-        elif self._turns.is_news:
+        elif self._rotation.is_news:
             effects.append(Report("waiting", cause))
-        self._link_at_s = self._turns.fail(now_s, retry_after_s, move_on=self.link == "greeting" and not stay)
+        self._link_at_s = self._rotation.fail(now_s, retry_after_s, move_on=self.link == "handshake" and not stay)
         self._move_link("offline")
-        if self.work == "adopting":
+        if self.work == "installing":
             self._move_work("idle")
         return effects + self._train_on()
 
     def _welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:
-        if self.link != "greeting":
+        if self.link != "handshake":
             return []
         if welcome.protocol_version not in PROTOCOL_VERSIONS:
             return self._finish(
@@ -410,7 +410,7 @@ class DeviceCore:
         self.welcome = welcome
         self.push_codec = welcome.push_codec
         self._duplicate_refusals = 0
-        self._turns.welcomed()
+        self._rotation.welcomed()
         self._tell_at_s = 0.0
         self._ping_at_s = now_s + welcome.heartbeat_s * self._random.uniform(0.5, 1.0)
         effects: list[DeviceEffect] = [Report("joined", f"as {self.device_id}")]
@@ -420,20 +420,20 @@ class DeviceCore:
             effects.append(Report("warning", dropped))
         if self.work == "pushing" and self._unanswered.push is None:
             self._move_work("idle")
-        if welcome.graph is None or self._equipped:
+        if welcome.graph is None or self._has_graph:
             return effects + self._join(now_s)
-        self._move_work("equipping")
+        self._move_work("fetching_graph")
         self._wait(now_s)
         return [*effects, FindGraph(welcome.graph)]
 
     def _join(self, now_s: float) -> list[DeviceEffect]:
-        """Make ready for what the hub describes, unless that was done, then let the work speak."""
+        """Prepare for what the hub describes, unless that was done, then let the work speak."""
         assert self.welcome is not None
         effects: list[DeviceEffect] = []
         if self._joined != self.welcome.settings:
             self._joined = self.welcome.settings
             effects.append(Join(self.welcome))
-        if self.work in ("equipping", "adopting"):
+        if self.work in ("fetching_graph", "installing"):
             self._move_work("idle")
         if self.work != "training":
             effects += self._speak(now_s)
@@ -486,7 +486,7 @@ class DeviceCore:
         assert self.welcome is not None
         match event:
             case GraphHeld():
-                self._equipped = True
+                self._has_graph = True
                 way = "fetched" if event.fetched else "from the cache"
                 effects: list[DeviceEffect] = [Report("graph", f"{way}, {self.welcome.graph_bytes} bytes")]
                 if self.link == "joined":
@@ -508,39 +508,39 @@ class DeviceCore:
 
     # -- work ------------------------------------------------------------------------------------------------
 
-    def _adopted(self, assignment: Assignment) -> list[DeviceEffect]:
-        self.held = assignment.version
+    def _model_installed(self, assignment: Assignment) -> list[DeviceEffect]:
+        self.version = assignment.version
         # Of two that came in one after the other only the second is what lies in memory in the end.
-        if self.work != "adopting" or assignment is not self._adopting:
+        if self.work != "installing" or assignment is not self._installing:
             return []
         self._move_work("training")
-        self._ahead.adopted()
+        self._overlap.end()
         # A hub of another make may ask for more than the device has said it allows.
         local_steps = min(assignment.local_steps, self._profile.local_steps_max or assignment.local_steps)
-        return [Train(max(1, local_steps - self._ahead.steps_done))]
+        return [Train(max(1, local_steps - self._overlap.steps_done))]
 
-    def _adoption_failed(self, failed: InstallFailed, now_s: float) -> list[DeviceEffect]:
+    def _install_failed(self, failed: InstallFailed, now_s: float) -> list[DeviceEffect]:
         if failed.spoilt:
-            self.held = None
-        if self.work == "adopting":
+            self.version = None
+        if self.work == "installing":
             self._move_work("idle")
             self._work_at_s = now_s + BACKOFF_MIN_S
         return [Report("warning", failed.reason)]
 
     def _trained(self, result: Trained | OverlapTrained, now_s: float) -> list[DeviceEffect]:
         if isinstance(result, OverlapTrained):
-            self._ahead.add(result.result)
+            self._overlap.add(result.result)
             return self._train_on()
-        if self.work != "training" or self.held is None or self.welcome is None:
+        if self.work != "training" or self.version is None or self.welcome is None:
             return []
         self._move_work("pushing")
-        ahead = self._ahead.take()
-        if ahead is not None:
-            result = result.after(ahead)
+        before = self._overlap.begin()
+        if before is not None:
+            result = result.after(before)
         push = Push(
             session=self.welcome.session,
             seq=self._unanswered.seq_last + 1,
-            base=self.held,
+            base=self.version,
             local_steps=result.local_steps,
             examples=result.examples,
             loss_mean=result.loss_mean,
@@ -550,7 +550,7 @@ class DeviceCore:
             checksum=result.checksum,
             payload_bytes=result.payload_bytes,
             score=result.score,
-            steps_ahead=0 if ahead is None else ahead.local_steps,
+            steps_ahead=0 if before is None else before.local_steps,
         )
         self._unanswered.make(push)
         self._busy = False
@@ -558,17 +558,17 @@ class DeviceCore:
         return effects + self._train_on()
 
     def _train_on(self) -> list[DeviceEffect]:
-        """Train ahead while a model is waited for, further if the hub cannot be reached or takes no updates."""
+        """Train while the device waits for a model; further if the hub cannot be reached or takes no updates."""
         if self.work not in ("idle", "pushing") or self.welcome is None:
             return []
-        alone = self._busy or self.link != "joined"
-        return self._ahead.go_on(self.welcome.overlap_steps_max, alone=alone)
+        offline = self._busy or self.link != "joined"
+        return self._overlap.train(self.welcome.overlap_steps_max, offline=offline)
 
     def _speak(self, now_s: float) -> list[DeviceEffect]:
-        """Say, or say again, what the work waits for."""
+        """Send, or send again, the message whose answer the work waits for."""
         assert self.welcome is not None
         self._wait(now_s)
-        if self.work == "equipping":
+        if self.work == "fetching_graph":
             return [Send(FetchGraph(self.welcome.session))]
         if (push := self._unanswered.say(self.welcome.session)) is not None:
             if push.loss_mean is None and self.welcome.protocol_version < LOSS_OPTIONAL_VERSION:
@@ -576,7 +576,7 @@ class DeviceCore:
             self._move_work("pushing")
             return [SendPush(push)]
         self._move_work("idle")
-        return [Send(Fetch(self.welcome.session, self.held))]
+        return [Send(Fetch(self.welcome.session, self.version))]
 
     def _wait(self, now_s: float) -> None:
         """Give the hub a lease's time to answer before the work speaks again."""
@@ -612,7 +612,7 @@ class DeviceCore:
         """Warn of an update that was no number, once until one is taken again."""
         diverged = outcome == Rejected("not_finite")
         if diverged:
-            self._ahead.drop()  # steps that went on from there are no numbers either
+            self._overlap.drop()  # steps from there on are not finite either
         begun, self._diverged = diverged and not self._diverged, diverged
         sentence = "training diverged, and the hub refused the update: scale the data, or lower the learning rate"
         return [Report("warning", sentence)] if begun else []

@@ -262,7 +262,9 @@ class World:
                     decoded = [
                         event.assignment.version for _, event in node.jobs if isinstance(event, d.ModelInstalled)
                     ]
-                    assert node.core.held == [node.memory, *decoded][-1], "trains from another model than it says"
+                    assert node.core.version == [node.memory, *decoded][-1], (
+                        "trains from another model than it says"
+                    )
                     self.uid += 1
                     score = float(self.uid % 9)
                     trained = d.Trained(

@@ -189,7 +189,7 @@ def test_the_happy_way():
     device.welcome(seq_last=6)
     assert device.kinds == [Report, Join, Send]
     assert device.told == ["joined"]
-    assert device.said == [Fetch(device.session, device.core.held)]
+    assert device.said == [Fetch(device.session, device.core.version)]
     device.assigned(10)
     assert device.effects == [InstallModel(assignment(10))]
     device.give(ModelInstalled(assignment(10)))
@@ -223,7 +223,7 @@ def test_an_assignment_that_does_not_follow_is_fetched():
     device = DeviceBench().training().trained()
     device.hears(Ack(1, Buffered(2)))
     since_s = device.now_s
-    assert device.until(Fetch) == Fetch(device.session, device.core.held)
+    assert device.until(Fetch) == Fetch(device.session, device.core.version)
     assert device.now_s == since_s + LEASE_S
 
 
@@ -416,7 +416,7 @@ def test_a_message_of_a_hub_that_cannot_be_read_is_warned_of():
     assert device.effects == [Report("warning", "from the hub: unknown kind of message")]
 
 
-def test_a_welcome_begins_the_back_off_anew():
+def test_a_welcome_resets_the_back_off():
     device = DeviceBench()
     for _ in range(10):
         device.until(Connect)
@@ -528,7 +528,7 @@ def test_malformed_is_told_and_tried_again():
 
 
 @pytest.mark.parametrize("code", ["unknown_session", "sequence"])
-def test_a_hub_that_forgot_is_greeted_on_a_fresh_connection(code):
+def test_a_hub_that_forgot_gets_a_hello_on_a_fresh_connection(code):
     """On the old one more refusals may be on their way: each would void the session that comes next."""
     device = DeviceBench().training().trained()
     device.hears(Refuse(code, "say hello"))
@@ -578,7 +578,7 @@ def test_numbers_after_a_reconnect(before, seq_last, expected):
 
 
 def test_numbers_that_went_back_stay_back():
-    """A hub put back to older state and then started anew must not hold the numbers of before for answered."""
+    """A hub put back to older state and then started again must not hold the numbers of before for answered."""
     device = DeviceBench().training(seq_last=5).trained().reconnect(seq_last=2)
     device.hears(Leave("stopping"))
     assert device.until(Hello).seq_answered == 4, "the number after that of the update, which is 3 by now"
@@ -608,7 +608,7 @@ def test_a_number_names_an_update_only_with_its_checksum(seq_last, checksum_last
     assert device.pushed == expected
     if not expected:
         assert device.told == ["joined", "warning"]
-        assert device.said == [Fetch(device.session, device.core.held)]
+        assert device.said == [Fetch(device.session, device.core.version)]
         device.assigned(9).give(ModelInstalled(assignment(9))).trained()
         assert device.pushed == [seq_last + 1]
     else:
@@ -625,10 +625,10 @@ def test_an_update_that_never_left_takes_whatever_number_is_next():
 
 
 def test_a_push_the_hub_has_gone_past_is_given_up():
-    """A copy of this device went further. The push would never be answered; numbered anew it could count twice."""
+    """A copy of this device went further. The push gets no answer; under a new number it could count twice."""
     device = DeviceBench().training(seq_last=5).trained().reconnect(seq_last=9)
     assert device.told == ["joined", "warning"]
-    assert device.said == [Fetch(device.session, device.core.held)]
+    assert device.said == [Fetch(device.session, device.core.version)]
     device.assigned(20).give(ModelInstalled(assignment(20))).trained()
     assert device.pushed == [10]
 
@@ -667,7 +667,7 @@ def test_only_the_newest_of_two_assignments_is_trained_from():
     assert device.effects == []
     device.give(ModelInstalled(assignment(4)))
     assert device.effects == [Train(8)]
-    assert device.core.held.number == 4
+    assert device.core.version.number == 4
 
 
 def test_a_model_that_comes_in_broken_is_fetched_again():
@@ -680,7 +680,7 @@ def test_a_model_that_comes_in_broken_is_fetched_again():
 
 
 @pytest.mark.parametrize("work", ["training", "pushing"])
-def test_a_broken_copy_of_what_is_adopted_already_disturbs_nothing(work):
+def test_a_broken_copy_of_what_is_installed_already_disturbs_nothing(work):
     device = DeviceBench().training()
     if work == "pushing":
         device.trained()
@@ -696,7 +696,7 @@ def test_a_broken_copy_of_what_is_adopted_already_disturbs_nothing(work):
 
 def test_a_model_that_was_coming_in_when_the_link_broke_is_fetched_again():
     device = DeviceBench().welcome().assigned(3).reconnect()
-    assert device.said == [Fetch(device.session, device.core.held)]
+    assert device.said == [Fetch(device.session, device.core.version)]
     device.give(ModelInstalled(assignment(3)))
     assert device.effects == []
     device.assigned(4).give(ModelInstalled(assignment(4)))
@@ -752,7 +752,7 @@ def test_every_refusal_is_one_to_end_or_to_try_again():
 
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize(("code", "error"), FATAL.items())
-def test_refusals_that_waiting_does_not_mend(code, error, joined):
+def test_refusals_that_waiting_does_not_fix(code, error, joined):
     device = DeviceBench().training() if joined else DeviceBench()
     device.hears(Refuse(code, "go away"))
     (finish,) = device.effects
@@ -763,7 +763,7 @@ def test_refusals_that_waiting_does_not_mend(code, error, joined):
 
 
 @pytest.mark.parametrize("code", ["hub_full", "quarantined", "duplicate_device_id"])
-def test_refusals_that_time_may_mend(code):
+def test_refusals_that_time_may_fix(code):
     pauses = []
     for seed in range(20):
         device = DeviceBench(seed)
@@ -804,10 +804,10 @@ def test_a_hub_that_has_finished_ends_the_device_and_one_that_stops_does_not():
     assert device.effects == [Stop("the hub has finished training")]
 
 
-@pytest.mark.parametrize("link", ["greeting", "joined", "offline"])
+@pytest.mark.parametrize("link", ["handshake", "joined", "offline"])
 def test_a_person_who_stops_it_makes_it_say_goodbye(link):
     device = DeviceBench()
-    if link != "greeting":
+    if link != "handshake":
         device.training()
     if link == "offline":
         device.hears(Leave("stopping"))
@@ -843,7 +843,7 @@ def test_a_graph_that_is_kept_is_not_fetched():
     device.give(GraphHeld(fetched=False))
     assert device.kinds == [Report, Join, Send]
     assert device.effects[0] == Report("graph", "from the cache, 1000 bytes")
-    assert device.said == [Fetch(device.session, device.core.held)]
+    assert device.said == [Fetch(device.session, device.core.version)]
 
 
 def test_nothing_is_answered_before_the_graph_is_here():
@@ -852,7 +852,7 @@ def test_nothing_is_answered_before_the_graph_is_here():
     answer = Ack(KEPT.seq, Applied(1))
     for message in (answer, assignment(1, answer)):
         device.hears(message)
-        assert (device.effects, device.core.work) == ([], "equipping")
+        assert (device.effects, device.core.work) == ([], "fetching_graph")
     device.core.check()
 
 
@@ -906,7 +906,7 @@ def test_a_graph_that_comes_in_broken_is_asked_for_again():
     device.until(FetchGraph)
     assert 1.5 <= device.now_s - since_s <= 3.0
     device.hears(GRAPH).give(GraphHeld(fetched=True))
-    assert device.said == [Fetch(device.session, device.core.held)]
+    assert device.said == [Fetch(device.session, device.core.version)]
 
 
 @pytest.mark.parametrize("way", ["asked", "coming in"])
@@ -931,7 +931,7 @@ def test_a_graph_that_is_kept_while_the_link_is_down_is_there_at_the_next_welcom
     device.until(Connect)
     device.welcome(**OFFER)
     assert device.kinds == [Report, Join, Send]
-    assert device.said == [Fetch(device.session, device.core.held)]
+    assert device.said == [Fetch(device.session, device.core.version)]
 
 
 def test_a_graph_that_is_held_is_not_asked_for_after_a_reconnect():
@@ -981,14 +981,14 @@ def test_another_graph_at_the_same_address_is_another_model(graph):
     assert isinstance(finish.error, ModelMismatchError)
 
 
-def test_a_broken_connection_is_opened_anew_at_once():
+def test_a_broken_connection_is_opened_again_at_once():
     device = DeviceBench().welcome()
     device.give(Disconnected())
     assert device.effects == [Disconnect(), Report("disconnected", "the connection broke")]
     broken_s = device.now_s
     device.until(Hello)
     assert device.now_s - broken_s <= BACKOFF_MIN_S
-    assert device.give(Disconnected()).effects[0] == Disconnect(), "also while it greets"
+    assert device.give(Disconnected()).effects[0] == Disconnect(), "also during the handshake"
     assert device.give(Disconnected()).effects == [], "it knows already"
 
 
@@ -1000,18 +1000,18 @@ def test_a_ping_tells_how_long_the_last_one_took():
     assert device.until(Ping).round_trip_s == 0.25
 
 
-# -- training ahead ------------------------------------------------------------------------------------------
+# -- overlap -------------------------------------------------------------------------------------------------
 
 
-def ahead_bench(steps):
-    """A device that trains, and may go on while it waits."""
+def overlap_bench(steps):
+    """A device that trains, and may train on while it waits."""
     return DeviceBench().welcome(overlap_steps_max=steps).assigned(0).give(ModelInstalled(assignment(0)))
 
 
-def test_steps_taken_ahead_count_among_the_next():
-    device = ahead_bench(4)
+def test_overlap_steps_count_among_the_next():
+    device = overlap_bench(4)
     device.trained()
-    assert device.effects[-1] == Train(4, ahead=True)
+    assert device.effects[-1] == Train(4, overlap=True)
     answer = assignment(1, Ack(1, Applied(1)))
     device.hears(answer)
     device.give(OverlapTrained(Trained(3, 24, 1.0, 0.5, 0.25)))
@@ -1027,7 +1027,7 @@ def test_steps_taken_ahead_count_among_the_next():
 
 
 def test_at_least_one_step_is_taken_from_the_new_model():
-    device = ahead_bench(100)
+    device = overlap_bench(100)
     device.trained()
     answer = assignment(1, Ack(1, Applied(1)))
     device.hears(answer)
@@ -1037,7 +1037,7 @@ def test_at_least_one_step_is_taken_from_the_new_model():
 
 
 def test_steps_that_went_on_from_a_diverged_update_do_not_count():
-    device = ahead_bench(4)
+    device = overlap_bench(4)
     device.trained()
     answer = assignment(1, Ack(1, Rejected("not_finite")))
     device.hears(answer)
@@ -1058,18 +1058,18 @@ def test_a_pong_that_cannot_be_is_not_believed(sent_s):
     assert device.core.round_trip_s == 0.25
 
 
-# -- alone ---------------------------------------------------------------------------------------------------
+# -- without the hub -----------------------------------------------------------------------------------------
 
 
-def alone_bench(steps, overlap=0):
-    """A device that trains, and may go on by itself."""
-    device = DeviceBench(alone_steps_max=steps).welcome(overlap_steps_max=overlap)
+def offline_bench(steps, overlap=0):
+    """A device that trains, and may train on without the hub."""
+    device = DeviceBench(offline_steps_max=steps).welcome(overlap_steps_max=overlap)
     return device.assigned(0).give(ModelInstalled(assignment(0)))
 
 
-def ahead(device):
-    """The steps ahead that the last effects ask for."""
-    return [effect.local_steps for effect in device.effects if isinstance(effect, Train) and effect.ahead]
+def overlap_steps(device):
+    """The overlap steps that the last effects ask for."""
+    return [effect.local_steps for effect in device.effects if isinstance(effect, Train) and effect.overlap]
 
 
 def test_a_device_pauses_by_default_when_the_hub_is_gone():
@@ -1079,16 +1079,16 @@ def test_a_device_pauses_by_default_when_the_hub_is_gone():
 
 
 def test_a_device_that_is_cut_off_trains_on_to_its_limit_and_merges_when_it_is_back():
-    device = alone_bench(20)
-    assert device.core.goes_on
+    device = offline_bench(20)
+    assert device.core.may_overlap
     device.hears(Leave("stopping"))
-    assert ahead(device) == [], "the assigned steps are under way"
+    assert overlap_steps(device) == [], "the assigned steps are not done yet"
     device.trained()
     assert device.told == ["alone"]
-    assert ahead(device) == [20]
+    assert overlap_steps(device) == [20]
     for _ in range(3):
         device.until(Connect)
-        assert ahead(device) == []
+        assert overlap_steps(device) == []
     device.give(OverlapTrained(Trained(20, 160, 0.5, 0.25, 0.125)))
     assert device.effects == [], "that was all"
     device.welcome(overlap_steps_max=0)
@@ -1103,52 +1103,52 @@ def test_a_device_that_is_cut_off_trains_on_to_its_limit_and_merges_when_it_is_b
 
 @pytest.mark.parametrize("work", ["pushing", "answered"])
 def test_a_device_goes_alone_when_the_hub_goes_after_its_update(work):
-    device = alone_bench(20).trained()
-    assert ahead(device) == []
+    device = offline_bench(20).trained()
+    assert overlap_steps(device) == []
     if work == "answered":
         device.hears(Ack(1, Buffered(1)))
     device.hears(Leave("stopping"))
     assert device.told == ["disconnected", "alone"]
-    assert ahead(device) == [20]
+    assert overlap_steps(device) == [20]
     device.until(Connect)
     device.welcome()
     device.hears(Leave("stopping"))
-    assert ahead(device) == [], "they are under way"
+    assert overlap_steps(device) == [], "they are not done yet"
 
 
 def test_a_busy_hub_leaves_a_device_alone():
-    device = alone_bench(20).trained()
+    device = offline_bench(20).trained()
     device.hears(Refuse("busy", "later", 0.5))
-    assert (device.told, ahead(device)) == (["alone"], [20])
+    assert (device.told, overlap_steps(device)) == (["alone"], [20])
     device.hears(Refuse("busy", "later", 0.5))
     assert device.effects == []
 
 
 @pytest.mark.parametrize(("alone", "more"), [(20, [16]), (4, []), (3, []), (0, [])])
 def test_alone_the_larger_limit_holds_and_one_call_at_a_time(alone, more):
-    device = alone_bench(alone, overlap=4).trained()
-    assert ahead(device) == [4]
+    device = offline_bench(alone, overlap=4).trained()
+    assert overlap_steps(device) == [4]
     device.hears(Leave("stopping"))
-    assert ahead(device) == [], "the first four are under way"
+    assert overlap_steps(device) == [], "the first four are not done yet"
     device.give(OverlapTrained(Trained(4, 32, 0.5, 0.25, 0.125)))
-    assert ahead(device) == more
+    assert overlap_steps(device) == more
     assert ("alone" in device.told) == bool(more)
 
 
 def test_a_device_does_not_go_on_from_what_diverged():
-    device = alone_bench(20).trained()
+    device = offline_bench(20).trained()
     device.hears(Ack(1, Rejected("not_finite")))
     device.hears(Leave("stopping"))
-    assert ahead(device) == []
+    assert overlap_steps(device) == []
 
 
 def test_a_device_without_a_model_does_not_go_alone():
-    device = DeviceBench(alone_steps_max=20).welcome()
+    device = DeviceBench(offline_steps_max=20).welcome()
     device.hears(Leave("stopping"))
-    assert ahead(device) == []
+    assert overlap_steps(device) == []
     device.until(Connect)
     device.welcome().assigned(0).hears(Leave("stopping"))
-    assert ahead(device) == []
+    assert overlap_steps(device) == []
 
 
 # -- several hubs --------------------------------------------------------------------------------------------
@@ -1224,7 +1224,7 @@ ELSEWHERE = {
 def test_numbers_at_another_hub(seq_last, expected):
     device = DeviceBench(hubs=2).training(seq_last=5).trained()
     device.hears(Leave("stopping"))
-    while device.core.hub != 1 or device.core.link != "greeting":
+    while device.core.hub != 1 or device.core.link != "handshake":
         device.until(Connect)
     assert device.said[-1].seq_answered == 7
     device.welcome(seq_last)
