@@ -176,7 +176,7 @@ class Agent:
     @property
     def updates_answered(self) -> int:
         """How many updates the hub has answered."""
-        return self._engine.core.updates_answered
+        return self._engine.core.work.updates_answered
 
     @property
     def round_trip_s(self) -> float | None:

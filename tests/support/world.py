@@ -149,7 +149,7 @@ class WatchedDevice(SimulatedDevice):
             for effect in effects:
                 if isinstance(effect, ResolvePush):
                     self.answers += 1
-                    seq = engine.core._unanswered.seq_last
+                    seq = engine.core.work.pending.seq_last
                     self.world.checks.told(self.mark, seq, effect.outcome)
             return effects
 
@@ -177,8 +177,8 @@ class WatchedDevice(SimulatedDevice):
     def resting(self):
         """Whether it has nothing to do and waits for no answer but a flush."""
         core = self.engine.core
-        done = core.work == "idle" or (core.work == "training" and self.stilled)
-        return done and core.link == "joined" and core._unanswered.push is None
+        done = core.work.state == "idle" or (core.work.state == "training" and self.stilled)
+        return done and core.link == "joined" and core.work.pending.push is None
 
 
 class WatchedDisk(SimulatedDisk):

@@ -121,16 +121,5 @@ class StopRequested(msgspec.Struct, frozen=True):
 
 
 GraphEvent = GraphHeld | GraphMissing | GraphBroken | GraphForged
-DeviceEvent = (
-    Received
-    | Malformed
-    | ModelInstalled
-    | InstallFailed
-    | GraphEvent
-    | Kept
-    | TransferMoved
-    | Trained
-    | OverlapTrained
-    | Disconnected
-    | StopRequested
-)
+WorkEvent = ModelInstalled | InstallFailed | GraphEvent | Kept | Trained | OverlapTrained
+DeviceEvent = Received | Malformed | TransferMoved | Disconnected | StopRequested | WorkEvent

@@ -273,11 +273,11 @@ class DeviceEngine:
         assert self.core.welcome is not None
         welcome, model = self.core.welcome, self._model
         try:
-            codec = make_codec(self.core.push_codec, welcome.spec)
+            codec = make_codec(self.core.work.push_codec, welcome.spec)
         except ValueError:  # a hub should name only what the device knows; float32 is understood by every hub
             codec = make_codec("identity", welcome.spec)
         # With `auto` a codec that drops little carries over what one that dropped much had left.
-        overlap = self.core.may_overlap
+        overlap = self.core.work.may_overlap
         auto = True if codec.needs_feedback else None
         feedback = {"always": True, "never": False}.get(welcome.error_feedback, auto)
 

@@ -189,7 +189,7 @@ def test_the_happy_way():
     device.welcome(seq_last=6)
     assert device.kinds == [Report, Join, Send]
     assert device.told == ["joined"]
-    assert device.said == [Fetch(device.session, device.core.version)]
+    assert device.said == [Fetch(device.session, device.core.work.version)]
     device.assigned(10)
     assert device.effects == [InstallModel(assignment(10))]
     device.give(ModelInstalled(assignment(10)))
@@ -206,7 +206,7 @@ def test_the_happy_way():
         assert device.effects == [Report("answered", "applied 17"), ResolvePush(Applied(17)), InstallModel(answer)]
         device.give(ModelInstalled(answer))
         assert device.effects == [Train(8)]
-    assert device.core.updates_answered == 2
+    assert device.core.work.updates_answered == 2
 
 
 def test_an_acknowledgement_alone_is_followed_by_the_assignment():
@@ -223,7 +223,7 @@ def test_an_assignment_that_does_not_follow_is_fetched():
     device = DeviceBench().training().trained()
     device.hears(Ack(1, Buffered(2)))
     since_s = device.now_s
-    assert device.until(Fetch) == Fetch(device.session, device.core.version)
+    assert device.until(Fetch) == Fetch(device.session, device.core.work.version)
     assert device.now_s == since_s + LEASE_S
 
 
@@ -439,7 +439,7 @@ def test_training_goes_on_while_the_hub_is_silent():
     assert [type(ping) for ping in pings] == [Ping] * len(pings)
     assert pings[0] == Ping(device.session, pings[0].sent_s, 7)
     assert 2 <= len(pings) <= 4
-    assert device.core.work == "training"
+    assert device.core.work.state == "training"
     device.trained()
     assert device.effects == []
     hello = device.until(Hello)
@@ -453,7 +453,7 @@ def test_training_goes_on_while_the_hub_is_silent():
 
 def test_what_is_trained_on_goes_on_after_the_reconnect():
     device = DeviceBench().training().reconnect()
-    assert (device.kinds, device.core.work) == ([Report], "training")
+    assert (device.kinds, device.core.work.state) == ([Report], "training")
     device.trained()
     assert device.pushed == [1]
 
@@ -608,7 +608,7 @@ def test_a_number_names_an_update_only_with_its_checksum(seq_last, checksum_last
     assert device.pushed == expected
     if not expected:
         assert device.told == ["joined", "warning"]
-        assert device.said == [Fetch(device.session, device.core.version)]
+        assert device.said == [Fetch(device.session, device.core.work.version)]
         device.assigned(9).give(ModelInstalled(assignment(9))).trained()
         assert device.pushed == [seq_last + 1]
     else:
@@ -628,7 +628,7 @@ def test_a_push_the_hub_has_gone_past_is_given_up():
     """A copy of this device went further. The push gets no answer; under a new number it could count twice."""
     device = DeviceBench().training(seq_last=5).trained().reconnect(seq_last=9)
     assert device.told == ["joined", "warning"]
-    assert device.said == [Fetch(device.session, device.core.version)]
+    assert device.said == [Fetch(device.session, device.core.work.version)]
     device.assigned(20).give(ModelInstalled(assignment(20))).trained()
     assert device.pushed == [10]
 
@@ -667,7 +667,7 @@ def test_only_the_newest_of_two_assignments_is_trained_from():
     assert device.effects == []
     device.give(ModelInstalled(assignment(4)))
     assert device.effects == [Train(8)]
-    assert device.core.version.number == 4
+    assert device.core.work.version.number == 4
 
 
 def test_a_model_that_comes_in_broken_is_fetched_again():
@@ -686,7 +686,7 @@ def test_a_broken_copy_of_what_is_installed_already_disturbs_nothing(work):
         device.trained()
     device.give(InstallFailed("a second copy of the assignment came in broken"))
     assert device.told == ["warning"]
-    assert device.core.work == work
+    assert device.core.work.state == work
     if work == "training":
         device.trained()
         assert device.pushed == [1]
@@ -696,7 +696,7 @@ def test_a_broken_copy_of_what_is_installed_already_disturbs_nothing(work):
 
 def test_a_model_that_was_coming_in_when_the_link_broke_is_fetched_again():
     device = DeviceBench().welcome().assigned(3).reconnect()
-    assert device.said == [Fetch(device.session, device.core.version)]
+    assert device.said == [Fetch(device.session, device.core.work.version)]
     device.give(ModelInstalled(assignment(3)))
     assert device.effects == []
     device.assigned(4).give(ModelInstalled(assignment(4)))
@@ -730,7 +730,7 @@ def test_other_training_of_the_same_model_is_taken_up():
     assert [effect.welcome.settings for effect in device.effects if isinstance(effect, Join)] == [
         {"learning_rate": 0.2}
     ]
-    assert device.core.work == "training"
+    assert device.core.work.state == "training"
 
 
 FATAL = {
@@ -798,7 +798,7 @@ def test_a_duplicate_gives_up_after_three_leases():
 def test_a_hub_that_has_finished_ends_the_device_and_one_that_stops_does_not():
     device = DeviceBench().training().hears(Leave("stopping"))
     assert device.kinds == [Disconnect, Report]
-    assert device.core.work == "training"
+    assert device.core.work.state == "training"
     device.until(Connect)
     device.welcome().hears(Leave("finished"))
     assert device.effects == [Stop("the hub has finished training")]
@@ -843,7 +843,7 @@ def test_a_graph_that_is_kept_is_not_fetched():
     device.give(GraphHeld(fetched=False))
     assert device.kinds == [Report, Join, Send]
     assert device.effects[0] == Report("graph", "from the cache, 1000 bytes")
-    assert device.said == [Fetch(device.session, device.core.version)]
+    assert device.said == [Fetch(device.session, device.core.work.version)]
 
 
 def test_nothing_is_answered_before_the_graph_is_here():
@@ -852,7 +852,7 @@ def test_nothing_is_answered_before_the_graph_is_here():
     answer = Ack(KEPT.seq, Applied(1))
     for message in (answer, assignment(1, answer)):
         device.hears(message)
-        assert (device.effects, device.core.work) == ([], "fetching_graph")
+        assert (device.effects, device.core.work.state) == ([], "fetching_graph")
     device.core.check()
 
 
@@ -906,7 +906,7 @@ def test_a_graph_that_comes_in_broken_is_asked_for_again():
     device.until(FetchGraph)
     assert 1.5 <= device.now_s - since_s <= 3.0
     device.hears(GRAPH).give(GraphHeld(fetched=True))
-    assert device.said == [Fetch(device.session, device.core.version)]
+    assert device.said == [Fetch(device.session, device.core.work.version)]
 
 
 @pytest.mark.parametrize("way", ["asked", "coming in"])
@@ -931,7 +931,7 @@ def test_a_graph_that_is_kept_while_the_link_is_down_is_there_at_the_next_welcom
     device.until(Connect)
     device.welcome(**OFFER)
     assert device.kinds == [Report, Join, Send]
-    assert device.said == [Fetch(device.session, device.core.version)]
+    assert device.said == [Fetch(device.session, device.core.work.version)]
 
 
 def test_a_graph_that_is_held_is_not_asked_for_after_a_reconnect():
@@ -1080,7 +1080,7 @@ def test_a_device_pauses_by_default_when_the_hub_is_gone():
 
 def test_a_device_that_is_cut_off_trains_on_to_its_limit_and_merges_when_it_is_back():
     device = offline_bench(20)
-    assert device.core.may_overlap
+    assert device.core.work.may_overlap
     device.hears(Leave("stopping"))
     assert overlap_steps(device) == [], "the assigned steps are not done yet"
     device.trained()
@@ -1328,7 +1328,7 @@ def test_a_kept_update_waits_for_the_hubs_graph():
     assert device.said == [FetchGraph(device.session)]
     device.hears(GRAPH).give(GraphHeld(fetched=True))
     assert device.pushed == [7]
-    assert device.core.work == "pushing"
+    assert device.core.work.state == "pushing"
 
 
 def test_differences_from_a_model_that_went_with_the_power_are_not_taken_in():
