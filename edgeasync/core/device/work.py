@@ -9,6 +9,7 @@ import math
 from random import Random
 from typing import Literal
 
+from edgeasync.core.device.answer_reports import AnswerReports
 from edgeasync.core.device.effects import (
     DeviceEffect,
     FindGraph,
@@ -38,7 +39,7 @@ from edgeasync.core.device.events import (
 )
 from edgeasync.core.device.hub_rotation import BACKOFF_MAX_S, BACKOFF_MIN_S
 from edgeasync.core.device.overlap import OverlapSteps
-from edgeasync.core.device.pending_push import ModelKey, PendingPush, describe
+from edgeasync.core.device.pending_push import ModelKey, PendingPush
 from edgeasync.core.states import Table, check_move
 from edgeasync.errors import GraphError, RefusedError
 from edgeasync.protocol.messages import (
@@ -48,9 +49,7 @@ from edgeasync.protocol.messages import (
     FetchGraph,
     Graph,
     ModelVersion,
-    Outcome,
     Push,
-    Quarantine,
     Rejected,
     Welcome,
 )
@@ -91,6 +90,7 @@ class DeviceWork:
         self.updates_answered = 0
         self.pending = PendingPush()
         self._overlap = OverlapSteps(offline_steps_max)
+        self._answers = AnswerReports()
         self._local_steps_max = local_steps_max
         self._random = random
         self._welcome: Welcome | None = None
@@ -98,7 +98,8 @@ class DeviceWork:
         """The hub's settings that the shell has prepared for."""
         self._has_graph = False
         self._installing: Assignment | None = None
-        self._diverged = self._busy = self._in_quarantine = False
+        self._busy = False
+        """Whether the hub takes no updates for now."""
         self._speak_at_s = 0.0
 
     @property
@@ -359,32 +360,9 @@ class DeviceWork:
         self._move("idle")
         self.updates_answered += 1
         self._wait(now_s)
-        warned = self._warned_of(ack.outcome) + self._told_of(ack)
-        return [Report("answered", describe(ack.outcome)), *warned, ResolvePush(ack.outcome)]
-
-    def _told_of(self, ack: Ack) -> list[DeviceEffect]:
-        """Tell when the hub's monitor begins to keep this device's updates out, and when that is over."""
-        quarantine = ack.quarantine
-        if quarantine is None and ack.outcome == Rejected("quarantined"):
-            quarantine = Quarantine("the hub does not say why", 0)  # it is older than this device
-        before, self._in_quarantine = self._in_quarantine, quarantine is not None
-        if self._in_quarantine == before:
-            return []
-        if quarantine is None:
-            return [Report("released", "the updates of this device count again")]
-        calm = quarantine.calm_updates
-        until = f"after {calm} in a row that are not alarming" if calm else "later"
-        detail = f"the updates of this device do not count: {quarantine.cause}; they do again {until}"
-        return [Report("quarantined", detail)]
-
-    def _warned_of(self, outcome: Outcome) -> list[DeviceEffect]:
-        """Warn of an update that was not finite, once until one is taken again."""
-        diverged = outcome == Rejected("not_finite")
-        if diverged:
+        if ack.outcome == Rejected("not_finite"):
             self._overlap.drop()  # steps from there on are not finite either
-        begun, self._diverged = diverged and not self._diverged, diverged
-        sentence = "training diverged, and the hub refused the update: scale the data, or lower the learning rate"
-        return [Report("warning", sentence)] if begun else []
+        return [*self._answers.reports(ack), ResolvePush(ack.outcome)]
 
 
 def refuse_graph(sentence: str) -> list[DeviceEffect]:
