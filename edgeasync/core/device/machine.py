@@ -20,6 +20,7 @@ from edgeasync.core.device.events import (
 )
 from edgeasync.core.device.hub_rotation import HubRotation
 from edgeasync.core.device.pending_push import ModelKey
+from edgeasync.core.device.unexpected import UnexpectedEvents
 from edgeasync.core.device.work import DeviceWork, refuse_graph
 from edgeasync.core.states import Table, check_move
 from edgeasync.errors import ModelMismatchError, RefusedError
@@ -68,7 +69,8 @@ LINK: Table[LinkState] = {
 class DeviceCore:
     """A device's decisions. `begin`, `handle` and `tick` return effects to carry out in order.
 
-    `link` moves only along its table, by `_move_link`.
+    `link` moves only along its table, by `_move_link`. `unexpected` counts the events that were ignored because
+    they did not fit, by a short text such as "Welcome while joined".
     """
 
     def __init__(
@@ -86,8 +88,13 @@ class DeviceCore:
         offline_steps_max: int = 0,
     ) -> None:
         self.link: LinkState = "offline"
+        self._unexpected = UnexpectedEvents()
+        self.unexpected = self._unexpected.counts
         self.work = DeviceWork(
-            local_steps_max=profile.local_steps_max, offline_steps_max=offline_steps_max, random=random
+            local_steps_max=profile.local_steps_max,
+            offline_steps_max=offline_steps_max,
+            random=random,
+            unexpected=self._unexpected,
         )
         self.device_id = device_id
         self.welcome: Welcome | None = None
@@ -170,7 +177,7 @@ class DeviceCore:
     def handle(self, event: DeviceEvent, now_s: float) -> list[DeviceEffect]:
         """Handle one event; return the effects to carry out in order."""
         if self.link == "over":
-            return []
+            return self._unexpected.ignore(f"{type(event).__name__} after the end", normal=True)
         match event:
             case Received():
                 self.answered, self._heard_s = True, now_s
@@ -198,15 +205,16 @@ class DeviceCore:
                 if message.reason == "finished":
                     return [Stop("the hub has finished training")]
                 return self._go_offline(now_s, "the hub is stopping")
-            case Pong():
+            case Pong() if self.link == "joined":
                 self._measure(now_s - message.sent_s)
+                return []
             case Ack() if self.link == "joined":
                 return self.work.acknowledged(message, now_s)
             case Assignment() if self.link == "joined":
                 return self.work.assigned(message, now_s)
             case Graph() if self.link == "joined":
                 return self.work.graph_offered(message, now_s)
-        return []
+        return self._unexpected.ignore(f"{type(message).__name__} while {self.link}")
 
     def _malformed(self, reason: str) -> list[DeviceEffect]:
         if self.link == "joined":
@@ -253,7 +261,7 @@ class DeviceCore:
 
     def _welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:
         if self.link != "handshake":
-            return []
+            return self._unexpected.ignore(f"Welcome while {self.link}")
         if welcome.protocol_version not in PROTOCOL_VERSIONS:
             sentence = (
                 f"the hub chose protocol version {welcome.protocol_version}, which this device does not know; "
@@ -273,6 +281,7 @@ class DeviceCore:
         self.welcome = welcome
         self._duplicate_refusals = 0
         self._rotation.welcomed()
+        self._unexpected.welcomed()
         self._tell_at_s = 0.0
         self._ping_at_s = now_s + welcome.heartbeat_s * self._random.uniform(0.5, 1.0)
         return [Report("joined", f"as {self.device_id}"), *self.work.welcomed(welcome, now_s)]
@@ -290,7 +299,9 @@ class DeviceCore:
     def _disconnected(self, now_s: float) -> list[DeviceEffect]:
         if self.link == "handshake":
             return self._give_up_handshake(now_s, "the connection broke")
-        return [] if self.link == "offline" else self._go_offline(now_s, "the connection broke")
+        if self.link == "offline":
+            return self._unexpected.ignore("Disconnected while offline", normal=True)
+        return self._go_offline(now_s, "the connection broke")
 
     def _go_offline(
         self, now_s: float, cause: str, retry_after_s: float | None = None, *, stay: bool = False
@@ -311,8 +322,10 @@ class DeviceCore:
             case "busy":
                 return self.work.hub_is_busy(refuse.retry_after_s, now_s)
             case "unknown_session" | "sequence":
+                if self.link != "joined":
+                    return self._unexpected.ignore(f"Refuse of a session while {self.link}")
                 # On this connection more of them may be on their way, and would void each session there is next.
-                return self._go_offline(now_s, refuse.sentence) if self.link == "joined" else []
+                return self._go_offline(now_s, refuse.sentence)
             case "malformed":
                 self.work.back_off(now_s)
                 return [Report("warning", f"the hub could not read a message: {refuse.sentence}")]

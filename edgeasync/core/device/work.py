@@ -40,6 +40,7 @@ from edgeasync.core.device.events import (
 from edgeasync.core.device.hub_rotation import BACKOFF_MAX_S, BACKOFF_MIN_S
 from edgeasync.core.device.overlap import OverlapSteps
 from edgeasync.core.device.pending_push import ModelKey, PendingPush
+from edgeasync.core.device.unexpected import UnexpectedEvents
 from edgeasync.core.states import Table, check_move
 from edgeasync.errors import GraphError, RefusedError
 from edgeasync.protocol.messages import (
@@ -81,7 +82,9 @@ class DeviceWork:
     came meanwhile. `state` moves only along its table, by `_move`.
     """
 
-    def __init__(self, *, local_steps_max: int, offline_steps_max: int, random: Random) -> None:
+    def __init__(
+        self, *, local_steps_max: int, offline_steps_max: int, random: Random, unexpected: UnexpectedEvents
+    ) -> None:
         self.state: WorkState = "idle"
         self.connected = False
         self.version: ModelVersion | None = None
@@ -93,6 +96,7 @@ class DeviceWork:
         self._answers = AnswerReports()
         self._local_steps_max = local_steps_max
         self._random = random
+        self._unexpected = unexpected
         self._welcome: Welcome | None = None
         self._prepared_for: dict[str, object] | None = None
         """The hub's settings that the shell has prepared for."""
@@ -100,6 +104,8 @@ class DeviceWork:
         self._installing: Assignment | None = None
         self._busy = False
         """Whether the hub takes no updates for now."""
+        self._spoke_again = False
+        """Whether something was sent again on this connection, so that two answers may come."""
         self._speak_at_s = 0.0
 
     @property
@@ -131,11 +137,15 @@ class DeviceWork:
         check_move(WORK, self.state, state, "a device's work")
         self.state = state
 
+    def _ignore(self, name: str, *, normal: bool = False) -> list[DeviceEffect]:
+        return self._unexpected.ignore(f"{name} while {self.state}", normal=normal)
+
     # -- the link --------------------------------------------------------------------------------------------
 
     def welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:
         """Agree with the hub on the last update, then send what was not answered, or ask for an assignment."""
         self._welcome, self.connected = welcome, True
+        self._spoke_again = False
         self.push_codec = welcome.push_codec
         effects: list[DeviceEffect] = []
         if self.pending.drop_foreign(welcome):
@@ -194,7 +204,10 @@ class DeviceWork:
 
     def tick(self, now_s: float) -> list[DeviceEffect]:
         """Send again what got no answer."""
-        return self._speak(now_s) if now_s >= self.next_deadline_s() else []
+        if now_s < self.next_deadline_s():
+            return []
+        self._spoke_again = True
+        return self._speak(now_s)
 
     def _join(self, now_s: float) -> list[DeviceEffect]:
         """Prepare for what the hub describes, unless that was done, then speak."""
@@ -234,7 +247,7 @@ class DeviceWork:
         """Receive the graph that the hub sends, if it is the one announced."""
         assert self._welcome is not None
         if self.state != "fetching_graph":
-            return []
+            return self._ignore("Graph", normal=self._spoke_again)
         if (graph.fingerprint, graph.payload_bytes) != (self._welcome.graph, self._welcome.graph_bytes):
             return refuse_graph("the hub sends another graph than it announced; do not trust it")
         self._wait(now_s)
@@ -244,7 +257,7 @@ class DeviceWork:
         """Join with the graph that is here, or ask for it."""
         assert self._welcome is not None
         if self.state != "fetching_graph":
-            return []
+            return self._ignore(type(event).__name__, normal=not isinstance(event, GraphForged))
         match event:
             case GraphHeld():
                 self._has_graph = True
@@ -269,10 +282,10 @@ class DeviceWork:
     def assigned(self, assignment: Assignment, now_s: float) -> list[DeviceEffect]:
         """Install an assignment's model; its answer to the update, if it has one, comes first."""
         if self.state == "fetching_graph":
-            return []  # an update from the spool is said again once the graph is here
+            return self._ignore("Assignment")
         effects = self.acknowledged(assignment.ack, now_s) if assignment.ack is not None else []
         if self.state not in ("idle", "installing"):
-            return effects
+            return effects + self._ignore("Assignment", normal=self._spoke_again)
         self.push_codec = assignment.push_codec or self.push_codec
         if assignment.deltas is not None and self.version is None:
             self._move("idle")
@@ -288,7 +301,7 @@ class DeviceWork:
         self.version = assignment.version
         # Of two that came in one after the other only the second is what lies in memory in the end.
         if self.state != "installing" or assignment is not self._installing:
-            return []
+            return self._unexpected.ignore("ModelInstalled of an earlier assignment", normal=True)
         self._move("training")
         self._overlap.end()
         # A hub of another make may ask for more than the device has said it allows.
@@ -308,8 +321,10 @@ class DeviceWork:
 
     def _trained(self, result: Trained, now_s: float) -> list[DeviceEffect]:
         """Make the update and push it, and train on where that is allowed."""
-        if self.state != "training" or self.version is None or self._welcome is None:
-            return []
+        if self.state != "training":
+            return self._ignore("Trained")
+        assert self.version is not None
+        assert self._welcome is not None
         self._move("pushing")
         before = self._overlap.begin()
         if before is not None:
@@ -349,13 +364,16 @@ class DeviceWork:
     def _kept(self, seq: int, now_s: float) -> list[DeviceEffect]:
         """Push the update of this number: it would outlive a power cut now."""
         push = self.pending.push
-        due = push is not None and push.seq == seq and self.state == "pushing"
-        return self._speak(now_s) if due and self.connected else []
+        if push is None or push.seq != seq or self.state != "pushing":
+            return self._unexpected.ignore("Kept of an earlier update", normal=True)
+        return self._speak(now_s) if self.connected else []
 
     def acknowledged(self, ack: Ack, now_s: float) -> list[DeviceEffect]:
         """Take the hub's answer to the update; the assignment comes with it, or later."""
-        if self.state == "fetching_graph" or not self.pending.answered(ack):
-            return []
+        if self.state == "fetching_graph":
+            return self._ignore("Ack")  # an update from the spool is said again once the graph is here
+        if not self.pending.answered(ack):
+            return self._unexpected.ignore("Ack of another update", normal=self._spoke_again)
         self._busy = False
         self._move("idle")
         self.updates_answered += 1

@@ -160,7 +160,7 @@ class DeviceEngine:
 
     def _piece(self, piece: Piece, payload: wire.Buffer | None) -> None:
         if payload is None:
-            return
+            raise ProtocolError("a piece came without its bytes")
         try:
             taken = self._transfers.accept(piece, payload)
         except ProtocolError as error:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from functools import cache
 from random import Random
 from typing import get_args
@@ -66,6 +67,7 @@ from edgeasync.protocol.messages import (
     RefusalCode,
     Refuse,
     Rejected,
+    Status,
     Welcome,
 )
 
@@ -73,6 +75,12 @@ SPEC = ParameterSpec((Parameter("weights", (3,)),))
 HEARTBEAT_S, LEASE_S = 5.0, 15.0
 PROFILE = DeviceProfile(examples=100)
 CHECKSUM = 77
+FINGERPRINT = "ab" * 32
+OFFER = {"graph": FINGERPRINT, "graph_bytes": 1000}
+GRAPH = Graph(FINGERPRINT, 0, 1000)
+KEPT = Push(bytes(16), 7, ModelVersion("0" * 16, 3), 8, 64, 0.5, 0.25, 0.125, "int8", 1, 12)
+TRAINED = Trained(8, 64, 0.5, 0.25, 0.125, checksum=CHECKSUM)
+WELCOME = Welcome(bytes(16), SPEC, {}, 0, "identity", HEARTBEAT_S, LEASE_S, 1 << 20)
 
 
 class DeviceBench:
@@ -143,7 +151,7 @@ class DeviceBench:
         return self.welcome(seq_last).assigned(number).give(ModelInstalled(assignment(number)))
 
     def trained(self, at_s=None):
-        return self.give(Trained(8, 64, 0.5, 0.25, 0.125, checksum=CHECKSUM), at_s)
+        return self.give(TRAINED, at_s)
 
     def reconnect(self, seq_last=0, **fields):
         """Lose the connection and be welcomed again."""
@@ -163,6 +171,13 @@ class DeviceBench:
     @property
     def told(self):
         return [effect.event for effect in self.effects if isinstance(effect, Report)]
+
+    @property
+    def ignored(self):
+        """The kinds of event that the last effects, which do nothing, tell of as not fitting."""
+        words = r"a message or result that does not fit: (.+); it is ignored"
+        assert all(isinstance(effect, Report) and effect.event == "unexpected" for effect in self.effects)
+        return [re.fullmatch(words, effect.detail)[1] for effect in self.effects]
 
     @property
     def kinds(self):
@@ -484,9 +499,9 @@ def test_a_push_is_repeated_under_its_number_until_it_is_answered():
     device.reconnect(seq_last=5)
     assert device.pushed == [5]
     device.assigned(1)
-    assert device.effects == []
+    assert device.ignored == ["Assignment while pushing"]
     device.assigned(1, Ack(4, Applied(1)))
-    assert device.effects == []
+    assert device.ignored == ["Ack of another update"]
     device.assigned(1, Ack(5, Duplicate(Applied(1))))
     assert device.kinds == [Report, ResolvePush, InstallModel]
 
@@ -535,7 +550,7 @@ def test_a_hub_that_forgot_gets_a_hello_on_a_fresh_connection(code):
     assert device.kinds == [Disconnect, Report]
     refused_s = device.now_s
     device.hears(Refuse(code, "say hello"))
-    assert device.effects == []
+    assert device.ignored == ["Refuse of a session while offline"]
     device.until(Connect)
     assert BACKOFF_MIN_S / 2 <= device.now_s - refused_s <= BACKOFF_MIN_S
     assert device.said == [device.core._hello()]
@@ -555,9 +570,9 @@ def test_a_welcome_that_came_late_does_not_take_numbers_back():
     """A link that repeats and delays: the next update would get the number of one that counts."""
     device = DeviceBench().training(seq_last=6).trained()
     device.hears(Ack(7, Applied(3)))
-    assert device.welcome(seq_last=6).effects == []
+    assert device.welcome(seq_last=6).ignored == ["Welcome while joined"]
     device.hears(Refuse("unknown_session", "who?"))
-    assert device.welcome(seq_last=6).effects == []
+    assert device.welcome(seq_last=6).ignored == ["Welcome while offline"]
     device.until(Connect)
     device.welcome(seq_last=7)
     assert device.core.link == "joined"
@@ -644,18 +659,19 @@ def test_a_device_that_restarts_takes_the_hubs_word_for_its_numbers():
 def test_assignments_that_come_twice():
     device = DeviceBench().training(3)
     device.assigned(4)
-    assert device.effects == []
+    assert device.ignored == ["Assignment while training"]
     device.give(ModelInstalled(assignment(3)))
     assert device.effects == []
     device.trained()
     device.assigned(4)
-    assert device.effects == []
+    assert device.ignored == ["Assignment while pushing"]
     answer = assignment(5, Ack(1, Applied(5)))
     copy = msgspec.structs.replace(answer)
     device.hears(answer)
     assert InstallModel in device.kinds
     device.hears(copy)
-    assert device.effects == [InstallModel(copy)]
+    assert device.told == ["unexpected"], "its answer has come before"
+    assert device.effects[-1] == InstallModel(copy)
     assert device.give(ModelInstalled(answer)).effects == []
     assert device.give(ModelInstalled(copy)).effects == [Train(8)]
 
@@ -817,24 +833,125 @@ def test_a_person_who_stops_it_makes_it_say_goodbye(link):
     assert device.core.next_deadline_s() is None
 
 
-def test_what_belongs_to_no_conversation_is_ignored():
-    device = DeviceBench()
-    for message in (Ack(1, Applied(1)), assignment(1), Pong(99.0)):
-        assert device.hears(message).effects == []
-    assert device.trained().effects == []
-    device.training()
-    for message in (Ack(1, Applied(1)), msgspec.structs.replace(assignment(1), ack=Ack(1, Applied(1)))):
-        assert device.hears(message).effects == []
-    welcome = device.core.welcome
-    assert device.welcome(seq_last=9).effects == []
-    assert device.core.welcome is welcome
+# -- what does not fit -----------------------------------------------------------------------------------------
+
+
+def wanting_a_graph():
+    return DeviceBench().welcome(**OFFER)
+
+
+def joined():
+    return DeviceBench().welcome()
+
+
+def lost():
+    return DeviceBench().welcome().hears(Leave("stopping"))
+
+
+def training():
+    return DeviceBench().training()
+
+
+def pushing():
+    return DeviceBench().training().trained()
+
+
+TOLD = {
+    "Ack while handshake": (DeviceBench, Received(Ack(1, Applied(1)))),
+    "Assignment while handshake": (DeviceBench, Received(assignment(1))),
+    "Graph while offline": (lost, Received(GRAPH)),
+    "Pong while handshake": (DeviceBench, Received(Pong(99.0))),
+    "Hello while joined": (joined, Received(Hello((1, 2), "pi-1", b"s" * 16, 3))),
+    "Push while joined": (joined, Received(KEPT)),
+    "Status while joined": (joined, Received(Status())),
+    "Welcome while joined": (joined, Received(WELCOME)),
+    "Welcome while offline": (lost, Received(WELCOME)),
+    "Refuse of a session while handshake": (DeviceBench, Received(Refuse("unknown_session", "who?"))),
+    "Refuse of a session while offline": (lost, Received(Refuse("sequence", "which?"))),
+    "Ack while fetching_graph": (wanting_a_graph, Received(Ack(1, Applied(1)))),
+    "Assignment while fetching_graph": (wanting_a_graph, Received(assignment(1))),
+    "Graph while idle": (joined, Received(GRAPH)),
+    "GraphForged while idle": (joined, GraphForged()),
+    "Assignment while training": (training, Received(assignment(1))),
+    "Assignment while pushing": (pushing, Received(assignment(1))),
+    "Ack of another update": (pushing, Received(Ack(2, Applied(1)))),
+    "Trained while idle": (joined, TRAINED),
+    "Trained while pushing": (pushing, TRAINED),
+}
+
+
+@pytest.mark.parametrize(("kind", "prepare", "event"), [(kind, *case) for kind, case in TOLD.items()], ids=TOLD)
+def test_what_does_not_fit_changes_nothing_and_is_told_once(kind, prepare, event):
+    device = prepare()
+    before = device.core.link, device.core.work.state, device.core.welcome, device.core.work.version
+    assert device.give(event).ignored == [kind]
+    assert device.give(event).ignored == []
+    assert device.core.unexpected == {kind: 2}
+    assert before == (device.core.link, device.core.work.state, device.core.welcome, device.core.work.version)
+    device.core.check()
+
+
+def waited(prepare):
+    """Return a device that has sent something again, since no answer came."""
+    device = prepare()
+    if device.core.work.state == "pushing":
+        device.until(SendPush)
+    else:
+        device.until(Fetch)
+    return device
+
+
+NORMAL = {
+    "ModelInstalled of an earlier assignment": (
+        lambda: joined().assigned(3).assigned(4),
+        ModelInstalled(assignment(3)),
+    ),
+    "Kept of an earlier update": (pushing, Kept(9)),
+    "GraphHeld while idle": (joined, GraphHeld(fetched=False)),
+    "GraphMissing while training": (training, GraphMissing()),
+    "GraphBroken while idle": (joined, GraphBroken("late")),
+    "Disconnected while offline": (lost, Disconnected()),
+    "Trained after the end": (lambda: joined().hears(Leave("finished")), TRAINED),
+    "Received after the end": (lambda: joined().hears(Leave("finished")), Received(Pong(99.0))),
+    "Graph while idle": (lambda: waited(joined), Received(GRAPH)),
+    "Assignment while pushing": (lambda: waited(pushing), Received(assignment(1))),
+    "Ack of another update": (lambda: waited(pushing), Received(Ack(0, Applied(1)))),
+    "Assignment while training": (
+        lambda: waited(joined).assigned(1).give(ModelInstalled(assignment(1))),
+        Received(assignment(1)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "prepare", "event"), [(kind, *case) for kind, case in NORMAL.items()], ids=NORMAL
+)
+def test_what_comes_late_on_a_good_link_is_counted_and_not_told(kind, prepare, event):
+    device = prepare()
+    assert device.give(event).effects == []
+    assert device.core.unexpected == {kind: 1}
+
+
+def test_two_answers_are_normal_only_on_the_connection_on_which_something_was_sent_again():
+    device = waited(pushing).reconnect()
+    assert device.hears(Ack(9, Applied(1))).ignored == ["Ack of another update"]
+
+
+def test_a_welcome_lets_the_first_of_each_kind_be_told_again():
+    device = joined()
+    assert device.hears(GRAPH).ignored == ["Graph while idle"]
+    assert device.hears(GRAPH).ignored == []
+    assert device.reconnect().hears(GRAPH).ignored == ["Graph while idle"]
+    assert device.core.unexpected == {"Graph while idle": 3}
+
+
+def test_an_assignment_whose_answer_does_not_fit_is_taken_all_the_same():
+    device = joined().assigned(1, Ack(3, Applied(1)))
+    assert device.kinds == [Report, InstallModel]
+    assert device.told == ["unexpected"]
 
 
 # -- the hub's graph -----------------------------------------------------------------------------------------
-
-FINGERPRINT = "ab" * 32
-OFFER = {"graph": FINGERPRINT, "graph_bytes": 1000}
-GRAPH = Graph(FINGERPRINT, 0, 1000)
 
 
 def test_a_graph_that_is_kept_is_not_fetched():
@@ -852,14 +969,17 @@ def test_nothing_is_answered_before_the_graph_is_here():
     answer = Ack(KEPT.seq, Applied(1))
     for message in (answer, assignment(1, answer)):
         device.hears(message)
-        assert (device.effects, device.core.work.state) == ([], "fetching_graph")
+        assert (device.ignored, device.core.work.state) == (
+            [f"{type(message).__name__} while fetching_graph"],
+            "fetching_graph",
+        )
     device.core.check()
 
 
 def test_a_graph_that_is_missing_is_fetched_before_anything_else():
     device = DeviceBench().welcome(**OFFER).give(GraphMissing())
     assert device.effects == [Send(FetchGraph(device.session))]
-    assert device.assigned(1).effects == []
+    assert device.assigned(1).ignored == ["Assignment while fetching_graph"]
     device.hears(GRAPH)
     assert device.effects == [TakeGraph(GRAPH)]
     device.give(GraphHeld(fetched=True))
@@ -945,8 +1065,10 @@ def test_a_graph_that_is_held_is_not_asked_for_after_a_reconnect():
 
 def test_what_is_known_of_a_graph_too_late_changes_nothing():
     device = DeviceBench().welcome(**OFFER).give(GraphHeld(fetched=False))
-    for event in (GraphHeld(fetched=True), GraphMissing(), GraphBroken("late"), GraphForged(), Received(GRAPH)):
+    for event in (GraphHeld(fetched=True), GraphMissing(), GraphBroken("late")):
         assert device.give(event).effects == []
+    assert device.give(GraphForged()).ignored == ["GraphForged while idle"]
+    assert device.hears(GRAPH).ignored == ["Graph while idle"]
     offline = wanting().hears(Leave("stopping"))
     assert offline.give(GraphMissing()).effects == []
 
@@ -1234,7 +1356,6 @@ def test_numbers_at_another_hub(seq_last, expected):
 # -- after a power cut ---------------------------------------------------------------------------------------
 
 KEY = ModelKey(SPEC.fingerprint, None, "delta")
-KEPT = Push(bytes(16), 7, ModelVersion("0" * 16, 3), 8, 64, 0.5, 0.25, 0.125, "int8", 1, 12)
 
 
 def recalling(key=KEY):
