@@ -71,10 +71,12 @@ class RecordingAgent(Agent):
 
     assigned: "Connection[Assigned, None]"
 
-    def train(self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, ahead: bool) -> None:
+    def train(
+        self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, overlap: bool
+    ) -> None:
         """Note the assignment, then train."""
         self.assigned.send(Assigned(time.monotonic(), local_steps))
-        super().train(model, local_steps, then, ahead=ahead)
+        super().train(model, local_steps, then, overlap=overlap)
 
 
 def run_agent(

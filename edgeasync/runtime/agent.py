@@ -139,7 +139,7 @@ class Agent:
             graph_bytes_max=graph_bytes_max,
             random=Random(identity.state_id + str(identity.start)),
             hubs=len(self.addresses),
-            alone_steps_max=alone_steps_max,
+            offline_steps_max=alone_steps_max,
         )
         self._engine = DeviceEngine(core, self, time.monotonic, bandwidth_bytes_per_s_max, keeps=spool is not None)
 
@@ -176,7 +176,7 @@ class Agent:
     @property
     def updates_answered(self) -> int:
         """How many updates the hub has answered."""
-        return self._engine.core.updates_answered
+        return self._engine.core.work.updates_answered
 
     @property
     def round_trip_s(self) -> float | None:
@@ -359,7 +359,9 @@ class Agent:
 
     # -- work ------------------------------------------------------------------------------------------------
 
-    def train(self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, ahead: bool) -> None:
+    def train(
+        self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, overlap: bool
+    ) -> None:
         """Take the local steps in the worker's thread."""
         pausing = self._pausing = threading.Event()
 
@@ -367,7 +369,7 @@ class Agent:
             trainer = self._trainer
             if trainer is None:
                 return  # it could not be made, and the agent is ending
-            if not ahead:
+            if not overlap:
                 trainer.begin(model.parameters)
             result = take_local_steps(
                 trainer,
@@ -376,7 +378,7 @@ class Agent:
                 on_step=self._count_step,
                 step_s_min=self._step_s_min,
                 wait=self._stopping.wait,
-                should_pause=pausing.is_set if ahead else None,
+                should_pause=pausing.is_set if overlap else None,
             )
             if result is not None:
                 self._loop.call_soon_threadsafe(self._do, lambda: then(result))
@@ -384,7 +386,7 @@ class Agent:
         self._worker.submit(work)
 
     def pause(self) -> None:
-        """End training ahead after the step under way."""
+        """End overlapped training after the current step."""
         self._pausing.set()
 
     def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:

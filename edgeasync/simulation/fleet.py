@@ -196,7 +196,7 @@ class SimulatedDevice:
             fingerprint=None,
             graph_bytes_max=GRAPH_BYTES_MAX,
             random=self._random,
-            alone_steps_max=self._alone_steps_max,
+            offline_steps_max=self._alone_steps_max,
         )
         return DeviceEngine(core, self, lambda: self.now_s, self._bandwidth_bytes_per_s_max, keeps=self._keeps)
 
@@ -281,11 +281,13 @@ class SimulatedDevice:
         self.spool = self._trainer_state = None
         self.report(Report("warning", reason))
 
-    def train(self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, ahead: bool) -> None:
+    def train(
+        self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, overlap: bool
+    ) -> None:
         """Let the time of the local steps pass, then take them and tell: work that is cut off costs nothing."""
 
         def finish(steps_done: int) -> None:
-            if not ahead:
+            if not overlap:
                 self._trainer.begin(model.parameters)
             result = take_local_steps(
                 self._trainer,
@@ -294,18 +296,18 @@ class SimulatedDevice:
                 on_step=lambda: None,
                 wait=lambda _: None,
                 clock=lambda: 0.0,
-                should_pause=(lambda: False) if ahead else None,
+                should_pause=(lambda: False) if overlap else None,
             )
             assert result is not None
             then(msgspec.structs.replace(result, step_s=work.spent_s / steps_done))
 
-        self._work = work = Work(local_steps, self._clock.now_s, finish, ahead=ahead)
+        self._work = work = Work(local_steps, self._clock.now_s, finish, overlap=overlap)
         self._arrange_end(work)
 
     def pause(self) -> None:
-        """End training ahead at once; of the step under way, the time is lost."""
+        """End overlapped training at once; the time of the unfinished step is lost."""
         work = self._work
-        if work is None or not work.ahead:
+        if work is None or not work.overlap:
             return
         self._settle(work)
         self._work = None

@@ -6,11 +6,11 @@ from collections.abc import Callable
 class Work:
     """Local steps under way: how many are done, and how long they took, up to `since_s`."""
 
-    __slots__ = ("ahead", "changes", "finish", "local_steps", "since_s", "spent_s", "steps_done")
+    __slots__ = ("changes", "finish", "local_steps", "overlap", "since_s", "spent_s", "steps_done")
 
-    def __init__(self, local_steps: int, now_s: float, finish: Callable[[int], None], *, ahead: bool) -> None:
+    def __init__(self, local_steps: int, now_s: float, finish: Callable[[int], None], *, overlap: bool) -> None:
         self.local_steps = local_steps
-        self.ahead = ahead
+        self.overlap = overlap
         self.finish = finish
         self.changes = 0
         self.steps_done = 0.0

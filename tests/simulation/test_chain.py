@@ -85,9 +85,9 @@ class World:
         self.published.setdefault(published.number, published.vector.copy())
         for device in self.devices:
             core, model = device.engine.core, device.engine._model
-            holds = device.running and core.work in ("training", "pushing") and core.held is not None
-            if holds and core.held.number in self.published:
-                assert np.array_equal(model._held, self.published[core.held.number])
+            holds = device.running and core.work.state in ("training", "pushing") and core.work.version is not None
+            if holds and core.work.version.number in self.published:
+                assert np.array_equal(model._base, self.published[core.work.version.number])
                 self.compared += 1
         return False
 
@@ -142,9 +142,9 @@ def test_a_diverged_update_is_forgotten_though_training_went_on():
 def test_a_codec_that_the_device_does_not_know_is_not_used(name):
     world = World(SMALL, CodecSettings(), POLICIES["immediate"], churn=False)
     device = world.devices[0]
-    world.clock.run(lambda: device.engine.core.work == "training", 5.0)
-    device.engine.core.push_codec = name
-    world.clock.run(lambda: device.engine.core.work == "pushing", 5.0)
+    world.clock.run(lambda: device.engine.core.work.state == "training", 5.0)
+    device.engine.core.work.push_codec = name
+    world.clock.run(lambda: device.engine.core.work.state == "pushing", 5.0)
     assert device.engine._codec.name == "identity"
 
 

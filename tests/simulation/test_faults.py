@@ -407,7 +407,7 @@ def test_a_backup_put_back_loses_what_came_after_it_and_nothing_else(empty):
     assert answered(script) > before + 5
     for device in script.world.devices.values():
         member = hub.core.members.members[device.device_id]
-        assert 0 <= member.seq_last - device.engine.core._unanswered.seq_last <= 1
+        assert 0 <= member.seq_last - device.engine.core.work.pending.seq_last <= 1
 
 
 def dropped(device):
@@ -440,7 +440,7 @@ def test_an_update_does_not_count_twice_at_a_hub_that_forgot_a_device_while_it_s
     )
     device, members = script.world.devices["device-2"], script.world.hub.core.members.members
     script.until_s(3.79)
-    push = device.engine.core._unanswered.push
+    push = device.engine.core.work.pending.push
     assert members["device-2"].checksum_last == push.checksum
     script.until_s(13.8)
     assert "device-2" not in members
@@ -458,7 +458,7 @@ def test_after_two_backups_an_update_does_not_get_the_answer_of_another_with_its
     )
     script.until_s(7.0)
     assert script.until(lambda: script.device.engine.core.link == "joined", 0.7)
-    push = script.device.engine.core._unanswered.push
+    push = script.device.engine.core.work.pending.push
     assert not dropped(script.device)
     script.until_s(8.5)
     member = script.world.hub.core.members.members["device-1"]

@@ -139,7 +139,7 @@ def test_a_device_goes_on_where_the_power_cut_left_it():
     (_, before, payload), (_, after, payload_again) = fleet.pushed[2:]
     assert (before.seq, before.base, payload) == (after.seq, after.base, payload_again)
     assert all(np.array_equal(array, device._trainer.state()[name]) for name, array in state.items())
-    fleet.until(lambda: device.engine.core.updates_answered == 1)
+    fleet.until(lambda: device.engine.core.work.updates_answered == 1)
     fleet.until(lambda: len(fleet.pushed) == 5)
     assert fleet.pushed[-1][1].seq == 4
 
@@ -166,14 +166,14 @@ def test_a_device_that_is_cut_off_goes_alone_to_its_limit_and_merges(alone):
     fleet.until(lambda: len(fleet.pushed) == 3)
     partition.on = True
     fleet.clock.run(lambda: False, fleet.clock.now_s + 5.0)
-    assert device.engine.core.work == "pushing"
+    assert device.engine.core.work.state == "pushing"
     unanswered = device.spool
     steps = sum(push.local_steps for _, push, _ in fleet.pushed) + unanswered.push.local_steps
     assert device.steps_total == steps + alone
     assert [report.event for _, report in device.told].count("alone") == (alone > 0)
     partition.on = False
-    answered = device.engine.core.updates_answered
-    fleet.until(lambda: device.engine.core.updates_answered == answered + 3)
+    answered = device.engine.core.work.updates_answered
+    fleet.until(lambda: device.engine.core.work.updates_answered == answered + 3)
     pushes = {push.seq: push for _, push, _ in fleet.pushed}
     assert (pushes[unanswered.push.seq].checksum, unanswered.push.steps_ahead) == (unanswered.push.checksum, 0)
     after = pushes[unanswered.push.seq + 1]
@@ -197,24 +197,24 @@ def test_a_device_that_was_away_is_counted_once(away_s, way, forgets, lost):
     device.start()
     fleet.until(lambda: len(fleet.pushed) == 3)
     if lost == "update":
-        fleet.until(lambda: device.engine.core.updates_answered == 3)
+        fleet.until(lambda: device.engine.core.work.updates_answered == 3)
     partition.on = True
     if lost == "update":
-        fleet.until(lambda: device.engine.core.work == "pushing")
+        fleet.until(lambda: device.engine.core.work.state == "pushing")
     device.break_connection()
     if way == "without power":
         device.cut_power()
     if forgets:
         other.start()
-        fleet.until(lambda: other.engine.core.updates_answered == 2)
+        fleet.until(lambda: other.engine.core.work.updates_answered == 2)
         other.cut_power()
         away_s += 1.0
     fleet.clock.run(lambda: False, fleet.clock.now_s + away_s)
     partition.on = False
     if way == "without power":
         device.start()
-    answered = device.engine.core.updates_answered
-    fleet.until(lambda: device.engine.core.updates_answered >= answered + 3)
+    answered = device.engine.core.work.updates_answered
+    fleet.until(lambda: device.engine.core.work.updates_answered >= answered + 3)
     seqs = {}
     for owner, push, _ in fleet.pushed:
         seqs.setdefault((owner, push.checksum, push.loss_mean), set()).add(push.seq)

@@ -141,7 +141,7 @@ def test_a_hub_that_is_killed_goes_on(tmp_path, policy):
         device.start()
     for _ in range(5):
         bench.run(3.0)
-        answered = [device.engine.core.updates_answered for device in bench.devices]
+        answered = [device.engine.core.work.updates_answered for device in bench.devices]
         before = bench.hub.core.updates_applied
         bench.hub.crash()
         bench.run(0.5)
@@ -153,7 +153,7 @@ def test_a_hub_that_is_killed_goes_on(tmp_path, policy):
         core.check()
     bench.run(3.0)
     assert bench.hub.core.updates_applied > before
-    more = [device.engine.core.updates_answered for device in bench.devices]
+    more = [device.engine.core.work.updates_answered for device in bench.devices]
     assert all(later > earlier for later, earlier in zip(more, answered, strict=True))
     assert sum(bench.disk.size(name) for name in bench.disk.names() if name.startswith("journal")) < 200_000
 

@@ -345,7 +345,7 @@ class Checks:
                 assert counts, f"{mark} was {outcome}, and does not count"
         for device in world.training:
             member = hub.core.members.members[device.device_id]
-            seq = device.engine.core._unanswered.seq_last
+            seq = device.engine.core.work.pending.seq_last
             assert member.seq_last == seq, f"{device.device_id} is at {seq}, for the hub at {member.seq_last}"
         self._disk_is_tidy()
         if world.name == "exact":

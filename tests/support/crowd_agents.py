@@ -62,7 +62,7 @@ class CrowdAgent(Agent):
     def prepare(self, welcome):
         """Do nothing: there is no trainer."""
 
-    def train(self, model, local_steps, then, *, ahead):
+    def train(self, model, local_steps, then, *, overlap):
         """Make the next update, in a while."""
         if not self._crowd.finishing:
             delay_s = self._crowd.period_s * self._delays.uniform(0.5, 1.5)

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 
 from edgeasync.core.arrays.hub_model import Model
-from edgeasync.core.device.machine import DeviceCore
 from edgeasync.core.device.pending_push import PendingPush
+from edgeasync.core.device.work import DeviceWork
 from edgeasync.core.engine.fold_queue import FoldQueue
 from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.engine.outbox import Outbox
@@ -82,7 +82,7 @@ MUTANTS = {
     ),
     "a device that was lost is not woken": (Change(HubCore, "_renew_lease", "if not member.live:", "if False:"),),
     "a device does not say again what was not answered": (
-        Change(DeviceCore, "tick", "effects += self._speak(now_s)", "self._wait(now_s)"),
+        Change(DeviceWork, "tick", "return self._speak(now_s)", "return self._wait(now_s) or []"),
     ),
     # What the hub writes down, and goes on from.
     "an answer leaves before the sync": (

@@ -60,7 +60,7 @@ class Recorder:
     def begin(self, parameters):
         """Note which version this is, and what it is."""
         held = self._device.agent._engine._model
-        version, digest = held.version, xxhash.xxh3_64_hexdigest(held._held.data)
+        version, digest = held.version, xxhash.xxh3_64_hexdigest(held._base.data)
         self._device.record.note(lineage=version.lineage, number=version.number, digest=digest)
         self._parameters = parameters
 

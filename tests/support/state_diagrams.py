@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from edgeasync.core.device.machine import LINK, WORK
+from edgeasync.core.device.machine import LINK
+from edgeasync.core.device.work import WORK
 from edgeasync.core.hub.membership import MEMBER
 
 DOCUMENT = Path(__file__).parents[2] / "docs/states.md"

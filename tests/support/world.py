@@ -144,12 +144,12 @@ class WatchedDevice(SimulatedDevice):
         def watched(event, now_s):
             self.world.checks.time_is(engine.core, now_s)
             if isinstance(event, ModelInstalled):
-                self.world.checks.holds(self, event.assignment.version, engine._model._held)
+                self.world.checks.holds(self, event.assignment.version, engine._model._base)
             effects = handle(event, now_s)
             for effect in effects:
                 if isinstance(effect, ResolvePush):
                     self.answers += 1
-                    seq = engine.core._unanswered.seq_last
+                    seq = engine.core.work.pending.seq_last
                     self.world.checks.told(self.mark, seq, effect.outcome)
             return effects
 
@@ -160,10 +160,10 @@ class WatchedDevice(SimulatedDevice):
         engine.core.handle, engine._push = watched, watched_push
         return engine
 
-    def train(self, model, local_steps, then, *, ahead):
+    def train(self, model, local_steps, then, *, overlap):
         self.stilled = self.quiet
         if not self.quiet:
-            super().train(model, local_steps, then, ahead=ahead)
+            super().train(model, local_steps, then, overlap=overlap)
 
     def send(self, header, payload):
         self.world.trace.note(self._clock.now_s, self.device_id, header, payload or b"")
@@ -177,8 +177,8 @@ class WatchedDevice(SimulatedDevice):
     def resting(self):
         """Whether it has nothing to do and waits for no answer but a flush."""
         core = self.engine.core
-        done = core.work == "idle" or (core.work == "training" and self.stilled)
-        return done and core.link == "joined" and core._unanswered.push is None
+        done = core.work.state == "idle" or (core.work.state == "training" and self.stilled)
+        return done and core.link == "joined" and core.work.pending.push is None
 
 
 class WatchedDisk(SimulatedDisk):

@@ -1,4 +1,4 @@
-"""The arrays of a device: the model it trains, the hub's as it was assigned, and what codecs dropped so far."""
+"""The arrays of a device: the model it trains, its base as the hub assigned it, and what codecs dropped so far."""
 
 from collections.abc import Iterable
 
@@ -14,23 +14,24 @@ from edgeasync.protocol.messages import ModelVersion
 
 
 class DeviceModel:
-    """Two flat float32 vectors: `parameters`, trained in place, and the hub's model they were trained from.
+    """Two flat float32 vectors: `parameters`, trained in place, and their base, the hub's model as assigned.
 
     A third, the residual, is made when a codec drops so much that the device must carry it over (error feedback:
-    Seide et al. 2014, Karimireddy et al. 2019); a fourth when training goes on while an update is under way.
+    Seide et al. 2014, Karimireddy et al. 2019); a fourth when training overlaps the exchange.
 
-    `adopt` or `lead_on`, train, `encode_update`, and `settle` what became of it; then over again.
+    One exchange is `install` or `install_deltas`, training, `encode_update`, and `resolve` for an update that will
+    never count.
     """
 
     def __init__(self, spec: ParameterSpec) -> None:
         self.parameters: Vector = np.zeros(spec.length, np.float32)
-        self._held: Vector = np.zeros(spec.length, np.float32)
+        self._base: Vector = np.zeros(spec.length, np.float32)
         self.version: ModelVersion | None = None
-        """Of the hub's model, for whoever takes it in to note; not while one is coming in."""
+        """Of the base. The caller of `install` sets it; `None` while a model is being installed."""
         self._trained_length = spec.trained_length
         self._residual: Vector | None = None
         self._at_push: Vector | None = None
-        self._going_on = False
+        self._overlap = False
 
     @property
     def residual(self) -> Vector | None:
@@ -45,45 +46,45 @@ class DeviceModel:
 
     # -- the hub's model comes in ----------------------------------------------------------------------------
 
-    def adopt(self, source: Source) -> None:
-        """Take over the hub's whole model.
+    def install(self, source: Source) -> None:
+        """Make the hub's whole model the new base.
 
-        Raises `ProtocolError` if any value is not finite: `parameters` are then as before, but there is
-        nothing to compare them with until a sound model is adopted.
+        Raises `ProtocolError` if a value is not finite: `parameters` are then as before, but they have no base
+        until another model is installed.
         """
-        for start in range(0, len(self._held), CHUNK):
-            # The held model's own slice serves as scratch: most codecs decode into place.
-            chunk = self._held[start : start + CHUNK]
+        for start in range(0, len(self._base), CHUNK):
+            # The base's own slice serves as scratch: most codecs decode into place.
+            chunk = self._base[start : start + CHUNK]
             chunk[:] = source.read(start, start + len(chunk), chunk)
-        self._take_over()
+        self._start_from_base()
 
-    def lead_on(self, steps: Iterable[Source], rounding: Codec, checksum: int) -> None:
-        """Follow the hub's published chain from the version held; raises `ProtocolError` as `adopt` does.
+    def install_deltas(self, steps: Iterable[Source], rounding: Codec, checksum: int) -> None:
+        """Make the new base from the old one and the hub's deltas; raises `ProtocolError` as `install` does.
 
-        It is also raised if the model does not have its `checksum` in the end.
+        It is also raised if the new base does not have its `checksum`.
         """
-        follow(self._held, steps, rounding, self._trained_length, self._held)
-        if wire.checksum(self._held.data.cast("B")) != checksum:
+        follow(self._base, steps, rounding, self._trained_length, self._base)
+        if wire.checksum(self._base.data.cast("B")) != checksum:
             raise ProtocolError("the model held is not the one the hub believes it to be; it is fetched anew")
-        self._take_over()
+        self._start_from_base()
 
-    def _take_over(self) -> None:
-        if not is_finite(VectorSource(self._held)):
+    def _start_from_base(self) -> None:
+        if not is_finite(VectorSource(self._base)):
             raise ProtocolError("the hub's model has values that are not finite; it is not taken over")
-        if self._going_on and self._at_push is not None:
-            self._go_on(self._at_push)
+        if self._overlap and self._at_push is not None:
+            self._rebase(self._at_push)
         else:
-            self.parameters[:] = self._held
+            self.parameters[:] = self._base
 
-    def _go_on(self, at_push: Vector) -> None:
+    def _rebase(self, at_push: Vector) -> None:
         """Keep what was learnt since the last update was made: x <- w_new + (x - x_at_push)."""
         parameters = self.parameters
         with np.errstate(over="ignore", invalid="ignore"):
             np.subtract(parameters, at_push, out=parameters)
-            np.add(parameters, self._held, out=parameters)
+            np.add(parameters, self._base, out=parameters)
         if not is_finite(VectorSource(parameters)):
-            parameters[:] = self._held  # it had diverged
-        at_push[:] = self._held  # should another model come before the next step
+            parameters[:] = self._base  # it had diverged
+        at_push[:] = self._base  # should another model come before the next step
 
     # -- an update goes out ----------------------------------------------------------------------------------
 
@@ -93,22 +94,22 @@ class DeviceModel:
         kind: UpdateKind = "delta",
         *,
         feedback: bool | None = False,
-        going_on: bool = False,
+        overlap: bool = False,
         random: np.random.Generator | None = None,
     ) -> wire.Buffer:
-        """Return what was learnt since the last model came in, or the whole model, encoded.
+        """Return what was learnt from the base, or the whole model, encoded.
 
-        Statistics are sent as they are in either case: what a late difference is added to may have moved on.
-        With `feedback` what earlier payloads dropped is added to a delta, and what this one drops is kept; with
-        `None` so long as something is left of an earlier codec. With `going_on` the parameters may be trained on
-        before the next model comes in.
+        Statistics are sent as they are in either case: the value that a late difference is added to may have
+        moved. With `feedback` a delta also carries what earlier payloads dropped, and what this one drops is kept;
+        with `None` only while a residual of an earlier codec is left. With `overlap` the parameters may be trained
+        further before the next model is installed.
         """
-        self._going_on = going_on
-        if going_on:
+        self._overlap = overlap
+        if overlap:
             if self._at_push is None:
                 self._at_push = np.empty_like(self.parameters)
             self._at_push[:] = self.parameters
-        learnt = Difference(self.parameters, self._held, self._trained_length if kind == "delta" else 0)
+        learnt = Difference(self.parameters, self._base, self._trained_length if kind == "delta" else 0)
         if kind == "model" or feedback is False or (feedback is None and self._residual is None):
             self._residual = None
             return codec.encode(learnt, random)
@@ -120,22 +121,22 @@ class DeviceModel:
         self._accumulate(codec.open(payload), np.subtract)
         return payload
 
-    def settle(self, codec: Codec, payload: wire.Buffer, decay: float | None) -> None:
-        """Take back what an update made of the residual, for it will never count; `decay` is left of the old one.
+    def resolve(self, codec: Codec, payload: wire.Buffer, decay: float | None) -> None:
+        """Undo what an update that will never count did to the residual, and scale the old one by `decay`.
 
-        With `None` nothing is: the update was not finite, and what was learnt since is dropped with it. Call it
-        before the next model comes in.
+        With `None` the residual is dropped: the update was not finite, and what was learnt since is dropped with
+        it. Call it before the next model is installed.
         """
         if decay is None:
-            self._going_on = False
+            self._overlap = False
             self._residual = None
         if self._residual is None:
             return
         assert decay is not None
         # residual_before = residual_after + coded - learnt, up to rounding: it need not be kept.
         self._accumulate(codec.open(payload), np.add)
-        parameters = self.parameters if self._at_push is None or not self._going_on else self._at_push
-        self._accumulate(Difference(parameters, self._held, self._trained_length), np.subtract)
+        parameters = self.parameters if self._at_push is None or not self._overlap else self._at_push
+        self._accumulate(Difference(parameters, self._base, self._trained_length), np.subtract)
         self.decay_residual(decay)
         if not is_finite(VectorSource(self._residual)):
             self._residual = None  # the update had diverged, whatever it was refused for

@@ -1,4 +1,4 @@
-"""What the device's core wants done, in order. A shell (ZeroMQ, simulator) carries it out."""
+"""What the device's core wants done, in order. The engine and a shell (ZeroMQ, simulator) carry it out."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from edgeasync.protocol.messages import Assignment, Graph, Message, Outcome, Pus
 
 
 class Connect(msgspec.Struct, frozen=True, gc=False):
-    """Open a fresh connection to the hub; whatever was under way on an older one is void."""
+    """Open a fresh connection to the hub; transfers on an older one end."""
 
 
 class Disconnect(msgspec.Struct, frozen=True, gc=False):
@@ -29,7 +29,7 @@ class SendPush(msgspec.Struct, frozen=True, gc=False):
 
 
 class Join(msgspec.Struct, frozen=True, gc=False):
-    """Make ready to train what the hub describes."""
+    """Prepare to train what the hub describes."""
 
     welcome: Welcome
 
@@ -53,35 +53,36 @@ class InstallModel(msgspec.Struct, frozen=True, gc=False):
 
 
 class ResolvePush(msgspec.Struct, frozen=True, gc=False):
-    """Drop the payload that has this outcome, and take back what it made of the residual if need be."""
+    """Drop the payload that has this outcome, and undo what it did to the residual if it will never count."""
 
     outcome: Outcome
 
 
 class Train(msgspec.Struct, frozen=True, gc=False):
-    """Take local steps from the adopted model, then report `Trained`.
+    """Take local steps from the installed model, then report `Trained`.
 
-    `ahead`: from where training is, until the next model is here, then report `OverlapTrained`.
+    With `overlap` training continues from the current parameters until the next model is here; then report
+    `OverlapTrained`.
     """
 
     local_steps: int
-    ahead: bool = False
+    overlap: bool = False
 
 
 class PutAside(msgspec.Struct, frozen=True):
-    """Put aside what was kept before this start: it is not of what this hub trains."""
+    """Put aside the update that was kept before this start: it is of another model than the hub's."""
 
     reason: str
 
 
 ReportName = Literal[
-    "alone", "answered", "disconnected", "graph", "joined", "quarantined", "released", "unreachable", "waiting",
-    "warning",
+    "alone", "answered", "disconnected", "graph", "joined", "quarantined", "released", "unexpected", "unreachable",
+    "waiting", "warning",
 ]  # fmt: skip
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Tell the person at the device what happened; `since_s`: since when, by the core's clock, if that matters."""
+    """Tell the person at the device what happened; `since_s`: since when, by the core's clock, if it matters."""
 
     event: ReportName
     detail: str = ""
@@ -89,7 +90,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Stop(msgspec.Struct, frozen=True):
-    """End the agent; with an error if something is wrong that waiting does not mend."""
+    """End the agent; with an error if something is wrong that waiting does not fix."""
 
     reason: str
     error: EdgeAsyncError | None = None

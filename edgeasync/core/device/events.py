@@ -6,7 +6,7 @@ from edgeasync.protocol.messages import Assignment, Message
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
-    """A message came from the hub; a payload is taken in later, by `InstallModel` or `TakeGraph`."""
+    """A message came from the hub. Its payload is received later, by `InstallModel` or `TakeGraph`."""
 
     message: Message
 
@@ -24,7 +24,7 @@ class ModelInstalled(msgspec.Struct, frozen=True, gc=False):
 
 
 class InstallFailed(msgspec.Struct, frozen=True, gc=False):
-    """The assigned model came in broken; `spoilt` says that the one held before is lost, too."""
+    """The assigned model could not be installed; `spoilt` says that the one before it is lost, too."""
 
     reason: str
     spoilt: bool = False
@@ -57,7 +57,7 @@ class Kept(msgspec.Struct, frozen=True, gc=False):
 
 
 class TransferMoved(msgspec.Struct, frozen=True, gc=False):
-    """A piece or credit of the transfer under way came in."""
+    """A piece or credit of the current transfer came in."""
 
 
 class Trained(msgspec.Struct, frozen=True, gc=False):
@@ -78,7 +78,7 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
     payload_bytes: int = 0
 
     def after(self, earlier: "Trained") -> "Trained":
-        """Return what both make together; the loss is that of one of them where the other knows none."""
+        """Return both as one; the loss is that of one of them where the other knows none."""
         steps = earlier.local_steps + self.local_steps
         share = self.local_steps / steps
         loss_mean, loss_variance = self._losses_after(earlier, share)
@@ -107,13 +107,13 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
 
 
 class OverlapTrained(msgspec.Struct, frozen=True, gc=False):
-    """Steps were taken while an assignment was waited for: at least one."""
+    """At least one step was taken while the device waited for an assignment."""
 
     result: Trained
 
 
 class Disconnected(msgspec.Struct, frozen=True, gc=False):
-    """The connection has broken, as the shell can tell; no other is under way."""
+    """The connection has broken, as the shell can tell, and no other is being opened."""
 
 
 class StopRequested(msgspec.Struct, frozen=True):
@@ -121,16 +121,5 @@ class StopRequested(msgspec.Struct, frozen=True):
 
 
 GraphEvent = GraphHeld | GraphMissing | GraphBroken | GraphForged
-DeviceEvent = (
-    Received
-    | Malformed
-    | ModelInstalled
-    | InstallFailed
-    | GraphEvent
-    | Kept
-    | TransferMoved
-    | Trained
-    | OverlapTrained
-    | Disconnected
-    | StopRequested
-)
+WorkEvent = ModelInstalled | InstallFailed | GraphEvent | Kept | Trained | OverlapTrained
+DeviceEvent = Received | Malformed | TransferMoved | Disconnected | StopRequested | WorkEvent

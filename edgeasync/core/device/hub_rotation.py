@@ -7,10 +7,10 @@ BACKOFF_MAX_S = 3.0
 
 
 class HubRotation:
-    """The hubs by their place in the list, taken in turn: `hub` is the one that is spoken to, or tried next.
+    """The hubs by their place in the list: `hub` is the one that the device speaks to, or tries next.
 
-    A hub that was lost is tried again first, one that did not answer or is full gives way to the next. None is
-    tried earlier than it asked for, and the back-off is one for all: a list does not make a device knock harder.
+    A hub that was lost is tried again first; after one that did not answer or is full comes the next. No hub is
+    tried earlier than it asked for. All share one back-off, so that a list does not make a device connect oftener.
     """
 
     def __init__(self, hubs: int, random: Random) -> None:
@@ -22,7 +22,7 @@ class HubRotation:
 
     @property
     def is_news(self) -> bool:
-        """Whether a failure is the first of this hub: the others need not be told."""
+        """Whether a failure is the first of this hub since the last welcome: later ones need not be told."""
         return self.attempts == 0 or 1 < self._hubs >= self.attempts
 
     @property
@@ -31,7 +31,7 @@ class HubRotation:
         return self.attempts >= self._hubs
 
     def welcomed(self) -> None:
-        """Begin the back-off anew."""
+        """Reset the back-off."""
         self.attempts = 0
 
     def fail(self, now_s: float, retry_after_s: float | None, *, move_on: bool) -> float:

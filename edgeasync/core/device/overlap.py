@@ -1,19 +1,19 @@
-"""The local steps a device takes ahead, while an update of its own is on its way or cannot leave."""
+"""The local steps that a device takes between an update and the next model."""
 
 from edgeasync.core.device.effects import DeviceEffect, Report, Train
 from edgeasync.core.device.events import Trained
 
 
 class OverlapSteps:
-    """How far training goes on from an update until the next model comes in, and what was done so far.
+    """How far training continues from an update until the next model is installed, and what was done so far.
 
-    The hub's limit holds while it can be spoken to; `alone_steps_max`, the device's own, if it is larger and the
-    hub cannot be reached or takes no updates. Both count from the last update; only one call of training is
-    under way at a time, since the shell can end only one.
+    While the device can speak to the hub, the hub's limit holds. While it cannot, or the hub takes no updates, the
+    larger of the hub's and `offline_steps_max`, the device's own, holds. Both count from the last update. Only one
+    call of training runs at a time, since the shell can pause only one.
     """
 
-    def __init__(self, alone_steps_max: int) -> None:
-        self.alone_steps_max = alone_steps_max
+    def __init__(self, offline_steps_max: int) -> None:
+        self.offline_steps_max = offline_steps_max
         self._done: Trained | None = None
         self._asked = 0
         self._running = self._possible = self._dropped = self._told = False
@@ -23,36 +23,36 @@ class OverlapSteps:
         """Steps taken that no update holds yet."""
         return 0 if self._done is None else self._done.local_steps
 
-    def take(self) -> Trained | None:
-        """Return what was done, for the next update; training may go on from there."""
+    def begin(self) -> Trained | None:
+        """Return the steps done so far, for the update that is made now; from there training may continue."""
         done, self._done = self._done, None
         self._asked = 0
         self._possible, self._running, self._told = True, False, False
         return done
 
     def add(self, result: Trained) -> None:
-        """Take in the end of a call of training."""
+        """Add the steps of a call of training that has ended."""
         self._running = False
         if not self._dropped:
             self._done = result if self._done is None else result.after(self._done)
 
     def drop(self) -> None:
-        """Forget what was done, and do no more until a model comes in: it went on from what diverged."""
+        """Forget the steps done, and allow no more until a model is installed: they continued what diverged."""
         self._done, self._dropped = None, True
 
-    def adopted(self) -> None:
-        """Take in that the next model is here, and training ahead has ended."""
+    def end(self) -> None:
+        """Allow no more steps: the next model is installed."""
         self._possible = self._running = self._dropped = False
 
-    def go_on(self, overlap_steps_max: int, *, alone: bool) -> list[DeviceEffect]:
-        """Train as far as is allowed now, unless that is under way."""
-        steps_max = max(overlap_steps_max, self.alone_steps_max) if alone else overlap_steps_max
+    def train(self, overlap_steps_max: int, *, offline: bool) -> list[DeviceEffect]:
+        """Return the effect that trains as far as is allowed now, unless one does already."""
+        steps_max = max(overlap_steps_max, self.offline_steps_max) if offline else overlap_steps_max
         steps = steps_max - self._asked
         if steps < 1 or not self._possible or self._running or self._dropped:
             return []
         self._asked, self._running = steps_max, True
         effects: list[DeviceEffect] = []
-        if alone and not self._told and self.alone_steps_max > overlap_steps_max:
+        if offline and not self._told and self.offline_steps_max > overlap_steps_max:
             self._told = True
             effects.append(Report("alone", f"training on without the hub, for {steps} local steps at most"))
-        return [*effects, Train(steps, ahead=True)]
+        return [*effects, Train(steps, overlap=True)]

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from edgeasync.protocol.messages import Ack, Duplicate, Outcome, Push, Welcome
+from edgeasync.protocol.messages import Ack, Push, Welcome
 
 
 class ModelKey(msgspec.Struct, frozen=True):
@@ -34,13 +34,13 @@ class PendingPush:
         self._recalled: ModelKey | None = None
 
     def make(self, push: Push) -> None:
-        """Take over a new update, which has the next number."""
+        """Hold a new update, which has the next number."""
         assert push.seq == self.seq_last + 1
         self.push = push
         self._said, self._recalled = False, None
 
     def recall(self, push: Push, model: ModelKey) -> None:
-        """Take over an update that was made, and perhaps answered, before this start."""
+        """Hold an update that was made, and perhaps answered, before this start."""
         self.push, self.seq_last = push, push.seq - 1
         self._said, self._recalled = True, model
 
@@ -69,7 +69,7 @@ class PendingPush:
         return foreign
 
     def agree(self, seq_last: int, checksum_last: int | None) -> str:
-        """Take the hub's word for the last update it answered; return why the one here is dropped, if it is.
+        """Adopt the hub's record of the last update it answered; return why the one here is dropped, if it is.
 
         Without a checksum, from a hub that names none, the number has to do.
         """
@@ -91,16 +91,8 @@ class PendingPush:
         return ""
 
     def answered(self, ack: Ack) -> bool:
-        """Take in an answer; return whether it is that of the update."""
+        """Let go of the update if this is its answer; return whether it is."""
         if self.push is None or ack.seq != self.push.seq:
             return False
         self.push, self.seq_last = None, ack.seq
         return True
-
-
-def describe(outcome: Outcome) -> str:
-    """Return an outcome in words."""
-    if isinstance(outcome, Duplicate):
-        return f"duplicate of: {describe(outcome.first)}"
-    values = ", ".join(str(value) for value in msgspec.structs.astuple(outcome))
-    return f"{type(outcome).__name__.lower()} {values}"

@@ -104,7 +104,7 @@ class DeviceEngine:
         self._recalled: Spool | None = None
 
     def recall(self, spool: Spool) -> None:
-        """Before `begin`: go on with what was kept before this start."""
+        """Before `begin`: resume with the update that was kept before this start."""
         self._recalled = spool
         self._payload, self._kept_seq = spool.payload, spool.push.seq
         self.core.recall(spool.push, spool.model)
@@ -121,7 +121,7 @@ class DeviceEngine:
         return None if due_s is None else min(due_s, self._transfers.next_deadline_s())
 
     def disconnected(self) -> None:
-        """Take in that the connection has broken, where the shell can tell."""
+        """Handle a broken connection, where the shell can tell."""
         self.handle(Disconnected())
 
     def tick(self, steps_total: int) -> None:
@@ -138,7 +138,7 @@ class DeviceEngine:
         self._execute(self.core.handle(event, now_s))
 
     def on_message(self, header: bytes, payload: wire.Buffer | None) -> None:
-        """Take in one message from the hub."""
+        """Handle one message from the hub."""
         try:
             message = wire.decode(header)
             self._transfers.count_received(header, None if isinstance(message, Piece) else payload)
@@ -160,18 +160,18 @@ class DeviceEngine:
 
     def _piece(self, piece: Piece, payload: wire.Buffer | None) -> None:
         if payload is None:
-            return
+            raise ProtocolError("a piece came without its bytes")
         try:
             taken = self._transfers.accept(piece, payload)
         except ProtocolError as error:
             if (broken := self._transfers.drop()) is not None:
-                self._broken(broken, str(error))
+                self._reject_payload(broken, str(error))
             return
         if taken is not None:
             self.handle(TransferMoved())
             message, whole = taken
             if whole is not None:
-                self._whole(message, whole)
+                self._process_payload(message, whole)
 
     # -- effects out -----------------------------------------------------------------------------------------
 
@@ -207,14 +207,14 @@ class DeviceEngine:
             case FindGraph():
                 self._shell.run_in_background(partial(_find_graph, self._shell, effect.fingerprint), self.handle)
             case TakeGraph(message) | InstallModel(message):
-                self._take_in(message)
+                self._receive_payload(message)
             case Join():
                 self._join(effect.welcome)
             case ResolvePush():
-                self._settle(effect.outcome)
+                self._resolve(effect.outcome)
             case Train() if self._model is not None:
-                then = self._trained_ahead if effect.ahead else self._trained
-                self._shell.train(self._model, effect.local_steps, then, ahead=effect.ahead)
+                then = self._overlap_trained if effect.overlap else self._trained
+                self._shell.train(self._model, effect.local_steps, then, overlap=effect.overlap)
 
     def _join(self, welcome: Welcome) -> None:
         if welcome.spec.length > PARAMETERS_MAX:
@@ -230,8 +230,8 @@ class DeviceEngine:
     def _forget_recalled(self) -> None:
         self._recalled, self._payload, self._codec, self._kept_seq = None, b"", None, 0
 
-    def _take_in(self, message: Assignment | Graph) -> None:
-        """Take a payload from the message that brought it, or open its transfer."""
+    def _receive_payload(self, message: Assignment | Graph) -> None:
+        """Use the payload that came with the message, or open its transfer."""
         assert self.core.welcome is not None
         payload = self._inline_payload
         try:
@@ -241,30 +241,30 @@ class DeviceEngine:
                 _check_inline(message, payload)
         except ProtocolError as error:
             self._transfers.drop()
-            self._broken(message, str(error))
+            self._reject_payload(message, str(error))
             return
         if message.transfer:
             self._transfers.receive(message)
         elif payload is not None:
             self._transfers.drop()
             self._transfers.end_push()
-            self._whole(message, payload)
+            self._process_payload(message, payload)
 
-    def _broken(self, message: Assignment | Graph, reason: str) -> None:
+    def _reject_payload(self, message: Assignment | Graph, reason: str) -> None:
         if isinstance(message, Graph):
             self.handle(GraphBroken(f"the hub's graph came in broken: {reason}"))
         else:
             self.handle(InstallFailed(f"the hub's model came in broken: {reason}"))
 
-    def _whole(self, message: Assignment | Graph, payload: wire.Buffer) -> None:
-        """Take over what has all its bytes and its checksum, in the background."""
+    def _process_payload(self, message: Assignment | Graph, payload: wire.Buffer) -> None:
+        """Install the model or keep the graph, in the background, of a payload that is whole and checked."""
         if isinstance(message, Graph):
             work = partial(_take_graph, self._shell, message.fingerprint, payload)
         else:
             assert self._model is not None
             assert self.core.welcome is not None
             self._shell.pause()
-            work = partial(_adopt_into, self._model, message, payload, self.core.welcome)
+            work = partial(_install_into, self._model, message, payload, self.core.welcome)
         self._shell.run_in_background(work, self.handle)
 
     def _trained(self, trained: Trained) -> None:
@@ -273,22 +273,22 @@ class DeviceEngine:
         assert self.core.welcome is not None
         welcome, model = self.core.welcome, self._model
         try:
-            codec = make_codec(self.core.push_codec, welcome.spec)
+            codec = make_codec(self.core.work.push_codec, welcome.spec)
         except ValueError:  # a hub should name only what the device knows; float32 is understood by every hub
             codec = make_codec("identity", welcome.spec)
-        # Behind `auto` a codec that drops little takes over what one that dropped much had left.
-        going_on = self.core.goes_on
+        # With `auto` a codec that drops little carries over what one that dropped much had left.
+        overlap = self.core.work.may_overlap
         auto = True if codec.needs_feedback else None
         feedback = {"always": True, "never": False}.get(welcome.error_feedback, auto)
 
         def encode() -> tuple[Codec, wire.Buffer, int]:
             used = codec
             payload = model.encode_update(
-                used, welcome.update, feedback=feedback, going_on=going_on, random=self._random
+                used, welcome.update, feedback=feedback, overlap=overlap, random=self._random
             )
             if welcome.update == "model" and used.name != "identity" and not is_finite(used.open(payload)):
                 used = make_codec("identity", welcome.spec)  # a sound model may outgrow float16
-                payload = model.encode_update(used, welcome.update, going_on=going_on)
+                payload = model.encode_update(used, welcome.update, overlap=overlap)
             return used, payload, wire.checksum(payload)
 
         def encoded(coded: tuple[Codec, wire.Buffer, int]) -> None:
@@ -303,11 +303,11 @@ class DeviceEngine:
 
         self._shell.run_in_background(encode, encoded)
 
-    def _trained_ahead(self, trained: Trained) -> None:
+    def _overlap_trained(self, trained: Trained) -> None:
         self.handle(OverlapTrained(trained))
 
-    def _settle(self, outcome: Outcome) -> None:
-        """Let go of an answered payload; what it carried of earlier ones goes back if it will never count."""
+    def _resolve(self, outcome: Outcome) -> None:
+        """Drop an answered payload; return what it carried to the residual if it will never count."""
         payload, codec, model = self._payload, self._codec, self._model
         self._payload, self._codec = b"", None
         first = outcome.first if isinstance(outcome, Duplicate) else outcome
@@ -316,7 +316,7 @@ class DeviceEngine:
             decay: float | None = self.core.welcome.residual_decay
             if first.reason == "not_finite" or self._recalled is not None:  # there is nothing to take back from
                 decay = None
-            self._shell.run_in_background(partial(model.settle, codec, payload, decay), lambda _: None)
+            self._shell.run_in_background(partial(model.resolve, codec, payload, decay), lambda _: None)
 
     def _push(self, push: Push) -> None:
         assert self.core.welcome is not None
@@ -374,26 +374,28 @@ def _steps_of(deltas: Deltas, payload: wire.Buffer, codec: Codec) -> Iterator[So
         start += length
 
 
-def _adopt_into(model: DeviceModel, assignment: Assignment, payload: wire.Buffer, welcome: Welcome) -> DeviceEvent:
-    deltas, held = assignment.deltas, model.version
+def _install_into(
+    model: DeviceModel, assignment: Assignment, payload: wire.Buffer, welcome: Welcome
+) -> DeviceEvent:
+    deltas, before = assignment.deltas, model.version
     model.version = None
     try:
         if deltas is None:
-            model.adopt(make_codec(assignment.codec, welcome.spec).open(payload))
-        elif held == assignment.version:  # it came in after all, when the hub did not know
-            model.lead_on((), make_codec(deltas.rounding, welcome.spec), deltas.checksum)
-        elif held is None or held.number != deltas.held:  # the lineage may be new; the checksum tells
-            model.version = held
+            model.install(make_codec(assignment.codec, welcome.spec).open(payload))
+        elif before == assignment.version:  # it came in after all, when the hub did not know
+            model.install_deltas((), make_codec(deltas.rounding, welcome.spec), deltas.checksum)
+        elif before is None or before.number != deltas.held:  # the lineage may be new; the checksum tells
+            model.version = before
             return InstallFailed("the hub leads on from a version that is not held; it is asked again")
         else:
             rounding = make_codec(deltas.rounding, welcome.spec)
             codec = make_codec(assignment.codec, welcome.spec)
-            model.lead_on(_steps_of(deltas, payload, codec), rounding, deltas.checksum)
+            model.install_deltas(_steps_of(deltas, payload, codec), rounding, deltas.checksum)
     except ProtocolError as error:
         return InstallFailed(f"the hub's model is refused: {error}", spoilt=True)
     model.version = assignment.version
-    if held is not None and held.lineage == assignment.version.lineage:
-        model.decay_residual(welcome.residual_decay ** max(0, assignment.version.number - held.number))
+    if before is not None and before.lineage == assignment.version.lineage:
+        model.decay_residual(welcome.residual_decay ** max(0, assignment.version.number - before.number))
     return ModelInstalled(assignment)
 
 

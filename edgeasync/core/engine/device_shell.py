@@ -32,7 +32,7 @@ class DeviceShell(Protocol):
         """Hold a graph that has its fingerprint; called in the background."""
 
     def prepare(self, welcome: Welcome) -> None:
-        """Make ready to train what the hub describes; may raise what waiting does not mend.
+        """Prepare to train what the hub describes; may raise what waiting does not fix.
 
         If the welcome speaks of a graph, `has_graph` or `keep_graph` has seen that, but nobody has screened it.
         A trainer's state that was kept with an update is restored, unless that was put aside.
@@ -47,15 +47,17 @@ class DeviceShell(Protocol):
     def put_aside(self, reason: str) -> None:
         """Put aside what `keep` wrote before this start, and tell."""
 
-    def train(self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, ahead: bool) -> None:
+    def train(
+        self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, overlap: bool
+    ) -> None:
         """Train `model.parameters` in the background, then call `then`; not if training was stopped.
 
-        With `ahead`, training continues from the current parameters until `pause`. If it took a step, `then` is
-        called.
+        With `overlap`, training continues from the current parameters until `pause`, and `then` is called only if
+        it took a step.
         """
 
     def pause(self) -> None:
-        """End training ahead after the step under way, if it is under way or about to be."""
+        """End overlapped training after the current step; that includes training that is about to begin."""
 
     def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Do `work` in the background, one after the other with training, then call `then`."""

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from edgeasync.core.device import effects as e
-from edgeasync.core.device import machine as d
+from edgeasync.core.device import events as d
+from edgeasync.core.device.machine import DeviceCore
 from edgeasync.core.hub.effects import (
     Assign,
     Discard,
@@ -149,7 +150,7 @@ class Node:
     def boot(self):
         self.start += 1
         self.peer, self.memory, self.jobs, self.steps = None, None, [], 0
-        self.core = d.DeviceCore(
+        self.core = DeviceCore(
             device_id=self.name,
             state_id=self.state_id,
             start=self.start,
@@ -262,7 +263,9 @@ class World:
                     decoded = [
                         event.assignment.version for _, event in node.jobs if isinstance(event, d.ModelInstalled)
                     ]
-                    assert node.core.held == [node.memory, *decoded][-1], "trains from another model than it says"
+                    assert node.core.work.version == [node.memory, *decoded][-1], (
+                        "trains from another model than it says"
+                    )
                     self.uid += 1
                     score = float(self.uid % 9)
                     trained = d.Trained(
@@ -642,6 +645,7 @@ def test_a_device_whose_updates_never_count_holds_up_nobody(policy):
     assert world.version >= before[1] + 6
     assert world.hub.updates_applied >= before[2] + 9
     assert not any(name == "c" for name, _, _ in world.folded_pushes)
+    assert not any(node.core.unexpected for node in world.nodes), "nothing comes that does not fit"
 
 
 def test_policies_that_go_back_do():

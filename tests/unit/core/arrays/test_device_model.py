@@ -32,12 +32,12 @@ def decode(payload, codec):
 
 
 @whole_numbers
-def test_rounds_of_adopt_train_and_encode(codec):
+def test_rounds_of_install_train_and_encode(codec):
     device = DeviceModel(SPEC)
     parameters = device.parameters
     for seed in range(3):
         hub, step = vector(seed), vector(seed + 10)
-        device.adopt(codec.open(codec.encode(VectorSource(hub))))
+        device.install(codec.open(codec.encode(VectorSource(hub))))
         assert np.array_equal(device.parameters, hub)
         device.parameters += step
         payload = device.encode_update(codec)
@@ -52,7 +52,7 @@ def test_statistics_are_sent_as_they_are(name, kind):
     trained, codec = LENGTH - STATISTICS, make_codec(name, WITH_STATISTICS)
     device = DeviceModel(WITH_STATISTICS)
     for seed in range(3):
-        device.adopt(VectorSource(vector(seed)))
+        device.install(VectorSource(vector(seed)))
         device.parameters += learnt(seed)
         after = device.parameters.copy()
         sent = decode(device.encode_update(codec, kind, feedback=codec.needs_feedback), codec)
@@ -66,11 +66,11 @@ def test_statistics_are_sent_as_they_are(name, kind):
 def test_a_payload_in_flight_outlives_the_next_model():
     device, codec = DeviceModel(SPEC), make_codec("identity", SPEC)
     for kind in ("delta", "model"):
-        device.adopt(VectorSource(vector(0)))
+        device.install(VectorSource(vector(0)))
         device.parameters += 1.0
         payload = device.encode_update(codec, kind)
         sent = bytes(payload)
-        device.adopt(VectorSource(vector(1)))
+        device.install(VectorSource(vector(1)))
         device.parameters += 2.0
         device.encode_update(codec, kind)
         assert bytes(payload) == sent
@@ -81,14 +81,14 @@ def test_a_payload_in_flight_outlives_the_next_model():
 @pytest.mark.parametrize("position", [0, LENGTH - 1])
 def test_a_model_that_is_not_finite_is_not_taken_over(codec, bad, position):
     device = DeviceModel(SPEC)
-    device.adopt(VectorSource(vector(0)))
+    device.install(VectorSource(vector(0)))
     device.parameters += 1.0
     poisoned = vector(1)
     poisoned[position] = bad
     with pytest.raises(ProtocolError, match="not finite"):
-        device.adopt(codec.open(codec.encode(VectorSource(poisoned))))
+        device.install(codec.open(codec.encode(VectorSource(poisoned))))
     assert np.array_equal(device.parameters, vector(0) + 1.0)
-    device.adopt(VectorSource(vector(2)))
+    device.install(VectorSource(vector(2)))
     assert np.array_equal(device.parameters, vector(2))
 
 
@@ -97,12 +97,12 @@ def test_a_model_that_is_not_finite_is_not_taken_over(codec, bad, position):
 def test_diverged_parameters_are_encoded_without_a_warning_and_end_the_residual(name, value):
     device, codec = DeviceModel(SPEC), make_codec(name, SPEC)
     device.parameters[:] = value
-    device.adopt(VectorSource(vector(0)))
+    device.install(VectorSource(vector(0)))
     device.parameters[7] = value
     payload = device.encode_update(codec, feedback=True)
     assert not np.isfinite(decode(payload, codec)).all()
-    device.settle(codec, payload, None)
-    device.adopt(VectorSource(vector(0)))
+    device.resolve(codec, payload, None)
+    device.install(VectorSource(vector(0)))
     device.parameters += 1.0
     assert np.isfinite(decode(device.encode_update(codec, feedback=True), codec)).all()
 
@@ -112,7 +112,7 @@ def test_diverged_parameters_are_encoded_without_a_warning_and_end_the_residual(
 
 def push(device, codec, seed, **options):
     """Train a little and push it; return what was learnt, what was sent and the payload."""
-    device.adopt(VectorSource(vector(0)))
+    device.install(VectorSource(vector(0)))
     step = learnt(seed)
     device.parameters += step
     exact = device.parameters - vector(0)
@@ -130,7 +130,7 @@ def test_what_a_payload_drops_is_part_of_the_next(name):
         left += exact
         left -= sent
     # One more push, of nothing: it can only hold what was left.
-    device.adopt(VectorSource(vector(0)))
+    device.install(VectorSource(vector(0)))
     last = decode(device.encode_update(codec, feedback=True), codec)
     assert np.linalg.norm(last - decode(codec.encode(VectorSource(left.astype(np.float32))), codec)) <= (
         1e-3 * np.linalg.norm(left)
@@ -145,7 +145,7 @@ def test_an_update_that_never_counts_leaves_the_old_residual_decayed(name, decay
     exact, sent, _ = push(device, codec, 1)
     before = exact - sent
     *_, payload = push(device, codec, 2)
-    device.settle(codec, payload, decay)
+    device.resolve(codec, payload, decay)
     exact, sent, _ = push(device, codec, 3)
     expected = decode(codec.encode(VectorSource(exact + np.float32(decay) * before)), codec)
     assert np.linalg.norm(sent - expected) <= 2e-3 * np.linalg.norm(expected)
@@ -154,9 +154,9 @@ def test_an_update_that_never_counts_leaves_the_old_residual_decayed(name, decay
 def test_without_feedback_nothing_is_carried_over():
     device, codec = DeviceModel(SPEC), make_codec("top_k(0.01)", SPEC)
     push(device, codec, 1)
-    device.adopt(VectorSource(vector(0)))
+    device.install(VectorSource(vector(0)))
     device.encode_update(codec)
-    device.adopt(VectorSource(vector(0)))
+    device.install(VectorSource(vector(0)))
     assert not decode(device.encode_update(codec, feedback=True), codec).any()
 
 
@@ -165,11 +165,11 @@ def test_a_codec_that_drops_little_takes_over_what_was_left():
     sparse, dense = make_codec("top_k(0.01)", SPEC), make_codec("int8", SPEC)
     exact, sent, _ = push(device, sparse, 1)
     left = exact - sent
-    device.adopt(VectorSource(vector(0)))
+    device.install(VectorSource(vector(0)))
     taken_over = decode(device.encode_update(dense, feedback=None), dense)
     assert np.linalg.norm(taken_over - left) <= 0.02 * np.linalg.norm(left)
     device = DeviceModel(SPEC)
-    device.adopt(VectorSource(vector(0)))
+    device.install(VectorSource(vector(0)))
     device.encode_update(dense, feedback=None)
     assert device._residual is None
 
@@ -180,40 +180,40 @@ def test_a_codec_that_drops_little_takes_over_what_was_left():
 @pytest.mark.parametrize("feedback", [False, True])
 def test_steps_taken_while_an_update_was_under_way_are_kept(feedback):
     device, codec = DeviceModel(SPEC), make_codec("identity", SPEC)
-    device.adopt(VectorSource(vector(0)))
+    device.install(VectorSource(vector(0)))
     device.parameters += 2.0
-    payload = device.encode_update(codec, feedback=feedback, going_on=True)
+    payload = device.encode_update(codec, feedback=feedback, overlap=True)
     assert (decode(payload, codec) == 2.0).all()
     device.parameters += 3.0
-    device.adopt(VectorSource(vector(1)))
+    device.install(VectorSource(vector(1)))
     assert np.array_equal(device.parameters, vector(1) + 3.0)
     device.parameters += 4.0
-    assert (decode(device.encode_update(codec, feedback=feedback, going_on=True), codec) == 7.0).all()
-    device.adopt(VectorSource(vector(2)))
+    assert (decode(device.encode_update(codec, feedback=feedback, overlap=True), codec) == 7.0).all()
+    device.install(VectorSource(vector(2)))
     assert np.array_equal(device.parameters, vector(2))
 
 
 def test_a_second_model_before_the_next_step_changes_nothing_of_what_was_learnt():
     device, codec = DeviceModel(SPEC), make_codec("identity", SPEC)
-    device.adopt(VectorSource(vector(0)))
+    device.install(VectorSource(vector(0)))
     device.parameters += 2.0
-    device.encode_update(codec, going_on=True)
+    device.encode_update(codec, overlap=True)
     device.parameters += 3.0
-    device.adopt(VectorSource(vector(1)))
-    device.adopt(VectorSource(vector(2)))
+    device.install(VectorSource(vector(1)))
+    device.install(VectorSource(vector(2)))
     assert np.array_equal(device.parameters, vector(2) + 3.0)
 
 
 @pytest.mark.parametrize("settled", [False, True])
 def test_what_went_on_from_a_diverged_update_is_dropped(settled):
     device, codec = DeviceModel(SPEC), make_codec("identity", SPEC)
-    device.adopt(VectorSource(vector(0)))
+    device.install(VectorSource(vector(0)))
     device.parameters[:] = np.nan
-    payload = device.encode_update(codec, going_on=True)
+    payload = device.encode_update(codec, overlap=True)
     device.parameters += 1.0
     if settled:
-        device.settle(codec, payload, None)
-    device.adopt(VectorSource(vector(1)))
+        device.resolve(codec, payload, None)
+    device.install(VectorSource(vector(1)))
     assert np.array_equal(device.parameters, vector(1))
 
 
@@ -221,22 +221,22 @@ def test_what_went_on_from_a_diverged_update_is_dropped(settled):
 def test_a_diverged_update_leaves_no_residual_whatever_it_was_refused_for(decay):
     device, codec = DeviceModel(SPEC), make_codec("top_k(0.01)", SPEC)
     push(device, codec, 1)
-    device.adopt(VectorSource(vector(0)))
+    device.install(VectorSource(vector(0)))
     device.parameters[5] = np.nan
     payload = device.encode_update(codec, feedback=True)
-    device.settle(codec, payload, decay)
+    device.resolve(codec, payload, decay)
     _, sent, _ = push(device, codec, 2)
     assert np.isfinite(sent).all()
 
 
 def test_a_rejected_update_is_taken_back_though_training_went_on():
     device, codec = DeviceModel(SPEC), make_codec("top_k(0.01)", SPEC)
-    exact, sent, _ = push(device, codec, 1, going_on=True)
+    exact, sent, _ = push(device, codec, 1, overlap=True)
     before = exact - sent
-    *_, payload = push(device, codec, 2, going_on=True)
+    *_, payload = push(device, codec, 2, overlap=True)
     device.parameters += 100.0
-    device.settle(codec, payload, 1.0)
-    device.adopt(VectorSource(vector(0)))
+    device.resolve(codec, payload, 1.0)
+    device.install(VectorSource(vector(0)))
     device.parameters -= 100.0
     sent = decode(device.encode_update(codec, feedback=True), codec)
     expected = decode(codec.encode(VectorSource(before)), codec)
@@ -263,18 +263,18 @@ def test_one_difference_at_a_time_is_open():
             assert not alive
 
     held = np.full(LENGTH, 3.0, np.float32)
-    device.lead_on(steps(), codec, wire.checksum(held.data.cast("B")))
+    device.install_deltas(steps(), codec, wire.checksum(held.data.cast("B")))
     assert np.array_equal(device.parameters, held)
 
 
 def test_a_model_that_does_not_have_its_checksum_is_not_taken_over():
     device, codec = DeviceModel(SPEC), make_codec("identity", SPEC)
-    device.adopt(VectorSource(vector(0)))
+    device.install(VectorSource(vector(0)))
     step = codec.encode(VectorSource(vector(1)))
     right = wire.checksum((vector(0) + vector(1)).data.cast("B"))
-    device.lead_on([codec.open(step)], codec, right)
+    device.install_deltas([codec.open(step)], codec, right)
     assert np.array_equal(device.parameters, vector(0) + vector(1))
-    device.lead_on([], codec, right)
+    device.install_deltas([], codec, right)
     with pytest.raises(ProtocolError, match="fetched anew"):
-        device.lead_on([codec.open(step)], codec, right)
+        device.install_deltas([codec.open(step)], codec, right)
     assert np.array_equal(device.parameters, vector(0) + vector(1))

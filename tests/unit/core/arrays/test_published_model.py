@@ -69,7 +69,7 @@ class Device:
         assert wire.checksum(offer.payload) == offer.checksum
         payload, codec = memoryview(bytes(offer.payload)), make_codec(offer.codec, self.hub.spec)
         if offer.deltas is None:
-            self.model.adopt(codec.open(payload))
+            self.model.install(codec.open(payload))
         else:
             assert offer.deltas.held == self.held
             steps, start = [], 0
@@ -78,7 +78,7 @@ class Device:
                 start += length
             assert start == len(payload)
             rounding = make_codec(offer.deltas.rounding, self.hub.spec)
-            self.model.lead_on(steps, rounding, offer.deltas.checksum)
+            self.model.install_deltas(steps, rounding, offer.deltas.checksum)
         self.held = self.hub.number
         if self.hub.publisher.published is not self.hub.model.current:
             assert self.model.parameters.tobytes() == self.hub.publisher.published.vector.tobytes()

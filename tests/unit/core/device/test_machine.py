@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from functools import cache
 from random import Random
 from typing import get_args
@@ -66,6 +67,7 @@ from edgeasync.protocol.messages import (
     RefusalCode,
     Refuse,
     Rejected,
+    Status,
     Welcome,
 )
 
@@ -73,6 +75,12 @@ SPEC = ParameterSpec((Parameter("weights", (3,)),))
 HEARTBEAT_S, LEASE_S = 5.0, 15.0
 PROFILE = DeviceProfile(examples=100)
 CHECKSUM = 77
+FINGERPRINT = "ab" * 32
+OFFER = {"graph": FINGERPRINT, "graph_bytes": 1000}
+GRAPH = Graph(FINGERPRINT, 0, 1000)
+KEPT = Push(bytes(16), 7, ModelVersion("0" * 16, 3), 8, 64, 0.5, 0.25, 0.125, "int8", 1, 12)
+TRAINED = Trained(8, 64, 0.5, 0.25, 0.125, checksum=CHECKSUM)
+WELCOME = Welcome(bytes(16), SPEC, {}, 0, "identity", HEARTBEAT_S, LEASE_S, 1 << 20)
 
 
 class DeviceBench:
@@ -143,7 +151,7 @@ class DeviceBench:
         return self.welcome(seq_last).assigned(number).give(ModelInstalled(assignment(number)))
 
     def trained(self, at_s=None):
-        return self.give(Trained(8, 64, 0.5, 0.25, 0.125, checksum=CHECKSUM), at_s)
+        return self.give(TRAINED, at_s)
 
     def reconnect(self, seq_last=0, **fields):
         """Lose the connection and be welcomed again."""
@@ -163,6 +171,13 @@ class DeviceBench:
     @property
     def told(self):
         return [effect.event for effect in self.effects if isinstance(effect, Report)]
+
+    @property
+    def ignored(self):
+        """The kinds of event that the last effects, which do nothing, tell of as not fitting."""
+        words = r"a message or result that does not fit: (.+); it is ignored"
+        assert all(isinstance(effect, Report) and effect.event == "unexpected" for effect in self.effects)
+        return [re.fullmatch(words, effect.detail)[1] for effect in self.effects]
 
     @property
     def kinds(self):
@@ -189,7 +204,7 @@ def test_the_happy_way():
     device.welcome(seq_last=6)
     assert device.kinds == [Report, Join, Send]
     assert device.told == ["joined"]
-    assert device.said == [Fetch(device.session, device.core.held)]
+    assert device.said == [Fetch(device.session, device.core.work.version)]
     device.assigned(10)
     assert device.effects == [InstallModel(assignment(10))]
     device.give(ModelInstalled(assignment(10)))
@@ -206,7 +221,7 @@ def test_the_happy_way():
         assert device.effects == [Report("answered", "applied 17"), ResolvePush(Applied(17)), InstallModel(answer)]
         device.give(ModelInstalled(answer))
         assert device.effects == [Train(8)]
-    assert device.core.updates_answered == 2
+    assert device.core.work.updates_answered == 2
 
 
 def test_an_acknowledgement_alone_is_followed_by_the_assignment():
@@ -223,7 +238,7 @@ def test_an_assignment_that_does_not_follow_is_fetched():
     device = DeviceBench().training().trained()
     device.hears(Ack(1, Buffered(2)))
     since_s = device.now_s
-    assert device.until(Fetch) == Fetch(device.session, device.core.held)
+    assert device.until(Fetch) == Fetch(device.session, device.core.work.version)
     assert device.now_s == since_s + LEASE_S
 
 
@@ -416,7 +431,7 @@ def test_a_message_of_a_hub_that_cannot_be_read_is_warned_of():
     assert device.effects == [Report("warning", "from the hub: unknown kind of message")]
 
 
-def test_a_welcome_begins_the_back_off_anew():
+def test_a_welcome_resets_the_back_off():
     device = DeviceBench()
     for _ in range(10):
         device.until(Connect)
@@ -439,7 +454,7 @@ def test_training_goes_on_while_the_hub_is_silent():
     assert [type(ping) for ping in pings] == [Ping] * len(pings)
     assert pings[0] == Ping(device.session, pings[0].sent_s, 7)
     assert 2 <= len(pings) <= 4
-    assert device.core.work == "training"
+    assert device.core.work.state == "training"
     device.trained()
     assert device.effects == []
     hello = device.until(Hello)
@@ -453,7 +468,7 @@ def test_training_goes_on_while_the_hub_is_silent():
 
 def test_what_is_trained_on_goes_on_after_the_reconnect():
     device = DeviceBench().training().reconnect()
-    assert (device.kinds, device.core.work) == ([Report], "training")
+    assert (device.kinds, device.core.work.state) == ([Report], "training")
     device.trained()
     assert device.pushed == [1]
 
@@ -484,9 +499,9 @@ def test_a_push_is_repeated_under_its_number_until_it_is_answered():
     device.reconnect(seq_last=5)
     assert device.pushed == [5]
     device.assigned(1)
-    assert device.effects == []
+    assert device.ignored == ["Assignment while pushing"]
     device.assigned(1, Ack(4, Applied(1)))
-    assert device.effects == []
+    assert device.ignored == ["Ack of another update"]
     device.assigned(1, Ack(5, Duplicate(Applied(1))))
     assert device.kinds == [Report, ResolvePush, InstallModel]
 
@@ -528,14 +543,14 @@ def test_malformed_is_told_and_tried_again():
 
 
 @pytest.mark.parametrize("code", ["unknown_session", "sequence"])
-def test_a_hub_that_forgot_is_greeted_on_a_fresh_connection(code):
+def test_a_hub_that_forgot_gets_a_hello_on_a_fresh_connection(code):
     """On the old one more refusals may be on their way: each would void the session that comes next."""
     device = DeviceBench().training().trained()
     device.hears(Refuse(code, "say hello"))
     assert device.kinds == [Disconnect, Report]
     refused_s = device.now_s
     device.hears(Refuse(code, "say hello"))
-    assert device.effects == []
+    assert device.ignored == ["Refuse of a session while offline"]
     device.until(Connect)
     assert BACKOFF_MIN_S / 2 <= device.now_s - refused_s <= BACKOFF_MIN_S
     assert device.said == [device.core._hello()]
@@ -555,9 +570,9 @@ def test_a_welcome_that_came_late_does_not_take_numbers_back():
     """A link that repeats and delays: the next update would get the number of one that counts."""
     device = DeviceBench().training(seq_last=6).trained()
     device.hears(Ack(7, Applied(3)))
-    assert device.welcome(seq_last=6).effects == []
+    assert device.welcome(seq_last=6).ignored == ["Welcome while joined"]
     device.hears(Refuse("unknown_session", "who?"))
-    assert device.welcome(seq_last=6).effects == []
+    assert device.welcome(seq_last=6).ignored == ["Welcome while offline"]
     device.until(Connect)
     device.welcome(seq_last=7)
     assert device.core.link == "joined"
@@ -578,7 +593,7 @@ def test_numbers_after_a_reconnect(before, seq_last, expected):
 
 
 def test_numbers_that_went_back_stay_back():
-    """A hub put back to older state and then started anew must not hold the numbers of before for answered."""
+    """A hub put back to older state and then started again must not hold the numbers of before for answered."""
     device = DeviceBench().training(seq_last=5).trained().reconnect(seq_last=2)
     device.hears(Leave("stopping"))
     assert device.until(Hello).seq_answered == 4, "the number after that of the update, which is 3 by now"
@@ -608,7 +623,7 @@ def test_a_number_names_an_update_only_with_its_checksum(seq_last, checksum_last
     assert device.pushed == expected
     if not expected:
         assert device.told == ["joined", "warning"]
-        assert device.said == [Fetch(device.session, device.core.held)]
+        assert device.said == [Fetch(device.session, device.core.work.version)]
         device.assigned(9).give(ModelInstalled(assignment(9))).trained()
         assert device.pushed == [seq_last + 1]
     else:
@@ -625,10 +640,10 @@ def test_an_update_that_never_left_takes_whatever_number_is_next():
 
 
 def test_a_push_the_hub_has_gone_past_is_given_up():
-    """A copy of this device went further. The push would never be answered; numbered anew it could count twice."""
+    """A copy of this device went further. The push gets no answer; under a new number it could count twice."""
     device = DeviceBench().training(seq_last=5).trained().reconnect(seq_last=9)
     assert device.told == ["joined", "warning"]
-    assert device.said == [Fetch(device.session, device.core.held)]
+    assert device.said == [Fetch(device.session, device.core.work.version)]
     device.assigned(20).give(ModelInstalled(assignment(20))).trained()
     assert device.pushed == [10]
 
@@ -644,18 +659,19 @@ def test_a_device_that_restarts_takes_the_hubs_word_for_its_numbers():
 def test_assignments_that_come_twice():
     device = DeviceBench().training(3)
     device.assigned(4)
-    assert device.effects == []
+    assert device.ignored == ["Assignment while training"]
     device.give(ModelInstalled(assignment(3)))
     assert device.effects == []
     device.trained()
     device.assigned(4)
-    assert device.effects == []
+    assert device.ignored == ["Assignment while pushing"]
     answer = assignment(5, Ack(1, Applied(5)))
     copy = msgspec.structs.replace(answer)
     device.hears(answer)
     assert InstallModel in device.kinds
     device.hears(copy)
-    assert device.effects == [InstallModel(copy)]
+    assert device.told == ["unexpected"], "its answer has come before"
+    assert device.effects[-1] == InstallModel(copy)
     assert device.give(ModelInstalled(answer)).effects == []
     assert device.give(ModelInstalled(copy)).effects == [Train(8)]
 
@@ -667,7 +683,7 @@ def test_only_the_newest_of_two_assignments_is_trained_from():
     assert device.effects == []
     device.give(ModelInstalled(assignment(4)))
     assert device.effects == [Train(8)]
-    assert device.core.held.number == 4
+    assert device.core.work.version.number == 4
 
 
 def test_a_model_that_comes_in_broken_is_fetched_again():
@@ -680,13 +696,13 @@ def test_a_model_that_comes_in_broken_is_fetched_again():
 
 
 @pytest.mark.parametrize("work", ["training", "pushing"])
-def test_a_broken_copy_of_what_is_adopted_already_disturbs_nothing(work):
+def test_a_broken_copy_of_what_is_installed_already_disturbs_nothing(work):
     device = DeviceBench().training()
     if work == "pushing":
         device.trained()
     device.give(InstallFailed("a second copy of the assignment came in broken"))
     assert device.told == ["warning"]
-    assert device.core.work == work
+    assert device.core.work.state == work
     if work == "training":
         device.trained()
         assert device.pushed == [1]
@@ -696,7 +712,7 @@ def test_a_broken_copy_of_what_is_adopted_already_disturbs_nothing(work):
 
 def test_a_model_that_was_coming_in_when_the_link_broke_is_fetched_again():
     device = DeviceBench().welcome().assigned(3).reconnect()
-    assert device.said == [Fetch(device.session, device.core.held)]
+    assert device.said == [Fetch(device.session, device.core.work.version)]
     device.give(ModelInstalled(assignment(3)))
     assert device.effects == []
     device.assigned(4).give(ModelInstalled(assignment(4)))
@@ -730,7 +746,7 @@ def test_other_training_of_the_same_model_is_taken_up():
     assert [effect.welcome.settings for effect in device.effects if isinstance(effect, Join)] == [
         {"learning_rate": 0.2}
     ]
-    assert device.core.work == "training"
+    assert device.core.work.state == "training"
 
 
 FATAL = {
@@ -752,7 +768,7 @@ def test_every_refusal_is_one_to_end_or_to_try_again():
 
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize(("code", "error"), FATAL.items())
-def test_refusals_that_waiting_does_not_mend(code, error, joined):
+def test_refusals_that_waiting_does_not_fix(code, error, joined):
     device = DeviceBench().training() if joined else DeviceBench()
     device.hears(Refuse(code, "go away"))
     (finish,) = device.effects
@@ -763,7 +779,7 @@ def test_refusals_that_waiting_does_not_mend(code, error, joined):
 
 
 @pytest.mark.parametrize("code", ["hub_full", "quarantined", "duplicate_device_id"])
-def test_refusals_that_time_may_mend(code):
+def test_refusals_that_time_may_fix(code):
     pauses = []
     for seed in range(20):
         device = DeviceBench(seed)
@@ -798,16 +814,16 @@ def test_a_duplicate_gives_up_after_three_leases():
 def test_a_hub_that_has_finished_ends_the_device_and_one_that_stops_does_not():
     device = DeviceBench().training().hears(Leave("stopping"))
     assert device.kinds == [Disconnect, Report]
-    assert device.core.work == "training"
+    assert device.core.work.state == "training"
     device.until(Connect)
     device.welcome().hears(Leave("finished"))
     assert device.effects == [Stop("the hub has finished training")]
 
 
-@pytest.mark.parametrize("link", ["greeting", "joined", "offline"])
+@pytest.mark.parametrize("link", ["handshake", "joined", "offline"])
 def test_a_person_who_stops_it_makes_it_say_goodbye(link):
     device = DeviceBench()
-    if link != "greeting":
+    if link != "handshake":
         device.training()
     if link == "offline":
         device.hears(Leave("stopping"))
@@ -817,24 +833,125 @@ def test_a_person_who_stops_it_makes_it_say_goodbye(link):
     assert device.core.next_deadline_s() is None
 
 
-def test_what_belongs_to_no_conversation_is_ignored():
-    device = DeviceBench()
-    for message in (Ack(1, Applied(1)), assignment(1), Pong(99.0)):
-        assert device.hears(message).effects == []
-    assert device.trained().effects == []
-    device.training()
-    for message in (Ack(1, Applied(1)), msgspec.structs.replace(assignment(1), ack=Ack(1, Applied(1)))):
-        assert device.hears(message).effects == []
-    welcome = device.core.welcome
-    assert device.welcome(seq_last=9).effects == []
-    assert device.core.welcome is welcome
+# -- what does not fit -----------------------------------------------------------------------------------------
+
+
+def wanting_a_graph():
+    return DeviceBench().welcome(**OFFER)
+
+
+def joined():
+    return DeviceBench().welcome()
+
+
+def lost():
+    return DeviceBench().welcome().hears(Leave("stopping"))
+
+
+def training():
+    return DeviceBench().training()
+
+
+def pushing():
+    return DeviceBench().training().trained()
+
+
+TOLD = {
+    "Ack while handshake": (DeviceBench, Received(Ack(1, Applied(1)))),
+    "Assignment while handshake": (DeviceBench, Received(assignment(1))),
+    "Graph while offline": (lost, Received(GRAPH)),
+    "Pong while handshake": (DeviceBench, Received(Pong(99.0))),
+    "Hello while joined": (joined, Received(Hello((1, 2), "pi-1", b"s" * 16, 3))),
+    "Push while joined": (joined, Received(KEPT)),
+    "Status while joined": (joined, Received(Status())),
+    "Welcome while joined": (joined, Received(WELCOME)),
+    "Welcome while offline": (lost, Received(WELCOME)),
+    "Refuse of a session while handshake": (DeviceBench, Received(Refuse("unknown_session", "who?"))),
+    "Refuse of a session while offline": (lost, Received(Refuse("sequence", "which?"))),
+    "Ack while fetching_graph": (wanting_a_graph, Received(Ack(1, Applied(1)))),
+    "Assignment while fetching_graph": (wanting_a_graph, Received(assignment(1))),
+    "Graph while idle": (joined, Received(GRAPH)),
+    "GraphForged while idle": (joined, GraphForged()),
+    "Assignment while training": (training, Received(assignment(1))),
+    "Assignment while pushing": (pushing, Received(assignment(1))),
+    "Ack of another update": (pushing, Received(Ack(2, Applied(1)))),
+    "Trained while idle": (joined, TRAINED),
+    "Trained while pushing": (pushing, TRAINED),
+}
+
+
+@pytest.mark.parametrize(("kind", "prepare", "event"), [(kind, *case) for kind, case in TOLD.items()], ids=TOLD)
+def test_what_does_not_fit_changes_nothing_and_is_told_once(kind, prepare, event):
+    device = prepare()
+    before = device.core.link, device.core.work.state, device.core.welcome, device.core.work.version
+    assert device.give(event).ignored == [kind]
+    assert device.give(event).ignored == []
+    assert device.core.unexpected == {kind: 2}
+    assert before == (device.core.link, device.core.work.state, device.core.welcome, device.core.work.version)
+    device.core.check()
+
+
+def waited(prepare):
+    """Return a device that has sent something again, since no answer came."""
+    device = prepare()
+    if device.core.work.state == "pushing":
+        device.until(SendPush)
+    else:
+        device.until(Fetch)
+    return device
+
+
+NORMAL = {
+    "ModelInstalled of an earlier assignment": (
+        lambda: joined().assigned(3).assigned(4),
+        ModelInstalled(assignment(3)),
+    ),
+    "Kept of an earlier update": (pushing, Kept(9)),
+    "GraphHeld while idle": (joined, GraphHeld(fetched=False)),
+    "GraphMissing while training": (training, GraphMissing()),
+    "GraphBroken while idle": (joined, GraphBroken("late")),
+    "Disconnected while offline": (lost, Disconnected()),
+    "Trained after the end": (lambda: joined().hears(Leave("finished")), TRAINED),
+    "Received after the end": (lambda: joined().hears(Leave("finished")), Received(Pong(99.0))),
+    "Graph while idle": (lambda: waited(joined), Received(GRAPH)),
+    "Assignment while pushing": (lambda: waited(pushing), Received(assignment(1))),
+    "Ack of another update": (lambda: waited(pushing), Received(Ack(0, Applied(1)))),
+    "Assignment while training": (
+        lambda: waited(joined).assigned(1).give(ModelInstalled(assignment(1))),
+        Received(assignment(1)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "prepare", "event"), [(kind, *case) for kind, case in NORMAL.items()], ids=NORMAL
+)
+def test_what_comes_late_on_a_good_link_is_counted_and_not_told(kind, prepare, event):
+    device = prepare()
+    assert device.give(event).effects == []
+    assert device.core.unexpected == {kind: 1}
+
+
+def test_two_answers_are_normal_only_on_the_connection_on_which_something_was_sent_again():
+    device = waited(pushing).reconnect()
+    assert device.hears(Ack(9, Applied(1))).ignored == ["Ack of another update"]
+
+
+def test_a_welcome_lets_the_first_of_each_kind_be_told_again():
+    device = joined()
+    assert device.hears(GRAPH).ignored == ["Graph while idle"]
+    assert device.hears(GRAPH).ignored == []
+    assert device.reconnect().hears(GRAPH).ignored == ["Graph while idle"]
+    assert device.core.unexpected == {"Graph while idle": 3}
+
+
+def test_an_assignment_whose_answer_does_not_fit_is_taken_all_the_same():
+    device = joined().assigned(1, Ack(3, Applied(1)))
+    assert device.kinds == [Report, InstallModel]
+    assert device.told == ["unexpected"]
 
 
 # -- the hub's graph -----------------------------------------------------------------------------------------
-
-FINGERPRINT = "ab" * 32
-OFFER = {"graph": FINGERPRINT, "graph_bytes": 1000}
-GRAPH = Graph(FINGERPRINT, 0, 1000)
 
 
 def test_a_graph_that_is_kept_is_not_fetched():
@@ -843,7 +960,7 @@ def test_a_graph_that_is_kept_is_not_fetched():
     device.give(GraphHeld(fetched=False))
     assert device.kinds == [Report, Join, Send]
     assert device.effects[0] == Report("graph", "from the cache, 1000 bytes")
-    assert device.said == [Fetch(device.session, device.core.held)]
+    assert device.said == [Fetch(device.session, device.core.work.version)]
 
 
 def test_nothing_is_answered_before_the_graph_is_here():
@@ -852,14 +969,17 @@ def test_nothing_is_answered_before_the_graph_is_here():
     answer = Ack(KEPT.seq, Applied(1))
     for message in (answer, assignment(1, answer)):
         device.hears(message)
-        assert (device.effects, device.core.work) == ([], "equipping")
+        assert (device.ignored, device.core.work.state) == (
+            [f"{type(message).__name__} while fetching_graph"],
+            "fetching_graph",
+        )
     device.core.check()
 
 
 def test_a_graph_that_is_missing_is_fetched_before_anything_else():
     device = DeviceBench().welcome(**OFFER).give(GraphMissing())
     assert device.effects == [Send(FetchGraph(device.session))]
-    assert device.assigned(1).effects == []
+    assert device.assigned(1).ignored == ["Assignment while fetching_graph"]
     device.hears(GRAPH)
     assert device.effects == [TakeGraph(GRAPH)]
     device.give(GraphHeld(fetched=True))
@@ -906,7 +1026,7 @@ def test_a_graph_that_comes_in_broken_is_asked_for_again():
     device.until(FetchGraph)
     assert 1.5 <= device.now_s - since_s <= 3.0
     device.hears(GRAPH).give(GraphHeld(fetched=True))
-    assert device.said == [Fetch(device.session, device.core.held)]
+    assert device.said == [Fetch(device.session, device.core.work.version)]
 
 
 @pytest.mark.parametrize("way", ["asked", "coming in"])
@@ -931,7 +1051,7 @@ def test_a_graph_that_is_kept_while_the_link_is_down_is_there_at_the_next_welcom
     device.until(Connect)
     device.welcome(**OFFER)
     assert device.kinds == [Report, Join, Send]
-    assert device.said == [Fetch(device.session, device.core.held)]
+    assert device.said == [Fetch(device.session, device.core.work.version)]
 
 
 def test_a_graph_that_is_held_is_not_asked_for_after_a_reconnect():
@@ -945,8 +1065,10 @@ def test_a_graph_that_is_held_is_not_asked_for_after_a_reconnect():
 
 def test_what_is_known_of_a_graph_too_late_changes_nothing():
     device = DeviceBench().welcome(**OFFER).give(GraphHeld(fetched=False))
-    for event in (GraphHeld(fetched=True), GraphMissing(), GraphBroken("late"), GraphForged(), Received(GRAPH)):
+    for event in (GraphHeld(fetched=True), GraphMissing(), GraphBroken("late")):
         assert device.give(event).effects == []
+    assert device.give(GraphForged()).ignored == ["GraphForged while idle"]
+    assert device.hears(GRAPH).ignored == ["Graph while idle"]
     offline = wanting().hears(Leave("stopping"))
     assert offline.give(GraphMissing()).effects == []
 
@@ -981,14 +1103,14 @@ def test_another_graph_at_the_same_address_is_another_model(graph):
     assert isinstance(finish.error, ModelMismatchError)
 
 
-def test_a_broken_connection_is_opened_anew_at_once():
+def test_a_broken_connection_is_opened_again_at_once():
     device = DeviceBench().welcome()
     device.give(Disconnected())
     assert device.effects == [Disconnect(), Report("disconnected", "the connection broke")]
     broken_s = device.now_s
     device.until(Hello)
     assert device.now_s - broken_s <= BACKOFF_MIN_S
-    assert device.give(Disconnected()).effects[0] == Disconnect(), "also while it greets"
+    assert device.give(Disconnected()).effects[0] == Disconnect(), "also during the handshake"
     assert device.give(Disconnected()).effects == [], "it knows already"
 
 
@@ -1000,18 +1122,18 @@ def test_a_ping_tells_how_long_the_last_one_took():
     assert device.until(Ping).round_trip_s == 0.25
 
 
-# -- training ahead ------------------------------------------------------------------------------------------
+# -- overlap -------------------------------------------------------------------------------------------------
 
 
-def ahead_bench(steps):
-    """A device that trains, and may go on while it waits."""
+def overlap_bench(steps):
+    """A device that trains, and may train on while it waits."""
     return DeviceBench().welcome(overlap_steps_max=steps).assigned(0).give(ModelInstalled(assignment(0)))
 
 
-def test_steps_taken_ahead_count_among_the_next():
-    device = ahead_bench(4)
+def test_overlap_steps_count_among_the_next():
+    device = overlap_bench(4)
     device.trained()
-    assert device.effects[-1] == Train(4, ahead=True)
+    assert device.effects[-1] == Train(4, overlap=True)
     answer = assignment(1, Ack(1, Applied(1)))
     device.hears(answer)
     device.give(OverlapTrained(Trained(3, 24, 1.0, 0.5, 0.25)))
@@ -1027,7 +1149,7 @@ def test_steps_taken_ahead_count_among_the_next():
 
 
 def test_at_least_one_step_is_taken_from_the_new_model():
-    device = ahead_bench(100)
+    device = overlap_bench(100)
     device.trained()
     answer = assignment(1, Ack(1, Applied(1)))
     device.hears(answer)
@@ -1037,7 +1159,7 @@ def test_at_least_one_step_is_taken_from_the_new_model():
 
 
 def test_steps_that_went_on_from_a_diverged_update_do_not_count():
-    device = ahead_bench(4)
+    device = overlap_bench(4)
     device.trained()
     answer = assignment(1, Ack(1, Rejected("not_finite")))
     device.hears(answer)
@@ -1058,18 +1180,18 @@ def test_a_pong_that_cannot_be_is_not_believed(sent_s):
     assert device.core.round_trip_s == 0.25
 
 
-# -- alone ---------------------------------------------------------------------------------------------------
+# -- without the hub -----------------------------------------------------------------------------------------
 
 
-def alone_bench(steps, overlap=0):
-    """A device that trains, and may go on by itself."""
-    device = DeviceBench(alone_steps_max=steps).welcome(overlap_steps_max=overlap)
+def offline_bench(steps, overlap=0):
+    """A device that trains, and may train on without the hub."""
+    device = DeviceBench(offline_steps_max=steps).welcome(overlap_steps_max=overlap)
     return device.assigned(0).give(ModelInstalled(assignment(0)))
 
 
-def ahead(device):
-    """The steps ahead that the last effects ask for."""
-    return [effect.local_steps for effect in device.effects if isinstance(effect, Train) and effect.ahead]
+def overlap_steps(device):
+    """The overlap steps that the last effects ask for."""
+    return [effect.local_steps for effect in device.effects if isinstance(effect, Train) and effect.overlap]
 
 
 def test_a_device_pauses_by_default_when_the_hub_is_gone():
@@ -1079,16 +1201,16 @@ def test_a_device_pauses_by_default_when_the_hub_is_gone():
 
 
 def test_a_device_that_is_cut_off_trains_on_to_its_limit_and_merges_when_it_is_back():
-    device = alone_bench(20)
-    assert device.core.goes_on
+    device = offline_bench(20)
+    assert device.core.work.may_overlap
     device.hears(Leave("stopping"))
-    assert ahead(device) == [], "the assigned steps are under way"
+    assert overlap_steps(device) == [], "the assigned steps are not done yet"
     device.trained()
     assert device.told == ["alone"]
-    assert ahead(device) == [20]
+    assert overlap_steps(device) == [20]
     for _ in range(3):
         device.until(Connect)
-        assert ahead(device) == []
+        assert overlap_steps(device) == []
     device.give(OverlapTrained(Trained(20, 160, 0.5, 0.25, 0.125)))
     assert device.effects == [], "that was all"
     device.welcome(overlap_steps_max=0)
@@ -1103,52 +1225,52 @@ def test_a_device_that_is_cut_off_trains_on_to_its_limit_and_merges_when_it_is_b
 
 @pytest.mark.parametrize("work", ["pushing", "answered"])
 def test_a_device_goes_alone_when_the_hub_goes_after_its_update(work):
-    device = alone_bench(20).trained()
-    assert ahead(device) == []
+    device = offline_bench(20).trained()
+    assert overlap_steps(device) == []
     if work == "answered":
         device.hears(Ack(1, Buffered(1)))
     device.hears(Leave("stopping"))
     assert device.told == ["disconnected", "alone"]
-    assert ahead(device) == [20]
+    assert overlap_steps(device) == [20]
     device.until(Connect)
     device.welcome()
     device.hears(Leave("stopping"))
-    assert ahead(device) == [], "they are under way"
+    assert overlap_steps(device) == [], "they are not done yet"
 
 
 def test_a_busy_hub_leaves_a_device_alone():
-    device = alone_bench(20).trained()
+    device = offline_bench(20).trained()
     device.hears(Refuse("busy", "later", 0.5))
-    assert (device.told, ahead(device)) == (["alone"], [20])
+    assert (device.told, overlap_steps(device)) == (["alone"], [20])
     device.hears(Refuse("busy", "later", 0.5))
     assert device.effects == []
 
 
 @pytest.mark.parametrize(("alone", "more"), [(20, [16]), (4, []), (3, []), (0, [])])
 def test_alone_the_larger_limit_holds_and_one_call_at_a_time(alone, more):
-    device = alone_bench(alone, overlap=4).trained()
-    assert ahead(device) == [4]
+    device = offline_bench(alone, overlap=4).trained()
+    assert overlap_steps(device) == [4]
     device.hears(Leave("stopping"))
-    assert ahead(device) == [], "the first four are under way"
+    assert overlap_steps(device) == [], "the first four are not done yet"
     device.give(OverlapTrained(Trained(4, 32, 0.5, 0.25, 0.125)))
-    assert ahead(device) == more
+    assert overlap_steps(device) == more
     assert ("alone" in device.told) == bool(more)
 
 
 def test_a_device_does_not_go_on_from_what_diverged():
-    device = alone_bench(20).trained()
+    device = offline_bench(20).trained()
     device.hears(Ack(1, Rejected("not_finite")))
     device.hears(Leave("stopping"))
-    assert ahead(device) == []
+    assert overlap_steps(device) == []
 
 
 def test_a_device_without_a_model_does_not_go_alone():
-    device = DeviceBench(alone_steps_max=20).welcome()
+    device = DeviceBench(offline_steps_max=20).welcome()
     device.hears(Leave("stopping"))
-    assert ahead(device) == []
+    assert overlap_steps(device) == []
     device.until(Connect)
     device.welcome().assigned(0).hears(Leave("stopping"))
-    assert ahead(device) == []
+    assert overlap_steps(device) == []
 
 
 # -- several hubs --------------------------------------------------------------------------------------------
@@ -1224,7 +1346,7 @@ ELSEWHERE = {
 def test_numbers_at_another_hub(seq_last, expected):
     device = DeviceBench(hubs=2).training(seq_last=5).trained()
     device.hears(Leave("stopping"))
-    while device.core.hub != 1 or device.core.link != "greeting":
+    while device.core.hub != 1 or device.core.link != "handshake":
         device.until(Connect)
     assert device.said[-1].seq_answered == 7
     device.welcome(seq_last)
@@ -1234,7 +1356,6 @@ def test_numbers_at_another_hub(seq_last, expected):
 # -- after a power cut ---------------------------------------------------------------------------------------
 
 KEY = ModelKey(SPEC.fingerprint, None, "delta")
-KEPT = Push(bytes(16), 7, ModelVersion("0" * 16, 3), 8, 64, 0.5, 0.25, 0.125, "int8", 1, 12)
 
 
 def recalling(key=KEY):
@@ -1328,7 +1449,7 @@ def test_a_kept_update_waits_for_the_hubs_graph():
     assert device.said == [FetchGraph(device.session)]
     device.hears(GRAPH).give(GraphHeld(fetched=True))
     assert device.pushed == [7]
-    assert device.core.work == "pushing"
+    assert device.core.work.state == "pushing"
 
 
 def test_differences_from_a_model_that_went_with_the_power_are_not_taken_in():

@@ -1,0 +1,388 @@
+"""`DeviceWork`: what a device does for its hub, as a state machine of its own.
+
+It is `idle` (it wants an assignment), `fetching_graph` (it needs the hub's training graph first), `installing`
+(an assignment's payload is coming in), `training`, or `pushing` (an update has no answer yet). The link may break
+in any of these: training continues, and an update is repeated, under the same number, until it is answered.
+"""
+
+import math
+from random import Random
+from typing import Literal
+
+from edgeasync.core.device.answer_reports import AnswerReports
+from edgeasync.core.device.effects import (
+    DeviceEffect,
+    FindGraph,
+    InstallModel,
+    Join,
+    PutAside,
+    Report,
+    ResolvePush,
+    Send,
+    SendPush,
+    Stop,
+    TakeGraph,
+    Train,
+)
+from edgeasync.core.device.events import (
+    GraphBroken,
+    GraphEvent,
+    GraphForged,
+    GraphHeld,
+    GraphMissing,
+    InstallFailed,
+    Kept,
+    ModelInstalled,
+    OverlapTrained,
+    Trained,
+    WorkEvent,
+)
+from edgeasync.core.device.hub_rotation import BACKOFF_MAX_S, BACKOFF_MIN_S
+from edgeasync.core.device.overlap import OverlapSteps
+from edgeasync.core.device.pending_push import ModelKey, PendingPush
+from edgeasync.core.device.unexpected import UnexpectedEvents
+from edgeasync.core.states import Table, check_move
+from edgeasync.errors import GraphError, RefusedError
+from edgeasync.protocol.messages import (
+    Ack,
+    Assignment,
+    Fetch,
+    FetchGraph,
+    Graph,
+    ModelVersion,
+    Push,
+    Rejected,
+    Welcome,
+)
+
+LOSS_OPTIONAL_VERSION = 2
+"""The first version of the protocol in which an update need not have a loss."""
+
+_NEEDS_A_LOSS = (
+    "the hub speaks protocol version 1, in which every update has a loss, and this trainer tells none: "
+    "install a newer edgeasync on the hub, or let the trainer's step return a loss"
+)
+
+WorkState = Literal["idle", "fetching_graph", "installing", "training", "pushing"]
+
+WORK: Table[WorkState] = {
+    "idle": ("fetching_graph", "installing", "pushing"),
+    "fetching_graph": ("idle",),
+    "installing": ("training", "idle"),
+    "training": ("pushing",),
+    "pushing": ("idle", "fetching_graph"),
+}
+"""The work: `idle` waits for an assignment, `fetching_graph` for the graph, `pushing` for an answer."""
+
+
+class DeviceWork:
+    """The graph, the model, training and the update. Methods return effects to carry out in order.
+
+    `DeviceCore` says by `welcomed` and `cut_off` whether the hub can be spoken to, and gives it only messages that
+    came meanwhile. `state` moves only along its table, by `_move`.
+    """
+
+    def __init__(
+        self, *, local_steps_max: int, offline_steps_max: int, random: Random, unexpected: UnexpectedEvents
+    ) -> None:
+        self.state: WorkState = "idle"
+        self.connected = False
+        self.version: ModelVersion | None = None
+        """The version whose parameters the device has."""
+        self.push_codec = "identity"
+        self.updates_answered = 0
+        self.pending = PendingPush()
+        self._overlap = OverlapSteps(offline_steps_max)
+        self._answers = AnswerReports()
+        self._local_steps_max = local_steps_max
+        self._random = random
+        self._unexpected = unexpected
+        self._welcome: Welcome | None = None
+        self._prepared_for: dict[str, object] | None = None
+        """The hub's settings that the shell has prepared for."""
+        self._has_graph = False
+        self._installing: Assignment | None = None
+        self._busy = False
+        """Whether the hub takes no updates for now."""
+        self._spoke_again = False
+        """Whether something was sent again on this connection, so that two answers may come."""
+        self._speak_at_s = 0.0
+
+    @property
+    def may_overlap(self) -> bool:
+        """Whether training may continue from an update before the next model is here."""
+        assert self._welcome is not None
+        return max(self._welcome.overlap_steps_max, self._overlap.offline_steps_max) > 0
+
+    def recall(self, push: Push, model: ModelKey) -> None:
+        """Before the first welcome: resume with an update of this model that was made before this start."""
+        self.pending.recall(push, model)
+        self._move("pushing")
+
+    def check(self) -> None:
+        """Raise `AssertionError` where the state contradicts itself; cheap enough for after every event."""
+        push, has_graph = (
+            self.pending.push,
+            self._has_graph or self._welcome is None or self._welcome.graph is None,
+        )
+        assert self.state != "installing" or self._installing is not None, "installing nothing"
+        assert self.state in ("fetching_graph", "pushing", "idle") or has_graph, "at work without the graph"
+        assert self.state != "installing" or self.connected, "installing without a hub"
+        assert self.state != "pushing" or push is not None, "pushing nothing"
+        assert self.state != "training" or self.version is not None, "training from no version"
+        assert push is None or push.seq == self.pending.seq_last + 1, "a push that is not the next"
+
+    def _move(self, state: WorkState) -> None:
+        """Go to another state; raises `TransitionError` where `WORK` has no such move."""
+        check_move(WORK, self.state, state, "a device's work")
+        self.state = state
+
+    def _ignore(self, name: str, *, normal: bool = False) -> list[DeviceEffect]:
+        return self._unexpected.ignore(f"{name} while {self.state}", normal=normal)
+
+    # -- the link --------------------------------------------------------------------------------------------
+
+    def welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:
+        """Agree with the hub on the last update, then send what was not answered, or ask for an assignment."""
+        self._welcome, self.connected = welcome, True
+        self._spoke_again = False
+        self.push_codec = welcome.push_codec
+        effects: list[DeviceEffect] = []
+        if self.pending.drop_foreign(welcome):
+            effects.append(PutAside("an update of another model than this hub's"))
+        if dropped := self.pending.agree(welcome.seq_last, welcome.checksum_last):
+            effects.append(Report("warning", dropped))
+        if self.state == "pushing" and self.pending.push is None:
+            self._move("idle")
+        if welcome.graph is None or self._has_graph:
+            return effects + self._join(now_s)
+        self._move("fetching_graph")
+        self._wait(now_s)
+        return [*effects, FindGraph(welcome.graph)]
+
+    def cut_off(self) -> list[DeviceEffect]:
+        """Continue without the hub; a model that was coming in is void."""
+        self.connected = False
+        if self.state == "installing":
+            self._move("idle")
+        return self._train_on()
+
+    def hub_is_busy(self, retry_after_s: float | None, now_s: float) -> list[DeviceEffect]:
+        """Speak again later; train meanwhile as if the hub were not there."""
+        self._speak_at_s = now_s + (retry_after_s or 1.0) * self._random.uniform(1.0, 1.5)
+        self._busy = True
+        return self._train_on()
+
+    def back_off(self, now_s: float) -> None:
+        """Speak again in a few seconds: the hub could not read a message, or the device a payload."""
+        self._speak_at_s = now_s + BACKOFF_MAX_S * self._random.uniform(0.5, 1.0)
+
+    def handle(self, event: WorkEvent, now_s: float) -> list[DeviceEffect]:
+        """Handle the result of something that this work has asked for."""
+        match event:
+            case Trained():
+                return self._trained(event, now_s)
+            case OverlapTrained():
+                return self._overlap_trained(event.result)
+            case ModelInstalled():
+                return self._model_installed(event.assignment)
+            case InstallFailed():
+                return self._install_failed(event, now_s)
+            case Kept():
+                return self._kept(event.seq, now_s)
+            case GraphHeld() | GraphMissing() | GraphBroken() | GraphForged():
+                return self._graph_known(event, now_s)
+
+    def transfer_moved(self, now_s: float) -> list[DeviceEffect]:
+        """Give a payload that moves more time."""
+        self._wait(now_s)
+        return []
+
+    def next_deadline_s(self) -> float:
+        """Return when `tick` is next due while the hub can be spoken to; infinity if never."""
+        return math.inf if self.state == "training" else self._speak_at_s
+
+    def tick(self, now_s: float) -> list[DeviceEffect]:
+        """Send again what got no answer."""
+        if now_s < self.next_deadline_s():
+            return []
+        self._spoke_again = True
+        return self._speak(now_s)
+
+    def _join(self, now_s: float) -> list[DeviceEffect]:
+        """Prepare for what the hub describes, unless that was done, then speak."""
+        assert self._welcome is not None
+        effects: list[DeviceEffect] = []
+        if self._prepared_for != self._welcome.settings:
+            self._prepared_for = self._welcome.settings
+            effects.append(Join(self._welcome))
+        if self.state in ("fetching_graph", "installing"):
+            self._move("idle")
+        if self.state != "training":
+            effects += self._speak(now_s)
+        return effects
+
+    def _speak(self, now_s: float) -> list[DeviceEffect]:
+        """Send, or send again, the message whose answer the work waits for."""
+        assert self._welcome is not None
+        self._wait(now_s)
+        if self.state == "fetching_graph":
+            return [Send(FetchGraph(self._welcome.session))]
+        if (push := self.pending.say(self._welcome.session)) is not None:
+            if push.loss_mean is None and self._welcome.protocol_version < LOSS_OPTIONAL_VERSION:
+                return [Stop("protocol_version", RefusedError(_NEEDS_A_LOSS))]
+            self._move("pushing")
+            return [SendPush(push)]
+        self._move("idle")
+        return [Send(Fetch(self._welcome.session, self.version))]
+
+    def _wait(self, now_s: float) -> None:
+        """Give the hub a lease's time to answer before the work speaks again."""
+        assert self._welcome is not None
+        self._speak_at_s = now_s + self._welcome.lease_s
+
+    # -- the graph -------------------------------------------------------------------------------------------
+
+    def graph_offered(self, graph: Graph, now_s: float) -> list[DeviceEffect]:
+        """Receive the graph that the hub sends, if it is the one announced."""
+        assert self._welcome is not None
+        if self.state != "fetching_graph":
+            return self._ignore("Graph", normal=self._spoke_again)
+        if (graph.fingerprint, graph.payload_bytes) != (self._welcome.graph, self._welcome.graph_bytes):
+            return refuse_graph("the hub sends another graph than it announced; do not trust it")
+        self._wait(now_s)
+        return [TakeGraph(graph)]
+
+    def _graph_known(self, event: GraphEvent, now_s: float) -> list[DeviceEffect]:
+        """Join with the graph that is here, or ask for it."""
+        assert self._welcome is not None
+        if self.state != "fetching_graph":
+            return self._ignore(type(event).__name__, normal=not isinstance(event, GraphForged))
+        match event:
+            case GraphHeld():
+                self._has_graph = True
+                way = "fetched" if event.fetched else "from the cache"
+                effects: list[DeviceEffect] = [Report("graph", f"{way}, {self._welcome.graph_bytes} bytes")]
+                if self.connected:
+                    return effects + self._join(now_s)
+                self._move("idle")
+                return effects
+            case GraphMissing():
+                return self._speak(now_s) if self.connected else []
+            case GraphBroken():
+                self.back_off(now_s)
+                return [Report("warning", event.reason)]
+            case GraphForged():
+                return refuse_graph(
+                    "the hub's graph does not have the fingerprint it was announced with; do not trust this hub"
+                )
+
+    # -- the model -------------------------------------------------------------------------------------------
+
+    def assigned(self, assignment: Assignment, now_s: float) -> list[DeviceEffect]:
+        """Install an assignment's model; its answer to the update, if it has one, comes first."""
+        if self.state == "fetching_graph":
+            return self._ignore("Assignment")
+        effects = self.acknowledged(assignment.ack, now_s) if assignment.ack is not None else []
+        if self.state not in ("idle", "installing"):
+            return effects + self._ignore("Assignment", normal=self._spoke_again)
+        self.push_codec = assignment.push_codec or self.push_codec
+        if assignment.deltas is not None and self.version is None:
+            self._move("idle")
+            self._speak_at_s = now_s + BACKOFF_MIN_S
+            return effects  # it leads on from what was lost with the power: the whole is fetched
+        self._move("installing")
+        self._installing = assignment
+        self._wait(now_s)
+        return [*effects, InstallModel(assignment)]
+
+    def _model_installed(self, assignment: Assignment) -> list[DeviceEffect]:
+        """Train from the model."""
+        self.version = assignment.version
+        # Of two that came in one after the other only the second is what lies in memory in the end.
+        if self.state != "installing" or assignment is not self._installing:
+            return self._unexpected.ignore("ModelInstalled of an earlier assignment", normal=True)
+        self._move("training")
+        self._overlap.end()
+        # A hub of another make may ask for more than the device has said it allows.
+        local_steps = min(assignment.local_steps, self._local_steps_max or assignment.local_steps)
+        return [Train(max(1, local_steps - self._overlap.steps_done))]
+
+    def _install_failed(self, failed: InstallFailed, now_s: float) -> list[DeviceEffect]:
+        """Ask again soon."""
+        if failed.spoilt:
+            self.version = None
+        if self.state == "installing":
+            self._move("idle")
+            self._speak_at_s = now_s + BACKOFF_MIN_S
+        return [Report("warning", failed.reason)]
+
+    # -- training and the update -----------------------------------------------------------------------------
+
+    def _trained(self, result: Trained, now_s: float) -> list[DeviceEffect]:
+        """Make the update and push it, and train on where that is allowed."""
+        if self.state != "training":
+            return self._ignore("Trained")
+        assert self.version is not None
+        assert self._welcome is not None
+        self._move("pushing")
+        before = self._overlap.begin()
+        if before is not None:
+            result = result.after(before)
+        push = Push(
+            session=self._welcome.session,
+            seq=self.pending.seq_last + 1,
+            base=self.version,
+            local_steps=result.local_steps,
+            examples=result.examples,
+            loss_mean=result.loss_mean,
+            loss_variance=result.loss_variance,
+            step_s=result.step_s,
+            codec=result.codec,
+            checksum=result.checksum,
+            payload_bytes=result.payload_bytes,
+            score=result.score,
+            steps_ahead=0 if before is None else before.local_steps,
+        )
+        self.pending.make(push)
+        self._busy = False
+        effects = self._speak(now_s) if self.connected else []
+        return effects + self._train_on()
+
+    def _overlap_trained(self, result: Trained) -> list[DeviceEffect]:
+        """Count the steps, and train on where more are allowed by now."""
+        self._overlap.add(result)
+        return self._train_on()
+
+    def _train_on(self) -> list[DeviceEffect]:
+        """Train while the device waits for a model; further if the hub cannot be reached or takes no updates."""
+        if self.state not in ("idle", "pushing") or self._welcome is None:
+            return []
+        offline = self._busy or not self.connected
+        return self._overlap.train(self._welcome.overlap_steps_max, offline=offline)
+
+    def _kept(self, seq: int, now_s: float) -> list[DeviceEffect]:
+        """Push the update of this number: it would outlive a power cut now."""
+        push = self.pending.push
+        if push is None or push.seq != seq or self.state != "pushing":
+            return self._unexpected.ignore("Kept of an earlier update", normal=True)
+        return self._speak(now_s) if self.connected else []
+
+    def acknowledged(self, ack: Ack, now_s: float) -> list[DeviceEffect]:
+        """Take the hub's answer to the update; the assignment comes with it, or later."""
+        if self.state == "fetching_graph":
+            return self._ignore("Ack")  # an update from the spool is said again once the graph is here
+        if not self.pending.answered(ack):
+            return self._unexpected.ignore("Ack of another update", normal=self._spoke_again)
+        self._busy = False
+        self._move("idle")
+        self.updates_answered += 1
+        self._wait(now_s)
+        if ack.outcome == Rejected("not_finite"):
+            self._overlap.drop()  # steps from there on are not finite either
+        return [*self._answers.reports(ack), ResolvePush(ack.outcome)]
+
+
+def refuse_graph(sentence: str) -> list[DeviceEffect]:
+    """End the agent: the hub's graph is not to be trusted."""
+    return [Stop("graph refused", GraphError(sentence))]
