@@ -47,7 +47,6 @@ from edgeasync.core.device.events import (
 from edgeasync.core.device.hub_rotation import BACKOFF_MAX_S, BACKOFF_MIN_S, HubRotation
 from edgeasync.core.device.overlap import OverlapSteps
 from edgeasync.core.device.pending_push import ModelKey, PendingPush, describe
-from edgeasync.core.states import State, Table
 from edgeasync.errors import EdgeAsyncError, GraphError, ModelMismatchError, RefusedError
 from edgeasync.protocol.messages import (
     PROTOCOL_VERSIONS,
@@ -70,6 +69,7 @@ from edgeasync.protocol.messages import (
     Rejected,
     Welcome,
 )
+from edgeasync.states import State, Table
 
 GREETING_S = 3.0
 """How long a new connection may take to be welcomed."""
