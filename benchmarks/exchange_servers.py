@@ -251,7 +251,7 @@ class FairServer(BlockingServer):
         push, transfer = self._incoming[peer]
         assert payload is not None
         transfer.accept(piece, payload)
-        if not transfer.complete:
+        if transfer.state != "complete":
             self._send(peer, transfer.credit())
             return
         del self._incoming[peer]
@@ -286,7 +286,7 @@ class FairServer(BlockingServer):
         transfer = self._outgoing[peer]
         for piece, part in transfer.credit(credit, time.monotonic()):
             self._send(peer, piece, part)
-        if transfer.complete:
+        if transfer.state == "complete":
             del self._outgoing[peer]
 
     def _forget(self, peer: bytes) -> None:

@@ -7,12 +7,26 @@ cut off goes on under another number: the first credit says from where.
 """
 
 from collections import deque
+from typing import Literal
 
 import xxhash
 
 from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Credit, Piece
+from edgeasync.states import Table, check_move
+
+TransferState = Literal["announced", "moving", "suspended", "complete", "corrupt", "dropped"]
+
+TRANSFER: Table[TransferState] = {
+    "announced": ("moving", "corrupt", "dropped"),
+    "moving": ("suspended", "complete", "corrupt", "dropped"),
+    "suspended": ("moving", "dropped"),
+    "complete": (),
+    "corrupt": (),
+    "dropped": (),
+}
+"""A transfer's state, as its sender or its receiver sees it; docs/states.md has what each means."""
 
 PIECE_BYTES_MIN = 1 << 16
 """Smaller pieces, except the last, are refused: their headers would cost more than they carry."""
@@ -120,7 +134,29 @@ class CreditWindow:
             self.adapt(sample_s)
 
 
-class OutgoingTransfer:
+class Transfer:
+    """What both sides know of a transfer: its number on this connection, and its state."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.state: TransferState = "announced"
+
+    def move(self, state: TransferState) -> None:
+        """Go to another state; raises `TransitionError` where `TRANSFER` has no such move."""
+        check_move(TRANSFER, self.state, state, "a transfer")
+        self.state = state
+
+    def suspend(self) -> bool:
+        """Suspend it, or drop it if nothing of it has moved; return whether it can be resumed."""
+        self.move("dropped" if self.state == "announced" else "suspended")
+        return self.state == "suspended"
+
+    def drop(self) -> None:
+        """End it for good."""
+        self.move("dropped")
+
+
+class OutgoingTransfer(Transfer):
     """The sending side: cuts a payload into pieces as credit comes in.
 
     `announced_s` is when it was announced: the first credit then tells how long a round trip is.
@@ -128,33 +164,22 @@ class OutgoingTransfer:
 
     def __init__(
         self,
-        transfer: int,
+        number: int,
         payload: wire.Buffer,
         piece_bytes: int,
         window: CreditWindow,
         announced_s: float | None = None,
     ) -> None:
-        self.transfer = transfer
+        super().__init__(number)
         self.payload = memoryview(payload).cast("B")
         self.piece_bytes = piece_bytes
         self.window = window
         self.moved_s = announced_s or 0.0  # when the last credit came, for whoever keeps time
         self._announced_s = announced_s
-        self._opened = False
         self._sent = self._begun = 0
         self._received = 0
         self._mark: tuple[int, int, float] | None = None
         self._first: tuple[int, float] | None = None
-
-    @property
-    def complete(self) -> bool:
-        """Whether the receiver has credited the last byte."""
-        return self._received == len(self.payload)
-
-    @property
-    def opened(self) -> bool:
-        """Whether the receiver has given its first credit."""
-        return self._opened
 
     def announced(self, now_s: float) -> None:
         """Take in when it was announced, where that came later."""
@@ -165,11 +190,15 @@ class OutgoingTransfer:
 
         The first one may name any place before the end: the receiver holds the beginning from an earlier transfer.
         """
-        if not self._opened:
+        if self.state == "announced":
             self._open(credit, now_s)
-        elif credit.transfer != self.transfer or not self._received <= credit.received_bytes <= self._sent:
+        elif self.state != "moving":
+            raise ProtocolError(f"credit for a transfer that is {self.state}")
+        elif credit.transfer != self.number or not self._received <= credit.received_bytes <= self._sent:
             raise ProtocolError(f"credit for byte {credit.received_bytes} of a transfer at {self._sent}")
         self._received = credit.received_bytes
+        if self._received == len(self.payload):
+            self.move("complete")
         if self._mark is not None and self._received >= self._mark[0]:
             self._measure(self._mark, now_s)
             self._mark = None
@@ -187,9 +216,9 @@ class OutgoingTransfer:
             self.window.observe_full(under_way, now_s - since_s)
 
     def _open(self, credit: Credit, now_s: float) -> None:
-        if credit.transfer != self.transfer or not 0 <= credit.received_bytes < max(1, len(self.payload)):
+        if credit.transfer != self.number or not 0 <= credit.received_bytes < max(1, len(self.payload)):
             raise ProtocolError(f"credit for byte {credit.received_bytes} of a transfer not begun")
-        self._opened = True
+        self.move("moving")
         self._sent = self._begun = credit.received_bytes
         if self._announced_s is not None:
             self.window.observe_round_trip(now_s - self._announced_s, at_rest=True)
@@ -206,7 +235,7 @@ class OutgoingTransfer:
                 if pieces and self._mark is None:
                     self._mark = (self._sent, under_way, now_s)
                 break
-            pieces.append((Piece(self.transfer, self._sent, wire.checksum(part)), part))
+            pieces.append((Piece(self.number, self._sent, wire.checksum(part)), part))
             self._sent += len(part)
         else:
             if len(pieces) > 2 and self._received == self._begun:
@@ -217,50 +246,45 @@ class OutgoingTransfer:
         return pieces
 
 
-class IncomingTransfer:
+class IncomingTransfer(Transfer):
     """The receiving side: one buffer of exactly the announced size, filled in order, checked when it is whole."""
 
-    def __init__(self, transfer: int, buffer: memoryview, checksum: int) -> None:
-        self.transfer = transfer
+    def __init__(self, number: int, buffer: memoryview, checksum: int) -> None:
+        super().__init__(number)
         self.buffer = buffer
         self.moved_s = 0.0  # when the last piece came, for whoever keeps time
         self.checksum = checksum
         self._received = 0
-        self._spoilt = False
         self._digest = xxhash.xxh3_64()
 
-    @property
-    def complete(self) -> bool:
-        """Whether every byte has come."""
-        return self._received == len(self.buffer)
-
-    @property
-    def resumable(self) -> bool:
-        """Whether it holds the beginning of a payload, all of it sound, that another transfer can go on from."""
-        return 0 < self._received < len(self.buffer) and not self._spoilt
-
-    def resume(self, transfer: int, checksum: int, payload_bytes: int) -> bool:
-        """Go on under another number, if the payload announced there is this one; return whether it is."""
-        if not self.resumable or (self.checksum, len(self.buffer)) != (checksum, payload_bytes):
+    def resume(self, number: int, checksum: int, payload_bytes: int) -> bool:
+        """Resume under another number if the payload announced there is this one; return whether it is."""
+        if (self.checksum, len(self.buffer)) != (checksum, payload_bytes):
             return False
-        self.transfer = transfer
+        self.move("moving")
+        self.number = number
         return True
 
     def credit(self) -> Credit:
         """Return the credit that tells the sender how far we are."""
-        return Credit(self.transfer, self._received)
+        return Credit(self.number, self._received)
 
     def accept(self, piece: Piece, part: wire.Buffer) -> None:
-        """Take in the next piece; raises `ProtocolError` if it is out of order, out of bounds or corrupt."""
+        """Take the next piece; raises `ProtocolError` if it is out of order, out of bounds or corrupt.
+
+        That ends the transfer: the sender must announce the payload again.
+        """
+        if self.state not in {"announced", "moving"}:
+            raise ProtocolError(f"a piece of a transfer that is {self.state}")
         try:
             self._accept(piece, part)
         except ProtocolError:
-            self._spoilt = True
+            self.move("corrupt")
             raise
 
     def _accept(self, piece: Piece, part: wire.Buffer) -> None:
         end = piece.offset + len(part)
-        if piece.transfer != self.transfer or piece.offset != self._received or end > len(self.buffer):
+        if piece.transfer != self.number or piece.offset != self._received or end > len(self.buffer):
             raise ProtocolError(f"piece at byte {piece.offset} where {self._received} was due")
         if len(part) < PIECE_BYTES_MIN and (end != len(self.buffer) or len(part) == 0):
             raise ProtocolError(f"a piece of {len(part)} bytes is too small")
@@ -269,5 +293,8 @@ class IncomingTransfer:
         self.buffer[piece.offset : end] = part
         self._received = end
         self._digest.update(part)
-        if self.complete and self._digest.intdigest() != self.checksum:
-            raise ProtocolError("the whole payload does not have the checksum it was announced with")
+        self.move("moving")
+        if end == len(self.buffer):
+            if self._digest.intdigest() != self.checksum:
+                raise ProtocolError("the whole payload does not have the checksum it was announced with")
+            self.move("complete")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from edgeasync.core.states import check_move
 from edgeasync.errors import TransitionError
+from edgeasync.states import check_move
 from tests.support.state_diagrams import DOCUMENT, TABLES, drawn
 
 

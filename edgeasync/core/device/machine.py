@@ -22,7 +22,6 @@ from edgeasync.core.device.hub_rotation import HubRotation
 from edgeasync.core.device.pending_push import ModelKey
 from edgeasync.core.device.unexpected import UnexpectedEvents
 from edgeasync.core.device.work import DeviceWork, refuse_graph
-from edgeasync.core.states import Table, check_move
 from edgeasync.errors import ModelMismatchError, RefusedError
 from edgeasync.protocol.messages import (
     PROTOCOL_VERSIONS,
@@ -39,6 +38,7 @@ from edgeasync.protocol.messages import (
     Refuse,
     Welcome,
 )
+from edgeasync.states import Table, check_move
 
 HANDSHAKE_S = 3.0
 """How long a new connection may take to be welcomed."""

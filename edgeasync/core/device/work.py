@@ -41,7 +41,6 @@ from edgeasync.core.device.hub_rotation import BACKOFF_MAX_S, BACKOFF_MIN_S
 from edgeasync.core.device.overlap import OverlapSteps
 from edgeasync.core.device.pending_push import ModelKey, PendingPush
 from edgeasync.core.device.unexpected import UnexpectedEvents
-from edgeasync.core.states import Table, check_move
 from edgeasync.errors import GraphError, RefusedError
 from edgeasync.protocol.messages import (
     Ack,
@@ -54,6 +53,7 @@ from edgeasync.protocol.messages import (
     Rejected,
     Welcome,
 )
+from edgeasync.states import Table, check_move
 
 LOSS_OPTIONAL_VERSION = 2
 """The first version of the protocol in which an update need not have a loss."""

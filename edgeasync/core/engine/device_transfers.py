@@ -63,7 +63,7 @@ class DeviceTransfers:
     def disconnect(self) -> None:
         """End what is under way; the beginning of a payload that came in is kept, to go on from."""
         self._message = self._outgoing = None
-        if self._incoming is not None and not self._incoming.resumable:
+        if self._incoming is not None and not self._incoming.suspend():
             self._incoming = None
         self._clear_line(lambda _: True)
 
@@ -83,7 +83,7 @@ class DeviceTransfers:
         match message:
             case Hello() if self._pacer is not None:
                 message = msgspec.structs.replace(message, piece_bytes_max=PIECE_BYTES_MIN)
-            case Fetch() if self._incoming is not None and self._incoming.resumable:
+            case Fetch() if self._incoming is not None and self._incoming.state in {"moving", "suspended"}:
                 message = msgspec.structs.replace(message, partial=self._incoming.checksum)
         if isinstance(message, Push | Piece | Fetch | FetchGraph):
             self._send_in_turn(message, payload)
@@ -109,12 +109,13 @@ class DeviceTransfers:
         self.end_push()
         self._message = message
         before, self._incoming = self._incoming, None
-        if before is None or not before.resume(message.transfer, message.checksum, message.payload_bytes):
+        announced = message.transfer, message.checksum, message.payload_bytes
+        if before is not None and before.suspend() and before.resume(*announced):
+            self._incoming = before
+        else:
             del before  # and its buffer, before there is another
             buffer = np.empty(message.payload_bytes, np.uint8).data
             self._incoming = IncomingTransfer(message.transfer, buffer, message.checksum)
-        else:
-            self._incoming = before
         self._send_now(self._incoming.credit(), None)
 
     def accept(self, piece: Piece, part: wire.Buffer) -> tuple[Assignment | Graph, memoryview | None] | None:
@@ -123,14 +124,16 @@ class DeviceTransfers:
         `None` if it belongs to no transfer. Raises `ProtocolError` for a piece that cannot be; then `drop` it.
         """
         message, transfer = self._message, self._incoming
-        if message is None or transfer is None or piece.transfer != transfer.transfer:
+        if message is None or transfer is None or piece.transfer != transfer.number:
             return None
+        self._incoming = None  # a bad piece ends it
         transfer.accept(piece, part)
         self._send_in_turn(transfer.credit(), None, len(part))
-        if not transfer.complete:
-            return message, None
-        self._message = self._incoming = None
-        return message, transfer.buffer
+        if transfer.state == "complete":
+            self._message = None
+            return message, transfer.buffer
+        self._incoming = transfer
+        return message, None
 
     def drop(self) -> Assignment | Graph | None:
         """Drop what is coming in and has come in; return what it was announced by."""
@@ -157,7 +160,7 @@ class DeviceTransfers:
 
     def credit(self, credit: Credit) -> bool:
         """Send the pieces that a credit allows; return whether it was for the transfer under way."""
-        if self._outgoing is None or credit.transfer != self._outgoing.transfer:
+        if self._outgoing is None or credit.transfer != self._outgoing.number:
             return False
         for piece, part in self._outgoing.credit(credit, self._now_s()):
             self._send_in_turn(piece, part)

@@ -291,7 +291,7 @@ class HubEngine:
         if arriving is None:
             return Malformed(peer, "a piece without a transfer", strike=False)
         push, transfer = arriving.push, arriving.transfer
-        if not transfer.complete:
+        if transfer.state != "complete":
             self._send(peer, transfer.credit())
             return Heard(peer, "piece")
         self._capacity.measuring += 1

@@ -58,14 +58,14 @@ class IncomingTransfers:
             return None
         arriving.transfer.accept(piece, part)
         arriving.transfer.moved_s = now_s
-        if not arriving.transfer.complete:
+        if arriving.transfer.state != "complete":
             self._under_way[peer] = arriving
         return arriving
 
     def suspend(self, peer: Peer, now_s: float) -> None:
         """Keep what a connection had brought so far; it is over, or the device announces anew."""
         arriving = self._under_way.pop(peer, None)
-        if arriving is not None and arriving.transfer.resumable:
+        if arriving is not None and arriving.transfer.suspend():
             arriving.transfer.moved_s = now_s
             self._suspended.pop(arriving.owner, None)
             self._suspended[arriving.owner] = arriving

@@ -68,12 +68,12 @@ class OutgoingTransfers:
         Raises `ProtocolError` for a credit that cannot be.
         """
         leaving = self._under_way.get(peer)
-        if leaving is None or leaving.transfer.transfer != credit.transfer:
+        if leaving is None or leaving.transfer.number != credit.transfer:
             return None
         transfer = leaving.transfer
         transfer.moved_s = now_s
         pieces = transfer.credit(credit, now_s)
-        if transfer.complete:
+        if transfer.state == "complete":
             self.end(peer)
         return transfer, pieces
 
@@ -104,7 +104,7 @@ class OutgoingTransfers:
         """End the connection's transfer, and keep the payload of an assignment that was begun."""
         leaving = self._under_way.get(peer)
         self.end(peer)
-        if leaving is not None and isinstance(leaving.message, Assignment) and leaving.transfer.opened:
+        if leaving is not None and isinstance(leaving.message, Assignment) and leaving.transfer.suspend():
             leaving.transfer.moved_s = now_s
             self._suspended.pop(leaving.owner, None)
             self._suspended[leaving.owner] = leaving

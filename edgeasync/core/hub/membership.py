@@ -14,10 +14,10 @@ import msgspec
 
 from edgeasync.core.hub.events import Peer
 from edgeasync.core.hub.link import LinkEstimate
-from edgeasync.core.states import Table, check_move
 from edgeasync.errors import EdgeAsyncError
 from edgeasync.policies.history import DeviceHistory, add_recent
 from edgeasync.protocol.messages import DeviceProfile, FirstOutcome, Hello, ModelVersion, Push, RefusalCode, Refuse
+from edgeasync.states import Table, check_move
 
 Arrival = Literal["joined", "rejoined", "reconnected"]
 """How a device that said hello came to be a member."""

@@ -1,4 +1,6 @@
+import itertools
 from collections import deque
+from random import Random
 
 import numpy as np
 import pytest
@@ -6,10 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from edgeasync.errors import ProtocolError
+from edgeasync.errors import ProtocolError, TransitionError
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Credit, Piece
-from edgeasync.protocol.transfers import PIECE_BYTES_MIN, CreditWindow, IncomingTransfer, OutgoingTransfer
+from edgeasync.protocol.transfers import (
+    PIECE_BYTES_MIN,
+    TRANSFER,
+    CreditWindow,
+    IncomingTransfer,
+    OutgoingTransfer,
+    Transfer,
+)
 
 NOISE = np.random.default_rng(0).bytes(1 << 21)
 OVERSIZED = memoryview(NOISE + b"x")
@@ -44,31 +53,31 @@ class TransferMachine(RuleBasedStateMachine):
         self.now_s = 0.0
         self.credits = deque([self.receiver.credit()])
         self.pieces = deque()
-        self.opened = False
         self.sent = self.credited = self.sent_in_all = self.lost = 0
 
-    @precondition(lambda self: not self.sender.complete and not self.receiver.complete)
+    @precondition(lambda self: self.sender.state != "complete" != self.receiver.state)
     @rule(delay_s=DELAYS_S)
     def cut(self, delay_s):
         """Lose what is on its way; announce the same payload again, on another connection."""
         self.now_s += delay_s
-        self.lost += self.sent - self.receiver.credit().received_bytes if self.opened else 0
+        self.lost += self.sent - self.receiver.credit().received_bytes if self.sender.state == "moving" else 0
         self.pieces.clear()
-        number, window = self.sender.transfer + 1, self.sender.window
+        number, window = self.sender.number + 1, self.sender.window
         self.sender = OutgoingTransfer(number, self.payload, self.sender.piece_bytes, window, self.now_s)
         held = self.receiver.credit().received_bytes
-        assert self.receiver.resume(number, wire.checksum(self.payload), len(self.payload)) == (held > 0)
-        if not held:
+        assert self.receiver.suspend() == (held > 0)
+        if held:
+            assert self.receiver.resume(number, wire.checksum(self.payload), len(self.payload))
+        else:
             self.receiver = IncomingTransfer(number, self.receiver.buffer, self.receiver.checksum)
         assert self.receiver.credit() == Credit(number, held)
         self.credits = deque([self.receiver.credit()])
-        self.opened = False
 
     def give_credit(self):
         credit = self.credits.popleft()
+        first = self.sender.state == "announced"
         sent = self.sender.credit(credit, self.now_s)
-        if not self.opened:
-            self.opened = True
+        if first:
             self.sent = credit.received_bytes
         self.sent_in_all += sum(len(part) for _, part in sent)
         self.credited = credit.received_bytes
@@ -97,7 +106,7 @@ class TransferMachine(RuleBasedStateMachine):
         self.now_s += delay_s
         self.give_piece()
 
-    @precondition(lambda self: self.credits)
+    @precondition(lambda self: self.credits and self.credits[0].received_bytes < len(self.payload))
     @rule()
     def credit_arrives_twice(self):
         self.credits.appendleft(self.credits[0])
@@ -105,9 +114,9 @@ class TransferMachine(RuleBasedStateMachine):
 
     @rule(offset=st.integers(1, 2**53))
     def credit_for_what_was_not_sent(self, offset):
-        beyond = (self.sent if self.opened else len(self.payload) - 1) + offset
+        beyond = (len(self.payload) - 1 if self.sender.state == "announced" else self.sent) + offset
         with pytest.raises(ProtocolError):
-            self.sender.credit(Credit(self.sender.transfer, min(2**53, beyond)), self.now_s)
+            self.sender.credit(Credit(self.sender.number, min(2**53, beyond)), self.now_s)
 
     @rule(size=st.sampled_from([0, 1, len(OVERSIZED)]))
     def piece_that_does_not_fit(self, size):
@@ -118,7 +127,7 @@ class TransferMachine(RuleBasedStateMachine):
         with pytest.raises(ProtocolError):
             intruder.accept(*offered)
         assert self.receiver.credit() == held
-        assert not intruder.resumable
+        assert intruder.state == "corrupt"
 
     @rule(checksum=st.sampled_from([0, 1]), longer=st.sampled_from([0, 1]))
     def announcement_of_another_payload(self, checksum, longer):
@@ -129,9 +138,9 @@ class TransferMachine(RuleBasedStateMachine):
         assert self.receiver.credit() == before
 
     @invariant()
-    def something_is_always_under_way(self):
+    def something_is_always_on_the_link(self):
         """Without loss a transfer cannot stall: a piece or a credit is on the link until all is there."""
-        assert self.sender.complete or self.credits or self.pieces
+        assert self.sender.state == "complete" or self.credits or self.pieces
 
     @invariant()
     def the_window_keeps_its_bounds(self):
@@ -146,8 +155,7 @@ class TransferMachine(RuleBasedStateMachine):
                 self.give_piece()
             else:
                 self.give_credit()
-        assert self.sender.complete
-        assert self.receiver.complete
+        assert self.sender.state == self.receiver.state == "complete"
         assert self.receiver.buffer == self.payload
         assert self.sent_in_all == len(self.payload) + self.lost, "nothing twice but what was lost"
 
@@ -168,12 +176,17 @@ def test_last_piece_may_be_small_but_no_other():
     receiver, pieces = first_pieces(4)
     for piece in pieces:
         receiver.accept(*piece)
-    with pytest.raises(ProtocolError, match="a piece of 99 bytes is too small"):
-        receiver.accept(*piece_of(NOISE[4 * PIECE_BYTES_MIN :][:99], 4 * PIECE_BYTES_MIN))
     receiver.accept(*piece_of(NOISE[4 * PIECE_BYTES_MIN :][:100], 4 * PIECE_BYTES_MIN))
-    assert receiver.complete
-    with pytest.raises(ProtocolError, match="a piece of 0 bytes is too small"):
-        receiver.accept(*piece_of(b"", 4 * PIECE_BYTES_MIN + 100))
+    assert receiver.state == "complete"
+
+
+@pytest.mark.parametrize("size", [0, 99])
+def test_a_piece_that_is_smaller_than_the_last_is_refused(size):
+    receiver, pieces = first_pieces(4)
+    for piece in pieces:
+        receiver.accept(*piece)
+    with pytest.raises(ProtocolError, match=f"a piece of {size} bytes is too small"):
+        receiver.accept(*piece_of(NOISE[4 * PIECE_BYTES_MIN :][:size], 4 * PIECE_BYTES_MIN))
 
 
 @pytest.mark.parametrize(
@@ -191,7 +204,7 @@ def test_last_piece_may_be_small_but_no_other():
     ],
     ids=["duplicate", "ahead", "oversized", "foreign", "empty", "small", "corrupt", "checksum", "far"],
 )
-def test_a_bad_piece_is_refused_and_changes_nothing(offer):
+def test_a_bad_piece_ends_the_transfer_and_leaves_no_byte(offer):
     receiver, pieces = first_pieces(3)
     receiver.accept(*pieces[0])
     before = bytes(receiver.buffer)
@@ -199,8 +212,8 @@ def test_a_bad_piece_is_refused_and_changes_nothing(offer):
         receiver.accept(*offer(pieces))
     assert receiver.credit() == Credit(7, PIECE_BYTES_MIN)
     assert bytes(receiver.buffer) == before
-    receiver.accept(*pieces[1])
-    assert receiver.credit() == Credit(7, 2 * PIECE_BYTES_MIN)
+    with pytest.raises(ProtocolError, match="a piece of a transfer that is corrupt"):
+        receiver.accept(*pieces[1])
 
 
 @given(
@@ -240,7 +253,10 @@ def test_nothing_is_sent_before_the_first_credit_or_credited_before_it_is_sent()
     with pytest.raises(ProtocolError, match="credit for byte 100"):
         sender.credit(Credit(7, 100), 0.0)
     ((piece, part),) = sender.credit(Credit(7, 0), 0.0)
-    assert (piece.offset, len(part), sender.complete) == (0, 100, False)
+    assert (piece.offset, len(part), sender.state) == (0, 100, "moving")
+    assert sender.credit(Credit(7, 100), 0.0) == []
+    with pytest.raises(ProtocolError, match="credit for a transfer that is complete"):
+        sender.credit(Credit(7, 100), 0.0)
 
 
 def test_a_wrong_announced_checksum_is_found_at_the_end():
@@ -347,24 +363,26 @@ def test_a_payload_longer_than_the_first_window_soon_goes_in_one_message_on_a_fa
         sender = OutgoingTransfer(7, payload, 1 << 20, window, 0.0)
         receiver = IncomingTransfer(7, memoryview(bytearray(len(payload))), wire.checksum(payload))
         deliver(sender, receiver, 0.02, 1e8)
-        assert receiver.complete, number
+        assert receiver.state == "complete", number
     assert window.message_bytes_max >= len(payload)
 
 
 @pytest.mark.parametrize("spoil", ["corrupt", "gap", "wrong in the end"])
-def test_what_was_spoilt_is_not_gone_on_from(spoil):
+def test_a_transfer_with_a_wrong_piece_is_never_resumed(spoil):
     sender, receiver, payload = pair(2 * PIECE_BYTES_MIN)
     if spoil == "wrong in the end":
         receiver = IncomingTransfer(7, receiver.buffer, receiver.checksum ^ 1)
     first, (piece, part) = sender.credit(receiver.credit(), 0.0)
     receiver.accept(*first)
-    assert receiver.resumable
+    assert receiver.state == "moving"
     if spoil == "gap":
         piece = Piece(7, piece.offset + 1, piece.checksum)
     with pytest.raises(ProtocolError):
         receiver.accept(piece, bytes(len(part)) if spoil == "corrupt" else part)
-    assert not receiver.resumable
-    assert not receiver.resume(8, receiver.checksum, len(payload))
+    assert receiver.state == "corrupt"
+    for attempt in (receiver.suspend, lambda: receiver.resume(8, receiver.checksum, len(payload))):
+        with pytest.raises(TransitionError):
+            attempt()
 
 
 def test_a_first_credit_must_name_a_place_before_the_end():
@@ -374,6 +392,56 @@ def test_a_first_credit_must_name_a_place_before_the_end():
             sender.credit(Credit(7, offset), 0.0)
     ((piece, part),) = sender.credit(Credit(7, 99), 0.0)
     assert (piece.offset, len(part)) == (99, 1)
+
+
+def test_random_transfers_keep_to_the_table_and_make_every_move_of_it(monkeypatch):
+    made = set()
+    move = Transfer.move
+
+    def watched(transfer, state):
+        before = transfer.state
+        move(transfer, state)
+        made.add((before, transfer.state))
+
+    monkeypatch.setattr(Transfer, "move", watched)
+    for seed in range(200):
+        live(Random(seed))
+    possible = {(before, after) for before, following in TRANSFER.items() for after in following}
+    assert {(before, after) for before, after in made if before != after} == possible
+
+
+def live(random):
+    """Let one payload travel, cut off now and then, until one side has ended."""
+    sender, receiver, payload = pair(random.choice([1, 3]) * PIECE_BYTES_MIN)
+    granted, pieces = deque([receiver.credit()]), deque()
+    for number in itertools.count(8):
+        event = random.random()
+        if {sender.state, receiver.state} & {"complete", "corrupt", "dropped"}:
+            break
+        if event < 0.1:
+            random.choice([sender, receiver]).drop()
+        elif event < 0.3:
+            kept, sent = receiver.suspend(), sender.suspend()
+            assert (kept, sent) == (receiver.state == "suspended", sender.state == "suspended")
+            sender = OutgoingTransfer(number, payload, PIECE_BYTES_MIN, sender.window)
+            if kept and random.random() < 0.8:
+                assert receiver.resume(number, receiver.checksum, len(payload))
+            elif kept:
+                receiver.drop()
+                break
+            else:
+                receiver = IncomingTransfer(number, receiver.buffer, receiver.checksum)
+            granted, pieces = deque([receiver.credit()]), deque()
+        elif event < 0.6 and granted:
+            pieces.extend(sender.credit(granted.popleft(), 0.0))
+        elif pieces:
+            piece, part = pieces.popleft()
+            if event > 0.95:
+                with pytest.raises(ProtocolError):
+                    receiver.accept(piece, bytes(len(part)))
+            else:
+                receiver.accept(piece, part)
+                granted.append(receiver.credit())
 
 
 def test_vectors_travel_as_their_bytes():
