@@ -320,7 +320,7 @@ def judge(aggregate: str, phases: dict[str, dict[str, Phase]], results: Results)
     for title, ratio, target in (
         ("exchanges until settled", EXCHANGES_MAX / max(1, *(phase.settled_after for phase in found)), 1.0),
         ("period over the median", PERIOD_RATIO_MAX / widest, 1.0),
-        ("talk share", FREQUENCY.talk_share_max / max(phase.share for phase in found), 1.0),
+        ("talk share", FREQUENCY.communication_share_max / max(phase.share for phase in found), 1.0),
         ("interval undone over calm", min(min(ratio, 1.0 / ratio) for ratio in returned), RETURNED_MIN),
     ):
         bound = "" if title.startswith("interval") else "bound over worst "

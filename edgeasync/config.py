@@ -28,6 +28,10 @@ _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 """A step of the path that msgspec names: a key, or a place in a list."""
 
 
+RENAMED_KEYS = {"talk_share": "communication_share", "talk_share_max": "communication_share_max"}
+"""Keys of older settings files, and what they are called now."""
+
+
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Base of every table in a settings file: frozen, and unknown keys are refused."""
 
@@ -120,6 +124,8 @@ def _advice(message: str, path: str, table: object, settings: type) -> str:
     word = value if key is None else key[1]
     if not isinstance(word, str) or not known:
         return ""
+    if RENAMED_KEYS.get(word) in known:
+        return f"; it is called {RENAMED_KEYS[word]} now"
     return "; " + (suggest(word, known) or f"choose from {', '.join(known)}")
 
 

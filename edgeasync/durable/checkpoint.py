@@ -21,7 +21,7 @@ from edgeasync.durable.tensors import read_tensors, tensor_parts
 from edgeasync.errors import ModelMismatchError, StorageError
 from edgeasync.protocol.wire import Buffer, checksum
 
-FORMAT = 2
+FORMAT = 3
 """What is written. A reader knows 1 too, whose rules name `period_steps_min` otherwise."""
 
 PIECE_BYTES = 1 << 20

@@ -74,7 +74,7 @@ def read_rules(manifest: Manifest, where: str) -> Rules:
     """Return the rules that a checkpoint was written under; raises `StorageError` if they cannot be read."""
     table = manifest.rules
     try:
-        found = table["policy"] if manifest.format > 1 else upgraded(table["policy"])
+        found = upgraded(table["policy"], manifest.format)
         if found is None:  # format 1 had no better word for it
             raise StorageError(
                 f"{where}: was written by a hub with a policy of its own code, which is not known here; "

@@ -22,7 +22,7 @@ FIRST_STEPS = 8
 """Local steps of a device that nothing is known of yet."""
 
 AIM = 0.95
-"""Part of the talking share's bound that a slow link is held to: what is measured wavers."""
+"""Safety margin on the communication share of a slow link: measurements are noisy."""
 
 GAIN_MIN = 0.25
 SHRINK = 0.7
@@ -90,7 +90,7 @@ class FixedFrequency(Section, frozen=True, tag_field="kind", tag="fixed"):
 
 
 class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
-    """As many local steps as a device takes in a given time, less what it talks."""
+    """As many local steps as a device takes in a given time, less its communication."""
 
     paper: ClassVar[str] = "local steps by speed as in Liu et al. 2024 (arXiv:2401.09135)"
 
@@ -128,10 +128,10 @@ class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
 class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
     """The same time between exchanges for unequal devices, as short as the links allow and learning asks for.
 
-    The period is `period_steps_min` steps and one exchange of the median device, or what keeps its share of
-    talking at `talk_share`, whichever is longer. While `metric` calls for it the period shrinks, down to a
-    quarter. A device whose link is so slow that it would talk for more than `talk_share_max` of its time speaks
-    more rarely.
+    The period is `period_steps_min` steps and one exchange of the median device, or as long as keeps the share of
+    its time that communication takes at `communication_share`, whichever is longer. While `metric` calls for it
+    the period shrinks, down to a quarter. A device whose link is so slow that communication would take more than
+    `communication_share_max` of its time exchanges more rarely.
 
     `metric`: "loss_variance" shrinks while the variance of the losses is over four times its median; "divergence"
     while updates that are folded together point apart (mean cosine under 0); "stability" on either; "loss"
@@ -151,28 +151,31 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
     ] = 5
     local_steps_min: Annotated[LocalSteps, Meta(description=AT_LEAST)] = 1
     local_steps_max: Annotated[LocalSteps, Meta(description="of any device")] = 128
-    talk_share: Annotated[
-        float, Meta(ge=0.01, lt=1.0, description="of its time that the median device may talk")
+    communication_share: Annotated[
+        float, Meta(ge=0.01, lt=1.0, description="of the median device's time that communication may take")
     ] = 0.4
-    talk_share_max: Annotated[float, Meta(ge=0.01, lt=1.0, description="of its time that any device may talk")] = (
-        0.6
-    )
+    communication_share_max: Annotated[
+        float, Meta(ge=0.01, lt=1.0, description="of any device's time that communication may take")
+    ] = 0.6
     epochs_max: Annotated[EpochsMax, Meta(description="never more passes over a device's data than this")] = 8.0
 
     def __post_init__(self) -> None:
         _check_steps("period_steps_min", self.period_steps_min, self.local_steps_max)
         _check_steps("local_steps_min", self.local_steps_min, self.local_steps_max)
-        if self.talk_share > self.talk_share_max:
-            raise ValueError(f"talk_share ({self.talk_share:g}) is over talk_share_max ({self.talk_share_max:g})")
+        if self.communication_share > self.communication_share_max:
+            share, most = self.communication_share, self.communication_share_max
+            raise ValueError(f"communication_share ({share:g}) is over communication_share_max ({most:g})")
 
     def retune(self, cadence: Cadence, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Cadence:
-        """Return the period for the median device's step and talking time, and the gain for `metric`."""
+        """Return the period for the median device's step and communication time, and the gain for `metric`."""
         measured = [device for device in devices if device.step_s]
         if not measured:
             return cadence
         step_s = _median([device.step_s for device in measured])
         communication_s = _median([device.communication_s for device in measured])
-        period_s = max(communication_s / self.talk_share, communication_s + self.period_steps_min * step_s)
+        period_s = max(
+            communication_s / self.communication_share, communication_s + self.period_steps_min * step_s
+        )
         gain, cause = self._gain(cadence.gain, fleet)
         return Cadence(communication_s + (period_s - communication_s) * gain, gain, cadence.steps_factor, cause)
 
@@ -185,11 +188,11 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         why = f"period {cadence.period_s:.3g} s"
         if cadence.gain < 1.0:
             why += f", shortened: {cadence.cause}"
-        by_link = device.communication_s * (1.0 / (AIM * self.talk_share_max) - 1.0) / device.step_s
+        by_link = device.communication_s * (1.0 / (AIM * self.communication_share_max) - 1.0) / device.step_s
         if by_link > max(steps, 1.0):
             steps = math.ceil(by_link)
             talking = f"talking takes {device.communication_s:.3g} s"
-            why = f"slow link: {talking}, at most {self.talk_share_max:.0%} of its time"
+            why = f"slow link: {talking}, at most {self.communication_share_max:.0%} of its time"
         least, most = self.local_steps_min, self.local_steps_max
         return _within(device, cadence, steps, why, least=least, most=most, epochs=self.epochs_max)
 

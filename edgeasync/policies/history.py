@@ -9,7 +9,7 @@ import msgspec
 T = TypeVar("T")
 
 RECENT = 5
-"""A device's step and talking times are medians of so many: settled after three, deaf to two odd ones."""
+"""A device's step and communication times are medians of this many: settled after three, deaf to two outliers."""
 
 EXAMPLES_RATE_WEIGHT = 0.3
 """Weight of the newest measurement in a device's moving average of examples per second."""
@@ -73,7 +73,7 @@ class DeviceHistory(msgspec.Struct, array_like=True):
     not_finite_run: int = 0
     why: str = ""
     recent_step_s: list[float] = []
-    recent_talk_s: list[float] = []
+    recent_communication_s: list[float] = []
     bound: str = ""
 
     def observe(
@@ -114,8 +114,10 @@ class DeviceHistory(msgspec.Struct, array_like=True):
             share = EXAMPLES_RATE_WEIGHT if self.examples_per_s else 1.0
             self.examples_per_s += (rate - self.examples_per_s) * share
         if cycle_s is not None:
-            add_recent(self.recent_talk_s, max(0.0, cycle_s - (local_steps - steps_ahead) * step_s), RECENT)
-            self.communication_s = median(self.recent_talk_s)
+            add_recent(
+                self.recent_communication_s, max(0.0, cycle_s - (local_steps - steps_ahead) * step_s), RECENT
+            )
+            self.communication_s = median(self.recent_communication_s)
 
     @property
     def cycle_s(self) -> float:
@@ -123,8 +125,8 @@ class DeviceHistory(msgspec.Struct, array_like=True):
         return self.communication_s + self.step_s * (self.assigned_steps or self.local_steps)
 
     @property
-    def talk_share(self) -> float:
-        """Share of such a cycle that is spent on talking."""
+    def communication_share(self) -> float:
+        """Share of such a cycle that communication takes."""
         return self.communication_s / self.cycle_s if self.cycle_s else 0.0
 
 

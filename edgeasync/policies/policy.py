@@ -72,6 +72,13 @@ FrequencyKind = FixedFrequency | TimeFrequency | AdaptiveFrequency
 Take = Literal["all", "better", "best"]
 
 
+ADAPTIVE_RENAMED = (
+    (1, "local_steps_min", "period_steps_min"),
+    (2, "talk_share", "communication_share"),
+    (2, "talk_share_max", "communication_share_max"),
+)
+"""Keys of the adaptive controller: the last format of a run's folder that had the old name, and both names."""
+
 ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by one"
 
 
@@ -164,19 +171,16 @@ class Policy(Section, frozen=True):
             _check_gathering(self, self.warm_up.aggregate, self.warm_up.frequency)
 
 
-def upgraded(table: object) -> object:
-    """Return a `[policy]` table of format 1 as it is written now; what is no such table is left as it is.
-
-    What is now `period_steps_min` was called `local_steps_min`.
-    """
+def upgraded(table: object, written: int) -> object:
+    """Return a `[policy]` table of an older format as it is written now; anything else is left as it is."""
     if not isinstance(table, dict):
         return table
     table = dict(table)
     if "warm_up" in table:
-        table["warm_up"] = upgraded(table["warm_up"])
+        table["warm_up"] = upgraded(table["warm_up"], written)
     frequency = table.get("frequency")
-    if isinstance(frequency, dict) and frequency.get("kind") == "adaptive" and "local_steps_min" in frequency:
-        names = {"local_steps_min": "period_steps_min"}
+    if isinstance(frequency, dict) and frequency.get("kind") == "adaptive":
+        names = {old: new for last, old, new in ADAPTIVE_RENAMED if written <= last}
         table["frequency"] = {names.get(name, name): value for name, value in frequency.items()}
     return table
 

@@ -29,7 +29,7 @@ from edgeasync.training.evaluation import Evaluator
 from edgeasync.training.numpy_models import Model
 from edgeasync.training.plan import LocalTraining, ShippedModel, TrainingPlan
 
-RECORD_FORMAT = 2
+RECORD_FORMAT = 3
 """Of `hub.json`, where it stands under `format`. Format 1 has no such key, and other names in its policy."""
 
 
@@ -170,8 +170,8 @@ def read_record(run: Path) -> HubSettings:
             f"{path}: is of format {written}, and this edgeasync reads format 1 to {RECORD_FORMAT}; "
             f"start the version of edgeasync that wrote it, or a newer one; or {begin}"
         )
-    if written == 1 and "policy" in table:
-        table["policy"] = upgraded(table["policy"])
+    if "policy" in table:
+        table["policy"] = upgraded(table["policy"], written)
     settings = convert(table, HubSettings, where=str(path))
     model, forward = settings.model, run / FORWARD_FILE
     if isinstance(model, OnnxModel) and forward.exists():

@@ -309,7 +309,7 @@ class Membership:
                 "bound": member.history.bound,
                 "step_s": round(member.history.step_s, 6),
                 "talk_s": round(member.history.communication_s, 6),
-                "talk_share": round(member.history.talk_share, 3),
+                "talk_share": round(member.history.communication_share, 3),
                 "period_s": round(member.history.cycle_s, 6),
                 "push_codec": member.codec_push,
                 **member.link.describe(),

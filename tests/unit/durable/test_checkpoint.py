@@ -247,13 +247,13 @@ def test_another_models_checkpoint_is_named_and_left_alone():
 
 def test_a_newer_format_is_named():
     disk, _, (old, new) = stored(manifest(1), manifest(2))
-    disk.files[f"{new}.json"].live[:] = b'{"format": 3, "something": "else"}'
+    disk.files[f"{new}.json"].live[:] = b'{"format": 4, "something": "else"}'
     sentence = (
-        f"{new}: is of checkpoint format 3, and this edgeasync reads format 1 to 2; "
+        f"{new}: is of checkpoint format 4, and this edgeasync reads format 1 to 3; "
         "start the version of edgeasync that wrote it, or a newer one"
     )
     assert (chosen(disk).name, chosen(disk).skipped) == (old, [sentence])
-    with pytest.raises(StorageError, match="reads format 1 to 2"):
+    with pytest.raises(StorageError, match="reads format 1 to 3"):
         chosen(disk, new)
 
 

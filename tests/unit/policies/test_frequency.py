@@ -34,7 +34,7 @@ def asked(controller, history, **cadence):
 
 def adaptive(**parts):
     """The controller with round numbers, whatever its defaults are."""
-    usual = {"period_steps_min": 8, "talk_share": 0.33, "talk_share_max": 0.5, "epochs_max": 4.0}
+    usual = {"period_steps_min": 8, "communication_share": 0.33, "communication_share_max": 0.5, "epochs_max": 4.0}
     return AdaptiveFrequency(**usual | parts)
 
 
@@ -89,7 +89,7 @@ FIXED, TIME, ADAPTIVE = FixedFrequency(local_steps=5), timed(), adaptive()
             "slow link: talking takes 5 s, at most 50% of its time",
         ),
         (
-            adaptive(talk_share=0.2, talk_share_max=0.2),
+            adaptive(communication_share=0.2, communication_share_max=0.2),
             device(0.2, 5.0),
             {"period_s": 6.0},
             107,
@@ -208,12 +208,12 @@ UNEQUAL = [device(0.1, 1.0), device(0.2, 2.0), device(0.4, 4.0), DeviceHistory(c
         (ADAPTIVE, [], Cadence(5.0), 5.0),
         (ADAPTIVE, [DeviceHistory(communication_s=9.0)], Cadence(5.0), 5.0),
         (ADAPTIVE, UNEQUAL, Cadence(), 2.0 / 0.33),
-        (adaptive(talk_share=0.5), UNEQUAL, Cadence(), 4.0),
+        (adaptive(communication_share=0.5), UNEQUAL, Cadence(), 4.0),
         (adaptive(period_steps_min=100), UNEQUAL, Cadence(), 22.0),
         (ADAPTIVE, [device(0.2, 0.1)], Cadence(), 1.7),
         # 2 s of talking stay; of the other 1.6 s a gain of 0.49 leaves 0.7 of it by this look.
         (
-            adaptive(talk_share=0.5, talk_share_max=0.6, period_steps_min=50),
+            adaptive(communication_share=0.5, communication_share_max=0.6, period_steps_min=50),
             UNEQUAL,
             Cadence(9.0, 0.49),
             9.0,
@@ -422,7 +422,7 @@ def test_a_link_ten_times_slower_makes_one_device_speak_more_rarely_and_no_other
     assert communication_s / (communication_s + loop.steps[2] * step_s) <= 0.5
     others = [number for number in range(7) if number not in (2, 3)]
     assert [loop.steps[number] for number in others] == [settled[number] for number in others]
-    assert all(history.talk_share <= 0.5 + 1e-9 for history in loop.histories)
+    assert all(history.communication_share <= 0.5 + 1e-9 for history in loop.histories)
 
 
 # -- what keeps a device from what is aimed at -----------------------------------------------------------------

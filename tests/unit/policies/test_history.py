@@ -35,10 +35,10 @@ def test_times_are_medians_of_the_last_few_cycles():
     # Talking: 1, 0.5, 1, 0 and 97 seconds; steps of 0.25 s but one.
     assert (history.step_s, history.communication_s) == (0.25, 1.0)
     assert history.cycle_s == 3.0
-    assert history.talk_share == pytest.approx(1 / 3)
+    assert history.communication_share == pytest.approx(1 / 3)
     history.assigned_steps = 16
     assert history.cycle_s == 5.0
-    assert len(history.recent_step_s) == len(history.recent_talk_s) == RECENT
+    assert len(history.recent_step_s) == len(history.recent_communication_s) == RECENT
     assert history.batch_examples == 8.0
 
 
@@ -108,7 +108,7 @@ def test_a_device_may_say_what_it_likes(told):
         history.observe(**fields)
         for value in (history.step_s, history.communication_s, history.cycle_s, history.examples_per_s):
             assert 0.0 <= value < math.inf
-        assert 0.0 <= history.talk_share <= 1.0
+        assert 0.0 <= history.communication_share <= 1.0
         assert not math.isnan(history.score)
     assert len(history.recent_step_s) <= RECENT
 

@@ -125,27 +125,40 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
             "frequency: local_steps_min (9) is over local_steps_max (8)",
         ),
         (
-            {"frequency": {"kind": "adaptive", "talk_share": 0.7}},
-            "frequency: talk_share (0.7) is over talk_share_max (0.6)",
+            {"frequency": {"kind": "adaptive", "talk_share": 0.3}},
+            "frequency: unknown key `talk_share`; it is called communication_share now",
         ),
         (
-            {"frequency": {"kind": "adaptive", "talk_share": 0.0099}},
-            "frequency.talk_share: expected `float` >= 0.01",
-        ),
-        ({"frequency": {"kind": "adaptive", "talk_share": NAN}}, "frequency.talk_share: expected `float`"),
-        (
-            {"frequency": {"kind": "adaptive", "talk_share_max": 0.0099}},
-            "frequency.talk_share_max: expected `float` >= 0.01",
+            {"frequency": {"kind": "adaptive", "communication_share": 0.7}},
+            "frequency: communication_share (0.7) is over communication_share_max (0.6)",
         ),
         (
-            {"frequency": {"kind": "adaptive", "talk_share_max": 1.0}},
-            "frequency.talk_share_max: expected `float` < 1.0",
+            {"frequency": {"kind": "adaptive", "communication_share": 0.0099}},
+            "frequency.communication_share: expected `float` >= 0.01",
         ),
-        ({"frequency": {"kind": "adaptive", "talk_share_max": INF}}, "frequency.talk_share_max: expected `float`"),
-        ({"frequency": {"kind": "adaptive", "talk_share_max": NAN}}, "frequency.talk_share_max: expected `float`"),
         (
-            {"frequency": {"kind": "adaptive", "talk_share_max": -INF}},
-            "frequency.talk_share_max: expected `float`",
+            {"frequency": {"kind": "adaptive", "communication_share": NAN}},
+            "frequency.communication_share: expected `float`",
+        ),
+        (
+            {"frequency": {"kind": "adaptive", "communication_share_max": 0.0099}},
+            "frequency.communication_share_max: expected `float` >= 0.01",
+        ),
+        (
+            {"frequency": {"kind": "adaptive", "communication_share_max": 1.0}},
+            "frequency.communication_share_max: expected `float` < 1.0",
+        ),
+        (
+            {"frequency": {"kind": "adaptive", "communication_share_max": INF}},
+            "frequency.communication_share_max: expected `float`",
+        ),
+        (
+            {"frequency": {"kind": "adaptive", "communication_share_max": NAN}},
+            "frequency.communication_share_max: expected `float`",
+        ),
+        (
+            {"frequency": {"kind": "adaptive", "communication_share_max": -INF}},
+            "frequency.communication_share_max: expected `float`",
         ),
         ({"warm_up": {}}, "warm_up: warm_up ends after updates or epochs: give one of the two"),
         ({"warm_up": {"updates": 9, "epochs": 1}}, "warm_up: warm_up ends after updates or epochs: give one"),
@@ -284,7 +297,11 @@ def test_a_hubs_settings_that_contradict_one_another_are_refused(table, message)
         {"policy": {"aggregate": AT_ONCE, "compensation": {}, "behind_max": 1.5, "take": "best"}},
         {"policy": {"aggregate": IN_FIVES, "combine": {"kind": "median"}, "take": "better"}},
         {"policy": {"aggregate": IN_FIVES | {"weigh_by": "examples", "balance": 0.5}, "take": "best"}},
-        {"policy": {"frequency": {"kind": "adaptive", "talk_share": 0.01, "talk_share_max": 0.01}}},
+        {
+            "policy": {
+                "frequency": {"kind": "adaptive", "communication_share": 0.01, "communication_share_max": 0.01}
+            }
+        },
         {"policy": {"frequency": DIVERGENCE, "warm_up": {"updates": 9, "aggregate": AT_ONCE}}},
         {"policy": {"aggregate": ROUNDS, "monitor": {"watch": []}}},
     ],
@@ -315,12 +332,16 @@ def test_every_part_comes_back_from_its_table():
         assert convert(to_table(Policy(aggregate=aggregate)), Policy, where="again").aggregate == aggregate
 
 
-def test_a_table_of_format_1_is_read_under_the_names_of_now():
-    adaptive = {"kind": "adaptive", "local_steps_min": 7}
-    assert upgraded({"frequency": adaptive, "warm_up": {"updates": 5, "frequency": adaptive}}) == {
-        "frequency": {"kind": "adaptive", "period_steps_min": 7},
-        "warm_up": {"updates": 5, "frequency": {"kind": "adaptive", "period_steps_min": 7}},
-    }
+def test_a_table_of_an_older_format_is_read_under_the_names_of_now():
+    adaptive = {"kind": "adaptive", "local_steps_min": 7, "talk_share_max": 0.7}
+    for written, steps in ((1, "period_steps_min"), (2, "local_steps_min")):
+        now = {"kind": "adaptive", steps: 7, "communication_share_max": 0.7}
+        table = {"frequency": adaptive, "warm_up": {"updates": 5, "frequency": adaptive}}
+        assert upgraded(table, written) == {
+            "frequency": now,
+            "warm_up": {"updates": 5, "frequency": now},
+        }
+    assert upgraded({"frequency": adaptive}, 3) == {"frequency": adaptive}
     for same in (
         None,
         7,
@@ -330,4 +351,4 @@ def test_a_table_of_format_1_is_read_under_the_names_of_now():
         {"frequency": {"kind": "adaptive"}},
         {"frequency": {"kind": "time", "local_steps_max": 7}},
     ):
-        assert upgraded(same) == same
+        assert upgraded(same, 1) == same
