@@ -134,7 +134,7 @@ class DeviceEngine:
     def handle(self, event: DeviceEvent) -> None:
         """Give the core an event and carry out what follows."""
         now_s = self._now_s()
-        self.recorder.begin(now_s, shown(event))
+        self.recorder.begin(now_s, _to_record(event))
         self._execute(self.core.handle(event, now_s))
 
     def on_message(self, header: bytes, payload: wire.Buffer | None) -> None:
@@ -176,7 +176,7 @@ class DeviceEngine:
     # -- effects out -----------------------------------------------------------------------------------------
 
     def _execute(self, effects: list[DeviceEffect]) -> None:
-        self.recorder.end([shown(effect) for effect in effects])
+        self.recorder.end([_to_record(effect) for effect in effects])
         self.core.check()
         if self.core.welcome is not None:
             self._transfers.protocol_version = self.core.welcome.protocol_version
@@ -344,6 +344,14 @@ class DeviceEngine:
 
     def _to_shell(self, header: bytes, payload: wire.Buffer | None) -> None:
         self._shell.send(header, payload)
+
+
+def _to_record(what: DeviceEvent | DeviceEffect) -> object:
+    """Return text of what holds a welcome: a hub may have made it large. All else is small, and kept as it is."""
+    match what:
+        case Join() | Received(message=Welcome()):
+            return shown(what)
+    return what
 
 
 def _check_inline(message: Assignment | Graph, payload: wire.Buffer | None) -> None:

@@ -21,8 +21,8 @@ _DEPTH_MAX = 5
 class Recorder:
     """Keeps the last events, each with its time and what the core wanted done.
 
-    The recorder keeps the objects themselves. Where a peer may have made them large, the caller gives text that
-    `shown` has made of them.
+    The recorder keeps the objects themselves, and makes text of them only in `lines`. Where a peer may have made
+    one large, the caller gives text that `shown` has made of it.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Recorder:
         self._effects.append(())
 
     def end(self, effects: Sequence[object]) -> None:
-        """Keep what the core made of the event that was kept last."""
+        """Keep the effects of the event that was kept last."""
         self._effects[-1] = effects
 
     def lines(self) -> list[str]:

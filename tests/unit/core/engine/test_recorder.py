@@ -1,9 +1,20 @@
 """The last events of a core: bounded, in order, and without what would let somebody pass for a device."""
 
+import pytest
+from msgspec import inspect
+
+from edgeasync.core.device import events as device_events
+from edgeasync.core.device.effects import Join, SendPush
+from edgeasync.core.engine.device_engine import _to_record
 from edgeasync.core.engine.recorder import EVENTS_KEPT, LINE_LENGTH_MAX, Recorder, shown
 from edgeasync.core.hub.effects import Report, Send
 from edgeasync.core.hub.events import Received
-from edgeasync.protocol.messages import Hello, Leave, Ping
+from edgeasync.parameters import ParameterSpec
+from edgeasync.protocol.messages import MESSAGES, Hello, Leave, ModelVersion, Ping, Push, Welcome
+
+SECRET = b"0123456789abcdef"
+WELCOME = Welcome(SECRET, ParameterSpec(()), {"name": "x" * 10**6}, 0, "identity", 1.0, 3.0, 1 << 16)
+PUSH = Push(SECRET, 1, ModelVersion("0" * 16, 1), 8, 64, 0.5, 0.25, 0.125, "int8", 1, 12)
 
 
 def test_events_are_kept_with_what_the_core_made_of_them():
@@ -44,3 +55,45 @@ def test_what_a_stranger_made_large_or_deep_is_shown_in_short():
         deep = [deep]
     for settings in ({"a": deep}, {"a": [[]] * 10**6}, {"a": "x" * 10**6}, {str(key): 1 for key in range(10**5)}):
         assert len(shown(Received(b"a", settings))) <= LINE_LENGTH_MAX + 3
+
+
+def is_bounded(kind):
+    """Whether what a peer may put into a field of this type is short."""
+    match kind:
+        case inspect.StrType():
+            return kind.max_length is not None or (kind.pattern is not None and not set("*+") & set(kind.pattern))
+        case inspect.BytesType():
+            return kind.max_length is not None
+        case inspect.VarTupleType():
+            return kind.max_length is not None and is_bounded(kind.item_type)
+        case inspect.StructType():
+            return all(is_bounded(field.type) for field in kind.fields)
+        case inspect.UnionType():
+            return all(map(is_bounded, kind.types))
+    return isinstance(
+        kind, inspect.IntType | inspect.FloatType | inspect.NoneType | inspect.BoolType | inspect.LiteralType
+    )
+
+
+def test_only_a_welcome_can_be_large():
+    """So a device keeps all others as they are: 256 take some 230 kB, and under 4 MB whatever a hub sends."""
+    large = [message for message in MESSAGES.values() if not is_bounded(inspect.type_info(message))]
+    assert large == [Welcome]
+
+
+def test_a_device_keeps_no_welcome_and_all_else_as_it_is():
+    for large in (device_events.Received(WELCOME), Join(WELCOME)):
+        text = _to_record(large)
+        assert isinstance(text, str)
+        assert len(text) <= LINE_LENGTH_MAX + 3
+        assert SECRET.decode() not in text
+    for small in (device_events.Received(Leave("finished")), SendPush(PUSH), device_events.Kept(3)):
+        assert _to_record(small) is small
+
+
+@pytest.mark.parametrize("effect", [SendPush(PUSH), device_events.Received(PUSH)])
+def test_what_a_device_keeps_as_it_is_tells_no_secret(effect):
+    recorder = Recorder()
+    recorder.begin(0.0, effect)
+    recorder.end([effect])
+    assert all(SECRET.decode() not in line and "session=..." in line for line in recorder.lines())
