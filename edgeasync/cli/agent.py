@@ -83,7 +83,7 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
         else:
             printer.event("progress", detail=_work_done(agent))
 
-    printer.event("started", device=device_id, detail=f"{len(dataset)} examples, start {identity.start}")
+    printer.event("started", device=device_id, detail=f"{len(dataset)} examples, start {identity.incarnation}")
     try:
         reason = serve(agent, PROGRESS_S, on_progress, state)
     finally:

@@ -12,11 +12,11 @@ from edgeasync.errors import StorageError
 
 
 class DeviceIdentity(msgspec.Struct, frozen=True):
-    """What a device keeps between starts: a random state id, and how often it was started."""
+    """What a device keeps between starts: a random state id, and the number of its start, the incarnation."""
 
     device_id: str
     state_id: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
-    start: Annotated[int, Meta(ge=1)]
+    incarnation: Annotated[int, Meta(ge=1)] = msgspec.field(name="start")
 
 
 class DeviceFolder:
@@ -34,7 +34,7 @@ class DeviceFolder:
         file = self._path / "identity.json"
         self._lock.take(f"another agent runs as {device_id!r} here; give this one another --device-id")
         try:
-            identity = _next_start(file, device_id)
+            identity = _next_incarnation(file, device_id)
             replace_file(file, msgspec.json.encode(identity))
         except BaseException:
             self.close()
@@ -46,7 +46,7 @@ class DeviceFolder:
         self._lock.close()
 
 
-def _next_start(file: Path, device_id: str) -> DeviceIdentity:
+def _next_incarnation(file: Path, device_id: str) -> DeviceIdentity:
     """Return the identity of the start after the one on disk, or a new one for another device."""
     try:
         known = msgspec.json.decode(file.read_bytes(), type=DeviceIdentity) if file.exists() else None
@@ -56,4 +56,4 @@ def _next_start(file: Path, device_id: str) -> DeviceIdentity:
         raise StorageError(f"{file}: damaged ({error}); delete it to begin anew") from error
     if known is None or known.device_id != device_id:
         return DeviceIdentity(device_id, secrets.token_hex(16), 1)
-    return msgspec.structs.replace(known, start=known.start + 1)
+    return msgspec.structs.replace(known, incarnation=known.incarnation + 1)

@@ -87,11 +87,11 @@ class DeviceHistory(msgspec.Struct, array_like=True):
         norm: float = 0.0,
         score: float | None = None,
         cycle_s: float | None = None,
-        steps_ahead: int = 0,
+        overlap_steps: int = 0,
     ) -> None:
         """Take in what an update said of its local steps, and how long after its assignment it came, if known.
 
-        Of its steps, `steps_ahead` were taken before the assignment was there.
+        Of its steps, `overlap_steps` were taken before the assignment was there.
         """
         # No step takes less than a nanosecond; whoever says so must not drive an average to infinity.
         step_s = max(step_s, 1e-9) if step_s > 0 else 0.0
@@ -115,7 +115,7 @@ class DeviceHistory(msgspec.Struct, array_like=True):
             self.examples_per_s += (rate - self.examples_per_s) * share
         if cycle_s is not None:
             add_recent(
-                self.recent_communication_s, max(0.0, cycle_s - (local_steps - steps_ahead) * step_s), RECENT
+                self.recent_communication_s, max(0.0, cycle_s - (local_steps - overlap_steps) * step_s), RECENT
             )
             self.communication_s = median(self.recent_communication_s)
 

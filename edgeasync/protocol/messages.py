@@ -88,13 +88,16 @@ class DeviceProfile(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(Message, frozen=True):
-    """Device to hub: who I am and what I hold. The first message on every connection."""
+    """Device to hub: who I am and what I hold. The first message on every connection.
+
+    `incarnation` counts the starts of an agent on this state; of two with one state id the higher wins.
+    """
 
     kind = 1
     protocol_versions: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=16)]
     device_id: DeviceId
     state_id: Identity
-    start: Count
+    incarnation: Count
     session: Identity | None = None
     seq_answered: Count = 0
     profile: DeviceProfile = DeviceProfile()
@@ -135,12 +138,12 @@ class Welcome(Message, frozen=True):
 class Fetch(Message, frozen=True):
     """Device to hub: give me an assignment (after a welcome, or when one was refused or lost).
 
-    `held` is the version I hold, to the bit; `partial` the checksum of an assignment's payload I hold a part of.
+    `version` is the one I hold, to the bit; `partial` the checksum of an assignment's payload I hold a part of.
     """
 
     kind = 3
     session: Identity
-    held: ModelVersion | None = None
+    version: ModelVersion | None = None
     partial: Unsigned64 | None = None
 
 
@@ -149,7 +152,7 @@ class Push(Message, frozen=True, gc=False):
 
     `loss_mean` and `loss_variance` are of my local steps; `None` if I know no loss: since protocol version 2.
     `score` is the loss of the model I was given on examples of my own, if I keep some for that; low is good.
-    `steps_ahead` of the local steps were taken while the assignment was not yet here.
+    `overlap_steps` of the local steps were taken while the assignment was not yet here.
 
     With `transfer` above 0 the payload follows in pieces of that transfer once the hub grants credit.
     """
@@ -168,7 +171,7 @@ class Push(Message, frozen=True, gc=False):
     payload_bytes: Count
     transfer: Count = 0
     score: float | None = None
-    steps_ahead: Annotated[int, Meta(ge=0, le=2**31)] = 0
+    overlap_steps: Annotated[int, Meta(ge=0, le=2**31)] = 0
 
 
 class Quarantine(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -191,13 +194,13 @@ class Ack(Message, frozen=True, gc=False):
 
 
 class Deltas(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An assignment's payload is coded differences, one after the other, that lead on from the version `held`.
+    """An assignment's payload is coded differences, one after the other, that lead on from the version `base`.
 
     `lengths` are their bytes; `checksum` is that of the whole model they lead to, as float32. Every sum on the way
     is rounded as the codec `rounding` does it.
     """
 
-    held: Count
+    base: Count
     lengths: Annotated[tuple[Count, ...], Meta(max_length=DELTAS_MAX)]
     checksum: Unsigned64
     rounding: CodecName

@@ -132,12 +132,12 @@ class Agent:
         core = DeviceCore(
             device_id=identity.device_id,
             state_id=bytes.fromhex(identity.state_id),
-            start=identity.start,
+            incarnation=identity.incarnation,
             profile=describe_machine(examples, local_steps_max),
             codecs=STAGES,
             fingerprint=fingerprint,
             graph_bytes_max=graph_bytes_max,
-            random=Random(identity.state_id + str(identity.start)),
+            random=Random(identity.state_id + str(identity.incarnation)),
             hubs=len(self.addresses),
             offline_steps_max=alone_steps_max,
         )

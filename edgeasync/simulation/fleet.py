@@ -190,7 +190,7 @@ class SimulatedDevice:
         core = DeviceCore(
             device_id=self.device_id,
             state_id=self._state_id,
-            start=max(1, self.starts),
+            incarnation=max(1, self.starts),
             profile=DeviceProfile(examples=self._examples),
             codecs=STAGES,
             fingerprint=None,

@@ -118,7 +118,7 @@ def test_a_device_is_known_again_and_repeats_its_update(name, tmp_path):
     folder = DeviceFolder(state)
     identity = folder.open("device-1")
     folder.close()
-    assert (identity.state_id, identity.start) == ("5" * 32, 4)
+    assert (identity.state_id, identity.incarnation) == ("5" * 32, 4)
     found, expected = SpoolFile(state, identity.state_id).read(), make_spool()
     assert (found.model, found.push, bytes(found.payload)) == (expected.model, expected.push, expected.payload)
     np.testing.assert_array_equal(found.residual, expected.residual)

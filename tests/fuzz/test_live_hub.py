@@ -253,7 +253,7 @@ class Attacker:
             protocol_versions=random.choice([(PROTOCOL_VERSION,), (1,), (1, 2, 3), (3, 4)]) if name else (1,),
             device_id=name or self._name,
             state_id=random.choice([bytes(16), random.randbytes(16)]) if name else bytes(16),
-            start=random.randrange(3) if name else 1,
+            incarnation=random.randrange(3) if name else 1,
             session=random.choice([None, self._session]),
             seq_answered=random.choice([0, 0, 2**53]) if name else 0,
             fingerprint=random.choice([None, None, MODEL.spec.fingerprint, "0" * 32]) if name else None,

@@ -235,11 +235,11 @@ def test_a_power_cut_loses_the_work_and_a_new_start_goes_on():
     assert (member.updates_applied, device.steps_total) == (applied, 0)
     device.start()
     assert fleet.clock.run(lambda: member.updates_applied >= applied + 3, 60.0)
-    assert (member.start, member.seq_last) == (2, seq + 3)
+    assert (member.incarnation, member.seq_last) == (2, seq + 3)
     device.cut_power()
     device.start()
     assert fleet.clock.run(lambda: member.updates_applied >= applied + 6, 60.0), "within its lease, likewise"
-    assert (member.start, member.seq_last) == (3, seq + 6)
+    assert (member.incarnation, member.seq_last) == (3, seq + 6)
     assert fleet.hub.core.messages_refused == fleet.hub.core.updates_rejected == 0
     fleet.hub.core.check()
 

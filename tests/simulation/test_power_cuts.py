@@ -175,11 +175,11 @@ def test_a_device_that_is_cut_off_goes_alone_to_its_limit_and_merges(alone):
     answered = device.engine.core.work.updates_answered
     fleet.until(lambda: device.engine.core.work.updates_answered == answered + 3)
     pushes = {push.seq: push for _, push, _ in fleet.pushed}
-    assert (pushes[unanswered.push.seq].checksum, unanswered.push.steps_ahead) == (unanswered.push.checksum, 0)
+    assert (pushes[unanswered.push.seq].checksum, unanswered.push.overlap_steps) == (unanswered.push.checksum, 0)
     after = pushes[unanswered.push.seq + 1]
-    assert after.steps_ahead == alone
+    assert after.overlap_steps == alone
     assert after.local_steps > alone
-    assert pushes[unanswered.push.seq + 2].steps_ahead == 0
+    assert pushes[unanswered.push.seq + 2].overlap_steps == 0
     assert np.isfinite(fleet.hub.model).all()
     assert fleet.hub.core.updates_rejected == 0
 

@@ -86,11 +86,11 @@ MUTANTS = {
     ),
     # What the hub writes down, and goes on from.
     "an answer leaves before the sync": (
-        Change(Outbox, "send", "not (self._held or (confirms and log.durable < log.last))", "True"),
+        Change(Outbox, "send", "not (self._waiting or (confirms and log.durable < log.last))", "True"),
     ),
     "the answer to a repetition does not wait for the disk": (
         Change(HubEngine, "_send", "confirms = ", "confirms = 'Duplicate' not in repr(message) and "),
-        Change(Outbox, "send", "self._held or ", ""),
+        Change(Outbox, "send", "self._waiting or ", ""),
     ),
     "an answer does not confirm anything": (
         Change(HubEngine, "_send", "Ack | Assignment | Welcome | Leave", "Welcome"),

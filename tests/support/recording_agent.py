@@ -83,7 +83,7 @@ class Device:
         self._state = DeviceFolder(folder / f"device-{number}")
         identity = self._state.open(f"device-{number}")
         self.record = Record(folder / f"device-{number}.jsonl")
-        self.record.note(start=identity.start)
+        self.record.note(start=identity.incarnation)
         self.agent = Agent(
             hub, identity=identity, make_trainer=lambda welcome: Recorder(self, welcome.spec),
             step_s_min=step_s, on_report=self._on_report, context=context,

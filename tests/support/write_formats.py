@@ -146,7 +146,7 @@ def make_spool():
     """Return what a device kept of an update that has no answer yet."""
     payload = bytes(range(40))
     push = Push(
-        SESSION, 7, VERSION, 8, 64, 0.5, 0.25, 0.125, "int8", wire.checksum(payload), len(payload), steps_ahead=2
+        SESSION, 7, VERSION, 8, 64, 0.5, 0.25, 0.125, "int8", wire.checksum(payload), len(payload), overlap_steps=2
     )
     trainer = {"count": np.array([5]), "optimizer.0": np.ones(3, np.float32)}
     return Spool(ModelKey("a" * 32, None, "delta"), push, payload, np.array([0.5, -1.0, 2.0], np.float32), trainer)

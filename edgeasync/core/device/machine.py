@@ -78,7 +78,7 @@ class DeviceCore:
         *,
         device_id: str,
         state_id: bytes,
-        start: int,
+        incarnation: int,
         profile: DeviceProfile,
         codecs: tuple[str, ...],
         fingerprint: str | None,
@@ -102,7 +102,7 @@ class DeviceCore:
         self.answered = False
         """Whether a hub has said anything on this connection, or on the last one if there is none."""
         self._state_id = state_id
-        self._start = start
+        self._incarnation = incarnation
         self._profile = profile
         self._codecs = codecs
         self._fingerprint = fingerprint
@@ -116,8 +116,8 @@ class DeviceCore:
 
     @property
     def random_seed(self) -> int:
-        """What to draw a codec's randomness from: the same for the same start of the same state."""
-        return int.from_bytes(self._state_id) + self._start
+        """What to draw a codec's randomness from: the same for the same incarnation of the same state."""
+        return int.from_bytes(self._state_id) + self._incarnation
 
     @property
     def hub(self) -> int:
@@ -251,7 +251,7 @@ class DeviceCore:
             protocol_versions=PROTOCOL_VERSIONS,
             device_id=self.device_id,
             state_id=self._state_id,
-            start=self._start,
+            incarnation=self._incarnation,
             session=None if self.welcome is None else self.welcome.session,
             seq_answered=self.work.pending.claim(),
             profile=self._profile,

@@ -342,7 +342,7 @@ class DeviceWork:
             checksum=result.checksum,
             payload_bytes=result.payload_bytes,
             score=result.score,
-            steps_ahead=0 if before is None else before.local_steps,
+            overlap_steps=0 if before is None else before.local_steps,
         )
         self.pending.make(push)
         self._busy = False

@@ -392,7 +392,7 @@ def _install_into(
             model.install(make_codec(assignment.codec, welcome.spec).open(payload))
         elif before == assignment.version:  # it came in after all, when the hub did not know
             model.install_deltas((), make_codec(deltas.rounding, welcome.spec), deltas.checksum)
-        elif before is None or before.number != deltas.held:  # the lineage may be new; the checksum tells
+        elif before is None or before.number != deltas.base:  # the lineage may be new; the checksum tells
             model.version = before
             return InstallFailed("the hub leads on from a version that is not held; it is asked again")
         else:

@@ -377,7 +377,7 @@ class HubEngine:
             return  # it has gone while this waited for a fold
         kept = self._outgoing.take_suspended(effect.peer, member)
         if kept is None:
-            version, offer = effect.version, self._publisher.offer(effect.held, effect.codec)
+            version, offer = effect.version, self._publisher.offer(effect.base, effect.codec)
         else:
             # The device holds the beginning of an older version: it goes on with that, or might never have one.
             before, payload = kept

@@ -15,10 +15,10 @@ WAITING_BYTES_MIN = 64 << 20
 CHECKPOINT_MODELS = 8
 """A checkpoint is a few models long: none is written before so many models' bytes were."""
 
-HELD_PER_DEVICE = 4
+ANSWERS_PER_DEVICE = 4
 """So many answers may wait for the disk for every device that there may be."""
 
-HELD_MIN = 1 << 10
+ANSWERS_MIN = 1 << 10
 
 
 class LogWriter:
@@ -29,7 +29,7 @@ class LogWriter:
         self._core = core
         self._model = model
         self._waiting_bytes_max = max(WAITING_BYTES_MIN, 4 * core.spec.nbytes)
-        self._held_max = max(HELD_MIN, HELD_PER_DEVICE * core.settings.limits.devices_max)
+        self._answers_max = max(ANSWERS_MIN, ANSWERS_PER_DEVICE * core.settings.limits.devices_max)
         since_max = core.settings.checkpoint.journal_bytes_max
         self._since_bytes_max = max(since_max, CHECKPOINT_MODELS * core.spec.nbytes)
         self._covered_bytes = 0
@@ -44,12 +44,12 @@ class LogWriter:
         """Whether so much was written since the last checkpoint that it is time for one."""
         return self._log is not None and self._log.bytes_appended - self._covered_bytes > self._since_bytes_max
 
-    def overfull(self, held: int) -> str:
-        """Return why nothing more should be taken in, with so many answers held: else memory would run full."""
+    def overfull(self, answers: int) -> str:
+        """Return why nothing more should be taken in, while this many answers wait: else memory would run full."""
         if self._log is None:
             return ""
         waiting_bytes = self._log.bytes_waiting
-        if held <= self._held_max and waiting_bytes <= 2 * self._waiting_bytes_max:
+        if answers <= self._answers_max and waiting_bytes <= 2 * self._waiting_bytes_max:
             return ""
         return f"{waiting_bytes} bytes wait for a disk that does not keep up"
 

@@ -16,27 +16,27 @@ class Outbox:
     def __init__(self, send: Sender, log: Log | None) -> None:
         self._send = send
         self._log = log
-        self._held: deque[tuple[int, Callable[[], None] | tuple[Peer, bytes, Buffer | None]]] = deque()
+        self._waiting: deque[tuple[int, Callable[[], None] | tuple[Peer, bytes, Buffer | None]]] = deque()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._waiting)
 
     def send(self, peer: Peer, header: bytes, payload: Buffer | None, *, confirms: bool) -> None:
         """Send a message, behind those that wait; one that `confirms` something waits until that is durable."""
         log = self._log
-        if log is None or not (self._held or (confirms and log.durable < log.last)):
+        if log is None or not (self._waiting or (confirms and log.durable < log.last)):
             self._send(peer, header, payload)
             return
-        self._held.append((log.last, (peer, header, payload)))
+        self._waiting.append((log.last, (peer, header, payload)))
         log.commit()
 
     def then(self, action: Callable[[], None]) -> None:
         """Do something once all that was decided so far is durable, and all messages before have been sent."""
         log = self._log
-        if log is None or not (self._held or log.durable < log.last):
+        if log is None or not (self._waiting or log.durable < log.last):
             action()
             return
-        self._held.append((log.last, action))
+        self._waiting.append((log.last, action))
         log.commit()
 
     def end(self, action: Callable[[], None]) -> None:
@@ -48,9 +48,9 @@ class Outbox:
     def release(self) -> None:
         """Send what may be sent by now."""
         assert self._log is not None
-        held = self._held
-        while held and held[0][0] <= self._log.durable:
-            one = held.popleft()[1]
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= self._log.durable:
+            one = waiting.popleft()[1]
             if isinstance(one, tuple):
                 self._send(*one)
             else:
@@ -58,7 +58,7 @@ class Outbox:
 
     def abandon(self) -> None:
         """Drop the messages that wait, and do what was to be done after them: nothing can be written any more."""
-        held, self._held = self._held, deque()
-        for _, one in held:
+        waiting, self._waiting = self._waiting, deque()
+        for _, one in waiting:
             if not isinstance(one, tuple):
                 one()

@@ -25,7 +25,7 @@ class SendStatus(msgspec.Struct, frozen=True, gc=False):
 class Assign(msgspec.Struct, frozen=True, gc=False):
     """Send an assignment with the published model, at `version`, as soon as that is published.
 
-    `held` is the version that the device holds, if differences may lead on from it.
+    `base` is the version that the device holds, if deltas may lead on from it.
     """
 
     peer: Peer
@@ -33,7 +33,7 @@ class Assign(msgspec.Struct, frozen=True, gc=False):
     local_steps: int
     codec: str
     ack: Ack | None
-    held: int | None = None
+    base: int | None = None
     push_codec: str | None = None
 
 

@@ -332,8 +332,8 @@ class HubCore:
         if peer_before not in (b"", peer):
             effects.append(Disconnect(peer_before))
         if was_live and arrival == "rejoined":
-            effects.append(Report("lost", member.device_id, f"replaced by its start {member.start}"))
-        effects.append(Report(arrival, member.device_id, f"start {member.start}"))
+            effects.append(Report("lost", member.device_id, f"replaced by its start {member.incarnation}"))
+        effects.append(Report(arrival, member.device_id, f"start {member.incarnation}"))
         welcome = make_welcome(
             member, self.spec, self.training, self.settings, graph=self.graph, policy=self.policy_engine.policy
         )
@@ -416,7 +416,7 @@ class HubCore:
 
     def _on_push_offered(self, member: Member, push: Push, now_s: float, *, has_capacity: bool) -> list[HubEffect]:
         """Answer the announcement of a push in pieces: grant it, or spare the device the transfer."""
-        member.held = push.base
+        member.version = push.base
         if push.seq <= member.seq_last:
             return self._repeat_outcome(member, push, now_s, can_send=has_capacity)
         self._check_sequence(member, push)
@@ -427,7 +427,7 @@ class HubCore:
     def _on_push_arrived(self, member: Member, event: PushArrived, now_s: float) -> list[HubEffect]:
         """Decide about an update that is here, record the outcome, and answer."""
         push = event.push
-        member.held = push.base
+        member.version = push.base
         if push.seq <= member.seq_last:
             again = self._repeat_outcome(member, push, now_s, can_send=event.can_answer)
             return [Discard(event.handle), *again]
@@ -468,7 +468,7 @@ class HubCore:
     # -- assignments -----------------------------------------------------------------------------------------
 
     def _on_fetch(self, member: Member, fetch: Fetch, now_s: float, *, has_capacity: bool) -> list[HubEffect]:
-        member.held = fetch.held
+        member.version = fetch.version
         if member.waiting:
             return []  # its answer comes with the next version
         if not has_capacity:
@@ -495,15 +495,15 @@ class HubCore:
         publish = self.publish_schedule.follow(self.policy_engine, now_s)
         local_steps = self.policy_engine.assign_steps(member.history)
         version = ModelVersion(self.lineage, self.publish_schedule.state.number)
-        held = member.held if member.follows else None
-        number = held.number if held is not None and self.policy_engine.state.ancestry.knows(held) else None
+        held, ancestry = member.version if member.follows else None, self.policy_engine.state.ancestry
+        base = held.number if held is not None and ancestry.knows(held) else None
         member.waiting = False
         member.assigned, member.assigned_s = version, now_s
         member.link.begin_cycle()
         push_codec = self.codecs.choose(member)
         return [
             *publish,
-            Assign(member.peer, version, local_steps, member.codec_model, ack, number, push_codec),
+            Assign(member.peer, version, local_steps, member.codec_model, ack, base, push_codec),
         ]
 
     def _answer_waiting(self, now_s: float, *, can_send: bool) -> list[HubEffect]:

@@ -1,7 +1,7 @@
-"""Who takes part: device ids, state ids, start counters, sessions and leases. Part of `HubCore`; no I/O.
+"""Who takes part: device ids, state ids, incarnations, sessions and leases. Part of `HubCore`; no I/O.
 
-A device folder makes one random *state id*; every start of an agent on it has a higher *start* counter. Same
-state id: the higher start wins. A new state id (a reflashed card) is let in only when the old one is silent;
+A device folder makes one random *state id*; every start of an agent on it is the next *incarnation*. Same
+state id: the higher incarnation wins. A new state id (a reflashed card) is let in only when the old one is silent;
 it begins a new space of sequence numbers, and the old state id is remembered as retired.
 """
 
@@ -62,7 +62,7 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
 
     device_id: str
     state_id: bytes
-    start: int
+    incarnation: int
     profile: DeviceProfile
     history: DeviceHistory
     seq_last: int = 0
@@ -74,7 +74,7 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     codecs_push: tuple[str, ...] = ()
     follows: bool = False
     piece_bytes_max: int = 0
-    held: ModelVersion | None = None
+    version: ModelVersion | None = None
     retired: list[bytes] = []
     seen_s: float = 0.0
     lease_until_s: float = 0.0
@@ -111,16 +111,16 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     def observe(self, push: Push, norm: float, now_s: float) -> None:
         """Remember how the device trained, and how long after its assignment its update came."""
         cycle_s = now_s - self.assigned_s if push.base == self.assigned else None
-        steps_ahead = min(push.steps_ahead, push.local_steps)
+        overlap_steps = min(push.overlap_steps, push.local_steps)
         if cycle_s is not None:
-            self.link.end_cycle(cycle_s - (push.local_steps - steps_ahead) * push.step_s)
+            self.link.end_cycle(cycle_s - (push.local_steps - overlap_steps) * push.step_s)
         self.assigned = None
         self.history.observe(
             cycle_s=cycle_s,
             norm=norm,
             score=push.score,
             local_steps=push.local_steps,
-            steps_ahead=steps_ahead,
+            overlap_steps=overlap_steps,
             examples=push.examples,
             step_s=push.step_s,
             loss_mean=push.loss_mean,
@@ -201,7 +201,7 @@ class Membership:
             self._make_place(now_s)
             history = DeviceHistory(examples=hello.profile.examples)
             member = Member(
-                hello.device_id, hello.state_id, hello.start, hello.profile, history, seq_last=hello.seq_answered
+                hello.device_id, hello.state_id, hello.incarnation, hello.profile, history, seq_last=hello.seq_answered
             )
             self.members[hello.device_id] = member
             self.histories[hello.device_id] = member.history
@@ -214,7 +214,7 @@ class Membership:
         member.piece_bytes_max = hello.piece_bytes_max
         member.history.examples = hello.profile.examples
         member.history.local_steps_max = hello.profile.local_steps_max
-        member.assigned = member.held = None
+        member.assigned = member.version = None
         self._by_session.pop(member.session, None)
         member.session = session
         self._by_session[session] = member
@@ -367,14 +367,14 @@ class Membership:
         if hello.state_id != member.state_id:
             self._replace_state(member, hello, now_s)
             return "rejoined"
-        if hello.start < member.start:
+        if hello.incarnation < member.incarnation:
             raise RefusalError("superseded", f"a later start of {member.device_id} has taken its place")
-        if hello.start == member.start and member.live:
+        if hello.incarnation == member.incarnation and member.live:
             same = hello.session == member.session or peer == member.peer or member.state == "joining"
             if not same:
                 raise self._duplicate(member, now_s)
             return "reconnected"
-        member.start = hello.start
+        member.incarnation = hello.incarnation
         return "rejoined"
 
     def _replace_state(self, member: Member, hello: Hello, now_s: float) -> None:
@@ -387,7 +387,7 @@ class Membership:
             raise self._duplicate(member, now_s)
         add_recent(member.retired, member.state_id, RETIRED_STATES_MAX)
         member.state_id = hello.state_id
-        member.start = hello.start
+        member.incarnation = hello.incarnation
         member.seq_last = hello.seq_answered
         member.outcome_last = member.checksum_last = None
 

@@ -153,7 +153,7 @@ class Node:
         self.core = DeviceCore(
             device_id=self.name,
             state_id=self.state_id,
-            start=self.start,
+            incarnation=self.start,
             profile=DeviceProfile(),
             codecs=("identity",),
             fingerprint=None,

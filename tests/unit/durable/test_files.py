@@ -68,7 +68,7 @@ def test_an_identity_keeps_its_state_id_and_counts_its_starts(tmp_path):
         folder = DeviceFolder(tmp_path / "state")
         starts.append(folder.open("pi"))
         folder.close()
-    assert [identity.start for identity in starts] == [1, 2, 3]
+    assert [identity.incarnation for identity in starts] == [1, 2, 3]
     assert len({identity.state_id for identity in starts}) == 1
 
 
@@ -78,7 +78,7 @@ def test_another_name_in_the_folder_is_another_device(tmp_path):
     folder.close()
     second = folder.open("jetson")
     folder.close()
-    assert second.start == 1
+    assert second.incarnation == 1
     assert second.state_id != first.state_id
 
 

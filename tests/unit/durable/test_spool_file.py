@@ -18,7 +18,7 @@ STATE_ID = "5" * 32
 PAYLOAD = bytes(range(40))
 PUSH = Push(
     bytes(16), 7, ModelVersion("0" * 16, 3), 8, 64, float("nan"), float("inf"), 0.125, "int8",
-    wire.checksum(PAYLOAD), len(PAYLOAD), steps_ahead=2,
+    wire.checksum(PAYLOAD), len(PAYLOAD), overlap_steps=2,
 )  # fmt: skip
 RESIDUAL = np.array([0.5, np.nan, -3.0], np.float32)
 TRAINER = {"count": np.array([5]), "optimizer.0": np.ones(3, np.float32), "batches": np.arange(4, dtype=np.uint64)}

@@ -71,7 +71,7 @@ class Device:
         if offer.deltas is None:
             self.model.install(codec.open(payload))
         else:
-            assert offer.deltas.held == self.held
+            assert offer.deltas.base == self.held
             steps, start = [], 0
             for length in offer.deltas.lengths:
                 steps.append(codec.open(payload[start : start + length]))

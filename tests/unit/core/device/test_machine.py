@@ -90,7 +90,7 @@ class DeviceBench:
         self.core = DeviceCore(
             device_id="pi-1",
             state_id=b"s" * 16,
-            start=3,
+            incarnation=3,
             profile=PROFILE,
             codecs=("identity",),
             fingerprint=None,
@@ -1141,7 +1141,7 @@ def test_overlap_steps_count_among_the_next():
     assert device.effects == [Train(5)]
     device.give(Trained(5, 40, 0.5, 0.25, 0.125))
     (push,) = [effect.push for effect in device.effects if isinstance(effect, SendPush)]
-    assert (push.local_steps, push.steps_ahead, push.examples) == (8, 3, 64)
+    assert (push.local_steps, push.overlap_steps, push.examples) == (8, 3, 64)
     assert push.loss_mean == pytest.approx((3 * 1.0 + 5 * 0.5) / 8)
     assert push.step_s == pytest.approx((3 * 0.25 + 5 * 0.125) / 8)
     # The variance of all eight losses: within each part, and between the two means.
@@ -1168,7 +1168,7 @@ def test_steps_that_went_on_from_a_diverged_update_do_not_count():
     assert device.effects == [Train(8)]
     device.trained()
     (push,) = [effect.push for effect in device.effects if isinstance(effect, SendPush)]
-    assert (push.local_steps, push.steps_ahead) == (8, 0)
+    assert (push.local_steps, push.overlap_steps) == (8, 0)
 
 
 @pytest.mark.parametrize("sent_s", [math.nan, math.inf, -math.inf, 1e12, -1e12])
@@ -1220,7 +1220,7 @@ def test_a_device_that_is_cut_off_trains_on_to_its_limit_and_merges_when_it_is_b
     assert device.effects == [Train(1)]
     device.give(Trained(1, 8, 0.5, 0.25, 0.125))
     (push,) = [effect.push for effect in device.effects if isinstance(effect, SendPush)]
-    assert (push.seq, push.local_steps, push.steps_ahead) == (2, 21, 20)
+    assert (push.seq, push.local_steps, push.overlap_steps) == (2, 21, 20)
 
 
 @pytest.mark.parametrize("work", ["pushing", "answered"])

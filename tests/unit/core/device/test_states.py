@@ -43,7 +43,7 @@ def test_a_move_that_the_table_does_not_have_is_an_error_and_changes_nothing():
     core = DeviceCore(
         device_id="pi-1",
         state_id=bytes(16),
-        start=1,
+        incarnation=1,
         profile=DeviceProfile(),
         codecs=("identity",),
         fingerprint=None,

@@ -45,7 +45,7 @@ def test_no_line_tells_a_secret():
         recorder.begin(0.0, Received(b"a", Hello((2,), "pi", secret, 1, session=secret)))
         (line,) = recorder.lines()
         assert repr(secret)[2:-1] not in line
-        assert "state_id=..., start=1, session=..., seq_answered=" in line
+        assert "state_id=..., incarnation=1, session=..., seq_answered=" in line
         recorder = Recorder()
 
 

@@ -749,7 +749,7 @@ def fetch_holding(hub, number, *, lineage=None, device_id="a"):
 def test_a_device_is_led_on_from_what_it_says_it_holds(hub_bench):
     hub = hub_bench(Policy(aggregate=BufferedAggregator(count=1), optimizer=(SGD(),)), **CHAIN)
     hub.join(codecs=KNOWN)
-    assert (hub.one(Assign).held, hub.one(Assign).codec) == (None, "float16")
+    assert (hub.one(Assign).base, hub.one(Assign).codec) == (None, "float16")
     hub.push(seq=1, base=0)
     assert [type(effect) for effect in hub.effects if isinstance(effect, Fold | Publish | Assign)] == [
         Fold,
@@ -757,13 +757,13 @@ def test_a_device_is_led_on_from_what_it_says_it_holds(hub_bench):
         Assign,
     ]
     assert hub.one(Publish) == Publish(1)
-    assert (hub.one(Assign).version.number, hub.one(Assign).held) == (1, 0)
+    assert (hub.one(Assign).version.number, hub.one(Assign).base) == (1, 0)
     fetch_holding(hub, 1)
-    assert (hub.all_of(Publish), hub.one(Assign).held) == ([], 1)
+    assert (hub.all_of(Publish), hub.one(Assign).base) == ([], 1)
     fetch_holding(hub, 1, lineage="f" * 16)
-    assert hub.one(Assign).held is None
+    assert hub.one(Assign).base is None
     hub.fetch()
-    assert hub.one(Assign).held is None
+    assert hub.one(Assign).base is None
 
 
 def test_a_device_that_does_not_know_a_codec_is_given_what_it_knows(hub_bench):
@@ -777,7 +777,7 @@ def test_a_device_that_does_not_know_a_codec_is_given_what_it_knows(hub_bench):
         hub.hello(codecs=known)
         assert hub.one(Send).message.push_codec == push
         fetch_holding(hub, 0)
-        assert (hub.one(Assign).codec, hub.one(Assign).held) == (model, held)
+        assert (hub.one(Assign).codec, hub.one(Assign).base) == (model, held)
 
 
 def test_where_every_update_is_a_version_it_is_published_now_and_then(hub_bench):
@@ -799,7 +799,7 @@ def test_without_a_chain_nothing_is_published(hub_bench):
     hub.join(codecs=KNOWN)
     hub.push(seq=1, base=0)
     assert hub.all_of(Publish) == []
-    assert (hub.one(Assign).version.number, hub.one(Assign).held) == (1, None)
+    assert (hub.one(Assign).version.number, hub.one(Assign).base) == (1, None)
 
 
 def test_a_leap_back_is_published_at_once_and_whole(hub_bench):

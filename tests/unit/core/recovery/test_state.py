@@ -163,7 +163,7 @@ class Hub:
                 case Discard():
                     self.model.release(effect.handle)
                 case Assign():
-                    done.append(self.offer(effect.held, effect.codec))
+                    done.append(self.offer(effect.base, effect.codec))
         self.core.check()
         return done
 
