@@ -174,7 +174,6 @@ class OutgoingTransfer(Transfer):
         self.payload = memoryview(payload).cast("B")
         self.piece_bytes = piece_bytes
         self.window = window
-        self.moved_s = announced_s or 0.0  # when the last credit came, for whoever keeps time
         self._announced_s = announced_s
         self._sent = self._begun = 0
         self._received = 0
@@ -252,14 +251,14 @@ class IncomingTransfer(Transfer):
     def __init__(self, number: int, buffer: memoryview, checksum: int) -> None:
         super().__init__(number)
         self.buffer = buffer
-        self.moved_s = 0.0  # when the last piece came, for whoever keeps time
         self.checksum = checksum
         self._received = 0
         self._digest = xxhash.xxh3_64()
 
     def resume(self, number: int, checksum: int, payload_bytes: int) -> bool:
-        """Resume under another number if the payload announced there is this one; return whether it is."""
+        """Resume under another number if the payload announced there is this one, else drop it; return which."""
         if (self.checksum, len(self.buffer)) != (checksum, payload_bytes):
+            self.drop()
             return False
         self.move("moving")
         self.number = number

@@ -3,9 +3,8 @@
 from edgeasync.core.arrays.hub_model import Model
 from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.engine.fold_queue import FoldQueue
-from edgeasync.core.engine.incoming import IncomingTransfers
+from edgeasync.core.engine.hub_transfers import IncomingTransfers, OutgoingTransfers
 from edgeasync.core.engine.log_writer import LogWriter
-from edgeasync.core.engine.outgoing import OutgoingTransfers
 from edgeasync.core.hub.membership import Owner
 from edgeasync.core.hub.settings import HubCoreSettings
 

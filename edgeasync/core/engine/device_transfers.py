@@ -62,7 +62,8 @@ class DeviceTransfers:
 
     def disconnect(self) -> None:
         """End what is under way; the beginning of a payload that came in is kept, to go on from."""
-        self._message = self._outgoing = None
+        self._message = None
+        self._drop_outgoing()
         if self._incoming is not None and not self._incoming.suspend():
             self._incoming = None
         self._clear_line(lambda _: True)
@@ -137,7 +138,10 @@ class DeviceTransfers:
 
     def drop(self) -> Assignment | Graph | None:
         """Drop what is coming in and has come in; return what it was announced by."""
-        message, self._message, self._incoming = self._message, None, None
+        message, transfer = self._message, self._incoming
+        self._message = self._incoming = None
+        if transfer is not None:
+            transfer.drop()
         return message
 
     # -- payloads out ----------------------------------------------------------------------------------------
@@ -155,16 +159,24 @@ class DeviceTransfers:
 
     def end_push(self) -> None:
         """Let go of the payload of a push: it is answered, or sent anew."""
-        self._outgoing = None
+        self._drop_outgoing()
         self._clear_line(lambda waiting: isinstance(waiting.message, Push | Piece))
 
     def credit(self, credit: Credit) -> bool:
         """Send the pieces that a credit allows; return whether it was for the transfer under way."""
-        if self._outgoing is None or credit.transfer != self._outgoing.number:
+        transfer = self._outgoing
+        if transfer is None or credit.transfer != transfer.number:
             return False
-        for piece, part in self._outgoing.credit(credit, self._now_s()):
+        for piece, part in transfer.credit(credit, self._now_s()):
             self._send_in_turn(piece, part)
+        if transfer.state == "complete":
+            self._outgoing = None
         return True
+
+    def _drop_outgoing(self) -> None:
+        if self._outgoing is not None:
+            self._outgoing.drop()
+        self._outgoing = None
 
     def _link(self, piece_bytes: int) -> tuple[int, CreditWindow]:
         """Return how long a piece may be, and the window; under a cap that begins with a single piece."""

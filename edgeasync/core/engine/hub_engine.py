@@ -23,10 +23,9 @@ from edgeasync.core.arrays.published_model import Offer, Publisher
 from edgeasync.core.engine.capacity import Capacity
 from edgeasync.core.engine.fold_queue import FoldQueue
 from edgeasync.core.engine.hub_shell import HubShell
-from edgeasync.core.engine.incoming import IncomingTransfers
+from edgeasync.core.engine.hub_transfers import IncomingTransfers, OutgoingTransfers
 from edgeasync.core.engine.log_writer import LogWriter
 from edgeasync.core.engine.outbox import Outbox
-from edgeasync.core.engine.outgoing import OutgoingTransfers
 from edgeasync.core.engine.recorder import Recorder
 from edgeasync.core.hub.effects import (
     Assign,
@@ -112,7 +111,7 @@ class HubEngine:
             self._outbox,
             assign=self._assign,
             handle=self._handle,
-            restored=self._outgoing.drop_suspended,
+            restored=self._outgoing.drop_all_suspended,
         )
         self._capacity = Capacity(
             core.settings,
@@ -281,7 +280,7 @@ class HubEngine:
             raise ProtocolError("the payload does not have the checksum it was announced with")
         update = codec.open(payload)
         if self._incoming and (owner := self._owner(peer)) is not None:
-            self._incoming.drop(owner)  # it sends the whole, or something else
+            self._incoming.drop_suspended(owner)  # it sends the whole, or something else
         norm = self.model.norm(update)
         can_answer = self._capacity.for_update(self._now_s) and self._capacity.for_snapshot(self._now_s)
         return PushArrived(peer, push, self.model.keep(Update(update, push.codec, payload)), norm, can_answer)
@@ -354,7 +353,7 @@ class HubEngine:
                     self._send_status(effect.peer)
                 case Disconnect():
                     self._incoming.suspend(effect.peer, self._now_s)
-                    self._outgoing.forget(effect.peer, self._now_s)
+                    self._outgoing.suspend(effect.peer, self._now_s)
                 case Report():
                     self._shell.report(effect)
                 case Save():

@@ -201,7 +201,12 @@ class Membership:
             self._make_place(now_s)
             history = DeviceHistory(examples=hello.profile.examples)
             member = Member(
-                hello.device_id, hello.state_id, hello.incarnation, hello.profile, history, seq_last=hello.seq_answered
+                hello.device_id,
+                hello.state_id,
+                hello.incarnation,
+                hello.profile,
+                history,
+                seq_last=hello.seq_answered,
             )
             self.members[hello.device_id] = member
             self.histories[hello.device_id] = member.history

@@ -6,7 +6,7 @@ import pytest
 from edgeasync.config import ByteCount
 from edgeasync.core.arrays.hub_model import Model
 from edgeasync.core.engine.hub_engine import HubEngine
-from edgeasync.core.engine.incoming import SUSPENDED_S
+from edgeasync.core.engine.hub_transfers import SUSPENDED_S
 from edgeasync.core.hub.effects import Restore
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import FLOAT32, CodecSettings, HubCoreSettings, Limits, Liveness

@@ -1,0 +1,237 @@
+"""The hub's transfers in pieces: pushes on their way in, assignments and the graph on their way out.
+
+A connection has at most one each way. A push or an assignment that was cut off is suspended, and kept by device
+and state id, since the device resumes it over another connection. It is kept for a while only, and is the first to
+be dropped where room is needed.
+
+An assignment is kept with its payload: on a bad link a device that is sent the newest model each time, from its
+beginning, would never have one whole. The graph is not kept: it is always there.
+"""
+
+from typing import Generic, TypeVar
+
+import msgspec
+
+from edgeasync.core.hub.events import Peer
+from edgeasync.core.hub.membership import Member, Owner
+from edgeasync.protocol import wire
+from edgeasync.protocol.messages import Assignment, Credit, Graph, Piece, Push
+from edgeasync.protocol.transfers import PIECE_BYTES_MIN, IncomingTransfer, OutgoingTransfer, Transfer
+
+SUSPENDED_S = 600.0
+"""How long a suspended transfer is kept for a device that does not come back for the rest."""
+
+
+class _HubTransfer(msgspec.Struct, kw_only=True):
+    """A transfer, whose it is, and when it last moved."""
+
+    owner: Owner
+    transfer: Transfer
+    moved_s: float
+
+
+class IncomingPush(_HubTransfer, kw_only=True):
+    """A push that is partly here."""
+
+    push: Push
+    transfer: IncomingTransfer
+
+
+class OutgoingPayload(_HubTransfer, kw_only=True):
+    """A payload that is partly sent, by the message that announced it."""
+
+    message: Assignment | Graph
+    transfer: OutgoingTransfer
+
+
+One = TypeVar("One", bound=_HubTransfer)
+
+
+class _HubTransfers(Generic[One]):
+    """The active transfers, by connection, and the suspended ones, by device and state id."""
+
+    def __init__(self) -> None:
+        self._active: dict[Peer, One] = {}
+        self._suspended: dict[Owner, One] = {}  # the one suspended first comes first
+
+    def suspend(self, peer: Peer, now_s: float) -> None:
+        """Cut off the connection's transfer; keep it for its device if it can be resumed."""
+        cut_off = self._active.pop(peer, None)
+        if cut_off is not None and cut_off.transfer.suspend():
+            cut_off.moved_s = now_s
+            self.drop_suspended(cut_off.owner)
+            self._suspended[cut_off.owner] = cut_off
+
+    def end(self, peer: Peer) -> None:
+        """Drop the connection's transfer, if it has one."""
+        active = self._active.pop(peer, None)
+        if active is not None:
+            active.transfer.drop()
+
+    def drop_suspended(self, owner: Owner) -> None:
+        """Drop the suspended transfer of a device, if it has one."""
+        suspended = self._suspended.pop(owner, None)
+        if suspended is not None:
+            suspended.transfer.drop()
+
+    def make_room(self, spare: Owner | None = None) -> bool:
+        """Drop the one that has been suspended longest, but not that of `spare`; return whether there was one."""
+        oldest = next((owner for owner in self._suspended if owner != spare), None)
+        if oldest is None:
+            return False
+        self.drop_suspended(oldest)
+        return True
+
+    def end_stalled(self, since_s: float) -> None:
+        """Drop the active transfers that have not moved since then."""
+        for peer in [peer for peer, active in self._active.items() if active.moved_s < since_s]:
+            self.end(peer)
+
+    def expire(self, now_s: float) -> None:
+        """Drop the suspended transfers that no device has come back for."""
+        limit_s = now_s - SUSPENDED_S
+        for owner in [owner for owner, suspended in self._suspended.items() if suspended.moved_s < limit_s]:
+            self.drop_suspended(owner)
+
+
+class IncomingTransfers(_HubTransfers[IncomingPush]):
+    """Pushes that come in. `len` counts the active and the suspended ones: each holds a buffer."""
+
+    def __len__(self) -> int:
+        return len(self._active) + len(self._suspended)
+
+    def begin(self, peer: Peer, owner: Owner, push: Push, buffer: memoryview, now_s: float) -> IncomingTransfer:
+        """Open the transfer of an announced push."""
+        transfer = IncomingTransfer(push.transfer, buffer, push.checksum)
+        self._active[peer] = IncomingPush(owner=owner, push=push, transfer=transfer, moved_s=now_s)
+        return transfer
+
+    def resume(self, peer: Peer, owner: Owner, push: Push, now_s: float) -> IncomingTransfer | None:
+        """Resume the device's suspended transfer if it is of this very push; else drop it and return `None`."""
+        suspended = self._suspended.pop(owner, None)
+        if suspended is None:
+            return None
+        if (suspended.push.seq, suspended.push.codec) != (push.seq, push.codec):
+            suspended.transfer.drop()
+            return None
+        if not suspended.transfer.resume(push.transfer, push.checksum, push.payload_bytes):
+            return None
+        suspended.push, suspended.moved_s = push, now_s
+        self._active[peer] = suspended
+        return suspended.transfer
+
+    def accept(self, peer: Peer, piece: Piece, part: wire.Buffer, now_s: float) -> IncomingPush | None:
+        """Give a piece to the connection's transfer and return that; `None` if there is none.
+
+        It is active no more once it is complete. Raises `ProtocolError` for a piece that cannot be, which ends the
+        transfer.
+        """
+        active = self._active.pop(peer, None)
+        if active is None:
+            return None
+        active.transfer.accept(piece, part)
+        active.moved_s = now_s
+        if active.transfer.state != "complete":
+            self._active[peer] = active
+        return active
+
+    def is_suspended(self, owner: Owner | None) -> bool:
+        """Whether something of this device is kept."""
+        return owner in self._suspended
+
+
+class OutgoingTransfers(_HubTransfers[OutgoingPayload]):
+    """Payloads that go out. Of assignments at most `suspended_max` are kept suspended."""
+
+    def __init__(self, piece_bytes: int, suspended_max: int) -> None:
+        super().__init__()
+        self._piece_bytes = piece_bytes
+        self._suspended_max = suspended_max
+        self._wanted: dict[Peer, int] = {}
+        self._count = 0
+
+    @property
+    def shared_count(self) -> int:
+        """How many transfers of the graph are active; they share one payload."""
+        return sum(isinstance(active.message, Graph) for active in self._active.values())
+
+    def begin(
+        self, member: Member, message: Assignment | Graph, payload: wire.Buffer, now_s: float
+    ) -> Assignment | Graph:
+        """Return the message to send; with `transfer` 0 the payload goes with it, else in pieces.
+
+        In pieces goes what is longer than the link moves while a heartbeat may wait, or than the device allows.
+        A new transfer ends an older one.
+        """
+        self.end(member.peer)
+        if len(payload) <= PIECE_BYTES_MIN:
+            return message
+        piece_bytes_max = member.piece_bytes_max
+        piece_bytes = self._piece_bytes
+        if piece_bytes_max:
+            piece_bytes = min(piece_bytes, max(PIECE_BYTES_MIN, piece_bytes_max))
+        window = member.link.window(piece_bytes, narrow=piece_bytes_max > 0)
+        if len(payload) <= min(piece_bytes, window.message_bytes_max):
+            return message
+        self._count += 1
+        message = msgspec.structs.replace(message, transfer=self._count)
+        transfer = OutgoingTransfer(self._count, payload, piece_bytes, window, now_s)
+        self._active[member.peer] = OutgoingPayload(
+            owner=member.owner, message=message, transfer=transfer, moved_s=now_s
+        )
+        return message
+
+    def credit(
+        self, peer: Peer, credit: Credit, now_s: float
+    ) -> tuple[OutgoingTransfer, list[tuple[Piece, memoryview]]] | None:
+        """Return the transfer that a credit is for, and the pieces to send now; `None` if it is for none.
+
+        Raises `ProtocolError` for a credit that cannot be.
+        """
+        active = self._active.get(peer)
+        if active is None or active.transfer.number != credit.transfer:
+            return None
+        active.moved_s = now_s
+        pieces = active.transfer.credit(credit, now_s)
+        if active.transfer.state == "complete":
+            del self._active[peer]
+        return active.transfer, pieces
+
+    def ask(self, peer: Peer, partial: int | None, now_s: float) -> None:
+        """Note of which payload, by checksum, a device that wants an assignment holds the beginning."""
+        self.suspend(peer, now_s)  # who asks again has given up what was under way
+        if partial is not None:
+            self._wanted[peer] = partial
+
+    def can_resume(self, peer: Peer, owner: Owner | None) -> bool:
+        """Whether the payload that the device holds the beginning of is kept: it needs no room then."""
+        suspended = None if owner is None else self._suspended.get(owner)
+        return suspended is not None and suspended.message.checksum == self._wanted.get(peer)
+
+    def take_suspended(self, peer: Peer, member: Member) -> tuple[Assignment, wire.Buffer] | None:
+        """Return the suspended assignment to announce again, and its payload; `None` if there is none to resume.
+
+        Either way the transfer that was suspended is dropped.
+        """
+        resumed = self._suspended.get(member.owner) if self.can_resume(peer, member.owner) else None
+        self.drop_suspended(member.owner)
+        self._wanted.pop(peer, None)
+        if resumed is None:
+            return None
+        assert isinstance(resumed.message, Assignment)
+        return resumed.message, resumed.transfer.payload
+
+    def suspend(self, peer: Peer, now_s: float) -> None:
+        """Cut off the connection's transfer; keep it for its device if it is an assignment that can be resumed."""
+        self._wanted.pop(peer, None)
+        active = self._active.get(peer)
+        if active is not None and isinstance(active.message, Graph):
+            self.end(peer)
+        super().suspend(peer, now_s)
+        if len(self._suspended) > self._suspended_max:
+            self.make_room()
+
+    def drop_all_suspended(self) -> None:
+        """Drop all that are suspended: no device should train from those versions any more."""
+        while self.make_room():
+            pass
