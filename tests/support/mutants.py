@@ -21,6 +21,7 @@ from edgeasync.core.engine.outbox import Outbox
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.membership import Membership
 from edgeasync.core.hub.policy_engine import PolicyEngine
+from edgeasync.core.hub.presence import Presence
 from edgeasync.core.recovery import state
 from edgeasync.core.recovery.replay import Replay
 from edgeasync.durable.checkpoint import CheckpointStore
@@ -71,16 +72,16 @@ MUTANTS = {
         ),
     ),
     "updates that wait are dropped with a device": (
-        Change(HubCore, "_on_tick", "if member.peer:", "if not self.policy_engine.state.contributions.clear():"),
+        Change(Presence, "expire", "if member.peer:", "if not self._policy_engine.state.contributions.clear():"),
     ),
     "a payload is not checked": (
         Change(HubEngine, "_push", "wire.checksum(payload) != push.checksum", "False"),
         Change(HubEngine, "_push", "len(payload) != push.payload_bytes", "False"),
     ),
     "a lease is not renewed by what a device says": (
-        Change(HubCore, "_renew_lease", "self.members.renew(member, now_s)", "pass"),
+        Change(Presence, "renew_lease", "self._members.renew(member, now_s)", "pass"),
     ),
-    "a device that was lost is not woken": (Change(HubCore, "_renew_lease", "if not member.live:", "if False:"),),
+    "a device that was lost is not woken": (Change(Presence, "renew_lease", "if not member.live:", "if False:"),),
     "a device does not say again what was not answered": (
         Change(DeviceWork, "tick", "return self._speak(now_s)", "return self._wait(now_s) or []"),
     ),

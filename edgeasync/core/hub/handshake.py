@@ -10,52 +10,62 @@ from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import PROTOCOL_VERSIONS, Hello, Welcome
 
 
-def check_hello(hello: Hello, spec: ParameterSpec) -> int:
-    """Return the newest protocol version that both sides speak.
+class Handshake:
+    """What a hub holds against a hello, and what it tells a device that it lets in."""
 
-    Raises `RefusalError` for a device of another protocol or with another model.
-    """
-    common = set(PROTOCOL_VERSIONS).intersection(hello.protocol_versions)
-    if not common:
-        raise RefusalError(
-            "protocol_version",
-            f"this hub speaks protocol version {' or '.join(map(str, PROTOCOL_VERSIONS))}, the device "
-            f"{', '.join(map(str, hello.protocol_versions))}; install the same edgeasync on both",
+    def __init__(
+        self,
+        spec: ParameterSpec,
+        training: dict[str, Any],
+        settings: HubCoreSettings,
+        *,
+        graph: ShippedGraph | None,
+        policy: PolicySet,
+    ) -> None:
+        self._spec = spec
+        self._training = training
+        self._settings = settings
+        self._graph = graph
+        self._policy = policy
+
+    def check(self, hello: Hello) -> int:
+        """Return the newest protocol version that both sides speak.
+
+        Raises `RefusalError` for a device of another protocol or with another model.
+        """
+        common = set(PROTOCOL_VERSIONS).intersection(hello.protocol_versions)
+        if not common:
+            raise RefusalError(
+                "protocol_version",
+                f"this hub speaks protocol version {' or '.join(map(str, PROTOCOL_VERSIONS))}, the device "
+                f"{', '.join(map(str, hello.protocol_versions))}; install the same edgeasync on both",
+            )
+        if hello.fingerprint is not None and hello.fingerprint != self._spec.fingerprint:
+            raise RefusalError(
+                "model_mismatch",
+                f"the device's model {hello.fingerprint[:8]} is not the hub's {self._spec.fingerprint[:8]}: "
+                "start the agent without a model of its own, or with the hub's [model] settings",
+            )
+        return max(common)
+
+    def welcome(self, member: Member) -> Welcome:
+        """Return what a member is told about the model and how to communicate."""
+        settings, graph = self._settings, self._graph
+        return Welcome(
+            session=member.session,
+            spec=self._spec,
+            settings=self._training,
+            seq_last=member.seq_last,
+            push_codec=member.codec_push,
+            heartbeat_s=settings.liveness.heartbeat_s,
+            lease_s=settings.liveness.lease_s,
+            piece_bytes=int(settings.limits.piece_bytes),
+            graph=None if graph is None else graph.fingerprint,
+            graph_bytes=0 if graph is None else len(graph.payload),
+            update=self._policy.aggregate.update,
+            error_feedback=settings.codec.error_feedback,
+            residual_decay=settings.codec.residual_decay,
+            overlap_steps_max=self._policy.overlap_steps_max,
+            protocol_version=member.protocol_version,
+            checksum_last=0 if member.outcome_last is None else member.checksum_last,
         )
-    if hello.fingerprint is not None and hello.fingerprint != spec.fingerprint:
-        raise RefusalError(
-            "model_mismatch",
-            f"the device's model {hello.fingerprint[:8]} is not the hub's {spec.fingerprint[:8]}: "
-            "start the agent without a model of its own, or with the hub's [model] settings",
-        )
-    return max(common)
-
-
-def make_welcome(
-    member: Member,
-    spec: ParameterSpec,
-    training: dict[str, Any],
-    settings: HubCoreSettings,
-    *,
-    graph: ShippedGraph | None,
-    policy: PolicySet,
-) -> Welcome:
-    """Return what a member is told about the model and how to talk."""
-    return Welcome(
-        session=member.session,
-        spec=spec,
-        settings=training,
-        seq_last=member.seq_last,
-        push_codec=member.codec_push,
-        heartbeat_s=settings.liveness.heartbeat_s,
-        lease_s=settings.liveness.lease_s,
-        piece_bytes=int(settings.limits.piece_bytes),
-        graph=None if graph is None else graph.fingerprint,
-        graph_bytes=0 if graph is None else len(graph.payload),
-        update=policy.aggregate.update,
-        error_feedback=settings.codec.error_feedback,
-        residual_decay=settings.codec.residual_decay,
-        overlap_steps_max=policy.overlap_steps_max,
-        protocol_version=member.protocol_version,
-        checksum_last=0 if member.outcome_last is None else member.checksum_last,
-    )

@@ -16,7 +16,6 @@ from edgeasync.core.hub.codec_agreement import CodecAgreement
 from edgeasync.core.hub.effects import (
     Assign,
     Discard,
-    Disconnect,
     HubEffect,
     Receive,
     Report,
@@ -32,16 +31,16 @@ from edgeasync.core.hub.events import (
     Heard,
     HubEvent,
     Malformed,
-    Peer,
     PushArrived,
     Received,
     Resumed,
     StopRequested,
     Ticked,
 )  # fmt: skip
-from edgeasync.core.hub.handshake import check_hello, make_welcome
-from edgeasync.core.hub.membership import MALFORMED, Member, Membership, RefusalError, Strangers
+from edgeasync.core.hub.handshake import Handshake
+from edgeasync.core.hub.membership import Member, Membership, RefusalError
 from edgeasync.core.hub.policy_engine import PolicyEngine
+from edgeasync.core.hub.presence import Presence
 from edgeasync.core.hub.publish_schedule import PublishSchedule
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.parameters import ParameterSpec
@@ -57,7 +56,6 @@ from edgeasync.protocol.messages import (
     Leave,
     ModelVersion,
     Ping,
-    Pong,
     Push,
     Rejected,
     StatusRequest,
@@ -91,7 +89,6 @@ class HubCore:
         now_s: float,
     ) -> None:
         self.spec = spec
-        self.training = training
         self.settings = settings
         self.graph = graph
         self.members = Membership(settings.liveness.lease_s, settings.limits.devices_max)
@@ -102,8 +99,14 @@ class HubCore:
         self.messages_accepted: Counter[str] = Counter()
         self.messages_ignored = 0
         """Messages that came after the end, while the last version was made and written."""
-        self._make_session = make_session
-        self._strangers = Strangers()
+        self.presence = Presence(
+            self.members,
+            self.policy_engine,
+            self.codecs,
+            Handshake(spec, training, settings, graph=graph, policy=policy),
+            settings,
+            make_session=make_session,
+        )
         self._checkpoint_every_s = settings.checkpoint.every_s
         self._checkpoint_every_updates = settings.checkpoint.every_updates
         minutes = settings.stop.minutes
@@ -192,7 +195,7 @@ class HubCore:
         try:
             member = self._sender(event)
             if member is not None:
-                effects += self._renew_lease(member, event.peer, now_s)
+                effects += self.presence.renew_lease(member, event.peer, now_s)
             effects += self._answer(event, member, now_s)
         except RefusalError as refusal:
             return effects + self._refuse(event, refusal, now_s)
@@ -219,13 +222,13 @@ class HubCore:
             return self._on_push_arrived(member, event, now_s)
         message = event.message
         if isinstance(message, Hello):
-            return self._on_hello(event.peer, message, now_s)
+            return self.presence.hello(event.peer, message, now_s)
         if isinstance(message, StatusRequest):
             return [SendStatus(event.peer)]
         assert member is not None
         match message:
             case Ping():
-                return self._on_ping(member, message, now_s)
+                return self.presence.ping(member, message, now_s)
             case Push():
                 return self._on_push_offered(member, message, now_s, has_capacity=event.has_capacity)
             case Fetch():
@@ -233,7 +236,7 @@ class HubCore:
             case FetchGraph():
                 return self._on_fetch_graph(member, has_capacity=event.has_capacity)
             case Leave():
-                return self._on_leave(member, message)
+                return self.presence.leave(member, message)
 
     def _refuse(
         self, event: Received | PushArrived | Heard, refusal: RefusalError, now_s: float
@@ -242,7 +245,7 @@ class HubCore:
         effects: list[HubEffect] = [Discard(event.handle)] if isinstance(event, PushArrived) else []
         effects.append(Send(event.peer, refusal.refuse))
         if refusal.refuse.code in ("sequence", "malformed"):
-            effects += self._strike(event.peer, str(refusal), now_s)
+            effects += self.presence.strike(event.peer, str(refusal), now_s)
         return effects
 
     def _on_malformed(self, event: Malformed, now_s: float) -> list[HubEffect]:
@@ -250,19 +253,13 @@ class HubCore:
         self.messages_refused += 1
         if not event.strike:
             return []
-        muted = self._is_muted(event.peer)
-        effects = self._strike(event.peer, event.reason, now_s)
+        muted = self.presence.is_muted(event.peer)
+        effects = self.presence.strike(event.peer, event.reason, now_s)
         return effects if muted else [*effects, Send(event.peer, RefusalError("malformed", event.reason).refuse)]
 
     def _on_tick(self, event: Ticked, now_s: float) -> list[HubEffect]:
         """End leases and fold what is due."""
-        effects: list[HubEffect] = []
-        for member in self.members.expired(now_s):
-            self._retire(member, "lost")
-            if member.peer:
-                effects.append(Disconnect(member.peer))
-            silence_s = now_s - member.seen_s
-            effects.append(Report("lost", member.device_id, f"nothing heard for {silence_s:.1f} s"))
+        effects = self.presence.expire(now_s)
         effects += self.policy_engine.fold_if_due(now_s)
         return effects + self._answer_waiting(now_s, can_send=event.can_send)
 
@@ -315,103 +312,6 @@ class HubCore:
         last = self.policy_engine.fold(now_s) if self.policy_engine.updates_waiting else []
         return [Report(reason, detail=detail), *goodbyes, *last, Save(), Stop(reason)]
 
-    # -- joining and leaving ---------------------------------------------------------------------------------
-
-    def _on_hello(self, peer: Peer, hello: Hello, now_s: float) -> list[HubEffect]:
-        # What is noted of strangers is not written down, so it must not decide what becomes of a member.
-        stranger = self.members.by_peer(peer) is None
-        if stranger and self._strangers.strikes(peer) >= self.settings.limits.strikes_max:
-            raise RefusalError("quarantined", "this connection sent too much that is malformed")
-        protocol_version = check_hello(hello, self.spec)
-        known = self.members.members.get(hello.device_id)
-        was_live, peer_before = (known.live, known.peer) if known is not None else (False, b"")
-        member, arrival = self.members.greet(hello, peer, self._make_session(), now_s)
-        member.protocol_version = protocol_version
-        self.codecs.greet(member, hello.codecs)
-        effects: list[HubEffect] = []
-        if peer_before not in (b"", peer):
-            effects.append(Disconnect(peer_before))
-        if was_live and arrival == "rejoined":
-            effects.append(Report("lost", member.device_id, f"replaced by its start {member.incarnation}"))
-        effects.append(Report(arrival, member.device_id, f"start {member.incarnation}"))
-        welcome = make_welcome(
-            member, self.spec, self.training, self.settings, graph=self.graph, policy=self.policy_engine.policy
-        )
-        return [*effects, Send(peer, welcome)]
-
-    def _on_leave(self, member: Member, leave: Leave) -> list[HubEffect]:
-        self._retire(member, "left")
-        return [Disconnect(member.peer), Report("left", member.device_id, leave.reason)]
-
-    def _retire(self, member: Member, state: Literal["lost", "left", "quarantined"]) -> None:
-        self.members.retire(member, state)
-        self.policy_engine.forget(member.device_id)
-
-    # -- liveness --------------------------------------------------------------------------------------------
-
-    def _renew_lease(self, member: Member, peer: Peer, now_s: float) -> list[HubEffect]:
-        """Count a message as a sign of life of its sender, which may have another connection by now.
-
-        Raises `RefusalError` while the member is in quarantine.
-        """
-        if member.state == "quarantined":
-            if now_s < member.quarantined_until_s:
-                raise RefusalError(
-                    "quarantined",
-                    MALFORMED.format(member.device_id),
-                    member.quarantined_until_s - now_s,
-                )
-            member.strikes = 0
-        replaced = self.members.bind(member, peer)
-        effects: list[HubEffect] = [] if replaced is None else [Disconnect(replaced)]
-        self.members.renew(member, now_s)
-        if not member.live:
-            self.members.revive(member)
-            effects.append(Report("rejoined", member.device_id, "spoke again"))
-        return effects
-
-    def _on_ping(self, member: Member, ping: Ping, now_s: float) -> list[HubEffect]:
-        member.link.observe_ping(ping.round_trip_s)
-        effects: list[HubEffect] = []
-        stalled_s = now_s - member.progress_s
-        if ping.steps_total != member.steps_total:
-            member.steps_total = ping.steps_total
-            effects += self._note_progress(member, now_s)
-        elif member.state != "paused" and stalled_s > self.settings.liveness.progress_s:
-            member.move("paused")
-            effects.append(Report("paused", member.device_id, f"no local step for {stalled_s:.0f} s"))
-        return [*effects, Send(member.peer, Pong(ping.sent_s))]
-
-    def _note_progress(self, member: Member, now_s: float) -> list[HubEffect]:
-        """Note that a member takes local steps."""
-        paused = member.state == "paused"
-        member.progress_s = now_s
-        member.move("training")
-        return [Report("training", member.device_id, "takes local steps again")] if paused else []
-
-    def _is_muted(self, peer: Peer) -> bool:
-        """Whether a connection has sent so much that is malformed that it gets no answer any more."""
-        member = self.members.by_peer(peer)
-        if member is None:
-            return self._strangers.strikes(peer) >= self.settings.limits.strikes_max
-        return member.state == "quarantined"
-
-    def _strike(self, peer: Peer, reason: str, now_s: float) -> list[HubEffect]:
-        """Count a fault against the sender; too many of a member lead to quarantine."""
-        limits = self.settings.limits
-        member = self.members.by_peer(peer)
-        if member is None:
-            self._strangers.strike(peer)
-            return []
-        if member.state == "quarantined":
-            return []
-        member.strikes += 1
-        if member.strikes < limits.strikes_max:
-            return []
-        self._retire(member, "quarantined")
-        member.quarantined_until_s = now_s + limits.quarantine_s
-        return [Disconnect(peer), Report("quarantined", member.device_id, reason)]
-
     # -- updates ---------------------------------------------------------------------------------------------
 
     def _on_push_offered(self, member: Member, push: Push, now_s: float, *, has_capacity: bool) -> list[HubEffect]:
@@ -434,7 +334,7 @@ class HubCore:
         self._check_sequence(member, push)
         if not event.can_answer and not push.transfer:
             raise self._busy()
-        effects = self._note_progress(member, now_s)
+        effects = self.presence.note_progress(member, now_s)
         outcome, decided = self.policy_engine.decide(member, event, now_s)
         effects += decided
         if not isinstance(outcome, Rejected):
@@ -540,9 +440,8 @@ class HubCore:
 
     def check(self) -> None:
         """Raise `AssertionError` where the state contradicts itself; for tests and simulation."""
-        self.members.check()
+        self.presence.check()
         self.policy_engine.check()
-        self._strangers.check()
         for member in self.members.members.values():
             assert member.seq_last >= 0
             assert not (member.waiting and not member.live)

@@ -395,9 +395,9 @@ def test_every_attribute_of_the_core_and_its_tables_is_durable_or_known_not_to_b
     drive = Drive("immediate", 0)
     drive.go(20)
     core = drive.hub.core
-    derived = {"spec", "training", "settings", "graph", "codecs", "_make_session"}
+    derived = {"spec", "settings", "graph", "codecs", "presence"}
     derived |= {"_checkpoint_every_s", "_checkpoint_every_updates"}
-    counted = {"messages_accepted", "messages_refused", "messages_ignored", "_strangers"}
+    counted = {"messages_accepted", "messages_refused", "messages_ignored"}
     parts = set(durable.CoreState.__struct_fields__) - {"fingerprint", "hub"}
     assert set(vars(core)) == {"state"} | parts | derived | counted
     assert core.policy_engine.state.evaluations is core.policy_engine.evaluations.state

@@ -1,0 +1,145 @@
+"""Who is here: devices join, renew their leases, leave, are lost, or are shut out. Part of `HubCore`."""
+
+from collections.abc import Callable
+from typing import Literal
+
+from edgeasync.core.hub.codec_agreement import CodecAgreement
+from edgeasync.core.hub.effects import Disconnect, HubEffect, Report, Send
+from edgeasync.core.hub.events import Peer
+from edgeasync.core.hub.handshake import Handshake
+from edgeasync.core.hub.membership import MALFORMED, Member, Membership, RefusalError, Strangers
+from edgeasync.core.hub.policy_engine import PolicyEngine
+from edgeasync.core.hub.settings import HubCoreSettings
+from edgeasync.protocol.messages import Hello, Leave, Ping, Pong
+
+
+class Presence:
+    """Moves members along their states; methods return effects to carry out in order."""
+
+    def __init__(
+        self,
+        members: Membership,
+        policy_engine: PolicyEngine,
+        codecs: CodecAgreement,
+        handshake: Handshake,
+        settings: HubCoreSettings,
+        *,
+        make_session: Callable[[], bytes],
+    ) -> None:
+        self._members = members
+        self._policy_engine = policy_engine
+        self._codecs = codecs
+        self._handshake = handshake
+        self._limits = settings.limits
+        self._progress_s = settings.liveness.progress_s
+        self._make_session = make_session
+        self._strangers = Strangers()
+
+    def expire(self, now_s: float) -> list[HubEffect]:
+        """End the leases of members that were silent for too long."""
+        effects: list[HubEffect] = []
+        for member in self._members.expired(now_s):
+            self._retire(member, "lost")
+            if member.peer:
+                effects.append(Disconnect(member.peer))
+            silence_s = now_s - member.seen_s
+            effects.append(Report("lost", member.device_id, f"nothing heard for {silence_s:.1f} s"))
+        return effects
+
+    def hello(self, peer: Peer, hello: Hello, now_s: float) -> list[HubEffect]:
+        """Let a device in, or in again; raises `RefusalError` if it must not be."""
+        # What is noted of strangers is not written down, so it must not decide what becomes of a member.
+        stranger = self._members.by_peer(peer) is None
+        if stranger and self._strangers.strikes(peer) >= self._limits.strikes_max:
+            raise RefusalError("quarantined", "this connection sent too much that is malformed")
+        protocol_version = self._handshake.check(hello)
+        known = self._members.members.get(hello.device_id)
+        was_live, peer_before = (known.live, known.peer) if known is not None else (False, b"")
+        member, arrival = self._members.greet(hello, peer, self._make_session(), now_s)
+        member.protocol_version = protocol_version
+        self._codecs.greet(member, hello.codecs)
+        effects: list[HubEffect] = []
+        if peer_before not in (b"", peer):
+            effects.append(Disconnect(peer_before))
+        if was_live and arrival == "rejoined":
+            effects.append(Report("lost", member.device_id, f"replaced by its start {member.incarnation}"))
+        effects.append(Report(arrival, member.device_id, f"start {member.incarnation}"))
+        return [*effects, Send(peer, self._handshake.welcome(member))]
+
+    def leave(self, member: Member, leave: Leave) -> list[HubEffect]:
+        """Let a device go that says goodbye."""
+        self._retire(member, "left")
+        return [Disconnect(member.peer), Report("left", member.device_id, leave.reason)]
+
+    def _retire(self, member: Member, state: Literal["lost", "left", "quarantined"]) -> None:
+        self._members.retire(member, state)
+        self._policy_engine.forget(member.device_id)
+
+    def renew_lease(self, member: Member, peer: Peer, now_s: float) -> list[HubEffect]:
+        """Count a message as a sign of life of its sender, which may have another connection by now.
+
+        Raises `RefusalError` while the member is in quarantine.
+        """
+        if member.state == "quarantined":
+            if now_s < member.quarantined_until_s:
+                raise RefusalError(
+                    "quarantined",
+                    MALFORMED.format(member.device_id),
+                    member.quarantined_until_s - now_s,
+                )
+            member.strikes = 0
+        replaced = self._members.bind(member, peer)
+        effects: list[HubEffect] = [] if replaced is None else [Disconnect(replaced)]
+        self._members.renew(member, now_s)
+        if not member.live:
+            self._members.revive(member)
+            effects.append(Report("rejoined", member.device_id, "spoke again"))
+        return effects
+
+    def ping(self, member: Member, ping: Ping, now_s: float) -> list[HubEffect]:
+        """Answer a ping, and note whether its sender takes local steps."""
+        member.link.observe_ping(ping.round_trip_s)
+        effects: list[HubEffect] = []
+        stalled_s = now_s - member.progress_s
+        if ping.steps_total != member.steps_total:
+            member.steps_total = ping.steps_total
+            effects += self.note_progress(member, now_s)
+        elif member.state != "paused" and stalled_s > self._progress_s:
+            member.move("paused")
+            effects.append(Report("paused", member.device_id, f"no local step for {stalled_s:.0f} s"))
+        return [*effects, Send(member.peer, Pong(ping.sent_s))]
+
+    def note_progress(self, member: Member, now_s: float) -> list[HubEffect]:
+        """Note that a member takes local steps."""
+        paused = member.state == "paused"
+        member.progress_s = now_s
+        member.move("training")
+        return [Report("training", member.device_id, "takes local steps again")] if paused else []
+
+    def is_muted(self, peer: Peer) -> bool:
+        """Whether a connection has sent so much that is malformed that it gets no answer any more."""
+        member = self._members.by_peer(peer)
+        if member is None:
+            return self._strangers.strikes(peer) >= self._limits.strikes_max
+        return member.state == "quarantined"
+
+    def strike(self, peer: Peer, reason: str, now_s: float) -> list[HubEffect]:
+        """Count a fault against the sender; too many of a member lead to quarantine."""
+        limits = self._limits
+        member = self._members.by_peer(peer)
+        if member is None:
+            self._strangers.strike(peer)
+            return []
+        if member.state == "quarantined":
+            return []
+        member.strikes += 1
+        if member.strikes < limits.strikes_max:
+            return []
+        self._retire(member, "quarantined")
+        member.quarantined_until_s = now_s + limits.quarantine_s
+        return [Disconnect(peer), Report("quarantined", member.device_id, reason)]
+
+    def check(self) -> None:
+        """Raise `AssertionError` where the tables contradict one another."""
+        self._members.check()
+        self._strangers.check()
