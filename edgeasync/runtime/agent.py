@@ -20,7 +20,7 @@ import zmq
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import Spool, TrainerState
 from edgeasync.core.device.effects import Report, Stop
-from edgeasync.core.device.events import StopRequested, Trained
+from edgeasync.core.device.events import Disconnected, StopRequested, Trained
 from edgeasync.core.device.machine import GRAPH_BYTES_MAX, DeviceCore
 from edgeasync.core.engine.device_engine import DeviceEngine
 from edgeasync.durable.identity import DeviceIdentity
@@ -219,7 +219,7 @@ class Agent:
         self._do(lambda: self._engine.on_message(header, payload))
 
     def _on_disconnected(self) -> None:
-        self._do(self._engine.disconnected)
+        self._do(lambda: self._engine.handle(Disconnected()))
 
     def _fail_from_thread(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._fail_and_leave, error)

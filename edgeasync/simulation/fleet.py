@@ -10,7 +10,7 @@ import msgspec
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import Spool, TrainerState
 from edgeasync.core.device.effects import Report, Stop
-from edgeasync.core.device.events import Trained
+from edgeasync.core.device.events import Disconnected, Trained
 from edgeasync.core.device.machine import GRAPH_BYTES_MAX, DeviceCore
 from edgeasync.core.engine.clock import OffsetClock
 from edgeasync.core.engine.device_engine import DeviceEngine
@@ -135,7 +135,7 @@ class SimulatedDevice:
         self.up.cut()
         self.down.cut()
         self.disconnect()
-        self.engine.disconnected()
+        self.engine.handle(Disconnected())
         self._schedule_tick()
 
     def change_speed(self, step_s: float) -> None:

@@ -370,14 +370,14 @@ def test_a_slow_disk_holds_answers_up():
 def test_a_refused_repetition_of_a_push_leaves_the_answer_to_it_as_it_is():
     script = Script(At(3.0, SlowDisk(0.7, 4.0)))
     hub, device, pushes = script.world.hub, script.device, []
-    send = device.send
+    send = device.up.send_message
 
-    def noting(header, payload):
+    def noting(header, payload, arrive):
         if isinstance(message := wire.decode(header), Push):
             pushes.append((message, payload))
-        send(header, payload)
+        send(header, payload, arrive)
 
-    device.send = noting
+    device.up.send_message = noting
     script.until_s(3.1)
     decided = hub.core.members.members["device-1"]
     before = decided.seq_last

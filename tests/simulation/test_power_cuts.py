@@ -44,7 +44,7 @@ class Fleet:
             )  # fmt: skip
             device._deliver = self.note_answers(device._deliver)
             if keeps:
-                device.send = kept_before(device, device.send)
+                device.up.send_message = kept_before(device, device.up.send_message)
             self.devices.append(device)
 
     def make_hub(self, seed):
@@ -88,12 +88,12 @@ class Fleet:
 def kept_before(device, send):
     """Return `send` that lets no update leave but the one that is kept, under that number."""
 
-    def check(header, payload):
+    def check(header, payload, arrive):
         message = wire.decode(header)
         if isinstance(message, Push):
             kept = device.spool.push
             assert (message.seq, message.base, message.checksum) == (kept.seq, kept.base, kept.checksum)
-        send(header, payload)
+        send(header, payload, arrive)
 
     return check
 

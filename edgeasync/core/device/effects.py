@@ -96,7 +96,5 @@ class Stop(msgspec.Struct, frozen=True):
     error: EdgeAsyncError | None = None
 
 
-DeviceEffect = (
-    Connect | Disconnect | Send | SendPush | FindGraph | TakeGraph | Join | InstallModel | ResolvePush | Train
-    | PutAside | Report | Stop
-)  # fmt: skip
+WorkEffect = FindGraph | TakeGraph | Join | InstallModel | Train | ResolvePush
+DeviceEffect = Connect | Disconnect | Send | SendPush | PutAside | Report | Stop | WorkEffect

@@ -19,7 +19,6 @@ from edgeasync.core.device.events import (
     TransferMoved,
 )
 from edgeasync.core.device.hub_rotation import HubRotation
-from edgeasync.core.device.pending_push import ModelKey
 from edgeasync.core.device.unexpected import UnexpectedEvents
 from edgeasync.core.device.work import DeviceWork, refuse_graph
 from edgeasync.errors import ModelMismatchError, RefusedError
@@ -34,7 +33,6 @@ from edgeasync.protocol.messages import (
     Message,
     Ping,
     Pong,
-    Push,
     Refuse,
     Welcome,
 )
@@ -123,10 +121,6 @@ class DeviceCore:
     def hub(self) -> int:
         """Which hub of the list the device speaks to, or tries next."""
         return self._rotation.hub
-
-    def recall(self, push: Push, model: ModelKey) -> None:
-        """Before `begin`: resume with an update of this model that was made before this start."""
-        self.work.recall(push, model)
 
     def check(self) -> None:
         """Raise `AssertionError` where the state contradicts itself; cheap enough for after every event."""

@@ -115,16 +115,14 @@ class DeviceWork:
         return max(self._welcome.overlap_steps_max, self._overlap.offline_steps_max) > 0
 
     def recall(self, push: Push, model: ModelKey) -> None:
-        """Before the first welcome: resume with an update of this model that was made before this start."""
+        """Before `DeviceCore.begin`: resume with an update of this model that was made before this start."""
         self.pending.recall(push, model)
         self._move("pushing")
 
     def check(self) -> None:
         """Raise `AssertionError` where the state contradicts itself; cheap enough for after every event."""
-        push, has_graph = (
-            self.pending.push,
-            self._has_graph or self._welcome is None or self._welcome.graph is None,
-        )
+        push = self.pending.push
+        has_graph = self._has_graph or self._welcome is None or self._welcome.graph is None
         assert self.state != "installing" or self._installing is not None, "installing nothing"
         assert self.state in ("fetching_graph", "pushing", "idle") or has_graph, "at work without the graph"
         assert self.state != "installing" or self.connected, "installing without a hub"
@@ -139,6 +137,22 @@ class DeviceWork:
 
     def _ignore(self, name: str, *, normal: bool = False) -> list[DeviceEffect]:
         return self._unexpected.ignore(f"{name} while {self.state}", normal=normal)
+
+    def handle(self, event: WorkEvent, now_s: float) -> list[DeviceEffect]:
+        """Handle the result of something that this work has asked for."""
+        match event:
+            case Trained():
+                return self._trained(event, now_s)
+            case OverlapTrained():
+                return self._overlap_trained(event.result)
+            case ModelInstalled():
+                return self._model_installed(event.assignment)
+            case InstallFailed():
+                return self._install_failed(event, now_s)
+            case Kept():
+                return self._kept(event.seq, now_s)
+            case GraphHeld() | GraphMissing() | GraphBroken() | GraphForged():
+                return self._graph_known(event, now_s)
 
     # -- the link --------------------------------------------------------------------------------------------
 
@@ -176,22 +190,6 @@ class DeviceWork:
     def back_off(self, now_s: float) -> None:
         """Speak again in a few seconds: the hub could not read a message, or the device a payload."""
         self._speak_at_s = now_s + BACKOFF_MAX_S * self._random.uniform(0.5, 1.0)
-
-    def handle(self, event: WorkEvent, now_s: float) -> list[DeviceEffect]:
-        """Handle the result of something that this work has asked for."""
-        match event:
-            case Trained():
-                return self._trained(event, now_s)
-            case OverlapTrained():
-                return self._overlap_trained(event.result)
-            case ModelInstalled():
-                return self._model_installed(event.assignment)
-            case InstallFailed():
-                return self._install_failed(event, now_s)
-            case Kept():
-                return self._kept(event.seq, now_s)
-            case GraphHeld() | GraphMissing() | GraphBroken() | GraphForged():
-                return self._graph_known(event, now_s)
 
     def transfer_moved(self, now_s: float) -> list[DeviceEffect]:
         """Give a payload that moves more time."""

@@ -1,17 +1,15 @@
-"""Between frames and `DeviceCore`: decodes what comes in, keeps vectors and transfers, carries effects out.
+"""Between frames and `DeviceCore`: decodes what comes in, holds vectors and transfers, carries effects out.
 
-Still no I/O: a `DeviceShell` connects, sends, trains, and runs work in the background. The ZeroMQ agent and
-the simulator are two such shells around this one engine.
+Still no I/O: a `DeviceShell` connects, sends, trains, and runs the jobs of `device_jobs.py` in the background. The
+ZeroMQ agent and the simulator are two such shells around this one engine.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
 
 import msgspec
 import numpy as np
 
-from edgeasync.core.arrays.delta_chain import is_finite
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import Spool
 from edgeasync.core.device.effects import (
@@ -29,18 +27,14 @@ from edgeasync.core.device.effects import (
     Stop,
     TakeGraph,
     Train,
+    WorkEffect,
 )
 from edgeasync.core.device.events import (
     DeviceEvent,
-    Disconnected,
     GraphBroken,
-    GraphForged,
-    GraphHeld,
-    GraphMissing,
     InstallFailed,
     Kept,
     Malformed,
-    ModelInstalled,
     OverlapTrained,
     Received,
     Trained,
@@ -48,18 +42,17 @@ from edgeasync.core.device.events import (
 )
 from edgeasync.core.device.machine import DeviceCore
 from edgeasync.core.device.pending_push import ModelKey
+from edgeasync.core.engine.device_jobs import CodedUpdate, code_update, find_graph, install_model, keep_graph
 from edgeasync.core.engine.device_shell import DeviceShell
 from edgeasync.core.engine.device_transfers import DeviceTransfers
 from edgeasync.core.engine.recorder import Recorder, shown
 from edgeasync.errors import ModelMismatchError, ProtocolError
 from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import ELEMENTWISE, Codec, Source, find_codec, make_codec
-from edgeasync.protocol.graph import fingerprint_of
+from edgeasync.protocol.codecs import ELEMENTWISE, Codec, find_codec, make_codec
 from edgeasync.protocol.messages import (
     Assignment,
     Credit,
-    Deltas,
     Duplicate,
     Graph,
     Outcome,
@@ -69,8 +62,6 @@ from edgeasync.protocol.messages import (
     Rejected,
     Welcome,
 )  # fmt: skip
-
-Result = TypeVar("Result")
 
 
 class DeviceEngine:
@@ -94,7 +85,7 @@ class DeviceEngine:
         self._shell = shell
         self._now_s = now_s
         self._model: DeviceModel | None = None
-        self._transfers = DeviceTransfers(self._to_shell, now_s, bandwidth_bytes_per_s_max)
+        self._transfers = DeviceTransfers(shell.send, now_s, bandwidth_bytes_per_s_max)
         self._inline_payload: wire.Buffer | None = None
         self._payload: wire.Buffer = b""
         self._codec: Codec | None = None
@@ -107,7 +98,7 @@ class DeviceEngine:
         """Before `begin`: resume with the update that was kept before this start."""
         self._recalled = spool
         self._payload, self._kept_seq = spool.payload, spool.push.seq
-        self.core.recall(spool.push, spool.model)
+        self.core.work.recall(spool.push, spool.model)
 
     def begin(self) -> None:
         """Connect for the first time."""
@@ -119,10 +110,6 @@ class DeviceEngine:
         """Return when `tick` is next due; `None` once the device has finished."""
         due_s = self.core.next_deadline_s()
         return None if due_s is None else min(due_s, self._transfers.next_deadline_s())
-
-    def disconnected(self) -> None:
-        """Handle a broken connection, where the shell can tell."""
-        self.handle(Disconnected())
 
     def tick(self, steps_total: int) -> None:
         """Do what is due; `next_deadline_s` says when that is."""
@@ -185,9 +172,12 @@ class DeviceEngine:
 
     def _carry_out(self, effect: DeviceEffect) -> None:
         match effect:
-            case Connect() | Disconnect():
+            case Connect():
                 self._transfers.disconnect()
-                (self._shell.connect if isinstance(effect, Connect) else self._shell.disconnect)()
+                self._shell.connect()
+            case Disconnect():
+                self._transfers.disconnect()
+                self._shell.disconnect()
             case Send():
                 self._transfers.send(effect.message)
             case SendPush():
@@ -200,21 +190,24 @@ class DeviceEngine:
             case Stop():
                 self._shell.stop(effect)
             case _:
-                self._prepare(effect)
+                self._begin_work(effect)
 
-    def _prepare(self, effect: FindGraph | TakeGraph | Join | InstallModel | ResolvePush | Train) -> None:
+    def _begin_work(self, effect: WorkEffect) -> None:
         match effect:
             case FindGraph():
-                self._shell.run_in_background(partial(_find_graph, self._shell, effect.fingerprint), self.handle)
-            case TakeGraph(message) | InstallModel(message):
-                self._receive_payload(message)
+                self._shell.run_in_background(partial(find_graph, self._shell, effect.fingerprint), self.handle)
+            case TakeGraph():
+                self._receive_payload(effect.graph)
             case Join():
                 self._join(effect.welcome)
-            case ResolvePush():
-                self._resolve(effect.outcome)
-            case Train() if self._model is not None:
+            case InstallModel():
+                self._receive_payload(effect.assignment)
+            case Train():
+                assert self._model is not None
                 then = self._overlap_trained if effect.overlap else self._trained
                 self._shell.train(self._model, effect.local_steps, then, overlap=effect.overlap)
+            case ResolvePush():
+                self._resolve(effect.outcome)
 
     def _join(self, welcome: Welcome) -> None:
         if welcome.spec.length > PARAMETERS_MAX:
@@ -233,19 +226,17 @@ class DeviceEngine:
     def _receive_payload(self, message: Assignment | Graph) -> None:
         """Use the payload that came with the message, or open its transfer."""
         assert self.core.welcome is not None
-        payload = self._inline_payload
         try:
             if isinstance(message, Assignment):
                 _check_assignment(message, self.core.welcome)
-            if not message.transfer:
-                _check_inline(message, payload)
+            payload = None if message.transfer else _checked(message, self._inline_payload)
         except ProtocolError as error:
             self._transfers.drop()
             self._reject_payload(message, str(error))
             return
-        if message.transfer:
+        if payload is None:
             self._transfers.receive(message)
-        elif payload is not None:
+        else:
             self._transfers.drop()
             self._transfers.end_push()
             self._process_payload(message, payload)
@@ -259,49 +250,35 @@ class DeviceEngine:
     def _process_payload(self, message: Assignment | Graph, payload: wire.Buffer) -> None:
         """Install the model or keep the graph, in the background, of a payload that is whole and checked."""
         if isinstance(message, Graph):
-            work = partial(_take_graph, self._shell, message.fingerprint, payload)
+            work = partial(keep_graph, self._shell, message.fingerprint, payload)
         else:
             assert self._model is not None
             assert self.core.welcome is not None
             self._shell.pause()
-            work = partial(_install_into, self._model, message, payload, self.core.welcome)
+            work = partial(install_model, self._model, message, payload, self.core.welcome)
         self._shell.run_in_background(work, self.handle)
 
     def _trained(self, trained: Trained) -> None:
         """Code the update in the background, then let the core decide when it is sent."""
         assert self._model is not None
         assert self.core.welcome is not None
-        welcome, model = self.core.welcome, self._model
-        try:
-            codec = make_codec(self.core.work.push_codec, welcome.spec)
-        except ValueError:  # a hub should name only what the device knows; float32 is understood by every hub
-            codec = make_codec("identity", welcome.spec)
-        # With `auto` a codec that drops little carries over what one that dropped much had left.
-        overlap = self.core.work.may_overlap
-        auto = True if codec.needs_feedback else None
-        feedback = {"always": True, "never": False}.get(welcome.error_feedback, auto)
+        work = self.core.work
+        code = partial(
+            code_update, self._model, self.core.welcome, work.push_codec, self._random, overlap=work.may_overlap
+        )
+        self._shell.run_in_background(code, partial(self._coded, trained))
 
-        def encode() -> tuple[Codec, wire.Buffer, int]:
-            used = codec
-            payload = model.encode_update(
-                used, welcome.update, feedback=feedback, overlap=overlap, random=self._random
+    def _coded(self, trained: Trained, update: CodedUpdate) -> None:
+        self._codec, self._payload = update.codec, update.payload
+        self._kept_seq, self._recalled = 0, None
+        self.handle(
+            msgspec.structs.replace(
+                trained,
+                codec=update.codec.name,
+                checksum=update.checksum,
+                payload_bytes=len(update.payload),
             )
-            if welcome.update == "model" and used.name != "identity" and not is_finite(used.open(payload)):
-                used = make_codec("identity", welcome.spec)  # a sound model may outgrow float16
-                payload = model.encode_update(used, welcome.update, overlap=overlap)
-            return used, payload, wire.checksum(payload)
-
-        def encoded(coded: tuple[Codec, wire.Buffer, int]) -> None:
-            self._codec, self._payload, checksum = coded
-            self._kept_seq, self._recalled = 0, None
-            payload_bytes = len(self._payload)
-            self.handle(
-                msgspec.structs.replace(
-                    trained, codec=self._codec.name, checksum=checksum, payload_bytes=payload_bytes
-                )
-            )
-
-        self._shell.run_in_background(encode, encoded)
+        )
 
     def _overlap_trained(self, trained: Trained) -> None:
         self.handle(OverlapTrained(trained))
@@ -342,9 +319,6 @@ class DeviceEngine:
 
         self._shell.run_in_background(keep, kept)
 
-    def _to_shell(self, header: bytes, payload: wire.Buffer | None) -> None:
-        self._shell.send(header, payload)
-
 
 def _to_record(what: DeviceEvent | DeviceEffect) -> object:
     """Return text of what holds a welcome: a hub may have made it large. All else is small, and kept as it is."""
@@ -354,11 +328,13 @@ def _to_record(what: DeviceEvent | DeviceEffect) -> object:
     return what
 
 
-def _check_inline(message: Assignment | Graph, payload: wire.Buffer | None) -> None:
+def _checked(message: Assignment | Graph, payload: wire.Buffer | None) -> wire.Buffer:
+    """Return the payload that came with a message; raises `ProtocolError` if it is not the one described."""
     if payload is None or len(payload) != message.payload_bytes:
         raise ProtocolError("the payload is not as long as its header says")
     if wire.checksum(payload) != message.checksum:
         raise ProtocolError("the payload does not have its checksum")
+    return payload
 
 
 def _check_assignment(assignment: Assignment, welcome: Welcome) -> None:
@@ -372,47 +348,3 @@ def _check_assignment(assignment: Assignment, welcome: Welcome) -> None:
         raise ProtocolError("the differences are not as long as their payload")
     for length in assignment.deltas.lengths:
         find_codec(assignment.codec, length, welcome.spec)
-
-
-def _steps_of(deltas: Deltas, payload: wire.Buffer, codec: Codec) -> Iterator[Source]:
-    """Open the differences of a payload, each when it is asked for."""
-    start = 0
-    for length in deltas.lengths:
-        yield codec.open(memoryview(payload)[start : start + length])
-        start += length
-
-
-def _install_into(
-    model: DeviceModel, assignment: Assignment, payload: wire.Buffer, welcome: Welcome
-) -> DeviceEvent:
-    deltas, before = assignment.deltas, model.version
-    model.version = None
-    try:
-        if deltas is None:
-            model.install(make_codec(assignment.codec, welcome.spec).open(payload))
-        elif before == assignment.version:  # it came in after all, when the hub did not know
-            model.install_deltas((), make_codec(deltas.rounding, welcome.spec), deltas.checksum)
-        elif before is None or before.number != deltas.base:  # the lineage may be new; the checksum tells
-            model.version = before
-            return InstallFailed("the hub leads on from a version that is not held; it is asked again")
-        else:
-            rounding = make_codec(deltas.rounding, welcome.spec)
-            codec = make_codec(assignment.codec, welcome.spec)
-            model.install_deltas(_steps_of(deltas, payload, codec), rounding, deltas.checksum)
-    except ProtocolError as error:
-        return InstallFailed(f"the hub's model is refused: {error}", spoilt=True)
-    model.version = assignment.version
-    if before is not None and before.lineage == assignment.version.lineage:
-        model.decay_residual(welcome.residual_decay ** max(0, assignment.version.number - before.number))
-    return ModelInstalled(assignment)
-
-
-def _find_graph(shell: DeviceShell, fingerprint: str) -> DeviceEvent:
-    return GraphHeld(fetched=False) if shell.has_graph(fingerprint) else GraphMissing()
-
-
-def _take_graph(shell: DeviceShell, fingerprint: str, payload: wire.Buffer) -> DeviceEvent:
-    if fingerprint_of(payload) != fingerprint:
-        return GraphForged()
-    shell.keep_graph(fingerprint, bytes(payload))
-    return GraphHeld(fetched=True)

@@ -99,7 +99,7 @@ class DeviceBench:
             **options,
         )
         if recall is not None:
-            self.core.recall(*recall)
+            self.core.work.recall(*recall)
         self.now_s = 100.0
         self.effects = self.core.begin(self.now_s)
         self.sessions = 0

@@ -1,0 +1,96 @@
+"""What a device does in the background: jobs on graphs and models. The shell runs them in order with training."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from edgeasync.core.arrays.delta_chain import is_finite
+from edgeasync.core.arrays.device_model import DeviceModel
+from edgeasync.core.device.events import (
+    DeviceEvent,
+    GraphForged,
+    GraphHeld,
+    GraphMissing,
+    InstallFailed,
+    ModelInstalled,
+)
+from edgeasync.core.engine.device_shell import DeviceShell
+from edgeasync.errors import ProtocolError
+from edgeasync.protocol import wire
+from edgeasync.protocol.codecs import Codec, Source, make_codec
+from edgeasync.protocol.graph import fingerprint_of
+from edgeasync.protocol.messages import Assignment, Deltas, Welcome
+
+
+class CodedUpdate(NamedTuple):
+    """An update's payload, and the codec that coded it."""
+
+    codec: Codec
+    payload: wire.Buffer
+    checksum: int
+
+
+def find_graph(shell: DeviceShell, fingerprint: str) -> DeviceEvent:
+    """Look for a graph that was kept before."""
+    return GraphHeld(fetched=False) if shell.has_graph(fingerprint) else GraphMissing()
+
+
+def keep_graph(shell: DeviceShell, fingerprint: str, payload: wire.Buffer) -> DeviceEvent:
+    """Keep a graph if it is the one announced."""
+    if fingerprint_of(payload) != fingerprint:
+        return GraphForged()
+    shell.keep_graph(fingerprint, bytes(payload))
+    return GraphHeld(fetched=True)
+
+
+def install_model(
+    model: DeviceModel, assignment: Assignment, payload: wire.Buffer, welcome: Welcome
+) -> DeviceEvent:
+    """Decode an assignment's payload into the device's model."""
+    deltas, before = assignment.deltas, model.version
+    model.version = None
+    try:
+        if deltas is None:
+            model.install(make_codec(assignment.codec, welcome.spec).open(payload))
+        elif before == assignment.version:  # it came in after all, when the hub did not know
+            model.install_deltas((), make_codec(deltas.rounding, welcome.spec), deltas.checksum)
+        elif before is None or before.number != deltas.base:  # the lineage may be new; the checksum tells
+            model.version = before
+            return InstallFailed("the hub leads on from a version that is not held; it is asked again")
+        else:
+            rounding = make_codec(deltas.rounding, welcome.spec)
+            codec = make_codec(assignment.codec, welcome.spec)
+            model.install_deltas(_open_deltas(deltas, payload, codec), rounding, deltas.checksum)
+    except ProtocolError as error:
+        return InstallFailed(f"the hub's model is refused: {error}", spoilt=True)
+    model.version = assignment.version
+    if before is not None and before.lineage == assignment.version.lineage:
+        model.decay_residual(welcome.residual_decay ** max(0, assignment.version.number - before.number))
+    return ModelInstalled(assignment)
+
+
+def code_update(
+    model: DeviceModel, welcome: Welcome, push_codec: str, random: np.random.Generator, *, overlap: bool
+) -> CodedUpdate:
+    """Code what was learnt as the hub wants it; with `overlap` the parameters may be trained further at once."""
+    try:
+        codec = make_codec(push_codec, welcome.spec)
+    except ValueError:  # a hub should name only what the device knows; float32 is understood by every hub
+        codec = make_codec("identity", welcome.spec)
+    # With `auto` a codec that drops little carries over what one that dropped much had left.
+    auto = True if codec.needs_feedback else None
+    feedback = {"always": True, "never": False}.get(welcome.error_feedback, auto)
+    payload = model.encode_update(codec, welcome.update, feedback=feedback, overlap=overlap, random=random)
+    if welcome.update == "model" and codec.name != "identity" and not is_finite(codec.open(payload)):
+        codec = make_codec("identity", welcome.spec)  # a sound model may outgrow float16
+        payload = model.encode_update(codec, welcome.update, overlap=overlap)
+    return CodedUpdate(codec, payload, wire.checksum(payload))
+
+
+def _open_deltas(deltas: Deltas, payload: wire.Buffer, codec: Codec) -> Iterator[Source]:
+    """Open the differences of a payload, each when it is asked for."""
+    start = 0
+    for length in deltas.lengths:
+        yield codec.open(memoryview(payload)[start : start + length])
+        start += length
