@@ -164,7 +164,7 @@ class DeviceEngine:
         try:
             taken = self._transfers.accept(piece, payload)
         except ProtocolError as error:
-            if (broken := self._transfers.drop()) is not None:
+            if (broken := self._transfers.drop_incoming()) is not None:
                 self._broken(broken, str(error))
             return
         if taken is not None:
@@ -186,7 +186,7 @@ class DeviceEngine:
     def _carry_out(self, effect: DeviceEffect) -> None:
         match effect:
             case Connect() | Disconnect():
-                self._transfers.disconnect()
+                self._transfers.suspend()
                 (self._shell.connect if isinstance(effect, Connect) else self._shell.disconnect)()
             case Send():
                 self._transfers.send(effect.message)
@@ -240,14 +240,14 @@ class DeviceEngine:
             if not message.transfer:
                 _check_inline(message, payload)
         except ProtocolError as error:
-            self._transfers.drop()
+            self._transfers.drop_incoming()
             self._broken(message, str(error))
             return
         if message.transfer:
             self._transfers.receive(message)
         elif payload is not None:
-            self._transfers.drop()
-            self._transfers.end_push()
+            self._transfers.drop_incoming()
+            self._transfers.drop_push()
             self._whole(message, payload)
 
     def _broken(self, message: Assignment | Graph, reason: str) -> None:

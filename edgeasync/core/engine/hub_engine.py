@@ -125,8 +125,8 @@ class HubEngine:
         if self._standing_still:
             return
         self._now_s = now_s
-        self._incoming.expire(now_s)
-        self._outgoing.expire(now_s)
+        self._incoming.drop_expired(now_s)
+        self._outgoing.drop_expired(now_s)
         self._take_in(Ticked(self._make_room_to_send()))
 
     def resume(self, lineage: str, now_s: float) -> None:
@@ -245,11 +245,13 @@ class HubEngine:
         if isinstance(message, Credit):
             return self._credit(peer, message)
         if isinstance(message, FetchGraph):
-            self._outgoing.end(peer)  # who asks again has given up what was under way
+            self._outgoing.drop(peer)  # who asks again has given up what was on its way
             return Received(peer, message, self._room_for_graph())
         if isinstance(message, Fetch):
             if (owner := self._owner(peer)) is not None:  # nothing is noted of strangers
-                self._outgoing.ask(peer, message.partial, self._now_s)
+                self._outgoing.suspend(peer, self._now_s)  # who asks again has given up what was on its way
+                if message.partial is not None:
+                    self._outgoing.note_partial(peer, message.partial)
             return Received(peer, message, self._outgoing.can_resume(peer, owner) or self._make_room_to_send())
         if isinstance(message, Hello | Ping | Leave | StatusRequest):
             return Received(peer, message)
@@ -262,7 +264,7 @@ class HubEngine:
         if push.transfer:
             if payload is not None:
                 raise ProtocolError("a push in pieces carries its payload itself")
-            self._incoming.suspend(peer, self._now_s)  # who announces again has given up what was under way
+            self._incoming.suspend(peer, self._now_s)  # who announces again has given up what was on its way
             return Received(peer, push, self._make_room_to_receive(self._owner(peer)))
         if payload is None or len(payload) != push.payload_bytes:
             raise ProtocolError("the payload is not as long as its header says")
@@ -333,7 +335,7 @@ class HubEngine:
         held_max = self._limits.updates_held_max + self._incoming.is_suspended(owner)
         if self._held() >= held_max:
             self._drop_stalled()
-        while self._held() >= held_max and self._incoming.make_room(spare=owner):
+        while self._held() >= held_max and self._incoming.drop_oldest_suspended(spare=owner):
             pass
         return self._held() < held_max
 
@@ -345,7 +347,7 @@ class HubEngine:
             return True
         self._drop_stalled()
         while self._sending() >= self._limits.snapshots_max:
-            if not self._outgoing.make_room():
+            if not self._outgoing.drop_oldest_suspended():
                 return False
         return True
 
@@ -355,15 +357,15 @@ class HubEngine:
 
     def _room_for_graph(self) -> bool:
         # They share one payload; what each costs is what libzmq has of it in its queue.
-        if self._outgoing.shared_count >= self._limits.snapshots_max:
+        if self._outgoing.graphs >= self._limits.snapshots_max:
             self._drop_stalled()
-        return self._outgoing.shared_count < self._limits.snapshots_max
+        return self._outgoing.graphs < self._limits.snapshots_max
 
     def _drop_stalled(self) -> None:
         """End transfers that have not moved for a lease: a member that only pings must not keep their places."""
         limit_s = self._now_s - self.core.settings.liveness.lease_s
-        self._incoming.end_stalled(limit_s)
-        self._outgoing.end_stalled(limit_s)
+        self._incoming.drop_stalled(limit_s)
+        self._outgoing.drop_stalled(limit_s)
 
     # -- effects out -----------------------------------------------------------------------------------------
 
@@ -401,7 +403,7 @@ class HubEngine:
         member = self.core.members.by_peer(effect.peer)
         if member is None:
             return  # it has gone while this waited for a fold
-        kept = self._outgoing.take_suspended(effect.peer, member)
+        kept = self._outgoing.resume(effect.peer, member)
         if kept is None:
             version, offer = effect.version, self._publisher.offer(effect.held, effect.codec)
         else:
@@ -429,7 +431,7 @@ class HubEngine:
 
     def _announce(self, member: Member, message: Assignment | Graph, payload: wire.Buffer) -> None:
         """Send a message with its payload, or begin to send that in pieces."""
-        message = self._outgoing.begin(member, message, payload, self._now_s)
+        message = self._outgoing.announce(member, message, payload, self._now_s)
         self._send(member.peer, message, None if message.transfer else payload)
 
     def _receive(self, peer: Peer, push: Push) -> None:
@@ -439,7 +441,7 @@ class HubEngine:
         transfer = self._incoming.resume(peer, owner, push, self._now_s)
         if transfer is None:
             buffer = self._buffers.take()[: push.payload_bytes].data
-            transfer = self._incoming.begin(peer, owner, push, buffer, self._now_s)
+            transfer = self._incoming.receive(peer, owner, push, buffer, self._now_s)
         self._send(peer, transfer.credit())
 
     def _send(self, peer: Peer, message: Message, payload: wire.Buffer | None = None) -> None:
