@@ -1,9 +1,9 @@
 """Payloads too large for one message travel in pieces, under a window of credit. No I/O in here.
 
 The receiver opens a transfer with `Credit(received_bytes=0)` and repeats the credit after every piece. The
-sender never has more than its window unacknowledged, and sizes the window to what the link moves in a round
-trip and about a tenth of a second, so that a heartbeat never waits long behind a payload. A transfer that was
-cut off goes on under another number: the first credit says from where.
+sender never has more than its window in flight, and sizes the window to what the link moves in a round trip and
+about a tenth of a second, so that a heartbeat never waits long behind a payload. A transfer that was cut off is
+resumed under another number: the first credit says from which byte.
 """
 
 from collections import deque
@@ -35,29 +35,29 @@ PIECE_BYTES_MAX = 1 << 24
 """Larger pieces would hold up the loop that checks them."""
 
 WINDOW_TARGET_S = 0.1
-"""How long a byte should wait behind others on its way."""
+"""How long a byte should wait behind the bytes sent before it."""
 
 WINDOW_BYTES_MAX = 4 << 20
-"""A window of small pieces grows no further: so few messages always fit into libzmq's queues."""
+"""The widest window of small pieces: its messages always fit into libzmq's queues."""
 
 PIECES_MAX = 32
-"""So many pieces a window has at most, if they may be long enough: libzmq's queues hold 64 messages."""
+"""The most pieces in a window, unless they would be too long. libzmq's queues hold 64 messages."""
 
 BURST_GROWTH_MAX = 4.0
-"""A first window into an idle link tells its rate, and may lead to one so many times as wide."""
+"""How many times wider the first window into an idle link, which tells its rate, may make the next one."""
 
 BURSTS = 3
-"""The rate is sought among so many windows that found an idle link."""
+"""How many of the latest windows into an idle link count: the best of them tells its rate."""
 
 ROUND_TRIP_MAX_S = 2.0
 """A link's least round trip is never believed to be longer: a busy machine must not open the window wide."""
 
 ROUND_TRIPS = 5
-"""The least round trip is sought among so many that were measured at rest."""
+"""How many of the latest round trips measured at rest count: the least of them is the link's."""
 
 
 class CreditWindow:
-    """How many bytes may be under way on one link; learnt from how long a full window takes.
+    """How many bytes may be in flight on one link; learnt from how long a full window takes.
 
     `bytes_per_s` is what the last full window moved, 0 before the first.
     """
@@ -76,8 +76,8 @@ class CreditWindow:
     def message_bytes_max(self) -> int:
         """What may go in one message: the window's share that moves in `WINDOW_TARGET_S`, not in a round trip.
 
-        On a link that was never measured it is as little as a piece: it may be so slow that nothing else would be
-        heard for longer than a lease, and what is sent in one message cannot be gone on with.
+        On a link that was never measured it is as little as a piece. The link may be so slow that nothing else
+        would be heard for longer than a lease; and a payload sent in one message cannot be resumed.
         """
         if not self._measured:
             return PIECE_BYTES_MIN
@@ -86,7 +86,7 @@ class CreditWindow:
 
     @property
     def length_max(self) -> int:
-        """How long a piece should be: short beside what is on its way, and not too many on a long one."""
+        """How long a piece should be: short beside the window, but not so short that the window has too many."""
         return max(PIECE_BYTES_MIN, self.message_bytes_max // 4, self.bytes // PIECES_MAX)
 
     def adapt(self, elapsed_s: float) -> None:
@@ -98,32 +98,33 @@ class CreditWindow:
         factor = max(0.5, factor)
         self.bytes = int(min(self.bytes_max, max(PIECE_BYTES_MIN, self.bytes * factor)))
 
-    def observe_full(self, under_way: int, elapsed_s: float) -> None:
-        """Take in that the last of so many bytes under way took so long to be credited."""
+    def observe_full(self, in_flight_bytes: int, elapsed_s: float) -> None:
+        """Learn from a full window, whose last byte was credited after `elapsed_s`."""
         self._measured = True
-        self.bytes_per_s = under_way / max(elapsed_s, 1e-6)
+        self.bytes_per_s = in_flight_bytes / max(elapsed_s, 1e-6)
         self.adapt(elapsed_s)
 
-    def observe_burst(self, under_way: int, elapsed_s: float, spread_s: float, spread_bytes: int) -> None:
-        """Take in the same of a window that found the link idle, and how its credits were spread out.
+    def observe_burst(self, in_flight_bytes: int, elapsed_s: float, spread_s: float, spread_bytes: int) -> None:
+        """Learn from a window that found the link idle, and from how its credits were spread out.
 
-        Its end took a round trip and its own time on the way, so that it tells the rate even if it filled but a
-        small part of a long way. Either measure errs upwards, where credits come at once or the round trip was
-        thought too long: the lower one counts. Of the last few the best one does: a busy machine
-        delays some.
+        Its last credit took a round trip and the window's own time on the link. So it tells the rate even where it
+        filled only a small part of a long link. That rate is too high if the round trip is thought too long, and
+        the rate of the spread is too high if the credits came all at once: the lower one counts. Of the last few
+        windows the best one counts, since a busy machine delays some.
         """
         self._measured = True
         moving_s = max(elapsed_s - self.round_trip_s, 1e-6)
-        self.bytes_per_s = min(under_way / moving_s, spread_bytes / max(spread_s, 1e-6))
+        self.bytes_per_s = min(in_flight_bytes / moving_s, spread_bytes / max(spread_s, 1e-6))
         self._bursts.append(self.bytes_per_s)
         wanted = max(self._bursts) * (self.round_trip_s + WINDOW_TARGET_S)
         self._scale(min(BURST_GROWTH_MAX, wanted / self.bytes))
 
     def observe_round_trip(self, sample_s: float, *, at_rest: bool) -> None:
-        """Take in a round trip, measured `at_rest` or while payloads may have been in its way.
+        """Learn from a round trip, measured `at_rest` or while payloads may have delayed it.
 
-        Only the former may make the least one longer: else the queue that the window itself makes would widen it
-        again and again. If one is longer than the window ever makes it, payloads in one message are too long.
+        Only one at rest may make the least round trip longer: else the queue that the window itself makes would
+        widen the window again and again. A round trip that is longer than the window can make it shows that
+        payloads in one message are too long.
         """
         sample_s = min(max(sample_s, 0.0), ROUND_TRIP_MAX_S)
         known = bool(self._at_rest_s)
@@ -175,19 +176,19 @@ class OutgoingTransfer(Transfer):
         self.piece_bytes = piece_bytes
         self.window = window
         self._announced_s = announced_s
-        self._sent = self._begun = 0
+        self._sent = self._first_byte = 0
         self._received = 0
-        self._mark: tuple[int, int, float] | None = None
-        self._first: tuple[int, float] | None = None
+        self._mark: tuple[int, int, float] | None = None  # at which byte a full window ends, its bytes, since when
+        self._first_credit: tuple[int, float] | None = None  # of the first window: the byte, and when it came
 
-    def announced(self, now_s: float) -> None:
-        """Take in when it was announced, where that came later."""
+    def note_announced(self, now_s: float) -> None:
+        """Say when it was announced, if that was after it was made."""
         self._announced_s = now_s
 
     def credit(self, credit: Credit, now_s: float) -> list[tuple[Piece, memoryview]]:
-        """Take in a credit, return the pieces to send now; raises `ProtocolError` if it cannot be.
+        """Return the pieces that a credit allows; raises `ProtocolError` for a credit that cannot be.
 
-        The first one may name any place before the end: the receiver holds the beginning from an earlier transfer.
+        The first one may name any byte but the end: the receiver holds the beginning from an earlier transfer.
         """
         if self.state == "announced":
             self._open(credit, now_s)
@@ -201,24 +202,24 @@ class OutgoingTransfer(Transfer):
         if self._mark is not None and self._received >= self._mark[0]:
             self._measure(self._mark, now_s)
             self._mark = None
-        elif self._mark is not None and self._first is None and self._received > self._begun:
-            self._first = (self._received, now_s)
+        elif self._mark is not None and self._first_credit is None and self._received > self._first_byte:
+            self._first_credit = (self._received, now_s)
         return self._cut(now_s)
 
     def _measure(self, mark: tuple[int, int, float], now_s: float) -> None:
         """Let the window learn from the time that a full one took, the first one or a later."""
-        end, under_way, since_s = mark
-        if end - under_way == self._begun and self._first is not None:
-            first_bytes, first_s = self._first
-            self.window.observe_burst(under_way, now_s - since_s, now_s - first_s, end - first_bytes)
+        end, in_flight, since_s = mark
+        if end - in_flight == self._first_byte and self._first_credit is not None:
+            first_bytes, first_s = self._first_credit
+            self.window.observe_burst(in_flight, now_s - since_s, now_s - first_s, end - first_bytes)
         else:
-            self.window.observe_full(under_way, now_s - since_s)
+            self.window.observe_full(in_flight, now_s - since_s)
 
     def _open(self, credit: Credit, now_s: float) -> None:
         if credit.transfer != self.number or not 0 <= credit.received_bytes < max(1, len(self.payload)):
             raise ProtocolError(f"credit for byte {credit.received_bytes} of a transfer not begun")
         self.move("moving")
-        self._sent = self._begun = credit.received_bytes
+        self._sent = self._first_byte = credit.received_bytes
         if self._announced_s is not None:
             self.window.observe_round_trip(now_s - self._announced_s, at_rest=True)
 
@@ -229,19 +230,19 @@ class OutgoingTransfer(Transfer):
         length_max = min(self.piece_bytes, self.window.length_max)
         while self._sent < len(self.payload):
             part = self.payload[self._sent : self._sent + length_max]
-            under_way = self._sent - self._received
-            if under_way and under_way + len(part) // 2 >= window_bytes:
+            in_flight = self._sent - self._received
+            if in_flight and in_flight + len(part) // 2 >= window_bytes:
                 if pieces and self._mark is None:
-                    self._mark = (self._sent, under_way, now_s)
+                    self._mark = (self._sent, in_flight, now_s)
                 break
             pieces.append((Piece(self.number, self._sent, wire.checksum(part)), part))
             self._sent += len(part)
         else:
-            if len(pieces) > 2 and self._received == self._begun:
+            if len(pieces) > 2 and self._received == self._first_byte:
                 # All of it found an idle link, which tells the rate too, by the credits of all but the last, which
                 # may never come. Fewer pieces would tell more of delays than of the rate.
                 end = self._sent - len(pieces[-1][1])
-                self._mark = (end, end - self._begun, now_s)
+                self._mark = (end, end - self._first_byte, now_s)
         return pieces
 
 
@@ -256,7 +257,10 @@ class IncomingTransfer(Transfer):
         self._digest = xxhash.xxh3_64()
 
     def resume(self, number: int, checksum: int, payload_bytes: int) -> bool:
-        """Resume under another number if the payload announced there is this one, else drop it; return which."""
+        """Resume under another number if the payload announced there is this one, else drop it.
+
+        Return whether it was resumed.
+        """
         if (self.checksum, len(self.buffer)) != (checksum, payload_bytes):
             self.drop()
             return False
@@ -269,7 +273,7 @@ class IncomingTransfer(Transfer):
         return Credit(self.number, self._received)
 
     def accept(self, piece: Piece, part: wire.Buffer) -> None:
-        """Take the next piece; raises `ProtocolError` if it is out of order, out of bounds or corrupt.
+        """Copy the next piece; raises `ProtocolError` if it is out of order, out of bounds or corrupt.
 
         That ends the transfer: the sender must announce the payload again.
         """

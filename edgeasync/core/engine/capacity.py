@@ -46,9 +46,9 @@ class Capacity:
         held_max = self._limits.updates_held_max + self._incoming.is_suspended(owner)
         if self._updates_held() < held_max:
             return True
-        self._end_stalled(now_s)
+        self._drop_stalled(now_s)
         while self._updates_held() >= held_max:
-            if not self._incoming.make_room(spare=owner):
+            if not self._incoming.drop_oldest_suspended(spare=owner):
                 return False
         return True
 
@@ -56,9 +56,9 @@ class Capacity:
         """Return whether one more snapshot of the model, or what leads to it, may be sent."""
         if self._snapshots_held() < self._limits.snapshots_max:
             return True
-        self._end_stalled(now_s)
+        self._drop_stalled(now_s)
         while self._snapshots_held() >= self._limits.snapshots_max:
-            if not self._outgoing.make_room():
+            if not self._outgoing.drop_oldest_suspended():
                 return False
         return True
 
@@ -67,9 +67,9 @@ class Capacity:
 
         They share one payload; what each costs is what libzmq has of it in its queue.
         """
-        if self._outgoing.shared_count >= self._limits.snapshots_max:
-            self._end_stalled(now_s)
-        return self._outgoing.shared_count < self._limits.snapshots_max
+        if self._outgoing.graphs >= self._limits.snapshots_max:
+            self._drop_stalled(now_s)
+        return self._outgoing.graphs < self._limits.snapshots_max
 
     def _updates_held(self) -> int:
         return len(self._incoming) + self.measuring + self._model.updates_waiting
@@ -77,6 +77,6 @@ class Capacity:
     def _snapshots_held(self) -> int:
         return self._model.snapshots_alive + self._publisher.outdated_alive + self._fold_queue.assignments
 
-    def _end_stalled(self, now_s: float) -> None:
-        self._incoming.end_stalled(now_s - self._lease_s)
-        self._outgoing.end_stalled(now_s - self._lease_s)
+    def _drop_stalled(self, now_s: float) -> None:
+        self._incoming.drop_stalled(now_s - self._lease_s)
+        self._outgoing.drop_stalled(now_s - self._lease_s)

@@ -151,7 +151,7 @@ class DeviceEngine:
         try:
             taken = self._transfers.accept(piece, payload)
         except ProtocolError as error:
-            if (broken := self._transfers.drop()) is not None:
+            if (broken := self._transfers.drop_incoming()) is not None:
                 self._reject_payload(broken, str(error))
             return
         if taken is not None:
@@ -173,10 +173,10 @@ class DeviceEngine:
     def _carry_out(self, effect: DeviceEffect) -> None:
         match effect:
             case Connect():
-                self._transfers.disconnect()
+                self._transfers.suspend()
                 self._shell.connect()
             case Disconnect():
-                self._transfers.disconnect()
+                self._transfers.suspend()
                 self._shell.disconnect()
             case Send():
                 self._transfers.send(effect.message)
@@ -231,14 +231,14 @@ class DeviceEngine:
                 _check_assignment(message, self.core.welcome)
             payload = None if message.transfer else _checked(message, self._inline_payload)
         except ProtocolError as error:
-            self._transfers.drop()
+            self._transfers.drop_incoming()
             self._reject_payload(message, str(error))
             return
         if payload is None:
             self._transfers.receive(message)
         else:
-            self._transfers.drop()
-            self._transfers.end_push()
+            self._transfers.drop_incoming()
+            self._transfers.drop_push()
             self._process_payload(message, payload)
 
     def _reject_payload(self, message: Assignment | Graph, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""A device's way to the wire: payloads in pieces, what is left of those cut off, and the cap on traffic.
+"""A device's way to the wire: its transfers in pieces, and the cap on traffic.
 
 With a cap everything that carries a payload, or asks for one, waits in line for its time. What comes in is paced
 by when it is credited. Heartbeats and other small messages go at once, and what waits pays for them.
@@ -56,12 +56,12 @@ class DeviceTransfers:
         self._message: Assignment | Graph | None = None
         self._incoming: IncomingTransfer | None = None
         self._outgoing: OutgoingTransfer | None = None
-        self._begun = 0
+        self._count = 0
 
     # -- connection and time ---------------------------------------------------------------------------------
 
-    def disconnect(self) -> None:
-        """End what is under way; the beginning of a payload that came in is kept, to go on from."""
+    def suspend(self) -> None:
+        """Suspend what comes in, drop what goes out and what waits: the connection is over."""
         self._message = None
         self._drop_outgoing()
         if self._incoming is not None and not self._incoming.suspend():
@@ -97,7 +97,7 @@ class DeviceTransfers:
             self._pacer.spend(len(header) + len(payload or b""), self._now_s())
 
     def observe_round_trip(self, round_trip_s: float) -> None:
-        """Take in how long a ping took."""
+        """Learn from how long a ping took."""
         self._round_trip_s = min(self._round_trip_s, round_trip_s)
         if self._window is not None:
             at_rest = self._message is None and self._outgoing is None
@@ -106,8 +106,8 @@ class DeviceTransfers:
     # -- payloads in -----------------------------------------------------------------------------------------
 
     def receive(self, message: Assignment | Graph) -> None:
-        """Grant an announced transfer its first credit; go on with what is here if it is of the same payload."""
-        self.end_push()
+        """Give an announced transfer its first credit; resume what is here if it is of the same payload."""
+        self.drop_push()
         self._message = message
         before, self._incoming = self._incoming, None
         announced = message.transfer, message.checksum, message.payload_bytes
@@ -120,9 +120,9 @@ class DeviceTransfers:
         self._send_now(self._incoming.credit(), None)
 
     def accept(self, piece: Piece, part: wire.Buffer) -> tuple[Assignment | Graph, memoryview | None] | None:
-        """Take in a piece and credit it; return what it belongs to, with the payload once that is whole.
+        """Credit a piece; return what it belongs to, with the payload once that is whole.
 
-        `None` if it belongs to no transfer. Raises `ProtocolError` for a piece that cannot be; then `drop` it.
+        `None` if it belongs to no transfer. Raises `ProtocolError` for a bad piece; then call `drop_incoming`.
         """
         message, transfer = self._message, self._incoming
         if message is None or transfer is None or piece.transfer != transfer.number:
@@ -136,8 +136,8 @@ class DeviceTransfers:
         self._incoming = transfer
         return message, None
 
-    def drop(self) -> Assignment | Graph | None:
-        """Drop what is coming in and has come in; return what it was announced by."""
+    def drop_incoming(self) -> Assignment | Graph | None:
+        """Drop the transfer that comes in, or that was cut off; return what it was announced by."""
         message, transfer = self._message, self._incoming
         self._message = self._incoming = None
         if transfer is not None:
@@ -147,23 +147,23 @@ class DeviceTransfers:
     # -- payloads out ----------------------------------------------------------------------------------------
 
     def push(self, push: Push, payload: wire.Buffer, piece_bytes: int) -> None:
-        """Send a push whole, or announce it if that would hold up a heartbeat; it ends one under way."""
-        self.end_push()
+        """Send a push whole, or announce it if that would hold up a heartbeat; the one before is dropped."""
+        self.drop_push()
         piece_bytes, window = self._link(piece_bytes)
         if len(payload) <= min(piece_bytes, window.message_bytes_max):
             self._send_in_turn(push, payload)
             return
-        self._begun += 1
-        self._outgoing = OutgoingTransfer(self._begun, payload, piece_bytes, window)
-        self._send_in_turn(msgspec.structs.replace(push, transfer=self._begun), None)
+        self._count += 1
+        self._outgoing = OutgoingTransfer(self._count, payload, piece_bytes, window)
+        self._send_in_turn(msgspec.structs.replace(push, transfer=self._count), None)
 
-    def end_push(self) -> None:
-        """Let go of the payload of a push: it is answered, or sent anew."""
+    def drop_push(self) -> None:
+        """Drop the transfer of a push, which was answered or is sent again, and what of it waits."""
         self._drop_outgoing()
         self._clear_line(lambda waiting: isinstance(waiting.message, Push | Piece))
 
     def credit(self, credit: Credit) -> bool:
-        """Send the pieces that a credit allows; return whether it was for the transfer under way."""
+        """Send the pieces that a credit allows; return whether it was for the transfer that goes out."""
         transfer = self._outgoing
         if transfer is None or credit.transfer != transfer.number:
             return False
@@ -204,11 +204,11 @@ class DeviceTransfers:
         if self._pacer is not None:
             self._pacer.spend(len(header) + len(payload or b""), self._now_s())
         if self._outgoing is not None and message.kind == Push.kind:
-            self._outgoing.announced(self._now_s())
+            self._outgoing.note_announced(self._now_s())
         self._send_frames(header, payload)
 
     def _clear_line(self, over: Callable[[_Waiting], bool]) -> None:
-        """Take out of the line what is void; what has come in is paid for all the same."""
+        """Remove from the line what is over; what has come in is paid for all the same."""
         kept: deque[_Waiting] = deque()
         for waiting in self._waiting:
             if not over(waiting):

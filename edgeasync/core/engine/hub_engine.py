@@ -134,8 +134,8 @@ class HubEngine:
         if self._standing_still:
             return
         self._now_s = now_s
-        self._incoming.expire(now_s)
-        self._outgoing.expire(now_s)
+        self._incoming.drop_expired(now_s)
+        self._outgoing.drop_expired(now_s)
         self._handle(Ticked(self._capacity.for_snapshot(now_s)))
 
     def resume(self, lineage: str, now_s: float) -> None:
@@ -254,11 +254,13 @@ class HubEngine:
         if isinstance(message, Credit):
             return self._credit(peer, message)
         if isinstance(message, FetchGraph):
-            self._outgoing.end(peer)  # who asks again has given up what was under way
+            self._outgoing.drop(peer)  # who asks again has given up what was on its way
             return Received(peer, message, self._capacity.for_graph(self._now_s))
         if isinstance(message, Fetch):
             if (owner := self._owner(peer)) is not None:  # nothing is noted of strangers
-                self._outgoing.ask(peer, message.partial, self._now_s)
+                self._outgoing.suspend(peer, self._now_s)  # who asks again has given up what was on its way
+                if message.partial is not None:
+                    self._outgoing.note_partial(peer, message.partial)
             resumes = self._outgoing.can_resume(peer, owner)
             return Received(peer, message, resumes or self._capacity.for_snapshot(self._now_s))
         if isinstance(message, Hello | Ping | Leave | StatusRequest):
@@ -272,7 +274,7 @@ class HubEngine:
         if push.transfer:
             if payload is not None:
                 raise ProtocolError("a push in pieces carries its payload itself")
-            self._incoming.suspend(peer, self._now_s)  # who announces again has given up what was under way
+            self._incoming.suspend(peer, self._now_s)  # who announces again has given up what was on its way
             return Received(peer, push, self._capacity.for_update(self._now_s, self._owner(peer)))
         if payload is None or len(payload) != push.payload_bytes:
             raise ProtocolError("the payload is not as long as its header says")
@@ -374,7 +376,7 @@ class HubEngine:
         member = self.core.members.by_peer(effect.peer)
         if member is None:
             return  # it has gone while this waited for a fold
-        kept = self._outgoing.take_suspended(effect.peer, member)
+        kept = self._outgoing.resume(effect.peer, member)
         if kept is None:
             version, offer = effect.version, self._publisher.offer(effect.base, effect.codec)
         else:
@@ -402,7 +404,7 @@ class HubEngine:
 
     def _announce(self, member: Member, message: Assignment | Graph, payload: wire.Buffer) -> None:
         """Send a message with its payload, or begin to send that in pieces."""
-        message = self._outgoing.begin(member, message, payload, self._now_s)
+        message = self._outgoing.announce(member, message, payload, self._now_s)
         self._send(member.peer, message, None if message.transfer else payload)
 
     def _receive(self, peer: Peer, push: Push) -> None:
@@ -412,7 +414,7 @@ class HubEngine:
         transfer = self._incoming.resume(peer, owner, push, self._now_s)
         if transfer is None:
             buffer = self._buffers.take()[: push.payload_bytes].data
-            transfer = self._incoming.begin(peer, owner, push, buffer, self._now_s)
+            transfer = self._incoming.receive(peer, owner, push, buffer, self._now_s)
         self._send(peer, transfer.credit())
 
     def _send(self, peer: Peer, message: Message, payload: wire.Buffer | None = None) -> None:

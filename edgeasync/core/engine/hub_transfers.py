@@ -44,15 +44,15 @@ class OutgoingPayload(_HubTransfer, kw_only=True):
     transfer: OutgoingTransfer
 
 
-One = TypeVar("One", bound=_HubTransfer)
+AnyTransfer = TypeVar("AnyTransfer", bound=_HubTransfer)
 
 
-class _HubTransfers(Generic[One]):
+class _HubTransfers(Generic[AnyTransfer]):
     """The active transfers, by connection, and the suspended ones, by device and state id."""
 
     def __init__(self) -> None:
-        self._active: dict[Peer, One] = {}
-        self._suspended: dict[Owner, One] = {}  # the one suspended first comes first
+        self._active: dict[Peer, AnyTransfer] = {}
+        self._suspended: dict[Owner, AnyTransfer] = {}  # the one suspended first comes first
 
     def suspend(self, peer: Peer, now_s: float) -> None:
         """Cut off the connection's transfer; keep it for its device if it can be resumed."""
@@ -62,7 +62,7 @@ class _HubTransfers(Generic[One]):
             self.drop_suspended(cut_off.owner)
             self._suspended[cut_off.owner] = cut_off
 
-    def end(self, peer: Peer) -> None:
+    def drop(self, peer: Peer) -> None:
         """Drop the connection's transfer, if it has one."""
         active = self._active.pop(peer, None)
         if active is not None:
@@ -74,7 +74,7 @@ class _HubTransfers(Generic[One]):
         if suspended is not None:
             suspended.transfer.drop()
 
-    def make_room(self, spare: Owner | None = None) -> bool:
+    def drop_oldest_suspended(self, spare: Owner | None = None) -> bool:
         """Drop the one that has been suspended longest, but not that of `spare`; return whether there was one."""
         oldest = next((owner for owner in self._suspended if owner != spare), None)
         if oldest is None:
@@ -82,12 +82,12 @@ class _HubTransfers(Generic[One]):
         self.drop_suspended(oldest)
         return True
 
-    def end_stalled(self, since_s: float) -> None:
+    def drop_stalled(self, since_s: float) -> None:
         """Drop the active transfers that have not moved since then."""
         for peer in [peer for peer, active in self._active.items() if active.moved_s < since_s]:
-            self.end(peer)
+            self.drop(peer)
 
-    def expire(self, now_s: float) -> None:
+    def drop_expired(self, now_s: float) -> None:
         """Drop the suspended transfers that no device has come back for."""
         limit_s = now_s - SUSPENDED_S
         for owner in [owner for owner, suspended in self._suspended.items() if suspended.moved_s < limit_s]:
@@ -100,7 +100,7 @@ class IncomingTransfers(_HubTransfers[IncomingPush]):
     def __len__(self) -> int:
         return len(self._active) + len(self._suspended)
 
-    def begin(self, peer: Peer, owner: Owner, push: Push, buffer: memoryview, now_s: float) -> IncomingTransfer:
+    def receive(self, peer: Peer, owner: Owner, push: Push, buffer: memoryview, now_s: float) -> IncomingTransfer:
         """Open the transfer of an announced push."""
         transfer = IncomingTransfer(push.transfer, buffer, push.checksum)
         self._active[peer] = IncomingPush(owner=owner, push=push, transfer=transfer, moved_s=now_s)
@@ -147,23 +147,23 @@ class OutgoingTransfers(_HubTransfers[OutgoingPayload]):
         super().__init__()
         self._piece_bytes = piece_bytes
         self._suspended_max = suspended_max
-        self._wanted: dict[Peer, int] = {}
+        self._partials: dict[Peer, int] = {}
         self._count = 0
 
     @property
-    def shared_count(self) -> int:
+    def graphs(self) -> int:
         """How many transfers of the graph are active; they share one payload."""
         return sum(isinstance(active.message, Graph) for active in self._active.values())
 
-    def begin(
+    def announce(
         self, member: Member, message: Assignment | Graph, payload: wire.Buffer, now_s: float
     ) -> Assignment | Graph:
         """Return the message to send; with `transfer` 0 the payload goes with it, else in pieces.
 
-        In pieces goes what is longer than the link moves while a heartbeat may wait, or than the device allows.
-        A new transfer ends an older one.
+        A payload goes in pieces if it is longer than the link moves while a heartbeat may wait, or than the device
+        allows. The connection's older transfer is dropped.
         """
-        self.end(member.peer)
+        self.drop(member.peer)
         if len(payload) <= PIECE_BYTES_MIN:
             return message
         piece_bytes_max = member.piece_bytes_max
@@ -197,25 +197,23 @@ class OutgoingTransfers(_HubTransfers[OutgoingPayload]):
             del self._active[peer]
         return active.transfer, pieces
 
-    def ask(self, peer: Peer, partial: int | None, now_s: float) -> None:
-        """Note of which payload, by checksum, a device that wants an assignment holds the beginning."""
-        self.suspend(peer, now_s)  # who asks again has given up what was under way
-        if partial is not None:
-            self._wanted[peer] = partial
+    def note_partial(self, peer: Peer, checksum: int) -> None:
+        """Note of which payload the device says that it holds the beginning."""
+        self._partials[peer] = checksum
 
     def can_resume(self, peer: Peer, owner: Owner | None) -> bool:
         """Whether the payload that the device holds the beginning of is kept: it needs no room then."""
         suspended = None if owner is None else self._suspended.get(owner)
-        return suspended is not None and suspended.message.checksum == self._wanted.get(peer)
+        return suspended is not None and suspended.message.checksum == self._partials.get(peer)
 
-    def take_suspended(self, peer: Peer, member: Member) -> tuple[Assignment, wire.Buffer] | None:
+    def resume(self, peer: Peer, member: Member) -> tuple[Assignment, wire.Buffer] | None:
         """Return the suspended assignment to announce again, and its payload; `None` if there is none to resume.
 
         Either way the transfer that was suspended is dropped.
         """
         resumed = self._suspended.get(member.owner) if self.can_resume(peer, member.owner) else None
         self.drop_suspended(member.owner)
-        self._wanted.pop(peer, None)
+        self._partials.pop(peer, None)
         if resumed is None:
             return None
         assert isinstance(resumed.message, Assignment)
@@ -223,15 +221,15 @@ class OutgoingTransfers(_HubTransfers[OutgoingPayload]):
 
     def suspend(self, peer: Peer, now_s: float) -> None:
         """Cut off the connection's transfer; keep it for its device if it is an assignment that can be resumed."""
-        self._wanted.pop(peer, None)
+        self._partials.pop(peer, None)
         active = self._active.get(peer)
         if active is not None and isinstance(active.message, Graph):
-            self.end(peer)
+            self.drop(peer)
         super().suspend(peer, now_s)
         if len(self._suspended) > self._suspended_max:
-            self.make_room()
+            self.drop_oldest_suspended()
 
     def drop_all_suspended(self) -> None:
         """Drop all that are suspended: no device should train from those versions any more."""
-        while self.make_room():
+        while self.drop_oldest_suspended():
             pass

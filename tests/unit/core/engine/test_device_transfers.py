@@ -65,11 +65,11 @@ class Bench:
 
 
 @pytest.mark.parametrize("kind", [Assignment, Graph])
-def test_what_was_cut_off_goes_on_under_another_number(kind):
+def test_what_was_cut_off_is_resumed_under_another_number(kind):
     bench = Bench()
     bench.receive(kind=kind)
     bench.piece(0)
-    bench.transfers.disconnect()
+    bench.transfers.suspend()
     assert bench.fetch().partial == wire.checksum(PAYLOAD)
     announced = bench.receive(2, kind=kind)
     assert bench.last == Credit(2, PIECE)
@@ -86,7 +86,7 @@ def test_another_payload_begins_at_its_beginning():
     bench = Bench()
     bench.receive()
     bench.piece(0)
-    bench.transfers.disconnect()
+    bench.transfers.suspend()
     other = PAYLOAD[::-1]
     bench.receive(2, other)
     assert bench.last == Credit(2, 0)
@@ -98,23 +98,23 @@ def test_another_payload_begins_at_its_beginning():
 def test_nothing_is_asked_for_before_a_piece_is_here():
     bench = Bench()
     bench.receive()
-    bench.transfers.disconnect()
+    bench.transfers.suspend()
     assert bench.fetch().partial is None
 
 
-def test_what_was_spoilt_is_dropped():
+def test_a_transfer_with_a_corrupt_piece_is_dropped():
     bench = Bench()
     bench.receive()
     bench.piece(0)
     with pytest.raises(ProtocolError):
         bench.transfers.accept(Piece(1, PIECE, 0), bytes(PIECE))
-    assert bench.transfers.drop() is not None
+    assert bench.transfers.drop_incoming() is not None
     assert bench.fetch().partial is None
     bench.receive(2)
     assert bench.last == Credit(2, 0)
 
 
-def test_a_whole_payload_with_another_checksum_is_not_gone_on_from():
+def test_a_whole_payload_with_another_checksum_is_not_resumed():
     bench = Bench()
     checksum = wire.checksum(PAYLOAD) ^ 1
     bench.transfers.receive(Assignment(VERSION, 1, "identity", checksum, len(PAYLOAD), 1))
@@ -150,9 +150,9 @@ def do_anything(random, bench, number):
     elif event == 1:
         bench.push(random.choice([PAYLOAD * 2, bytes(10)]))
     elif event == 2:
-        transfers.disconnect()
+        transfers.suspend()
     elif event == 3:
-        transfers.drop()
+        transfers.drop_incoming()
     elif event < 6 and (going := transfers._outgoing) is not None:
         transfers.credit(Credit(going.number, going._sent))
     elif (coming := transfers._incoming) is not None:
@@ -162,7 +162,7 @@ def do_anything(random, bench, number):
         try:
             transfers.accept(Piece(coming.number, offset, wire.checksum(part) ^ (random.random() < 0.05)), part)
         except ProtocolError:
-            transfers.drop()
+            transfers.drop_incoming()
 
 
 def test_a_push_is_announced_under_a_new_number_each_time():
@@ -236,7 +236,7 @@ def test_a_lost_connection_empties_the_line_but_not_the_debt():
     bench.receive()
     for number in range(3):
         bench.piece(number)
-    bench.transfers.disconnect()
+    bench.transfers.suspend()
     assert bench.transfers.next_deadline_s() == math.inf
     bench.transfers.send(Fetch(SESSION))
     assert bench.transfers.next_deadline_s() == pytest.approx(3 * PIECE / CAP, abs=0.05)

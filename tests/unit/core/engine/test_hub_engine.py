@@ -230,7 +230,7 @@ def test_a_graph_goes_out_in_pieces_of_the_one_object():
             received += part
     assert received == GRAPH.payload
     bench.say(b"pi", Credit(1, len(received)))
-    assert bench.engine._outgoing.shared_count == 0
+    assert bench.engine._outgoing.graphs == 0
 
 
 def test_a_graph_is_sent_to_so_many_at_once_and_whoever_stalls_makes_way():
@@ -244,10 +244,10 @@ def test_a_graph_is_sent_to_so_many_at_once_and_whoever_stalls_makes_way():
     bench.say(b"b", Credit(3, 0), at_s=4.0)
     assert fetch_graph(bench, b"c", at_s=4.5).code == "busy"
     assert isinstance(fetch_graph(bench, b"c", at_s=5.5), Graph)
-    assert bench.engine._outgoing.shared_count == 2
+    assert bench.engine._outgoing.graphs == 2
     for name in (b"b", b"c"):
         bench.engine.on_message(name, wire.encode(Leave("stopping", bench.sessions[name])), None, 6.0)
-    assert bench.engine._outgoing.shared_count == 0
+    assert bench.engine._outgoing.graphs == 0
 
 
 # -- transfers that go on ------------------------------------------------------------------------------------
@@ -447,7 +447,7 @@ def test_strangers_leave_nothing_behind():
     bench = Bench()
     for number in range(20):
         bench.say(b"stranger %d" % number, Fetch(bytes(16), partial=number))
-    assert not bench.engine._outgoing._wanted
+    assert not bench.engine._outgoing._partials
 
 
 def test_the_same_payload_goes_on_though_nothing_was_kept():

@@ -42,7 +42,7 @@ class HubTransfersMachine(RuleBasedStateMachine):
         for peer in CONNECTIONS:
             self.cut(peer)
         assert not self.hub._active
-        assert not getattr(self.hub, "_wanted", None)
+        assert not getattr(self.hub, "_partials", None)
 
     def cut(self, peer):
         active = self.hub._active.get(peer)
@@ -59,19 +59,19 @@ class HubTransfersMachine(RuleBasedStateMachine):
     @rule(spare=st.none() | OWNERS)
     def room_is_needed(self, spare):
         before = dict(self.hub._suspended)
-        dropped = self.hub.make_room(spare)
+        dropped = self.hub.drop_oldest_suspended(spare)
         others = [owner for owner in before if owner != spare]
         assert dropped == bool(others)
         assert list(self.hub._suspended) == [owner for owner in before if owner not in others[:1]]
 
     @rule(silent_s=st.sampled_from([1.0, 10.0]))
     def stalled_ones_end(self, silent_s):
-        self.hub.end_stalled(self.now_s - silent_s)
+        self.hub.drop_stalled(self.now_s - silent_s)
         assert all(active.moved_s >= self.now_s - silent_s for active in self.hub._active.values())
 
     @rule()
     def nobody_has_come_back(self):
-        self.hub.expire(self.now_s)
+        self.hub.drop_expired(self.now_s)
         assert all(kept.moved_s >= self.now_s - SUSPENDED_S for kept in self.hub._suspended.values())
 
     @invariant()
@@ -113,7 +113,7 @@ class IncomingMachine(HubTransfersMachine):
         assert transfer is (kept.transfer if of_this else None)
         assert not self.hub.is_suspended(owner)
         if transfer is None:
-            transfer = self.hub.begin(peer, owner, push, memoryview(bytearray(len(payload))), self.now_s)
+            transfer = self.hub.receive(peer, owner, push, memoryview(bytearray(len(payload))), self.now_s)
             self.transfers.append(transfer)
         assert transfer.credit().transfer == self.count
         self.payloads[peer] = payload
@@ -158,11 +158,11 @@ class OutgoingMachine(HubTransfersMachine):
         message = Assignment(VERSION, 1, "identity", checksum, len(payload))
         if graph:
             message = Graph("0" * 64, checksum, len(payload))
-        elif (kept := self.hub.take_suspended(peer, member)) is not None:
+        elif (kept := self.hub.resume(peer, member)) is not None:
             message, payload = kept
             assert message.checksum == wire.checksum(payload)
         assert graph or owner not in self.hub._suspended
-        announced = self.hub.begin(member, message, payload, self.now_s)
+        announced = self.hub.announce(member, message, payload, self.now_s)
         assert announced.transfer > self.count
         self.count = announced.transfer
         self.transfers.append(self.hub._active[peer].transfer)
@@ -172,7 +172,8 @@ class OutgoingMachine(HubTransfersMachine):
     @rule(peer=PEERS, owner=OWNERS, partial=st.sampled_from([None, 0, *map(wire.checksum, PAYLOADS)]))
     def device_fetches(self, peer, owner, partial):
         self.connections_are_cut()
-        self.hub.ask(peer, partial, self.now_s)
+        if partial is not None:
+            self.hub.note_partial(peer, partial)
         kept = self.hub._suspended.get(owner)
         assert self.hub.can_resume(peer, owner) == (kept is not None and kept.message.checksum == partial)
 
@@ -196,7 +197,7 @@ class OutgoingMachine(HubTransfersMachine):
             assert len(self.hub._suspended) <= SUSPENDED_MAX
             assert all(isinstance(kept.message, Assignment) for kept in self.hub._suspended.values())
             graphs = [active for active in self.hub._active.values() if isinstance(active.message, Graph)]
-            assert self.hub.shared_count == len(graphs)
+            assert self.hub.graphs == len(graphs)
 
 
 IncomingMachine.TestCase.settings = OutgoingMachine.TestCase.settings = settings(
