@@ -1,0 +1,52 @@
+"""The device's engine with a shell that does nothing: what of the hub's frames reaches the core."""
+
+from random import Random
+from unittest.mock import Mock
+
+import pytest
+
+from edgeasync.core.device.machine import DeviceCore
+from edgeasync.core.engine.device_engine import DeviceEngine
+from edgeasync.parameters import Parameter, ParameterSpec
+from edgeasync.protocol import wire
+from edgeasync.protocol.messages import Ack, Applied, DeviceProfile, Piece, Welcome
+
+WELCOME = Welcome(bytes(16), ParameterSpec((Parameter("weights", (4,)),)), {}, 0, "identity", 1.0, 3.0, 1 << 16)
+
+
+@pytest.fixture
+def engine():
+    core = DeviceCore(
+        device_id="pi-1",
+        state_id=bytes(16),
+        start=1,
+        profile=DeviceProfile(),
+        codecs=("identity",),
+        fingerprint=None,
+        graph_bytes_max=1000,
+        random=Random(0),
+    )
+    engine = DeviceEngine(core, Mock(), lambda: 1.0)
+    engine.begin()
+    engine.on_message(wire.encode(WELCOME), None)
+    return engine
+
+
+def told(engine):
+    return [(call.args[0].event, call.args[0].detail) for call in engine._shell.report.call_args_list]
+
+
+def test_a_piece_without_its_bytes_is_told_of(engine):
+    engine.on_message(wire.encode(Piece(1, 0, 0)), None)
+    assert told(engine)[1:] == [("warning", "from the hub: a piece came without its bytes")]
+
+
+def test_a_piece_that_belongs_to_no_transfer_is_late_and_not_told_of(engine):
+    engine.on_message(wire.encode(Piece(1, 0, 0)), b"late")
+    assert told(engine)[1:] == []
+
+
+def test_a_message_that_does_not_fit_is_told_of_and_in_the_record(engine):
+    engine.on_message(wire.encode(Ack(3, Applied(1))), None)
+    assert [event for event, _ in told(engine)[1:]] == ["unexpected"]
+    assert "Ack of another update" in engine.recorder.lines()[-1]
