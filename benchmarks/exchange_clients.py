@@ -167,7 +167,6 @@ class Client:
         if not isinstance(welcome, Welcome):
             raise TypeError(f"{welcome} instead of a welcome")
         self._session = welcome.session
-        self._piece_bytes = welcome.piece_bytes
         self._credit_window = CreditWindow(welcome.piece_bytes)
         self._in_pieces = len(self._payload.buffer) > welcome.piece_bytes
         push = Push(
@@ -265,7 +264,7 @@ class Client:
         header = _pack((PROTOCOL_VERSION, Push.kind, self._push, b""))
         payload = self._payload
         if self._in_pieces:
-            self._outgoing = OutgoingTransfer(TRANSFER, payload.buffer, self._piece_bytes, self._credit_window)
+            self._outgoing = OutgoingTransfer(TRANSFER, payload.buffer, self._credit_window)
             self.socket.send(header)
         else:
             self.socket.send(header, zmq.SNDMORE)

@@ -275,7 +275,7 @@ class FairServer(BlockingServer):
         if len(payload) > PIECE_BYTES:
             transfer = next(self._transfers)
             window = self._windows.setdefault(peer, CreditWindow(PIECE_BYTES))
-            self._outgoing[peer] = OutgoingTransfer(transfer, payload, PIECE_BYTES, window)
+            self._outgoing[peer] = OutgoingTransfer(transfer, payload, window)
         self._send(
             peer,
             make_assignment(snapshot, checksum, len(payload), transfer, ack),

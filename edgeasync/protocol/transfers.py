@@ -74,7 +74,18 @@ class CreditWindow:
 
     @property
     def message_bytes_max(self) -> int:
-        """What may go in one message: the window's share that moves in `WINDOW_TARGET_S`, not in a round trip.
+        """The longest payload that should go in one message: what the link moves in `WINDOW_TARGET_S`."""
+        return min(self.piece_bytes, self._target_bytes)
+
+    @property
+    def length_max(self) -> int:
+        """How long a piece should be: short beside the window, but not so short that the window has too many."""
+        length = max(PIECE_BYTES_MIN, self._target_bytes // 4, self.bytes // PIECES_MAX)
+        return min(self.piece_bytes, length)
+
+    @property
+    def _target_bytes(self) -> int:
+        """The window's share that moves in `WINDOW_TARGET_S`, not in a round trip.
 
         On a link that was never measured it is as little as a piece. The link may be so slow that nothing else
         would be heard for longer than a lease; and a payload sent in one message cannot be resumed.
@@ -83,11 +94,6 @@ class CreditWindow:
             return PIECE_BYTES_MIN
         share = WINDOW_TARGET_S / (self.round_trip_s + WINDOW_TARGET_S)
         return max(PIECE_BYTES_MIN, int(self.bytes * share))
-
-    @property
-    def length_max(self) -> int:
-        """How long a piece should be: short beside the window, but not so short that the window has too many."""
-        return max(PIECE_BYTES_MIN, self.message_bytes_max // 4, self.bytes // PIECES_MAX)
 
     def adapt(self, elapsed_s: float) -> None:
         """Grow or shrink, at most twofold, towards what a round trip and `WINDOW_TARGET_S` move."""
@@ -167,13 +173,11 @@ class OutgoingTransfer(Transfer):
         self,
         number: int,
         payload: wire.Buffer,
-        piece_bytes: int,
         window: CreditWindow,
         announced_s: float | None = None,
     ) -> None:
         super().__init__(number)
         self.payload = memoryview(payload).cast("B")
-        self.piece_bytes = piece_bytes
         self.window = window
         self._announced_s = announced_s
         self._sent = self._first_byte = 0
@@ -227,7 +231,7 @@ class OutgoingTransfer(Transfer):
         """Return the next pieces that the window has room for, or for more than half of."""
         pieces: list[tuple[Piece, memoryview]] = []
         window_bytes = self.window.bytes
-        length_max = min(self.piece_bytes, self.window.length_max)
+        length_max = self.window.length_max
         while self._sent < len(self.payload):
             part = self.payload[self._sent : self._sent + length_max]
             in_flight = self._sent - self._received

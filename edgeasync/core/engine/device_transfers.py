@@ -79,17 +79,17 @@ class DeviceTransfers:
             self._pacer.spend(first.received_bytes, self._now_s())
             self._send_now(first.message, first.payload)
 
-    def send(self, message: Message, payload: wire.Buffer | None = None) -> None:
-        """Send a message: at once, or in its turn if there is a cap that it must wait for."""
+    def send(self, message: Message) -> None:
+        """Send a message without a payload: at once, or in its turn if it asks for a payload."""
         match message:
             case Hello() if self._pacer is not None:
                 message = msgspec.structs.replace(message, piece_bytes_max=PIECE_BYTES_MIN)
             case Fetch() if self._incoming is not None and self._incoming.state in {"moving", "suspended"}:
                 message = msgspec.structs.replace(message, partial=self._incoming.checksum)
-        if isinstance(message, Push | Piece | Fetch | FetchGraph):
-            self._send_in_turn(message, payload)
+        if isinstance(message, Fetch | FetchGraph):
+            self._send_in_turn(message, None)
         else:
-            self._send_now(message, payload)
+            self._send_now(message, None)
 
     def count_received(self, header: bytes, payload: wire.Buffer | None) -> None:
         """Count a message that came in; the payload of a piece is paid for with its credit."""
@@ -149,12 +149,12 @@ class DeviceTransfers:
     def push(self, push: Push, payload: wire.Buffer, piece_bytes: int) -> None:
         """Send a push whole, or announce it if that would hold up a heartbeat; the one before is dropped."""
         self.drop_push()
-        piece_bytes, window = self._link(piece_bytes)
-        if len(payload) <= min(piece_bytes, window.message_bytes_max):
+        window = self._window_of(piece_bytes)
+        if len(payload) <= window.message_bytes_max:
             self._send_in_turn(push, payload)
             return
         self._count += 1
-        self._outgoing = OutgoingTransfer(self._count, payload, piece_bytes, window)
+        self._outgoing = OutgoingTransfer(self._count, payload, window)
         self._send_in_turn(msgspec.structs.replace(push, transfer=self._count), None)
 
     def drop_push(self) -> None:
@@ -178,8 +178,8 @@ class DeviceTransfers:
             self._outgoing.drop()
         self._outgoing = None
 
-    def _link(self, piece_bytes: int) -> tuple[int, CreditWindow]:
-        """Return how long a piece may be, and the window; under a cap that begins with a single piece."""
+    def _window_of(self, piece_bytes: int) -> CreditWindow:
+        """Return the window of pieces up to that length; under a cap they are short, and it begins with one."""
         if self._pacer is not None:
             piece_bytes = PIECE_BYTES_MIN
         if self._window is None or self._window.piece_bytes != piece_bytes:
@@ -187,7 +187,7 @@ class DeviceTransfers:
             self._window = CreditWindow(piece_bytes, **start)
             if self._round_trip_s < math.inf:
                 self._window.observe_round_trip(self._round_trip_s, at_rest=False)
-        return piece_bytes, self._window
+        return self._window
 
     # -- the line --------------------------------------------------------------------------------------------
 

@@ -166,16 +166,13 @@ class OutgoingTransfers(_HubTransfers[OutgoingPayload]):
         self.drop(member.peer)
         if len(payload) <= PIECE_BYTES_MIN:
             return message
-        piece_bytes_max = member.piece_bytes_max
-        piece_bytes = self._piece_bytes
-        if piece_bytes_max:
-            piece_bytes = min(piece_bytes, max(PIECE_BYTES_MIN, piece_bytes_max))
-        window = member.link.window(piece_bytes, narrow=piece_bytes_max > 0)
-        if len(payload) <= min(piece_bytes, window.message_bytes_max):
+        piece_bytes = max(PIECE_BYTES_MIN, min(self._piece_bytes, member.piece_bytes_max or self._piece_bytes))
+        window = member.link.window(piece_bytes, narrow=member.piece_bytes_max > 0)
+        if len(payload) <= window.message_bytes_max:
             return message
         self._count += 1
         message = msgspec.structs.replace(message, transfer=self._count)
-        transfer = OutgoingTransfer(self._count, payload, piece_bytes, window, now_s)
+        transfer = OutgoingTransfer(self._count, payload, window, now_s)
         self._active[member.peer] = OutgoingPayload(
             owner=member.owner, message=message, transfer=transfer, moved_s=now_s
         )

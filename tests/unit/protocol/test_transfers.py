@@ -34,7 +34,7 @@ DELAYS_S = st.one_of(st.just(0.0), st.floats(0.0, 10.0))
 
 def pair(size, piece_bytes=PIECE_BYTES_MIN):
     payload = memoryview(NOISE)[:size]
-    sender = OutgoingTransfer(7, payload, piece_bytes, CreditWindow(piece_bytes))
+    sender = OutgoingTransfer(7, payload, CreditWindow(piece_bytes))
     return sender, IncomingTransfer(7, memoryview(bytearray(size)), wire.checksum(payload)), payload
 
 
@@ -63,7 +63,7 @@ class TransferMachine(RuleBasedStateMachine):
         self.lost += self.sent - self.receiver.credit().received_bytes if self.sender.state == "moving" else 0
         self.pieces.clear()
         number, window = self.sender.number + 1, self.sender.window
-        self.sender = OutgoingTransfer(number, self.payload, self.sender.piece_bytes, window, self.now_s)
+        self.sender = OutgoingTransfer(number, self.payload, window, self.now_s)
         held = self.receiver.credit().received_bytes
         assert self.receiver.suspend() == (held > 0)
         if held:
@@ -83,11 +83,11 @@ class TransferMachine(RuleBasedStateMachine):
         self.credited = credit.received_bytes
         for piece, part in sent:
             assert piece.offset == self.sent
-            assert len(part) <= self.sender.piece_bytes
+            assert len(part) <= self.sender.window.piece_bytes
             self.sent += len(part)
             assert len(part) >= PIECE_BYTES_MIN or self.sent == len(self.payload)
         if sent:
-            assert self.sent - self.credited < self.sender.window.bytes + self.sender.piece_bytes
+            assert self.sent - self.credited < self.sender.window.bytes + self.sender.window.piece_bytes
         self.pieces.extend(sent)
 
     def give_piece(self):
@@ -326,7 +326,7 @@ def test_payloads_of_two_pieces_tell_nothing_of_the_rate():
     window = CreditWindow(1 << 20)
     payload = memoryview(NOISE)[: 2 * PIECE_BYTES_MIN]
     for _ in range(9):
-        sender = OutgoingTransfer(7, payload, 1 << 20, window, 0.0)
+        sender = OutgoingTransfer(7, payload, window, 0.0)
         receiver = IncomingTransfer(7, memoryview(bytearray(len(payload))), wire.checksum(payload))
         deliver(sender, receiver, 0.01, 2.5e6)
     assert window.bytes == 1 << 18
@@ -338,7 +338,7 @@ def test_payloads_of_two_pieces_tell_nothing_of_the_rate():
 def test_the_first_pieces_into_an_idle_link_tell_its_rate(size, round_trip_s, bytes_per_s):
     window = CreditWindow(1 << 20)
     payload = memoryview(NOISE)[:size]
-    sender = OutgoingTransfer(7, payload, 1 << 20, window, 0.0)
+    sender = OutgoingTransfer(7, payload, window, 0.0)
     deliver(
         sender, IncomingTransfer(7, memoryview(bytearray(size)), wire.checksum(payload)), round_trip_s, bytes_per_s
     )
@@ -352,7 +352,7 @@ def test_a_payload_longer_than_the_first_window_soon_goes_in_one_message_on_a_fa
     window = CreditWindow(1 << 20)
     payload = memoryview(NOISE)[:1_000_000]
     for number in range(3):
-        sender = OutgoingTransfer(7, payload, 1 << 20, window, 0.0)
+        sender = OutgoingTransfer(7, payload, window, 0.0)
         receiver = IncomingTransfer(7, memoryview(bytearray(len(payload))), wire.checksum(payload))
         deliver(sender, receiver, 0.02, 1e8)
         assert receiver.state == "complete", number
@@ -424,7 +424,7 @@ def live(random):
         elif event < 0.3:
             kept, sent = receiver.suspend(), sender.suspend()
             assert (kept, sent) == (receiver.state == "suspended", sender.state == "suspended")
-            sender = OutgoingTransfer(number, payload, PIECE_BYTES_MIN, sender.window)
+            sender = OutgoingTransfer(number, payload, sender.window)
             if kept and random.random() < 0.8:
                 assert receiver.resume(number, receiver.checksum, len(payload))
             elif kept:
@@ -447,7 +447,7 @@ def live(random):
 
 def test_vectors_travel_as_their_bytes():
     vector = np.arange(5, dtype=np.float32)
-    sender = OutgoingTransfer(1, vector.data, PIECE_BYTES_MIN, CreditWindow(PIECE_BYTES_MIN))
+    sender = OutgoingTransfer(1, vector.data, CreditWindow(PIECE_BYTES_MIN))
     receiver = IncomingTransfer(1, memoryview(bytearray(vector.nbytes)), wire.checksum(vector.tobytes()))
     (piece,) = sender.credit(receiver.credit(), 0.0)
     receiver.accept(*piece)
