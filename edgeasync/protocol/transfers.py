@@ -26,7 +26,11 @@ TRANSFER: Table[TransferState] = {
     "corrupt": (),
     "dropped": (),
 }
-"""A transfer's state, as its sender or its receiver sees it; docs/states.md has what each means."""
+"""A transfer's state, as its sender or its receiver sees it.
+
+`announced`: no byte has moved. `suspended`: it was cut off, and is kept to be resumed; a sender does that with a
+new transfer of the same payload. `corrupt`: a piece was wrong. `dropped`: it ended in another way.
+"""
 
 PIECE_BYTES_MIN = 1 << 16
 """Smaller pieces, except the last, are refused: their headers would cost more than they carry."""
