@@ -6,9 +6,10 @@ from pathlib import Path
 from edgeasync.core.device.machine import LINK
 from edgeasync.core.device.work import WORK
 from edgeasync.core.hub.membership import MEMBER
+from edgeasync.protocol.transfers import TRANSFER
 
 DOCUMENT = Path(__file__).parents[2] / "docs/states.md"
-TABLES = {"link": LINK, "work": WORK, "member": MEMBER}
+TABLES = {"link": LINK, "work": WORK, "member": MEMBER, "transfer": TRANSFER}
 
 
 def diagram(table):
