@@ -7,8 +7,8 @@ Above each block of `sh` or `python` stands what is to be done with it:
     <!-- save: NAME -->            write it to that file
     <!-- not run: REASON -->       leave it
 
-A page may begin with `<!-- setup`, shell commands and `-->`: what a reader has done before. A block of `toml` may be
-saved, too.
+A page may begin with `<!-- setup`, shell commands and `-->`: what a reader has done before. A block of
+`toml` may be saved, too.
 
 In what is shown a word with a digit in it stands for any word with a digit. Lines may be left out.
 """
