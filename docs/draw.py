@@ -272,15 +272,18 @@ FILES = ("parameters", "config", "errors")
 
 # -- staleness --------------------------------------------------------------------------------------------------
 
+BOUND = 10.0
+"""Of `bounded`, which has no default."""
+
 SHOWN: dict[str, StalenessPolicy] = {
     "constant": ConstantStaleness(),
     "adaptive_lr": AdaptiveLearningRate(),
     "polynomial": PolynomialStaleness(),
     "hinge": HingeStaleness(),
-    "bounded": BoundedStaleness(staleness_max=10),
+    "bounded": BoundedStaleness(staleness_max=BOUND),
     "ringmaster": RingmasterStaleness(),
 }
-"""Every kind with its defaults; `bounded`, which has none, up to 10."""
+"""Every kind, with its defaults."""
 
 DEVICES_LIVE = 12
 """Of them `ringmaster`'s threshold is made."""

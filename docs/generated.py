@@ -1,5 +1,6 @@
 """Writes the parts of the pages that follow from code: a page marks each by `<!-- generated: NAME -->`."""
 
+import inspect
 import re
 import types
 from collections.abc import Callable, Iterable
@@ -9,9 +10,11 @@ import msgspec
 import typer
 
 import edgeasync
-from docs.draw import DEVICES_LIVE, SHOWN
+from docs.draw import BOUND, DEVICES_LIVE
 from edgeasync import errors
 from edgeasync.cli.main import app
+from edgeasync.core.engine.device_shell import DeviceShell
+from edgeasync.core.engine.hub_shell import HubShell
 from edgeasync.durable.run_replay import Beginning, Evaluation, Happening, Update
 from edgeasync.policies.catalogue import Kind, Parameter, catalogue
 from edgeasync.runtime.runs import Mark, RunSummary
@@ -80,6 +83,9 @@ def _default(parameter: Any) -> str:
 
 # -- policies ---------------------------------------------------------------------------------------------------
 
+DRAWN_FOR = {"bounded": f"`staleness_max = {BOUND:g}`", "ringmaster": f"{DEVICES_LIVE} live devices"}
+"""What is not a default in the plots of weights."""
+
 ARXIV = re.compile(r"arXiv:(\d+\.\d+)")
 
 
@@ -106,41 +112,71 @@ def _part(part: str, kinds: list[Kind], shown: list[tuple[str, tuple[Parameter, 
         paper = ARXIV.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", kind.paper)
         lines.append(f"{kind.summary}." + (f" {paper}." if paper else ""))
         if part == "staleness":
-            beside = f", for {DEVICES_LIVE} live devices" if kind.kind == "ringmaster" else ""
-            line = f"`{msgspec.json.encode(msgspec.to_builtins(SHOWN[kind.kind])).decode()}`"
             lines.append(f"![The weight of an update under {kind.kind}](../pictures/staleness-{kind.kind}.svg)")
-            lines.append(f"Drawn with {line}{beside}. A cross: refused as `stale`.")
+            if kind.kind in DRAWN_FOR:
+                lines.append(f"Drawn for {DRAWN_FOR[kind.kind]}. A cross: refused as `stale`.")
         lines.append(f"```toml\n[policy]\n{kind.example}\n```")
     return "\n\n".join(lines)
 
 
 # -- Python -----------------------------------------------------------------------------------------------------
 
+NAMES = {
+    "Run a hub and agents": ("Hub", "Agent", "train_locally", "fetch_status", "load_model"),
+    "Trainers": ("Trainer", "GradientTrainer", "OnnxTrainer", "StepResult"),
+    "Models": ("ParameterSpec", "Parameter", "Vector"),
+    "Data": ("Dataset", "batches", "load", "from_iterable", "iid", "dirichlet"),
+    "Settings": (
+        "HubCoreSettings", "StopCondition", "Liveness", "Limits", "CodecSettings", "Policy", "SGD", "Adam",
+    ),
+    "Devices": ("DeviceFolder", "DeviceIdentity"),
+    "Errors": ("EdgeAsyncError",),
+}  # fmt: skip
+"""Every public name, by what it is for."""
 
-VALUES = {
-    "Vector": "A flat numpy vector of float32: all parameters of a model, in the order of its `ParameterSpec`."
-}
+VALUES = {"Vector": "The type of a model's parameters: a one-dimensional, C-contiguous numpy array of float32."}
 """What is said of public names that are neither classes nor functions."""
 
 
 def python() -> str:
     """Return directives that describe every public name."""
-    blocks = []
-    for name in sorted(edgeasync.__all__, key=str.lower):
-        value = getattr(edgeasync, name)
-        if isinstance(value, type):
-            kind = "autoexception" if issubclass(value, Exception) else "autoclass"
-            options = "\n   :members:" + (
-                "" if kind == "autoexception" else "\n   :inherited-members: object, Struct"
-            )
-            if issubclass(value, msgspec.Struct):
-                options += "\n   :undoc-members:"
-        else:
-            kind, options = ("autofunction", "") if isinstance(value, types.FunctionType) else ("py:data", "")
-        if kind == "py:data":  # the name of a type, whose own description is numpy's
-            options = "\n\n   " + VALUES[name]
-        blocks.append(f"## {name}\n\n```{{eval-rst}}\n.. {kind}:: edgeasync.{name}{options}\n```")
-    return "\n\n".join(blocks)
+    return "\n\n".join(
+        f"## {group}\n\n" + "\n\n".join(_describe(name, getattr(edgeasync, name)) for name in names)
+        for group, names in NAMES.items()
+    )
+
+
+def _describe(name: str, value: Any) -> str:
+    """Return a directive; without what hub and agent have for their engines' sake."""
+    if name in VALUES:
+        directive = f"{{py:data}} edgeasync.{name}\n\n{VALUES[name]}"
+    elif isinstance(value, type) and issubclass(value, msgspec.Struct):
+        fields = ", ".join(_argument(field) for field in msgspec.structs.fields(value))
+        directive = f"{{py:class}} edgeasync.{name}({fields})\n\n{inspect.cleandoc(value.__doc__ or '')}"
+    elif isinstance(value, type):
+        kind = "autoexception" if issubclass(value, Exception) else "autoclass"
+        shell = {"Hub": HubShell, "Agent": DeviceShell}.get(name)
+        apart = (
+            ""
+            if shell is None
+            else "\n   :exclude-members: " + ", ".join(sorted(name for name in vars(shell) if name[0] != "_"))
+        )
+        directive = f"{{eval-rst}}\n.. {kind}:: edgeasync.{name}\n   :members:{apart}"
+    else:
+        directive = f"{{eval-rst}}\n.. autofunction:: edgeasync.{name}"
+    return f"### {name}\n\n```{directive}\n```"
+
+
+def _argument(field: msgspec.structs.FieldInfo) -> str:
+    """Return a field as an argument; a default that is a table of settings as an ellipsis."""
+    if field.required:
+        return field.name
+    known = isinstance(field.default, str | int | float | None)
+    return (
+        f"{field.name}={field.default!r}"
+        if known and field.default is not msgspec.NODEFAULT
+        else f"{field.name}=..."
+    )
 
 
 # -- what `--json` prints ---------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from docs.generated import GENERATORS, MARK, commands, every_command, exit_codes, policies, python
+from docs.generated import GENERATORS, MARK, NAMES, commands, every_command, exit_codes, policies
 from edgeasync import __all__ as public
 from edgeasync.cli.demo import INTERRUPTED
 from edgeasync.core.device.effects import ReportName as AgentEvent
@@ -68,4 +68,4 @@ def test_generated_parts_name_all_there_is():
         for parameter in command.params:
             assert parameter.help, (name, parameter.name)
     assert all(kind.example in policies() or kind.kind in policies() for kind in catalogue())
-    assert all(f"autoclass:: edgeasync.{name}" in python() or f"edgeasync.{name}" in python() for name in public)
+    assert sorted(name for names in NAMES.values() for name in names) == sorted(public)
