@@ -5,8 +5,10 @@ Each picture is an SVG without scripts, fonts or links, so it looks the same on 
 
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from edgeasync.core.device.machine import LINK, WORK
 from edgeasync.core.hub.membership import MEMBER
@@ -26,7 +28,7 @@ PICTURES = ROOT / "docs/pictures"
 BENCHMARKS = ROOT / "benchmarks/README.md"
 
 Point = tuple[float, float]
-Table = Mapping[str, Sequence[str]]
+Table = Mapping[Any, Sequence[Any]]  # from a state to those that may follow
 
 INK, QUIET, LINE, PAPER, FILL, BLUE, GREY = (
     "#1c2733", "#5b6b7b", "#8796a5", "#fbfcfd", "#e4eef8", "#0b5fa5", "#aab7c4",
@@ -356,7 +358,7 @@ def draw_time_to_target() -> str:
         text(
             16,
             264,
-            "20 simulated unequal devices, skewed data, float32, medians of 15 seeds; every rule at its best",
+            "20 simulated unequal devices, skewed data, float32, medians of 15 seeds; each baseline at its best",
             "small",
         )
     )
@@ -372,8 +374,8 @@ def drawings() -> dict[str, Callable[[], str]]:
         "layers.svg": draw_layers,
         "time-to-target.svg": draw_time_to_target,
     }
-    found |= {f"states-{name}.svg": lambda name=name: draw_states(name) for name in STATES}
-    found |= {f"staleness-{kind}.svg": lambda kind=kind: draw_staleness(kind) for kind in SHOWN}
+    found |= {f"states-{name}.svg": partial(draw_states, name) for name in STATES}
+    found |= {f"staleness-{kind}.svg": partial(draw_staleness, kind) for kind in SHOWN}
     return found
 
 

@@ -210,7 +210,8 @@ def _type(hint: Any) -> str:
     names = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null", Any: "any"}
     if hint in names:
         return names[hint]
-    origin, arguments = getattr(hint, "__origin__", None), getattr(hint, "__args__", ())
+    origin: Any = getattr(hint, "__origin__", None)
+    arguments: tuple[Any, ...] = getattr(hint, "__args__", ())
     if origin in (list, tuple):
         return f"list of {_type(arguments[0])}"
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
