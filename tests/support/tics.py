@@ -29,8 +29,8 @@ TICS = {
 COVERED = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted((ROOT / "devices").rglob("*.*")),
-    *sorted((ROOT / "examples").rglob("*.*")),
+    *sorted(path for path in (ROOT / "devices").iterdir() if path.is_file()),
+    *sorted(path for path in (ROOT / "examples").iterdir() if path.is_file()),
     *sorted((ROOT / "edgeasync/cli").rglob("*.py")),
     *sorted((ROOT / "edgeasync/runtime").rglob("*.py")),
 ]
