@@ -237,7 +237,7 @@ class CheckpointStore:
         return nbytes, digest.hexdigest()
 
     def _prune(self, fingerprint: str) -> None:
-        """Remove the checkpoints beyond those to keep: manifests first, so that no checkpoint is left half there."""
+        """Remove the checkpoints beyond those to keep: manifests first, so that none stays half there."""
         usable = self._usable(fingerprint)
         if len(usable) > self._keep:
             oldest, best = _age(usable[self._keep - 1][0]), best_first(usable)[0][0]

@@ -139,7 +139,7 @@ class Recovered:
         """Let other rules hold from now on, if they are others.
 
         A new policy, or new codecs, begin without what the old ones kept, but with the model as it is, all
-        acknowledged updates included; who the devices are, and what they were answered, stays as it is in any case.
+        acknowledged updates included. Who the devices are, and what they were answered, stays in any case.
         """
         if rules == self.rules:
             return
