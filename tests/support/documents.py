@@ -29,7 +29,7 @@ from edgeasync.runtime.status import fetch_status
 from tests.support.processes import PATIENCE_S, environment, free_address, until
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ADDRESS = "tcp://127.0.0.1:5555"
 
 BLOCK = re.compile(
@@ -46,13 +46,14 @@ SETUP = re.compile(r"^<!-- setup\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
 class How:
     """What a mark says.
 
-    The commands run in the background, after the hub was killed, after a number of updates, or if a package is
-    here; they end with an exit code. What they print may differ from what is shown.
+    The commands run in the background, in the clone itself, after the hub was killed, after a number of updates,
+    or if a package is here; they end with an exit code. What they print may differ from what is shown.
     """
 
     background: bool = False
     kill_hub: bool = False
     may_differ: bool = False
+    from_the_clone: bool = False
     needs: str = ""
     after_updates: int = 0
     code: int = 0
@@ -62,7 +63,7 @@ class How:
         """Read the words behind `run:`."""
         found = {}
         for word in filter(None, [word.strip() for word in mark.removeprefix("run").removeprefix(":").split(",")]):
-            if word in {"background", "kill hub", "may differ"}:
+            if word in {"background", "kill hub", "may differ", "from the clone"}:
                 found[word.replace(" ", "_")] = True
             elif match := re.fullmatch(r"needs (\w+)", word):
                 found["needs"] = match[1]
@@ -172,9 +173,10 @@ class Reader:
             for line in code.splitlines():
                 self._start(line.rstrip("& "))
             return
+        folder = ROOT if how.from_the_clone else self.folder
         command = ["sh", "-e", "-c", code] if block.language == "sh" else [sys.executable, "-c", code]
         ended = subprocess.run(
-            command, cwd=self.folder, env=self._environment, capture_output=True, text=True, check=False,
+            command, cwd=folder, env=self._environment, capture_output=True, text=True, check=False,
             timeout=4 * PATIENCE_S,
         )  # fmt: skip
         said = ended.stdout + ended.stderr

@@ -28,6 +28,7 @@ TICS = {
 
 COVERED = [
     ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted(path for path in (ROOT / "devices").iterdir() if path.is_file()),
     *sorted(path for path in (ROOT / "examples").iterdir() if path.is_file()),
