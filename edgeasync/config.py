@@ -52,7 +52,7 @@ class ByteCount(int):
 
 
 def read_toml(path: Path, settings: type[Settings]) -> Settings:
-    """Read a TOML file into `settings`; raises `ConfigError` naming the file, the key and the mend."""
+    """Read a TOML file into `settings`; raises `ConfigError` naming the file, the key and what to do."""
     try:
         with path.open("rb") as file:
             table = tomllib.load(file)

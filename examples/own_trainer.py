@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--hub", metavar="ADDRESS", help="be one sensor for the hub at this address")
     parser.add_argument("--bind", default="tcp://127.0.0.1:5555", help="where the hub listens")
     parser.add_argument("--run", type=Path, default=Path("runs/forecast"), help="where the model is kept")
-    parser.add_argument("--updates", type=int, default=300, help="train until so many updates are applied")
+    parser.add_argument("--updates", type=int, default=300, help="train until this number of updates is applied")
     parser.add_argument("--device-id", default="sensor-1", help="the sensor's name; each needs its own")
     parser.add_argument("--seed", type=int, default=0, help="of the made readings")
     arguments = parser.parse_args()

@@ -24,7 +24,7 @@ FILES_MAX = 1 << 17
 
 
 class Flags(msgspec.Struct, frozen=True):
-    """What the command line says: keys of `[hub]`, keys of a `[model]` of kind onnx, and what to go on from."""
+    """What the command line says: keys of `[hub]`, keys of a `[model]` of kind onnx, and where to resume."""
 
     section: dict[str, Any]
     model: dict[str, Any]
@@ -103,8 +103,8 @@ def _resumed(run: Path, config: Path | None, flags: Flags) -> HubSettings:
     """Return the settings that a run was begun with."""
     if config is not None or flags.model or "run" in flags.section:
         raise ConfigError(
-            "--resume goes on by the run's own settings: leave out the settings file, --run and --model; "
-            "or leave out --resume: a run folder is gone on with in any case"
+            "--resume takes the run's own settings: leave out the settings file, --run and --model; "
+            "or leave out --resume: the hub resumes a run that the folder holds in any case"
         )
     return read_record(run)
 

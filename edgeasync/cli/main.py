@@ -42,7 +42,10 @@ Train = Annotated[
 ]
 Freeze = Annotated[list[str] | None, typer.Option(help="Parameters not to train, a pattern; may be repeated.")]
 Output = Annotated[str | None, typer.Option(help="The tensor that the loss reads [default: the only output].")]
-Target = Annotated[str | None, typer.Option(help="'input' makes every example its own target [default: label].")]
+Target = Annotated[
+    str | None,
+    typer.Option(help="What the loss compares with: label, or input for an autoencoder [default: label]."),
+]
 LogLevel = Annotated[
     str | None,
     typer.Option(
@@ -74,23 +77,26 @@ def hub(
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Go on with the run in this folder, by the settings it was begun with."),
+        typer.Option(metavar="RUN", help="Resume the run in this folder, with the settings it was begun with."),
     ] = None,
     recovery: Annotated[
         str | None,
-        typer.Option(help="What to go on from: latest, best, or a checkpoint's name [default: latest]."),
+        typer.Option(help="Where to resume: latest, best, or a checkpoint's name [default: latest]."),
     ] = None,
     durability: Annotated[
         str | None,
-        typer.Option(help="What an answer promises: journal or checkpoint [default: journal]."),
+        typer.Option(
+            help="When a device is answered: once its update is on disk (journal), or at once (checkpoint) "
+            "[default: journal]."
+        ),
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without keys.")] = False,
     log_level: LogLevel = None,
     json: Json = False,
 ) -> None:
-    """Hold the model, and train it with whatever devices come. Ends by its [hub] stop setting, or Ctrl-C.
+    """Hold the model and train it with the devices that join. Ends at its [hub] stop setting, or by Ctrl-C.
 
-    A folder that holds a run already is gone on with.
+    If the folder already holds a run, the hub resumes it.
     """
     from edgeasync.cli.hub import Flags, run_hub  # noqa: PLC0415
     from edgeasync.cli.service import log_to_stderr  # noqa: PLC0415
@@ -115,7 +121,8 @@ def agent(
         typer.Option(help="Folder of this device's identity [default: ~/.local/state/edgeasync/DEVICE_ID]."),
     ] = None,
     step_s_min: Annotated[
-        float | None, typer.Option(help="Draw every local step out to this many seconds: a slower device.")
+        float | None,
+        typer.Option(help="Make every local step take at least this many seconds, to stand for a slower device."),
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Cores that a local step may use [default: 1].")] = None,
     provider: Annotated[
@@ -125,17 +132,17 @@ def agent(
         str | None,
         typer.Option(
             "--bandwidth-max",
-            help="Keep to so many bytes a second, both ways together, such as '1 MB' [default: no cap].",
+            help="Most bytes a second, both ways together, such as '1 MB' [default: no cap].",
         ),
     ] = None,
     spool: Annotated[
         str | None,
         typer.Option(
-            help="What outlives a power cut: identity, or full, the update under way too [default: identity]."
+            help="What outlives a power cut: identity, or full (the unanswered update too) [default: identity]."
         ),
     ] = None,
     alone_steps_max: Annotated[
-        int | None, typer.Option(help="Local steps to go on for while no hub can be reached [default: 0].")
+        int | None, typer.Option(help="Most local steps to take ahead while no hub can be reached [default: 0].")
     ] = None,
     log_level: LogLevel = None,
     json: Json = False,
@@ -160,7 +167,7 @@ def status(
     timeout_s: Annotated[float, typer.Option(min=0.1, max=3600.0, help="How long to wait for an answer.")] = 3.0,
     json: Json = False,
 ) -> None:
-    """Ask a live hub how it and its devices do."""
+    """Ask a running hub for its status and that of its devices."""
     from edgeasync.cli.status import print_status  # noqa: PLC0415
 
     print_status(hub, timeout_s, Printer(json=json))
@@ -176,7 +183,7 @@ def demo(
     run: Annotated[Path | None, typer.Option(help="Folder of this run [default: a new one in runs/].")] = None,
     json: Json = False,
 ) -> None:
-    """Train handwritten digits with a hub and unequal agents here, one of which dies and returns."""
+    """Train on handwritten digits with a hub and unequal agents on this machine; one is killed and returns."""
     from edgeasync.cli.demo import run_demo  # noqa: PLC0415
 
     run_demo(devices=devices, seconds=seconds, seed=seed, run=run, printer=Printer(json=json))
@@ -189,7 +196,7 @@ def policies(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON array of objects.")] = False,
 ) -> None:
-    """List the ways to weigh, gather and apply updates: every kind for the [policy] of a hub's settings."""
+    """List every kind of policy for a hub's settings: how updates are weighed, gathered and applied."""
     from edgeasync.cli.policies import print_policies  # noqa: PLC0415
 
     print_policies(kind, Printer(json=json))
@@ -251,7 +258,7 @@ def model_check(
     batch_size: BatchSize = 8,
     json: Json = False,
 ) -> None:
-    """Hold a model's gradients against differences of its loss."""
+    """Check a model's gradients against finite differences of its loss."""
     from edgeasync.cli.model import check_model  # noqa: PLC0415
 
     check_model(file, _graph_flags(loss, train, freeze, output, target), batch_size, Printer(json=json))
@@ -269,7 +276,7 @@ def export(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Write the model a run has trained as a plain ONNX file for inference. A hub may be at work there."""
+    """Write the model of a run as a plain ONNX file for inference. A hub may be running there."""
     from edgeasync.cli.model import export_run  # noqa: PLC0415
 
     export_run(run, model, out, Printer(json=json), best=best)
@@ -282,16 +289,18 @@ def replay(
     checkpoint: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="CHECKPOINT", help="Begin there [default: as early as the journal leads on]."
+            "--from",
+            metavar="CHECKPOINT",
+            help="Begin at this checkpoint [default: the earliest that the journal continues].",
         ),
     ] = None,
     export: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.safetensors", help="Write the model that the story has come to."),
+        typer.Option(metavar="FILE.safetensors", help="Write the model after the last entry shown."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Tell what became of every update of a run, from its folder alone. Only reads; a hub may be at work there."""
+    """Show what became of every update of a run, from its folder alone. Only reads; a hub may be running there."""
     from edgeasync.cli.replay import replay_run  # noqa: PLC0415
 
     replay_run(run, until, checkpoint, export, Printer(json=json))
@@ -302,7 +311,7 @@ def runs(
     folder: Annotated[Path, typer.Argument(help="Folder of runs.")] = Path("runs"),
     json: Json = False,
 ) -> None:
-    """List the runs in a folder: how far each is, when it was written, and what is wrong with it."""
+    """List the runs in a folder: version, time of the last write, and problems of each."""
     from edgeasync.cli.runs import print_runs  # noqa: PLC0415
 
     print_runs(folder, Printer(json=json))

@@ -114,7 +114,7 @@ def _print_summary(summary: dict[str, Any], printer: Printer) -> None:
     for device in summary["devices"]:
         printer.line(
             f"{device['id']}: {device['state']}, {device['updates_applied']} updates applied, "
-            f"the last one taken in is seq {device['seq_last']}"
+            f"the last is seq {device['seq_last']}"
         )
     if "model" in summary:
         printer.line(f"the model: {summary['model']}")

@@ -93,7 +93,7 @@ class Batches:
         return np.array([*self._shape, self._next, *self._drawn_from], np.uint64)
 
     def restore(self, state: npt.NDArray[np.uint64]) -> None:
-        """Go on from a place; raises `ValueError` for one in another stream."""
+        """Continue from a place; raises `ValueError` for one in another stream."""
         values = [int(value) for value in state.ravel()]
         if len(values) != 10 or tuple(values[:3]) != self._shape or values[3] > len(self._starts):
             raise ValueError("a place in batches of another size, or of other data")

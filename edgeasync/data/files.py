@@ -95,7 +95,7 @@ def _numbers(texts: list[str], columns: list[str], where: str) -> list[float]:
     except ValueError:
         pass
     column, text = next(cell for cell in zip(columns, texts, strict=True) if _finite(cell[1]) is None)
-    raise DataError(f"{where}, column {column!r}: {text!r} is not a finite number; mend or drop the line")
+    raise DataError(f"{where}, column {column!r}: {text!r} is not a finite number; correct or drop the line")
 
 
 def _finite(text: str) -> float | None:

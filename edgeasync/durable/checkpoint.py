@@ -144,7 +144,7 @@ class CheckpointStore:
         """Load the checkpoint to recover from, or return None if there is none at all.
 
         `recovery` is "latest", "best", or a checkpoint's name. The best has the highest accuracy, or else the
-        lowest loss; where none was evaluated it is the latest. Raises `StorageError` or `ModelMismatchError`
+        lowest loss; where no version was evaluated it is the latest. Raises `StorageError` or `ModelMismatchError`
         when a named one cannot be used, or when there are checkpoints and none of them can be.
         """
         readable, unreadable = self.manifests()
@@ -237,7 +237,7 @@ class CheckpointStore:
         return nbytes, digest.hexdigest()
 
     def _prune(self, fingerprint: str) -> None:
-        """Remove the checkpoints beyond what is kept: their manifests first, so that none is left half there."""
+        """Remove the checkpoints beyond those to keep: manifests first, so that none stays half there."""
         usable = self._usable(fingerprint)
         if len(usable) > self._keep:
             oldest, best = _age(usable[self._keep - 1][0]), best_first(usable)[0][0]

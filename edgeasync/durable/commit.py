@@ -1,7 +1,7 @@
-"""Group commit: one sync for all entries that came in while the one before was under way.
+"""Group commit: one sync for all entries that came in while the one before was running.
 
-A write begins only when the loop has taken in what is there already. Else the first entry would be synced alone,
-the others after it, and each sync would have about half of the devices in it.
+A write begins only when the loop has received all that is there already. Else the first entry would be synced
+alone, the others after it, and each sync would have about half of the devices in it.
 """
 
 from collections.abc import Callable

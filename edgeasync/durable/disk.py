@@ -17,8 +17,8 @@ PARTS_MAX = 512
 """Buffers that one system call may be given; POSIX promises 16, Linux and macOS take 1024."""
 
 FORGET_BYTES = 1 << 18
-"""So many synced bytes at a time the system is told to forget: they are hardly ever read, and its memory is better
-used again at once, for the next ones."""
+"""The system is told to forget synced bytes, this number at a time: they are hardly ever read, and its memory is
+better used again at once, for the next ones."""
 
 
 class File(Protocol):

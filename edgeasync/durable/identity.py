@@ -53,7 +53,7 @@ def _next_incarnation(file: Path, device_id: str) -> DeviceIdentity:
     except OSError as error:
         raise StorageError(f"{file}: cannot be read: {error.strerror}; fix its rights") from error
     except msgspec.DecodeError as error:
-        raise StorageError(f"{file}: damaged ({error}); delete it to begin anew") from error
+        raise StorageError(f"{file}: damaged ({error}); delete it to begin with a new identity") from error
     if known is None or known.device_id != device_id:
         return DeviceIdentity(device_id, secrets.token_hex(16), 1)
     return msgspec.structs.replace(known, incarnation=known.incarnation + 1)

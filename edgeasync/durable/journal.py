@@ -1,4 +1,4 @@
-"""The journal of a run: what the hub took in, in order, synced before anyone is told so.
+"""The journal of a run: what the hub received, in order, synced before anyone is told so.
 
 Records are numbered 1, 2, 3 … over the life of a run and lie in segments, files named `journal-00000001` upward.
 A segment begins with a header that says which number its first record has; a record is a header, an entry and a
@@ -35,14 +35,14 @@ SEGMENT_BYTES_MAX = 64 << 20
 """A segment that is longer is followed by another; a batch of records is never split."""
 
 BEHIND_MAX = 1 << 10
-"""So many numbers behind a record that cannot be read are looked for, to tell damage from an unfinished write."""
+"""How far to scan past an unreadable record, to tell damage from an unfinished write."""
 
 WINDOW_BYTES = 1 << 20
 """Bytes that are read at a time: reading needs this, two records and the last batch, however long segments are."""
 
 _MAGIC = b"EAJOURNL"
 _FORMAT = 2
-"""What is written. A reader knows 1 too, in which every update has a loss."""
+"""The format that is written. A reader knows 1 too, in which every update has a loss."""
 
 _FORMATS = (1, _FORMAT)
 _SEGMENT_HEADER = struct.Struct("<8sIQQ")
@@ -52,7 +52,7 @@ _PART = "journal.part"
 
 
 Appended = tuple[Buffer, Buffer | None]
-"""What is appended as a record: an entry, and perhaps a payload."""
+"""A record to append: an entry, and perhaps a payload."""
 
 
 class Record(msgspec.Struct, frozen=True):

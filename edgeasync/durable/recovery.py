@@ -96,7 +96,7 @@ MakeCore = Callable[[Rules, ModelVersion, float, Sessions], HubCore]
 """Makes a core that knows nothing yet, of a version and at a time: `Rules.make_core`, or more around it."""
 
 OnEntry = Callable[[int, Entry, Sequence[HubEffect]], bool]
-"""Is told each entry with its number, once it is applied; says whether to go on."""
+"""Is told each entry with its number, once it is applied; says whether to continue."""
 
 
 class Recovered:
@@ -125,7 +125,7 @@ class Recovered:
         self.branches = False
 
     def replay(self, reading: JournalReading, on_entry: OnEntry) -> None:
-        """Take in what the journal has, until `on_entry` says no; raises `StorageError`."""
+        """Apply what the journal has, until `on_entry` says no; raises `StorageError`."""
         replay = self._replay()
         for record in reading.records():
             entry = read_entry(record.entry)
@@ -138,8 +138,8 @@ class Recovered:
     def go_on_under(self, rules: Rules, make_core: MakeCore) -> None:
         """Let other rules hold from now on, if they are others.
 
-        A new policy, or new codecs, begin anew with what they keep, and with the model as it is, all acknowledged
-        updates included; who the devices are, and what they were answered, stays as it is in any case.
+        A new policy, or new codecs, begin without what the old ones kept, but with the model as it is, all
+        acknowledged updates included. Who the devices are, and what they were answered, stays in any case.
         """
         if rules == self.rules:
             return

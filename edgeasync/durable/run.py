@@ -27,7 +27,7 @@ class Run:
     Raises `ConfigError` for a policy that cannot be written down.
 
     `now_s` is the core's time when it stood still, `entries` how many were replayed, `checkpoint` the name of the
-    one it went on from, if it did, and `remarks` are sentences for a person.
+    one it resumed from, if it did, and `remarks` are sentences for a person.
     """
 
     core: HubCore

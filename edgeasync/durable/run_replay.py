@@ -1,7 +1,7 @@
 """The story of a run, from its folder alone: the journal replayed, each entry told, nothing written.
 
 It may be told while a hub writes to the folder, and of a copy. A journal need not lead on from every checkpoint
-that is kept: where a hub went back to a checkpoint, or went on under other rules, its numbers leap, and only the
+that is kept: where a hub went back to a checkpoint, or resumed under other rules, its numbers leap, and only the
 checkpoint written then bridges that.
 """
 
@@ -95,7 +95,7 @@ class Beginning(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Lead(msgspec.Struct, frozen=True):
-    """Checkpoints, oldest first, from which the journal leads to entry `last`, and what keeps it from going on."""
+    """Checkpoints, oldest first, from which the journal leads to entry `last`, and why it leads no further."""
 
     starts: list[tuple[str, Manifest]]
     last: int
@@ -129,7 +129,7 @@ class RunReplay:
     def __init__(self, run: Path, *, until: int | None = None, checkpoint: str | None = None) -> None:
         """Look for where to begin: at `checkpoint`, or as early as can be; it is to end after entry `until`.
 
-        The `checkpoint` may be "latest": what a hub that is started again goes on from.
+        The `checkpoint` may be "latest": what a hub that is started again resumes from.
 
         Raises `StorageError` for a folder that is no run or has nothing to begin from, `ConfigError` if entry
         `until` is not to be had.
@@ -284,7 +284,7 @@ class _Teller:
         elif repeated and isinstance(received := event_of(entry), Received) and isinstance(received.message, Push):
             yield self._update(number, entry, effects, received.message, None, repeated=True)
         elif isinstance(event, Resumed):
-            detail = "went on, in a lineage of its own" if event.lineage else "the folder can be written again"
+            detail = "resumed, in a lineage of its own" if event.lineage else "the folder can be written again"
             yield self._happening(number, entry, "resumed", detail=detail)
         for effect in effects:
             match effect:
@@ -443,7 +443,7 @@ def _earlier_parts(leads: list[_Lead]) -> list[str]:
         if lead.last == first:
             continue  # what came after it was dropped, as is usual
         name, manifest = following.starts[0]
-        why = f"the hub went on from {name} then" if manifest.journal == lead.last + 1 else lead.trouble
+        why = f"the hub resumed from {name} then" if manifest.journal == lead.last + 1 else lead.trouble
         remarks.append(f"--until {lead.last} tells an earlier part, from entry {first} on; behind it: {why}")
     return remarks
 

@@ -1,4 +1,4 @@
-"""A device's unanswered work on disk, for one that is to go on after a power cut: `spool = "full"`.
+"""A device's unanswered work on disk, to resume it after a power cut: `spool = "full"`.
 
 Apart from the identity, so that a device that keeps no more than that loads nothing for it.
 """
@@ -50,7 +50,9 @@ class SpoolFile:
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 metadata = file.metadata() or {}
         except OSError as error:
-            raise StorageError(f"{self.path}: cannot be read: {error.strerror or error}; mend it") from error
+            raise StorageError(
+                f"{self.path}: cannot be read: {error.strerror or error}; repair or delete it"
+            ) from error
         except (ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
             raise ProtocolError(f"damaged ({error})") from error
         return self._decode(metadata, arrays)

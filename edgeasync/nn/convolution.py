@@ -22,7 +22,7 @@ class _Spatial(Layer):
     axes: ClassVar[int]
 
     def check_shape(self, path: str, x: Value, channels: int | str) -> None:
-        """Raise `ConfigError` unless `x` has so many axes, and `channels` of channels if that is a number."""
+        """Raise `ConfigError` unless `x` has `axes` + 1 axes, and `channels` of channels if that is a number."""
         if len(x.dims) != self.axes + 1 or (isinstance(channels, int) and x.dims[0] != channels):
             raise self.mismatch(path, x, f"[batch, {channels}, {', '.join(AXES[self.axes])}]")
 
@@ -70,7 +70,7 @@ class _Convolution(_Spatial):
         }
 
     def parameters(self, graph: Graph, path: str, shape: tuple[int, ...], inputs: float) -> list[str]:
-        """Add the weight, by He for so many inputs of a result's value, and the bias; return their names."""
+        """Add the weight, by He for `inputs` inputs of a result's value, and the bias; return their names."""
         names = [graph.uniform(f"{path}.weight", shape, he(inputs))]
         if self.bias:
             names.append(graph.filled(f"{path}.bias", (self.out_channels,), 0.0))

@@ -41,10 +41,10 @@ from edgeasync.training.graph_check import check_graph
 from edgeasync.training.trainer import ResumableTrainer, Trainer, take_local_steps
 
 CLOSE_S = 1.0
-"""How long a stopping agent waits for the local step under way; a longer one is abandoned."""
+"""How long a stopping agent waits for the running local step; a longer one is abandoned."""
 
 LINGER_MS = 300
-"""How long a closing agent goes on sending its goodbye."""
+"""How long a closing agent keeps sending its goodbye."""
 
 MESSAGE_BYTES_MAX = 1 << 30
 
@@ -71,14 +71,14 @@ class Agent:
 
     Of several addresses one that does not answer, or is full, gives way to the next, in turn; `address` is the one
     that is spoken to. With a `spool` every update is kept there before it leaves, and a start after a power cut
-    goes on with it. While the hub cannot be reached it takes up to `alone_steps_max` local steps further than it
+    sends it again. While the hub cannot be reached it takes up to `alone_steps_max` local steps further than it
     was told. It takes at most `local_steps_max` steps between two exchanges, if that is not 0. With
     `bandwidth_bytes_per_s_max` its messages, both directions together, keep to that rate.
 
     `make_trainer` is called once, when the hub has described its model; `fingerprint` pins a model that the
     device insists on. A training graph that the hub ships is taken up to `graph_bytes_max` bytes, kept in
     `graphs` if there is such a cache, and screened; it is in `graph` when `make_trainer` is called. `run` returns
-    why it ended; it raises what waiting does not mend: `ModelMismatchError`, `GraphError`, `RefusedError`,
+    why it ended; it raises what waiting does not cure: `ModelMismatchError`, `GraphError`, `RefusedError`,
     `AddressError`, and whatever `make_trainer` or the trainer raises, as an `EdgeAsyncError` if that is
     `StopIteration` or no `Exception`. An agent runs once.
     """
@@ -308,7 +308,7 @@ class Agent:
             try:
                 self._trainer.restore(self._trainer_state)
             except ValueError as error:
-                self._warn_from_thread(f"the trainer begins anew: {error}")
+                self._warn_from_thread(f"the trainer begins from scratch: {error}")
         self._trainer_state = None
 
     # -- what outlives a power cut ---------------------------------------------------------------------------
@@ -340,11 +340,11 @@ class Agent:
             self._spool_fails = False
         except StorageError as error:
             if not self._spool_fails:
-                self._warn_from_thread(f"{error}; until then a power cut loses the update under way")
+                self._warn_from_thread(f"{error}; until then a power cut loses the unanswered update")
             self._spool_fails = True
 
     def put_aside(self, reason: str) -> None:
-        """Rename what was kept, in the background, and begin anew."""
+        """Rename what was kept, in the background, and begin from scratch."""
         self._trainer_state = None
         self._worker.submit(lambda: self._put_aside(reason))
 
@@ -355,7 +355,7 @@ class Agent:
         except StorageError as error:
             self._warn_from_thread(str(error))
         else:
-            self._warn_from_thread(f"{aside}: {reason}; put aside, and this device begins anew")
+            self._warn_from_thread(f"{aside}: {reason}; put aside, and this device begins from scratch")
 
     # -- work ------------------------------------------------------------------------------------------------
 

@@ -79,7 +79,7 @@ def check_devices_can_feed(loaded: HubGraph) -> None:
 def keep_files(run: Path, graph: bytes, forward: bytes | None) -> None:
     """Write what is trained into the run's folder, so that the trained model can be exported from it later.
 
-    A run goes on with another loss, but not with another model: raises `ModelMismatchError` if the folder holds
+    A run resumes with another loss, but not with another model: raises `ModelMismatchError` if the folder holds
     one, `StorageError` if it cannot be read or written.
     """
     origin, content = (TRAINING_FILE, graph) if forward is None else (FORWARD_FILE, forward)

@@ -43,13 +43,13 @@ from edgeasync.runtime.worker import Worker
 from edgeasync.training.evaluation import Evaluator, plain
 
 LINGER_MS = 500
-"""How long a closing hub goes on sending its goodbyes."""
+"""How long a closing hub keeps sending its goodbyes."""
 
 CLOSE_S = 60.0
 """How long a stopping hub waits for its last fold and for the disk."""
 
 RECORD_FILE = "hub.json"
-"""The settings that a run was begun with, or gone on with last, in its folder."""
+"""The settings of a run's last start, in its folder."""
 
 PROGRESS_S = 5.0
 """How often a hub that replays a long journal says how far it is."""
@@ -266,7 +266,7 @@ class Hub:
             self._engine.request_stop(self._now_s())
 
     def _resume(self) -> None:
-        """Tell what was recovered, and go on with it as a branch of its own."""
+        """Tell what was recovered, and resume it as a branch of its own."""
         run = self._run
         for remark in run.remarks:
             self.report(Report("warning", detail=remark))

@@ -121,7 +121,7 @@ class HubSettings(Section, frozen=True):
     def record(self) -> bytes:
         """Return the settings as JSON, to begin the same hub from any folder: with whole paths.
 
-        To go on from another checkpoint than the latest is done once, and not noted.
+        To resume from another checkpoint than the latest is done once, and not noted.
         """
         model, data, latest = self.model, self.evaluation.data, CheckpointSettings().recovery
         if isinstance(model, OnnxModel):
@@ -147,9 +147,9 @@ class HubSettings(Section, frozen=True):
 
 
 def read_record(run: Path) -> HubSettings:
-    """Return the settings that the run in a folder was gone on with last, to go on with it there.
+    """Return the settings of the last start of the run in a folder, to resume it there.
 
-    Raises `StorageError` if there is nothing to go on from, or no settings, or if a newer version wrote them;
+    Raises `StorageError` if there is nothing to resume, or no settings, or if a newer version wrote them;
     `ConfigError` if they are not settings.
     """
     if not run.is_dir():
@@ -157,7 +157,7 @@ def read_record(run: Path) -> HubSettings:
     path = run / RECORD_FILE
     begin = f"begin by a settings file: edgeasync hub CONFIG --run {run}"
     if not any(CheckpointStore(FolderDisk(run), keep=1).manifests()):
-        raise StorageError(f"{run}: has no checkpoint to go on from; {begin}")
+        raise StorageError(f"{run}: has no checkpoint to resume from; {begin}")
     try:
         table = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except FileNotFoundError:

@@ -74,7 +74,9 @@ def _summarize(run: Path) -> RunSummary | None:
     if not (manifests or segments or trouble):
         if not any((run / name).exists() for name in (RECORD_FILE, MODEL_FILE)):
             return None
-        trouble.append("has no checkpoint; a hub begins it anew, from model.safetensors if that is there")
+        trouble.append(
+            "has no checkpoint; a hub begins it from scratch, or from model.safetensors if that is there"
+        )
     trouble += [reason for name, manifest in manifests if (reason := _wrong_with(run, name, manifest))]
     if end is not None and end.trouble:
         trouble.append(end.trouble)

@@ -1,4 +1,4 @@
-"""What becomes of a socket's connection: libzmq tells nobody else, and mends in silence what it can."""
+"""What becomes of a socket's connection: libzmq tells nobody else, and repairs in silence what it can."""
 
 import asyncio
 from collections.abc import Callable

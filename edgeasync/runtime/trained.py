@@ -68,7 +68,8 @@ def newest_model(run: Path) -> TrainedModel:
 def best_model(run: Path) -> TrainedModel:
     """Return the best version by evaluation.
 
-    Raises `ConfigError` if none was evaluated, `StorageError` if the files cannot be read or no longer have it.
+    Raises `ConfigError` if no version was evaluated, and `StorageError` if the files cannot be read or no longer
+    have it.
     """
     kept = None
     if (run / BEST_FILE).exists():

@@ -38,12 +38,12 @@ class _Content:
         return len(self.seen) - self.synced
 
     def sync(self) -> None:
-        """Take in that all of it would be left."""
+        """Note that all of it would be left."""
         self.synced = len(self.seen)
         self.before = None
 
     def doubt(self) -> None:
-        """Take in that a sync has failed: the system takes the pages for written, and nobody knows."""
+        """Note that a sync has failed: the system takes the pages for written, and nobody knows."""
         if self.unsynced_bytes:
             self.doubtful.append((self.synced, len(self.seen)))
         self.sync()
@@ -280,7 +280,7 @@ class SimulatedDisk:
             content = _Content()
             self._change(_Change(**{name: content}))
         else:
-            # As with `O_TRUNC`: the name goes on meaning the file that it meant.
+            # As with `O_TRUNC`: the name keeps meaning the file that it meant.
             content.empty()
             self._cut_if_due()
         return _SimulatedFile(self, content)

@@ -80,7 +80,7 @@ class FailingDisk(_Fault, frozen=True, tag="failing_disk"):
 
 
 class FullDisk(_Fault, frozen=True, tag="full_disk"):
-    """Leave the hub's disk so many bytes."""
+    """Leave the hub's disk this number of bytes."""
 
     free_bytes: Annotated[int, Meta(ge=0)]
     for_s: Seconds
@@ -103,7 +103,7 @@ class CutPower(_Fault, frozen=True, tag="cut_power"):
 
 
 class HangTrainer(_Fault, frozen=True, tag="hang_trainer"):
-    """Let a device take no local step for a while; then it goes on."""
+    """Let a device take no local step for a while; then it continues."""
 
     device: str
     for_s: Seconds
@@ -167,7 +167,7 @@ class At(msgspec.Struct, frozen=True, tag_field="when", tag="at"):
 
 
 class WhenSteps(msgspec.Struct, frozen=True, tag_field="when", tag="steps"):
-    """When a device has taken so many local steps since it was switched on last."""
+    """When a device has taken this number of local steps since it was switched on last."""
 
     device: str
     steps: Annotated[int, Meta(ge=0)]

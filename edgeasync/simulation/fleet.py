@@ -31,8 +31,8 @@ class SimulatedDevice:
     """A device's shell in virtual time: every local step takes `step_s`, every byte its time on the link.
 
     `start` switches it on, `cut_power` off, and `start` on again: a new start of the same state, as of an agent
-    on the same folder. With `keeps` it goes on with the update that the power cut left unanswered. Speed and
-    link may change at any time, whatever is under way.
+    on the same folder. With `keeps` it repeats the update that the power cut left unanswered. Speed and
+    link may change at any time, in the middle of a step or a transfer, too.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class SimulatedDevice:
 
     @property
     def steps_total(self) -> int:
-        """Local steps since the device was last switched on, those of the work under way included."""
+        """Local steps since the device was last switched on, those of the running work included."""
         work = self._work
         if work is None:
             return self._steps_before
@@ -139,7 +139,7 @@ class SimulatedDevice:
         self._schedule_tick()
 
     def change_speed(self, step_s: float) -> None:
-        """Let a local step take `step_s` from now on; of one under way, what remains of it."""
+        """Let a local step take `step_s` from now on; of a running one, what remains of it."""
         work = self._work
         if work is not None:
             self._settle(work)
@@ -169,7 +169,7 @@ class SimulatedDevice:
                 self._own_clock = OffsetClock(lambda: 0.0, self.now_s)
 
     def resume(self) -> None:
-        """Let a suspended device go on."""
+        """Let a suspended device continue."""
         if not self._suspended:
             return
         self._wake()
@@ -247,7 +247,7 @@ class SimulatedDevice:
     def send(self, header: bytes, payload: Buffer | None) -> None:
         """Send over the link."""
         peer = self._peer
-        # A real link would copy: the device goes on training in the memory the payload is a view of.
+        # A real link would copy: the device keeps training in the memory the payload is a view of.
         content = None if payload is None else bytes(payload)
         self.up.send_message(header, content, partial(self._hub.receive, peer))
 
@@ -260,7 +260,7 @@ class SimulatedDevice:
         self.graphs[fingerprint] = graph
 
     def prepare(self, welcome: Welcome) -> None:  # noqa: ARG002
-        """Let the trainer go on from what was kept; it was given, so there is nothing to check."""
+        """Let the trainer resume from what was kept; it was given, so there is nothing to check."""
         if self._trainer_state is not None and isinstance(self._trainer, ResumableTrainer):
             self._trainer.restore(self._trainer_state)
         self._trainer_state = None

@@ -37,7 +37,7 @@ class SimulatedHub:
     """The hub's shell in virtual time; computing costs it none, a write `sync_s`, a checkpoint `save_s`.
 
     It runs from the beginning. With a disk it keeps a journal there: `crash` ends it as SIGKILL would, `start`
-    lets it go on from the disk. Without one nothing is saved.
+    lets it resume from the disk. Without one nothing is saved.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class SimulatedHub:
         return self.engine.model.current.vector
 
     def start(self) -> None:
-        """Begin, or go on from the disk; raises `StorageError` if it holds what cannot be had back."""
+        """Begin, or resume from the disk; raises `StorageError` if it holds what cannot be had back."""
         if self.running:
             raise RuntimeError("the hub runs already")
         lineage = f"{self._random.getrandbits(64):016x}"
@@ -109,7 +109,7 @@ class SimulatedHub:
         """End at once, as SIGKILL would: what is in memory is lost.
 
         Connections are gone with what is on its way here, unless they are `kept`, as by a transport that connects
-        anew by itself: then the next start has them. If they are `broken`, tell the devices.
+        again by itself: then the next start has them. If they are `broken`, tell the devices.
         """
         self.running = False
         self.log = self._ticking = None
@@ -143,7 +143,7 @@ class SimulatedHub:
             self.engine.resume(lineage, self._now_s())
 
     def replayed(self, number: int, entry: Entry, effects: Sequence[HubEffect]) -> bool:  # noqa: ARG002
-        """Look at an entry that was read back, once it is applied; say whether to go on."""
+        """Look at an entry that was read back, once it is applied; say whether to continue."""
         return True
 
     def opened(self, run: Run) -> None:
@@ -165,7 +165,7 @@ class SimulatedHub:
         self._links.pop(peer, None)
 
     def receive(self, peer: Peer, header: bytes, payload: Buffer | None) -> None:
-        """Take in a message that came over a link, unless that broke when the hub died."""
+        """Receive a message that came over a link, unless that broke when the hub died."""
         if self.running and not self.stopped and peer in self._reachable:
             self.engine.on_message(peer, header, payload, self._now_s())
             self._schedule_tick()

@@ -193,7 +193,7 @@ class FaultInjector:
                     device.break_connection()
 
     def _while_it_lasts(self, fault: Fault, for_s: float, apply: Callable[[], None]) -> None:
-        """Let a fault be under way for a while; `apply` looks which ones of its kind are."""
+        """Let a fault hold for a while; `apply` looks which ones of its kind are."""
         entry = (fault, self._clock.now_s + for_s)
         self._under_way.append(entry)
         apply()

@@ -1,10 +1,10 @@
-"""Local steps under way on a simulated device."""
+"""Running local steps on a simulated device."""
 
 from collections.abc import Callable
 
 
 class Work:
-    """Local steps under way: how many are done, and how long they took, up to `since_s`."""
+    """Running local steps: how many are done, and how long they took, up to `since_s`."""
 
     __slots__ = ("changes", "finish", "local_steps", "overlap", "since_s", "spent_s", "steps_done")
 

@@ -1,6 +1,6 @@
 """What a model is worth on held-out data: loss and accuracy of a flat vector of parameters.
 
-Examples are taken in their order, a bounded number at a time, so the same vector gives the same result. An
+Examples keep their order, a bounded number at a time, so the same vector gives the same result. An
 evaluator may be called in any thread, by one at a time; it reads the vector where it is and changes nothing.
 """
 

@@ -6,10 +6,10 @@ type, a second value where one belongs: each is refused, so that onnxruntime can
 than was looked at here. Field numbers are those of `onnx/onnx.proto`.
 
 It keeps out code and files: operators of other domains and those not on a list, functions, tensors outside the
-graph, control flow but `Scan`, and messages made to exhaust whoever reads them. It does not bound what a graph
+graph, control flow but `Scan`, and messages made to exhaust their reader. It does not bound what a graph
 of allowed operators computes (an `Expand` or a `ConstantOfShape` may ask for any amount of memory), does not
 say that the graph is a sound one (onnxruntime checks types and shapes), and does not protect from mistakes in
-onnxruntime's own operators. Whoever trains for a hub trusts it with time and memory, and not with more.
+onnxruntime's own operators. A device that trains for a hub trusts it with time and memory, and not with more.
 """
 
 import math

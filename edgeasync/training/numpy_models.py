@@ -110,7 +110,7 @@ def _spec(widths: Sequence[int]) -> ParameterSpec:
 
 
 def _layers(spec: ParameterSpec, vector: Vector) -> list[tuple[Array, Array]]:
-    # Made anew for each step: some microseconds, and no vector is kept alive by a cache.
+    # Made for each step: some microseconds, and no vector is kept alive by a cache.
     arrays = list(spec.views(vector).values())
     return list(zip(arrays[::2], arrays[1::2], strict=True))
 

@@ -82,7 +82,7 @@ class OnnxTrainer:
         return self._trainer.state()
 
     def restore(self, state: TrainerState) -> None:
-        """Go on from a state; raises `ValueError` if it is another trainer's, or on other data."""
+        """Continue from a state; raises `ValueError` if it is another trainer's, or on other data."""
         self._trainer.restore(state)
 
 

@@ -51,13 +51,13 @@ class ScoringTrainer(Trainer, Protocol):
 
 @runtime_checkable
 class ResumableTrainer(Trainer, Protocol):
-    """A `Trainer` that goes on after a power cut where it was, but for the parameters: the hub brings those."""
+    """A `Trainer` that resumes after a power cut where it was, but for the parameters: the hub brings those."""
 
     def state(self) -> TrainerState:
-        """Return the arrays to go on from; called between two steps, and written before the next one."""
+        """Return the arrays to resume from; called between two steps, and written before the next one."""
 
     def restore(self, state: TrainerState) -> None:
-        """Go on from a state, before `begin`; raises `ValueError` if it is another trainer's, or on other data."""
+        """Resume from a state, before `begin`; raises `ValueError` for another trainer's, or one on other data."""
 
 
 def take_local_steps(
@@ -73,7 +73,7 @@ def take_local_steps(
 ) -> Trained | None:
     """Take `local_steps` steps, or return `None` as soon as `should_stop` says so: the work is abandoned.
 
-    With `should_pause` the steps go on from an earlier call, without a score, and end as soon as it says so: what
+    With `should_pause` the steps continue an earlier call's, without a score, and end as soon as it says so: what
     was done by then is returned, or `None` if nothing was.
 
     To stand for a slower device, every step is drawn out to `step_s_min` by `wait(remaining_s)`; `step_s` of
@@ -162,7 +162,7 @@ class GradientTrainer:
     def begin(self, parameters: Vector) -> None:
         """Begin an assignment: train this vector, in place, from now on.
 
-        The stream of batches goes on where it was. The optimizer's state begins anew, since momentum gathered
+        The stream of batches continues where it was. The optimizer's state is reset, since momentum gathered
         on another model pulls the wrong way, unless `keep_optimizer_state` was asked for.
         Raises `ModelMismatchError` for a vector that is not of the spec.
         """
@@ -195,7 +195,7 @@ class GradientTrainer:
         return state
 
     def restore(self, state: TrainerState) -> None:
-        """Go on from a state; raises `ValueError` if it is another trainer's, or on other data."""
+        """Resume from a state; raises `ValueError` if it is another trainer's, or on other data."""
         if {name: array.shape for name, array in state.items()} != {
             name: array.shape for name, array in self.state().items()
         }:

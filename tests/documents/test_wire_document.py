@@ -72,7 +72,7 @@ def test_every_field_is_described_in_order_with_its_default(kind):
 
 @pytest.mark.parametrize("struct", [ModelVersion, DeviceProfile, Deltas, Quarantine, ParameterSpec, Parameter])
 def test_inner_arrays_are_described_in_order(struct):
-    check_fields(struct, section(f"#### {struct.__name__}"))
+    check_fields(struct, section(f"### {struct.__name__}"))
 
 
 @every_message
@@ -81,7 +81,7 @@ def test_bounds_stand_in_the_row_of_their_field(kind):
 
 
 def test_bounds_of_a_profile_stand_in_their_rows():
-    check_bounds(DeviceProfile, section("#### DeviceProfile"))
+    check_bounds(DeviceProfile, section("### DeviceProfile"))
 
 
 def check_bounds(struct, text):

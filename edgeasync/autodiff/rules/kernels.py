@@ -1,7 +1,7 @@
 """The gradient of a convolution's kernel, four ways: onnxruntime's own convolution is slow at it.
 
 Each correlates the wide side of a convolution (its input) with the gradient on its narrow side (its output).
-What is faster was measured on x86-64: `python -m benchmarks.train_step` shows the whole.
+The faster form was measured on x86-64: `python -m benchmarks.train_step` shows the whole.
 """
 
 import math
@@ -135,7 +135,7 @@ def _by_rows(layer: Layer, wide: str, narrow: str) -> str:
 
 
 def _rows(graph: Graph, value: str, rows: tuple[int, int, int, int]) -> str:
-    """Return every `stride`-th row from the first to the last, inclusive, of so many."""
+    """Return every `stride`-th row from the first to the last, inclusive, of `count`."""
     count, first, last, stride = rows
     if first == 0 and last == count - 1 and stride == 1:
         return value

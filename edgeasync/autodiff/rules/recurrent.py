@@ -75,7 +75,7 @@ class Direction(msgspec.Struct, frozen=True, kw_only=True):
         return graph.total(found) if found else self.zeros()
 
     def earlier_gradients(self) -> list[str]:
-        """Return, for each time, the gradient that reaches the state before it from outside; none if none does."""
+        """Return, for each time, the gradient from outside at the state before it; without one, nothing."""
         every = self.gradients[0]
         return [] if every is None else [shifted(self.graph, every, backwards=self.backwards)]
 

@@ -69,7 +69,7 @@ def test_a_branch_begins_the_story_anew_and_the_earlier_part_can_still_be_told(t
     found, remarks, summary = told(tmp_path)
     assert (found, summary["entry"], summary["lineage"]) == (["d", "e"], 6, "e" * 16)
     (remark,) = remarks
-    assert remark.startswith("--until 3 tells an earlier part, from entry 0 on; behind it: the hub went on from ")
+    assert remark.startswith("--until 3 tells an earlier part, from entry 0 on; behind it: the hub resumed from ")
     found, remarks, summary = told(tmp_path, until=3)
     assert (found, remarks, summary["lineage"]) == (["a", "b", "c"], [], "c" * 16)
     assert told(tmp_path, until=0)[0] == []

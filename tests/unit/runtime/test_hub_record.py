@@ -63,7 +63,7 @@ def test_the_model_comes_with_the_folder(tmp_path):
 
 def test_what_cannot_be_gone_on_with(tmp_path):
     settings = convert(ONNX, HubSettings, where="test")
-    with pytest.raises(StorageError, match="no checkpoint to go on from; begin by a settings file"):
+    with pytest.raises(StorageError, match="no checkpoint to resume from; begin by a settings file"):
         read_record(run_folder(tmp_path / "new", settings, checkpoint=False))
     run = run_folder(tmp_path / "old", settings)
     (run / RECORD_FILE).write_bytes(b"{")

@@ -1,0 +1,1 @@
+"""What the pages of the documentation are drawn and written from; the wheel does not have it."""

@@ -1,0 +1,398 @@
+"""Draws the pictures that follow from code or from measured tables: `python -m docs.draw` writes docs/pictures.
+
+Each picture is an SVG without scripts, fonts or links, so it looks the same on the site and beside a plain file.
+"""
+
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from edgeasync.core.device.machine import LINK
+from edgeasync.core.device.work import WORK
+from edgeasync.core.hub.membership import MEMBER
+from edgeasync.policies.staleness import (
+    AdaptiveLearningRate,
+    BoundedStaleness,
+    ConstantStaleness,
+    HingeStaleness,
+    PolynomialStaleness,
+    RingmasterStaleness,
+    Staleness,
+    StalenessPolicy,
+)
+from edgeasync.protocol.transfers import TRANSFER
+
+ROOT = Path(__file__).parents[1]
+PICTURES = ROOT / "docs/pictures"
+BENCHMARKS = ROOT / "benchmarks/README.md"
+
+Point = tuple[float, float]
+Table = Mapping[Any, Sequence[Any]]  # from a state to those that may follow
+
+INK, QUIET, LINE, PAPER, FILL, BLUE, GREY = (
+    "#1c2733", "#5b6b7b", "#8796a5", "#fbfcfd", "#e4eef8", "#0b5fa5", "#aab7c4",
+)  # fmt: skip
+
+STYLE = (
+    "text{font:14px system-ui,'DejaVu Sans',sans-serif;fill:" + INK + "}"
+    ".small{font-size:12px;fill:" + QUIET + "}.title{font-weight:600}.mid{text-anchor:middle}.end{text-anchor:end}"
+)
+
+ARROW = (
+    '<defs><marker id="to" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" '
+    f'orient="auto-start-reverse"><path d="M0 1 L9 5 L0 9 z" fill="{INK}"/></marker></defs>'
+)
+
+
+def picture(width: int, height: int, title: str, parts: Sequence[str]) -> str:
+    """Return an SVG on a light card, so that it can be read on a dark page too."""
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
+            f"<title>{escape(title)}</title>",
+            f"<style>{STYLE}</style>",
+            ARROW,
+            f'<rect width="{width}" height="{height}" rx="8" fill="{PAPER}"/>',
+            *parts,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def text(x: float, y: float, words: str, css: str = "") -> str:
+    """Return a line of text."""
+    return f'<text x="{x:g}" y="{y:g}"' + (f' class="{css}"' if css else "") + f">{escape(words)}</text>"
+
+
+def box(x: float, y: float, width: float, height: float, *, fill: str = FILL, line: str = LINE) -> str:
+    """Return a rounded box by its upper left corner."""
+    return (
+        f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="7" fill="{fill}" stroke="{line}"/>'
+    )
+
+
+# -- states -----------------------------------------------------------------------------------------------------
+
+BOX_WIDTH, BOX_HEIGHT = 118.0, 38.0
+
+
+class Layout:
+    """Where the states of a table stand, and which of them are drawn as one group.
+
+    `bends` moves the middle of an arrow to its left, `shifts` the whole arrow, by state or group at its two ends.
+    """
+
+    def __init__(
+        self,
+        size: tuple[int, int],
+        places: Mapping[str, Point],
+        *,
+        groups: Mapping[str, tuple[str, ...]] | None = None,
+        bends: Mapping[tuple[str, str], float] | None = None,
+        shifts: Mapping[tuple[str, str], Point] | None = None,
+    ) -> None:
+        self.size = size
+        self.places = places
+        self.groups = groups or {}
+        self.bends = bends or {}
+        self.shifts = shifts or {}
+
+    def area(self, name: str) -> tuple[float, float, float, float]:
+        """Return the middle, half the width and half the height of a state or a group."""
+        if name not in self.groups:
+            return *self.places[name], BOX_WIDTH / 2, BOX_HEIGHT / 2
+        inner = [self.places[state] for state in self.groups[name]]
+        left, right = min(x for x, _ in inner), max(x for x, _ in inner)
+        top, bottom = min(y for _, y in inner), max(y for _, y in inner)
+        return (left + right) / 2, (top + bottom) / 2, (right - left + BOX_WIDTH) / 2 + 22, (bottom - top + 94) / 2
+
+
+STATES: dict[str, tuple[str, Table, Layout]] = {
+    "link": (
+        "The link of a device",
+        LINK,
+        Layout(
+            (720, 280),
+            {"offline": (130, 110), "handshake": (360, 110), "joined": (590, 110), "over": (360, 225)},
+            bends={("joined", "offline"): 75},
+        ),
+    ),
+    "work": (
+        "The work of a device",
+        WORK,
+        Layout(
+            (720, 300),
+            {
+                "idle": (130, 130), "installing": (360, 60), "training": (590, 60), "pushing": (590, 240),
+                "fetching_graph": (330, 240),
+            },
+        ),
+    ),
+    "member": (
+        "A member of the hub",
+        MEMBER,
+        Layout(
+            (720, 380),
+            {
+                "lost": (80, 120), "training": (270, 80), "paused": (450, 80), "joining": (360, 165),
+                "left": (640, 120), "quarantined": (360, 310),
+            },
+            groups={"live": ("training", "paused", "joining")},
+            shifts={
+                ("live", "lost"): (0, -12), ("live", "left"): (0, -12), ("live", "quarantined"): (22, 0),
+                ("lost", "joining"): (0, 14), ("left", "joining"): (0, 14),
+            },
+        ),
+    ),
+    "transfer": (
+        "A transfer",
+        TRANSFER,
+        Layout(
+            (720, 330),
+            {
+                "announced": (100, 70), "moving": (360, 70), "suspended": (360, 190), "complete": (620, 70),
+                "corrupt": (620, 190), "dropped": (200, 290),
+            },
+        ),
+    ),
+}  # fmt: skip
+
+
+def moves(table: Table, groups: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, str]]:
+    """Yield the arrows of a table; what every state of a group may do, once for the group."""
+    shared = {
+        (group, after)
+        for group, states in groups.items()
+        for after in table
+        if after not in states and all(after in table[state] for state in states)
+    }
+    yield from sorted(shared)
+    for state, following in table.items():
+        of = [group for group, states in groups.items() if state in states]
+        for after in following:
+            if not any((group, after) in shared for group in of):
+                yield state, after
+
+
+def arrow(layout: Layout, start: str, end: str, *, both: bool) -> str:
+    """Return an arrow from border to border."""
+    here, there = layout.area(start), layout.area(end)
+    x0, y0, x1, y1 = *here[:2], *there[:2]
+    if start in layout.groups:  # straight out of a group, towards the state
+        x0, y0 = (x1, y0) if abs(x1 - x0) < here[2] else (x0, y1)
+    dx, dy = layout.shifts.get((start, end), (0.0, 0.0))
+    x0, y0, x1, y1 = x0 + dx, y0 + dy, x1 + dx, y1 + dy
+    bend = layout.bends.get((start, end), 0.0)
+    length = ((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5
+    middle = ((x0 + x1) / 2 - bend * 2 * (y0 - y1) / length, (y0 + y1) / 2 + bend * 2 * (x1 - x0) / length)
+    a, b = _border((x0, y0), middle, here), _border((x1, y1), middle, there)
+    curve = f"Q{middle[0]:.1f} {middle[1]:.1f} " if bend else "L"
+    tail = ' marker-start="url(#to)"' if both else ""
+    return (
+        f'<path d="M{a[0]:.1f} {a[1]:.1f} {curve}{b[0]:.1f} {b[1]:.1f}" fill="none" stroke="{INK}" '
+        f'stroke-width="1.3" marker-end="url(#to)"{tail}/>'
+    )
+
+
+def _border(inside: Point, towards: Point, area: tuple[float, float, float, float]) -> Point:
+    """Return where the way from a point in an area crosses the area's border."""
+    x, y, half_width, half_height = area
+    dx, dy = towards[0] - inside[0], towards[1] - inside[1]
+    reach = []
+    if dx:
+        reach.append(((half_width + 3) * (1 if dx > 0 else -1) - (inside[0] - x)) / dx)
+    if dy:
+        reach.append(((half_height + 3) * (1 if dy > 0 else -1) - (inside[1] - y)) / dy)
+    share = min(reach)
+    return inside[0] + share * dx, inside[1] + share * dy
+
+
+def draw_states(name: str) -> str:
+    """Return the diagram of a table of states."""
+    title, table, layout = STATES[name]
+    parts = []
+    for group in layout.groups:
+        x, y, half_width, half_height = layout.area(group)
+        parts.append(box(x - half_width, y - half_height, 2 * half_width, 2 * half_height, fill="none", line=GREY))
+        parts.append(text(x - half_width + 10, y - half_height + 17, group, "small"))
+    arrows = list(moves(table, layout.groups))
+    for start, end in arrows:
+        if (end, start) not in arrows or start < end:
+            parts.append(arrow(layout, start, end, both=(end, start) in arrows))
+    x, y = layout.places[next(iter(table))]
+    parts.append(f'<circle cx="{x:g}" cy="{y - 55:g}" r="6" fill="{INK}"/>')
+    parts.append(
+        f'<path d="M{x:g} {y - 47:g} L{x:g} {y - BOX_HEIGHT / 2 - 3:g}" stroke="{INK}" marker-end="url(#to)"/>'
+    )
+    for state, (x, y) in layout.places.items():
+        parts += [box(x - BOX_WIDTH / 2, y - BOX_HEIGHT / 2, BOX_WIDTH, BOX_HEIGHT), text(x, y + 5, state, "mid")]
+    return picture(*layout.size, title, parts)
+
+
+# -- layers -----------------------------------------------------------------------------------------------------
+
+HOLDS = {
+    "cli": "the commands",
+    "runtime": "sockets, threads, files",
+    "simulation": "virtual time",
+    "durable": "journal, checkpoints, spool",
+    "training": "local steps",
+    "autodiff": "training graphs",
+    "nn": "models without torch",
+    "data": "a device's examples",
+    "core": "decisions, arrays, recovery, engines",
+    "protocol": "messages, codecs",
+    "policies": "how the hub decides",
+    "parameters": "flat vectors",
+    "config": "settings from TOML",
+    "states": "moves along tables",
+    "errors": "the error tree",
+}
+
+
+def layers() -> list[list[str]]:
+    """Return the layers of the import contract, the highest first; those of one row do not know one another."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    contract = project["tool"]["importlinter"]["contracts"][0]
+    rows = [[name.strip() for name in row.split("|")] for row in contract["layers"]]
+    return [row for row in rows if row != ["__main__"]]
+
+
+def draw_layers() -> str:
+    """Return the layers as a stack of boxes."""
+    parts = []
+    width, height, gap = 720.0, 46.0, 8.0
+    rows = layers()
+    for number, row in enumerate(rows):
+        y = 16 + number * (height + gap)
+        each = (width - 32 - gap * (len(row) - 1)) / len(row)
+        for place, name in enumerate(row):
+            x = 16 + place * (each + gap)
+            parts.append(box(x, y, each, height))
+            parts.append(
+                text(x + each / 2, y + 19, f"{name}/" if name not in FILES else f"{name}.py", "mid title")
+            )
+            parts.append(text(x + each / 2, y + 36, HOLDS[name], "mid small"))
+    size = 16 + len(rows) * (height + gap) + 24
+    parts.append(text(width / 2, size - 12, "Imports point down only.", "mid small"))
+    return picture(int(width), int(size), "The layers of edgeasync", parts)
+
+
+FILES = ("parameters", "config", "states", "errors")
+
+
+# -- staleness --------------------------------------------------------------------------------------------------
+
+BOUND = 10.0
+"""Of `bounded`, which has no default."""
+
+SHOWN: dict[str, StalenessPolicy] = {
+    "constant": ConstantStaleness(),
+    "adaptive_lr": AdaptiveLearningRate(),
+    "polynomial": PolynomialStaleness(),
+    "hinge": HingeStaleness(),
+    "bounded": BoundedStaleness(staleness_max=BOUND),
+    "ringmaster": RingmasterStaleness(),
+}
+"""Every kind, with its defaults."""
+
+DEVICES_LIVE = 12
+"""Of them `ringmaster`'s threshold is made."""
+
+
+def draw_staleness(kind: str) -> str:
+    """Return the weight of an update by its staleness in versions, 0 to 20; a cross where it is refused."""
+    policy = SHOWN[kind]
+    left, top, width, height, most = 46.0, 18.0, 300.0, 110.0, 20
+    parts = []
+    for share in (0.0, 0.5, 1.0):
+        y = top + height * (1 - share)
+        parts.append(f'<path d="M{left} {y:g} H{left + width}" stroke="{GREY}" stroke-width="0.6"/>')
+        parts.append(text(left - 8, y + 4, f"{share:g}", "small end"))
+    for versions in range(0, most + 1, 5):
+        x = left + width * versions / most
+        parts.append(text(x, top + height + 18, f"{versions}", "small mid"))
+    parts.append(text(left + width / 2, top + height + 36, "versions since the update's base", "small mid"))
+    for versions in range(most + 1):
+        weight = policy(Staleness(versions, devices_live=DEVICES_LIVE))
+        x = left + width * versions / most
+        y = top + height * (1 - (weight or 0.0))
+        if weight is None:
+            parts.append(
+                f'<path d="M{x - 4:.1f} {y - 4:.1f} l8 8 m0 -8 l-8 8" stroke="#b3402a" stroke-width="1.6"/>'
+            )
+        else:
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2" fill="{BLUE}"/>')
+    return picture(364, 174, f"Weight under {kind} by staleness", parts)
+
+
+# -- a measured result ------------------------------------------------------------------------------------------
+
+
+def measured(column: int) -> dict[str, float]:
+    """Return a column of the table of times to 95 % in benchmarks/README.md, by rule."""
+    lines = BENCHMARKS.read_text("utf-8").partition("| float32 | IID, s | MB |")[2].splitlines()[2:]
+    rows = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines]
+    table = rows[: next(number for number, row in enumerate(rows) if len(row) < 2)]
+    return {row[0]: float(row[column]) for row in table}
+
+
+LABELS = {
+    "default": "edgeasync, default policy",
+    "synchronous, all": "synchronous, waits for all",
+    "synchronous, first 70 %": "synchronous, first 70 %",
+    "FedAsync": "FedAsync",
+    "FedBuff": "FedBuff",
+    "ASGD": "asynchronous SGD",
+    "fixed interval": "fixed interval",
+}
+
+
+def draw_time_to_target() -> str:
+    """Return the times and the traffic until 95 % on skewed data, as bars."""
+    times, traffic = measured(3), measured(4)
+    parts = [
+        text(200, 28, "seconds to 95 % accuracy", "title"),
+        text(500, 28, "megabytes sent", "title"),
+    ]
+    for number, rule in enumerate(LABELS):
+        y = 44 + number * 28
+        colour = BLUE if rule == "default" else GREY
+        parts.append(text(188, y + 15, LABELS[rule], "end"))
+        for x, values, room, form in ((200, times, 220, "{:.1f} s"), (500, traffic, 140, "{:.1f} MB")):
+            length = room * values[rule] / max(values.values())
+            parts.append(f'<rect x="{x}" y="{y}" width="{length:.1f}" height="20" rx="3" fill="{colour}"/>')
+            parts.append(text(x + length + 6, y + 15, form.format(values[rule]), "small"))
+    parts.append(
+        text(
+            16,
+            264,
+            "20 simulated unequal devices, skewed data, float32, medians of 15 seeds; each baseline at its best",
+            "small",
+        )
+    )
+    return picture(720, 280, "Time and traffic until 95 % accuracy", parts)
+
+
+# -- all --------------------------------------------------------------------------------------------------------
+
+
+def drawings() -> dict[str, Callable[[], str]]:
+    """Return what draws each file of docs/pictures that is drawn."""
+    found: dict[str, Callable[[], str]] = {
+        "layers.svg": draw_layers,
+        "time-to-target.svg": draw_time_to_target,
+    }
+    found |= {f"states-{name}.svg": partial(draw_states, name) for name in STATES}
+    found |= {f"staleness-{kind}.svg": partial(draw_staleness, kind) for kind in SHOWN}
+    return found
+
+
+if __name__ == "__main__":
+    for name, draw in drawings().items():
+        (PICTURES / name).write_text(draw(), encoding="utf-8")

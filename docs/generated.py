@@ -1,0 +1,243 @@
+"""Writes the parts of the pages that follow from code: a page marks each by `<!-- generated: NAME -->`."""
+
+import inspect
+import re
+import types
+from collections.abc import Callable, Iterable
+from typing import Any, get_type_hints
+
+import msgspec
+import typer
+
+import edgeasync
+from docs.draw import BOUND, DEVICES_LIVE
+from edgeasync import errors
+from edgeasync.cli.main import app
+from edgeasync.core.engine.device_shell import DeviceShell
+from edgeasync.core.engine.hub_shell import HubShell
+from edgeasync.durable.run_replay import Beginning, Evaluation, Happening, Update
+from edgeasync.policies.catalogue import Kind, Parameter, catalogue
+from edgeasync.runtime.runs import Mark, RunSummary
+
+MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
+
+
+def fill(text: str) -> str:
+    """Return a page with every mark followed by what is generated for it."""
+    return MARK.sub(lambda found: f"{found[0]}\n\n{GENERATORS[found[1]]()}\n", text)
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [list(head), *map(list, rows)]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+# -- the command line -------------------------------------------------------------------------------------------
+
+
+def commands() -> str:
+    """Return every command with its arguments and options, from the code that reads them."""
+    return "\n\n".join(_command(command, name) for name, command in every_command())
+
+
+def every_command() -> list[tuple[str, Any]]:
+    """Return all commands that can be run, with their names, those of `model` among them."""
+    root = typer.main.get_command(app)
+    found: list[tuple[str, Any]] = []
+    for name, command in root.commands.items():  # type: ignore[attr-defined]
+        inner = getattr(command, "commands", None)
+        found += [(name, command)] if inner is None else [(f"{name} {each}", inner[each]) for each in inner]
+    return found
+
+
+def _command(command: Any, name: str) -> str:
+    arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
+    usage = " ".join(
+        (parameter.metavar or parameter.name.upper())
+        if parameter.required
+        else f"[{parameter.metavar or parameter.name.upper()}]"
+        for parameter in arguments
+    )
+    rows = []
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            shown = parameter.metavar or parameter.name.upper()
+        else:
+            shown = parameter.opts[-1] + (" VALUE" if not parameter.is_flag else "")
+        rows.append([f"`{shown}`", f"{parameter.help}{_default(parameter)}"])
+    line = f"edgeasync {name} {usage}".rstrip() + " [OPTIONS]"
+    words = "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n"))
+    return f"## `edgeasync {name}`\n\n{words}\n\n```text\n{line}\n```\n\n{table(['option', 'meaning'], rows)}"
+
+
+def _default(parameter: Any) -> str:
+    """Return a default that the help text does not name itself."""
+    if parameter.required:
+        return " Required."
+    if parameter.default in (None, False) or "[default" in parameter.help:
+        return ""
+    return f" [default: {parameter.default}]"
+
+
+# -- policies ---------------------------------------------------------------------------------------------------
+
+DRAWN_FOR = {"bounded": f"`staleness_max = {BOUND:g}`", "ringmaster": f"{DEVICES_LIVE} live devices"}
+"""What is not a default in the plots of weights."""
+
+ARXIV = re.compile(r"arXiv:(\d+\.\d+)")
+
+
+def policies() -> str:
+    """Return every kind of every part of a policy, with its paper, and the weight functions as plots."""
+    parts: dict[str, list[Kind]] = {}
+    for kind in catalogue():
+        parts.setdefault(kind.part, []).append(kind)
+    shown: list[tuple[str, tuple[Parameter, ...]]] = []
+    return "\n\n".join(_part(part, kinds, shown) for part, kinds in parts.items())
+
+
+def _part(part: str, kinds: list[Kind], shown: list[tuple[str, tuple[Parameter, ...]]]) -> str:
+    lines = [f"## `{part}`"]
+    known = [kind.kind for kind in kinds if (kind.kind, kind.parameters) in shown]
+    if known and len(known) == len(kinds):
+        default = next((f" The default is `{kind.default}`." for kind in kinds if kind.default), "")
+        return f"{lines[0]}\n\nThe same kinds as above: {', '.join(f'`{kind}`' for kind in known)}.{default}"
+    for kind in kinds:
+        shown.append((kind.kind, kind.parameters))
+        default = " (the default)" if kind.default and kind.kind else ""
+        if kind.kind:
+            lines.append(f"### `{kind.kind}`{default}")
+        paper = ARXIV.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", kind.paper)
+        lines.append(f"{kind.summary}." + (f" {paper}." if paper else ""))
+        if part == "staleness":
+            lines.append(f"![The weight of an update under {kind.kind}](../pictures/staleness-{kind.kind}.svg)")
+            if kind.kind in DRAWN_FOR:
+                lines.append(f"Drawn for {DRAWN_FOR[kind.kind]}. A cross: refused as `stale`.")
+        lines.append(f"```toml\n[policy]\n{kind.example}\n```")
+    return "\n\n".join(lines)
+
+
+# -- Python -----------------------------------------------------------------------------------------------------
+
+NAMES = {
+    "Run a hub and agents": ("Hub", "Agent", "train_locally", "fetch_status", "load_model"),
+    "Trainers": ("Trainer", "GradientTrainer", "OnnxTrainer", "StepResult"),
+    "Models": ("ParameterSpec", "Parameter", "Vector"),
+    "Data": ("Dataset", "batches", "load", "from_iterable", "iid", "dirichlet"),
+    "Settings": (
+        "HubCoreSettings", "StopCondition", "Liveness", "Limits", "CodecSettings", "Policy", "SGD", "Adam",
+    ),
+    "Devices": ("DeviceFolder", "DeviceIdentity"),
+    "Errors": ("EdgeAsyncError",),
+}  # fmt: skip
+"""Every public name, by what it is for."""
+
+VALUES = {"Vector": "The type of a model's parameters: a one-dimensional, C-contiguous numpy array of float32."}
+"""What is said of public names that are neither classes nor functions."""
+
+
+def python() -> str:
+    """Return directives that describe every public name."""
+    return "\n\n".join(
+        f"## {group}\n\n" + "\n\n".join(_describe(name, getattr(edgeasync, name)) for name in names)
+        for group, names in NAMES.items()
+    )
+
+
+def _describe(name: str, value: Any) -> str:
+    """Return a directive; without what hub and agent have for their engines' sake."""
+    if name in VALUES:
+        directive = f"{{py:data}} edgeasync.{name}\n\n{VALUES[name]}"
+    elif isinstance(value, type) and issubclass(value, msgspec.Struct):
+        fields = ", ".join(_argument(field) for field in msgspec.structs.fields(value))
+        directive = f"{{py:class}} edgeasync.{name}({fields})\n\n{inspect.cleandoc(value.__doc__ or '')}"
+    elif isinstance(value, type):
+        kind = "autoexception" if issubclass(value, Exception) else "autoclass"
+        shell = {"Hub": HubShell, "Agent": DeviceShell}.get(name)
+        apart = (
+            ""
+            if shell is None
+            else "\n   :exclude-members: " + ", ".join(sorted(name for name in vars(shell) if name[0] != "_"))
+        )
+        directive = f"{{eval-rst}}\n.. {kind}:: edgeasync.{name}\n   :members:{apart}"
+    else:
+        directive = f"{{eval-rst}}\n.. autofunction:: edgeasync.{name}"
+    return f"### {name}\n\n```{directive}\n```"
+
+
+def _argument(field: msgspec.structs.FieldInfo) -> str:
+    """Return a field as an argument; a default that is a table of settings as an ellipsis."""
+    if field.required:
+        return field.name
+    known = isinstance(field.default, str | int | float | None)
+    return (
+        f"{field.name}={field.default!r}"
+        if known and field.default is not msgspec.NODEFAULT
+        else f"{field.name}=..."
+    )
+
+
+# -- what `--json` prints ---------------------------------------------------------------------------------------
+
+
+def replay_keys() -> str:
+    """Return the keys of the lines of `edgeasync replay --json`."""
+    return "\n\n".join(_keys(struct) for struct in (Beginning, Update, Evaluation, Happening))
+
+
+def runs_keys() -> str:
+    """Return the keys of the lines of `edgeasync runs --json`."""
+    return "\n\n".join(_keys(struct) for struct in (RunSummary, Mark))
+
+
+def policies_keys() -> str:
+    """Return the keys of the objects of `edgeasync policies --json`."""
+    return "\n\n".join(_keys(struct) for struct in (Kind, Parameter))
+
+
+def _keys(struct: type[msgspec.Struct]) -> str:
+    hints = get_type_hints(struct)
+    rows = [[f"`{name}`", _type(hints[name])] for name in struct.__struct_fields__]
+    words = " ".join((struct.__doc__ or "").split())
+    return f"**{struct.__name__}.** {words}\n\n{table(['key', 'type'], rows)}"
+
+
+def _type(hint: Any) -> str:
+    if isinstance(hint, types.UnionType):
+        return " or ".join(_type(each) for each in hint.__args__)
+    names = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null", Any: "any"}
+    if hint in names:
+        return names[hint]
+    origin: Any = getattr(hint, "__origin__", None)
+    arguments: tuple[Any, ...] = getattr(hint, "__args__", ())
+    if origin in (list, tuple):
+        return f"list of {_type(arguments[0])}"
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return f"{hint.__name__}"
+    return "string" if all(isinstance(each, str) for each in arguments) else str(hint)
+
+
+# -- errors -----------------------------------------------------------------------------------------------------
+
+
+def exit_codes() -> dict[int, str]:
+    """Return the exit codes of the error tree, each with what it stands for."""
+    found = {
+        error.exit_code: (error.__doc__ or "").rstrip(".")
+        for error in vars(errors).values()
+        if isinstance(error, type) and issubclass(error, errors.EdgeAsyncError)
+        if error is not errors.TransitionError
+    }
+    return dict(sorted(found.items()))
+
+
+GENERATORS: dict[str, Callable[[], str]] = {
+    "commands": commands,
+    "policies": policies,
+    "python": python,
+    "replay_keys": replay_keys,
+    "runs_keys": runs_keys,
+    "policies_keys": policies_keys,
+}

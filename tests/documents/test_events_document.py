@@ -1,0 +1,71 @@
+"""docs/hub/events.md and docs/reference/json.md name what the code says, all of it and no more."""
+
+import ast
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from docs.generated import GENERATORS, MARK, NAMES, commands, every_command, exit_codes, policies
+from edgeasync import __all__ as public
+from edgeasync.cli.demo import INTERRUPTED
+from edgeasync.core.device.effects import ReportName as AgentEvent
+from edgeasync.core.hub.effects import ReportName as HubEvent
+from edgeasync.policies.catalogue import catalogue
+
+ROOT = Path(__file__).parents[2]
+EVENTS = (ROOT / "docs/hub/events.md").read_text("utf-8")
+JSON = (ROOT / "docs/reference/json.md").read_text("utf-8")
+
+
+def first_cells(heading):
+    """Return the first cells of the table under a heading, without the head."""
+    section = re.split(r"\n## ", EVENTS.partition(f"\n## {heading}\n")[2], maxsplit=1)[0]
+    return [cell.strip("` ") for cell in re.findall(r"^\| ([^|]+?) \|", section, re.MULTILINE)][1:]
+
+
+def printed(name):
+    """Return event -> keys of every `printer.event` in a module of the command line."""
+    tree = ast.parse((ROOT / f"edgeasync/cli/{name}.py").read_text("utf-8"))
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "printer.event":
+            event = node.args[0]
+            if isinstance(event, ast.Constant):
+                found.setdefault(event.value, set()).update(key.arg for key in node.keywords if key.arg)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("heading", "names", "module"),
+    [("Events of a hub", HubEvent, "hub"), ("Events of an agent", AgentEvent, "agent")],
+)
+def test_every_event_has_its_row(heading, names, module):
+    kept_quiet = {"answered"}  # run_agent prints none
+    assert sorted(first_cells(heading)) == sorted({*get_args(names), *printed(module)} - kept_quiet)
+
+
+def test_every_exit_code_has_its_row():
+    assert [int(code) for code in first_cells("Exit codes")] == [0, *exit_codes(), INTERRUPTED]
+
+
+@pytest.mark.parametrize("module", ["hub", "agent"])
+def test_keys_of_events_are_in_the_tables_of_json(module):
+    for event, keys in printed(module).items():
+        for key in keys:
+            assert f"`{key}`" in JSON, (event, key)
+
+
+def test_every_mark_has_a_generator():
+    used = {name for page in (ROOT / "docs").rglob("*.md") for name in MARK.findall(page.read_text("utf-8"))}
+    assert used == set(GENERATORS)
+
+
+def test_generated_parts_name_all_there_is():
+    for name, command in every_command():
+        assert f"## `edgeasync {name}`" in commands()
+        for parameter in command.params:
+            assert parameter.help, (name, parameter.name)
+    assert all(kind.example in policies() or kind.kind in policies() for kind in catalogue())
+    assert sorted(name for names in NAMES.values() for name in names) == sorted(public)

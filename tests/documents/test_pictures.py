@@ -1,0 +1,22 @@
+"""The pictures that follow from code or from measured tables are up to date."""
+
+import pytest
+
+from docs.draw import BENCHMARKS, LABELS, PICTURES, drawings, layers, measured
+
+DRAWINGS = drawings()
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_a_picture_is_what_is_drawn_today(name):
+    assert (PICTURES / name).read_text("utf-8") == DRAWINGS[name](), "run python -m docs.draw"
+
+
+def test_every_layer_of_the_contract_is_drawn():
+    assert layers()[0] == ["cli"]
+    assert layers()[-1] == ["errors"]
+
+
+def test_the_measured_bars_are_those_of_the_table():
+    assert set(measured(3)) == set(LABELS)
+    assert f"{measured(3)['default']:.2f}" in BENCHMARKS.read_text("utf-8")
