@@ -64,7 +64,7 @@ class Mixer:
         self._combine = policy.combine
         self._compensation = policy.compensation
         self._differences = spec.trained_length if policy.aggregate.update == "delta" else 0
-        """So many values at the front of an update are differences, the others are values of the model."""
+        """Values at the front of an update that are differences; the others are values of the model."""
         self._scratch = np.empty(min(CHUNK, spec.length), np.float32)
         self._correction = np.empty_like(self._scratch)
         self._rows: npt.NDArray[np.float32] = np.empty((0, 0), np.float32)

@@ -2,8 +2,8 @@
 
 There is one published chain for all devices, so the hub keeps no copy for any of them. The published model p
 moves by the coded difference w - p; what the coding drops is part of the next difference. Every sum is rounded to
-what the model's codec can carry, so whoever is given the whole model, and whoever followed the differences, hold
-the same bits.
+what the model's codec can carry. So a device that is given the whole model holds the same bits as one that
+followed the differences.
 """
 
 import weakref
@@ -55,7 +55,7 @@ class PublisherState(msgspec.Struct):
 class Publisher:
     """The published model and the last steps of its chain, as many as cost less than the whole model.
 
-    Without a codec for differences what is published is the model itself, whole for everyone.
+    Without a codec for differences the model itself is published, whole for every device.
     """
 
     def __init__(self, spec: ParameterSpec, model: Model, settings: CodecSettings) -> None:
@@ -68,9 +68,9 @@ class Publisher:
         self._steps: deque[tuple[int, wire.Buffer]] = deque()
         self._fitting = (-1, "", False)
         # Made of the version published now, and dropped with it:
-        self._offered = -1
         self._offers: dict[int, Offer] = {}
         self._joined: memoryview | None = None
+        self._offered = -1  # its number, where there is no chain and the model moves by itself
         # Memory that is counted until it is free:
         self._pool = BufferPool(spec.nbytes)
         self._given, self._outdated = _Living(), _Living()
@@ -102,7 +102,7 @@ class Publisher:
             step = self._delta.encode(Difference(current.vector, base.vector, trained), random)
             follow(base.vector, [self._delta.open(step)], self._codec, trained, vector)
             self._steps.append((base.number, step))
-            self._trim_steps(self._codec.payload_bytes_max)  # from the others the whole model costs less
+            self._trim_steps(self._codec.payload_bytes_max)  # from older versions the whole model costs no more
         if not is_finite(VectorSource(vector)) and is_finite(VectorSource(current.vector)):
             # The model has outgrown its codec (float16 ends at 65,504): from now on it travels as it is.
             self._codec = make_codec("identity", self._spec)

@@ -35,7 +35,7 @@ def _scale_bytes(length: int) -> int:
 
 
 def _split(coded: Bytes, length: int) -> tuple[Vector, Bytes]:
-    """Return where `length` coded values have their scales, and what is behind those."""
+    """Return the places of the scales and of the levels or signs in the coded bytes of `length` values."""
     split = _scale_bytes(length)
     return coded[:split].view("<f4"), coded[split:]
 
@@ -154,7 +154,7 @@ class Int8:
             coded[start:stop] = quantizer.quantize(rows, row_scales)[: stop - start]
 
     def open(self, coded: Bytes, length: int) -> Source:
-        """Return a source that multiplies what is read; a level of -128 counts as such."""
+        """Return a source that multiplies levels by their scales; a level of -128 counts as such."""
         return _Int8Source(*_split(coded, length))
 
 
@@ -206,7 +206,7 @@ class Int4:
                 np.bitwise_or(upper, levels[middle - start : stop - start] << 4, out=upper)
 
     def open(self, coded: Bytes, length: int) -> Source:
-        """Return a source that unpacks and multiplies what is read; a level of -8 counts as such."""
+        """Return a source that unpacks levels and multiplies them; a level of -8 counts as such."""
         return _Int4Source(*_split(coded, length), length)
 
 
@@ -257,7 +257,7 @@ class Sign:
             coded[start // 8 : -(-stop // 8)] = np.packbits(negative, bitorder="little")
 
     def open(self, coded: Bytes, length: int) -> Source:
-        """Return a source that unpacks and multiplies what is read."""
+        """Return a source that unpacks signs and multiplies them."""
         return _SignSource(*_split(coded, length), length)
 
 

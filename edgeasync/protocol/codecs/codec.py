@@ -15,7 +15,7 @@ class Codec(ABC):
     """Codes the vectors of one spec. It has no state: what follows from the spec is computed when it is made.
 
     Its stages code the trained values; the statistics always follow as plain float32. Little-endian everywhere.
-    A value that is not finite never gets lost: what is decoded then has some that are not finite either.
+    A value that is not finite never gets lost: of a vector with one, some decoded values are not finite either.
     """
 
     def __init__(

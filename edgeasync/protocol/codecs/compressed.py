@@ -42,7 +42,7 @@ class Compressed(Codec):
         return zstandard.ZstdCompressor(level=_LEVEL).compress(self._inner.encode(source, random))
 
     def open(self, payload: Buffer) -> Source:
-        """Decompress a frame whose announced size the other codec can have, then check what is in it."""
+        """Decompress a frame whose announced size the other codec can have; that codec checks the content."""
         self.check_length(len(payload))
         try:
             self._inner.check_length(zstandard.get_frame_parameters(payload).content_size)

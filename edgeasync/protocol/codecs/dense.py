@@ -65,7 +65,7 @@ class SixteenBits:
             self.narrow(source.read(start, stop, scratch), halves[start:stop])
 
     def open(self, coded: Bytes, length: int) -> Source:
-        """Return a source that widens what is read."""
+        """Return a source that widens the values it reads."""
         return _Widened(coded.view("<u2"), self.widen, length)
 
     def round_in_place(self, values: Vector) -> None:

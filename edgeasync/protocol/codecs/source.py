@@ -23,7 +23,7 @@ class Source(Protocol):
 
 
 class VectorSource:
-    """A vector as a source; what is read are views of it."""
+    """A vector as a source: reads return views of it."""
 
     __slots__ = ("_shown", "length", "vector")
 

@@ -158,7 +158,7 @@ def _magnitudes(values: Vector) -> Magnitudes:
 
 
 def _escape(width: int) -> int:
-    """Return the symbol that says: so many places on, and the gap is not over."""
+    """Return the symbol that stands for as many places as its own value; the gap is not over."""
     return (1 << width) - 1
 
 

@@ -87,7 +87,7 @@ class Device:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("delta", DELTAS)
-def test_whoever_missed_whatever_holds_the_same_bits(delta, model):
+def test_devices_hold_the_same_bits_whatever_each_missed(delta, model):
     hub = Hub(2 * CHUNK + 4097, delta, model)
     always, sometimes = Device(hub), Device(hub)
     always.catch_up()
@@ -170,10 +170,24 @@ def test_memory_is_bounded_however_long_the_chain_gets():
     for seed in range(200):
         hub.step(seed)
         devices[seed % 5].catch_up()
-        held = sum(len(step) for _, step in hub.publisher._steps)
-        assert held < 4 * hub.spec.length
+        assert sum(len(step) for _, step in hub.publisher._steps) < 4 * hub.spec.length
         assert len(hub.publisher._steps) <= 64
         assert hub.publisher.outdated_alive <= 1
+
+
+@pytest.mark.parametrize("delta", ["int8", "off"])
+def test_payloads_of_earlier_versions_are_counted_while_they_are_sent(delta):
+    hub = Hub(POOLED_BYTES_MIN, delta, "float16")
+    sent = []
+    for number, codec in enumerate(["float16", "float16", "float16", "identity"]):
+        hub.move(number)
+        if delta != "off":
+            hub.publisher.publish()
+        sent.append(hub.publisher.offer(None, codec).payload)
+        assert hub.publisher.outdated_alive == number
+    for left in (2, 1, 0):
+        del sent[0]
+        assert hub.publisher.outdated_alive == left
 
 
 def test_without_differences_the_model_itself_is_published():
@@ -195,10 +209,10 @@ def test_a_difference_is_of_the_front_alone(start, stop):
 
 def test_statistics_are_those_of_the_last_step():
     spec = make_spec(4, statistics=2)
-    held, codec = np.ones(6, F), make_codec("identity", spec)
+    base, codec = np.ones(6, F), make_codec("identity", spec)
     steps = [codec.open(codec.encode(VectorSource(np.full(6, number, F)))) for number in (2.0, 3.0)]
-    follow(held, steps, codec, 4, held)
-    assert held.tolist() == [6.0, 6.0, 6.0, 6.0, 3.0, 3.0]
+    follow(base, steps, codec, 4, base)
+    assert base.tolist() == [6.0, 6.0, 6.0, 6.0, 3.0, 3.0]
 
 
 def test_a_model_that_outgrows_its_codec_travels_as_it_is():
