@@ -22,7 +22,7 @@ from edgeasync.errors import ModelMismatchError, StorageError
 from edgeasync.protocol.wire import Buffer, checksum
 
 FORMAT = 3
-"""What is written. A reader knows 1 too, whose rules name `period_steps_min` otherwise."""
+"""The format that is written. A reader knows 1 and 2 too, whose rules have older names."""
 
 PIECE_BYTES = 1 << 20
 """Bytes that are checksummed and then written at a time, so that they come from the cache."""
