@@ -45,7 +45,8 @@ def assert_goes_on(fleet, since=0):
     """Wait until the hub writes again and all have answers; nobody was lost, or had to say hello anew."""
     fleet.hub.wait_for("writing", since=since)
     fleet.wait_for_answers(3)
-    assert not fetch_status(fleet.address, PATIENCE_S)["disk_trouble"]
+    # Where syncs fail now and then, one may just have failed again.
+    status_when(fleet.address, lambda status: not status["disk_trouble"], "a disk that can be written")
     assert "lost" not in fleet.hub.names()
     assert not [story.name for story in fleet.stories.all if story.told_of("disconnected")]
 

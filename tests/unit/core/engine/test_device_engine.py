@@ -19,7 +19,7 @@ def engine():
     core = DeviceCore(
         device_id="pi-1",
         state_id=bytes(16),
-        start=1,
+        incarnation=1,
         profile=DeviceProfile(),
         codecs=("identity",),
         fingerprint=None,
