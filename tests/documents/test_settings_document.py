@@ -60,8 +60,9 @@ for top, settings in FILES.items():
 
 def rows(heading):
     """Return key -> (type, default, meaning) of the table under a heading."""
-    _, found, rest = re.split(rf"^(#+ {re.escape(heading)})$", TEXT, maxsplit=1, flags=re.MULTILINE)
-    assert found
+    parts = re.split(rf"^#+ {re.escape(heading)}$", TEXT, maxsplit=1, flags=re.MULTILINE)
+    assert len(parts) == 2, f"docs/settings.md has no heading {heading!r}"
+    rest = parts[1]
     section = re.split(r"^#+ ", rest, maxsplit=1, flags=re.MULTILINE)[0]
     table = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+) \|$", section, re.MULTILINE)
     return {key: tuple(cells) for key, *cells in table}

@@ -124,8 +124,8 @@ class DeviceModel:
     def resolve(self, codec: Codec, payload: wire.Buffer, decay: float | None) -> None:
         """Undo what an update that will never count did to the residual, and scale the old one by `decay`.
 
-        With `None` the residual is dropped: the update was not finite, and what was learnt since is dropped with
-        it. Call it before the next model is installed.
+        `decay=None` drops the residual and everything learnt since: the update was not finite. Call it before the
+        next model is installed.
         """
         if decay is None:
             self._overlap = False
