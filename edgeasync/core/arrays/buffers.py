@@ -1,4 +1,4 @@
-"""Large buffers that are used again: fresh memory of that size costs a page fault for every 4 KiB of it."""
+"""Reuse of large buffers: fresh memory costs a page fault for every 4 KiB."""
 
 import weakref
 
@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 
 class BufferPool:
-    """Buffers of one size. Each comes back by itself when nothing refers to what `take` returned."""
+    """Buffers of one size. A buffer returns to the pool when nothing refers to the array that `take` returned."""
 
     def __init__(self, nbytes: int) -> None:
         self._nbytes = nbytes
@@ -16,15 +16,15 @@ class BufferPool:
 
     @property
     def in_use(self) -> int:
-        """Buffers that something still refers to."""
+        """How many buffers something still refers to."""
         return self._made - len(self._free)
 
     def take(self) -> npt.NDArray[np.uint8]:
-        """Return a writable array over a buffer, with whatever was last in it."""
+        """Return a writable array over a buffer; it has the contents of its last use."""
         try:
             buffer = self._free.pop()  # the newest, which may still be in the processor's cache
         except IndexError:
-            # Not a bytearray, which would be filled with zeros: a tenth of a second for a hundred megabytes.
+            # A bytearray would be filled with zeros, which takes a tenth of a second for a hundred megabytes.
             buffer = np.empty(self._nbytes, np.uint8).data
             self._made += 1
         # Views of the array keep the array alive, not the buffer: numpy follows bases only through arrays.

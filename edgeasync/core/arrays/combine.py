@@ -1,4 +1,4 @@
-"""How several updates, each with its scale, become one, slice by slice; and how long an update is."""
+"""Combine scaled updates slice by slice, and measure an update's norm."""
 
 import math
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol.codecs import Source
 
 ROW = 1 << 12
-"""Values whose squares are summed in one go: few enough for float32, and for BLAS to stay on this thread."""
+"""How many squares are summed at once: few enough for float32 and for BLAS to stay on this thread."""
 
 
 def norm_of(update: Source, trained: int | None = None, origin: Vector | None = None) -> float:
-    """L2 norm of the first `trained` values of an update, or of their difference from `origin`.
+    """Return the L2 norm of the first `trained` values of an update, or of their difference from `origin`.
 
-    Not finite if any of all the values, or the sum of a row's squares, is not.
+    The norm is not finite if any value of the whole update, or the sum of `ROW` squares, is not.
     """
     length = update.length
     trained = length if trained is None else trained
@@ -27,7 +27,7 @@ def norm_of(update: Source, trained: int | None = None, origin: Vector | None = 
         return math.sqrt(np.vdot(values, values))  # unlike dot, vdot never warns
     square_sum = rest = 0.0
     scratch = np.empty(min(CHUNK, length), np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):  # what a peer sends must not warn, let alone raise
+    with np.errstate(over="ignore", invalid="ignore"):  # a peer's values must not cause a warning or an exception
         for start in (*range(0, trained, CHUNK), *range(trained, length, CHUNK)):
             stop = min(start + CHUNK, trained if start < trained else length)
             values = update.read(start, stop, scratch)
@@ -50,7 +50,7 @@ def square_sum_of(values: Vector) -> float:
 
 
 class Term(msgspec.Struct, frozen=True):
-    """An update, its factor, and the version it was learnt from, if it is to be corrected for what came since."""
+    """An update and its factor, with the version it was trained from if it is compensated for its delay."""
 
     update: Source
     scale: float
@@ -58,23 +58,22 @@ class Term(msgspec.Struct, frozen=True):
 
 
 class Mixer:
-    """Sums scaled updates, or combines them in another way, without another vector of the model's length."""
+    """Sums scaled updates, or gives them to a robust combiner, with only a few chunks of memory of its own."""
 
     def __init__(self, policy: PolicySet, spec: ParameterSpec) -> None:
         self._combine = policy.combine
         self._compensation = policy.compensation
         self._differences = spec.trained_length if policy.aggregate.update == "delta" else 0
-        """Values at the front of an update that are differences; the others are values of the model."""
+        """How many values at the front of an update are differences; the others are values of the model."""
         self._scratch = np.empty(min(CHUNK, spec.length), np.float32)
         self._correction = np.empty_like(self._scratch)
         self._rows: npt.NDArray[np.float32] = np.empty((0, 0), np.float32)
 
     def mix(self, terms: Sequence[Term], current: Vector, at: slice, target: Vector) -> Vector:
-        """Combine a slice of the terms, of `CHUNK` values or fewer, in the order given, in that slice of `target`.
+        """Combine the terms' values at the slice `at`, in the order given; write them to that slice of `target`.
 
-        The slice is all of trained values, or all of statistics.
-
-        Returns the slice. `current` is the model that the updates are added to.
+        Give a slice of at most `CHUNK` values that are all trained or all statistics, and as `current` the model
+        that the updates are added to. Return the slice of `target`.
         """
         total = target[at]
         if self._combine.robust and len(terms) > 1:
@@ -89,7 +88,7 @@ class Mixer:
         return total
 
     def _mix_side_by_side(self, terms: Sequence[Term], current: Vector, at: slice, target: Vector) -> None:
-        """Combine where all updates are needed at once, in slices so much smaller."""
+        """Combine all updates at once, in slices that are as many times smaller as there are updates."""
         count = len(terms)
         width = max(1, CHUNK // count)
         if self._rows.shape != (count, width):
@@ -102,7 +101,7 @@ class Mixer:
             self._combine.combine(rows, target[part])
 
     def _delta(self, term: Term, current: Vector, at: slice) -> Vector:
-        """Return a slice of what an update adds to the current model; it may lie in the scratch vectors."""
+        """Return what an update adds to a slice of the current model; the result may be a scratch vector."""
         size = at.stop - at.start
         values = term.update.read(at.start, at.stop, self._scratch)
         if at.start >= self._differences:

@@ -1,4 +1,4 @@
-"""Differences of models, and how the published model follows them, to the same bits at the hub and on devices."""
+"""Differences between models. Hub and devices apply them with the same result to the bit."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from edgeasync.protocol.codecs import Codec, Source, copy_range
 
 
 class Difference:
-    """A `Source`: the first `differences` values are `values - base`, the rest are `values` as they are."""
+    """A `Source` of `values - base` in the first `differences` values, and of `values` in the rest."""
 
     def __init__(self, values: Vector, base: Vector, differences: int) -> None:
         self._values = values
@@ -23,7 +23,7 @@ class Difference:
         if middle == start:
             return self._values[start:stop]
         read = scratch[: stop - start]
-        # Parameters that diverged are the hub's to refuse, with a count it keeps.
+        # Parameters that diverged may overflow here. The hub refuses and counts such an update.
         with np.errstate(over="ignore", invalid="ignore"):
             np.subtract(self._values[start:middle], self._base[start:middle], out=read[: middle - start])
         read[middle - start :] = self._values[middle:stop]
@@ -31,10 +31,10 @@ class Difference:
 
 
 def follow(base: Vector, steps: Iterable[Source], rounding: Codec, trained: int, out: Vector) -> None:
-    """Write to `out`, which may be `base`, where the published chain leads from there: the same bits everywhere.
+    """Apply the published chain's `steps` to `base`, to the same bits on every machine; write the result to `out`.
 
-    Each of the `steps` is a coded difference of the `trained` values; statistics are values. They are added one
-    after the other, so that no more than one need be decoded at a time.
+    `out` may be `base`. Each step holds coded differences of the `trained` values, and the statistics as values.
+    The steps are added one after the other, so that only one is decoded at a time.
     """
     scratch = np.empty(min(CHUNK, trained), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -48,7 +48,7 @@ def follow(base: Vector, steps: Iterable[Source], rounding: Codec, trained: int,
 
 
 def is_finite(source: Source) -> bool:
-    """Return whether all values of a source are numbers."""
+    """Return whether all values of a source are finite."""
     length = source.length
     scratch = np.empty(min(CHUNK, length), np.float32)
     chunks = (source.read(start, min(start + CHUNK, length), scratch) for start in range(0, length, CHUNK))

@@ -1,4 +1,4 @@
-"""The arrays of a device: the model it trains, its base as the hub assigned it, and what codecs dropped so far."""
+"""A device's arrays: the model it trains, the base that the hub assigned, and the residual that codecs dropped."""
 
 from collections.abc import Iterable
 
@@ -14,20 +14,20 @@ from edgeasync.protocol.messages import ModelVersion
 
 
 class DeviceModel:
-    """Two flat float32 vectors: `parameters`, trained in place, and their base, the hub's model as assigned.
+    """Two flat float32 vectors: `parameters`, which training changes in place, and their base, the hub's model.
 
-    A third, the residual, is made when a codec drops so much that the device must carry it over (error feedback:
-    Seide et al. 2014, Karimireddy et al. 2019); a fourth when training overlaps the exchange.
+    With error feedback (Seide et al. 2014, Karimireddy et al. 2019) a third vector, the residual, holds what
+    codecs dropped. With overlap a fourth vector holds the parameters as they were pushed.
 
-    One exchange is `install` or `install_deltas`, training, `encode_update`, and `resolve` for an update that will
-    never count.
+    In each exchange call `install` or `install_deltas`, train, and call `encode_update`. If the hub rejects the
+    update, call `resolve`.
     """
 
     def __init__(self, spec: ParameterSpec) -> None:
         self.parameters: Vector = np.zeros(spec.length, np.float32)
         self._base: Vector = np.zeros(spec.length, np.float32)
         self.version: ModelVersion | None = None
-        """Of the base. The caller of `install` sets it; `None` while a model is being installed."""
+        """The base's version. The caller of `install` sets it, to `None` while it installs a model."""
         self._trained_length = spec.trained_length
         self._residual: Vector | None = None
         self._at_push: Vector | None = None
@@ -35,37 +35,37 @@ class DeviceModel:
 
     @property
     def residual(self) -> Vector | None:
-        """What codecs dropped so far and no update has carried yet; `None` if nothing is carried over."""
+        """What codecs dropped from earlier updates and no update has carried since; `None` if there is nothing."""
         return self._residual
 
     def restore_residual(self, residual: Vector) -> None:
-        """Carry over what was dropped before this start; raises `ValueError` for a vector of another length."""
+        """Resume with the residual of an earlier start; raises `ValueError` for a vector of another length."""
         if residual.shape != (self._trained_length,) or residual.dtype != np.float32:
             raise ValueError(f"a residual of {residual.shape} is not one of {self._trained_length} values")
         self._residual = residual
 
-    # -- the hub's model comes in ----------------------------------------------------------------------------
+    # -- installing the hub's model --------------------------------------------------------------------------
 
     def install(self, source: Source) -> None:
         """Make the hub's whole model the new base.
 
-        Raises `ProtocolError` if a value is not finite: `parameters` are then as before, but they have no base
-        until another model is installed.
+        Raises `ProtocolError` if a value is not finite. `parameters` are then unchanged, but have no base until
+        another model is installed.
         """
         for start in range(0, len(self._base), CHUNK):
-            # The base's own slice serves as scratch: most codecs decode into place.
+            # With the base's own slice as scratch, most codecs decode in place.
             chunk = self._base[start : start + CHUNK]
             chunk[:] = source.read(start, start + len(chunk), chunk)
         self._start_from_base()
 
     def install_deltas(self, steps: Iterable[Source], rounding: Codec, checksum: int) -> None:
-        """Make the new base from the old one and the hub's deltas; raises `ProtocolError` as `install` does.
+        """Make the new base by adding the hub's deltas to the old one.
 
-        It is also raised if the new base does not have its `checksum`.
+        Raises `ProtocolError` as `install` does, and if the new base does not have this `checksum`.
         """
         follow(self._base, steps, rounding, self._trained_length, self._base)
         if wire.checksum(self._base.data.cast("B")) != checksum:
-            raise ProtocolError("the model held is not the one the hub believes it to be; it is fetched anew")
+            raise ProtocolError("this device holds another model than the hub assumes; it fetches the whole model")
         self._start_from_base()
 
     def _start_from_base(self) -> None:
@@ -77,16 +77,16 @@ class DeviceModel:
             self.parameters[:] = self._base
 
     def _rebase(self, at_push: Vector) -> None:
-        """Keep what was learnt since the last update was made: x <- w_new + (x - x_at_push)."""
+        """Move what was trained since the last push to the new base: x <- w_new + (x - x_at_push)."""
         parameters = self.parameters
         with np.errstate(over="ignore", invalid="ignore"):
             np.subtract(parameters, at_push, out=parameters)
             np.add(parameters, self._base, out=parameters)
         if not is_finite(VectorSource(parameters)):
-            parameters[:] = self._base  # it had diverged
-        at_push[:] = self._base  # should another model come before the next step
+            parameters[:] = self._base  # training had diverged
+        at_push[:] = self._base  # in case another model arrives before the next step
 
-    # -- an update goes out ----------------------------------------------------------------------------------
+    # -- making an update ------------------------------------------------------------------------------------
 
     def encode_update(
         self,
@@ -97,12 +97,12 @@ class DeviceModel:
         overlap: bool = False,
         random: np.random.Generator | None = None,
     ) -> wire.Buffer:
-        """Return what was learnt from the base, or the whole model, encoded.
+        """Encode the difference from the base or, with the kind "model", the whole model.
 
-        Statistics are sent as they are in either case: the value that a late difference is added to may have
-        moved. With `feedback` a delta also carries what earlier payloads dropped, and what this one drops is kept;
-        with `None` only while a residual of an earlier codec is left. With `overlap` the parameters may be trained
-        further before the next model is installed.
+        Statistics are sent as values in either case: the hub's value may have changed before it could add a
+        difference. With `feedback` a delta also carries the residual, and what the codec drops is the new one.
+        With `None` that holds only if an earlier codec left a residual. With `overlap` the caller may train the
+        parameters further before it installs the next model.
         """
         self._overlap = overlap
         if overlap:
@@ -122,7 +122,7 @@ class DeviceModel:
         return payload
 
     def resolve(self, codec: Codec, payload: wire.Buffer, decay: float | None) -> None:
-        """Undo what an update that will never count did to the residual, and scale the old one by `decay`.
+        """Undo the effect of a rejected update on the residual, then scale the residual by `decay`.
 
         `decay=None` drops the residual and everything learnt since: the update was not finite. Call it before the
         next model is installed.
@@ -133,16 +133,16 @@ class DeviceModel:
         if self._residual is None:
             return
         assert decay is not None
-        # residual_before = residual_after + coded - learnt, up to rounding: it need not be kept.
+        # residual_before = residual_after + coded - learnt, up to rounding: no copy of it is needed.
         self._accumulate(codec.open(payload), np.add)
         parameters = self.parameters if self._at_push is None or not self._overlap else self._at_push
         self._accumulate(Difference(parameters, self._base, self._trained_length), np.subtract)
         self.decay_residual(decay)
         if not is_finite(VectorSource(self._residual)):
-            self._residual = None  # the update had diverged, whatever it was refused for
+            self._residual = None  # training had diverged, whatever the hub's reason was
 
     def decay_residual(self, factor: float) -> None:
-        """Let only a share of the residual be left."""
+        """Scale the residual by `factor`."""
         if self._residual is not None and factor != 1.0:
             np.multiply(self._residual, np.float32(factor), out=self._residual)
 

@@ -1,7 +1,7 @@
-"""The hub's model: payloads that wait, the fold that makes the next version, and immutable snapshots.
+"""The hub's model: updates that wait, the fold that makes the next version, and immutable snapshots.
 
-A fold is elementwise multiply and add in cache-sized chunks, written into a buffer that becomes the next
-snapshot. No BLAS there: a fused multiply-add rounds differently from machine to machine; a replay must not.
+A fold multiplies and adds elementwise in cache-sized chunks, and writes into the buffer of the next snapshot. It
+uses no BLAS: a fused multiply-add rounds differently on different machines, and a replay must give the same bits.
 """
 
 import math
@@ -23,15 +23,15 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import Codec, Source, VectorSource, find_codec
 
 POOLED_BYTES_MIN = 1 << 16
-"""Snapshots from this size on are sent without copying, and their buffers are used again."""
+"""Snapshots of at least this size are sent without a copy, and their buffers are reused."""
 
 
 CURRENT = ""
-"""Stands for the current version where arrays are named."""
+"""The array name that stands for the current version."""
 
 
 class Snapshot:
-    """One version of the model; its vector never changes. Coded payloads are made once and kept."""
+    """One version of the model; its vector never changes. Each codec's payload is made once and kept."""
 
     __slots__ = ("_payloads", "number", "vector")
 
@@ -43,7 +43,7 @@ class Snapshot:
 
     @property
     def payloads(self) -> Iterable[tuple[wire.Buffer, int]]:
-        """What was coded of it so far."""
+        """The payloads coded so far, each with its checksum."""
         return self._payloads.values()
 
     def payload(self, codec: Codec) -> tuple[wire.Buffer, int]:
@@ -56,7 +56,7 @@ class Snapshot:
 
 
 class Update(msgspec.Struct, frozen=True, gc=False):
-    """An update that waits: what can be read of it, and the payload and the name of the codec it came in."""
+    """An update that waits for a fold: a source of its values, and the payload and codec that it arrived in."""
 
     source: Source
     codec: str
@@ -64,28 +64,28 @@ class Update(msgspec.Struct, frozen=True, gc=False):
 
 
 class WaitingUpdates(msgspec.Struct, frozen=True):
-    """Updates that wait at one moment, by handle, and the handle that the next one gets."""
+    """The updates that wait at one moment, by handle, and the handle of the next update."""
 
     updates: dict[int, Update]
     handle_next: int
 
 
 class UpdateState(msgspec.Struct, array_like=True):
-    """What is durable of an update, beside its payload."""
+    """The durable fields of an update; its payload is an array."""
 
     handle: int
     codec: str
 
 
 class SnapshotState(msgspec.Struct, array_like=True):
-    """A version's number, and the name of the array it is in; `CURRENT` is in the arrays of the parameters."""
+    """A version's number and the name of its array; `CURRENT` stands for the arrays of the parameters."""
 
     number: int
     array: str
 
 
 class ModelState(msgspec.Struct):
-    """What is durable of `Model`, beside its arrays."""
+    """The durable fields of `Model`; its vectors and payloads are arrays."""
 
     number: int
     optimizer: int
@@ -97,9 +97,9 @@ class ModelState(msgspec.Struct):
 
 
 class Model:
-    """The newest snapshot, older ones that are kept, the optimizer's state, and the updates that wait, by handle.
+    """The newest snapshot, older snapshots, the optimizer's state, and the updates that wait, by handle.
 
-    `fold` may run in another thread than the rest, one fold at a time.
+    `fold` may run in another thread than the other methods, one fold at a time.
     """
 
     def __init__(self, spec: ParameterSpec, initial: Vector, number: int, policy: PolicySet) -> None:
@@ -121,7 +121,7 @@ class Model:
 
     @property
     def snapshots_alive(self) -> int:
-        """Snapshots that something still holds: the current one, and those being sent; not those kept here."""
+        """How many snapshots are in use: the current one and those being sent, but not those only kept here."""
         if not self._pool.in_use:
             return 0  # small vectors are not counted
         kept = {id(snapshot.vector) for snapshot in (*self._history, self._kept, self._kept_last) if snapshot}
@@ -129,7 +129,7 @@ class Model:
 
     @property
     def updates_waiting(self) -> int:
-        """Payloads held for a later fold."""
+        """How many updates wait for a fold."""
         return len(self._updates)
 
     def keep(self, update: Update) -> int:
@@ -140,20 +140,20 @@ class Model:
         return handle
 
     def hold(self, handle: int, update: Update) -> None:
-        """Hold an update under the handle that it had before."""
+        """Hold an update under its earlier handle."""
         self._updates[handle] = update
         self._handle_next = max(self._handle_next, handle + 1)
 
     def holds(self, handle: int) -> bool:
-        """Whether an update is held under this handle."""
+        """Return whether an update is held under this handle."""
         return handle in self._updates
 
     def payload(self, handle: int) -> wire.Buffer:
-        """Return the payload that an update came in."""
+        """Return the payload that an update arrived in."""
         return self._updates[handle].payload
 
     def release(self, handle: int) -> Source:
-        """Hand out an update that was held."""
+        """Let go of an update; return its values."""
         return self._updates.pop(handle).source
 
     def norm(self, update: Source) -> float:
@@ -162,11 +162,11 @@ class Model:
         return norm_of(update, self.spec.trained_length, origin)
 
     def keep_current(self) -> None:
-        """Keep the current version to return to, behind the one that was kept before."""
+        """Keep the current version for a rollback, with the one that was kept last; drop the one before that."""
         self._kept, self._kept_last = self._kept_last, self.current
 
     def restore(self, number: int) -> Snapshot:
-        """Return the older of the two versions kept, under a new number; the optimizer begins anew."""
+        """Return the older of the two versions kept, under a new number; reset the optimizer's state."""
         for vector in self._state:
             vector.fill(0.0)
         if self._kept is None:
@@ -177,8 +177,8 @@ class Model:
     def fold(self, fold: Fold, updates: Sequence[Source]) -> tuple[Snapshot, float]:
         """Compute the next version from the current one; the caller makes it current with `advance`.
 
-        Returns also the norm of the weighted sum of the updates, if the fold is to `measure` it, or else 0; it is
-        NaN where nothing is left of the sum, because the learning rate is 0.
+        Return also the norm of the updates' weighted sum. It is 0 unless the fold has `measure`, and NaN if the
+        sum cannot be measured because the learning rate is 0.
         """
         if fold.number != self.current.number + 1:
             raise ValueError(f"fold {fold.number} does not follow version {self.current.number}")
@@ -203,7 +203,7 @@ class Model:
                     np.multiply(step, np.float32(fold.scale), out=step)
             np.subtract(current[start:stop], step, out=step)
         if trained < length:
-            # Statistics are merged convexly, whatever the weights are, and go through no optimizer.
+            # Statistics are merged convexly whatever the weights are, without the optimizer.
             share = max(1.0, sum(fold.weights))
             terms = [Term(u, -weight / share) for u, weight in zip(updates, fold.weights, strict=True)]
             for start in range(trained, length, CHUNK):
@@ -217,17 +217,18 @@ class Model:
         self.current = snapshot
         self._history.append(snapshot)
 
-    # -- what is durable -------------------------------------------------------------------------------------
+    # -- durable state ---------------------------------------------------------------------------------------
 
     def waiting(self, handles: Sequence[int]) -> WaitingUpdates:
-        """Return the updates that wait under these handles; they may be folded before they are written down."""
+        """Return the updates with these handles for a checkpoint: they may be folded before it is written."""
         return WaitingUpdates({handle: self._updates[handle] for handle in handles}, self._handle_next)
 
     def dump_state(self, waiting: WaitingUpdates) -> tuple[ModelState, dict[str, Array]]:
-        """Return the durable state, with `waiting` of the same moment: what stood in line then has been folded.
+        """Return the durable state and its arrays, with the updates of `waiting` instead of those that wait now.
 
-        Of the arrays the current version is left out, which is to be written as `spec.views` names it. Only the
-        optimizer's vectors are copies: the others never change. A vector that several refer to is there once.
+        Call this when exactly the folds that were decided before `waiting` was taken are done. The current version
+        is not among the arrays: write it under the names of `spec.views`. Only the optimizer's vectors are copies,
+        since the other vectors never change. Versions that share a vector share its array.
         """
         arrays: dict[str, Array] = {
             f"optimizer/{place}": vector.copy() for place, vector in enumerate(self._state)
@@ -255,14 +256,14 @@ class Model:
         return state, arrays
 
     def load_state(self, state: ModelState, parameters: Mapping[str, Array], arrays: Mapping[str, Array]) -> None:
-        """Go on from a durable state, with the current version as `parameters`; the arrays are copied.
+        """Resume from a durable state, with `parameters` as the current version; copy the arrays.
 
-        Raises `StorageError` if an array is missing or is not as long as it must be.
+        Raises `StorageError` if an array is missing or has the wrong length.
         """
         rolls_back, versions = self._kept is not None, self._history.maxlen or 0
         kept = [snapshot for snapshot in (state.kept, state.kept_last) if snapshot is not None]
         if state.optimizer != len(self._state) or len(kept) != 2 * rolls_back or len(state.history) > versions:
-            raise StorageError("the hub's state was written under another policy; go on with that one")
+            raise StorageError("the hub's state was written under another policy; resume it under that policy")
         snapshots: dict[tuple[int, str], Snapshot] = {}
         vectors: dict[str, Vector] = {}
 
@@ -309,14 +310,14 @@ class Model:
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _terms(self, fold: Fold, updates: Sequence[Source], scales: Sequence[float]) -> list[Term]:
-        """Return the updates with their scales and, to correct them, the versions they were learnt from."""
+        """Return the updates with scales and, for delay compensation, the versions they were trained from."""
         kept = {snapshot.number: snapshot.vector for snapshot in self._history}
         kept.pop(self.current.number, None)
         bases = [kept.get(base) for base in fold.bases] if kept else [None] * len(updates)
         return [Term(*parts) for parts in zip(updates, scales, bases, strict=True)]
 
     def _empty_vector(self) -> Vector:
-        """Return a vector to write to, whatever is in it."""
+        """Return a vector with arbitrary contents, to be written to."""
         if self.spec.nbytes < POOLED_BYTES_MIN:
             return np.empty(self.spec.length, np.float32)
         return self._pool.take().view(np.float32)

@@ -1,4 +1,4 @@
-"""Carries out what the hub's core wants done to the model: the same in a live hub and in a replay."""
+"""Applies the core's effects to the model, in a live hub as in a replay."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,14 +16,14 @@ Finish = Callable[[Any], Folded | None]
 
 
 class ModelExecutor:
-    """Applies effects to a model and to what is published of it, one after the other."""
+    """Applies effects to the model and to the published model, one after the other."""
 
     def __init__(self, model: Model, publisher: Publisher) -> None:
         self.model = model
         self.publisher = publisher
 
     def apply(self, effect: ModelEffect) -> Folded | None:
-        """Carry out an effect at once; return the event to tell the core, if there is one."""
+        """Carry out an effect at once; return the event that it leads to, if there is one."""
         match effect:
             case Fold() | Publish():
                 work, finish = self.begin(effect)
@@ -35,9 +35,9 @@ class ModelExecutor:
         return None
 
     def begin(self, effect: Fold | Publish) -> tuple[Work, Finish]:
-        """Return the work, which any thread may do, and what then makes its result the hub's.
+        """Return the work, which any thread may do, and the function to call with its result on the hub's thread.
 
-        Nothing else may change the model in between.
+        Let nothing else change the model between the two.
         """
         if isinstance(effect, Publish):
             return partial(self.publisher.publish, whole=effect.whole), lambda _: None

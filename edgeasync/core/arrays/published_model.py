@@ -1,9 +1,9 @@
-"""The model as devices are given it: the whole newest version, or the differences from the version they hold.
+"""The model as it is sent to devices: the whole published version, or the differences that lead to it.
 
-There is one published chain for all devices, so the hub keeps no copy for any of them. The published model p
-moves by the coded difference w - p; what the coding drops is part of the next difference. Every sum is rounded to
-what the model's codec can carry. So a device that is given the whole model holds the same bits as one that
-followed the differences.
+All devices follow one published chain, so the hub keeps no copy of the model for each device. The published model
+p moves by the coded difference w - p; the next difference contains what the codec dropped from this one. Every sum
+is rounded to values that the model's codec can represent. So a device that receives the whole model holds the same
+bits as a device that applied the differences.
 """
 
 import weakref
@@ -31,7 +31,7 @@ _Living = weakref.WeakValueDictionary[int, npt.NDArray[Any]]
 
 
 class Offer(msgspec.Struct, frozen=True, gc=False):
-    """A payload for one device, its checksum and codec; with `deltas` it is differences from its version."""
+    """A payload for one device, its checksum and codec; with `deltas` it holds differences from a version."""
 
     payload: wire.Buffer
     checksum: int
@@ -40,10 +40,10 @@ class Offer(msgspec.Struct, frozen=True, gc=False):
 
 
 class PublisherState(msgspec.Struct):
-    """What is durable of `Publisher`, beside its arrays.
+    """The durable fields of `Publisher`; its vectors and payloads are arrays.
 
-    `steps` are the versions that the chain's steps lead from; `codec` is that of whole models, which is no longer
-    the one set where the model has outgrown it.
+    `steps` are the versions that the chain's steps begin at. `codec` codes whole models: it is the codec that was
+    set, or `identity` once the model had values too large for that one.
     """
 
     number: int
@@ -53,9 +53,9 @@ class PublisherState(msgspec.Struct):
 
 
 class Publisher:
-    """The published model and the last steps of its chain, as many as cost less than the whole model.
+    """The published model and the last steps of its chain, as long as they take fewer bytes than the whole model.
 
-    Without a codec for differences the model itself is published, whole for every device.
+    Without a codec for differences there is no chain, and every device receives the newest model, whole.
     """
 
     def __init__(self, spec: ParameterSpec, model: Model, settings: CodecSettings) -> None:
@@ -63,15 +63,15 @@ class Publisher:
         self._model = model
         self._codec = make_codec(settings.model, spec)
         self._delta = None if settings.delta == "off" else make_codec(settings.delta, spec)
-        self._published: Snapshot | None = None  # without a chain it would keep the first version alive
+        self._published: Snapshot | None = None  # stays None without a chain, to keep no old version alive
         self._checksum = 0
         self._steps: deque[tuple[int, wire.Buffer]] = deque()
         self._fitting = (-1, "", False)
-        # Made of the version published now, and dropped with it:
+        # Made from the version published now, and dropped with it:
         self._offers: dict[int, Offer] = {}
         self._joined: memoryview | None = None
-        self._offered = -1  # its number, where there is no chain and the model moves by itself
-        # Memory that is counted until it is free:
+        self._offered = -1  # the number of that version, without a chain
+        # Memory that is counted until it is freed:
         self._pool = BufferPool(spec.nbytes)
         self._given, self._outdated = _Living(), _Living()
         if self._delta is not None:
@@ -79,16 +79,16 @@ class Publisher:
 
     @property
     def published(self) -> Snapshot:
-        """What a device that asks is given now."""
+        """The version that a device is sent now."""
         return self._published or self._model.current
 
     @property
     def outdated_alive(self) -> int:
-        """Payloads of earlier publications, of 64 KiB or more, that are still being sent."""
+        """How many payloads of earlier publications, of 64 KiB or more, are still being sent."""
         return max(0, self._pool.in_use - 1) + len(self._outdated)
 
     def publish(self, *, whole: bool = False) -> None:
-        """Move the published model to where the model is; with `whole` no differences lead there."""
+        """Move the published model to the current version; with `whole`, by no difference but as a whole model."""
         assert self._delta is not None
         self._withdraw_offers()
         current, base, trained = self._model.current, self._published, self._spec.trained_length
@@ -102,9 +102,9 @@ class Publisher:
             step = self._delta.encode(Difference(current.vector, base.vector, trained), random)
             follow(base.vector, [self._delta.open(step)], self._codec, trained, vector)
             self._steps.append((base.number, step))
-            self._trim_steps(self._codec.payload_bytes_max)  # from older versions the whole model costs no more
+            self._trim_steps(self._codec.payload_bytes_max)  # for older versions the whole model is as short
         if not is_finite(VectorSource(vector)) and is_finite(VectorSource(current.vector)):
-            # The model has outgrown its codec (float16 ends at 65,504): from now on it travels as it is.
+            # The model has values too large for its codec (float16 ends at 65,504): send float32 from now on.
             self._codec = make_codec("identity", self._spec)
             vector[:] = current.vector
             self._trim_steps(0)
@@ -112,13 +112,13 @@ class Publisher:
         self._published = Snapshot(current.number, vector)
 
     def offer(self, base: int | None, codec: str) -> Offer:
-        """Return what to send a device that holds the version `base`, if any; `codec` is for the whole model."""
+        """Return the payload for a device that holds the version `base`, if any; `codec` codes a whole model."""
         found = None if base is None else self._deltas_from(base)
         if found is not None:
             return found
         published = self.published
         if self._delta is not None:
-            fits = codec == self._codec.name  # what is published is on its grid; no other is exact but identity
+            fits = codec == self._codec.name  # any other codec but identity would round the published values
         else:
             fits = codec == "identity" or self.fits(published, codec)
             if self._offered != published.number:
@@ -126,12 +126,12 @@ class Publisher:
                 self._withdraw_offers()
         used = make_codec(codec if fits else "identity", self._spec)
         payload, checksum = published.payload(used)
-        if used.name != "identity":  # that is a view of the vector itself
+        if used.name != "identity":  # whose payload is a view of the vector itself
             _watch(payload, self._given)
         return Offer(payload, checksum, used.name)
 
     def fits(self, snapshot: Snapshot, codec: str) -> bool:
-        """Whether a version can travel by a codec: float16 ends at 65,504. It is coded for that, if it was not."""
+        """Return whether a codec can represent a version (float16 ends at 65,504), by coding it."""
         if self._fitting[:2] != (snapshot.number, codec):
             used = make_codec(codec, self._spec)
             finite = is_finite(used.open(snapshot.payload(used)[0]))
@@ -139,7 +139,7 @@ class Publisher:
         return self._fitting[2]
 
     def dump_state(self) -> tuple[PublisherState | None, dict[str, Array]]:
-        """Return the durable state, and arrays that never change; none without a chain."""
+        """Return the durable state and arrays, which never change; without a chain there are neither."""
         if self._published is None:
             return None, {}
         arrays: dict[str, Array] = {"published": self._published.vector}
@@ -150,7 +150,7 @@ class Publisher:
     def load_state(self, state: PublisherState | None, arrays: Mapping[str, Array]) -> None:
         """Load a durable state; its arrays are copied. Raises `StorageError` if one is missing."""
         if (state is None) != (self._delta is None) or (state and state.codec not in ELEMENTWISE):
-            raise StorageError("the hub's state was written under other [codec] settings; go on with those")
+            raise StorageError("the hub's state was written under other [codec] settings; resume it under those")
         if state is None:
             return
         values = take_values(arrays, "published", (self._spec.length,))
@@ -164,7 +164,7 @@ class Publisher:
         self._steps = deque(steps)
 
     def _deltas_from(self, base: int) -> Offer | None:
-        """Return the steps from a version to the published one, if they are still there."""
+        """Return the steps from a version to the published one, if the chain still has them."""
         if self._delta is None:
             return None
         if base in self._offers:
@@ -178,7 +178,7 @@ class Publisher:
         return offer
 
     def _join(self, newest: list[wire.Buffer]) -> wire.Buffer:
-        """Return the newest steps in one: all devices get parts of one buffer."""
+        """Return the newest steps as one payload: all devices receive parts of one buffer."""
         if len(newest) <= 1:
             return newest[0] if newest else b""
         if self._joined is None:
@@ -195,7 +195,7 @@ class Publisher:
             _watch(step, self._outdated)
 
     def _withdraw_offers(self) -> None:
-        """Forget what was made of the version published so far; payloads still being sent are outdated now."""
+        """Drop the offers of the version published so far; its payloads still being sent are outdated now."""
         self._outdated.update(self._given)
         self._given.clear()
         self._offers.clear()
@@ -208,7 +208,7 @@ class Publisher:
 
 
 def _watch(payload: wire.Buffer, among: _Living) -> None:
-    """Note the array under a large payload until it is gone; bytes cannot be watched, and are not counted."""
+    """Track the array of a large payload until it is freed; `bytes` cannot be tracked, and are not counted."""
     if isinstance(payload, memoryview) and len(payload) >= POOLED_BYTES_MIN:
         array = payload.obj
         assert isinstance(array, np.ndarray)

@@ -1,4 +1,4 @@
-"""What a device may keep besides its identity, so that a power cut costs it nothing but time."""
+"""The state that a device may keep on disk, besides its identity, to lose only time in a power cut."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,10 +16,10 @@ TrainerState = Mapping[str, npt.NDArray[Any]]
 
 
 class Spool(msgspec.Struct, frozen=True):
-    """An update as it was first sent, and what training goes on from after it.
+    """An update as it was first sent, and the state from which training resumes after it.
 
-    The hub's model and the parameters are not among it: the next assignment brings them. So a device that lost
-    them cannot take back what a rejected update made of the residual, and drops the residual with it.
+    It holds neither the hub's model nor the parameters: the next assignment brings them. Without them a device
+    that restarted cannot undo the effect of a rejected update on the residual, so it drops the residual.
     """
 
     model: ModelKey

@@ -12,13 +12,13 @@ from edgeasync.parameters import Vector
 from edgeasync.protocol import wire
 
 FORMAT = 4
-"""Raised whenever a field of a state changes, so that an older version refuses it and does not misread it."""
+"""The number of this format. Increase it when a field of a state changes: older versions then refuse the state."""
 
 FORMATS = (1, 2, 3, FORMAT)
-"""What is read. Fields that an older format did not have get their defaults."""
+"""The formats that can be read. A field that an older format lacks gets its default."""
 
 Upgrade = Callable[[dict[str, Any], int], dict[str, Any]]
-"""Returns the fields of a state of an older format, whose number is given, as this format has them."""
+"""A function that converts the fields of a state to this format, given the number of their older format."""
 
 Array = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 
@@ -36,9 +36,9 @@ def encode_state(state: msgspec.Struct) -> bytes:
 
 
 def decode_state(sealed: bytes, kind: type[State], upgrade: Upgrade | None = None) -> State:
-    """Return a state of that kind; raises `StorageError` for bytes that are not one, to the last bit.
+    """Decode a state of that kind; raises `StorageError` if even one bit is wrong.
 
-    With `upgrade`, fields of an older format are changed by it before they are checked.
+    With `upgrade`, convert the fields of an older format before they are checked.
     """
     made_by = int.from_bytes(sealed[:_FORMAT_BYTES], "big")
     body = memoryview(sealed)[_FRONT_BYTES:]
@@ -58,7 +58,7 @@ def decode_state(sealed: bytes, kind: type[State], upgrade: Upgrade | None = Non
 
 
 def take_values(arrays: Mapping[str, Array], name: str, shape: tuple[int, ...]) -> Vector:
-    """Return an array of float32; raises `StorageError` unless it is there and has that shape."""
+    """Return an array of float32; raises `StorageError` if it is missing or has another shape."""
     array = arrays.get(name)
     if array is None or array.dtype != np.float32 or array.shape != shape:
         found = "missing" if array is None else f"{array.dtype} {array.shape}"
@@ -67,7 +67,7 @@ def take_values(arrays: Mapping[str, Array], name: str, shape: tuple[int, ...]) 
 
 
 def take_payload(arrays: Mapping[str, Array], name: str) -> memoryview:
-    """Return a copy of an array of bytes; raises `StorageError` unless it is there and is one."""
+    """Return a copy of an array of bytes; raises `StorageError` if it is missing or has another type."""
     array = arrays.get(name)
     if array is None or array.dtype != np.uint8 or array.ndim != 1:
         raise StorageError(f"array {name!r} of the hub's state is missing, or is not an array of bytes")

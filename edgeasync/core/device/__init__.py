@@ -1,1 +1,1 @@
-"""The device decides here: events in, effects out. Scalars only; no array, no I/O, no clock, no randomness."""
+"""The device's decisions: events in, effects out. Scalars only; no arrays, no I/O, no clock."""

@@ -1,4 +1,4 @@
-"""What the person at a device is told of the hub's answers to its updates."""
+"""Reports of the hub's answers to updates, for the person at the device."""
 
 import msgspec
 
@@ -7,27 +7,27 @@ from edgeasync.protocol.messages import Ack, Duplicate, Outcome, Quarantine, Rej
 
 
 class AnswerReports:
-    """Reports every answer; and once each, when training diverges, and when a quarantine begins and ends."""
+    """Reports every answer, and once each that training diverges, that a quarantine begins, and that it ends."""
 
     def __init__(self) -> None:
         self._diverged = self._in_quarantine = False
 
     def reports(self, ack: Ack) -> list[Report]:
-        """Return what to tell of an answer."""
+        """Return the reports of an answer."""
         return [Report("answered", describe(ack.outcome)), *self._divergence(ack.outcome), *self._quarantine(ack)]
 
     def _divergence(self, outcome: Outcome) -> list[Report]:
-        """Warn of an update that was not finite, once until one is taken again."""
+        """Warn of the first update that was not finite, and again only after another outcome."""
         diverged = outcome == Rejected("not_finite")
         begun, self._diverged = diverged and not self._diverged, diverged
         sentence = "training diverged, and the hub refused the update: scale the data, or lower the learning rate"
         return [Report("warning", sentence)] if begun else []
 
     def _quarantine(self, ack: Ack) -> list[Report]:
-        """Tell when the hub's monitor begins to keep this device's updates out, and when that is over."""
+        """Report when the hub's monitor begins to reject this device's updates, and when it accepts them again."""
         quarantine = ack.quarantine
         if quarantine is None and ack.outcome == Rejected("quarantined"):
-            quarantine = Quarantine("the hub does not say why", 0)  # it is older than this device
+            quarantine = Quarantine("the hub does not say why", 0)  # a hub of an older version
         before, self._in_quarantine = self._in_quarantine, quarantine is not None
         if self._in_quarantine == before:
             return []

@@ -1,4 +1,4 @@
-"""What the device's core wants done, in order. The engine and a shell (ZeroMQ, simulator) carry it out."""
+"""Effects of the device's core. The engine and a shell (ZeroMQ, simulator) carry them out in order."""
 
 from typing import Literal
 
@@ -35,7 +35,7 @@ class Join(msgspec.Struct, frozen=True, gc=False):
 
 
 class FindGraph(msgspec.Struct, frozen=True, gc=False):
-    """Look whether the device holds the graph of this fingerprint, then report `GraphHeld` or `GraphMissing`."""
+    """Look for a graph with this fingerprint on the device, then report `GraphHeld` or `GraphMissing`."""
 
     fingerprint: str
 
@@ -53,7 +53,7 @@ class InstallModel(msgspec.Struct, frozen=True, gc=False):
 
 
 class ResolvePush(msgspec.Struct, frozen=True, gc=False):
-    """Drop the payload that has this outcome, and undo what it did to the residual if it will never count."""
+    """Drop the payload of the push that has this outcome; if rejected, undo its effect on the residual."""
 
     outcome: Outcome
 
@@ -61,7 +61,7 @@ class ResolvePush(msgspec.Struct, frozen=True, gc=False):
 class Train(msgspec.Struct, frozen=True, gc=False):
     """Take local steps from the installed model, then report `Trained`.
 
-    With `overlap` training continues from the current parameters until the next model is here; then report
+    With `overlap` training continues from the current parameters until the next model arrives; then report
     `OverlapTrained`.
     """
 
@@ -70,7 +70,7 @@ class Train(msgspec.Struct, frozen=True, gc=False):
 
 
 class PutAside(msgspec.Struct, frozen=True):
-    """Put aside the update that was kept before this start: it is of another model than the hub's."""
+    """Put aside the update that an earlier start kept: it was trained from another model than the hub's."""
 
     reason: str
 
@@ -82,7 +82,7 @@ ReportName = Literal[
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Tell the person at the device what happened; `since_s`: since when, by the core's clock, if it matters."""
+    """Tell the person at the device what happened; `since_s` is when it began by the core's clock, if needed."""
 
     event: ReportName
     detail: str = ""
@@ -90,7 +90,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Stop(msgspec.Struct, frozen=True):
-    """End the agent; with an error if something is wrong that waiting does not fix."""
+    """End the agent, with an error if something is wrong that waiting does not fix."""
 
     reason: str
     error: EdgeAsyncError | None = None

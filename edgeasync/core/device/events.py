@@ -1,4 +1,4 @@
-"""What happens to a device core: messages, the outcome of work, a stop."""
+"""Events of the device's core: messages, results of its work, and a request to stop."""
 
 import msgspec
 
@@ -12,7 +12,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
 
 
 class Malformed(msgspec.Struct, frozen=True, gc=False):
-    """A message came that is not of the protocol, or of another version of it."""
+    """A message arrived that cannot be read, or has another version of the protocol."""
 
     reason: str
 
@@ -24,14 +24,14 @@ class ModelInstalled(msgspec.Struct, frozen=True, gc=False):
 
 
 class InstallFailed(msgspec.Struct, frozen=True, gc=False):
-    """The assigned model could not be installed; `spoilt` says that the one before it is lost, too."""
+    """The assigned model could not be installed; with `spoilt` the model before it is lost, too."""
 
     reason: str
     spoilt: bool = False
 
 
 class GraphHeld(msgspec.Struct, frozen=True, gc=False):
-    """The device holds the hub's graph, whole and with its fingerprint; `fetched` or found where it was kept."""
+    """The device holds the hub's graph, whole and checked: `fetched`, or kept since an earlier start."""
 
     fetched: bool
 
@@ -41,30 +41,30 @@ class GraphMissing(msgspec.Struct, frozen=True, gc=False):
 
 
 class GraphBroken(msgspec.Struct, frozen=True, gc=False):
-    """The hub's graph came in broken."""
+    """The hub's graph arrived damaged."""
 
     reason: str
 
 
 class GraphForged(msgspec.Struct, frozen=True, gc=False):
-    """A whole graph came in that is not the one the hub announced."""
+    """A whole graph arrived that is not the one the hub announced."""
 
 
 class Kept(msgspec.Struct, frozen=True, gc=False):
-    """The update of this number would outlive a power cut, or cannot be kept: it may leave."""
+    """The update with this number may be sent: the disk holds it, or the disk has failed."""
 
     seq: int
 
 
 class TransferMoved(msgspec.Struct, frozen=True, gc=False):
-    """A piece or credit of the current transfer came in."""
+    """A piece or credit of the current transfer arrived."""
 
 
 class Trained(msgspec.Struct, frozen=True, gc=False):
     """The assigned local steps are done.
 
-    The loss's mean and variance, and the score, may be infinite or NaN; all three are `None` where none is known.
-    `codec`, `checksum` and `payload_bytes` are of the payload, once the update is coded.
+    The loss's mean and variance, and the score, may be infinite or NaN, and are `None` where they are unknown.
+    `codec`, `checksum` and `payload_bytes` describe the payload, once the update is coded.
     """
 
     local_steps: int
@@ -78,7 +78,7 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
     payload_bytes: int = 0
 
     def after(self, earlier: "Trained") -> "Trained":
-        """Return both as one; the loss is that of one of them where the other knows none."""
+        """Return this result joined with an `earlier` one; if only one has a loss, that is the loss of both."""
         steps = earlier.local_steps + self.local_steps
         share = self.local_steps / steps
         loss_mean, loss_variance = self._losses_after(earlier, share)
@@ -95,7 +95,7 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
         )
 
     def _losses_after(self, earlier: "Trained", share: float) -> tuple[float | None, float | None]:
-        """Return mean and variance of both, `share` of the steps being these; as Chan et al. 1983 join two."""
+        """Return mean and variance of both (Chan et al. 1983); `share` is this result's part of the steps."""
         if self.loss_mean is None or self.loss_variance is None:
             return earlier.loss_mean, earlier.loss_variance
         if earlier.loss_mean is None or earlier.loss_variance is None:
@@ -113,7 +113,7 @@ class OverlapTrained(msgspec.Struct, frozen=True, gc=False):
 
 
 class Disconnected(msgspec.Struct, frozen=True, gc=False):
-    """The connection has broken, as the shell can tell, and no other is being opened."""
+    """The shell has noticed that the connection is broken, and is not opening another."""
 
 
 class StopRequested(msgspec.Struct, frozen=True):

@@ -7,10 +7,11 @@ BACKOFF_MAX_S = 3.0
 
 
 class HubRotation:
-    """The hubs by their place in the list: `hub` is the one that the device speaks to, or tries next.
+    """The hubs of a list, by position; `hub` is the one that the device talks to, or tries next.
 
-    A hub that was lost is tried again first; after one that did not answer or is full comes the next. No hub is
-    tried earlier than it asked for. All share one back-off, so that a list does not make a device connect oftener.
+    After a hub is lost, the device tries the same hub again. If a hub does not answer or is full, it tries the
+    next one. It tries no hub earlier than that hub asked. All hubs share one back-off, so that a device with
+    several hubs does not connect more often.
     """
 
     def __init__(self, hubs: int, random: Random) -> None:
@@ -22,7 +23,7 @@ class HubRotation:
 
     @property
     def is_news(self) -> bool:
-        """Whether a failure is the first of this hub since the last welcome: later ones need not be told."""
+        """Whether a failure is this hub's first since the last welcome: later ones need no report."""
         return self.attempts == 0 or 1 < self._hubs >= self.attempts
 
     @property
@@ -35,7 +36,7 @@ class HubRotation:
         self.attempts = 0
 
     def fail(self, now_s: float, retry_after_s: float | None, *, move_on: bool) -> float:
-        """Return when to try `hub`: the same one, or with `move_on` the next that may be tried as soon as any."""
+        """Return when to try `hub`; with `move_on` first set it to the next of those that may be tried soonest."""
         backoff_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2.0 ** min(self.attempts, 10))
         self.attempts += 1
         if retry_after_s is not None:

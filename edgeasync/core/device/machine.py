@@ -1,9 +1,9 @@
 """`DeviceCore`: the device as a deterministic state machine. Events in, effects out; no I/O, no clock.
 
-Two small machines side by side. The *link* is `offline`, `handshake` or `joined`, and lives here: when to connect
-and to which hub, when to ping, and when the hub counts as lost. The *work* is in `work.py`. They meet only where
-the hub comes or goes: by `DeviceWork.welcomed` the work says again what was not answered, and by `cut_off` it
-learns that it is on its own.
+It consists of two small machines. The *link*, in this file, is `offline`, `handshake` or `joined`: it decides when
+to connect and to which hub, when to ping, and when the hub counts as lost. The *work* is in `work.py`. They meet
+only when the hub comes or goes: by `DeviceWork.welcomed` the work repeats what was not answered, and by `cut_off`
+it continues without the hub.
 """
 
 from random import Random
@@ -42,16 +42,16 @@ HANDSHAKE_S = 3.0
 """How long a new connection may take to be welcomed."""
 
 UNREACHABLE_EVERY_S = 60.0
-"""How often a device says, at most, that it reaches no hub."""
+"""The least time between two reports that no hub can be reached."""
 
 ROUND_TRIP_MAX_S = 3600.0
-"""A pong that took longer is not believed."""
+"""A longer round trip is ignored as wrong."""
 
 DUPLICATE_REFUSALS_MAX = 3
 """Refusals as a duplicate device, each after the lease it names, before the device gives up."""
 
 GRAPH_BYTES_MAX = 64 << 20
-"""A device takes no larger graph unless it is told otherwise."""
+"""The largest graph that a device accepts by default."""
 
 LinkState = Literal["offline", "handshake", "joined", "over"]
 
@@ -98,7 +98,7 @@ class DeviceCore:
         self.welcome: Welcome | None = None
         self.round_trip_s: float | None = None
         self.answered = False
-        """Whether a hub has said anything on this connection, or on the last one if there is none."""
+        """Whether a hub has sent anything on this connection or, while there is none, on the last one."""
         self._state_id = state_id
         self._incarnation = incarnation
         self._profile = profile
@@ -114,22 +114,22 @@ class DeviceCore:
 
     @property
     def random_seed(self) -> int:
-        """What to draw a codec's randomness from: the same for the same incarnation of the same state."""
+        """The seed of a codec's randomness: the same for the same incarnation of the same state."""
         return int.from_bytes(self._state_id) + self._incarnation
 
     @property
     def hub(self) -> int:
-        """Which hub of the list the device speaks to, or tries next."""
+        """Which hub of the list the device talks to, or tries next."""
         return self._rotation.hub
 
     def check(self) -> None:
-        """Raise `AssertionError` where the state contradicts itself; cheap enough for after every event."""
+        """Raise `AssertionError` if the state contradicts itself; cheap enough to call after every event."""
         assert self.link != "joined" or self.welcome is not None, "joined without a welcome"
         assert self.link == "over" or self.work.connected == (self.link == "joined"), "the work knows another link"
         self.work.check()
 
     def _move_link(self, link: LinkState) -> None:
-        """Go to another state of the link; raises `TransitionError` where `LINK` has no such move."""
+        """Change the link's state; raises `TransitionError` if `LINK` does not allow it."""
         check_move(LINK, self.link, link, "a device's link")
         self.link = link
 
@@ -149,7 +149,7 @@ class DeviceCore:
         return self._begin_handshake(now_s)
 
     def tick(self, now_s: float, steps_total: int) -> list[DeviceEffect]:
-        """Do what is due: connect again, ping, or repeat what was not answered."""
+        """Do what is due: connect again, ping, or repeat a message that was not answered."""
         if self.link == "over":
             return []
         if self.link != "joined" or self.welcome is None:
@@ -213,7 +213,7 @@ class DeviceCore:
     def _malformed(self, reason: str) -> list[DeviceEffect]:
         if self.link == "joined":
             return [Report("warning", f"from the hub: {reason}")]
-        self._unreadable = reason  # it may be no hub, which is told of once a minute
+        self._unreadable = reason  # perhaps not a hub: `_give_up_handshake` reports that, once a minute
         return []
 
     def _measure(self, round_trip_s: float) -> None:
@@ -254,6 +254,10 @@ class DeviceCore:
         )
 
     def _welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:
+        """Join the hub that answered the hello; end the agent if it cannot train what this hub offers.
+
+        Waiting would not fix another protocol version, another model than before, or a graph that is too large.
+        """
         if self.link != "handshake":
             return self._unexpected.ignore(f"Welcome while {self.link}")
         if welcome.protocol_version not in PROTOCOL_VERSIONS:
@@ -312,13 +316,14 @@ class DeviceCore:
         return effects + self.work.cut_off()
 
     def _refused(self, refuse: Refuse, now_s: float) -> list[DeviceEffect]:
+        """Try again later if the refusal may pass, and end the agent if it will not."""
         match refuse.code:
             case "busy":
                 return self.work.hub_is_busy(refuse.retry_after_s, now_s)
             case "unknown_session" | "sequence":
                 if self.link != "joined":
                     return self._unexpected.ignore(f"Refuse of a session while {self.link}")
-                # On this connection more of them may be on their way, and would void each session there is next.
+                # More such refusals may be in flight on this connection, and would end each new session.
                 return self._go_offline(now_s, refuse.sentence)
             case "malformed":
                 self.work.back_off(now_s)

@@ -5,11 +5,11 @@ from edgeasync.core.device.events import Trained
 
 
 class OverlapSteps:
-    """How far training continues from an update until the next model is installed, and what was done so far.
+    """Limits training between an update and the next model, and counts its steps.
 
-    While the device can speak to the hub, the hub's limit holds. While it cannot, or the hub takes no updates, the
-    larger of the hub's and `offline_steps_max`, the device's own, holds. Both count from the last update. Only one
-    call of training runs at a time, since the shell can pause only one.
+    While the device can reach the hub, the hub's limit holds. While it cannot, or the hub is busy, the larger of
+    the hub's limit and the device's own, `offline_steps_max`, holds. Both limits count from the last update. Only
+    one call of training runs at a time, since the shell can pause only one.
     """
 
     def __init__(self, offline_steps_max: int) -> None:
@@ -20,11 +20,11 @@ class OverlapSteps:
 
     @property
     def steps_done(self) -> int:
-        """Steps taken that no update holds yet."""
+        """How many steps are not part of an update yet."""
         return 0 if self._done is None else self._done.local_steps
 
     def begin(self) -> Trained | None:
-        """Return the steps done so far, for the update that is made now; from there training may continue."""
+        """Return the steps for the update that is made now, and allow training to continue after it."""
         done, self._done = self._done, None
         self._asked = 0
         self._possible, self._running, self._told = True, False, False
@@ -37,7 +37,7 @@ class OverlapSteps:
             self._done = result if self._done is None else result.after(self._done)
 
     def drop(self) -> None:
-        """Forget the steps done, and allow no more until a model is installed: they continued what diverged."""
+        """Forget the steps done, and allow no more until a model is installed: training has diverged."""
         self._done, self._dropped = None, True
 
     def end(self) -> None:
@@ -45,7 +45,7 @@ class OverlapSteps:
         self._possible = self._running = self._dropped = False
 
     def train(self, overlap_steps_max: int, *, offline: bool) -> list[DeviceEffect]:
-        """Return the effect that trains as far as is allowed now, unless one does already."""
+        """Return the effect that takes the steps allowed now, unless an earlier call still trains."""
         steps_max = max(overlap_steps_max, self.offline_steps_max) if offline else overlap_steps_max
         steps = steps_max - self._asked
         if steps < 1 or not self._possible or self._running or self._dropped:

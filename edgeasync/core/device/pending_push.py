@@ -6,7 +6,7 @@ from edgeasync.protocol.messages import Ack, Push, Welcome
 
 
 class ModelKey(msgspec.Struct, frozen=True):
-    """What an update is of: the spec's fingerprint, the training graph's, and the kind of update."""
+    """Which model an update belongs to: the fingerprints of spec and training graph, and the kind of update."""
 
     fingerprint: str
     graph: str | None
@@ -21,10 +21,10 @@ class ModelKey(msgspec.Struct, frozen=True):
 class PendingPush:
     """`push`, until it is answered or given up, and `seq_last`, the last number that was answered.
 
-    The hub's record is what counts: the last number, and the checksum of the update that had it. The number alone
-    does not name an update, since a hub that was put back to an older state sees numbers used again. A hub without
-    a record takes the device's word, so the device must not give away a number under which its update may have
-    counted without it knowing.
+    The hub's record decides: the last number it answered, and the checksum of that update. The number alone does
+    not identify an update: after a hub was restored to an older state, devices use numbers a second time. A hub
+    without a record adopts the device's number. So the device must not offer it a number under which this update
+    may have counted already.
     """
 
     def __init__(self) -> None:
@@ -40,12 +40,12 @@ class PendingPush:
         self._said, self._recalled = False, None
 
     def recall(self, push: Push, model: ModelKey) -> None:
-        """Hold an update that was made, and perhaps answered, before this start."""
+        """Hold an update that an earlier start made; the hub may have answered it since."""
         self.push, self.seq_last = push, push.seq - 1
         self._said, self._recalled = True, model
 
     def say(self, session: bytes) -> Push | None:
-        """Return the update as it is sent in a session, if there is one."""
+        """Return the update as it is sent in this session, if there is one."""
         if self.push is not None:
             self._said = True
             if self.push.session != session:
@@ -53,25 +53,25 @@ class PendingPush:
         return self.push
 
     def claim(self) -> int:
-        """Return what to say to a hub is the last number answered.
+        """Return the number to state in a hello as the last one answered.
 
-        Only a hub that does not know the device believes it. It may have counted the update before it forgot the
-        device, so the number after that is claimed: what the hub then says tells it from one that knows, and
-        nothing counts twice.
+        Only a hub that does not know the device adopts it. Such a hub may have counted the update before it forgot
+        the device, so claim the number after the update's. The hub's record in the welcome then shows whether it
+        knew the device, and no update counts twice.
         """
         return self.push.seq + 1 if self._said and self.push is not None else self.seq_last
 
     def drop_foreign(self, welcome: Welcome) -> bool:
-        """Drop an update from before this start unless it is of what this hub trains; return whether it was."""
+        """Drop an earlier start's update if it belongs to another model than the hub's; return whether it did."""
         foreign = self._recalled is not None and self._recalled != ModelKey.of(welcome)
         if foreign:
             self.push = None
         return foreign
 
     def agree(self, seq_last: int, checksum_last: int | None) -> str:
-        """Adopt the hub's record of the last update it answered; return why the one here is dropped, if it is.
+        """Adopt the hub's record of the last update it answered; return why the pending one is dropped, if it is.
 
-        Without a checksum, from a hub that names none, the number has to do.
+        An older hub gives no checksum: then only the number is compared.
         """
         push, self._recalled = self.push, None
         self.seq_last = seq_last
@@ -79,19 +79,19 @@ class PendingPush:
             return ""
         recorded = seq_last == push.seq if checksum_last is None else checksum_last == push.checksum
         if self._said and recorded:
-            # It was answered: its outcome will be repeated.
+            # The hub has answered it, and will repeat the outcome.
             self.seq_last = seq_last - 1
         elif self._said and push.seq <= seq_last:
-            # The hub forgot this device, or was put back to a state in which another update had the number, or a
-            # copy of the device went further. The push may have counted, so it must not get a new number.
+            # The hub forgot this device, or was restored to a state in which another update had the number, or a
+            # copy of the device pushed more. The push may have counted, so it must not get a new number.
             self.push = None
             return f"the hub is past push {push.seq} and cannot say whether it counted: it is dropped"
-        # Where it goes back by more than one, the hub was put back, and remembers less than it had answered.
+        # If the number falls by more than one, the hub was restored to a state before its latest answers.
         self.push = msgspec.structs.replace(push, seq=self.seq_last + 1)
         return ""
 
     def answered(self, ack: Ack) -> bool:
-        """Let go of the update if this is its answer; return whether it is."""
+        """Drop the update if this is its answer; return whether it is."""
         if self.push is None or ack.seq != self.push.seq:
             return False
         self.push, self.seq_last = None, ack.seq

@@ -1,4 +1,4 @@
-"""Messages and results that do not fit the state in which they come: counted, told of, and ignored."""
+"""Counts, reports and ignores messages and results that do not fit the current state."""
 
 from collections import Counter
 
@@ -6,11 +6,11 @@ from edgeasync.core.device.effects import DeviceEffect, Report
 
 
 class UnexpectedEvents:
-    """Counts them by kind, a short text such as "Assignment while training".
+    """Counts events that do not fit, by kind: a short text such as "Assignment while training".
 
-    The first of a kind since the last welcome is reported. One that is `normal` is only counted, and the recorder
-    has it: a second answer to a message that was sent twice, or a result of the device's own work that comes after
-    the link has broken or the hub has sent something newer.
+    The first of each kind since the last welcome is reported. An event that is `normal` is only counted: a second
+    answer to a message that was sent twice, or a result of the device's own work that comes after the link broke
+    or after the hub sent something newer. The recorder has those as well.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """`DeviceWork`: what a device does for its hub, as a state machine of its own.
 
 It is `idle` (it wants an assignment), `fetching_graph` (it needs the hub's training graph first), `installing`
-(an assignment's payload is coming in), `training`, or `pushing` (an update has no answer yet). The link may break
-in any of these: training continues, and an update is repeated, under the same number, until it is answered.
+(an assignment's payload is arriving), `training`, or `pushing` (an update has no answer yet). The link may break
+in any of these states: training continues, and an update is repeated under the same number until it is answered.
 """
 
 import math
@@ -78,8 +78,8 @@ WORK: Table[WorkState] = {
 class DeviceWork:
     """The graph, the model, training and the update. Methods return effects to carry out in order.
 
-    `DeviceCore` says by `welcomed` and `cut_off` whether the hub can be spoken to, and gives it only messages that
-    came meanwhile. `state` moves only along its table, by `_move`.
+    `DeviceCore` calls `welcomed` when the hub can be reached and `cut_off` when it is lost, and passes on only
+    messages that arrive in between. `state` moves only along its table, by `_move`.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class DeviceWork:
         self.state: WorkState = "idle"
         self.connected = False
         self.version: ModelVersion | None = None
-        """The version whose parameters the device has."""
+        """The version that the device holds."""
         self.push_codec = "identity"
         self.updates_answered = 0
         self.pending = PendingPush()
@@ -103,7 +103,7 @@ class DeviceWork:
         self._has_graph = False
         self._installing: Assignment | None = None
         self._busy = False
-        """Whether the hub takes no updates for now."""
+        """Whether the hub has asked to wait with updates."""
         self._spoke_again = False
         """Whether something was sent again on this connection, so that two answers may come."""
         self._speak_at_s = 0.0
@@ -115,12 +115,12 @@ class DeviceWork:
         return max(self._welcome.overlap_steps_max, self._overlap.offline_steps_max) > 0
 
     def recall(self, push: Push, model: ModelKey) -> None:
-        """Before `DeviceCore.begin`: resume with an update of this model that was made before this start."""
+        """Resume with an update of this model that an earlier start made; call this before `DeviceCore.begin`."""
         self.pending.recall(push, model)
         self._move("pushing")
 
     def check(self) -> None:
-        """Raise `AssertionError` where the state contradicts itself; cheap enough for after every event."""
+        """Raise `AssertionError` if the state contradicts itself; cheap enough to call after every event."""
         push = self.pending.push
         has_graph = self._has_graph or self._welcome is None or self._welcome.graph is None
         assert self.state != "installing" or self._installing is not None, "installing nothing"
@@ -131,7 +131,7 @@ class DeviceWork:
         assert push is None or push.seq == self.pending.seq_last + 1, "a push that is not the next"
 
     def _move(self, state: WorkState) -> None:
-        """Go to another state; raises `TransitionError` where `WORK` has no such move."""
+        """Change the state; raises `TransitionError` if `WORK` does not allow it."""
         check_move(WORK, self.state, state, "a device's work")
         self.state = state
 
@@ -139,7 +139,7 @@ class DeviceWork:
         return self._unexpected.ignore(f"{name} while {self.state}", normal=normal)
 
     def handle(self, event: WorkEvent, now_s: float) -> list[DeviceEffect]:
-        """Handle the result of something that this work has asked for."""
+        """Handle the result of an effect of this work."""
         match event:
             case Trained():
                 return self._trained(event, now_s)
@@ -157,7 +157,7 @@ class DeviceWork:
     # -- the link --------------------------------------------------------------------------------------------
 
     def welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:
-        """Agree with the hub on the last update, then send what was not answered, or ask for an assignment."""
+        """Agree with the hub on the last update; then repeat what was not answered, or ask for an assignment."""
         self._welcome, self.connected = welcome, True
         self._spoke_again = False
         self.push_codec = welcome.push_codec
@@ -175,40 +175,40 @@ class DeviceWork:
         return [*effects, FindGraph(welcome.graph)]
 
     def cut_off(self) -> list[DeviceEffect]:
-        """Continue without the hub; a model that was coming in is void."""
+        """Continue without the hub; give up a model that was arriving."""
         self.connected = False
         if self.state == "installing":
             self._move("idle")
         return self._train_on()
 
     def hub_is_busy(self, retry_after_s: float | None, now_s: float) -> list[DeviceEffect]:
-        """Speak again later; train meanwhile as if the hub were not there."""
+        """Repeat the message later; train meanwhile as if the hub could not be reached."""
         self._speak_at_s = now_s + (retry_after_s or 1.0) * self._random.uniform(1.0, 1.5)
         self._busy = True
         return self._train_on()
 
     def back_off(self, now_s: float) -> None:
-        """Speak again in a few seconds: the hub could not read a message, or the device a payload."""
+        """Repeat the message in a few seconds: the hub could not read it, or the device not the hub's payload."""
         self._speak_at_s = now_s + BACKOFF_MAX_S * self._random.uniform(0.5, 1.0)
 
     def transfer_moved(self, now_s: float) -> list[DeviceEffect]:
-        """Give a payload that moves more time."""
+        """Wait longer for the answer while a payload moves."""
         self._wait(now_s)
         return []
 
     def next_deadline_s(self) -> float:
-        """Return when `tick` is next due while the hub can be spoken to; infinity if never."""
+        """Return when `tick` is next due while the hub can be reached; infinity if never."""
         return math.inf if self.state == "training" else self._speak_at_s
 
     def tick(self, now_s: float) -> list[DeviceEffect]:
-        """Send again what got no answer."""
+        """Repeat the message that got no answer."""
         if now_s < self.next_deadline_s():
             return []
         self._spoke_again = True
         return self._speak(now_s)
 
     def _join(self, now_s: float) -> list[DeviceEffect]:
-        """Prepare for what the hub describes, unless that was done, then speak."""
+        """Prepare to train what the hub describes unless that was done; then send what is due."""
         assert self._welcome is not None
         effects: list[DeviceEffect] = []
         if self._prepared_for != self._welcome.settings:
@@ -235,14 +235,14 @@ class DeviceWork:
         return [Send(Fetch(self._welcome.session, self.version))]
 
     def _wait(self, now_s: float) -> None:
-        """Give the hub a lease's time to answer before the work speaks again."""
+        """Give the hub one lease to answer before the message is repeated."""
         assert self._welcome is not None
         self._speak_at_s = now_s + self._welcome.lease_s
 
     # -- the graph -------------------------------------------------------------------------------------------
 
     def graph_offered(self, graph: Graph, now_s: float) -> list[DeviceEffect]:
-        """Receive the graph that the hub sends, if it is the one announced."""
+        """Receive the hub's graph if it is the one announced."""
         assert self._welcome is not None
         if self.state != "fetching_graph":
             return self._ignore("Graph", normal=self._spoke_again)
@@ -252,7 +252,10 @@ class DeviceWork:
         return [TakeGraph(graph)]
 
     def _graph_known(self, event: GraphEvent, now_s: float) -> list[DeviceEffect]:
-        """Join with the graph that is here, or ask for it."""
+        """Join once the graph is here, fetch it if it is not, and end the agent if it is a forgery.
+
+        The hub may be lost while the shell looks for the graph or checks it: then `welcomed` joins later.
+        """
         assert self._welcome is not None
         if self.state != "fetching_graph":
             return self._ignore(type(event).__name__, normal=not isinstance(event, GraphForged))
@@ -278,7 +281,7 @@ class DeviceWork:
     # -- the model -------------------------------------------------------------------------------------------
 
     def assigned(self, assignment: Assignment, now_s: float) -> list[DeviceEffect]:
-        """Install an assignment's model; its answer to the update, if it has one, comes first."""
+        """Install an assignment's model, after the answer to the update that it may contain."""
         if self.state == "fetching_graph":
             return self._ignore("Assignment")
         effects = self.acknowledged(assignment.ack, now_s) if assignment.ack is not None else []
@@ -288,7 +291,7 @@ class DeviceWork:
         if assignment.deltas is not None and self.version is None:
             self._move("idle")
             self._speak_at_s = now_s + BACKOFF_MIN_S
-            return effects  # it leads on from what was lost with the power: the whole is fetched
+            return effects  # the deltas need a model that a power cut took: fetch the whole one
         self._move("installing")
         self._installing = assignment
         self._wait(now_s)
@@ -297,12 +300,12 @@ class DeviceWork:
     def _model_installed(self, assignment: Assignment) -> list[DeviceEffect]:
         """Train from the model."""
         self.version = assignment.version
-        # Of two that came in one after the other only the second is what lies in memory in the end.
+        # If a second assignment arrived meanwhile, its model is the one in memory in the end.
         if self.state != "installing" or assignment is not self._installing:
             return self._unexpected.ignore("ModelInstalled of an earlier assignment", normal=True)
         self._move("training")
         self._overlap.end()
-        # A hub of another make may ask for more than the device has said it allows.
+        # Another implementation of the hub may ask for more steps than the device has said it allows.
         local_steps = min(assignment.local_steps, self._local_steps_max or assignment.local_steps)
         return [Train(max(1, local_steps - self._overlap.steps_done))]
 
@@ -318,7 +321,10 @@ class DeviceWork:
     # -- training and the update -----------------------------------------------------------------------------
 
     def _trained(self, result: Trained, now_s: float) -> list[DeviceEffect]:
-        """Make the update and push it, and train on where that is allowed."""
+        """Make an update of the steps, push it if the hub can be reached, and train further if allowed.
+
+        The update includes the overlapping steps since the last one. Without the hub it waits for `welcomed`.
+        """
         if self.state != "training":
             return self._ignore("Trained")
         assert self.version is not None
@@ -348,28 +354,28 @@ class DeviceWork:
         return effects + self._train_on()
 
     def _overlap_trained(self, result: Trained) -> list[DeviceEffect]:
-        """Count the steps, and train on where more are allowed by now."""
+        """Count the steps, and train further if more are allowed by now."""
         self._overlap.add(result)
         return self._train_on()
 
     def _train_on(self) -> list[DeviceEffect]:
-        """Train while the device waits for a model; further if the hub cannot be reached or takes no updates."""
+        """Train while the device waits for a model; take more steps if the hub cannot be reached or is busy."""
         if self.state not in ("idle", "pushing") or self._welcome is None:
             return []
         offline = self._busy or not self.connected
         return self._overlap.train(self._welcome.overlap_steps_max, offline=offline)
 
     def _kept(self, seq: int, now_s: float) -> list[DeviceEffect]:
-        """Push the update of this number: it would outlive a power cut now."""
+        """Push the update with this number, now that the disk holds it."""
         push = self.pending.push
         if push is None or push.seq != seq or self.state != "pushing":
             return self._unexpected.ignore("Kept of an earlier update", normal=True)
         return self._speak(now_s) if self.connected else []
 
     def acknowledged(self, ack: Ack, now_s: float) -> list[DeviceEffect]:
-        """Take the hub's answer to the update; the assignment comes with it, or later."""
+        """Handle the hub's answer to the update; the assignment comes with it, or later."""
         if self.state == "fetching_graph":
-            return self._ignore("Ack")  # an update from the spool is said again once the graph is here
+            return self._ignore("Ack")  # an update from the spool is sent again once the graph is here
         if not self.pending.answered(ack):
             return self._unexpected.ignore("Ack of another update", normal=self._spoke_again)
         self._busy = False

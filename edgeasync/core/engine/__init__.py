@@ -1,1 +1,1 @@
-"""Between frames and the cores: decode what comes in, run transfers, carry out effects. Still no I/O."""
+"""Engines connect frames to cores: they decode messages, run transfers and carry out effects. Still no I/O."""

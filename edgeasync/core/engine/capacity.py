@@ -1,4 +1,4 @@
-"""How much the hub's memory still bears: updates that wait, snapshots and graphs that are being sent."""
+"""Limits on the hub's memory: for updates that wait, and for snapshots and graphs that are being sent."""
 
 from edgeasync.core.arrays.hub_model import Model
 from edgeasync.core.arrays.published_model import Publisher
@@ -10,10 +10,10 @@ from edgeasync.core.hub.settings import HubCoreSettings
 
 
 class Capacity:
-    """Counts what is held against the hub's limits.
+    """Compares what the hub holds with its limits, and drops transfers to make room.
 
-    Where a limit is reached, transfers that have not moved for a lease are dropped first, then the ones that were
-    suspended longest: a member that only pings must not keep their places.
+    At a limit it first drops transfers that have not moved for a lease, since a member that only pings must not
+    keep its place. Then it drops suspended transfers, the oldest first.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Capacity:
         log_writer: LogWriter,
     ) -> None:
         self.measuring = 0
-        """Updates that came in pieces and are being checked in the background."""
+        """How many updates arrived in pieces and are being checked in the background."""
         self._limits = settings.limits
         self._lease_s = settings.liveness.lease_s
         self._model = model
@@ -39,10 +39,10 @@ class Capacity:
         self._log_writer = log_writer
 
     def for_update(self, now_s: float, owner: Owner | None = None) -> bool:
-        """Return whether one more update may be received and held."""
+        """Return whether the hub may receive and hold one more update; drop transfers if that makes room."""
         if self._log_writer.is_behind:
             return False
-        # What is kept of this device's own push is its place, or is dropped before another takes it.
+        # A suspended push of this device takes no place from it: it is resumed, or dropped before the new one.
         held_max = self._limits.updates_held_max + self._incoming.is_suspended(owner)
         if self._updates_held() < held_max:
             return True
@@ -53,7 +53,7 @@ class Capacity:
         return True
 
     def for_snapshot(self, now_s: float) -> bool:
-        """Return whether one more snapshot of the model, or what leads to it, may be sent."""
+        """Return whether the hub may send one more snapshot or its deltas; drop transfers if that makes room."""
         if self._snapshots_held() < self._limits.snapshots_max:
             return True
         self._drop_stalled(now_s)
@@ -63,9 +63,9 @@ class Capacity:
         return True
 
     def for_graph(self, now_s: float) -> bool:
-        """Return whether one more device may be sent the graph.
+        """Return whether the hub may send the graph to one more device; drop transfers if that makes room.
 
-        They share one payload; what each costs is what libzmq has of it in its queue.
+        All these transfers share one payload: each costs only the pieces in libzmq's queue.
         """
         if self._outgoing.graphs >= self._limits.snapshots_max:
             self._drop_stalled(now_s)

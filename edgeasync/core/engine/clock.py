@@ -1,14 +1,14 @@
-"""The time that a core is given: it continues from where it stood, at the pace of a clock that never goes back."""
+"""The core's time: it continues from where it stood, at the pace of a clock that never goes back."""
 
 import math
 from collections.abc import Callable
 
 
 class OffsetClock:
-    """Shows `first_s`, and from then on what has passed on the clock `source` as well, in seconds.
+    """Begins at `first_s` and advances with the clock `source`, in seconds.
 
-    It never goes back, not even by a rounding: it adds what has passed, which never becomes less. A sum of what
-    `source` shows and an offset could be rounded to less than was shown before.
+    It never goes back, not even by rounding, because it adds to `first_s` the time that has passed on `source`.
+    An offset added to the time of `source` could be rounded to less than `first_s`.
     """
 
     def __init__(self, source: Callable[[], float], first_s: float) -> None:
@@ -17,7 +17,7 @@ class OffsetClock:
         self._first_s = first_s
 
     def __call__(self) -> float:
-        """Return what it shows now."""
+        """Return the time now."""
         return self._shown_at(self.source())
 
     def when(self, time_s: float) -> float:

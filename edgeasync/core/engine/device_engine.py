@@ -1,4 +1,4 @@
-"""Between frames and `DeviceCore`: decodes what comes in, holds vectors and transfers, carries effects out.
+"""Connects frames to `DeviceCore`: decodes messages, holds vectors and transfers, carries effects out.
 
 Still no I/O: a `DeviceShell` connects, sends, trains, and runs the jobs of `device_jobs.py` in the background. The
 ZeroMQ agent and the simulator are two such shells around this one engine.
@@ -65,10 +65,10 @@ from edgeasync.protocol.messages import (
 
 
 class DeviceEngine:
-    """Frames in, frames out. `now_s` is asked for the time; no call blocks for longer than a copy.
+    """Frames in, frames out. It reads the time from `now_s`; no call blocks for longer than a copy.
 
-    `bandwidth_bytes_per_s_max` caps all traffic of the device, both directions together. With `keeps` every update
-    is given to the shell to keep before it leaves.
+    `bandwidth_bytes_per_s_max` caps all traffic of the device, both directions together. With `keeps` the shell
+    writes every update to disk before it is sent.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class DeviceEngine:
         self._recalled: Spool | None = None
 
     def recall(self, spool: Spool) -> None:
-        """Before `begin`: resume with the update that was kept before this start."""
+        """Resume with the update that an earlier start kept; call this before `begin`."""
         self._recalled = spool
         self._payload, self._kept_seq = spool.payload, spool.push.seq
         self.core.work.recall(spool.push, spool.model)
@@ -171,6 +171,7 @@ class DeviceEngine:
             self._carry_out(effect)
 
     def _carry_out(self, effect: DeviceEffect) -> None:
+        """Carry out an effect on the link at once, or begin one that takes work."""
         match effect:
             case Connect():
                 self._transfers.suspend()
@@ -248,7 +249,7 @@ class DeviceEngine:
             self.handle(InstallFailed(f"the hub's model came in broken: {reason}"))
 
     def _process_payload(self, message: Assignment | Graph, payload: wire.Buffer) -> None:
-        """Install the model or keep the graph, in the background, of a payload that is whole and checked."""
+        """Install the model, or keep the graph, of a whole and checked payload in the background."""
         if isinstance(message, Graph):
             work = partial(keep_graph, self._shell, message.fingerprint, payload)
         else:
@@ -284,14 +285,14 @@ class DeviceEngine:
         self.handle(OverlapTrained(trained))
 
     def _resolve(self, outcome: Outcome) -> None:
-        """Drop an answered payload; return what it carried to the residual if it will never count."""
+        """Drop an answered payload; if it was rejected, undo its effect on the residual."""
         payload, codec, model = self._payload, self._codec, self._model
         self._payload, self._codec = b"", None
         first = outcome.first if isinstance(outcome, Duplicate) else outcome
         if isinstance(first, Rejected) and model is not None and codec is not None:
             assert self.core.welcome is not None
             decay: float | None = self.core.welcome.residual_decay
-            if first.reason == "not_finite" or self._recalled is not None:  # there is nothing to take back from
+            if first.reason == "not_finite" or self._recalled is not None:  # its effect cannot be undone
                 decay = None
             self._shell.run_in_background(partial(model.resolve, codec, payload, decay), lambda _: None)
 
@@ -303,7 +304,7 @@ class DeviceEngine:
         self._transfers.push(push, self._payload, self.core.welcome.piece_bytes)
 
     def _keep(self, push: Push, key: ModelKey) -> None:
-        """Have an update kept under its number, which may have changed, and let the core say it again."""
+        """Write an update to disk under its number, which may have changed; then let the core send it again."""
         if self._keeping_seq == push.seq:
             return
         self._keeping_seq = push.seq
@@ -321,7 +322,7 @@ class DeviceEngine:
 
 
 def _to_record(what: DeviceEvent | DeviceEffect) -> object:
-    """Return text of what holds a welcome: a hub may have made it large. All else is small, and kept as it is."""
+    """Return an event or effect to record; as text if it holds a welcome, which a hub may have made large."""
     match what:
         case Join() | Received(message=Welcome()):
             return shown(what)
@@ -329,7 +330,7 @@ def _to_record(what: DeviceEvent | DeviceEffect) -> object:
 
 
 def _checked(message: Assignment | Graph, payload: wire.Buffer | None) -> wire.Buffer:
-    """Return the payload that came with a message; raises `ProtocolError` if it is not the one described."""
+    """Return the payload that came with a message; raises `ProtocolError` if it is not the one announced."""
     if payload is None or len(payload) != message.payload_bytes:
         raise ProtocolError("the payload is not as long as its header says")
     if wire.checksum(payload) != message.checksum:
@@ -338,7 +339,7 @@ def _checked(message: Assignment | Graph, payload: wire.Buffer | None) -> wire.B
 
 
 def _check_assignment(assignment: Assignment, welcome: Welcome) -> None:
-    """Raise `ProtocolError` for a payload that cannot be what it is said to be."""
+    """Raise `ProtocolError` if an assignment announces a payload that cannot exist."""
     if assignment.deltas is None:
         find_codec(assignment.codec, assignment.payload_bytes, welcome.spec)
         return

@@ -1,4 +1,4 @@
-"""What a device does in the background: jobs on graphs and models. The shell runs them in order with training."""
+"""A device's background jobs on graphs and models. The shell runs these jobs and training one after the other."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -32,7 +32,7 @@ class CodedUpdate(NamedTuple):
 
 
 def find_graph(shell: DeviceShell, fingerprint: str) -> DeviceEvent:
-    """Look for a graph that was kept before."""
+    """Look for a graph that an earlier start kept."""
     return GraphHeld(fetched=False) if shell.has_graph(fingerprint) else GraphMissing()
 
 
@@ -53,7 +53,7 @@ def install_model(
     try:
         if deltas is None:
             model.install(make_codec(assignment.codec, welcome.spec).open(payload))
-        elif before == assignment.version:  # it came in after all, when the hub did not know
+        elif before == assignment.version:  # the model arrived earlier, but the hub does not know that
             model.install_deltas((), make_codec(deltas.rounding, welcome.spec), deltas.checksum)
         elif before is None or before.number != deltas.base:  # the lineage may be new; the checksum tells
             model.version = before
@@ -73,23 +73,23 @@ def install_model(
 def code_update(
     model: DeviceModel, welcome: Welcome, push_codec: str, random: np.random.Generator, *, overlap: bool
 ) -> CodedUpdate:
-    """Code what was learnt as the hub wants it; with `overlap` the parameters may be trained further at once."""
+    """Code the trained update as the hub wants it; with `overlap` training may continue at once."""
     try:
         codec = make_codec(push_codec, welcome.spec)
-    except ValueError:  # a hub should name only what the device knows; float32 is understood by every hub
+    except ValueError:  # a hub should name only codecs that the device knows; every hub understands float32
         codec = make_codec("identity", welcome.spec)
-    # With `auto` a codec that drops little carries over what one that dropped much had left.
+    # With `auto`, a codec that needs no feedback still carries the residual that an earlier codec left.
     auto = True if codec.needs_feedback else None
     feedback = {"always": True, "never": False}.get(welcome.error_feedback, auto)
     payload = model.encode_update(codec, welcome.update, feedback=feedback, overlap=overlap, random=random)
     if welcome.update == "model" and codec.name != "identity" and not is_finite(codec.open(payload)):
-        codec = make_codec("identity", welcome.spec)  # a sound model may outgrow float16
+        codec = make_codec("identity", welcome.spec)  # a finite model may be too large for float16
         payload = model.encode_update(codec, welcome.update, overlap=overlap)
     return CodedUpdate(codec, payload, wire.checksum(payload))
 
 
 def _open_deltas(deltas: Deltas, payload: wire.Buffer, codec: Codec) -> Iterator[Source]:
-    """Open the differences of a payload, each when it is asked for."""
+    """Yield the differences of a payload; open each only when it is needed."""
     start = 0
     for length in deltas.lengths:
         yield codec.open(memoryview(payload)[start : start + length])

@@ -1,4 +1,4 @@
-"""What the device's engine needs done in the world; the ZeroMQ agent and the simulator do it."""
+"""The I/O, training and threads that the device's engine asks for: the ZeroMQ agent and the simulator do it."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -14,10 +14,16 @@ Result = TypeVar("Result")
 
 
 class DeviceShell(Protocol):
-    """What the engine needs done in the world."""
+    """The I/O, training and threads that the device's engine asks for.
+
+    Use the engine from one thread. Call `begin`, then `on_message` for every message from the hub, `handle` with
+    `Disconnected` when the connection breaks and with `StopRequested` to end, and `tick` when `next_deadline_s` is
+    due, which every call may change. Do background work, training included, in order and one at a time. Call each
+    `then` on the engine's thread, never from inside a call of the engine.
+    """
 
     def connect(self) -> None:
-        """Open a fresh connection to the hub."""
+        """Open a fresh connection to hub number `core.hub` of the device's list."""
 
     def disconnect(self) -> None:
         """Close the connection."""
@@ -26,41 +32,40 @@ class DeviceShell(Protocol):
         """Send a message, or drop it if there is no connection."""
 
     def has_graph(self, fingerprint: str) -> bool:
-        """Return whether the device holds this graph, whole; called in the background."""
+        """Return whether the device holds this graph, whole; runs in the background."""
 
     def keep_graph(self, fingerprint: str, graph: bytes) -> None:
-        """Hold a graph that has its fingerprint; called in the background."""
+        """Keep a graph, whose fingerprint was checked; runs in the background."""
 
     def prepare(self, welcome: Welcome) -> None:
-        """Prepare to train what the hub describes; may raise what waiting does not fix.
+        """Prepare to train what the hub describes; raise an `EdgeAsyncError` if waiting would not fix what fails.
 
-        If the welcome speaks of a graph, `has_graph` or `keep_graph` has seen that, but nobody has screened it.
-        A trainer's state that was kept with an update is restored, unless that was put aside.
+        If the welcome names a graph, `has_graph` or `keep_graph` has been called with it: screen it before use.
+        Restore the trainer's state that was kept with an update, unless the update was put aside.
         """
 
     def keep(self, spool: Spool) -> None:
-        """Write an update and the trainer's state where they outlive a power cut; called in the background.
+        """Write an update and the trainer's state to disk, to outlive a power cut; runs in the background.
 
-        A disk that fails is the shell's to tell of: the update leaves all the same.
+        If the disk fails, report that and return: the update is sent all the same.
         """
 
     def put_aside(self, reason: str) -> None:
-        """Put aside what `keep` wrote before this start, and tell."""
+        """Put aside the update that `keep` wrote in an earlier start, and report it."""
 
     def train(
         self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, overlap: bool
     ) -> None:
-        """Train `model.parameters` in the background, then call `then`; not if training was stopped.
+        """Train `model.parameters` in the background, then call `then` unless the agent is ending.
 
-        With `overlap`, training continues from the current parameters until `pause`, and `then` is called only if
-        it took a step.
+        With `overlap`, continue from the current parameters until `pause`, and call `then` only after a step.
         """
 
     def pause(self) -> None:
-        """End overlapped training after the current step; that includes training that is about to begin."""
+        """End overlapped training after the current step, also if it is still waiting to begin."""
 
     def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
-        """Do `work` in the background, one after the other with training, then call `then`."""
+        """Do `work` in the background, after earlier work and training; then call `then` with its result."""
 
     def report(self, report: Report) -> None:
         """Tell the person at the device."""

@@ -1,7 +1,8 @@
-"""A device's way to the wire: its transfers in pieces, and the cap on traffic.
+"""A device's traffic: its transfers in pieces, and the cap on its bandwidth.
 
-With a cap everything that carries a payload, or asks for one, waits in line for its time. What comes in is paced
-by when it is credited. Heartbeats and other small messages go at once, and what waits pays for them.
+Under a cap every message that carries a payload, or asks for one, waits in a queue for its time. Credits are
+queued too, and so pace incoming payloads. Heartbeats and other small messages are sent at once; the queue waits
+longer for that.
 """
 
 import math
@@ -31,7 +32,7 @@ Send = Callable[[bytes, wire.Buffer | None], None]
 
 
 class _Waiting(msgspec.Struct):
-    """A message in line; `received_bytes` came in before it and are paid for with it."""
+    """A queued message; `received_bytes` is the length of the piece that it credits, and counts with it."""
 
     message: Message
     payload: wire.Buffer | None
@@ -39,10 +40,10 @@ class _Waiting(msgspec.Struct):
 
 
 class DeviceTransfers:
-    """One transfer each way at most, on one connection after the other; `send` is the shell's.
+    """At most one transfer each way, on one connection after the other; `send` is the shell's.
 
-    `bandwidth_bytes_per_s_max` is the cap on all traffic, both directions together. All but a hello is written in
-    `protocol_version`, which is what the hub has last chosen.
+    `bandwidth_bytes_per_s_max` is the cap on all traffic, both directions together. Every message but a hello is
+    written in `protocol_version`, the hub's last choice.
     """
 
     def __init__(self, send: Send, now_s: Callable[[], float], bandwidth_bytes_per_s_max: int | None) -> None:
@@ -61,7 +62,7 @@ class DeviceTransfers:
     # -- connection and time ---------------------------------------------------------------------------------
 
     def suspend(self) -> None:
-        """Suspend what comes in, drop what goes out and what waits: the connection is over."""
+        """Suspend the incoming transfer, drop the outgoing one and the queue: the connection has ended."""
         self._message = None
         self._drop_outgoing()
         if self._incoming is not None and not self._incoming.suspend():
@@ -69,11 +70,11 @@ class DeviceTransfers:
         self._clear_line(lambda _: True)
 
     def next_deadline_s(self) -> float:
-        """Return when something in line may leave; infinity if nothing waits."""
+        """Return when the first message of the queue may be sent; infinity if the queue is empty."""
         return self._pacer.due_s if self._pacer is not None and self._waiting else math.inf
 
     def tick(self) -> None:
-        """Send what it is time for."""
+        """Send the queued messages that are due."""
         while self._waiting and self._pacer is not None and self._now_s() >= self._pacer.due_s:
             first = self._waiting.popleft()
             self._pacer.spend(first.received_bytes, self._now_s())
@@ -92,21 +93,21 @@ class DeviceTransfers:
             self._send_now(message, None)
 
     def count_received(self, header: bytes, payload: wire.Buffer | None) -> None:
-        """Count a message that came in; the payload of a piece is paid for with its credit."""
+        """Count a received message against the cap; the payload of a piece is counted with its credit."""
         if self._pacer is not None:
             self._pacer.spend(len(header) + len(payload or b""), self._now_s())
 
     def observe_round_trip(self, round_trip_s: float) -> None:
-        """Learn from how long a ping took."""
+        """Record a ping's round trip."""
         self._round_trip_s = min(self._round_trip_s, round_trip_s)
         if self._window is not None:
             at_rest = self._message is None and self._outgoing is None
             self._window.observe_round_trip(round_trip_s, at_rest=at_rest)
 
-    # -- payloads in -----------------------------------------------------------------------------------------
+    # -- incoming payloads -----------------------------------------------------------------------------------
 
     def receive(self, message: Assignment | Graph) -> None:
-        """Give an announced transfer its first credit; resume what is here if it is of the same payload."""
+        """Send the first credit of an announced transfer; resume the suspended one if it has the same payload."""
         self.drop_push()
         self._message = message
         before, self._incoming = self._incoming, None
@@ -114,15 +115,16 @@ class DeviceTransfers:
         if before is not None and before.suspend() and before.resume(*announced):
             self._incoming = before
         else:
-            del before  # and its buffer, before there is another
+            del before  # frees its buffer before another is allocated
             buffer = np.empty(message.payload_bytes, np.uint8).data
             self._incoming = IncomingTransfer(message.transfer, buffer, message.checksum)
         self._send_now(self._incoming.credit(), None)
 
     def accept(self, piece: Piece, part: wire.Buffer) -> tuple[Assignment | Graph, memoryview | None] | None:
-        """Credit a piece; return what it belongs to, with the payload once that is whole.
+        """Accept and credit a piece; return the message that announced it, with the payload once that is whole.
 
-        `None` if it belongs to no transfer. Raises `ProtocolError` for a bad piece; then call `drop_incoming`.
+        Return `None` for a piece of no transfer. Raises `ProtocolError` for a bad piece; then call
+        `drop_incoming`.
         """
         message, transfer = self._message, self._incoming
         if message is None or transfer is None or piece.transfer != transfer.number:
@@ -137,17 +139,17 @@ class DeviceTransfers:
         return message, None
 
     def drop_incoming(self) -> Assignment | Graph | None:
-        """Drop the transfer that comes in, or that was cut off; return what it was announced by."""
+        """Drop the incoming or suspended transfer; return the message that announced an incoming one."""
         message, transfer = self._message, self._incoming
         self._message = self._incoming = None
         if transfer is not None:
             transfer.drop()
         return message
 
-    # -- payloads out ----------------------------------------------------------------------------------------
+    # -- outgoing payloads -----------------------------------------------------------------------------------
 
     def push(self, push: Push, payload: wire.Buffer, piece_bytes: int) -> None:
-        """Send a push whole, or announce it if that would hold up a heartbeat; the one before is dropped."""
+        """Drop the push before; send this one whole, or announce it if that would hold up a heartbeat."""
         self.drop_push()
         window = self._window_of(piece_bytes)
         if len(payload) <= window.message_bytes_max:
@@ -158,12 +160,12 @@ class DeviceTransfers:
         self._send_in_turn(msgspec.structs.replace(push, transfer=self._count), None)
 
     def drop_push(self) -> None:
-        """Drop the transfer of a push, which was answered or is sent again, and what of it waits."""
+        """Drop the transfer and the queued messages of a push that was answered or is sent again."""
         self._drop_outgoing()
         self._clear_line(lambda waiting: isinstance(waiting.message, Push | Piece))
 
     def credit(self, credit: Credit) -> bool:
-        """Send the pieces that a credit allows; return whether it was for the transfer that goes out."""
+        """Send the pieces that a credit allows; return whether it was for the outgoing transfer."""
         transfer = self._outgoing
         if transfer is None or credit.transfer != transfer.number:
             return False
@@ -179,7 +181,7 @@ class DeviceTransfers:
         self._outgoing = None
 
     def _window_of(self, piece_bytes: int) -> CreditWindow:
-        """Return the window of pieces up to that length; under a cap they are short, and it begins with one."""
+        """Return the window for pieces up to that length; under a cap, for the shortest, beginning with one."""
         if self._pacer is not None:
             piece_bytes = PIECE_BYTES_MIN
         if self._window is None or self._window.piece_bytes != piece_bytes:
@@ -189,7 +191,7 @@ class DeviceTransfers:
                 self._window.observe_round_trip(self._round_trip_s, at_rest=False)
         return self._window
 
-    # -- the line --------------------------------------------------------------------------------------------
+    # -- the queue -------------------------------------------------------------------------------------------
 
     def _send_in_turn(self, message: Message, payload: wire.Buffer | None, received_bytes: int = 0) -> None:
         if self._pacer is None:
@@ -199,7 +201,7 @@ class DeviceTransfers:
         self.tick()
 
     def _send_now(self, message: Message, payload: wire.Buffer | None) -> None:
-        greeting = isinstance(message, Hello)  # which another hub may hear than the one that was here
+        greeting = isinstance(message, Hello)  # another hub than the last one may receive it
         header = wire.encode(message, PROTOCOL_VERSIONS[0] if greeting else self.protocol_version)
         if self._pacer is not None:
             self._pacer.spend(len(header) + len(payload or b""), self._now_s())
@@ -208,7 +210,7 @@ class DeviceTransfers:
         self._send_frames(header, payload)
 
     def _clear_line(self, over: Callable[[_Waiting], bool]) -> None:
-        """Remove from the line what is over; what has come in is paid for all the same."""
+        """Remove the messages that are `over` from the queue; count what they credit all the same."""
         kept: deque[_Waiting] = deque()
         for waiting in self._waiting:
             if not over(waiting):

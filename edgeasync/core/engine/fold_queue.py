@@ -1,4 +1,4 @@
-"""What has to wait for the folds before it, in order: versions, what is sent of them, what is saved, the end."""
+"""Effects that must wait for earlier folds, in order: new versions, assignments, checkpoints, the end."""
 
 from collections import deque
 from collections.abc import Callable
@@ -28,13 +28,13 @@ Queued = ModelEffect | Assign | Evaluate | SaveBest | Note | Stop
 Result = TypeVar("Result")
 
 INLINE_BYTES_MAX = 2 << 20
-"""Models up to this size are folded at once: that takes less time than handing them over and back."""
+"""Models up to this size are folded at once: that takes less time than a handover to the worker and back."""
 
 
 class FoldQueue:
-    """Carries out one after the other; what takes long with a large model is given to the shell's worker.
+    """Carries out effects one after the other; the shell's worker does the long work of a large model.
 
-    `assign` sends an assignment, `handle` gives the core an event, `restored` is told of a rollback.
+    `assign` sends an assignment, `handle` gives the core an event, and `restored` is called at a rollback.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class FoldQueue:
         restored: Callable[[], None],
     ) -> None:
         self.assignments = 0
-        """Assignments that wait: each is about to hold a snapshot."""
+        """How many assignments wait; each will hold a snapshot."""
         self._executor = executor
         self._model = executor.model
         self._publisher = executor.publisher
@@ -65,7 +65,7 @@ class FoldQueue:
         self._evaluated: Snapshot | None = None
 
     def put(self, effect: Queued) -> None:
-        """Let an effect wait for its turn; `advance` carries out what can be."""
+        """Queue an effect; `advance` carries out those that need not wait."""
         if isinstance(effect, SaveBest) and self._evaluated is not None:
             self._shell.save_best(self._evaluated, effect.loss, effect.accuracy)  # it need not wait for a fold
             return
@@ -73,7 +73,7 @@ class FoldQueue:
         self._waiting.append(effect)
 
     def advance(self) -> None:
-        """Carry out what waits, up to what the worker is busy with."""
+        """Carry out queued effects until the worker is busy with one."""
         while self._waiting and not self._busy:
             effect = self._waiting.popleft()
             match effect:
@@ -92,7 +92,7 @@ class FoldQueue:
                     self.assignments -= 1
                     self._assign(effect)
                 case Note():
-                    # Written once the log has what it covers.
+                    # Write the checkpoint once the entries that it covers are durable.
                     self._run(
                         partial(complete, effect, self._model, self._publisher),
                         lambda state: self._outbox.then(partial(self._shell.save, state)),
@@ -101,7 +101,7 @@ class FoldQueue:
                     self._outbox.end(partial(self._shell.stop, effect.reason))
 
     def _apply(self, effect: Fold | Publish) -> None:
-        """Change the model, and tell the core what it is to know of that."""
+        """Change the model; give the core the event that this leads to, if there is one."""
         work, finish = self._executor.begin(effect)
 
         def done(result: Any) -> None:
@@ -111,7 +111,7 @@ class FoldQueue:
         self._run(work if self._inline else partial(self._work_and_encode, effect, work), done)
 
     def _work_and_encode(self, effect: Fold | Publish, work: Work) -> Any:
-        """Do the work, then code what devices are given of a large model, once and not on the loop."""
+        """Do the work, then code the large model for devices: once, and not on the loop."""
         result = work()
         if isinstance(effect, Publish):
             self._publisher.offer(None, self._codec.model)
@@ -120,7 +120,7 @@ class FoldQueue:
         return result
 
     def _run(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
-        """Do it at once if the model is small; else in the background, and what is behind it waits."""
+        """Do the work at once if the model is small; else in the background, while later effects wait."""
         if self._inline:
             then(work())
             return
@@ -134,7 +134,7 @@ class FoldQueue:
         self._shell.run_in_background(work, done)
 
     def _on_evaluated(self, snapshot: Snapshot, result: Evaluated) -> None:
-        """Let the core judge an evaluation; the version it was of is the one it may want saved."""
+        """Give the core an evaluation; if it then wants the best version saved, save the evaluated one."""
         self._evaluated = snapshot
         self._handle(result)
         self._evaluated = None

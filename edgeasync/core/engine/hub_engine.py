@@ -1,14 +1,14 @@
-"""Between frames and `HubCore`: decodes what comes in, keeps payloads and transfers, carries effects out.
+"""Connects frames to `HubCore`: decodes messages, keeps payloads and transfers, carries effects out.
 
 Still no I/O: a `HubShell` sends, runs work in the background, and saves. The ZeroMQ daemon and the simulator
 are two such shells around this one engine.
 
-Small models are measured and folded at once, which takes microseconds. Large ones are given to the shell's
-background worker, in order; whatever depends on a fold (answers, saving, the end) waits in line behind it,
-while heartbeats are answered at once.
+Small models are measured and folded at once, which takes microseconds. The shell's background worker measures and
+folds large ones in order. Effects that depend on a fold (answers, checkpoints, the end) wait for it, while
+heartbeats are answered at once.
 
-With a log every event is written down before anyone is told what became of it. While the log cannot be written
-the core stands still: who asks for something is told to try again, and nobody's lease ends.
+With a log every event is written down before its outcome is sent. While the log cannot be written the core stands
+still: devices that ask for something are told to try again, and no lease ends.
 """
 
 import math
@@ -80,7 +80,7 @@ from edgeasync.protocol.messages import (
 
 
 class HubEngine:
-    """Frames in, frames out. Every call is given the time; none blocks for longer than a small fold."""
+    """Frames in, frames out. Every call is given the time; no call blocks for longer than a small fold."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class HubEngine:
         self._standing_still = self._saving = False
 
     def next_deadline_s(self) -> float:
-        """Return when `tick` is next due; never, once stopped or while the core stands still."""
+        """Return when `tick` is next due; infinity once stopped or while the core stands still."""
         return math.inf if self._standing_still else self.core.next_deadline_s()
 
     def tick(self, now_s: float) -> None:
@@ -142,22 +142,22 @@ class HubEngine:
         """Resume the recovered run as a new branch. A finished run ends at once."""
         self._now_s = now_s
         self._handle(Resumed(lineage))
-        self.save()  # so that this need not be replayed again
+        self.save()  # the next start then need not replay the same entries
         self.tick(now_s)
 
     def save(self) -> None:
-        """Have a checkpoint written, unless one is under way."""
+        """Write a checkpoint, unless one is being written."""
         self._note_state()
         self._fold_queue.advance()
 
     def saved(self) -> None:
-        """Take in that the checkpoint under way was written, or could not be."""
+        """Allow the next checkpoint; call this when the one before was written, or could not be."""
         self._saving = False
 
     # -- the log ---------------------------------------------------------------------------------------------
 
     def on_durable(self, now_s: float) -> None:
-        """Take in that more of the log is durable: let the answers go that waited for it."""
+        """Send the answers that waited for the log; call this when more of the log is durable."""
         if self._standing_still:
             self._standing_still = False
             self._now_s = now_s
@@ -168,7 +168,7 @@ class HubEngine:
             self.save()
 
     def on_failing(self, reason: str) -> None:
-        """Take in that the log cannot be written: stand still until it can be."""
+        """Stand still until the log can be written again; call this when it cannot."""
         self._stand_still(reason)
         if self.core.stopped:
             self._outbox.abandon()
@@ -179,14 +179,14 @@ class HubEngine:
         self._shell.report(Report("not_writing", detail=detail))
 
     def _stand_still_if_overfull(self) -> None:
-        """Take nothing more while too much waits for a disk that hangs."""
+        """Accept nothing more while too much waits for a disk that hangs."""
         if self._standing_still or self.core.stopped:
             return
         if reason := self._log_writer.overfull(len(self._outbox)):
             self._stand_still(reason)
 
     def _handle(self, event: HubEvent) -> None:
-        """Let the core decide, write down what it took in, and carry out what follows."""
+        """Let the core decide about an event, write the event to the log, and carry out the effects."""
         self.recorder.begin(self._now_s, event)
         effects = self.core.handle(event, self._now_s)
         self.recorder.end(effects)
@@ -194,7 +194,7 @@ class HubEngine:
         self._execute(effects)
 
     def _answer_standing(self, peer: Peer, message: Message, payload: wire.Buffer | None) -> None:
-        """Answer while the core stands still."""
+        """Answer a message while the core stands still."""
         match message:
             case Ping():
                 self._shell.send(peer, self._encode(peer, Pong(message.sent_s)), None)
@@ -217,10 +217,10 @@ class HubEngine:
         if self._standing_still:
             self._outbox.abandon()
 
-    # -- messages in -----------------------------------------------------------------------------------------
+    # -- incoming messages -----------------------------------------------------------------------------------
 
     def on_message(self, peer: Peer, header: bytes, payload: wire.Buffer | None, now_s: float) -> None:
-        """Take in one message, whatever it is."""
+        """Handle one message, whatever its bytes are."""
         self._now_s = now_s
         nbytes = len(header) if payload is None else len(header) + len(payload)
         if (member := self.core.members.by_peer(peer)) is not None:
@@ -241,10 +241,13 @@ class HubEngine:
         if event is not None and not self._standing_still:
             self._handle(event)
         if member is None and (member := self.core.members.by_peer(peer)) is not None:
-            member.link.bytes_up += nbytes  # the message has made it one
+            member.link.bytes_up += nbytes  # this message made its sender a member
 
     def _event(self, peer: Peer, message: Message, payload: wire.Buffer | None) -> HubEvent | None:
-        """Turn a message into the core's event; `None` where the worker makes it later."""
+        """Turn a message into the core's event; return `None` if the worker makes the event later.
+
+        A request first ends the transfer that it replaces. The event then says whether there is room to answer.
+        """
         if isinstance(message, Push):
             return self._push(peer, message, payload)
         if isinstance(message, Piece):
@@ -254,11 +257,11 @@ class HubEngine:
         if isinstance(message, Credit):
             return self._credit(peer, message)
         if isinstance(message, FetchGraph):
-            self._outgoing.drop(peer)  # who asks again has given up what was on its way
+            self._outgoing.drop(peer)  # a device that asks again has given up the transfer
             return Received(peer, message, self._capacity.for_graph(self._now_s))
         if isinstance(message, Fetch):
-            if (owner := self._owner(peer)) is not None:  # nothing is noted of strangers
-                self._outgoing.suspend(peer, self._now_s)  # who asks again has given up what was on its way
+            if (owner := self._owner(peer)) is not None:  # strangers have no transfers
+                self._outgoing.suspend(peer, self._now_s)  # a device that asks again has given up the transfer
                 if message.partial is not None:
                     self._outgoing.note_partial(peer, message.partial)
             resumes = self._outgoing.can_resume(peer, owner)
@@ -268,13 +271,17 @@ class HubEngine:
         raise ProtocolError(f"a {type(message).__name__} is for devices, not for a hub")
 
     def _push(self, peer: Peer, push: Push, payload: wire.Buffer | None) -> HubEvent:
+        """Return the event of a whole or announced push; raises `ProtocolError` unless the payload is sound.
+
+        The core sees only updates whose payload was checked, opened and measured.
+        """
         codec = find_codec(push.codec, push.payload_bytes, self._spec)
         if self._takes_models and not codec.elementwise:
             raise ProtocolError(f"a whole model does not bear {push.codec}")
         if push.transfer:
             if payload is not None:
                 raise ProtocolError("a push in pieces carries its payload itself")
-            self._incoming.suspend(peer, self._now_s)  # who announces again has given up what was on its way
+            self._incoming.suspend(peer, self._now_s)  # a device that announces again has given up the transfer
             return Received(peer, push, self._capacity.for_update(self._now_s, self._owner(peer)))
         if payload is None or len(payload) != push.payload_bytes:
             raise ProtocolError("the payload is not as long as its header says")
@@ -282,12 +289,16 @@ class HubEngine:
             raise ProtocolError("the payload does not have the checksum it was announced with")
         update = codec.open(payload)
         if self._incoming and (owner := self._owner(peer)) is not None:
-            self._incoming.drop_suspended(owner)  # it sends the whole, or something else
+            self._incoming.drop_suspended(owner)  # a whole push replaces it
         norm = self.model.norm(update)
         can_answer = self._capacity.for_update(self._now_s) and self._capacity.for_snapshot(self._now_s)
         return PushArrived(peer, push, self.model.keep(Update(update, push.codec, payload)), norm, can_answer)
 
     def _piece(self, peer: Peer, piece: Piece, payload: wire.Buffer | None) -> HubEvent | None:
+        """Accept a piece and credit it; return `None` if it completes a push.
+
+        A payload in pieces is large: the worker measures it, and then gives the core the event of the push.
+        """
         arriving = None if payload is None else self._incoming.accept(peer, piece, payload, self._now_s)
         if arriving is None:
             return Malformed(peer, "a piece without a transfer", strike=False)
@@ -316,7 +327,7 @@ class HubEngine:
         return None
 
     def _measure(self, codec: Codec, payload: wire.Buffer) -> tuple[Source, float] | ProtocolError:
-        """Check a payload that came in pieces, and take its norm; in the background."""
+        """Open a payload that arrived in pieces, and take its norm; runs in the background."""
         try:
             update = codec.open(payload)
         except ProtocolError as error:
@@ -338,9 +349,10 @@ class HubEngine:
         member = self.core.members.by_peer(peer)
         return None if member is None else member.owner
 
-    # -- effects out -----------------------------------------------------------------------------------------
+    # -- outgoing effects ------------------------------------------------------------------------------------
 
     def _execute(self, effects: list[HubEffect]) -> None:
+        """Carry out effects at once, but queue those that may depend on an earlier fold."""
         for effect in effects:
             match effect:
                 case Send():
@@ -365,7 +377,7 @@ class HubEngine:
         self._fold_queue.advance()
 
     def _note_state(self) -> None:
-        """Write down the core for a checkpoint, unless the one before is still being written."""
+        """Note the core's state for a checkpoint, unless the one before is still being written."""
         if self._saving and not self.core.stopped:
             return
         self._saving = True
@@ -373,14 +385,18 @@ class HubEngine:
         self._fold_queue.put(note(self.core, self.model, entry, self._now_s))
 
     def _assign(self, effect: Assign) -> None:
+        """Send an assignment of the published model, or the rest of one that was cut off.
+
+        On a bad link a device that was sent the newest model each time might never receive a whole one.
+        """
         member = self.core.members.by_peer(effect.peer)
         if member is None:
-            return  # it has gone while this waited for a fold
+            return  # the device has gone while the assignment waited for a fold
         kept = self._outgoing.resume(effect.peer, member)
         if kept is None:
             version, offer = effect.version, self._publisher.offer(effect.base, effect.codec)
         else:
-            # The device holds the beginning of an older version: it goes on with that, or might never have one.
+            # The device holds the beginning of an older version.
             before, payload = kept
             version, offer = before.version, Offer(payload, before.checksum, before.codec, before.deltas)
         message = Assignment(
@@ -437,5 +453,5 @@ class HubEngine:
 
 
 def _encode(member: Member | None, message: Message) -> bytes:
-    """Return a message's header in the version that is spoken with a member; the first with anybody else."""
+    """Return a message's header in the member's version of the protocol; for a stranger in the first one."""
     return wire.encode(message, PROTOCOL_VERSIONS[0] if member is None else member.protocol_version)

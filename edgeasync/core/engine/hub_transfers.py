@@ -1,11 +1,11 @@
-"""The hub's transfers in pieces: pushes on their way in, assignments and the graph on their way out.
+"""The hub's transfers in pieces: incoming pushes, outgoing assignments and graphs.
 
-A connection has at most one each way. A push or an assignment that was cut off is suspended, and kept by device
-and state id, since the device resumes it over another connection. It is kept for a while only, and is the first to
-be dropped where room is needed.
+A connection has at most one transfer each way. A push or an assignment that was cut off is suspended, and kept by
+device id and state id, since the device resumes it over another connection. It is dropped after a while, or
+earlier if room is needed.
 
-An assignment is kept with its payload: on a bad link a device that is sent the newest model each time, from its
-beginning, would never have one whole. The graph is not kept: it is always there.
+An assignment is kept with its payload: on a bad link a device that was sent the newest model each time, from its
+beginning, might never receive a whole one. A transfer of the graph is not kept: its payload is always there.
 """
 
 from typing import Generic, TypeVar
@@ -19,11 +19,11 @@ from edgeasync.protocol.messages import Assignment, Credit, Graph, Piece, Push
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN, IncomingTransfer, OutgoingTransfer, Transfer
 
 SUSPENDED_S = 600.0
-"""How long a suspended transfer is kept for a device that does not come back for the rest."""
+"""How long a suspended transfer is kept for its device."""
 
 
 class _HubTransfer(msgspec.Struct, kw_only=True):
-    """A transfer, whose it is, and when it last moved."""
+    """A transfer, its owner, and when it last moved."""
 
     owner: Owner
     transfer: Transfer
@@ -31,14 +31,14 @@ class _HubTransfer(msgspec.Struct, kw_only=True):
 
 
 class IncomingPush(_HubTransfer, kw_only=True):
-    """A push that is partly here."""
+    """A push that has partly arrived."""
 
     push: Push
     transfer: IncomingTransfer
 
 
 class OutgoingPayload(_HubTransfer, kw_only=True):
-    """A payload that is partly sent, by the message that announced it."""
+    """A payload that is partly sent, and the message that announced it."""
 
     message: Assignment | Graph
     transfer: OutgoingTransfer
@@ -52,7 +52,7 @@ class _HubTransfers(Generic[AnyTransfer]):
 
     def __init__(self) -> None:
         self._active: dict[Peer, AnyTransfer] = {}
-        self._suspended: dict[Owner, AnyTransfer] = {}  # the one suspended first comes first
+        self._suspended: dict[Owner, AnyTransfer] = {}  # ordered by when they were suspended
 
     def suspend(self, peer: Peer, now_s: float) -> None:
         """Cut off the connection's transfer; keep it for its device if it can be resumed."""
@@ -75,7 +75,7 @@ class _HubTransfers(Generic[AnyTransfer]):
             suspended.transfer.drop()
 
     def drop_oldest_suspended(self, spare: Owner | None = None) -> bool:
-        """Drop the one that has been suspended longest, but not that of `spare`; return whether there was one."""
+        """Drop the transfer suspended longest, but not that of `spare`; return whether there was one to drop."""
         oldest = next((owner for owner in self._suspended if owner != spare), None)
         if oldest is None:
             return False
@@ -83,19 +83,19 @@ class _HubTransfers(Generic[AnyTransfer]):
         return True
 
     def drop_stalled(self, since_s: float) -> None:
-        """Drop the active transfers that have not moved since then."""
+        """Drop the active transfers that have not moved since `since_s`."""
         for peer in [peer for peer, active in self._active.items() if active.moved_s < since_s]:
             self.drop(peer)
 
     def drop_expired(self, now_s: float) -> None:
-        """Drop the suspended transfers that no device has come back for."""
+        """Drop the suspended transfers whose device has not resumed them for too long."""
         limit_s = now_s - SUSPENDED_S
         for owner in [owner for owner, suspended in self._suspended.items() if suspended.moved_s < limit_s]:
             self.drop_suspended(owner)
 
 
 class IncomingTransfers(_HubTransfers[IncomingPush]):
-    """Pushes that come in. `len` counts the active and the suspended ones: each holds a buffer."""
+    """Incoming pushes. `len` counts the active and the suspended ones: each holds a buffer."""
 
     def __len__(self) -> int:
         return len(self._active) + len(self._suspended)
@@ -107,7 +107,7 @@ class IncomingTransfers(_HubTransfers[IncomingPush]):
         return transfer
 
     def resume(self, peer: Peer, owner: Owner, push: Push, now_s: float) -> IncomingTransfer | None:
-        """Resume the device's suspended transfer if it is of this very push; else drop it and return `None`."""
+        """Resume the device's suspended transfer if it is of this push; else drop it and return `None`."""
         suspended = self._suspended.pop(owner, None)
         if suspended is None:
             return None
@@ -121,10 +121,10 @@ class IncomingTransfers(_HubTransfers[IncomingPush]):
         return suspended.transfer
 
     def accept(self, peer: Peer, piece: Piece, part: wire.Buffer, now_s: float) -> IncomingPush | None:
-        """Give a piece to the connection's transfer and return that; `None` if there is none.
+        """Give a piece to the connection's transfer; return the transfer, or `None` if there is no transfer.
 
-        It is active no more once it is complete. Raises `ProtocolError` for a piece that cannot be, which ends the
-        transfer.
+        A complete transfer is no longer active. Raises `ProtocolError` for a piece that does not fit, which ends
+        the transfer.
         """
         active = self._active.pop(peer, None)
         if active is None:
@@ -136,12 +136,12 @@ class IncomingTransfers(_HubTransfers[IncomingPush]):
         return active
 
     def is_suspended(self, owner: Owner | None) -> bool:
-        """Whether something of this device is kept."""
+        """Return whether a push of this device is suspended."""
         return owner in self._suspended
 
 
 class OutgoingTransfers(_HubTransfers[OutgoingPayload]):
-    """Payloads that go out. Of assignments at most `suspended_max` are kept suspended."""
+    """Outgoing payloads. At most `suspended_max` assignments are kept suspended."""
 
     def __init__(self, piece_bytes: int, suspended_max: int) -> None:
         super().__init__()
@@ -158,9 +158,9 @@ class OutgoingTransfers(_HubTransfers[OutgoingPayload]):
     def announce(
         self, member: Member, message: Assignment | Graph, payload: wire.Buffer, now_s: float
     ) -> Assignment | Graph:
-        """Return the message to send; with `transfer` 0 the payload goes with it, else in pieces.
+        """Return the message to send: send the payload with it if its `transfer` is 0, else in pieces.
 
-        A payload goes in pieces if it is longer than the link moves while a heartbeat may wait, or than the device
+        A payload goes in pieces if it is longer than the link can move while a heartbeat waits, or than the device
         allows. The connection's older transfer is dropped.
         """
         self.drop(member.peer)
@@ -181,9 +181,9 @@ class OutgoingTransfers(_HubTransfers[OutgoingPayload]):
     def credit(
         self, peer: Peer, credit: Credit, now_s: float
     ) -> tuple[OutgoingTransfer, list[tuple[Piece, memoryview]]] | None:
-        """Return the transfer that a credit is for, and the pieces to send now; `None` if it is for none.
+        """Return the transfer that a credit is for, and the pieces to send now; `None` if it is for no transfer.
 
-        Raises `ProtocolError` for a credit that cannot be.
+        Raises `ProtocolError` for an impossible credit.
         """
         active = self._active.get(peer)
         if active is None or active.transfer.number != credit.transfer:
@@ -195,18 +195,18 @@ class OutgoingTransfers(_HubTransfers[OutgoingPayload]):
         return active.transfer, pieces
 
     def note_partial(self, peer: Peer, checksum: int) -> None:
-        """Note of which payload the device says that it holds the beginning."""
+        """Note the checksum of the payload whose beginning the device holds, as it says."""
         self._partials[peer] = checksum
 
     def can_resume(self, peer: Peer, owner: Owner | None) -> bool:
-        """Whether the payload that the device holds the beginning of is kept: it needs no room then."""
+        """Return whether the payload whose beginning the device holds is kept, so that the rest needs no room."""
         suspended = None if owner is None else self._suspended.get(owner)
         return suspended is not None and suspended.message.checksum == self._partials.get(peer)
 
     def resume(self, peer: Peer, member: Member) -> tuple[Assignment, wire.Buffer] | None:
-        """Return the suspended assignment to announce again, and its payload; `None` if there is none to resume.
+        """Return the suspended assignment to announce again, and its payload; `None` if it cannot be resumed.
 
-        Either way the transfer that was suspended is dropped.
+        Drop the suspended transfer in either case.
         """
         resumed = self._suspended.get(member.owner) if self.can_resume(peer, member.owner) else None
         self.drop_suspended(member.owner)
@@ -227,6 +227,6 @@ class OutgoingTransfers(_HubTransfers[OutgoingPayload]):
             self.drop_oldest_suspended()
 
     def drop_all_suspended(self) -> None:
-        """Drop all that are suspended: no device should train from those versions any more."""
+        """Drop all suspended transfers: no device should train from those versions any more."""
         while self.drop_oldest_suspended():
             pass

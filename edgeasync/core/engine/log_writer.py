@@ -1,4 +1,4 @@
-"""What the hub's engine writes down of every event, and when that is too much. Part of `HubEngine`."""
+"""Writes the engine's events to the log, and notices when the disk does not keep up. Part of `HubEngine`."""
 
 from collections.abc import Sequence
 
@@ -10,13 +10,13 @@ from edgeasync.core.recovery.log import Log, write_entry
 from edgeasync.protocol.messages import StatusRequest
 
 WAITING_BYTES_MIN = 64 << 20
-"""So much of the log may wait for the disk before updates are refused for now; more with a large model."""
+"""Bytes of the log that may wait for the disk before the hub refuses updates; more with a large model."""
 
 CHECKPOINT_MODELS = 8
-"""A checkpoint is a few models long: none is written before so many models' bytes were."""
+"""Before a checkpoint, which is a few models long, the log must have grown by this many models' bytes."""
 
 ANSWERS_PER_DEVICE = 4
-"""So many answers may wait for the disk for every device that there may be."""
+"""Answers that may wait for the disk, for each device that `devices_max` allows."""
 
 ANSWERS_MIN = 1 << 10
 
@@ -36,16 +36,16 @@ class LogWriter:
 
     @property
     def is_behind(self) -> bool:
-        """Whether so much waits for the disk that no more updates should."""
+        """Whether the hub should refuse updates because too many bytes wait for the disk."""
         return self._log is not None and self._log.bytes_waiting > self._waiting_bytes_max
 
     @property
     def wants_checkpoint(self) -> bool:
-        """Whether so much was written since the last checkpoint that it is time for one."""
+        """Whether the log has grown so long since the last checkpoint that another is due."""
         return self._log is not None and self._log.bytes_appended - self._covered_bytes > self._since_bytes_max
 
     def overfull(self, answers: int) -> str:
-        """Return why nothing more should be taken in, while this many answers wait: else memory would run full."""
+        """Return why the hub must accept nothing more, lest memory runs full, while this many answers wait."""
         if self._log is None:
             return ""
         waiting_bytes = self._log.bytes_waiting
@@ -61,7 +61,7 @@ class LogWriter:
         return self._log.last
 
     def write(self, event: HubEvent, now_s: float, effects: Sequence[HubEffect]) -> None:
-        """Append an event that the core has taken in, unless it changed nothing: of strangers nothing is noted."""
+        """Append an event that the core has handled, unless it changed nothing or came from a stranger."""
         log, session, payload = self._log, b"", None
         if log is None or _is_idle(event, effects):
             return
@@ -75,11 +75,11 @@ class LogWriter:
 
 
 def _is_idle(event: HubEvent, effects: Sequence[HubEffect]) -> bool:
-    """Whether an event changed nothing, whoever it came from: it would only wear out the disk."""
+    """Return whether an event changed nothing, from members too: to write it would only wear out the disk."""
     if isinstance(event, Ticked):
         return not effects
     if isinstance(event, Malformed):
-        return not event.strike or not effects  # of a device in quarantine nothing more is noted
+        return not event.strike or not effects  # more faults of a device in quarantine change nothing
     return isinstance(event, Received) and isinstance(event.message, StatusRequest)
 
 

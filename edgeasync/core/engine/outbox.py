@@ -1,4 +1,4 @@
-"""Messages on their way out of the hub; what says that something was taken in waits until that is written down."""
+"""The hub's outgoing messages. A message that confirms an event waits until the event's entry is durable."""
 
 from collections import deque
 from collections.abc import Callable
@@ -11,7 +11,7 @@ Sender = Callable[[Peer, bytes, Buffer | None], None]
 
 
 class Outbox:
-    """Sends in order. Without a log nothing waits."""
+    """Sends messages in order. Without a log no message waits."""
 
     def __init__(self, send: Sender, log: Log | None) -> None:
         self._send = send
@@ -22,7 +22,7 @@ class Outbox:
         return len(self._waiting)
 
     def send(self, peer: Peer, header: bytes, payload: Buffer | None, *, confirms: bool) -> None:
-        """Send a message, behind those that wait; one that `confirms` something waits until that is durable."""
+        """Send a message after those that wait; one that `confirms` an event waits until the log is durable."""
         log = self._log
         if log is None or not (self._waiting or (confirms and log.durable < log.last)):
             self._send(peer, header, payload)
@@ -31,7 +31,7 @@ class Outbox:
         log.commit()
 
     def then(self, action: Callable[[], None]) -> None:
-        """Do something once all that was decided so far is durable, and all messages before have been sent."""
+        """Call `action` when all entries so far are durable and all messages so far have been sent."""
         log = self._log
         if log is None or not (self._waiting or log.durable < log.last):
             action()
@@ -40,13 +40,13 @@ class Outbox:
         log.commit()
 
     def end(self, action: Callable[[], None]) -> None:
-        """Do something last of all, even if nothing can be written any more."""
+        """Call `action` last of all, even if the log cannot be written any more."""
         self.then(action)
         if self._log is not None and self._log.failing:
             self.abandon()
 
     def release(self) -> None:
-        """Send what may be sent by now."""
+        """Send the messages, and call the actions, whose entries are durable by now."""
         assert self._log is not None
         waiting = self._waiting
         while waiting and waiting[0][0] <= self._log.durable:
@@ -57,7 +57,7 @@ class Outbox:
                 one()
 
     def abandon(self) -> None:
-        """Drop the messages that wait, and do what was to be done after them: nothing can be written any more."""
+        """Drop the messages that wait but call the actions: the log cannot be written any more."""
         waiting, self._waiting = self._waiting, deque()
         for _, one in waiting:
             if not isinstance(one, tuple):

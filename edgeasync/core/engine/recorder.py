@@ -19,10 +19,10 @@ _DEPTH_MAX = 5
 
 
 class Recorder:
-    """Keeps the last events, each with its time and what the core wanted done.
+    """Keeps the last events, each with its time and its effects.
 
-    The recorder keeps the objects themselves, and makes text of them only in `lines`. Where a peer may have made
-    one large, the caller gives text that `shown` has made of it.
+    The recorder keeps the objects themselves, and makes text of them only in `lines`. If a peer may have made an
+    object large, give it the text that `shown` makes of the object.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Recorder:
         self._effects: deque[Sequence[object]] = deque(maxlen=EVENTS_KEPT)
 
     def begin(self, now_s: float, event: object) -> None:
-        """Keep an event that the core is given now; it may be the last one."""
+        """Keep an event before the core handles it: if the core fails, the event is still here."""
         self._events.append((now_s, event))
         self._effects.append(())
 
@@ -39,7 +39,7 @@ class Recorder:
         self._effects[-1] = effects
 
     def lines(self) -> list[str]:
-        """Return a line for each event, the oldest first, and behind it one for each of its effects."""
+        """Return a line for each event, the oldest first, followed by a line for each of its effects."""
         found = []
         for (now_s, event), effects in zip(self._events, self._effects, strict=True):
             found.append(f"{now_s:.3f} s {_text(event)}")
@@ -48,7 +48,7 @@ class Recorder:
 
 
 def shown(what: object) -> str:
-    """Return an event, effect or message on one line without secrets, however large or deep it is."""
+    """Return an event, effect or message as one short line without secrets, however large or deep it is."""
     text = _show(what, _DEPTH_MAX)
     return text if len(text) <= LINE_LENGTH_MAX else f"{text[:LINE_LENGTH_MAX]}..."
 

@@ -1,1 +1,1 @@
-"""The hub decides here: events in, effects out. Scalars only; no array, no I/O, no clock, no randomness."""
+"""The hub's decisions: events in, effects out. Scalars only; no arrays, no I/O, no clock, no randomness."""

@@ -1,4 +1,4 @@
-"""Which codecs hub and device talk in: agreed when it joins, changed with its link. Part of `HubCore`."""
+"""The codecs between hub and device: agreed when the device joins, changed with its link. Part of `HubCore`."""
 
 from collections.abc import Collection
 
@@ -10,7 +10,7 @@ from edgeasync.protocol.codecs import stages_of
 
 
 class CodecAgreement:
-    """The settings' codecs, where a device knows them; `identity`, which everyone knows, where not."""
+    """Chooses codecs for a device: those of the settings if it knows them, else `identity`, which all know."""
 
     def __init__(self, settings: CodecSettings, policy: PolicySet, values: int) -> None:
         self._settings = settings
@@ -21,7 +21,7 @@ class CodecAgreement:
         self._wanted = [rung.codec for rung in self._ladder] or [settings.push]
 
     def greet(self, member: Member, stages: Collection[str]) -> None:
-        """Note what a device is sent, and may send, that knows these stages."""
+        """Set the codecs of a device that knows these stages, for both directions."""
         known, settings = set(stages), self._settings
         member.codecs_push = tuple([name for name in self._wanted if stages_of(name) <= known])
         member.codec_model = settings.model if stages_of(settings.model) <= known else "identity"
@@ -29,13 +29,13 @@ class CodecAgreement:
         self.begin(member)
 
     def begin(self, member: Member) -> None:
-        """Choose the codec of a device's updates where nothing is known of its link."""
+        """Choose the codec of a device's updates before its link is measured."""
         push = self._settings.push
         member.codec_push = push if push in member.codecs_push else "identity"
         self.choose(member)
 
     def choose(self, member: Member) -> str | None:
-        """Return the codec of a device's updates from now on, chosen for its link, or `None` if it stays."""
+        """Choose the codec of a device's next updates for its link; return `None` if the settings fix it."""
         if not self._ladder:
             return None
         member.codec_push = choose_codec(

@@ -1,4 +1,4 @@
-"""The divergence monitor's alarms, and what they lead to: rollbacks, versions to return to. Part of `HubCore`."""
+"""The divergence monitor's alarms and their remedies, such as rollbacks and quarantines. Part of `HubCore`."""
 
 from typing import NamedTuple
 
@@ -10,16 +10,16 @@ from edgeasync.policies.monitor import DEVICES_MIN, REDUCTION, Monitor, Observat
 from edgeasync.protocol.messages import Quarantine
 
 KEEP_EVERY_UPDATES = 32
-"""Calm updates between two versions kept to return to; more in a large fleet."""
+"""Calm updates between two versions that are kept for a rollback; more in a large fleet."""
 
 CAUTION_MIN = 1 / 64
-"""Part of the server's learning rate that is left however often the hub goes back."""
+"""Least factor of the server's learning rate, after however many rollbacks."""
 
 FIRST_UPDATES = 8
-"""Updates after which the first are looked at again, at the earliest."""
+"""The first updates are watched again when there are this many, or later."""
 
 RECOVERED_AFTER_KEPT = 8
-"""Versions kept in a row after which the learning rate that a rollback halved is doubled again."""
+"""After this many versions kept in a row the learning rate, which a rollback halved, is doubled again."""
 
 _BEGUN: dict[Remedy, str] = {
     "alert": "nothing is changed",
@@ -41,7 +41,7 @@ _ENDED: dict[Remedy, str] = {
 
 
 class Alarm(msgspec.Struct):
-    """An alarm that has not ended: its watch, the device at fault (empty: the fleet), and calm updates since."""
+    """An active alarm: its watch, the device at fault (empty: the fleet), and the calm updates since."""
 
     watch: int
     device_id: str
@@ -51,11 +51,12 @@ class Alarm(msgspec.Struct):
 
 
 class DivergenceState(msgspec.Struct):
-    """What is durable of `DivergenceGuard`.
+    """The durable fields of `DivergenceGuard`.
 
-    `alarms` are by watch and device. `caution` is what rollbacks leave of the server's learning rate; it grows
-    again while versions are kept. `counted` has the devices whose updates have counted since the start, or since
-    the last rollback, and `first` the first updates since then, until there are enough to compare.
+    The keys of `alarms` are watch and device. `caution` is the factor that rollbacks leave of the server's
+    learning rate; it grows again as versions are kept. `counted` has the devices whose updates have counted since
+    the start or the last rollback. `first` has the first updates since then, until there are enough to compare;
+    then it is `None`.
     """
 
     alarms: dict[tuple[int, str], Alarm] = {}
@@ -68,14 +69,14 @@ class DivergenceState(msgspec.Struct):
 
 
 class Verdict(NamedTuple):
-    """What the watches make of an update: reports for people, and whether the hub is to go back."""
+    """What the watches find in an update: reports for people, and whether the hub must roll back."""
 
     reports: list[HubEffect]
     roll_back: bool
 
 
 class DivergenceGuard:
-    """Looks at every update through the monitor's watches, and says when the hub is to go back."""
+    """Shows every update to the monitor's watches, and decides when the hub rolls back."""
 
     def __init__(self, monitor: Monitor) -> None:
         self.state = DivergenceState()
@@ -85,15 +86,15 @@ class DivergenceGuard:
 
     @property
     def learning_rate_factor(self) -> float:
-        """What remedies leave of the server's learning rate."""
+        """The factor that remedies leave of the server's learning rate."""
         return self.state.caution * (REDUCTION if self.is_active("reduce_lr") else 1.0)
 
     def is_active(self, remedy: Remedy) -> bool:
-        """Return whether an alarm with this remedy has not ended."""
+        """Return whether an alarm with this remedy is active."""
         return any(alarm.remedy == remedy for alarm in self.state.alarms.values())
 
     def watch_device(self, update: Observation, fleet: FleetHistory, devices_live: int) -> Verdict:
-        """Let the watches of devices see an update, before it counts."""
+        """Show an update to the watches of devices, before it counts."""
         reports, begun = self._look(update, fleet, "device")
         if "rollback" in begun:
             return Verdict(reports, roll_back=True)
@@ -101,7 +102,10 @@ class DivergenceGuard:
         return Verdict(reports + epidemic, roll_back=bool(epidemic))
 
     def watch_fleet(self, update: Observation, fleet: FleetHistory) -> Verdict:
-        """Let the watches of the fleet see an update that is to count."""
+        """Show an update that will count to the watches of the fleet.
+
+        Once there are enough of the first updates to compare, the watches of devices see those again.
+        """
         reports, begun = self._look(update, fleet, "fleet")
         if "rollback" in begun:
             return Verdict(reports, roll_back=True)
@@ -114,11 +118,11 @@ class DivergenceGuard:
         return Verdict(reports, roll_back=self._rolls_back and spoilt)
 
     def shuts_out(self, device_id: str) -> bool:
-        """Return whether the device's updates do not count for now."""
+        """Return whether the hub rejects the device's updates for now."""
         return self.quarantine_of(device_id) is not None
 
     def quarantine_of(self, device_id: str) -> Quarantine | None:
-        """Return why the device's updates do not count, and how many calm ones end that; `None` if they do."""
+        """Return why the hub rejects a device's updates and how many calm ones end that; `None` if it does not."""
         longest: Quarantine | None = None
         for alarm in self.state.alarms.values():
             if alarm.device_id == device_id and alarm.remedy in ("quarantine", "rollback"):
@@ -132,17 +136,17 @@ class DivergenceGuard:
         self.state.counted[device_id] = None
 
     def forget(self, device_id: str) -> None:
-        """Drop what is noted of a device that is gone."""
+        """Forget a device that is gone, with its alarms."""
         self._end_alarms(device_id)
         self.state.counted.pop(device_id, None)
 
     def count_folded(self, updates: int, members: int) -> bool:
-        """Count updates that were folded; return whether the version they made is one to return to later."""
+        """Count updates that were folded; return whether to keep their version for a rollback."""
         state = self.state
-        # What a device in quarantine sends does not reach the model.
+        # Updates of a device in quarantine do not reach the model.
         alarmed = any(alarm.remedy != "quarantine" for alarm in state.alarms.values())
         state.calm_since_kept = 0 if alarmed else state.calm_since_kept + updates
-        # A device that learns from a spoilt version says so one exchange later.
+        # A device that trains from a spoilt version shows it only with its next update.
         if not self._rolls_back or state.calm_since_kept < max(KEEP_EVERY_UPDATES, 2 * members):
             return False
         state.calm_since_kept = 0
@@ -152,7 +156,7 @@ class DivergenceGuard:
         return True
 
     def rolled_back(self) -> None:
-        """Begin again, with more caution: what was seen was seen of a model that is gone."""
+        """Start over with more caution: all observations were of a model that is gone."""
         state = self.state
         state.rollbacks += 1
         state.calm_since_kept = state.kept_in_a_row = 0
@@ -161,7 +165,11 @@ class DivergenceGuard:
         state.first = []
 
     def _look(self, update: Observation, fleet: FleetHistory, scope: Scope) -> tuple[list[HubEffect], set[Remedy]]:
-        """Let the watches of a scope see an update; return what people are told, and the remedies that begin."""
+        """Show an update to the watches of a scope; return reports, and the remedies that begin.
+
+        An alarm is reported when it begins and when it ends, not with every update. It ends only after
+        `calm_updates` in a row, so that it does not begin and end with each outlier.
+        """
         alarms = self.state.alarms
         reports: list[HubEffect] = []
         begun: set[Remedy] = set()
@@ -188,10 +196,10 @@ class DivergenceGuard:
             del self.state.alarms[key]
 
     def _report_epidemic(self, devices_live: int) -> list[HubEffect]:
-        """Return a report if more than half of the devices fell into quarantine: then the model is at fault.
+        """Return a report if more than half of the devices are in quarantine: then the model is at fault.
 
-        Those whose updates never counted may have been broken from the start: they are believed only if there are
-        several, and only once.
+        Devices whose updates never counted may have been broken from the start. They are included only if at least
+        `DEVICES_MIN` devices are in quarantine, and only before the first rollback.
         """
         devices = {alarm.device_id for alarm in self.state.alarms.values() if alarm.remedy == "quarantine"}
         if self.state.rollbacks or len(devices) < DEVICES_MIN:

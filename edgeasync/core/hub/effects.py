@@ -1,4 +1,4 @@
-"""What the cores want done, in order. A shell (ZeroMQ, simulator) carries them out."""
+"""Effects of the hub's core. The engine and a shell (ZeroMQ, simulator) carry them out in order."""
 
 from typing import Literal
 
@@ -17,15 +17,15 @@ class Send(msgspec.Struct, frozen=True, gc=False):
 
 
 class SendStatus(msgspec.Struct, frozen=True, gc=False):
-    """Send the hub's status to whoever asked."""
+    """Send the hub's status to the connection that asked."""
 
     peer: Peer
 
 
 class Assign(msgspec.Struct, frozen=True, gc=False):
-    """Send an assignment with the published model, at `version`, as soon as that is published.
+    """Send an assignment of the published model, at `version`, as soon as that version is published.
 
-    `base` is the version that the device holds, if deltas may lead on from it.
+    `base` is the version that the device holds, if the hub may send deltas from it.
     """
 
     peer: Peer
@@ -38,7 +38,7 @@ class Assign(msgspec.Struct, frozen=True, gc=False):
 
 
 class Publish(msgspec.Struct, frozen=True, gc=False):
-    """Let the published model follow to the current version; `whole` if it has leapt: no delta leads to it."""
+    """Move the published model to the current version; `whole` after a rollback, when no delta leads there."""
 
     number: int
     whole: bool = False
@@ -60,7 +60,7 @@ class Receive(msgspec.Struct, frozen=True, gc=False):
 class Fold(msgspec.Struct, frozen=True, gc=False):
     """Make the next version: current - scale transforms(-sum of weight times delta); then drop the updates.
 
-    `bases` are the versions that the updates were learnt from; with `measure`, the sum's norm is reported back.
+    `bases` are the versions that the updates were trained from. With `measure`, report the sum's norm by `Folded`.
     """
 
     number: int
@@ -73,7 +73,7 @@ class Fold(msgspec.Struct, frozen=True, gc=False):
 
 
 class Keep(msgspec.Struct, frozen=True, gc=False):
-    """Keep the current version to return to, behind the one that was kept last, and drop the one before that."""
+    """Keep the current version for a rollback, with the one that was kept last; drop the one before that."""
 
 
 class Restore(msgspec.Struct, frozen=True, gc=False):
@@ -100,7 +100,7 @@ class Discard(msgspec.Struct, frozen=True, gc=False):
 
 
 class Disconnect(msgspec.Struct, frozen=True, gc=False):
-    """End the transfers of a connection that is no member's any more."""
+    """Suspend the transfers of a connection that no longer belongs to a member."""
 
     peer: Peer
 
@@ -113,7 +113,7 @@ ReportName = Literal[
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Tell people what happened; `device_id` is empty where it concerns the hub as a whole."""
+    """Tell people what happened; `device_id` is empty if it concerns the whole hub."""
 
     event: ReportName
     device_id: str = ""

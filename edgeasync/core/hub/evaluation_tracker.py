@@ -1,4 +1,4 @@
-"""Evaluations of the hub's model: the best so far, the end of training, and a learning rate that falls. No I/O."""
+"""Evaluations of the hub's model: the best version, the goals of training, and plateaus. No I/O."""
 
 import math
 
@@ -11,11 +11,11 @@ from edgeasync.policies.policy import Plateau
 
 
 class EvaluationState(msgspec.Struct):
-    """What evaluations have shown so far. All of it is durable.
+    """The results of evaluations so far. All fields are durable.
 
-    The best has the highest accuracy, and of equal ones, or without accuracies, the lowest loss. `reached` says
-    which goal of training has been reached, if one has. The plateau looks at the `lowest` loss and at how many
-    evaluations have `waited` for a lower one. `unjudged`: a person was told that nothing can be evaluated.
+    `best` has the highest accuracy; among equal ones, or without accuracies, the lowest loss. `reached` says which
+    goal of training was reached, if one was. For the plateau, `lowest` is the lowest loss, and `waited` counts the
+    evaluations since then. With `unjudged`, the hub has warned that nothing can be evaluated.
     """
 
     last: Evaluated | None = None
@@ -28,7 +28,7 @@ class EvaluationState(msgspec.Struct):
 
 
 class EvaluationTracker:
-    """Judges evaluations of the model: the best so far, the end of training, a learning rate that falls."""
+    """Compares evaluations: finds the best version and reached goals, lowers the learning rate on plateaus."""
 
     def __init__(self, plateau: Plateau | None, stop: StopCondition) -> None:
         self.state = EvaluationState()
@@ -36,7 +36,7 @@ class EvaluationTracker:
         self._stop = stop
 
     def observe(self, evaluation: Evaluated) -> list[HubEffect]:
-        """Judge an evaluation; the best version so far is to be saved."""
+        """Compare an evaluation with the best one and the goals; have the version saved if it is the best."""
         state, stop = self.state, self._stop
         state.last = evaluation
         state.unjudged = False
@@ -55,7 +55,7 @@ class EvaluationTracker:
         return effects + self._lower_learning_rate(loss)
 
     def warn_unjudged(self) -> list[HubEffect]:
-        """Warn, once, if something waits for an evaluation that no device's loss stands for."""
+        """Warn once if a goal or the plateau needs a loss, but no device tells one."""
         waits = [
             name
             for name, value in (("stop.loss", self._stop.loss), ("plateau", self._plateau))
@@ -68,7 +68,7 @@ class EvaluationTracker:
         return [Report("warning", detail=detail)]
 
     def _lower_learning_rate(self, loss: float) -> list[HubEffect]:
-        """Count evaluations that are no better; lower the learning rate when there were too many."""
+        """Count evaluations without a better loss; lower the learning rate after `patience` of them."""
         state, plateau = self.state, self._plateau
         if plateau is None:
             return []
@@ -85,7 +85,7 @@ class EvaluationTracker:
 
 
 def is_better(one: Evaluated, other: Evaluated) -> bool:
-    """Return whether a version is better than another: by accuracy, or else, and of equal ones, by loss."""
+    """Return whether one version is better than another: by accuracy, and by loss if that does not decide."""
     if one.accuracy is None or other.accuracy is None:
         return one.loss < other.loss
     return (-one.accuracy, one.loss) < (-other.accuracy, other.loss)

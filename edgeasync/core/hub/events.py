@@ -1,7 +1,7 @@
-"""What happens to the hub: the inputs of `HubCore`. One event for every message, plus time and what people want.
+"""Events of the hub's core: one for every message, and for results, time and people's requests.
 
-`peer` is the connection a message came on, an opaque routing id. Some events carry what the engine knows of its
-memory: `has_capacity`, `can_answer` and `can_send` say whether there is enough for what the event leads to.
+`peer` is the connection that a message came on, an opaque routing id. `has_capacity`, `can_answer` and `can_send`
+say whether the engine has memory for the effects of the event.
 """
 
 import msgspec
@@ -12,9 +12,9 @@ Peer = bytes
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
-    """A whole message came in that carries no payload; a `Push` here announces a transfer in pieces.
+    """A whole message without payload arrived; a `Push` here announces a transfer in pieces.
 
-    `has_capacity`: a `Push` may be received, the answer to a `Fetch` or `FetchGraph` may be sent.
+    `has_capacity`: the push may be received, or the answer to a `Fetch` or `FetchGraph` may be sent.
     """
 
     peer: Peer
@@ -23,11 +23,11 @@ class Received(msgspec.Struct, frozen=True, gc=False):
 
 
 class PushArrived(msgspec.Struct, frozen=True, array_like=True, tag="push", gc=False):
-    """A push is here with its whole payload, which had the right length and checksum.
+    """A push arrived with its whole payload, which had the right length and checksum.
 
-    `handle` names the payload; `norm` is the L2 norm of what it decodes to, not finite if any value's square,
-    in float32, is not. `can_answer`: the update may be held, unless it came in pieces and is, and the model may be
-    sent in answer.
+    `handle` names the payload. `norm` is the L2 norm of the update; it is not finite if the square of a value, in
+    float32, is not. `can_answer`: the model may be sent in answer, and the update may be held. One that came in
+    pieces may always be held.
     """
 
     peer: Peer
@@ -38,14 +38,17 @@ class PushArrived(msgspec.Struct, frozen=True, array_like=True, tag="push", gc=F
 
 
 class Heard(msgspec.Struct, frozen=True, array_like=True, tag="heard", gc=False):
-    """A piece or a credit came in that belongs to a transfer: a sign of life."""
+    """A piece or a credit of a transfer arrived: a sign of life."""
 
     peer: Peer
     kind: str
 
 
 class Malformed(msgspec.Struct, frozen=True, array_like=True, tag="malformed"):
-    """A message came in that cannot be read, or whose payload is not what it was announced to be."""
+    """A message arrived that cannot be read, or whose payload is not the announced one.
+
+    With `strike` it counts against its sender.
+    """
 
     peer: Peer
     reason: str
@@ -53,7 +56,7 @@ class Malformed(msgspec.Struct, frozen=True, array_like=True, tag="malformed"):
 
 
 class Folded(msgspec.Struct, frozen=True, array_like=True, tag="folded", gc=False):
-    """A version is made; `norm` is the L2 norm of the weighted sum of its updates."""
+    """A version was made; `norm` is the L2 norm of the weighted sum of its updates."""
 
     number: int
     norm: float
@@ -68,15 +71,15 @@ class Evaluated(msgspec.Struct, frozen=True, array_like=True, tag="evaluated", g
 
 
 class Ticked(msgspec.Struct, frozen=True, array_like=True, tag="tick", gc=False):
-    """Time has passed, and something may be due. `can_send`: the model may be sent to those that wait for it."""
+    """Time has passed, and something may be due. `can_send`: the model may be sent to members that wait for it."""
 
     can_send: bool = True
 
 
 class Resumed(msgspec.Struct, frozen=True, array_like=True, tag="resumed"):
-    """The hub was away, or stood still, and resumes: no device could be heard meanwhile.
+    """The hub was away, or stood still, and resumes: it could hear no device meanwhile.
 
-    With a `lineage` versions belong to that from now on, those before it to both.
+    With a `lineage` the hub was started: new versions belong to that lineage, and continue those before it.
     """
 
     lineage: str = ""

@@ -1,4 +1,4 @@
-"""A hub's side of the handshake: what it must hold against a hello, and its welcome. Part of `HubCore`."""
+"""The hub's side of the handshake: why it refuses a hello, and how it welcomes a device. Part of `HubCore`."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from edgeasync.protocol.messages import PROTOCOL_VERSIONS, Hello, Welcome
 
 
 class Handshake:
-    """What a hub holds against a hello, and what it tells a device that it lets in."""
+    """Checks the hello of a device, and makes its welcome."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Handshake:
         return max(common)
 
     def welcome(self, member: Member) -> Welcome:
-        """Return what a member is told about the model and how to communicate."""
+        """Return a member's welcome: what it trains, and how to communicate."""
         settings, graph = self._settings, self._graph
         return Welcome(
             session=member.session,

@@ -1,6 +1,6 @@
-"""What the hub knows of a device's link: the bytes that went over it, its round trip and its bandwidth.
+"""Measurements of a device's link: bytes moved, round trip and bandwidth.
 
-All of it is learnt in passing: nothing is sent to measure anything.
+They come from ordinary traffic: no message is sent only to measure.
 """
 
 from collections import deque
@@ -9,19 +9,20 @@ from edgeasync.policies.history import RECENT, median
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN, CreditWindow
 
 MEASURED_BYTES_MIN = 1 << 16
-"""A cycle that moves less tells of delays, not of bandwidth."""
+"""A cycle that moves fewer bytes shows delays, not bandwidth."""
 
 BANDWIDTH_MAX_BYTES_PER_S = 1e12
-"""What comes out higher was measured over no time at all."""
+"""Limit for bandwidths that were measured over almost no time."""
 
 
 class LinkEstimate:
-    """The link of one device, through all its connections. Sizes are of whole frames, headers included.
+    """The link of one device, over all its connections. Sizes are of whole frames, headers included.
 
-    `bytes_up` go from the device to the hub. `round_trip_s` is the median of the last five pings, as the device
-    says. `bandwidth_bytes_per_s` is the larger of two, 0 before either: the median of the last five full windows
-    of transfers to the device; and the best of the last five cycles that moved more than a little, in each of
-    which other things took time, too. `window` is that of transfers to it.
+    `bytes_up` counts bytes from the device to the hub. `round_trip_s` is the median of the last five pings, as the
+    device measured them. `bandwidth_bytes_per_s` is the larger of two measurements: the median of the last five
+    full windows of transfers to the device, and the highest of the last five cycles that moved at least
+    `MEASURED_BYTES_MIN`. In a cycle other things take time, too, so each of those is too low. `window` is that of
+    transfers to the device.
     """
 
     __slots__ = ("_begun_bytes", "_cycles", "_round_trips_s", "_window", "_windows", "bytes_down", "bytes_up")
@@ -37,12 +38,12 @@ class LinkEstimate:
 
     @property
     def round_trip_s(self) -> float:
-        """The usual round trip of a ping, in seconds."""
+        """The median round trip of a ping in seconds, 0 before the first."""
         return median(self._round_trips_s) if self._round_trips_s else 0.0
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
-        """What the link moves, in bytes a second."""
+        """The bandwidth in bytes a second, 0 before it was measured."""
         return max(max(self._cycles, default=0.0), median(self._windows) if self._windows else 0.0)
 
     def window(self, piece_bytes: int, *, narrow: bool) -> CreditWindow:
@@ -54,24 +55,24 @@ class LinkEstimate:
         return self._window
 
     def observe_ping(self, round_trip_s: float) -> None:
-        """Take in how long a ping took, as the device says; 0 is not known."""
+        """Record how long a ping took, as the device measured it; 0 if it does not know."""
         if round_trip_s > 0.0:
             self._round_trips_s.append(round_trip_s)
             if self._window is not None:
                 self._window.observe_round_trip(round_trip_s, at_rest=False)
 
     def observe_window(self, window: CreditWindow) -> None:
-        """Take in what a full window has moved, if one has since this was last called."""
+        """Record the bandwidth of a full window, if there was one since the last call."""
         if window.bytes_per_s > 0.0:
             self._windows.append(min(window.bytes_per_s, BANDWIDTH_MAX_BYTES_PER_S))
             window.bytes_per_s = 0.0
 
     def begin_cycle(self) -> None:
-        """Remember what had gone over the link when a cycle began."""
+        """Note the bytes moved so far: a cycle begins."""
         self._begun_bytes = self.bytes_up + self.bytes_down
 
     def end_cycle(self, communication_s: float) -> None:
-        """Take in how long the device talked in the cycle that ends, both ways together."""
+        """Record the bandwidth of the cycle that ends; the device communicated for `communication_s` in it."""
         moved = self.bytes_up + self.bytes_down - self._begun_bytes
         if moved >= MEASURED_BYTES_MIN and (moving_s := communication_s - self.round_trip_s) > 0.0:
             self._cycles.append(min(moved / moving_s, BANDWIDTH_MAX_BYTES_PER_S))
@@ -79,7 +80,7 @@ class LinkEstimate:
                 self._windows.popleft()  # the link may have changed since
 
     def describe(self) -> dict[str, int | float]:
-        """Return what the status says of the link (docs/wire.md)."""
+        """Return the link's part of the status (docs/wire.md)."""
         return {
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,

@@ -1,8 +1,8 @@
 """`HubCore`: the hub as a deterministic state machine. Events in, effects out; scalars only.
 
-It reads no clock (every call is given `now_s`, which never goes back), draws no randomness (`make_session` is
-given), touches no array and never raises for what a peer sent: that becomes a `Refuse`, a counter and, in the end,
-a quarantine.
+It reads no clock: every call is given `now_s`, which never goes back. It draws no randomness: `make_session` is
+given. It touches no array. It never raises for a peer's fault: it answers with a `Refuse`, counts the fault and,
+after too many, puts the device into quarantine.
 """
 
 import math
@@ -63,7 +63,7 @@ from edgeasync.protocol.messages import (
 
 
 class HubCoreState(msgspec.Struct):
-    """What is durable of `HubCore`, beside that of its parts."""
+    """The durable fields of `HubCore`; its parts have their own."""
 
     save_at_s: float
     saved_version: int
@@ -98,7 +98,7 @@ class HubCore:
         self.messages_refused = 0
         self.messages_accepted: Counter[str] = Counter()
         self.messages_ignored = 0
-        """Messages that came after the end, while the last version was made and written."""
+        """How many messages came after the end, while the last version was made and written."""
         self.presence = Presence(
             self.members,
             self.policy_engine,
@@ -118,7 +118,7 @@ class HubCore:
 
     @property
     def lineage(self) -> str:
-        """What new versions belong to."""
+        """The lineage of new versions."""
         return self.policy_engine.state.ancestry.lineage
 
     @property
@@ -128,26 +128,26 @@ class HubCore:
 
     @property
     def stopped(self) -> bool:
-        """Whether training has ended; only `Resumed` begins it again."""
+        """Whether training has ended; only `Resumed` starts it again."""
         return self.state.stopped
 
     @property
     def updates_applied(self) -> int:
-        """Updates that are part of the model, over the whole run."""
+        """How many updates are part of the model, over the whole run."""
         return self.policy_engine.state.updates_applied
 
     @property
     def updates_rejected(self) -> int:
-        """Updates that will never count, over the whole run."""
+        """How many updates will never count, over the whole run."""
         return self.policy_engine.state.updates_rejected
 
     @property
     def duplicates(self) -> int:
-        """Pushes that had been answered before, over the whole run."""
+        """How many pushes had been answered before, over the whole run."""
         return self.state.duplicates
 
     def next_deadline_s(self) -> float:
-        """Return when a `Ticked` is next due, never once stopped; it may come at any time."""
+        """Return when a `Ticked` is next due, infinity once stopped; an earlier one does no harm."""
         if self.stopped:
             return math.inf
         due = [self.state.stop_at_s]
@@ -185,12 +185,12 @@ class HubCore:
         return effects + self._save_or_stop(event, now_s)
 
     def _ignore(self, event: HubEvent) -> list[HubEffect]:
-        """Count a message that came after the end: its sender has been told that."""
+        """Count a message that came after the end, of which its sender has been told."""
         self.messages_ignored += isinstance(event, Received | PushArrived | Heard | Malformed)
         return [Discard(event.handle)] if isinstance(event, PushArrived) else []
 
     def _on_message(self, event: Received | PushArrived | Heard, now_s: float) -> list[HubEffect]:
-        """Answer a message that could be read; refuse what must not be."""
+        """Answer a message that could be read, or refuse it."""
         effects: list[HubEffect] = []
         try:
             member = self._sender(event)
@@ -203,7 +203,7 @@ class HubCore:
         return effects
 
     def _sender(self, event: Received | PushArrived | Heard) -> Member | None:
-        """Return the member that a message is from; raises `RefusalError` for a session that is not known."""
+        """Return the member that a message is from; raises `RefusalError` for an unknown session."""
         if isinstance(event, Heard):
             return self.members.by_peer(event.peer)
         message = event.push if isinstance(event, PushArrived) else event.message
@@ -214,7 +214,10 @@ class HubCore:
     def _answer(
         self, event: Received | PushArrived | Heard, member: Member | None, now_s: float
     ) -> list[HubEffect]:
-        """Return the effects of a message; raises `RefusalError` before anything has changed."""
+        """Return the effects of a message.
+
+        Raises `RefusalError` before anything has changed, so that a refused message has no other effect.
+        """
         if isinstance(event, Heard):
             return []
         if isinstance(event, PushArrived):
@@ -249,7 +252,7 @@ class HubCore:
         return effects
 
     def _on_malformed(self, event: Malformed, now_s: float) -> list[HubEffect]:
-        """Count a message that could not be read, and answer it, unless its sender has sent too many."""
+        """Count a message that could not be read, and refuse it unless its sender has sent too many."""
         self.messages_refused += 1
         if not event.strike:
             return []
@@ -258,16 +261,16 @@ class HubCore:
         return effects if muted else [*effects, Send(event.peer, RefusalError("malformed", event.reason).refuse)]
 
     def _on_tick(self, event: Ticked, now_s: float) -> list[HubEffect]:
-        """End leases and fold what is due."""
+        """End leases and fold updates that are due."""
         effects = self.presence.expire(now_s)
         effects += self.policy_engine.fold_if_due(now_s)
         return effects + self._answer_waiting(now_s, can_send=event.can_send)
 
     def _resume(self, resumed: Resumed, now_s: float) -> None:
-        """Begin again. No device could be heard meanwhile, so none is lost; a start cuts all connections."""
+        """Resume: renew all leases, since no device could be heard meanwhile; a start has cut all connections."""
         self.state.stopped = False
         if resumed.lineage:
-            self.messages_accepted.clear()  # these are counted from the start on
+            self.messages_accepted.clear()  # counted since the last start
             self.messages_refused = self.messages_ignored = 0
             self.policy_engine.state.ancestry.branch(resumed.lineage, self.version)
         self.members.resume(now_s, connected=not resumed.lineage)
@@ -275,14 +278,14 @@ class HubCore:
     # -- checkpoints and the end -----------------------------------------------------------------------------
 
     def _save_or_stop(self, event: HubEvent, now_s: float) -> list[HubEffect]:
-        """Return what comes after all else an event leads to: the end of training, or a checkpoint, if due."""
+        """Return the last effects of an event: the end of training, or a checkpoint, if due."""
         save = self._save_if_due(event, now_s)
         if self.stopped:
-            return []  # that has saved
+            return []  # `_stop` has saved
         return self._stop_if_due(event, now_s) or save
 
     def _save_if_due(self, event: HubEvent, now_s: float) -> list[HubEffect]:
-        """Have the state written if there is a version that was not."""
+        """Write a checkpoint if it is due and there is a new version."""
         state = self.state
         if self.version == state.saved_version:
             return []
@@ -315,7 +318,7 @@ class HubCore:
     # -- updates ---------------------------------------------------------------------------------------------
 
     def _on_push_offered(self, member: Member, push: Push, now_s: float, *, has_capacity: bool) -> list[HubEffect]:
-        """Answer the announcement of a push in pieces: grant it, or spare the device the transfer."""
+        """Answer the announcement of a push in pieces: receive it, or repeat the outcome of an answered one."""
         member.version = push.base
         if push.seq <= member.seq_last:
             return self._repeat_outcome(member, push, now_s, can_send=has_capacity)
@@ -325,7 +328,10 @@ class HubCore:
         return [Receive(member.peer, push)]
 
     def _on_push_arrived(self, member: Member, event: PushArrived, now_s: float) -> list[HubEffect]:
-        """Decide about an update that is here, record the outcome, and answer."""
+        """Decide about an update, record the outcome, and answer.
+
+        The recorded outcome is repeated if the device pushes the same update again, so no update counts twice.
+        """
         push = event.push
         member.version = push.base
         if push.seq <= member.seq_last:
@@ -355,7 +361,7 @@ class HubCore:
             raise RefusalError("sequence", f"push {push.seq} before push {member.seq_last} is part of a version")
 
     def _repeat_outcome(self, member: Member, push: Push, now_s: float, *, can_send: bool) -> list[HubEffect]:
-        """Repeat the recorded outcome of a push; one older than the last is only counted."""
+        """Repeat the recorded outcome of a push; only count a push that is older than the last."""
         self.state.duplicates += 1
         if push.seq != member.seq_last or member.outcome_last is None:
             return []
@@ -385,7 +391,7 @@ class HubCore:
     def _assign_or_defer(
         self, member: Member, ack: Ack | None, now_s: float, *, can_send: bool
     ) -> list[HubEffect]:
-        """Answer with the newest model, or, if it cannot be sent now, say when to fetch it."""
+        """Answer with the newest model or, if it cannot be sent now, with when to fetch it."""
         if can_send:
             return self._assign(member, ack, now_s)
         busy = Send(member.peer, self._busy().refuse)
@@ -407,7 +413,7 @@ class HubCore:
         ]
 
     def _answer_waiting(self, now_s: float, *, can_send: bool) -> list[HubEffect]:
-        """Answer the members whose updates have been folded meanwhile."""
+        """Answer the waiting members once their updates are folded."""
         if self.policy_engine.updates_waiting or not self.policy_engine.may_keep_waiting:
             return []
         effects: list[HubEffect] = []
@@ -420,7 +426,7 @@ class HubCore:
     def _busy(self) -> RefusalError:
         return RefusalError("busy", "the hub is busy; try again", self.settings.limits.retry_after_s)
 
-    # -- looking in ------------------------------------------------------------------------------------------
+    # -- status and checks -----------------------------------------------------------------------------------
 
     def status(self, now_s: float) -> dict[str, Any]:
         """Return the hub's state for people and scripts; the keys are a contract (docs/wire.md)."""
@@ -439,7 +445,7 @@ class HubCore:
         }
 
     def check(self) -> None:
-        """Raise `AssertionError` where the state contradicts itself; for tests and simulation."""
+        """Raise `AssertionError` if the state contradicts itself; for tests and simulation."""
         self.presence.check()
         self.policy_engine.check()
         for member in self.members.members.values():

@@ -1,8 +1,8 @@
-"""Who takes part: device ids, state ids, incarnations, sessions and leases. Part of `HubCore`; no I/O.
+"""The members: device ids, state ids, incarnations, sessions and leases. Part of `HubCore`; no I/O.
 
-A device folder makes one random *state id*; every start of an agent on it is the next *incarnation*. Same
-state id: the higher incarnation wins. A new state id (a reflashed card) is let in only when the old one is silent;
-it begins a new space of sequence numbers, and the old state id is remembered as retired.
+A device's folder has one random *state id*; every start of an agent on it is the next *incarnation*. Of two starts
+with the same state id the higher incarnation wins. A new state id (a reflashed card) is admitted only when the old
+one is not live. Its pushes are numbered from the beginning, and the old state id is remembered as retired.
 """
 
 import heapq
@@ -20,7 +20,7 @@ from edgeasync.protocol.messages import DeviceProfile, FirstOutcome, Hello, Mode
 from edgeasync.states import Table, check_move
 
 Arrival = Literal["joined", "rejoined", "reconnected"]
-"""How a device that said hello came to be a member."""
+"""How a device became a member by its hello."""
 
 DeviceState = Literal["joining", "training", "paused", "lost", "left", "quarantined"]
 
@@ -35,19 +35,19 @@ MEMBER: Table[DeviceState] = {
 """A member's state: `paused` takes no local steps, `lost` was silent for a lease, `quarantined` is shut out."""
 
 Owner = tuple[str, bytes]
-"""Device id and state id: whose a transfer is, whatever connection it goes over."""
+"""Device id and state id: the owner of a transfer, over any connection."""
 
 MALFORMED = "{} sent too much that is malformed, and is put aside; see the hub's events"
-"""What a device in quarantine is told."""
+"""The sentence for a device in quarantine."""
 
 RETIRED_STATES_MAX = 8
 
 STRANGERS_MAX = 4096
-"""Connections without a member whose strikes are remembered."""
+"""How many connections without a member have their strikes remembered."""
 
 
 class RefusalError(EdgeAsyncError):
-    """A message is refused; carries the `Refuse` to answer with."""
+    """A message is refused; `refuse` is the answer."""
 
     def __init__(self, code: RefusalCode, sentence: str, retry_after_s: float | None = None) -> None:
         super().__init__(sentence)
@@ -55,9 +55,10 @@ class RefusalError(EdgeAsyncError):
 
 
 class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
-    """One device the hub knows, alive or not. The fields are durable: they are what is written down of it.
+    """One device that the hub knows, live or not. All fields are durable.
 
-    `link` and `codec_push`, which is chosen by it, are not: a connection is measured anew.
+    The attributes `link` and `codec_push`, which is chosen for the link, are not durable: the hub measures the
+    link again after a restart.
     """
 
     device_id: str
@@ -95,7 +96,7 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
 
     @property
     def owner(self) -> Owner:
-        """Whose transfers are this device's, as long as its state is."""
+        """The owner of this device's transfers, until another state takes its place."""
         return self.device_id, self.state_id
 
     @property
@@ -104,12 +105,12 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         return self.state in ("joining", "training", "paused")
 
     def move(self, state: DeviceState) -> None:
-        """Go to another state; raises `TransitionError` where `MEMBER` has no such move."""
+        """Change the state; raises `TransitionError` if `MEMBER` does not allow it."""
         check_move(MEMBER, self.state, state, "a member")
         self.state = state
 
     def observe(self, push: Push, norm: float, now_s: float) -> None:
-        """Remember how the device trained, and how long after its assignment its update came."""
+        """Record how the device trained, and how long after its assignment its update came."""
         cycle_s = now_s - self.assigned_s if push.base == self.assigned else None
         overlap_steps = min(push.overlap_steps, push.local_steps)
         if cycle_s is not None:
@@ -129,17 +130,17 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
 
 
 class Strangers:
-    """Strikes of connections that are nobody's, the latest ones."""
+    """Strikes of connections without a member: of the `STRANGERS_MAX` that were struck last."""
 
     def __init__(self) -> None:
         self._strikes: dict[Peer, int] = {}
 
     def strikes(self, peer: Peer) -> int:
-        """Return how many a connection has."""
+        """Return how many strikes a connection has."""
         return self._strikes.get(peer, 0)
 
     def strike(self, peer: Peer) -> int:
-        """Count one more; return how many there are now."""
+        """Count a strike; return how many the connection has now."""
         strikes = self._strikes.pop(peer, 0) + 1
         self._strikes[peer] = strikes
         if len(self._strikes) > STRANGERS_MAX:
@@ -147,7 +148,7 @@ class Strangers:
         return strikes
 
     def check(self) -> None:
-        """Raise `AssertionError` if there are more than are to be remembered."""
+        """Raise `AssertionError` if too many connections are remembered."""
         assert len(self._strikes) <= STRANGERS_MAX
 
 
@@ -166,11 +167,11 @@ class Membership:
         self.live_count = 0
 
     def dump_state(self) -> list[Member]:
-        """Return the members in the order in which they joined, to be written down at once: they are no copies."""
+        """Return the members in the order in which they joined; encode them at once, since they are not copies."""
         return list(self.members.values())
 
     def load_state(self, members: list[Member]) -> None:
-        """Go on from members that were written down."""
+        """Resume with the members of a durable state."""
         self.members = {member.device_id: member for member in members}
         self.histories = {member.device_id: member.history for member in members}
         self._by_session = {member.session: member for member in members}
@@ -181,18 +182,18 @@ class Membership:
         self.live_count = len(self._leases)
 
     def by_session(self, session: bytes) -> Member:
-        """Return the member of a session; raises `RefusalError` if there is none."""
+        """Return the member of a session; raises `RefusalError` for an unknown one."""
         member = self._by_session.get(session)
         if member is None:
             raise RefusalError("unknown_session", "the hub does not know this session; say hello again")
         return member
 
     def by_peer(self, peer: Peer) -> Member | None:
-        """Return the member on a connection, if it is one's."""
+        """Return the member on a connection, if there is one."""
         return self._by_peer.get(peer)
 
     def greet(self, hello: Hello, peer: Peer, session: bytes, now_s: float) -> tuple[Member, Arrival]:
-        """Admit a device; return its member and the event: `joined`, `rejoined` or `reconnected`.
+        """Admit a device; return its member, and whether it `joined`, `rejoined` or `reconnected`.
 
         Raises `RefusalError` for a stale start, a retired state, a second live state or a full hub.
         """
@@ -244,12 +245,12 @@ class Membership:
         return replaced
 
     def renew(self, member: Member, now_s: float) -> None:
-        """Any traffic is a sign of life."""
+        """Renew a member's lease: any message is a sign of life."""
         member.seen_s = now_s
         member.lease_until_s = now_s + self.lease_s
 
     def revive(self, member: Member) -> None:
-        """Give the member its lease, newly or again, and watch over it."""
+        """Make a member live, and watch for the end of its lease."""
         if not member.live:
             self.live_count += 1
         member.move("joining")
@@ -258,14 +259,14 @@ class Membership:
             heapq.heappush(self._leases, (member.lease_until_s, member.device_id))
 
     def retire(self, member: Member, state: Literal["lost", "left", "quarantined"]) -> None:
-        """End a member's lease; it stays known, with its sequence numbers."""
+        """End a member's lease; the hub still knows it, and the number of its last push."""
         if member.live:
             self.live_count -= 1
         member.move(state)
         member.waiting = False
 
     def resume(self, now_s: float, *, connected: bool) -> None:
-        """Renew all leases; unless they are still `connected`, devices have to find a new way here."""
+        """Renew all leases; unless the members are still `connected`, forget their connections."""
         for member in self.members.values():
             if member.live:
                 self.renew(member, now_s)
@@ -274,16 +275,16 @@ class Membership:
                 member.peer = b""
                 member.waiting = False
             if member.live and not connected:
-                member.move("joining")  # its session may be newer than what is known of it here
+                member.move("joining")  # which admits a device whose session is newer than this state
         if not connected:
             self._by_peer.clear()
 
     def next_deadline_s(self) -> float | None:
-        """Return when the next lease may end; never too late, sometimes too early."""
+        """Return when the next lease may end: never too late, sometimes too early."""
         return self._leases[0][0] if self._leases else None
 
     def expired(self, now_s: float) -> list[Member]:
-        """Return the live members whose lease has ended, in that order; each is returned once."""
+        """Return each live member whose lease has ended, once, ordered by the end of the lease."""
         ended = []
         while self._leases and self._leases[0][0] <= now_s:
             _, device_id = heapq.heappop(self._leases)
@@ -294,11 +295,11 @@ class Membership:
             self._watched.remove(device_id)
             if member is not None and member.live:
                 ended.append(member)
-        # The heap has times from when it was last looked at, and that is not written down.
+        # The heap's times may be outdated, in a way that is not durable: its order must not decide.
         return sorted(ended, key=lambda member: (member.lease_until_s, member.device_id))
 
     def describe(self, now_s: float, shut_out: Callable[[str], bool]) -> list[dict[str, Any]]:
-        """Return what the status says of every device (docs/wire.md); one that is `shut_out` is in quarantine."""
+        """Return each device's part of the status (docs/wire.md); a device that is `shut_out` is in quarantine."""
         return [
             {
                 "id": member.device_id,
@@ -323,13 +324,13 @@ class Membership:
         ]
 
     def live_histories(self) -> list[DeviceHistory]:
-        """Return what is known of the devices that hold their lease and take local steps."""
+        """Return the histories of the live devices that are not paused."""
         return [m.history for m in self.members.values() if m.live and m.state != "paused"]
 
     def loss_by_examples(self) -> float | None:
-        """Return the mean loss of the live devices whose last update counts, weighted by their examples.
+        """Return the mean loss of the live devices whose last update counted, weighted by their examples.
 
-        `None` if there is none. No device counts for more than all others together.
+        No device weighs more than all others together. Return `None` if no such device has told a finite loss.
         """
         live = [member.history for member in self.members.values() if member.live and member.history.counted]
         shown = [(loss, max(1, h.examples)) for h in live if (loss := _shown(h)) is not None]
@@ -340,16 +341,16 @@ class Membership:
 
     @property
     def silent_on_loss(self) -> bool:
-        """Whether a live device told no loss with its last update, though that counts."""
+        """Whether the last update of a live device counted but told no loss."""
         return any(m.live and m.history.counted and m.history.loss_mean is None for m in self.members.values())
 
     def loss(self) -> float | None:
-        """Return the mean of the devices' last losses, each device alike; `None` if there is none."""
+        """Return the mean of the devices' last losses, with equal weights; `None` without any loss."""
         losses = [loss for history in self.histories.values() if (loss := _shown(history)) is not None]
         return sum(losses) / len(losses) if losses else None
 
     def check(self) -> None:
-        """Raise `AssertionError` where the tables contradict one another."""
+        """Raise `AssertionError` if the tables contradict one another."""
         assert len(self.members) <= self.devices_max
         assert self.live_count == sum(member.live for member in self.members.values())
         assert set(self.histories) == set(self.members)
@@ -363,6 +364,7 @@ class Membership:
         assert all(device_id in self._watched for device_id, member in self.members.items() if member.live)
 
     def _readmit(self, member: Member, hello: Hello, peer: Peer, now_s: float) -> Arrival:
+        """Admit a known device again; raises `RefusalError` for a stale start or a second live device."""
         if member.state == "quarantined" and now_s < member.quarantined_until_s:
             raise RefusalError(
                 "quarantined",
@@ -383,6 +385,7 @@ class Membership:
         return "rejoined"
 
     def _replace_state(self, member: Member, hello: Hello, now_s: float) -> None:
+        """Give the device id to a new state; raises `RefusalError` if it is retired or the old one is live."""
         if hello.state_id in member.retired:
             raise RefusalError(
                 "retired_state",
@@ -404,6 +407,7 @@ class Membership:
         )
 
     def _make_place(self, now_s: float) -> None:
+        """Make room for one device: forget the one silent longest; raises `RefusalError` if all must stay."""
         if len(self.members) < self.devices_max:
             return
         silent = [
@@ -421,6 +425,6 @@ class Membership:
 
 
 def _shown(history: DeviceHistory) -> float | None:
-    """Return a device's last mean loss, if it has told one that is a number."""
+    """Return a device's last mean loss, if it has told one that is finite."""
     loss = history.loss_mean
     return loss if history.updates and loss is not None and math.isfinite(loss) else None

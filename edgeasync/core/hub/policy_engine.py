@@ -1,7 +1,7 @@
-"""The policies at work: what becomes of every update, and when. Part of `HubCore`; scalars only.
+"""Applies the policies: decides the outcome of every update, and when to fold. Part of `HubCore`; scalars only.
 
-`PolicyEngine` holds what the policies, which are plain values, decide from: the updates that wait, what was
-measured of the fleet, the alarms that have not ended, the cadence. `HubCore` asks it, and keeps the wire.
+Policies are plain values. `PolicyEngine` holds the state that they decide from: the updates that wait, the
+measurements of the fleet, the active alarms, the cadence. `HubCore` asks it, and deals with the protocol.
 """
 
 import math
@@ -29,17 +29,17 @@ from edgeasync.policies.transforms import Conditions, plan_chain
 from edgeasync.protocol.messages import Applied, Buffered, FirstOutcome, ModelVersion, Push, Rejected
 
 VERSION_TIMES_MAX = 4096
-"""Versions whose time is remembered; an older base is taken to be as old as the oldest of them."""
+"""How many versions' times are remembered; an older base counts as being as old as the oldest of them."""
 
 
 class PolicyEngineState(msgspec.Struct):
-    """What is durable of `PolicyEngine`.
+    """The durable fields of `PolicyEngine`.
 
-    `spoken` are the live devices that have spoken since the last version, but whose updates do not count.
-    `version_oldest` is the oldest base that counts: updates learnt from a model that was rolled back do not.
-    `updates` are those folded under this policy, `updates_applied` those of the whole run. `examples_seen` is a
-    float, because devices say what is added: no sum of it may be too large to write down. `measuring` has the
-    norms and weights of versions whose fold is still to report the norm of their sum.
+    `spoken` has the live devices that sent an update since the last version, but one that does not count.
+    `version_oldest` is the oldest base that counts: a rollback raises it. `updates` counts updates folded under
+    this policy, `updates_applied` those of the whole run. `examples_seen` is a float because devices choose the
+    summands: their sum as an integer could become too large to encode. `measuring` has the norms and weights of
+    the updates of a version, until its fold reports the norm of their sum.
     """
 
     ancestry: Ancestry
@@ -68,14 +68,14 @@ class PolicyEngineState(msgspec.Struct):
 
 
 class Decision(NamedTuple):
-    """What becomes of an update, and what is to be done for it, in order."""
+    """The outcome of an update, and the effects to carry out in order."""
 
     outcome: FirstOutcome
     effects: list[HubEffect]
 
 
 class PolicyEngine:
-    """Weighs, gathers, plans, sets the cadence and watches. Deterministic: it knows only what it is told."""
+    """Weighs and gathers updates, plans folds, sets the cadence, watches for divergence. Deterministic."""
 
     def __init__(
         self, policy: PolicySet, version: ModelVersion, members: Membership, settings: HubCoreSettings
@@ -100,11 +100,11 @@ class PolicyEngine:
         self.evaluations.state = state.evaluations
         self.divergence.state = state.divergence
 
-    # -- what holds now --------------------------------------------------------------------------------------
+    # -- the policies in force -------------------------------------------------------------------------------
 
     @property
     def updates_waiting(self) -> int:
-        """Updates that wait to be folded."""
+        """How many updates wait to be folded."""
         return len(self.state.contributions)
 
     @property
@@ -126,11 +126,11 @@ class PolicyEngine:
 
     @property
     def learning_rate_factor(self) -> float:
-        """What plateaus and remedies leave of the server's learning rate."""
+        """The factor that plateaus and remedies leave of the server's learning rate."""
         return self.state.evaluations.learning_rate_factor * self.divergence.learning_rate_factor
 
     def next_fold_s(self, now_s: float = math.inf) -> float | None:
-        """Return when the updates that wait are due: `now_s` if no more can wait, `None` if it is not known."""
+        """Return when the updates that wait are due: `now_s` if no more may wait, `None` if that is unknown."""
         contributions = self.state.contributions
         if not contributions:
             return None
@@ -140,7 +140,7 @@ class PolicyEngine:
         silent = len(spoken.keys() - {one.device_id for one in contributions}) if spoken else 0
         return self.aggregate.flush_at_s(contributions, self._fleet(self._members.live_count - silent))
 
-    # -- an update comes in ----------------------------------------------------------------------------------
+    # -- an update arrives -----------------------------------------------------------------------------------
 
     def decide(self, member: Member, update: PushArrived, now_s: float) -> Decision:
         """Weigh an update; reject it, or let it wait and fold all that wait if they are due."""
@@ -178,7 +178,12 @@ class PolicyEngine:
     def _weigh(
         self, member: Member, update: PushArrived, now_s: float
     ) -> tuple[float | Rejected, list[HubEffect]]:
-        """Return how much an update counts, or why it never will; alarms may begin or end with it."""
+        """Return an update's weight, or why it never counts, and reports of alarms that begin or end with it.
+
+        The watches of devices see every update of a known base, also one that is rejected after that, so that a
+        device in quarantine can be seen to be calm. The fleet's history and its watches see only updates that
+        count.
+        """
         push, history, fleet = update.push, member.history, self.state.fleet
         if reason := self._refuse_base(push, history):
             return reason, []
@@ -197,7 +202,7 @@ class PolicyEngine:
         if weight is None:
             return Rejected("stale"), effects
         if self._is_behind(history.score):
-            fleet.observe_score(history.score)  # the median of those that count alone would never rise again
+            fleet.observe_score(history.score)  # else the median, of updates that count, could never rise
             return Rejected("behind"), effects
         fleet.observe_update(
             member.device_id,
@@ -215,7 +220,7 @@ class PolicyEngine:
         return weight, effects
 
     def _refuse_base(self, push: Push, history: DeviceHistory) -> Rejected | None:
-        """Note the staleness of an update; return why its base does not count, if it does not."""
+        """Record the staleness of an update; return why its base does not count, if it does not."""
         if not self.state.ancestry.knows(push.base):
             return Rejected("foreign_lineage")
         staleness = self.state.version - push.base.number
@@ -234,7 +239,7 @@ class PolicyEngine:
     def _is_behind(self, score: float) -> bool:
         """Return whether a device with this score is too far behind the others for its update to count.
 
-        One that tells none, whose score is NaN, is not: nobody knows.
+        A device that tells no score has NaN, and is not behind.
         """
         usual = self.state.fleet.score
         if math.isnan(usual):
@@ -247,7 +252,7 @@ class PolicyEngine:
         return self.policy.take == "better" and score > usual
 
     def forget(self, device_id: str) -> None:
-        """Drop what is noted of a device that is gone: its alarms, and that it has spoken."""
+        """Forget a device that is gone: its alarms, and that it has spoken."""
         self.divergence.forget(device_id)
         self.state.spoken.pop(device_id, None)
 
@@ -259,7 +264,7 @@ class PolicyEngine:
         return [] if due_s is None or due_s > now_s else self.fold(now_s)
 
     def fold(self, now_s: float) -> list[HubEffect]:
-        """Make the next version of all updates that wait, and have it evaluated if it is time."""
+        """Make the next version of all updates that wait, and evaluate it if an evaluation is due."""
         state = self.state
         contributions, state.contributions = state.contributions, []
         weights = self.aggregate.weights(contributions, self._fleet(self._members.live_count))
@@ -286,7 +291,7 @@ class PolicyEngine:
         return [fold, *self._count(contributions), *self._evaluate_if_due(len(contributions))]
 
     def _count(self, contributions: Sequence[Contribution]) -> list[HubEffect]:
-        """Count what was folded: for the warm-up, for the members, and for the version to return to."""
+        """Count folded updates: for the warm-up, for the members, and for the next version to keep."""
         state, warm_up = self.state, self.policy.warm_up
         effects: list[HubEffect] = []
         state.updates += len(contributions)
@@ -294,7 +299,7 @@ class PolicyEngine:
             if (member := self._members.members.get(contribution.device_id)) is not None:
                 member.updates_applied += 1
         if not state.warm and warm_up is not None:
-            # Where no device says how much data it has, there are no epochs to wait for.
+            # If no device says how much data it has, there are no epochs to wait for.
             epochs = state.examples_seen / state.examples_total if state.examples_total else math.inf
             state.warm = state.updates >= warm_up.updates if warm_up.updates else epochs >= (warm_up.epochs or 0.0)
             if state.warm:
@@ -304,7 +309,7 @@ class PolicyEngine:
         return effects
 
     def _evaluate_if_due(self, updates: int) -> list[HubEffect]:
-        """Count updates that were applied; have the model evaluated, or let the devices' losses stand for that."""
+        """Count applied updates; if an evaluation is due, evaluate the model, or use the devices' losses."""
         every, before = self._settings.evaluate_every_updates, self.state.updates_applied
         self.state.updates_applied += updates
         if self.state.updates_applied // every == before // every:
@@ -316,7 +321,7 @@ class PolicyEngine:
         return self.evaluations.warn_unjudged() if self._members.silent_on_loss else []
 
     def observe_sum(self, number: int, norm: float) -> None:
-        """Note the norm of the weighted sum that made a version: it tells how far the updates agree."""
+        """Record the norm of the weighted sum that made a version: it shows how far the updates agree."""
         norms, weights = self.state.measuring.pop(number, ([], []))
         agreement = agreement_of(norm, norms, weights)
         if agreement is not None:
@@ -328,7 +333,7 @@ class PolicyEngine:
         add_recent(self.state.version_times, now_s, VERSION_TIMES_MAX)
 
     def _roll_back(self, now_s: float) -> list[HubEffect]:
-        """Return to the version that was kept; drop what waits and what is still being learnt from later ones."""
+        """Restore the kept version under a new number; drop the updates that wait, and reject earlier bases."""
         state = self.state
         effects: list[HubEffect] = [Discard(contribution.handle) for contribution in state.contributions]
         state.updates_rejected += len(state.contributions)
@@ -356,7 +361,7 @@ class PolicyEngine:
         return interval.local_steps
 
     def _retune_if_due(self) -> None:
-        """Look at the whole fleet, once for every few updates, so that it costs each of them little."""
+        """Retune the cadence to the fleet, once per `devices_live // 2` updates since it looks at every device."""
         state, devices_live = self.state, self._members.live_count
         state.retune_in -= 1
         if state.retune_in > 0:
@@ -376,12 +381,12 @@ class PolicyEngine:
     def _fleet(self, devices_live: int) -> Fleet:
         return Fleet(devices_live, self.state.cadence.period_s, self.state.examples_mean)
 
-    # -- looking in ------------------------------------------------------------------------------------------
+    # -- status and checks -----------------------------------------------------------------------------------
 
     def describe(self, devices: Sequence[DeviceHistory] = ()) -> dict[str, Any]:
-        """Return what the status says of the policies (docs/wire.md), and of the period of these devices.
+        """Return the policies' part of the status (docs/wire.md), and the period of these devices.
 
-        That is the one in force: bounds may keep the devices from what the controller aims at.
+        `period_s` is their median cycle, `aim_s` what the controller aims at: bounds may keep the devices from it.
         """
         state = self.state
         fleet, cadence = state.fleet, state.cadence
@@ -414,7 +419,7 @@ class PolicyEngine:
         }
 
     def check(self) -> None:
-        """Raise `AssertionError` where the counts contradict one another."""
+        """Raise `AssertionError` if the counts contradict one another."""
         state = self.state
         assert len(state.contributions) < self._settings.limits.updates_held_max
         assert state.updates_applied >= state.updates
@@ -422,7 +427,7 @@ class PolicyEngine:
 
 
 def _number(value: float) -> float | None:
-    """Return a number as JSON has it."""
+    """Return a number for JSON: with six digits, or `None` if it is not finite."""
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
@@ -433,7 +438,7 @@ def _evaluation(evaluated: Evaluated | None) -> dict[str, Any] | None:
 
 
 def _only_best(contributions: Sequence[Contribution], weights: Sequence[float]) -> tuple[float, ...]:
-    """Let only the update with the lowest score count, with the weight of all; all of them if none has a score."""
+    """Give the weight of all updates to the one with the lowest score; keep the weights if there is no score."""
     scored = [position for position, one in enumerate(contributions) if not math.isnan(one.score)]
     if not scored:
         return tuple(weights)

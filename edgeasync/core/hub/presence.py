@@ -14,7 +14,7 @@ from edgeasync.protocol.messages import Hello, Leave, Ping, Pong
 
 
 class Presence:
-    """Moves members along their states; methods return effects to carry out in order."""
+    """Moves members between their states; methods return effects to carry out in order."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Presence:
         self._strangers = Strangers()
 
     def expire(self, now_s: float) -> list[HubEffect]:
-        """End the leases of members that were silent for too long."""
+        """End the leases of members that were silent too long."""
         effects: list[HubEffect] = []
         for member in self._members.expired(now_s):
             self._retire(member, "lost")
@@ -47,8 +47,8 @@ class Presence:
         return effects
 
     def hello(self, peer: Peer, hello: Hello, now_s: float) -> list[HubEffect]:
-        """Let a device in, or in again; raises `RefusalError` if it must not be."""
-        # What is noted of strangers is not written down, so it must not decide what becomes of a member.
+        """Admit a device, for the first time or again; raises `RefusalError` if it must stay out."""
+        # Strikes of strangers are not durable, so they must not decide what becomes of a member.
         stranger = self._members.by_peer(peer) is None
         if stranger and self._strangers.strikes(peer) >= self._limits.strikes_max:
             raise RefusalError("quarantined", "this connection sent too much that is malformed")
@@ -67,7 +67,7 @@ class Presence:
         return [*effects, Send(peer, self._handshake.welcome(member))]
 
     def leave(self, member: Member, leave: Leave) -> list[HubEffect]:
-        """Let a device go that says goodbye."""
+        """End the lease of a device that says goodbye."""
         self._retire(member, "left")
         return [Disconnect(member.peer), Report("left", member.device_id, leave.reason)]
 
@@ -76,7 +76,7 @@ class Presence:
         self._policy_engine.forget(member.device_id)
 
     def renew_lease(self, member: Member, peer: Peer, now_s: float) -> list[HubEffect]:
-        """Count a message as a sign of life of its sender, which may have another connection by now.
+        """Renew the lease of a message's sender, which may have another connection by now.
 
         Raises `RefusalError` while the member is in quarantine.
         """
@@ -117,14 +117,14 @@ class Presence:
         return [Report("training", member.device_id, "takes local steps again")] if paused else []
 
     def is_muted(self, peer: Peer) -> bool:
-        """Whether a connection has sent so much that is malformed that it gets no answer any more."""
+        """Return whether a connection has sent too many malformed messages to be answered."""
         member = self._members.by_peer(peer)
         if member is None:
             return self._strangers.strikes(peer) >= self._limits.strikes_max
         return member.state == "quarantined"
 
     def strike(self, peer: Peer, reason: str, now_s: float) -> list[HubEffect]:
-        """Count a fault against the sender; too many of a member lead to quarantine."""
+        """Count a fault against the sender; put a member with too many into quarantine."""
         limits = self._limits
         member = self._members.by_peer(peer)
         if member is None:
@@ -140,6 +140,6 @@ class Presence:
         return [Disconnect(peer), Report("quarantined", member.device_id, reason)]
 
     def check(self) -> None:
-        """Raise `AssertionError` where the tables contradict one another."""
+        """Raise `AssertionError` if the tables contradict one another."""
         self._members.check()
         self._strangers.check()

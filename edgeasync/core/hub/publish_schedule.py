@@ -1,4 +1,4 @@
-"""When the published model follows the model. Part of `HubCore`; scalars only."""
+"""When the published model moves to the newest version. Part of `HubCore`; scalars only."""
 
 import msgspec
 
@@ -8,11 +8,11 @@ from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.policies.policy import folds_one_by_one
 
 PER_PERIOD = 4.0
-"""Where every update is a version, the published model moves so often between two exchanges of a device."""
+"""How often the published model moves between two exchanges of a device, if every update makes a version."""
 
 
 class PublishState(msgspec.Struct):
-    """The `number` of the version that devices are given, when it was published, and the rollbacks until then."""
+    """The published version's `number`, when it was published, and how many rollbacks there were until then."""
 
     number: int
     published_s: float
@@ -20,14 +20,14 @@ class PublishState(msgspec.Struct):
 
 
 class PublishSchedule:
-    """Decides when the published model follows the model."""
+    """Decides when the published model moves to the newest version."""
 
     def __init__(self, settings: CodecSettings, number: int, now_s: float) -> None:
         self.state = PublishState(number, now_s)
         self._settings = settings
 
     def follow(self, policy_engine: PolicyEngine, now_s: float) -> list[HubEffect]:
-        """Publish the newest version, unless every update is a version of its own and it is too soon."""
+        """Publish the newest version, unless every update makes one and the last publication is too recent."""
         state, version = self.state, policy_engine.state.version
         if state.number == version:
             return []

@@ -1,4 +1,4 @@
-"""What a person may set about the hub's core: liveness, limits, codecs, when to write its state, when to stop."""
+"""Settings of the hub's core: liveness, limits, codecs, checkpoints, and the end of training."""
 
 import math
 import re
@@ -15,7 +15,7 @@ _SECONDS = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
 
 
 class Liveness(Section, frozen=True):
-    """How the hub tells the living from the lost."""
+    """When a silent device counts as lost, and an idle one as paused."""
 
     heartbeat_s: Annotated[float, Meta(gt=0, le=3600)] = 5.0
     lease_s: Annotated[float, Meta(gt=0, le=86400)] = 15.0
@@ -27,7 +27,7 @@ class Liveness(Section, frozen=True):
 
 
 class Limits(Section, frozen=True):
-    """What a hub takes on at most; over a limit a device is told when to try again."""
+    """The most that a hub accepts; over a limit it tells a device when to try again."""
 
     devices_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
     parameters_max: Annotated[int, Meta(ge=1, le=PARAMETERS_MAX)] = PARAMETERS_MAX
@@ -44,12 +44,13 @@ class Limits(Section, frozen=True):
 
 
 class CodecSettings(Section, frozen=True):
-    """`[codec]`: how payloads travel, by the names of docs/wire.md.
+    """`[codec]`: how payloads are coded, by the names of docs/wire.md.
 
-    `push`: what devices send; `model`: the whole model; `delta`: what leads to it from the version a device holds,
-    along one published chain. That moves with every version that several updates make; where every update makes
-    one, at most every `publish_s`, or, if that is not given, four times in the usual time between two exchanges of
-    a device. A device that does not know a codec is sent, and sends, `identity`.
+    `push` codes updates, `model` the whole model, and `delta` the differences that lead to it, along one published
+    chain, from the version that a device holds. The chain moves with every version made of several updates. If
+    every update makes a version, it moves at most every `publish_s` or, without that setting, four times in the
+    usual time between two exchanges of a device. To and from a device that does not know a codec, `identity` is
+    used.
     """
 
     push: str = "auto"
@@ -72,14 +73,14 @@ class CodecSettings(Section, frozen=True):
 
 
 FLOAT32 = CodecSettings(push="identity", model="identity", delta="off")
-"""Everything as it is, four bytes a value."""
+"""No compression: four bytes a value."""
 
 
 class CheckpointSettings(Section, frozen=True):
-    """`[checkpoint]`: how often a hub's whole state is written, how many are kept, and which one it goes on from.
+    """`[checkpoint]`: how often a hub writes its whole state, how many it keeps, and which one it resumes from.
 
-    `every` is a number of updates, or of seconds, minutes or hours; nothing is written while nothing changes. One
-    is also written when so much was journaled since as `journal_bytes_max`, or eight models, and at the end.
+    `every` is a number of updates, seconds, minutes or hours; while nothing changes, no checkpoint is written. The
+    hub also writes one at the end, and when the journal has grown by `journal_bytes_max` and by eight models.
     """
 
     every: str = "1 minute"
@@ -112,7 +113,7 @@ class CheckpointSettings(Section, frozen=True):
 
 
 class StopCondition(Section, frozen=True):
-    """When training is finished; what is left out never ends it."""
+    """When training is finished; a condition that is left out never ends it."""
 
     updates: Annotated[int, Meta(ge=1)] | None = None
     minutes: Annotated[float, Meta(gt=0)] | None = None
@@ -121,10 +122,10 @@ class StopCondition(Section, frozen=True):
 
 
 class HubCoreSettings(Section, frozen=True):
-    """Everything about the core that is fixed for a run.
+    """All settings of the core that are fixed for a run.
 
-    With `held_out`, which a `Hub` with an evaluator sets, the shell evaluates the model; without, the devices'
-    losses stand for an evaluation.
+    With `held_out`, which a `Hub` with an evaluator sets, the shell evaluates the model. Without it the hub uses
+    the mean of the devices' losses instead.
     """
 
     liveness: Liveness = Liveness()

@@ -1,1 +1,1 @@
-"""The hub's state as it is written down, and made again from the events that followed."""
+"""The hub's durable state: written down, and recovered by replaying the events that followed."""

@@ -1,7 +1,7 @@
-"""What the hub writes down of every event, so that the same core makes the same state of it again.
+"""Entries of the log: what the hub writes down of every event, so that a replay gives the same state.
 
-An entry is an input of the core, not what became of it, with three exceptions: what was drawn at random, and the
-scalars of folds and norms, which another machine might round in another way.
+An entry holds an input of the core, not what follows from it, with three exceptions: values drawn at random, and
+the scalars of folds and norms, which another machine might round differently.
 """
 
 from collections.abc import Sequence
@@ -27,11 +27,11 @@ from edgeasync.errors import ProtocolError, StorageError
 from edgeasync.policies.transforms import Scalars
 from edgeasync.protocol import wire
 
-REMEDY = "start the version of edgeasync that wrote it, or go on from a checkpoint alone"
+REMEDY = "start the version of edgeasync that wrote it, or resume from a checkpoint alone"
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, tag="message", gc=False):
-    """A `Received`, its message as the header frame that carried it."""
+    """A `Received`, with its message as an encoded header frame."""
 
     peer: Peer
     header: bytes
@@ -39,7 +39,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, tag="message", gc=Fals
 
 
 class FoldScalars(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a `Fold` was decided to be."""
+    """The scalars that the core decided on for a `Fold`."""
 
     weights: tuple[float, ...]
     plan: tuple[Scalars, ...]
@@ -47,9 +47,9 @@ class FoldScalars(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An event, the hub's time, the version after it, and what cannot be computed again.
+    """An event, the hub's time, the version after the event, and values that cannot be computed again.
 
-    `session` is what a hello was given; `folds` are in the order they were decided in.
+    `session` is the session that a hello was given; `folds` are in the order in which they were decided.
     """
 
     now_s: float
@@ -64,7 +64,12 @@ _decode = msgspec.msgpack.Decoder(Entry).decode
 
 
 class Log(Protocol):
-    """Where a hub's entries go. Numbers count up from 1 over the whole life of a run."""
+    """Where a hub's entries go. They are numbered from 1 over the whole life of a run.
+
+    Append the entry of an event before carrying out its effects. Keep each message that confirms the event until
+    `durable` has reached the entry's number, and call `commit` while one waits. The log lets the engine know by
+    `on_durable` when it has written more, and by `on_failing` when it cannot write.
+    """
 
     @property
     def last(self) -> int:
@@ -72,31 +77,31 @@ class Log(Protocol):
 
     @property
     def durable(self) -> int:
-        """Every entry up to this number would outlive a power cut."""
+        """The number of the last entry that would outlive a power cut, as all before it would."""
 
     @property
     def failing(self) -> str:
-        """Why nothing can be written at the moment; empty while all is well."""
+        """Why the log cannot be written at the moment; empty while it can."""
 
     @property
     def bytes_waiting(self) -> int:
-        """Bytes of entries that are not durable yet."""
+        """How many bytes of entries are not durable yet."""
 
     @property
     def bytes_appended(self) -> int:
-        """Bytes of all entries since the hub was started."""
+        """How many bytes were appended since the hub was started."""
 
     def append(self, entry: bytes, payload: wire.Buffer | None) -> None:
-        """Take an entry in, to be written some time."""
+        """Append an entry, to be written at some time; its payload must not change."""
 
     def commit(self) -> None:
-        """Make every entry so far durable as soon as can be, and tell when they are."""
+        """Make all entries so far durable as soon as possible, and tell the engine when they are."""
 
 
 def write_entry(
     event: HubEvent, now_s: float, effects: Sequence[HubEffect], version: int, session: bytes
 ) -> bytes:
-    """Return the entry of an event that the core has taken in, with what it made of it."""
+    """Return the entry of an event that the core has handled, with the scalars of its folds."""
     folds = tuple([FoldScalars(e.weights, e.plan, e.scale) for e in effects if isinstance(e, Fold)])
     if isinstance(event, Received):
         frame = Frame(event.peer, wire.encode(event.message), event.has_capacity)
@@ -105,7 +110,7 @@ def write_entry(
 
 
 def read_entry(content: wire.Buffer) -> Entry:
-    """Read an entry; raises `StorageError` for what is none."""
+    """Read an entry; raises `StorageError` if it cannot be read."""
     try:
         return _decode(content)
     except (msgspec.DecodeError, ValueError) as error:

@@ -1,6 +1,6 @@
-"""A hub's state made again from what was written down: the same core, given the same events, decides the same.
+"""Recovers a hub's state by a replay of its log: the same core, given the same events, decides the same.
 
-Folds take the scalars that were written down, so that the model comes out the same to the bit on any machine.
+Folds use the scalars from the log, so that the model is the same to the bit on any machine.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from edgeasync.protocol.wire import Buffer
 
 
 class Sessions:
-    """Draws session tokens, or repeats one that was written down."""
+    """Draws session tokens, or repeats one from the log."""
 
     def __init__(self, draw: Callable[[], bytes]) -> None:
         self.repeated: bytes | None = None
@@ -32,10 +32,10 @@ class Sessions:
 
 
 class Replay:
-    """Gives a hub's core its entries again and moves the model along; nothing is sent.
+    """Gives the entries of a log to a hub's core, and applies its effects to the model; sends nothing.
 
-    `apply` raises `StorageError` if an entry cannot have led where it says: another version of the software wrote
-    it, or the settings are not those it was written under.
+    `apply` raises `StorageError` if an entry does not lead to the version that it names: another version of the
+    software wrote it, or the settings have changed since.
     """
 
     def __init__(self, core: HubCore, model: Model, publisher: Publisher, sessions: Sessions) -> None:
@@ -47,7 +47,7 @@ class Replay:
         self._sessions = sessions
 
     def apply(self, number: int, entry: Entry, payload: Buffer) -> list[HubEffect]:
-        """Take in an entry and its payload; return the core's effects."""
+        """Replay an entry with its payload; return the core's effects."""
         event = event_of(entry)
         if isinstance(event, PushArrived):
             self._hold(number, event, payload)
@@ -70,7 +70,7 @@ class Replay:
         self._follow(effects, [FoldScalars(e.weights, e.plan, e.scale) for e in effects if isinstance(e, Fold)])
 
     def _hold(self, number: int, event: PushArrived, payload: Buffer) -> None:
-        """Hold an update under the number it had; a refused one was written down without its payload."""
+        """Hold an update under the handle that it had; a refused one is in the log without its payload."""
         if not len(payload):
             return
         codec = make_codec(event.push.codec, self.core.spec)
@@ -82,6 +82,7 @@ class Replay:
             ) from error
 
     def _follow(self, effects: list[HubEffect], folds: list[FoldScalars]) -> None:
+        """Apply effects to the model, the folds with their scalars from the log."""
         for effect in effects:
             match effect:
                 case Fold():

@@ -1,10 +1,10 @@
-"""Everything that decides a hub's future, written down and put back: the core, the model, what is published of it.
+"""Saves and restores all state that decides what a hub does next: the core, the model, the published model.
 
-Left out on purpose: what is measured of connections (`Member.link`, and the codec chosen by it), strikes of
-strangers, and the counts of messages since the start. `encode_state` says what the bytes are.
+Left out on purpose: measurements of connections (`Member.link`, and the codec chosen for it), strikes of
+strangers, and the counts of messages since the start. `encode_state` defines the bytes.
 
-A large model is written down in two halves. `note` is called right after an event and takes next to no time; what
-then stands in line must have been done, and nothing after it begun, when `complete` adds the arrays.
+A large model's state is saved in two halves. Call `note`, which is quick, right after an event. Call `complete`,
+which adds the arrays, when all effects queued at that time are done and no later one has begun.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ SCALARS = "scalars"
 
 
 class CoreState(msgspec.Struct):
-    """What is durable of `HubCore` and of its parts; the `fingerprint` is that of the model it is of."""
+    """The durable fields of `HubCore` and its parts; `fingerprint` is that of the model's spec."""
 
     fingerprint: str
     hub: HubCoreState
@@ -38,7 +38,7 @@ class CoreState(msgspec.Struct):
 
 
 def upgrade(core: dict[str, Any], made_by: int) -> dict[str, Any]:
-    """Return the fields of a `CoreState` of an older format as this one names and places them."""
+    """Convert the fields of a `CoreState` of an older format to the names and places of this one."""
     if made_by < 3:
         core["policy_engine"] = engine = core.pop("judge")
         core["publish_schedule"] = core.pop("publication")
@@ -69,11 +69,11 @@ class Note(msgspec.Struct, frozen=True):
 
 
 class HubState(msgspec.Struct, frozen=True):
-    """A hub at one moment: named arrays of float32 and bytes, and what a person wants to know of them.
+    """A hub at one moment: named arrays of float32 and bytes, and a summary for people.
 
-    The model, of `snapshot`, is in the arrays of its parameters; other vectors are flat, and scalars are sealed
-    bytes. Arrays may be the hub's own: they never change, and are not to be changed. The `evaluation` is the last
-    one, of this version or one before.
+    The model of `snapshot` is in the arrays of its parameters. Other vectors are flat arrays, and scalars are
+    encoded as bytes. Do not change the arrays, which may be the hub's own. `evaluation` is the last one, of this
+    version or an earlier one.
     """
 
     entry: int | None
@@ -105,7 +105,7 @@ def dump_state(core: HubCore) -> bytes:
 
 
 def load_state(core: HubCore, state: bytes) -> None:
-    """Let a new core of the same model and settings resume from there; raises `StorageError` if it cannot."""
+    """Resume a new core of the same model and settings from a state; raises `StorageError` if it cannot."""
     found = decode_state(state, CoreState, upgrade)
     if found.fingerprint != core.spec.fingerprint:
         raise StorageError("the hub's state is of another model; resume that one, or begin a new run")
@@ -118,7 +118,7 @@ def load_state(core: HubCore, state: bytes) -> None:
 
 
 def note(core: HubCore, model: Model, entry: int | None, now_s: float) -> Note:
-    """Write down the core, and keep hold of the updates that it lets wait."""
+    """Encode the core's state, and keep the updates that wait."""
     return Note(
         core=dump_state(core),
         waiting=model.waiting([one.handle for one in core.policy_engine.state.contributions]),
@@ -131,7 +131,7 @@ def note(core: HubCore, model: Model, entry: int | None, now_s: float) -> Note:
 
 
 def complete(note: Note, model: Model, publisher: Publisher) -> HubState:
-    """Add the arrays to a note, once what stood in line when it was taken has been done."""
+    """Add the arrays to a note, when the effects that were queued at the time of the note are done."""
     model_state, arrays = model.dump_state(note.waiting)
     publisher_state, published = publisher.dump_state()
     arrays |= published
@@ -151,14 +151,14 @@ def complete(note: Note, model: Model, publisher: Publisher) -> HubState:
 
 
 def capture(core: HubCore, model: Model, publisher: Publisher, entry: int, now_s: float) -> HubState:
-    """Write down a hub where nothing stands in line."""
+    """Return the state of a hub that has no effects queued."""
     return complete(note(core, model, entry, now_s), model, publisher)
 
 
 def restore(tensors: Mapping[str, Array], core: HubCore, model: Model, publisher: Publisher) -> None:
-    """Let a new hub of the same model and settings go on from there; raises `StorageError` if it cannot.
+    """Resume a new hub of the same model and settings from its arrays; raises `StorageError` if it cannot.
 
-    What was given is then half restored, and of no use.
+    After an error core, model and publisher may be half restored: do not use them.
     """
     prefix, names = _prefix(model.spec), {parameter.name for parameter in model.spec.parameters}
     parameters = {name: array for name, array in tensors.items() if name in names}
@@ -172,9 +172,9 @@ def restore(tensors: Mapping[str, Array], core: HubCore, model: Model, publisher
 
 
 def succeed(core: HubCore, old: HubCore) -> None:
-    """Let a new core of the same model take over from another under other rules, at the same version.
+    """Let a new core of the same model take over from an old one under other rules, at the same version.
 
-    It knows the same devices, and what each was answered; what policies had gathered begins from nothing.
+    It keeps the devices and their last outcomes. The state of the policies begins from scratch.
     """
     core.members.load_state(old.members.dump_state())
     new, before = core.policy_engine.state, old.policy_engine.state
@@ -189,7 +189,7 @@ def succeed(core: HubCore, old: HubCore) -> None:
 
 
 def _prefix(spec: ParameterSpec) -> str:
-    """Return what names of other arrays begin with: nothing, unless a parameter has such a name."""
+    """Return a prefix for the names of other arrays: empty, unless a parameter has such a name."""
     prefix = ""
     kinds = ("optimizer/", "kept/", "history/", "update/", "chain/", "published", SCALARS)
     while any(

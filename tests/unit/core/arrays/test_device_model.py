@@ -275,6 +275,6 @@ def test_a_model_that_does_not_have_its_checksum_is_not_taken_over():
     device.install_deltas([codec.open(step)], codec, right)
     assert np.array_equal(device.parameters, vector(0) + vector(1))
     device.install_deltas([], codec, right)
-    with pytest.raises(ProtocolError, match="fetched anew"):
+    with pytest.raises(ProtocolError, match="fetches the whole model"):
         device.install_deltas([codec.open(step)], codec, right)
     assert np.array_equal(device.parameters, vector(0) + vector(1))
