@@ -1,15 +1,23 @@
-"""Run every benchmark in turn: `python -m benchmarks --quick` shows in a minute that all of them work.
+"""Run benchmarks, and make pages and pictures of what they find.
+
+`python -m benchmarks --quick` shows in a minute that all of them work. `python -m benchmarks run --all` measures,
+and writes benchmarks/results. `python -m benchmarks plot` writes docs/results from that.
 
 A benchmark is a module here with a `main`. Its parts, some of which are programs too, begin with its name:
 `train_step_speed` is a part of `train_step`.
 """
 
+import argparse
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.report import Form, make_parser
+from benchmarks.plot import plot
+from benchmarks.report import Form, add_forms, make_parser
+from benchmarks.runner import run_all
 
 FOLDER = Path(__file__).parent
 
@@ -38,14 +46,41 @@ def run_benchmark(name: str, flags: list[str], *, quietly: bool) -> bool:
     return done.returncode == 0
 
 
-def main() -> None:
-    """Run all benchmarks; end with 1 if any of them failed."""
-    arguments = make_parser("Run every benchmark in turn.").parse_args()
+def show_all(arguments: argparse.Namespace) -> int:
+    """Run all benchmarks, and let each print what it finds; return 1 if any of them failed."""
     flags = [f"--{arguments.form}"] * (arguments.form != Form.FULL) + ["--json"] * arguments.json
     quietly = arguments.form == Form.QUICK
     good = [run_benchmark(name, flags, quietly=quietly) for name in find_benchmarks()]
     print(f"{len(good)} benchmarks, {good.count(False)} failed")
-    sys.exit(not all(good))
+    return int(not all(good))
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the arguments; a quick run is refused where results are to be written."""
+    parser = make_parser("Run every benchmark and print what it finds, or do what a command says.")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    run = commands.add_parser("run", help="measure, and write benchmarks/results/NAME.json")
+    which = run.add_mutually_exclusive_group(required=True)
+    which.add_argument("--all", dest="only", action="store_const", const=find_benchmarks(), help="every benchmark")
+    which.add_argument("--only", nargs="+", choices=find_benchmarks(), metavar="NAME", help="these benchmarks")
+    add_forms(run, argparse.SUPPRESS)
+    commands.add_parser("plot", help="write the pages and pictures of docs/results from benchmarks/results")
+    found = parser.parse_args(arguments)
+    if found.command == "run" and found.form == Form.QUICK:
+        run.error("the figures of a quick run mean nothing: measure in full, or with --short")
+    return found
+
+
+def main() -> None:
+    """Do what the arguments say; end with 1 if a benchmark failed."""
+    arguments = parse()
+    if arguments.command == "run":
+        for number in (signal.SIGINT, signal.SIGTERM):  # SIGTERM, too, and both where a script has them ignored
+            signal.signal(number, signal.default_int_handler)
+        sys.exit(run_all(arguments.only, arguments.form))
+    if arguments.command == "plot":
+        sys.exit(plot())
+    sys.exit(show_all(arguments))
 
 
 if __name__ == "__main__":

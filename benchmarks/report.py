@@ -7,20 +7,17 @@ were taken on and are shown beside its description.
 
 import argparse
 import json
-import os
-import platform
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
-import numpy as np
-import zmq
+from benchmarks.surroundings import commit, machine, versions
 
 MEANINGLESS = ": a smoke run on tiny sizes, whose figures mean nothing"
+
+BOUND = ": bound over measured"
+"""How the names of ratios end that are held to a bound."""
 
 Table = dict[str, dict[str, float]]
 """Row name -> column name -> number; rows may lack columns."""
@@ -40,8 +37,8 @@ class Results:
 
     def bound(self, name: str, measured: float, bound: float) -> None:
         """Add the ratio of a bound and what must not exceed it: 1 or more keeps it."""
-        self.ratios[f"{name}: bound over measured"] = round(bound / max(measured, 1e-9), 3)
-        self.targets[f"{name}: bound over measured"] = 1.0
+        self.ratios[name + BOUND] = round(bound / max(measured, 1e-9), 3)
+        self.targets[name + BOUND] = 1.0
 
 
 class Form(StrEnum):
@@ -56,13 +53,19 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     """Return a parser with the arguments that all benchmarks have; `form` is one of them."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print one JSON object: machine, ratios, figures")
+    add_forms(parser, Form.FULL)
+    return parser
+
+
+def add_forms(parser: argparse.ArgumentParser, default: Form | str) -> None:
+    """Add the flags that set `form`."""
     forms = parser.add_mutually_exclusive_group()
     forms.add_argument(
         "--short",
         dest="form",
         action="store_const",
         const=Form.SHORT,
-        default=Form.FULL,
+        default=default,
         help="fewer and shorter rounds: rougher, about a minute",
     )
     forms.add_argument(
@@ -70,41 +73,9 @@ def make_parser(description: str) -> argparse.ArgumentParser:
         dest="form",
         action="store_const",
         const=Form.QUICK,
+        default=default,
         help="run once on tiny sizes, in seconds: it shows that the benchmark works, and its figures mean nothing",
     )
-    return parser
-
-
-def machine() -> dict[str, str | int]:
-    """Describe what the figures were taken on."""
-    return {
-        "cpu": _cpu_model(),
-        "cores": os.cpu_count() or 1,
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "pyzmq": zmq.pyzmq_version(),
-        "libzmq": zmq.zmq_version(),
-        "numpy": np.__version__,
-        "onnxruntime": version("onnxruntime"),
-        "torch": _version_of("torch"),
-    }
-
-
-def commit() -> str:
-    """Return the commit that is checked out here, with `-dirty` behind it if files differ from it."""
-    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    try:
-        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return done.stdout.strip()
-
-
-def _version_of(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def show_progress(sentence: str) -> None:
@@ -117,6 +88,7 @@ def show_results(results: Results, arguments: argparse.Namespace) -> None:
     if arguments.json:
         found = {
             "machine": machine(),
+            "versions": versions(),
             "commit": commit(),
             "form": arguments.form,
             "ratios": results.ratios,
@@ -125,14 +97,14 @@ def show_results(results: Results, arguments: argparse.Namespace) -> None:
         }
         print(json.dumps(found, indent=1))
         return
-    print(", ".join(f"{name} {value}" for name, value in machine().items()))
+    print(", ".join(f"{name} {value}" for name, value in {**machine(), **versions()}.items()))
     print(f"commit {commit()}, {arguments.form} run" + MEANINGLESS * (arguments.form == Form.QUICK))
     for title, table in results.figures.items():
         columns = list(dict.fromkeys(column for row in table.values() for column in row))
-        rows = [[name, *(_number(row.get(column)) for column in columns)] for name, row in table.items()]
+        rows = [[name, *(number(row.get(column)) for column in columns)] for name, row in table.items()]
         _print_table([title, *columns], rows)
     targets = results.targets
-    rows = [[name, f"{ratio:.2f}", _number(targets.get(name))] for name, ratio in results.ratios.items()]
+    rows = [[name, f"{ratio:.2f}", number(targets.get(name))] for name, ratio in results.ratios.items()]
     _print_table(["ratio, higher is better", "measured", "target"], rows)
 
 
@@ -156,19 +128,10 @@ def _print_table(head: list[str], rows: list[list[str]]) -> None:
         print("  ".join(cells).rstrip())
 
 
-def _number(value: float | None) -> str:
-    """Write a number with three digits that mean something."""
+def number(value: float | None) -> str:
+    """Write a number with three digits that mean something, a whole one without a point; nothing for `None`."""
     if value is None:
         return ""
-    if abs(value) >= 100:
+    if abs(value) >= 100 or float(value).is_integer():
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

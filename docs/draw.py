@@ -1,15 +1,15 @@
-"""Draws the pictures that follow from code or from measured tables: `python -m docs.draw` writes docs/pictures.
+"""Draws the pictures that follow from code: `python -m docs.draw` writes docs/pictures.
 
-Each picture is an SVG without scripts, fonts or links, so it looks the same on the site and beside a plain file.
+Measured results are drawn by `python -m benchmarks plot`.
 """
 
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import Any
 
+from docs.svg import BLUE, GREY, INK, RED, box, picture, text
 from edgeasync.core.device.machine import LINK
 from edgeasync.core.device.work import WORK
 from edgeasync.core.hub.membership import MEMBER
@@ -27,54 +27,9 @@ from edgeasync.protocol.transfers import TRANSFER
 
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs/pictures"
-BENCHMARKS = ROOT / "benchmarks/README.md"
 
 Point = tuple[float, float]
 Table = Mapping[Any, Sequence[Any]]  # from a state to those that may follow
-
-INK, QUIET, LINE, PAPER, FILL, BLUE, GREY = (
-    "#1c2733", "#5b6b7b", "#8796a5", "#fbfcfd", "#e4eef8", "#0b5fa5", "#aab7c4",
-)  # fmt: skip
-
-STYLE = (
-    "text{font:14px system-ui,'DejaVu Sans',sans-serif;fill:" + INK + "}"
-    ".small{font-size:12px;fill:" + QUIET + "}.title{font-weight:600}.mid{text-anchor:middle}.end{text-anchor:end}"
-)
-
-ARROW = (
-    '<defs><marker id="to" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" '
-    f'orient="auto-start-reverse"><path d="M0 1 L9 5 L0 9 z" fill="{INK}"/></marker></defs>'
-)
-
-
-def picture(width: int, height: int, title: str, parts: Sequence[str]) -> str:
-    """Return an SVG on a light card, so that it can be read on a dark page too."""
-    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
-            f"<title>{escape(title)}</title>",
-            f"<style>{STYLE}</style>",
-            ARROW,
-            f'<rect width="{width}" height="{height}" rx="8" fill="{PAPER}"/>',
-            *parts,
-            "</svg>",
-            "",
-        ]
-    )
-
-
-def text(x: float, y: float, words: str, css: str = "") -> str:
-    """Return a line of text."""
-    return f'<text x="{x:g}" y="{y:g}"' + (f' class="{css}"' if css else "") + f">{escape(words)}</text>"
-
-
-def box(x: float, y: float, width: float, height: float, *, fill: str = FILL, line: str = LINE) -> str:
-    """Return a rounded box by its upper left corner."""
-    return (
-        f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="7" fill="{fill}" stroke="{line}"/>'
-    )
-
 
 # -- states -----------------------------------------------------------------------------------------------------
 
@@ -324,59 +279,11 @@ def draw_staleness(kind: str) -> str:
         y = top + height * (1 - (weight or 0.0))
         if weight is None:
             parts.append(
-                f'<path d="M{x - 4:.1f} {y - 4:.1f} l8 8 m0 -8 l-8 8" stroke="#b3402a" stroke-width="1.6"/>'
+                f'<path d="M{x - 4:.1f} {y - 4:.1f} l8 8 m0 -8 l-8 8" stroke="{RED}" stroke-width="1.6"/>'
             )
         else:
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2" fill="{BLUE}"/>')
     return picture(364, 174, f"Weight under {kind} by staleness", parts)
-
-
-# -- a measured result ------------------------------------------------------------------------------------------
-
-
-def measured(column: int) -> dict[str, float]:
-    """Return a column of the table of times to 95 % in benchmarks/README.md, by rule."""
-    lines = BENCHMARKS.read_text("utf-8").partition("| float32 | IID, s | MB |")[2].splitlines()[2:]
-    rows = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines]
-    table = rows[: next(number for number, row in enumerate(rows) if len(row) < 2)]
-    return {row[0]: float(row[column]) for row in table}
-
-
-LABELS = {
-    "default": "edgeasync, default policy",
-    "synchronous, all": "synchronous, waits for all",
-    "synchronous, first 70 %": "synchronous, first 70 %",
-    "FedAsync": "FedAsync",
-    "FedBuff": "FedBuff",
-    "ASGD": "asynchronous SGD",
-    "fixed interval": "fixed interval",
-}
-
-
-def draw_time_to_target() -> str:
-    """Return the times and the traffic until 95 % on skewed data, as bars."""
-    times, traffic = measured(3), measured(4)
-    parts = [
-        text(200, 28, "seconds to 95 % accuracy", "title"),
-        text(500, 28, "megabytes sent", "title"),
-    ]
-    for number, rule in enumerate(LABELS):
-        y = 44 + number * 28
-        colour = BLUE if rule == "default" else GREY
-        parts.append(text(188, y + 15, LABELS[rule], "end"))
-        for x, values, room, form in ((200, times, 220, "{:.1f} s"), (500, traffic, 140, "{:.1f} MB")):
-            length = room * values[rule] / max(values.values())
-            parts.append(f'<rect x="{x}" y="{y}" width="{length:.1f}" height="20" rx="3" fill="{colour}"/>')
-            parts.append(text(x + length + 6, y + 15, form.format(values[rule]), "small"))
-    parts.append(
-        text(
-            16,
-            264,
-            "20 simulated unequal devices, skewed data, float32, medians of 15 seeds; each baseline at its best",
-            "small",
-        )
-    )
-    return picture(720, 280, "Time and traffic until 95 % accuracy", parts)
 
 
 # -- all --------------------------------------------------------------------------------------------------------
@@ -386,7 +293,6 @@ def drawings() -> dict[str, Callable[[], str]]:
     """Return what draws each file of docs/pictures that is drawn."""
     found: dict[str, Callable[[], str]] = {
         "layers.svg": draw_layers,
-        "time-to-target.svg": draw_time_to_target,
     }
     found |= {f"states-{name}.svg": partial(draw_states, name) for name in STATES}
     found |= {f"staleness-{kind}.svg": partial(draw_staleness, kind) for kind in SHOWN}

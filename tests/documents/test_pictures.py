@@ -1,8 +1,8 @@
-"""The pictures that follow from code or from measured tables are up to date."""
+"""The pictures that follow from code are up to date."""
 
 import pytest
 
-from docs.draw import BENCHMARKS, LABELS, PICTURES, drawings, layers, measured
+from docs.draw import PICTURES, drawings, layers
 
 DRAWINGS = drawings()
 
@@ -15,8 +15,3 @@ def test_a_picture_is_what_is_drawn_today(name):
 def test_every_layer_of_the_contract_is_drawn():
     assert layers()[0] == ["cli"]
     assert layers()[-1] == ["errors"]
-
-
-def test_the_measured_bars_are_those_of_the_table():
-    assert set(measured(3)) == set(LABELS)
-    assert f"{measured(3)['default']:.2f}" in BENCHMARKS.read_text("utf-8")

@@ -1,0 +1,136 @@
+"""Runs benchmarks one after the other, each in a process of its own, and writes what they find to a folder."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks import surroundings
+from benchmarks.records import RESULTS, make_record, write_record
+from benchmarks.report import Form, show_progress
+
+GRACE_S = 20.0
+"""How long an interrupted benchmark may take to end its own processes and to remove its files."""
+
+INTERRUPTED = 130
+"""The exit code of a shell's command that Ctrl-C ended."""
+
+Outcome = Literal["measured", "missed a bound", "failed"]
+
+
+def run_all(names: Sequence[str], form: Form, folder: Path = RESULTS, *, root: Path = surroundings.ROOT) -> int:
+    """Run benchmarks of the checkout `root` and write their records; return the exit code.
+
+    It is 1 if a benchmark failed, which leaves its older record as it was, or missed a bound. A
+    `KeyboardInterrupt` ends the benchmark that runs; the records that were written before stay.
+    """
+    outcomes: dict[str, Outcome] = {}
+    try:
+        for number, name in enumerate(names, start=1):
+            show_progress(f"[{number} of {len(names)}] {name}, {form}")
+            outcomes[name] = run_one(name, form, folder, root)
+    except KeyboardInterrupt:
+        kept = [name for name, outcome in outcomes.items() if outcome != "failed"]
+        show_progress(f"interrupted; written before: {', '.join(kept) or 'nothing'}")
+        return INTERRUPTED
+    for outcome in ("missed a bound", "failed"):
+        if found := [name for name in names if outcomes[name] == outcome]:
+            show_progress(f"{outcome}: {', '.join(found)}")
+    return int(any(outcome != "measured" for outcome in outcomes.values()))
+
+
+def run_one(name: str, form: Form, folder: Path, root: Path) -> Outcome:
+    """Run one benchmark, show its progress, and write its record if it has found something."""
+    before: dict[str, Any] = {
+        "benchmark": name,
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": surroundings.commit(),
+        "machine": surroundings.machine(),
+        "versions": surroundings.versions(),
+        "load": surroundings.load(),
+        "disk": surroundings.disk(tempfile.gettempdir()),
+    }
+    started_s = time.monotonic()
+    code, printed = _run(name, ["--json"] + [f"--{form}"] * (form != Form.FULL), root)
+    seconds = round(time.monotonic() - started_s, 1)
+    finished = code in {0, 1}  # 1 with a result is a bound that was missed
+    try:
+        record = make_record(json.loads(printed if finished else ""), **before, seconds=seconds)
+    except ValueError as error:  # no JSON, or not what a benchmark prints
+        show_progress(f"{name}: failed after {seconds:g} s with exit code {code}; nothing is written: {error}")
+        return "failed"
+    path = write_record(record, folder)
+    show_progress(f"{name}: {seconds:g} s; {path.name} is written")
+    for ratio in record.missed():
+        show_progress(f"{name}: {ratio}: {record.ratios[ratio]} is below {record.targets[ratio]:g}")
+    return "missed a bound" if code else "measured"
+
+
+def _run(name: str, flags: list[str], root: Path) -> tuple[int, str]:
+    """Run a benchmark as a process; return its exit code and what it printed.
+
+    It is the first of a session, so that Ctrl-C reaches us alone, and so that no process of it is left behind.
+    """
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"benchmarks.{name}", *flags],
+            cwd=root,
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        with _progress_shown(process, name) as silent, _ended(process):
+            try:
+                code = process.wait()
+            except KeyboardInterrupt:
+                silent.set()
+                process.send_signal(signal.SIGINT)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(GRACE_S)
+                raise
+        output.seek(0)
+        return code, output.read()
+
+
+@contextmanager
+def _ended(process: "subprocess.Popen[str]") -> Iterator[None]:
+    """Kill what is left of a process's session in the end."""
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@contextmanager
+def _progress_shown(process: "subprocess.Popen[str]", name: str) -> Iterator[threading.Event]:
+    """Show what a process says on standard error, until the event that is yielded is set.
+
+    The thread that reads is not waited for long: a process that outlives the benchmark may hold the pipe open.
+    """
+    silent = threading.Event()
+
+    def show() -> None:
+        assert process.stderr is not None
+        with process.stderr as lines:
+            for line in lines:
+                if not silent.is_set():
+                    show_progress(f"  {name}: {line.rstrip()}")
+
+    reader = threading.Thread(target=show, daemon=True)
+    reader.start()
+    try:
+        yield silent
+    finally:
+        reader.join(1.0)

@@ -1,0 +1,114 @@
+"""What a benchmark ran on: commit, machine, versions, load and disk; no names of hosts, users or folders.
+
+What a system does not tell is left out, or `unknown`.
+"""
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+import zmq
+
+ROOT = Path(__file__).parents[1]
+
+NOT_MEASURED = ("benchmarks/results", "docs")
+"""Changes here leave a commit clean: `run` and `plot` write into them."""
+
+LOOK_S = 1.0
+"""How long `load` looks at the cores."""
+
+DISKS = {"nvme": "NVMe", "mmcblk": "SD card or eMMC", "vd": "virtual disk", "xvd": "virtual disk"}
+"""By the first letters of a device's name; all others are told by whether they rotate."""
+
+
+def commit() -> str:
+    """Return the commit that is checked out here, with `-dirty` behind it if files of the code differ from it."""
+    changed = ["status", "--porcelain", "--untracked-files=no", "--", ".", *(f":!{path}" for path in NOT_MEASURED)]
+    try:
+        return _git("rev-parse", "--short", "HEAD") + "-dirty" * bool(_git(*changed))
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def machine() -> dict[str, str | int]:
+    """Describe the hardware and the system."""
+    release = ".".join(platform.release().split(".")[:2])
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count() or 1,
+        "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
+        "system": f"{platform.system()} {release} {platform.machine()}",
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that the figures hang on."""
+    packages = ("edgeasync", "numpy", "onnxruntime", "pyzmq", "torch")
+    found = {"python": platform.python_version(), "libzmq": zmq.zmq_version()}
+    return found | {package: _version_of(package) for package in packages}
+
+
+def load() -> dict[str, float]:
+    """Return how many cores are busy now, and the load average of the last minute, which ends more slowly."""
+    busy = psutil.cpu_percent(LOOK_S) / 100.0 * (os.cpu_count() or 1)
+    return {"cores busy": round(busy, 2), "average": round(os.getloadavg()[0], 2)}
+
+
+def disk(folder: str, root: Path = Path("/")) -> dict[str, str]:
+    """Describe the disk that a folder is on: its file system, and its kind; `root` has `proc` and `sys`."""
+    device = Path(folder).stat().st_dev
+    return describe_disk(f"{os.major(device)}:{os.minor(device)}", root)
+
+
+def describe_disk(device: str, root: Path) -> dict[str, str]:
+    """Describe a disk by its major and minor number."""
+    try:
+        mounts = (root / "proc/self/mountinfo").read_text("utf-8").splitlines()
+    except OSError:
+        mounts = []
+    systems = [line.partition(" - ")[2].split()[0] for line in mounts if line.split()[2] == device]
+    system = systems[0] if systems else "unknown"
+    return {
+        "file system": system,
+        "kind": "memory" if system == "tmpfs" else _kind(root / "sys/dev/block" / device),
+    }
+
+
+def _kind(block: Path) -> str:
+    """Return the kind of a block device; a partition's is that of the disk that holds it."""
+    if not block.exists():
+        return "unknown"
+    place = block.resolve()
+    whole = place.parent if (place / "partition").exists() else place
+    for letters, kind in DISKS.items():
+        if whole.name.startswith(letters):
+            return kind
+    try:
+        rotates = (whole / "queue/rotational").read_text("ascii").strip() == "1"
+    except OSError:
+        return "unknown"
+    return "hard disk" if rotates else "SSD"
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
