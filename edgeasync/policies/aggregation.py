@@ -15,14 +15,14 @@ Answer = Literal["now", "at_flush"]
 
 
 PERIOD_S = 10.0
-"""The period until one is known, for patience alone."""
+"""The period that `patience` counts in before one is known."""
 
 
 class Contribution(msgspec.Struct, frozen=True, gc=False):
     """An accepted update that waits to be folded: scalars only; `handle` names its payload.
 
-    `weight` comes of the staleness, `examples` is the size of the device's data, or what it trained on if
-    it does not say, `score` its loss (low is good; NaN: it tells none).
+    `weight` follows from the staleness. `examples` is the size of the device's data or, if the device does not
+    say, the number it trained on. `score` is its loss: low is good, and NaN means that it tells no score.
     """
 
     handle: int
@@ -38,10 +38,10 @@ class Contribution(msgspec.Struct, frozen=True, gc=False):
 
 
 class Fleet(msgspec.Struct, frozen=True, gc=False):
-    """What an aggregator is told of the devices.
+    """The devices as an aggregator sees them.
 
-    Devices that hold their lease, the usual seconds between two exchanges of one (0 before it is known), and the
-    mean size of their data in examples (0 likewise).
+    `devices_live` counts those that hold their lease. `period_s` is the usual time between two exchanges of a
+    device, `examples_mean` the mean size of a device's data; both are 0 before they are known.
     """
 
     devices_live: int
@@ -50,25 +50,30 @@ class Fleet(msgspec.Struct, frozen=True, gc=False):
 
 
 class Aggregator(Protocol):
-    """Decides from the buffered contributions and the fleet alone: the same always gives the same answer."""
+    """Decides when updates that wait become a version, and with which weights.
+
+    Hold contributions in the order of their arrival. Ask `flush_at_s` again after each of them; when it is time,
+    fold all of them with the factors of `weights`. Both depend on nothing but their arguments, so that a replay
+    decides the same.
+    """
 
     @property
     def update(self) -> UpdateKind:
-        """What the devices send: what they learnt, or their whole model."""
+        """What devices send: the difference from the model they were given, or their whole model."""
 
     @property
     def answer(self) -> Answer:
-        """Whether a device gets its next assignment at once, or when its update is folded."""
+        """When a device gets its next assignment: at once, or when its update is folded."""
 
     def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:
-        """Return the core time at which `buffered` (never empty) is due to be folded, if it is known."""
+        """Return the core time at which `buffered` (never empty) is due to be folded, `None` if unknown."""
 
     def weights(self, buffered: Sequence[Contribution], fleet: Fleet) -> tuple[float, ...]:
         """Return the factor of each contribution in the sum that becomes the pseudo-gradient."""
 
 
 class ImmediateAggregator(Section, frozen=True, tag_field="kind", tag="immediate"):
-    """Fold every update as it comes, with its staleness weight as its factor: asynchronous SGD."""
+    """Fold every update as it arrives, with its staleness weight as its factor: asynchronous SGD."""
 
     paper: ClassVar[str] = "Dean et al. 2012 (NIPS, Downpour SGD)"
     update: ClassVar[UpdateKind] = "delta"
@@ -84,7 +89,7 @@ class ImmediateAggregator(Section, frozen=True, tag_field="kind", tag="immediate
 
 
 class ModelAverageAggregator(Section, frozen=True, tag_field="kind", tag="model_average"):
-    """Mix every device's model into the hub's as it comes: `x = (1 - a) x + a x_i`, `a = rate` times the weight.
+    """Mix every device's model into the hub's as it arrives: `x = (1 - a) x + a x_i`, `a = rate` times the weight.
 
     The mixing weight is never over 1.
     """
@@ -104,7 +109,7 @@ class ModelAverageAggregator(Section, frozen=True, tag_field="kind", tag="model_
         return buffered[0].arrived_s
 
     def weights(self, buffered: Sequence[Contribution], fleet: Fleet) -> tuple[float, ...]:
-        """Return the mixing weights; of several at once, so many-fold smaller that they too are an average."""
+        """Return the mixing weights, divided by the number of models: several at once are averaged."""
         rate = self.rate / (max(1, fleet.devices_live) if self.by_devices else 1)
         mixing = []
         for contribution in buffered:
@@ -116,10 +121,10 @@ class ModelAverageAggregator(Section, frozen=True, tag_field="kind", tag="model_
 
 
 class Averaging(Section, frozen=True):
-    """What the gathering aggregators share: the weighted mean of the updates.
+    """Base of the aggregators that gather updates: they fold the weighted mean.
 
-    An update's factor is its staleness weight, times its share among those folded with it: by devices each has the
-    same. As in FedBuff a stale update makes the step shorter; its lost weight goes to nobody.
+    An update's factor is its staleness weight times its share among the updates folded together; by devices, all
+    shares are equal. As in FedBuff a stale update makes the step shorter: no other update gets the weight it lost.
     """
 
     update: ClassVar[UpdateKind] = "delta"
@@ -145,7 +150,7 @@ class Averaging(Section, frozen=True):
             share = float(contribution.examples) if self.weigh_by == "examples" else 1.0
             shares.append(share * (steps / contribution.local_steps) ** self.balance)
         total = math.fsum(shares)
-        if total <= 0.0:  # nobody said how much data there is
+        if total <= 0.0:  # no device said how much data it has
             shares, total = [1.0] * len(buffered), float(len(buffered))
         return tuple(
             contribution.weight * share / total for contribution, share in zip(buffered, shares, strict=True)
@@ -153,14 +158,15 @@ class Averaging(Section, frozen=True):
 
 
 class BufferedAggregator(Averaging, frozen=True, tag_field="kind", tag="buffered"):
-    """Fold the mean of every `count` updates; the devices are answered at once and never wait."""
+    """Fold the mean of every `count` updates; devices are answered at once and never wait."""
 
     paper: ClassVar[str] = "FedBuff, Nguyen et al. 2022 (arXiv:2106.06639)"
     answer: ClassVar[Answer] = "now"
 
     count: Annotated[int, Meta(ge=1, le=10_000, description="updates in a version")] = 5
     wait_s_max: Annotated[
-        float | None, Meta(description="seconds after the first update at which fewer will do; without it, never")
+        float | None,
+        Meta(description="seconds after the first update at which fewer are folded; without it, never"),
     ] = None
 
     def __post_init__(self) -> None:
@@ -174,22 +180,24 @@ class BufferedAggregator(Averaging, frozen=True, tag_field="kind", tag="buffered
 
 
 class QuorumAggregator(Averaging, frozen=True, tag_field="kind", tag="quorum"):
-    """Fold once a share of the live devices has spoken and a moment of grace has passed, or all have spoken.
+    """Fold when a share of the live devices has sent updates and a time of grace has passed, or when all have.
 
-    The devices wait for it, and the slow do not hold it up: theirs count in the next version, as stale. Times are
-    in periods, the usual time between two exchanges.
+    The devices wait for the fold, but slow devices do not delay it: their updates count in the next version, as
+    stale ones. Times are in periods, the usual time between two exchanges of a device.
     """
 
     paper: ClassVar[str] = "backup workers, Chen et al. 2016 (arXiv:1604.00981)"
     answer: ClassVar[Answer] = "at_flush"
 
-    share: Annotated[float, Meta(gt=0.0, le=1.0, description="of the live devices that makes a quorum")] = 0.6
+    share: Annotated[float, Meta(gt=0.0, le=1.0, description="share of the live devices that makes a quorum")] = (
+        0.6
+    )
     grace: Annotated[
         float, Meta(ge=0.0, le=100.0, description="periods to wait for the others after the quorum")
     ] = 0.1
     patience: Annotated[
         float,
-        Meta(gt=0.0, le=100.0, description="periods after the first update at which fewer than a quorum will do"),
+        Meta(gt=0.0, le=100.0, description="periods after the first update at which fewer are folded"),
     ] = 1.0
 
     def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:
@@ -204,10 +212,10 @@ class QuorumAggregator(Averaging, frozen=True, tag_field="kind", tag="quorum"):
 
 
 class SynchronousAggregator(Averaging, frozen=True, tag_field="kind", tag="synchronous"):
-    """Rounds: fold once all live devices, or so many of them, have spoken, or at a deadline. All wait for it.
+    """Rounds: fold when all live devices, or `share` or `count` of them, have sent updates, or at a deadline.
 
-    With less than all, this is over-selection; `staleness = { kind = "bounded", staleness_max = 0 }` drops what
-    comes too late for its round.
+    All devices wait for the fold. With fewer than all this is over-selection; `staleness = { kind = "bounded",
+    staleness_max = 0 }` rejects updates that arrive too late for their round.
     """
 
     paper: ClassVar[str] = (
@@ -215,9 +223,12 @@ class SynchronousAggregator(Averaging, frozen=True, tag_field="kind", tag="synch
     )
     answer: ClassVar[Answer] = "at_flush"
 
-    share: Annotated[float, Meta(gt=0.0, le=1.0, description="of the live devices that a round waits for")] = 1.0
+    share: Annotated[
+        float, Meta(gt=0.0, le=1.0, description="share of the live devices that a round waits for")
+    ] = 1.0
     count: Annotated[
-        int | None, Meta(description="devices that a round waits for, if so many live; instead of `share`")
+        int | None,
+        Meta(description="devices that a round waits for, or all if fewer are live; instead of `share`"),
     ] = None
     deadline_s: Annotated[
         float | None, Meta(description="seconds after a round's first update at which it ends; without it, never")
@@ -242,7 +253,7 @@ class SynchronousAggregator(Averaging, frozen=True, tag_field="kind", tag="synch
 
 
 def _arrivals(buffered: Sequence[Contribution]) -> list[float]:
-    """Return when each device's first update came, in order."""
+    """Return when the first update of each device arrived, in order."""
     first: dict[str, float] = {}
     for contribution in buffered:
         first.setdefault(contribution.device_id, contribution.arrived_s)

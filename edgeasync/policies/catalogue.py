@@ -1,4 +1,4 @@
-"""Every kind of every part of a policy, read off the types: a new kind appears here by itself."""
+"""Lists every kind of every part of a policy from the types: a new kind appears by itself."""
 
 import inspect
 import re
@@ -30,11 +30,11 @@ class Parameter(msgspec.Struct, frozen=True):
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """One way to fill a part of a policy; a part that is a mere key, or has keys but no kinds, has the kind `""`.
+    """One kind of a part of a policy; a part that is a single key, or a table without kinds, has the kind `""`.
 
-    `part` is its path in `[policy]`; if that is a list (`many`), kinds may stand in it more than once. In TOML,
-    `table` is the kind with its own defaults, `default` the part's default value if that is of this kind, and
-    `example` a line of `[policy]` that chooses it.
+    `part` is its path in `[policy]`; with `many` the part is a list, which may have a kind more than once. In
+    TOML, `table` is the kind with its own defaults, `default` the part's default value if that is of this kind,
+    and `example` a line of `[policy]` that chooses the kind.
     """
 
     part: str
@@ -73,9 +73,10 @@ def _braces(items: list[str]) -> str:
 
 
 def _walk(struct: types.StructType, above: tuple[type, ...], path: str, around: str, found: list[Kind]) -> None:
-    """Gather the kinds below a struct, which stands at `path` and in the hole of the line `around`.
+    """Add the kinds below a struct to `found`.
 
-    What contains itself is entered once.
+    `path` is the struct's place in `[policy]`, and `around` a line of TOML with a hole for the struct, from which
+    the examples are made. `above` has the structs around it, since one that contains itself is entered only once.
     """
     for field in struct.fields:
         many = isinstance(_bare(field.type), _Lists)
@@ -150,7 +151,7 @@ def _parameter(field: types.Field) -> Parameter:
 
 
 def _bare(kind: types.Type) -> types.Type:
-    """Return a type without its description, and without the `None` that leaving it out would give."""
+    """Return a type without its description, and without the `None` of a key that may be left out."""
     while isinstance(kind, types.Metadata):
         kind = kind.type
     if isinstance(kind, types.UnionType):
@@ -160,7 +161,7 @@ def _bare(kind: types.Type) -> types.Type:
 
 
 def _structs(kind: types.Type) -> list[types.StructType]:
-    """Return the tables that a type speaks of: a table, a union of kinds, a list of them."""
+    """Return the tables that a type may hold: it may be a table, a union of kinds, or a list of those."""
     bare = _bare(kind)
     if isinstance(bare, types.StructType):
         return [bare]
@@ -214,9 +215,9 @@ def _digits(value: float) -> str:
 
 
 def _table(struct: types.StructType, *, defaults: bool = True) -> dict[str, Any]:
-    """Return a table that chooses a struct: its kind, what it requires, and its defaults if asked for.
+    """Return a table that chooses a struct: its kind, its required keys, and its defaults if asked for.
 
-    Some structs want one of several keys: then it has the first that will do.
+    Some structs need one of several optional keys: then the table has the first one that makes it valid.
     """
     table: dict[str, Any] = {} if struct.tag is None else {str(struct.tag_field): struct.tag}
     spare = {}

@@ -1,9 +1,8 @@
-"""Which codec a device's updates travel by, chosen for its link: `push = "auto"`.
+"""Chooses the codec of a device's updates for its link: `push = "auto"`.
 
-The finest codec whose upload takes little of the time between two exchanges that no codec shortens: that of the
-local steps, and of a message there and back. Where updates travel longer than that, how often the device speaks
-depends on their size, and a coarser codec lets it speak more often. A link that was not measured yet is taken for
-a slow one, but not for a very slow one.
+It takes the finest codec whose upload is short beside the part of a cycle that no codec can shorten: the local
+steps and a round trip. When uploads take longer, the size of updates limits how often the device exchanges, and a
+coarser codec lets it exchange more often. A link that is not measured yet counts as slow, but not as very slow.
 """
 
 from collections.abc import Collection
@@ -11,26 +10,26 @@ from typing import NamedTuple
 
 
 class Rung(NamedTuple):
-    """A codec, and about how many bytes a value takes by it."""
+    """A codec, and about how many bytes it takes for a value."""
 
     codec: str
     bytes_per_value: float
 
 
 LADDER = (Rung("identity", 4.0), Rung("int8", 1.02), Rung("top_k(0.1)+int8", 0.17))
-"""From the finest to the smallest; the last is only for links on which the others would not do."""
+"""From the finest to the smallest; the last one is only for links that are too slow for the others."""
 
 MODEL_LADDER = (Rung("identity", 4.0), Rung("float16", 2.0))
-"""For devices that send whole models: nothing coarser keeps them."""
+"""For devices that send whole models, which coarser codecs would damage."""
 
 UPLOAD_SHARE_MAX = 0.1
-"""Upload time over that time that is little."""
+"""Longest upload, as a share of that part of the cycle."""
 
 FAST_BYTES_PER_S = 10e6
-"""From here on, some 100 Mbit/s, coding takes about as long as it saves: a byte a value is coarse enough."""
+"""From this bandwidth on, about 100 Mbit/s, coding takes as long as it saves: one byte a value is small enough."""
 
 HYSTERESIS = 0.5
-"""To go back to a finer codec, it must take no more than so much of that."""
+"""Factor of `UPLOAD_SHARE_MAX` for codecs finer than the current one, so that choices do not alternate."""
 
 TINY_BYTES = 4096
 """A payload of this size is hardly more than its headers."""
@@ -46,10 +45,10 @@ def choose_codec(
     computing_s: float,
     round_trip_s: float = 0.0,
 ) -> str:
-    """Return the codec to use from now on, one of the `known`; `identity` always is.
+    """Return the codec of the next updates, one of the `known` codecs; `identity` is always known.
 
     `values` is the length of an update, `computing_s` the time in which the device takes its local steps.
-    A bandwidth or a computing time of 0 is not known.
+    A bandwidth or computing time of 0 is unknown.
     """
     rungs = [rung for rung in ladder if rung.codec in known or rung.codec == "identity"]
     if 4 * values <= TINY_BYTES:

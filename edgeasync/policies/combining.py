@@ -1,4 +1,4 @@
-"""Combiners: how updates that are folded together become one. Elementwise, so any slice can be done alone."""
+"""Combiners make one update of those that are folded together, elementwise: each slice can be combined alone."""
 
 import math
 from typing import Annotated, ClassVar, Protocol
@@ -14,21 +14,25 @@ Rows = npt.NDArray[np.float32]
 
 
 class Combiner(Protocol):
-    """One vector of several."""
+    """Makes one vector of several.
+
+    If it is `robust`, call `combine` with a slice of all updates at once. If not, sum the weighted updates
+    instead. Both work elementwise, so the slices may have any length.
+    """
 
     @property
     def robust(self) -> bool:
-        """Whether it needs all updates side by side; if not, it is their weighted sum."""
+        """Whether it needs all updates at once; if not, the result is their weighted sum."""
 
     def combine(self, rows: Rows, out: Vector) -> None:
-        """Write to `out` (n,) what becomes of `rows` (k, n), float32; `rows` may be overwritten.
+        """Combine `rows` (k, n) of float32 into `out` (n,); `rows` may be overwritten.
 
-        A row is its update times its weight, times k: the mean of the rows is the weighted sum of the updates.
+        Give as a row an update times its weight times k: the mean of the rows is the weighted sum of the updates.
         """
 
 
 class MeanCombiner(Section, frozen=True, tag_field="kind", tag="mean"):
-    """The weighted mean: for a fleet whose devices are trusted."""
+    """The weighted mean, for a fleet whose devices are trusted."""
 
     paper: ClassVar[str] = ""
     robust: ClassVar[bool] = False

@@ -1,7 +1,7 @@
-"""Frequency controllers: how many local steps a device takes before it speaks again.
+"""Frequency controllers: how many local steps a device takes between two exchanges.
 
-A controller is asked twice. `retune` looks at the whole fleet now and then and sets its *cadence*; `interval`,
-asked with every answer, makes one device's local steps of it. All times are the hub's own measurements.
+A controller decides in two stages. Now and then `retune` sets the *cadence* of the whole fleet. With every answer
+`interval` sets the local steps of one device from the cadence. All times come from the measured histories.
 """
 
 import math
@@ -16,10 +16,10 @@ from edgeasync.config import Section
 from edgeasync.policies.history import DeviceHistory, FleetHistory
 
 CHANGE_MAX = 2.0
-"""A device's local steps change at most so many-fold from one answer to the next."""
+"""The largest factor by which a device's local steps change from one answer to the next."""
 
 FIRST_STEPS = 8
-"""Local steps of a device that nothing is known of yet."""
+"""Local steps of a device that is not measured yet."""
 
 AIM = 0.95
 """Safety margin on the communication share of a slow link: measurements are noisy."""
@@ -32,21 +32,21 @@ VARIANCE_RATIO_MAX = 4.0
 AT_LEAST = "never fewer steps than this, unless the device allows no more"
 
 STEPS_MAX = 2**31
-"""An assignment has no more steps, whatever a controller bounds."""
+"""The most local steps of an assignment, whatever the bounds of its controller."""
 
 LocalSteps = Annotated[int, Meta(ge=1, le=100_000)]
 EpochsMax = Annotated[float, Meta(gt=0.0, le=1e6)]
 Bound = Literal["", "local_steps_min", "local_steps_max", "epochs_max", "change", "device"]
-"""What keeps a device's steps from what its controller aims at: a key of the controller, what they may change by
-from one answer to the next, or the device's own limit."""
+"""The bound that keeps a device's steps from its controller's aim: a key of the controller, `CHANGE_MAX`, or the
+device's own limit."""
 
 
 class Cadence(msgspec.Struct, frozen=True):
-    """What a controller has set for the fleet.
+    """The pace that a controller has set for the fleet.
 
-    `period_s` is the usual time between two exchanges of a device (0 before anything is measured), `gain` what is
-    left of it while models drift apart (1: all), `steps_factor` what the local steps are multiplied by while a
-    remedy against divergence is active (1: as they are), and `cause` why the gain is what it is.
+    `period_s` is the usual time between two exchanges of a device (0 before anything is measured). `gain` is the
+    factor that shortens it while models drift apart (1: not at all), and `cause` says why. `steps_factor`
+    multiplies the local steps while a remedy against divergence is active (1: not at all).
     """
 
     period_s: float = 0.0
@@ -64,10 +64,14 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 class FrequencyController(Protocol):
-    """Sets the cadence of the fleet, and each device's local steps in it; the same input gives the same answer."""
+    """Sets the cadence of the fleet, and each device's local steps.
+
+    Call `retune` now and then, each time with the cadence that it returned last, and `interval` for every
+    assignment. Both depend on nothing but their arguments, so that a replay decides the same.
+    """
 
     def retune(self, cadence: Cadence, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Cadence:
-        """Return the cadence that follows on `cadence`; `devices` are those alive that have sent an update."""
+        """Return the cadence that follows `cadence`; `devices` are the live ones that have sent an update."""
 
     def interval(self, device: DeviceHistory, cadence: Cadence) -> Interval:
         """Return the local steps of the device's next assignment."""
@@ -90,18 +94,18 @@ class FixedFrequency(Section, frozen=True, tag_field="kind", tag="fixed"):
 
 
 class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
-    """As many local steps as a device takes in a given time, less its communication."""
+    """As many local steps as fit into a given time, less the device's communication."""
 
     paper: ClassVar[str] = "local steps by speed as in Liu et al. 2024 (arXiv:2401.09135)"
 
     seconds: Annotated[float, Meta(gt=0.0, le=86_400.0, description="from one exchange to the next")] = 10.0
     local_steps_min: Annotated[LocalSteps, Meta(description=AT_LEAST)] = 1
     local_steps_max: Annotated[
-        LocalSteps | None, Meta(description="never more steps than this; without it, as many as the time has")
+        LocalSteps | None, Meta(description="never more steps than this; without it, as many as fit into the time")
     ] = None
     epochs_max: Annotated[
         EpochsMax | None,
-        Meta(description="never more passes over a device's data than this; without it, as many as the time has"),
+        Meta(description="never more passes over a device's data than this; without it, as many as fit"),
     ] = None
 
     def __post_init__(self) -> None:
@@ -126,16 +130,16 @@ class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
 
 
 class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
-    """The same time between exchanges for unequal devices, as short as the links allow and learning asks for.
+    """The same time between exchanges for unequal devices, as short as the links allow and learning needs.
 
-    The period is `period_steps_min` steps and one exchange of the median device, or as long as keeps the share of
-    its time that communication takes at `communication_share`, whichever is longer. While `metric` calls for it
-    the period shrinks, down to a quarter. A device whose link is so slow that communication would take more than
-    `communication_share_max` of its time exchanges more rarely.
+    The period is the longer of two times: `period_steps_min` steps and one exchange of the median device; and the
+    time of which that device's communication takes `communication_share`. While `metric` demands it, the period
+    shrinks, down to a quarter. A device exchanges less often if communication would take more than
+    `communication_share_max` of its time.
 
-    `metric`: "loss_variance" shrinks while the variance of the losses is over four times its median; "divergence"
-    while updates that are folded together point apart (mean cosine under 0); "stability" on either; "loss"
-    shrinks with the root of the loss (AdaComm); "none" never.
+    `metric`: with "loss_variance" the period shrinks while the variance of the losses is over four times its
+    median; with "divergence" while updates that are folded together point apart (mean cosine under 0); with
+    "stability" in either case; with "loss" it shrinks with the root of the loss (AdaComm); with "none" never.
     """
 
     paper: ClassVar[str] = (
@@ -197,7 +201,7 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         return _within(device, cadence, steps, why, least=least, most=most, epochs=self.epochs_max)
 
     def _gain(self, gain: float, fleet: FleetHistory) -> tuple[float, str]:
-        """Return what is left of the period, and why."""
+        """Return the factor that shortens the period, and why."""
         if self.metric == "loss":
             if not fleet.loss_first > 0.0 or math.isnan(fleet.loss):
                 return 1.0, ""
@@ -241,10 +245,10 @@ def _within(
     most: int,
     epochs: float = math.inf,
 ) -> Interval:
-    """Return `steps` within every bound, and the reason, which names the bound that held.
+    """Return `steps` within all bounds, the reason in words, and the bound that held.
 
-    Without a bound of its own `most` is `STEPS_MAX`. Of bounds that contradict one another the device's own holds,
-    and then `least`.
+    Bounds may contradict one another: each one overrides those before it. So the device's own limit always holds,
+    and then `least`. A controller without an upper bound gives `STEPS_MAX` as `most`.
     """
     if cadence.steps_factor < 1.0:
         steps *= cadence.steps_factor

@@ -1,4 +1,4 @@
-"""What the hub has measured: of each device, and of the fleet as a whole. Scalars, in bounded number."""
+"""Measurements of each device and of the whole fleet: scalars, in bounded number."""
 
 import math
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ import msgspec
 T = TypeVar("T")
 
 RECENT = 5
-"""A device's step and communication times are medians of this many: settled after three, deaf to two outliers."""
+"""A device's step and communication times are medians of this many measurements: two outliers do not matter."""
 
 EXAMPLES_RATE_WEIGHT = 0.3
 """Weight of the newest measurement in a device's moving average of examples per second."""
@@ -21,13 +21,13 @@ AGREEMENT_WEIGHT = 0.2
 """Weight of the newest version in the moving average of the agreement."""
 
 WINDOW = 64
-"""Reports of the whole fleet that are looked back on."""
+"""How many of the fleet's latest reports are kept."""
 
 SETTLED = 0.2
-"""Share of the first losses under which neither their rise nor their variance is alarming."""
+"""Share of the first losses under which losses count as small, and their variation as noise."""
 
 REPORTED_MAX = 1e100
-"""A loss, variance or score that is larger counts as this, so that sums and squares of them stay finite."""
+"""A larger loss, variance or score counts as this, so that their sums and squares stay finite."""
 
 
 def median(values: Iterable[float]) -> float:
@@ -38,9 +38,9 @@ def median(values: Iterable[float]) -> float:
 
 
 def add_recent(values: list[T], value: T, count_max: int) -> None:
-    """Add a value behind the others, and drop the oldest if there are then more than `count_max`.
+    """Append a value, and drop the oldest if there are then more than `count_max`.
 
-    A deque would do that itself, but cannot be written down; the lists are short.
+    A deque would do this by itself, but cannot be encoded. The lists are short.
     """
     values.append(value)
     if len(values) > count_max:
@@ -48,12 +48,12 @@ def add_recent(values: list[T], value: T, count_max: int) -> None:
 
 
 class DeviceHistory(msgspec.Struct, array_like=True):
-    """What the hub has measured of one device; 0 before the first update.
+    """The measurements of one device; 0 before its first update.
 
-    `examples` is the size of its data, `local_steps_max` what it allows (0: no limit), `step_s` the seconds of a
-    local step, `communication_s` those of a cycle in which it neither computed nor waited for a flush. `counted`
-    says whether its last update counts, `bound` what keeps its steps from what the controller aims at. The losses
-    are `None`, and the score NaN, if its last update told none.
+    `examples` is the size of its data, `local_steps_max` its own limit (0: no limit). `step_s` is the time of a
+    local step, `communication_s` the part of a cycle in which the device neither trained nor waited for a flush.
+    `counted` says whether its last update counted, and `bound` which bound keeps its steps from the controller's
+    aim. The losses are `None`, and the score is NaN, if its last update did not tell them.
     """
 
     examples: int = 0
@@ -89,11 +89,11 @@ class DeviceHistory(msgspec.Struct, array_like=True):
         cycle_s: float | None = None,
         overlap_steps: int = 0,
     ) -> None:
-        """Take in what an update said of its local steps, and how long after its assignment it came, if known.
+        """Record an update's local steps and, if known, the time from its assignment to its arrival, `cycle_s`.
 
-        Of its steps, `overlap_steps` were taken before the assignment was there.
+        `overlap_steps` of the local steps were taken before the assignment arrived.
         """
-        # No step takes less than a nanosecond; whoever says so must not drive an average to infinity.
+        # No step takes less than a nanosecond: a device that says so must not drive an average to infinity.
         step_s = max(step_s, 1e-9) if step_s > 0 else 0.0
         self.local_steps = local_steps
         self.batch_examples = examples / local_steps
@@ -121,21 +121,22 @@ class DeviceHistory(msgspec.Struct, array_like=True):
 
     @property
     def cycle_s(self) -> float:
-        """Seconds from one exchange to the next at the interval last assigned, without waiting for a flush."""
+        """Seconds from one exchange to the next with the steps last assigned, without the wait for a flush."""
         return self.communication_s + self.step_s * (self.assigned_steps or self.local_steps)
 
     @property
     def communication_share(self) -> float:
-        """Share of such a cycle that communication takes."""
+        """The share of `cycle_s` that communication takes."""
         return self.communication_s / self.cycle_s if self.cycle_s else 0.0
 
 
 class FleetHistory(msgspec.Struct):
-    """What the hub has measured of all devices together.
+    """The measurements of all devices together.
 
-    `agreement` is a moving average of the mean cosine between updates that were folded together, between -1 and
-    1; NaN until two have been. `norms` are the last of each device with its local steps, of the devices heard
-    last; `norms_first` the first ones. Medians, for a single device must not speak for the fleet.
+    `agreement` is a moving average of the mean cosine, from -1 to 1, between updates that were folded together;
+    NaN until two have been. `norms` has the norm and local steps of each device's last update, for the devices
+    heard last; `norms_first` has those of the first updates. Summaries are medians, since a single device must not
+    speak for the fleet.
     """
 
     staleness_mean: float = 0.0
@@ -177,48 +178,48 @@ class FleetHistory(msgspec.Struct):
                 self.loss_first = median(self.losses)
 
     def observe_score(self, score: float) -> None:
-        """Take in a score, unless it is not finite."""
+        """Record a score if it is finite."""
         if math.isfinite(score):
             add_recent(self.scores, _bounded(score), WINDOW)
 
     def observe_agreement(self, agreement: float) -> None:
-        """Take in the mean cosine between the updates of a version."""
+        """Record the mean cosine between the updates of a version."""
         share = 1.0 if math.isnan(self.agreement) else AGREEMENT_WEIGHT
         previous = 0.0 if math.isnan(self.agreement) else self.agreement
         self.agreement = previous + (agreement - previous) * share
 
     def forget(self) -> None:
-        """Begin anew with what is looked back on: it was seen of a model that is no more."""
+        """Clear all reports after a rollback: they are of a model that is gone."""
         self.agreement = math.nan
         for window in (self.norms, self.norms_first, self.scores, self.losses, self.loss_variances):
             window.clear()
 
     @property
     def score(self) -> float:
-        """Median of the last quarter of the scores; NaN before the first."""
+        """The median of the last quarter of the scores; NaN before the first."""
         return _median_of_last(self.scores)
 
     @property
     def loss(self) -> float:
-        """Median of the last quarter of the reported losses; NaN before the first."""
+        """The median of the last quarter of the reported losses; NaN before the first."""
         return _median_of_last(self.losses)
 
     @property
     def settled(self) -> bool:
-        """Whether the losses are small beside the first ones: what varies then is noise."""
+        """Whether the losses are small beside the first ones, so that their variation is noise."""
         return self.loss <= SETTLED * self.loss_first
 
     @property
     def loss_variance(self) -> float:
-        """Median of the last quarter of the reported variances; NaN before the first."""
+        """The median of the last quarter of the reported variances; NaN before the first."""
         return _median_of_last(self.loss_variances)
 
 
 def agreement_of(norm_of_mean: float, norms: list[float], weights: list[float]) -> float | None:
-    """Return the mean cosine between updates from the norm of their weighted sum; `None` of fewer than two.
+    """Return the mean cosine between updates from the norm of their weighted sum; `None` for fewer than two.
 
-    Of vectors a_i: |sum a_i|^2 = sum |a_i|^2 + sum over pairs of 2 cos |a_i| |a_j|; the cosine that all pairs
-    would have to have in common follows from the norms alone.
+    For vectors a_i: |sum a_i|^2 = sum |a_i|^2 + sum over pairs of 2 cos |a_i| |a_j|. If all pairs had the same
+    cosine, it would follow from the norms alone. That one is returned.
     """
     lengths = [abs(weight) * norm for weight, norm in zip(weights, norms, strict=True)]
     total, squares = math.fsum(lengths), math.fsum(length * length for length in lengths)

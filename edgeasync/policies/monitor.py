@@ -1,8 +1,8 @@
-"""The divergence monitor: what is watched, when it is alarming, and what is done about it.
+"""The divergence monitor: its watches, their alarms, and the remedies.
 
-A watch looks either at one device's updates or at the whole fleet. An alarm begins with an update that breaks
-the watch's bound and ends after `calm_updates` in a row that do not (of that device, or of the fleet); its remedy
-holds for as long. Everything is decided from reported scalars, so a replay decides the same.
+A watch looks either at one device's updates or at the whole fleet. An alarm begins with an update that exceeds the
+watch's bound. It ends after `calm_updates` in a row, of that device or of the fleet, that do not. Its remedy holds
+as long as the alarm. All decisions follow from reported scalars, so a replay decides the same.
 """
 
 import math
@@ -20,26 +20,27 @@ Scope = Literal["device", "fleet"]
 FleetRemedy = Literal["alert", "increase_frequency", "reduce_lr", "rollback"]
 
 DEVICES_MIN = 3
-"""Devices that one is compared with at the least, itself included: of two nobody knows which is wrong."""
+"""The least number of devices to compare, the suspect included: of two, either may be wrong."""
 
 LOST = 0.5
-"""Share of the first losses that the loss must come back to before a version is returned to."""
+"""Share of the first losses up to which no rise of the loss is alarming: most of what was learnt still holds."""
 
 STEPS_FACTOR = 0.5
-"""What `increase_frequency` leaves of the local steps."""
+"""Factor of the local steps under the remedy `increase_frequency`."""
 
 REDUCTION = 0.5
-"""What `reduce_lr` and `rollback` leave of the learning rate."""
+"""Factor of the learning rate under the remedies `reduce_lr` and `rollback`."""
 
-NORM_RATIO = "of the median of the devices' last norms, and of their first ones"
+NORM_RATIO = "times the median of the devices' last norms, or of their first ones if larger, that is still calm"
 
 RatioMax = Annotated[float, Meta(gt=1.0, le=1e9)]
 
 
 class Observation(msgspec.Struct, frozen=True, gc=False):
-    """An update as the monitor sees it; `norm` and `loss` may be infinite or NaN, and there may be no loss.
+    """An update as the monitor sees it; `norm` and `loss` may be infinite or NaN, and the loss may be missing.
 
-    `not_finite_run` is how many of the device's updates in a row, this one included, had such a norm or loss.
+    `not_finite_run` counts the device's latest updates in a row, this one included, with a norm or loss that is
+    not finite.
     """
 
     device_id: str
@@ -50,18 +51,23 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
 
 
 class Watch(Protocol):
-    """One thing that is watched."""
+    """Watches for one sign of divergence.
+
+    Show every update to `cause`: with the scope "device" before `fleet` has recorded the update, with the scope
+    "fleet" after that. A cause begins an alarm, and `remedy` applies while it lasts. The answer depends on nothing
+    but the arguments, so that a replay decides the same.
+    """
 
     @property
     def remedy(self) -> Remedy:
-        """What is done about an alarm."""
+        """The remedy of its alarms."""
 
     @property
     def scope(self) -> Scope:
-        """Whether a device or the fleet is at fault."""
+        """Whether its alarms are about a device or about the fleet."""
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
-        """Return what is alarming about the update or the fleet after it, in words, or `None`."""
+        """Return in words what is alarming about the update or the fleet, or `None`."""
 
 
 class UpdateNormWatch(Section, frozen=True, tag_field="kind", tag="update_norm"):
@@ -71,10 +77,10 @@ class UpdateNormWatch(Section, frozen=True, tag_field="kind", tag="update_norm")
     scope: ClassVar[Literal["device"]] = "device"
 
     ratio_max: Annotated[RatioMax, Meta(description=NORM_RATIO)] = 8.0
-    remedy: Annotated[Remedy, Meta(description="what is done about it")] = "quarantine"
+    remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "quarantine"
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
-        """Compare norms over the root of the steps: aimless steps grow with it, and aimed ones not much faster."""
+        """Compare norms over the root of the steps: random steps grow with it, and aimed ones not much faster."""
         return _over_usual(update, fleet, self.ratio_max, 0.5, "norm of its update")
 
 
@@ -85,7 +91,7 @@ class GradientNormWatch(Section, frozen=True, tag_field="kind", tag="gradient_no
     scope: ClassVar[Literal["device"]] = "device"
 
     ratio_max: Annotated[RatioMax, Meta(description=NORM_RATIO)] = 20.0
-    remedy: Annotated[Remedy, Meta(description="what is done about it")] = "quarantine"
+    remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "quarantine"
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
         """Compare the norm over the number of steps."""
@@ -93,16 +99,16 @@ class GradientNormWatch(Section, frozen=True, tag_field="kind", tag="gradient_no
 
 
 class NotFiniteWatch(Section, frozen=True, tag_field="kind", tag="not_finite"):
-    """A device whose updates or losses are no numbers, again and again. Such updates are refused in any case."""
+    """A device whose updates or losses are repeatedly NaN or infinite. Such updates are rejected in any case."""
 
     paper: ClassVar[str] = ""
     scope: ClassVar[Literal["device"]] = "device"
 
     count_max: Annotated[int, Meta(ge=1, le=100_000, description="such updates in a row that are alarming")] = 3
-    remedy: Annotated[Remedy, Meta(description="what is done about it")] = "quarantine"
+    remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "quarantine"
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
-        """Count them."""
+        """Compare the number of such updates in a row."""
         if update.not_finite_run < self.count_max:
             return None
         return f"its last {update.not_finite_run} updates or their losses are not finite: look at its data"
@@ -114,12 +120,12 @@ class LossWatch(Section, frozen=True, tag_field="kind", tag="loss"):
     paper: ClassVar[str] = ""
     scope: ClassVar[Literal["fleet"]] = "fleet"
 
-    ratio_max: Annotated[RatioMax, Meta(description="of the last losses over the median of the window")] = 3.0
-    remedy: Annotated[FleetRemedy, Meta(description="what is done about it")] = "rollback"
+    ratio_max: Annotated[RatioMax, Meta(description="times the median of the losses that is still calm")] = 3.0
+    remedy: Annotated[FleetRemedy, Meta(description="what the hub does about it")] = "rollback"
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
-        """Compare the last quarter of the window with its median, unless most of what was learnt still holds."""
-        # The cheap question first: it is asked with every update.
+        """Compare the last quarter of the losses with their median, unless most of what was learnt still holds."""
+        # The cheap test comes first, since it runs with every update.
         if len(fleet.losses) < WINDOW // 2 or fleet.loss <= LOST * fleet.loss_first:
             return None
         usual = median(fleet.losses)
@@ -134,11 +140,11 @@ class LossVarianceWatch(Section, frozen=True, tag_field="kind", tag="loss_varian
     paper: ClassVar[str] = ""
     scope: ClassVar[Literal["fleet"]] = "fleet"
 
-    ratio_max: Annotated[RatioMax, Meta(description="of the last variances over the median of the window")] = 8.0
-    remedy: Annotated[FleetRemedy, Meta(description="what is done about it")] = "increase_frequency"
+    ratio_max: Annotated[RatioMax, Meta(description="times the median of the variances that is still calm")] = 8.0
+    remedy: Annotated[FleetRemedy, Meta(description="what the hub does about it")] = "increase_frequency"
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
-        """Compare the last quarter of the window with its median, unless losses are small beside the first."""
+        """Compare the last quarter of the variances with their median, unless losses are small by now."""
         if len(fleet.loss_variances) < WINDOW // 2 or fleet.settled:
             return None
         usual = median(fleet.loss_variances)
@@ -155,10 +161,10 @@ class DisagreementWatch(Section, frozen=True, tag_field="kind", tag="disagreemen
     scope: ClassVar[Literal["fleet"]] = "fleet"
 
     cosine_min: Annotated[float, Meta(ge=-1.0, le=1.0, description="mean cosine that is still calm")] = -0.05
-    remedy: Annotated[FleetRemedy, Meta(description="what is done about it")] = "reduce_lr"
+    remedy: Annotated[FleetRemedy, Meta(description="what the hub does about it")] = "reduce_lr"
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
-        """Look at the moving average, unless the losses are small beside the first ones."""
+        """Compare the moving average with the bound, unless losses are small by now."""
         if fleet.agreement < self.cosine_min and not fleet.settled:
             return f"updates pull apart: their mean cosine is {fleet.agreement:.2f}"
         return None
@@ -170,9 +176,9 @@ WatchKind = (
 
 
 class Monitor(Section, frozen=True):
-    """What is watched for divergence; an empty list watches nothing."""
+    """Watches for divergence; an empty list watches nothing."""
 
-    watch: Annotated[tuple[WatchKind, ...], Meta(description="what is watched")] = (
+    watch: Annotated[tuple[WatchKind, ...], Meta(description="the watches")] = (
         NotFiniteWatch(),
         UpdateNormWatch(),
         LossWatch(),
@@ -185,7 +191,7 @@ class Monitor(Section, frozen=True):
 
     @property
     def rolls_back(self) -> bool:
-        """Whether a watch may want to return to an earlier version."""
+        """Whether a watch may return the hub to an earlier version."""
         return any(watch.remedy == "rollback" for watch in self.watch)
 
 
@@ -195,7 +201,7 @@ def _over_usual(update: Observation, fleet: FleetHistory, ratio_max: float, powe
         return None
     usual = _median_norm(fleet.norms.values(), power)
     own = update.norm / update.local_steps**power
-    # Updates shorten as training goes on: one as long as the first were may come of a class not seen before.
+    # Updates shorten during training: one as long as the first ones may come from a class not seen before.
     if own > ratio_max * max(usual, _median_norm(fleet.norms_first, power)) > 0.0:
         return f"the {what} is {own / usual:.3g} times the fleet's median" if usual else f"the {what} is {own:.3g}"
     return None

@@ -1,4 +1,4 @@
-"""Optimizers, and the stages that stand beside one in a chain: clipping and weight decay."""
+"""Optimizers, and the other stages of a chain: clipping and weight decay."""
 
 import math
 from collections.abc import Sequence
@@ -14,27 +14,27 @@ from edgeasync.policies.transforms import Conditions, Scalars, Scaling, Transfor
 LearningRate = Annotated[float, Meta(gt=0.0, le=1e6, description="factor of the step")]
 MomentumShare = Annotated[
     float,
-    Meta(ge=0.0, lt=1.0, description="share of the velocity that stays with every update; at 0 none is kept"),
+    Meta(ge=0.0, lt=1.0, description="share of the velocity that every update keeps; at 0 there is no velocity"),
 ]
 
 EPSILON_MIN = float(np.finfo(np.float32).tiny)
-"""A smaller divisor would be 0 in float32, or as slow as denormal numbers are."""
+"""A smaller divisor would be 0 in float32, or a subnormal number, which is slow."""
 
 
 class Momentum(Section, frozen=True):
     """Base of the optimizers that keep one velocity; `plan` decides how much momentum an update has.
 
-    Asynchrony acts as momentum: updates that come `tau` versions late, on average, act as momentum
-    `tau / (1 + tau)` does (Mitliagkas et al. 2016, arXiv:1605.09774). Momentum `b` averages over
-    `1 / (1 - b)` updates, so asynchrony alone over `1 + tau`, and the horizons of both multiply.
-    `correct_for_staleness` leaves the explicit momentum `b'` that makes up the rest of the horizon asked for:
-    `(1 + tau) / (1 - b') = 1 / (1 - b)`, that is `b' = b - (1 - b) tau`, and 0 where asynchrony alone is more.
+    Asynchrony acts as momentum: updates that are `tau` versions late on average act as momentum `tau / (1 + tau)`
+    does (Mitliagkas et al. 2016, arXiv:1605.09774). Momentum `b` averages over a horizon of `1 / (1 - b)` updates,
+    so asynchrony alone averages over `1 + tau`, and the two horizons multiply. With `correct_for_staleness` the
+    explicit momentum is only `b'`, which together with asynchrony gives the horizon of `b`:
+    `(1 + tau) / (1 - b') = 1 / (1 - b)`, that is `b' = b - (1 - b) tau`, or 0 if asynchrony alone gives more.
     """
 
     learning_rate: LearningRate = 1.0
     momentum: MomentumShare = 0.0
     correct_for_staleness: Annotated[
-        bool, Meta(description="take from the momentum what the staleness of the updates already acts as")
+        bool, Meta(description="reduce the momentum by what the staleness of the updates already acts as")
     ] = False
     staleness_max: Annotated[
         Annotated[float, Meta(ge=0.0)] | None,
@@ -45,7 +45,7 @@ class Momentum(Section, frozen=True):
     ] = None
     warm_up: Annotated[
         int,
-        Meta(ge=0, le=1_000_000_000, description="updates over which momentum rises from 0, in a straight line"),
+        Meta(ge=0, le=1_000_000_000, description="updates over which the momentum rises linearly from 0"),
     ] = 0
 
     @property
@@ -65,7 +65,7 @@ class Momentum(Section, frozen=True):
         return (self.learning_rate, momentum)
 
     def factor(self, scalars: Scalars) -> float | None:
-        """Return the learning rate when this update has no momentum."""
+        """Return the learning rate if this update has no momentum, else `None`."""
         learning_rate, momentum = scalars
         return None if momentum else learning_rate
 
@@ -101,9 +101,10 @@ class SGD(Momentum, frozen=True, tag_field="kind", tag="sgd"):
 class Nesterov(Momentum, frozen=True, tag_field="kind", tag="nesterov"):
     """Nesterov's accelerated gradient: `u = momentum (u + g)`, step `learning_rate (g + u)`.
 
-    In the form of Bengio et al. 2013, where the parameters are those that the gradient is taken at. Their
-    `v = momentum v + g`, step `learning_rate (g + momentum v)` is the same with `u = momentum v`, one pass
-    longer; where momentum changes between updates, this is theirs with each `momentum` at its own time.
+    In the form of Bengio et al. 2013, in which the gradient is taken at the parameters. Their form
+    `v = momentum v + g`, step `learning_rate (g + momentum v)`, is the same with `u = momentum v`, but takes one
+    pass more. If the momentum changes between updates, `v` is made with the earlier momentum and the step with the
+    present one, as in theirs.
     """
 
     paper: ClassVar[str] = "Nesterov 1983; Bengio et al. 2013 (arXiv:1212.0901)"
@@ -131,12 +132,13 @@ class Nesterov(Momentum, frozen=True, tag_field="kind", tag="nesterov"):
 
 
 class DelayedNesterov(Section, frozen=True, tag_field="kind", tag="delayed_nesterov"):
-    """Nesterov momentum that is renewed every `delay` updates, from their mean; between, plain gradients.
+    """Nesterov momentum that is renewed only with every `delay`-th update, from their mean.
 
-    Algorithm 3 of the paper, its `N` being `delay` and its `c` being `activation`: every update steps by
-    `learning_rate (a momentum m + g / N)`, where `m = momentum m + (mean of the last N gradients)` is renewed
-    by every N-th update, first of all; `a` is `1 - c N + c` there and `c` at the others. Over N updates the
-    `a` of one `m` add up to 1: together they move the model as one Nesterov step by their mean does.
+    Algorithm 3 of the paper, with its `N` as `delay` and its `c` as `activation`. Every update steps by
+    `learning_rate (a momentum m + g / N)`. Every N-th update first renews `m = momentum m + (mean of the last N
+    gradients)`. Its `a` is `1 - c N + c`; that of the other updates is `c`. Over N updates the `a` of one `m` add
+    up to 1: together these updates move the model as one Nesterov step by their mean does.
+
     Raises `ValueError` for an activation over `1 / delay`.
     """
 
@@ -147,14 +149,14 @@ class DelayedNesterov(Section, frozen=True, tag_field="kind", tag="delayed_neste
         Meta(
             ge=1,
             le=1_000_000,
-            description="updates from one renewal of the momentum to the next; each counts as one part in so many",
+            description="updates from one renewal of the momentum to the next; each gradient counts `1 / delay`",
         ),
     ]
     learning_rate: LearningRate = 1.0
     momentum: MomentumShare = 0.9
     activation: Annotated[
         float,
-        Meta(ge=0.0, le=1.0, description="share of the momentum in the updates between, at most 1 / `delay`"),
+        Meta(ge=0.0, le=1.0, description="share of the momentum in the other updates, at most 1 / `delay`"),
     ] = 0.0
 
     def __post_init__(self) -> None:
@@ -169,7 +171,7 @@ class DelayedNesterov(Section, frozen=True, tag_field="kind", tag="delayed_neste
         return 2 if self.momentum else 0
 
     def plan(self, conditions: Conditions) -> Scalars:
-        """Return the factors of gradient and momentum in the step, whether to renew (1 or 0), and how."""
+        """Return the factors of gradient and momentum in the step, and whether (1 or 0) and how to renew."""
         renews = (conditions.count + 1) % self.delay == 0
         share = 1.0 - self.activation * (self.delay - 1) if renews else self.activation
         return (
@@ -181,7 +183,7 @@ class DelayedNesterov(Section, frozen=True, tag_field="kind", tag="delayed_neste
         )
 
     def factor(self, scalars: Scalars) -> float | None:
-        """Return the factor of the gradient when there is no momentum in this update."""
+        """Return the factor of the gradient if this update has no momentum, else `None`."""
         of_gradient, of_momentum, *_ = scalars
         return None if of_momentum else of_gradient
 
@@ -230,14 +232,14 @@ class Adaptive(Section, frozen=True):
         return 2
 
     def factor(self, scalars: Scalars) -> float | None:  # noqa: ARG002
-        """Return `None`: it is never mere scaling."""
+        """Return `None`: these stages never merely scale."""
         return None
 
 
 class Adam(Adaptive, frozen=True, tag_field="kind", tag="adam"):
     """Adam: moving averages of the gradient and of its square, both corrected for their start at zero.
 
-    `epsilon` is added outside the root, as there. It keeps two vectors.
+    As in the paper `epsilon` is added outside the root. It keeps two vectors.
     """
 
     paper: ClassVar[str] = "Kingma and Ba 2015 (arXiv:1412.6980)"
@@ -276,9 +278,10 @@ class Adam(Adaptive, frozen=True, tag_field="kind", tag="adam"):
 class Yogi(Adaptive, frozen=True, tag_field="kind", tag="yogi"):
     """Yogi: as Adam, but the average of the square falls no faster than it rises.
 
-    `v = v - (1 - beta2) sign(v - g g) g g`, so a step size recovers slowly from many small gradients. The server
-    form of Reddi et al. (arXiv:2003.00295): no correction for the start, `epsilon` outside the root. There `v`
-    starts at `epsilon` squared or more, here at zero, as all state does. It keeps two vectors.
+    `v = v - (1 - beta2) sign(v - g g) g g`, so a step size recovers slowly from many small gradients. It is the
+    server form of Reddi et al. (arXiv:2003.00295), without a correction for the start and with `epsilon` outside
+    the root. In the paper `v` starts at `epsilon` squared or more; here it starts at zero, as all state does. It
+    keeps two vectors.
     """
 
     paper: ClassVar[str] = "Zaheer et al. 2018 (NeurIPS 31); Reddi et al. 2021 (arXiv:2003.00295)"
@@ -320,27 +323,28 @@ class Yogi(Adaptive, frozen=True, tag_field="kind", tag="yogi"):
 class ClipByGlobalNorm(Scaling, frozen=True, tag_field="kind", tag="clip_by_global_norm"):
     """A gradient longer than `norm` is scaled down to that length; its direction stays.
 
-    On the hub the length is a bound, the sum of those of the updates folded together: it clips too soon rather
-    than too late.
+    On the hub the length is an upper bound, the sum of the lengths of the updates folded together. So it may clip
+    too early, but never too late.
     """
 
     paper: ClassVar[str] = "Pascanu et al. 2013 (arXiv:1211.5063)"
 
     norm: Annotated[
         float,
-        Meta(gt=0.0, le=1e9, description="the greatest L2 norm of all values together that is left as it is"),
+        Meta(gt=0.0, le=1e9, description="the greatest L2 norm, of all values together, that is not scaled down"),
     ] = 10.0
 
     def plan(self, conditions: Conditions) -> Scalars:
-        """Return the factor: the norm over that observed, and at most 1."""
+        """Return the factor: `norm` over the gradient's norm, at most 1."""
         return (self.norm / conditions.norm if conditions.norm > self.norm else 1.0,)
 
 
 class WeightDecay(Section, frozen=True, tag_field="kind", tag="weight_decay"):
-    """The parameters are drawn towards zero: `g + rate w`.
+    """Draws the parameters towards zero: `g + rate w`.
 
-    Before an optimizer that is the gradient of `rate / 2` times the squared norm. After it the decay is decoupled,
-    as in the paper: every update takes the share `rate` of each parameter, whatever the learning rate.
+    Before an optimizer that is the gradient of `rate / 2` times the squared norm. After an optimizer the decay is
+    decoupled, as in the paper: every update subtracts the share `rate` of each parameter, whatever the learning
+    rate.
     """
 
     paper: ClassVar[str] = "Loshchilov and Hutter 2019 (arXiv:1711.05101)"
@@ -349,7 +353,7 @@ class WeightDecay(Section, frozen=True, tag_field="kind", tag="weight_decay"):
 
     @property
     def state_vectors(self) -> int:
-        """None."""
+        """Always 0."""
         return 0
 
     def plan(self, conditions: Conditions) -> Scalars:  # noqa: ARG002
@@ -357,7 +361,7 @@ class WeightDecay(Section, frozen=True, tag_field="kind", tag="weight_decay"):
         return (self.rate,)
 
     def factor(self, scalars: Scalars) -> float | None:  # noqa: ARG002
-        """Return `None`: it is not mere scaling."""
+        """Return `None`: it does not merely scale."""
         return None
 
     def apply(
@@ -374,8 +378,8 @@ class WeightDecay(Section, frozen=True, tag_field="kind", tag="weight_decay"):
 def check_chain(chain: Sequence[Transform]) -> None:
     """Raise `ValueError` for a chain that contradicts itself.
 
-    That is clipping where the norm is not known any more, and more than one stage with momentum, whose delays
-    would add up.
+    Clipping must not follow a stage after which the norm is unknown. Only one stage may have momentum, since the
+    delays of two would add up.
     """
     with_momentum = ""
     reshaping = ""

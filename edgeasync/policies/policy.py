@@ -43,7 +43,7 @@ from edgeasync.policies.staleness import (
 )
 from edgeasync.policies.transforms import Transform
 
-# The one table of kinds: no other code changes for a new one. What is to be documented: docs/architecture.md.
+# The only table of kinds: a new kind needs no other code. docs/architecture.md says where to document it.
 StalenessKind = (
     ConstantStaleness
     | AdaptiveLearningRate
@@ -85,21 +85,21 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
 class DelayCompensation(Section, frozen=True):
     """Correct a stale gradient for how far the model has moved since: `g + strength g g (w - w_base)`.
 
-    The hub keeps so many versions; an update from an older one is folded as it came.
+    The hub keeps the newest `versions`; an update from an older version is not corrected.
     """
 
     paper: ClassVar[str] = "DC-ASGD, Zheng et al. 2017 (arXiv:1609.08326)"
 
     strength: Annotated[float, Meta(gt=0.0, le=1e6, description="lambda; for updates, not gradients")] = 0.04
-    versions: Annotated[int, Meta(ge=1, le=1000, description="kept, each as large as the model")] = 8
+    versions: Annotated[int, Meta(ge=1, le=1000, description="versions kept, each as large as the model")] = 8
 
 
 class WarmUp(Section, frozen=True):
-    """Train more synchronously at first: until so many updates, or passes over the fleet's data, are done."""
+    """Train more synchronously at first, for a number of updates or of passes over the fleet's data."""
 
     paper: ClassVar[str] = ""
 
-    updates: Annotated[int | None, Meta(description="applied until it ends")] = None
+    updates: Annotated[int | None, Meta(description="updates applied until it ends")] = None
     epochs: Annotated[float | None, Meta(description="passes over the fleet's data until it ends")] = None
     aggregate: AggregatorKind = SynchronousAggregator()
     frequency: FrequencyKind = FixedFrequency(local_steps=8)
@@ -139,7 +139,7 @@ class Policy(Section, frozen=True):
     ] = "all"
     behind_max: Annotated[
         float | None,
-        Meta(description="an update with a score over so many times the fleet's median is refused as `behind`"),
+        Meta(description="an update with a score over this many times the fleet's median is refused as `behind`"),
     ] = None
     aggregate: AggregatorKind = QuorumAggregator()
     combine: CombinerKind = MeanCombiner()
@@ -172,7 +172,7 @@ class Policy(Section, frozen=True):
 
 
 def upgraded(table: object, written: int) -> object:
-    """Return a `[policy]` table of an older format as it is written now; anything else is left as it is."""
+    """Convert a `[policy]` table of an older format to the present one; return anything else unchanged."""
     if not isinstance(table, dict):
         return table
     table = dict(table)
@@ -186,12 +186,12 @@ def upgraded(table: object, written: int) -> object:
 
 
 def folds_one_by_one(aggregate: Aggregator) -> bool:
-    """Return whether every update becomes a version of its own, so that none are folded together."""
+    """Return whether every update becomes a version of its own, so that no two are folded together."""
     return isinstance(aggregate, ImmediateAggregator | ModelAverageAggregator)
 
 
 def _check_gathering(policy: Policy, aggregate: AggregatorKind, frequency: FrequencyKind) -> None:
-    """Raise `ValueError` where a part asks of the aggregator what it does not do."""
+    """Raise `ValueError` if a part of the policy needs something that the aggregator does not do."""
     gathers = not folds_one_by_one(aggregate)
     if policy.combine.robust:
         _check_shares(policy, aggregate)
@@ -209,7 +209,7 @@ def _check_gathering(policy: Policy, aggregate: AggregatorKind, frequency: Frequ
 
 
 def _check_shares(policy: Policy, aggregate: AggregatorKind) -> None:
-    """Raise `ValueError` where devices are to have shares that a robust combiner cannot give them."""
+    """Raise `ValueError` for unequal shares, which a robust combiner cannot give to devices."""
     kind = _kind(policy.combine)
     if policy.take == "best":
         raise ValueError(f"take: of the best update alone there is no {kind}; combine = mean goes with it")
@@ -222,7 +222,10 @@ def _kind(value: Section) -> str:
 
 
 class PolicySet(Protocol):
-    """What the hub asks of its policies: `Policy` is one; any value with these parts serves."""
+    """The parts of a policy that the hub uses: `Policy` has them, and any value with these parts will do.
+
+    Use each part as its own protocol says. A policy does not change while a hub uses it; all state is the hub's.
+    """
 
     @property
     def staleness(self) -> StalenessPolicy:
@@ -230,7 +233,7 @@ class PolicySet(Protocol):
 
     @property
     def compensation(self) -> DelayCompensation | None:
-        """How a stale update is corrected."""
+        """How a stale update is corrected, if it is."""
 
     @property
     def take(self) -> Take:
@@ -238,15 +241,15 @@ class PolicySet(Protocol):
 
     @property
     def behind_max(self) -> float | None:
-        """How far behind a device may be."""
+        """How far behind the fleet's median a device's score may be."""
 
     @property
     def aggregate(self) -> Aggregator:
-        """When contributions become a version."""
+        """When contributions become a version, and with which weights."""
 
     @property
     def combine(self) -> Combiner:
-        """How they become one."""
+        """How updates that are folded together become one."""
 
     @property
     def optimizer(self) -> Sequence[Transform]:
@@ -258,25 +261,25 @@ class PolicySet(Protocol):
 
     @property
     def overlap_steps_max(self) -> int:
-        """How many it takes at most while it waits for its next assignment."""
+        """How many local steps a device takes at most while it waits for its next assignment."""
 
     @property
     def warm_up(self) -> WarmUp | None:
-        """What is done differently at first."""
+        """How the hub trains at first."""
 
     @property
     def plateau(self) -> Plateau | None:
-        """What is done when evaluations get no better."""
+        """How the learning rate falls when evaluations get no better."""
 
     @property
     def monitor(self) -> Monitor:
-        """What is watched for divergence."""
+        """The watches for divergence."""
 
 
 def check_recordable(policy: PolicySet) -> None:
     """Raise `ConfigError` unless a run's folder can hold this policy: a `Policy` whose parts edgeasync knows.
 
-    A class of somebody's own has no name there, so nobody could open the run again.
+    A part of another class has no name there, so nobody could open the run again.
     """
     remedy = "a run's folder cannot name it, so nobody could open the run again; take one of 'edgeasync policies'"
     if type(policy) is not Policy:
@@ -292,7 +295,7 @@ def check_recordable(policy: PolicySet) -> None:
 
 
 def _is_same(read: object, given: object) -> bool:
-    """Return whether a part that was written down and read again is what was given; a list may be a tuple then."""
+    """Return whether a part that was written and read again equals the given one; a list may be a tuple then."""
     if isinstance(read, tuple):
         if not isinstance(given, list | tuple) or len(read) != len(given):
             return False

@@ -1,7 +1,7 @@
-"""Schedules: stages that scale by a factor of the number of updates so far, from 0 to 1.
+"""Schedules: stages that scale by a factor from 0 to 1, which depends on the number of updates so far.
 
-The hub counts versions since its start; a device counts local steps, anew with every assignment unless it keeps
-its optimizer's state.
+The hub counts versions since the run began under its present policy. A device counts local steps, from 0 with
+every assignment unless it keeps its optimizer's state.
 """
 
 import math
@@ -15,9 +15,9 @@ UPDATES_MAX = 1_000_000_000
 
 
 class CosineSchedule(Scaling, frozen=True, tag_field="kind", tag="cosine"):
-    """A rise in a straight line over `warm_up` updates, then half a cosine from 1 down to `final`.
+    """A linear rise over `warm_up` updates, then half a cosine from 1 down to `final`.
 
-    `final` is reached after `updates` and stays. Raises `ValueError` if the warm-up is not over by then.
+    The factor is `final` after `updates`, and stays so. Raises `ValueError` if the warm-up is not over by then.
     """
 
     paper: ClassVar[str] = "Loshchilov and Hutter 2017 (arXiv:1608.03983)"
@@ -41,11 +41,11 @@ class CosineSchedule(Scaling, frozen=True, tag_field="kind", tag="cosine"):
 
 
 class ExponentialSchedule(Scaling, frozen=True, tag_field="kind", tag="exponential"):
-    """A staircase: the factor is 1 at first, and `decay` times what it was after every `every` updates."""
+    """A staircase: the factor is 1 at first, and is multiplied by `decay` after every `every` updates."""
 
     paper: ClassVar[str] = ""
 
-    decay: Annotated[float, Meta(gt=0.0, le=1.0, description="what is left of the factor on the next stair")]
+    decay: Annotated[float, Meta(gt=0.0, le=1.0, description="multiplies the factor with every stair")]
     every: Annotated[int, Meta(ge=1, le=UPDATES_MAX, description="updates on each stair")]
 
     def plan(self, conditions: Conditions) -> Scalars:
@@ -54,7 +54,7 @@ class ExponentialSchedule(Scaling, frozen=True, tag_field="kind", tag="exponenti
 
 
 class InverseSqrtSchedule(Scaling, frozen=True, tag_field="kind", tag="inverse_sqrt"):
-    """A rise in a straight line to 1 over `warm_up` updates, then down with the root of their number.
+    """A linear rise to 1 over `warm_up` updates, then a fall with the root of the number of updates.
 
     `min(n / warm_up, sqrt(warm_up / n))` at the n-th update: the schedule of the paper, scaled to a peak of 1.
     """

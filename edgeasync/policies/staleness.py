@@ -1,6 +1,6 @@
 """Staleness policies: how much an update counts when the model has moved on since the device fetched it.
 
-A weight lies from 0 to 1 and never rises with staleness: no old update counts more than a new one.
+A weight is from 0 to 1 and never rises with staleness: no old update counts more than a new one.
 """
 
 from typing import Annotated, ClassVar, Literal, Protocol
@@ -28,10 +28,10 @@ OptionalLimit = Annotated[
 
 
 class Staleness(msgspec.Struct, frozen=True, gc=False):
-    """How old an update is.
+    """How old an update is, and for how many devices.
 
-    `versions` is how many the model has moved on since the update's base; `seconds` how long ago that base
-    stopped being the newest, 0 if it still is; `devices_live` how many devices there are to make versions.
+    `versions` counts the versions made since the update's base. `seconds` is the time since that base stopped
+    being the newest version, 0 if it still is the newest. `devices_live` counts the devices that hold their lease.
     """
 
     versions: int
@@ -40,14 +40,18 @@ class Staleness(msgspec.Struct, frozen=True, gc=False):
 
 
 class StalenessPolicy(Protocol):
-    """A callable from staleness to a weight from 0 to 1, or to `None`: refuse as too stale."""
+    """Weighs an update by its staleness.
+
+    Call it once for every update. Multiply the update by the weight, from 0 to 1; reject it as stale if there is
+    `None`. The weight depends on nothing but the staleness, so that a replay decides the same.
+    """
 
     def __call__(self, staleness: Staleness) -> float | None:
-        """Return the weight of an update that is so stale."""
+        """Return the weight of an update with this staleness, or `None` to reject it."""
 
 
 def amount(staleness: Staleness, unit: Literal["versions", "seconds"], limit: float | None) -> float | None:
-    """Return staleness in `unit`, or `None` beyond the limit: the limit itself still counts."""
+    """Return the staleness in `unit`, or `None` if it is over the limit."""
     value = float(staleness.versions) if unit == "versions" else staleness.seconds
     return None if limit is not None and value > limit else value
 
@@ -129,7 +133,7 @@ class HingeStaleness(Section, frozen=True, tag_field="kind", tag="hinge"):
 class BoundedStaleness(Section, frozen=True, tag_field="kind", tag="bounded"):
     """A filter: an update counts fully up to `staleness_max` and is refused beyond.
 
-    As the lag tolerance of SAFA.
+    It is like the lag tolerance of SAFA.
     """
 
     paper: ClassVar[str] = SAFA
@@ -148,14 +152,15 @@ class BoundedStaleness(Section, frozen=True, tag_field="kind", tag="bounded"):
 class RingmasterStaleness(Section, frozen=True, tag_field="kind", tag="ringmaster"):
     """An update counts fully while fewer versions old than a threshold that follows the live devices.
 
-    Ringmaster ASGD ignores gradients whose delay is `R` or more. There `R` is fixed; here it is `per_device` times
-    the devices alive, and at least 1, so that a fleet that shrinks or grows needs no new setting.
+    Ringmaster ASGD ignores gradients whose delay is `R` or more. In the paper `R` is fixed. Here it is
+    `per_device` times the number of live devices, and at least 1, so that a fleet that shrinks or grows needs no
+    new setting.
     """
 
     paper: ClassVar[str] = RINGMASTER
 
     per_device: Annotated[
-        float, Meta(gt=0.0, le=1e6, description="versions of the threshold for each device that is alive")
+        float, Meta(gt=0.0, le=1e6, description="versions that each live device adds to the threshold")
     ] = 1.0
 
     def __call__(self, staleness: Staleness) -> float | None:

@@ -1,10 +1,10 @@
-"""Transforms: gradient in, step out. The same ones serve the hub's optimizer and a device's own.
+"""Transforms: gradient in, step out. The hub's optimizer and a device's own are made of the same transforms.
 
-A step is what is *subtracted* from the parameters, so stages chain without changing its sign.
+A step is *subtracted* from the parameters, so stages chain without changing its sign.
 
-As in optax a transform is a pure description. It is split in two so that a hub's decisions are scalars that
-can be written down and replayed: `plan` decides them, `apply` is elementwise arithmetic on any slice.
-The kinds are in `optimizers` and `schedules`; here is what they and any other stage have in common.
+As in optax a transform is a pure description. It has two parts, so that a hub's decisions are scalars that can be
+written down and replayed: `plan` decides the scalars, and `apply` is elementwise arithmetic on any slice. The
+kinds are in `optimizers` and `schedules`; this module has what all stages share.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ Scalars = tuple[float, ...]
 
 
 class Conditions(msgspec.Struct, frozen=True, gc=False):
-    """What is known of an update when its scalars are decided.
+    """The facts about an update that its scalars are decided from.
 
-    `norm` is the L2 norm of the gradient, or a bound above it; `count` the number of updates that the state
-    vectors have seen, and `count_before` of those before the state was cleared; `staleness` the moving average of
-    the updates' staleness in versions, 0 on a device.
+    `norm` is the L2 norm of the gradient, or an upper bound. `count` is the number of updates that the state
+    vectors have seen, `count_before` the number of those before the state was last cleared. `staleness` is the
+    moving average of the updates' staleness in versions, 0 on a device.
     """
 
     norm: float
@@ -34,33 +34,38 @@ class Conditions(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def total(self) -> int:
-        """All updates before this one: what a schedule goes by."""
+        """The number of all updates before this one, which schedules use."""
         return self.count_before + self.count
 
 
 class Transform(Protocol):
-    """One stage of an optimizer."""
+    """One stage of an optimizer.
+
+    For each update call `plan` once, then `apply` with these scalars for every slice. Keep the stage's state
+    vectors between updates. If it has no state vectors and `factor` is a number, multiplying by that number does
+    the same as `apply`.
+    """
 
     @property
     def state_vectors(self) -> int:
-        """Vectors of the model's length that the stage keeps between updates; they begin at zero."""
+        """How many vectors of the model's length the stage keeps between updates; they begin at zero."""
 
     def plan(self, conditions: Conditions) -> Scalars:
         """Decide this update's scalars."""
 
     def factor(self, scalars: Scalars) -> float | None:
-        """Return the single factor this update amounts to, or `None` if it is not mere scaling."""
+        """Return the factor of the gradient if this update only scales it, else `None`."""
 
     def apply(self, gradient: Vector, parameters: Vector, state: Sequence[Vector], scalars: Scalars) -> None:
         """Turn a slice of gradient into a step, in place, with the same slice of parameters and state vectors."""
 
 
 class Scaling(Section, frozen=True):
-    """Base of the stages that merely scale: a kind decides its factor in `plan` and needs no more."""
+    """Base of the stages that only scale: a kind decides its factor in `plan`, and needs nothing more."""
 
     @property
     def state_vectors(self) -> int:
-        """None."""
+        """Always 0."""
         return 0
 
     def factor(self, scalars: Scalars) -> float | None:
@@ -90,9 +95,9 @@ def state_vectors(chain: Sequence[Transform]) -> int:
 
 
 def plan_chain(chain: Sequence[Transform], conditions: Conditions) -> tuple[Scalars, ...]:
-    """Return every stage's scalars for one update; each stage is told the norm of what reaches it.
+    """Return every stage's scalars for one update; each stage is given the norm of the gradient that reaches it.
 
-    After a stage that is not mere scaling the norm is not known, and stays what it was.
+    A stage that does more than scale makes the norm unknown: later stages are given the norm before that stage.
     """
     plan = []
     norm = conditions.norm
@@ -108,7 +113,7 @@ def plan_chain(chain: Sequence[Transform], conditions: Conditions) -> tuple[Scal
 
 
 def leading_factor(chain: Sequence[Transform], plan: Sequence[Scalars]) -> tuple[float, int]:
-    """Return the product of the stateless stages at the front that merely scale, and how many they are."""
+    """Return the joint factor of the first stages that only scale and keep no state, and how many they are."""
     product = 1.0
     for position, (transform, scalars) in enumerate(zip(chain, plan, strict=True)):
         factor = transform.factor(scalars)
@@ -127,7 +132,7 @@ def apply_chain(
 ) -> None:
     """Run a slice of gradient through the chain, in place, with the same slice of parameters and state.
 
-    Values beyond float32 turn infinite; whether numpy warns of that is the caller's to say.
+    Values beyond float32 become infinite; set `np.errstate` if numpy should not warn of that.
     """
     used = 0
     for transform, scalars in zip(chain, plan, strict=True):
