@@ -1,4 +1,4 @@
-"""The training graph that a hub ships, and the fingerprint both sides know a graph by."""
+"""The training graph that a hub ships, and the fingerprint by which both sides identify it."""
 
 import hashlib
 
@@ -11,7 +11,7 @@ def fingerprint_of(graph: wire.Buffer) -> str:
 
 
 class ShippedGraph:
-    """A serialized ONNX training graph, one object for all transfers of it. It never changes."""
+    """A serialized ONNX training graph. All its transfers share this object, which never changes."""
 
     __slots__ = ("checksum", "fingerprint", "payload")
 

@@ -11,15 +11,15 @@ from msgspec import Meta
 from edgeasync.parameters import ParameterSpec
 
 PROTOCOL_VERSION = 2
-"""The newest version, which is spoken where both sides know it."""
+"""The newest version, which is used if both sides know it."""
 
 PROTOCOL_VERSIONS = (1, PROTOCOL_VERSION)
-"""All versions that are read and written; what is said before one is agreed on is written in the first."""
+"""All versions that are read and written; messages before both sides have agreed on one use the first."""
 
 DEVICE_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(/[0-9]{1,3})?\Z"
 
 DELTAS_MAX = 64
-"""Differences that one assignment's payload may have."""
+"""The most differences in one assignment's payload."""
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Unsigned64 = Annotated[int, Meta(ge=0)]
@@ -61,7 +61,7 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected", gc=
 
 
 class Duplicate(msgspec.Struct, frozen=True, array_like=True, tag="duplicate", gc=False):
-    """The update was answered before; `first` is what was decided then."""
+    """The update was answered before; `first` is the outcome of then."""
 
     first: Applied | Buffered | Rejected
 
@@ -90,7 +90,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, array_like=True):
 class Hello(Message, frozen=True):
     """Device to hub: who I am and what I hold. The first message on every connection.
 
-    `incarnation` counts the starts of an agent on this state; of two with one state id the higher wins.
+    `incarnation` counts the starts of an agent on this state; of two with the same state id the higher one wins.
     """
 
     kind = 1
@@ -107,13 +107,14 @@ class Hello(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """Hub to device: you are a member; this is the model's layout and how we talk.
+    """Hub to device: you are a member; this is the model's layout, and how to communicate.
 
-    With a `graph`, the SHA-256 of an ONNX training graph, the device trains by that: it asks with `FetchGraph`.
-    `update` says what a push holds: what the device learnt, or its whole model. The next three say how the device
-    carries over what a codec drops, and how many steps it may take while it waits for an assignment. Both sides
-    speak `protocol_version` from this message on. By `checksum_last`, that of push `seq_last`, a device knows
-    whether this was its own; 0 if the hub has no record.
+    `graph` is the SHA-256 of the ONNX training graph that the device trains with, if the hub ships one; the device
+    asks for it with `FetchGraph`. `update` says what a push holds: a difference, or the device's whole model.
+    `error_feedback` and `residual_decay` say how the device keeps what a codec drops, `overlap_steps_max` how many
+    steps it may take while it waits for an assignment. Both sides use `protocol_version` from this message on.
+    `checksum_last` is that of push `seq_last`, so that a device can tell whether the push was its own; 0 if the
+    hub has no record.
     """
 
     kind = 2
@@ -138,7 +139,8 @@ class Welcome(Message, frozen=True):
 class Fetch(Message, frozen=True):
     """Device to hub: give me an assignment (after a welcome, or when one was refused or lost).
 
-    `version` is the one I hold, to the bit; `partial` the checksum of an assignment's payload I hold a part of.
+    `version` is the one I hold, to the bit. `partial` is the checksum of an assignment's payload whose beginning I
+    hold.
     """
 
     kind = 3
@@ -150,9 +152,9 @@ class Fetch(Message, frozen=True):
 class Push(Message, frozen=True, gc=False):
     """Device to hub: what I learnt in `local_steps` steps from `base`. The payload is the coded update.
 
-    `loss_mean` and `loss_variance` are of my local steps; `None` if I know no loss: since protocol version 2.
-    `score` is the loss of the model I was given on examples of my own, if I keep some for that; low is good.
-    `overlap_steps` of the local steps were taken while the assignment was not yet here.
+    `loss_mean` and `loss_variance` are of my local steps; since protocol version 2 they are `None` if I know no
+    loss. `score` is the loss of the assigned model on examples of my own, if I keep some for that; low is good.
+    `overlap_steps` of the local steps were taken before the assignment arrived.
 
     With `transfer` above 0 the payload follows in pieces of that transfer once the hub grants credit.
     """
@@ -175,7 +177,7 @@ class Push(Message, frozen=True, gc=False):
 
 
 class Quarantine(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A device's updates do not count for now: why, and how many in a row that are not alarming end it."""
+    """Why a device's updates do not count for now, and how many calm updates in a row end that."""
 
     cause: Sentence
     calm_updates: Count
@@ -184,7 +186,7 @@ class Quarantine(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Ack(Message, frozen=True, gc=False):
     """Hub to device: the outcome of push `seq`. Travels alone or inside an `Assignment`.
 
-    `quarantine` is set as long as the hub's monitor keeps the device's updates out.
+    `quarantine` is set as long as the hub's monitor rejects the device's updates.
     """
 
     kind = 5
@@ -194,10 +196,10 @@ class Ack(Message, frozen=True, gc=False):
 
 
 class Deltas(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An assignment's payload is coded differences, one after the other, that lead on from the version `base`.
+    """An assignment's payload holds coded differences, to be added one after the other to the version `base`.
 
-    `lengths` are their bytes; `checksum` is that of the whole model they lead to, as float32. Every sum on the way
-    is rounded as the codec `rounding` does it.
+    `lengths` are their bytes; `checksum` is that of the resulting model as float32. Every sum is rounded as the
+    codec `rounding` does it.
     """
 
     base: Count
@@ -226,7 +228,7 @@ class Assignment(Message, frozen=True, gc=False):
 
 
 class Piece(Message, frozen=True, gc=False):
-    """Either way: a part of a transfer, in order; the payload frame holds the bytes from `offset` on."""
+    """Either way: the next part of a transfer; the payload frame holds the bytes from `offset` on."""
 
     kind = 7
     transfer: Count
@@ -235,7 +237,7 @@ class Piece(Message, frozen=True, gc=False):
 
 
 class Credit(Message, frozen=True, gc=False):
-    """Either way: of this transfer I hold the first `received_bytes`; 0 lets it begin."""
+    """Either way: I hold the first `received_bytes` of this transfer; with 0 the transfer begins."""
 
     kind = 8
     transfer: Count
@@ -243,7 +245,7 @@ class Credit(Message, frozen=True, gc=False):
 
 
 class Ping(Message, frozen=True, gc=False):
-    """Device to hub: I live, have taken `steps_total` local steps, and my last ping took `round_trip_s`."""
+    """Device to hub: I am alive, have taken `steps_total` local steps, and my last ping took `round_trip_s`."""
 
     kind = 9
     session: Identity
@@ -283,7 +285,7 @@ RefusalCode = Literal[
 
 
 class Refuse(Message, frozen=True):
-    """Hub to device: no, by a stable code, with a sentence for a person and when to try again."""
+    """Hub to device: a refusal, with a stable code, a sentence for a person, and when to try again."""
 
     kind = 12
     code: RefusalCode
@@ -292,19 +294,19 @@ class Refuse(Message, frozen=True):
 
 
 class StatusRequest(Message, frozen=True):
-    """Anybody to hub: how do you do? Needs no session."""
+    """Anyone to hub: send me your status. Needs no session."""
 
     kind = 13
 
 
 class Status(Message, frozen=True):
-    """Hub to the asker: the payload frame is one JSON object."""
+    """Hub to the sender of a `StatusRequest`: the payload frame is one JSON object."""
 
     kind = 14
 
 
 class FetchGraph(Message, frozen=True):
-    """Device to hub: give me the graph of your welcome; I do not hold it."""
+    """Device to hub: give me the graph that your welcome names; I do not hold it."""
 
     kind = 15
     session: Identity

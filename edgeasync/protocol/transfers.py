@@ -1,9 +1,9 @@
-"""Payloads too large for one message travel in pieces, under a window of credit. No I/O in here.
+"""Payloads too large for one message are sent in pieces, under a window of credit. No I/O in here.
 
-The receiver opens a transfer with `Credit(received_bytes=0)` and repeats the credit after every piece. The
-sender never has more than its window in flight, and sizes the window to what the link moves in a round trip and
-about a tenth of a second, so that a heartbeat never waits long behind a payload. A transfer that was cut off is
-resumed under another number: the first credit says from which byte.
+The receiver opens a transfer with `Credit(received_bytes=0)` and sends a new credit after every piece. The sender
+never has more than its window in flight. It sizes the window to what the link moves in a round trip and a tenth of
+a second, so that a heartbeat never waits long behind a payload. A transfer that was cut off is resumed under
+another number: the first credit says from which byte.
 """
 
 from collections import deque
@@ -28,8 +28,8 @@ TRANSFER: Table[TransferState] = {
 }
 """A transfer's state, as its sender or its receiver sees it.
 
-`announced`: no byte has moved. `suspended`: it was cut off, and is kept to be resumed; a sender does that with a
-new transfer of the same payload. `corrupt`: a piece was wrong. `dropped`: it ended in another way.
+`announced`: no byte has moved. `suspended`: it was cut off, and is kept to be resumed; a sender resumes by a new
+transfer of the same payload. `corrupt`: a piece was wrong. `dropped`: it ended in another way.
 """
 
 PIECE_BYTES_MIN = 1 << 16
@@ -48,22 +48,22 @@ PIECES_MAX = 32
 """The most pieces in a window, unless they would be too long. libzmq's queues hold 64 messages."""
 
 BURST_GROWTH_MAX = 4.0
-"""How many times wider the first window into an idle link, which tells its rate, may make the next one."""
+"""The largest factor by which the first window into an idle link, which shows its rate, widens the next one."""
 
 BURSTS = 3
-"""How many of the latest windows into an idle link count: the best of them tells its rate."""
+"""How many of the latest windows into an idle link are kept: the best of them shows its rate."""
 
 ROUND_TRIP_MAX_S = 2.0
-"""A link's least round trip is never believed to be longer: a busy machine must not open the window wide."""
+"""Limit of a link's measured round trip: a busy machine must not open the window wide."""
 
 ROUND_TRIPS = 5
-"""How many of the latest round trips measured at rest count: the least of them is the link's."""
+"""How many of the latest round trips measured at rest are kept: the least of them is the link's."""
 
 
 class CreditWindow:
-    """How many bytes may be in flight on one link; learnt from how long a full window takes.
+    """How many bytes may be in flight on one link, adapted to the time that a full window takes.
 
-    `bytes_per_s` is what the last full window moved, 0 before the first.
+    `bytes_per_s` is the rate of the last full window, 0 before the first.
     """
 
     def __init__(self, piece_bytes: int, start_bytes: int = 4 * PIECE_BYTES_MIN) -> None:
@@ -83,16 +83,16 @@ class CreditWindow:
 
     @property
     def length_max(self) -> int:
-        """How long a piece should be: short beside the window, but not so short that the window has too many."""
+        """The length of a piece: short beside the window, but not so short that the window has too many pieces."""
         length = max(PIECE_BYTES_MIN, self._target_bytes // 4, self.bytes // PIECES_MAX)
         return min(self.piece_bytes, length)
 
     @property
     def _target_bytes(self) -> int:
-        """The window's share that moves in `WINDOW_TARGET_S`, not in a round trip.
+        """The part of the window that moves in `WINDOW_TARGET_S`, without the part for the round trip.
 
-        On a link that was never measured it is as little as a piece. The link may be so slow that nothing else
-        would be heard for longer than a lease; and a payload sent in one message cannot be resumed.
+        On a link that was never measured it is only the shortest piece. The link may be so slow that a longer one
+        would hold up heartbeats for more than a lease; and a payload sent in one message cannot be resumed.
         """
         if not self._measured:
             return PIECE_BYTES_MIN
@@ -100,7 +100,7 @@ class CreditWindow:
         return max(PIECE_BYTES_MIN, int(self.bytes * share))
 
     def adapt(self, elapsed_s: float) -> None:
-        """Grow or shrink, at most twofold, towards what a round trip and `WINDOW_TARGET_S` move."""
+        """Grow or shrink, at most twofold, towards what the link moves in a round trip and `WINDOW_TARGET_S`."""
         factor = (self.round_trip_s + WINDOW_TARGET_S) / max(elapsed_s, 1e-6)
         self._scale(min(2.0, factor))
 
@@ -109,18 +109,18 @@ class CreditWindow:
         self.bytes = int(min(self.bytes_max, max(PIECE_BYTES_MIN, self.bytes * factor)))
 
     def observe_full(self, in_flight_bytes: int, elapsed_s: float) -> None:
-        """Learn from a full window, whose last byte was credited after `elapsed_s`."""
+        """Adapt to a full window, whose last byte was credited after `elapsed_s`."""
         self._measured = True
         self.bytes_per_s = in_flight_bytes / max(elapsed_s, 1e-6)
         self.adapt(elapsed_s)
 
     def observe_burst(self, in_flight_bytes: int, elapsed_s: float, spread_s: float, spread_bytes: int) -> None:
-        """Learn from a window that found the link idle, and from how its credits were spread out.
+        """Adapt to a window that found the link idle, and to how its credits were spread out.
 
-        Its last credit took a round trip and the window's own time on the link. So it tells the rate even where it
-        filled only a small part of a long link. That rate is too high if the round trip is thought too long, and
-        the rate of the spread is too high if the credits came all at once: the lower one counts. Of the last few
-        windows the best one counts, since a busy machine delays some.
+        Its last credit took a round trip and the window's own time on the link. So the window shows the rate even
+        if it filled only a small part of a long link. This rate is too high if the round trip was measured too
+        long. The rate of the spread is too high if the credits came all at once. So the lower of the two is taken,
+        and of the last few windows the highest rate, since a busy machine delays some.
         """
         self._measured = True
         moving_s = max(elapsed_s - self.round_trip_s, 1e-6)
@@ -130,11 +130,11 @@ class CreditWindow:
         self._scale(min(BURST_GROWTH_MAX, wanted / self.bytes))
 
     def observe_round_trip(self, sample_s: float, *, at_rest: bool) -> None:
-        """Learn from a round trip, measured `at_rest` or while payloads may have delayed it.
+        """Adapt to a round trip, measured `at_rest` or while payloads may have delayed it.
 
-        Only one at rest may make the least round trip longer: else the queue that the window itself makes would
-        widen the window again and again. A round trip that is longer than the window can make it shows that
-        payloads in one message are too long.
+        Only one at rest may make the link's round trip longer: else the queue that the window itself causes would
+        widen the window again and again. A round trip longer than the window can cause shows that payloads sent in
+        one message are too long.
         """
         sample_s = min(max(sample_s, 0.0), ROUND_TRIP_MAX_S)
         known = bool(self._at_rest_s)
@@ -146,31 +146,31 @@ class CreditWindow:
 
 
 class Transfer:
-    """What both sides know of a transfer: its number on this connection, and its state."""
+    """The part of a transfer that both sides have: its number on this connection, and its state."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.state: TransferState = "announced"
 
     def move(self, state: TransferState) -> None:
-        """Go to another state; raises `TransitionError` where `TRANSFER` has no such move."""
+        """Change the state; raises `TransitionError` if `TRANSFER` does not allow it."""
         check_move(TRANSFER, self.state, state, "a transfer")
         self.state = state
 
     def suspend(self) -> bool:
-        """Suspend it, or drop it if nothing of it has moved; return whether it can be resumed."""
+        """Suspend the transfer, or drop it if nothing has moved; return whether it can be resumed."""
         self.move("dropped" if self.state == "announced" else "suspended")
         return self.state == "suspended"
 
     def drop(self) -> None:
-        """End it for good."""
+        """End the transfer for good."""
         self.move("dropped")
 
 
 class OutgoingTransfer(Transfer):
-    """The sending side: cuts a payload into pieces as credit comes in.
+    """The sending side: cuts a payload into pieces as credit arrives.
 
-    `announced_s` is when it was announced: the first credit then tells how long a round trip is.
+    `announced_s` is when the transfer was announced: the first credit then shows the round trip.
     """
 
     def __init__(
@@ -186,17 +186,17 @@ class OutgoingTransfer(Transfer):
         self._announced_s = announced_s
         self._sent = self._first_byte = 0
         self._received = 0
-        self._mark: tuple[int, int, float] | None = None  # at which byte a full window ends, its bytes, since when
-        self._first_credit: tuple[int, float] | None = None  # of the first window: the byte, and when it came
+        self._mark: tuple[int, int, float] | None = None  # where a full window ends, its bytes, when it began
+        self._first_credit: tuple[int, float] | None = None  # of the first window: its byte and time
 
     def note_announced(self, now_s: float) -> None:
-        """Say when it was announced, if that was after it was made."""
+        """Set when the transfer was announced, if that was after it was made."""
         self._announced_s = now_s
 
     def credit(self, credit: Credit, now_s: float) -> list[tuple[Piece, memoryview]]:
-        """Return the pieces that a credit allows; raises `ProtocolError` for a credit that cannot be.
+        """Return the pieces that a credit allows; raises `ProtocolError` for an impossible credit.
 
-        The first one may name any byte but the end: the receiver holds the beginning from an earlier transfer.
+        The first credit may name any byte but the end: an earlier transfer may have moved the beginning.
         """
         if self.state == "announced":
             self._open(credit, now_s)
@@ -215,7 +215,7 @@ class OutgoingTransfer(Transfer):
         return self._cut(now_s)
 
     def _measure(self, mark: tuple[int, int, float], now_s: float) -> None:
-        """Let the window learn from the time that a full one took, the first one or a later."""
+        """Let the window adapt to the time that a full one took: the first of the transfer, or a later one."""
         end, in_flight, since_s = mark
         if end - in_flight == self._first_byte and self._first_credit is not None:
             first_bytes, first_s = self._first_credit
@@ -232,7 +232,10 @@ class OutgoingTransfer(Transfer):
             self.window.observe_round_trip(now_s - self._announced_s, at_rest=True)
 
     def _cut(self, now_s: float) -> list[tuple[Piece, memoryview]]:
-        """Return the next pieces that the window has room for, or for more than half of."""
+        """Return the next pieces of which the window has room for more than half, but at least one.
+
+        Mark where the window is full, or where a short payload ends: the credit for that byte measures the link.
+        """
         pieces: list[tuple[Piece, memoryview]] = []
         window_bytes = self.window.bytes
         length_max = self.window.length_max
@@ -247,8 +250,8 @@ class OutgoingTransfer(Transfer):
             self._sent += len(part)
         else:
             if len(pieces) > 2 and self._received == self._first_byte:
-                # All of it found an idle link, which tells the rate too, by the credits of all but the last, which
-                # may never come. Fewer pieces would tell more of delays than of the rate.
+                # The whole payload found an idle link, which also shows the rate. The last credit may never come,
+                # so measure up to the one before. Fewer pieces would show delays rather than the rate.
                 end = self._sent - len(pieces[-1][1])
                 self._mark = (end, end - self._first_byte, now_s)
         return pieces
@@ -265,7 +268,7 @@ class IncomingTransfer(Transfer):
         self._digest = xxhash.xxh3_64()
 
     def resume(self, number: int, checksum: int, payload_bytes: int) -> bool:
-        """Resume under another number if the payload announced there is this one, else drop it.
+        """Resume under another number if that announces the same payload, else drop the transfer.
 
         Return whether it was resumed.
         """
@@ -277,7 +280,7 @@ class IncomingTransfer(Transfer):
         return True
 
     def credit(self) -> Credit:
-        """Return the credit that tells the sender how far we are."""
+        """Return the credit for the bytes received so far."""
         return Credit(self.number, self._received)
 
     def accept(self, piece: Piece, part: wire.Buffer) -> None:

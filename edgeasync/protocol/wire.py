@@ -1,6 +1,6 @@
 """Frames: a message is one msgpack header frame and at most one flat payload frame.
 
-The header is the array `[protocol version, kind, fields, padding]`, `fields` being the message's own array.
+The header is the array `[protocol version, kind, fields, padding]`; `fields` is the message's own array.
 """
 
 import msgpack
@@ -14,7 +14,7 @@ HEADER_BYTES_MIN = 64
 """Shorter headers are padded: small unaligned frames before a large one halve libzmq's throughput."""
 
 HEADER_BYTES_MAX = 1 << 20
-"""Longer headers are refused unread."""
+"""Longer headers are refused without being read."""
 
 ERROR_LENGTH_MAX = 240
 
@@ -25,11 +25,11 @@ _pack = msgpack.Packer(autoreset=True).pack
 
 
 class UnsupportedVersionError(ProtocolError):
-    """The header speaks a protocol version this side does not know."""
+    """The header has a protocol version that this side does not know."""
 
 
 def encode(message: Message, version: int = PROTOCOL_VERSION) -> bytes:
-    """Return the header frame of `message` in that version of the protocol, padded to 64 bytes."""
+    """Return the header frame of `message` in a version of the protocol, padded to 64 bytes."""
     fields = msgspec.to_builtins(message, builtin_types=(bytes,))
     header: bytes = _pack((version, message.kind, fields, b""))
     missing = HEADER_BYTES_MIN - len(header)
@@ -57,13 +57,13 @@ def decode(header: bytes) -> Message:
     if message is None:
         raise ProtocolError("unknown kind of message")
     try:
-        return msgspec.convert(fields, message, builtin_types=(bytes,))  # else base64 text passes for bytes
+        return msgspec.convert(fields, message, builtin_types=(bytes,))  # else base64 text would pass for bytes
     except (msgspec.ValidationError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"{message.__name__}: {_brief(error)}") from error
 
 
 def checksum(*payload: Buffer) -> int:
-    """XXH3-64 of a payload frame: guards against corruption, not against forgery."""
+    """Return the XXH3-64 of a payload frame: it guards against corruption, not against forgery."""
     if len(payload) == 1:
         return xxhash.xxh3_64_intdigest(payload[0])
     digest = xxhash.xxh3_64()
@@ -77,6 +77,6 @@ def _refuse_extension(code: int, data: bytes) -> object:  # noqa: ARG001
 
 
 def _brief(error: Exception) -> str:
-    """Cut an error's sentence to what a person can read: it may quote what a peer sent, up to a whole header."""
+    """Shorten an error's sentence for people: it may quote a whole header that a peer sent."""
     sentence = str(error) or type(error).__name__
     return sentence if len(sentence) <= ERROR_LENGTH_MAX else f"{sentence[:ERROR_LENGTH_MAX]}..."

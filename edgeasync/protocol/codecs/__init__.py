@@ -1,4 +1,4 @@
-"""Codecs: a model's flat float32 vector to payload bytes and back. Agreed by name when a device joins."""
+"""Codecs turn a model's flat float32 vector into payload bytes and back; a handshake agrees on them by name."""
 
 from edgeasync.protocol.codecs.catalogue import (
     ELEMENTWISE,

@@ -1,8 +1,9 @@
-"""Codecs that share a scale among the values of a block: `int8`, `int4` and `sign`.
+"""Codecs with one scale for all values of a block: `int8`, `int4` and `sign`.
 
-QSGD (Alistarh et al. 2017) with the largest magnitude of a block as its scale; signSGD (Bernstein et al. 2018)
-with the mean one, as in EF-signSGD (Karimireddy et al. 2019). A block with a value that is not finite has the
-scale NaN. All scales come first. Only elementwise arithmetic and sums of whole rows: the same bits everywhere.
+`int8` and `int4` are QSGD (Alistarh et al. 2017) with the largest magnitude of a block as its scale. `sign` is
+signSGD (Bernstein et al. 2018) with the mean magnitude, as in EF-signSGD (Karimireddy et al. 2019). A block with a
+value that is not finite has the scale NaN. All scales come first in the payload. Coding uses only elementwise
+arithmetic and sums of whole rows, so it gives the same bits on every machine.
 """
 
 from collections.abc import Iterator
@@ -16,26 +17,26 @@ from edgeasync.parameters import CHUNK, Vector
 from edgeasync.protocol.codecs.source import Bytes, Source
 
 BLOCK = 256
-"""Values that share a scale; `CHUNK` is a multiple of it."""
+"""How many values share a scale; `CHUNK` is a multiple of it."""
 
 SCALE_MIN = np.float32(2.0**-126)
-"""A block whose scale would be smaller is sent as zeros: subnormal scales are coarse, and slow."""
+"""A block whose scale would be smaller is sent as zeros: subnormal scales are coarse and slow."""
 
 _MAGNITUDE = 0x7FFF_FFFF
 _INFINITY = 0x7F80_0000
 _ROUNDING = np.float32(1.5 * 2**23)
-"""Added to a small number, its last bits are the nearest integer's, ties to even."""
+"""The last bits of the sum of this and a small number are those of the nearest integer, ties to even."""
 
 Rows = npt.NDArray[np.float32]
 
 
 def _scale_bytes(length: int) -> int:
-    """Bytes of the scales of `length` values; the last block may be shorter."""
+    """Return how many bytes the scales of `length` values take; the last block may be shorter."""
     return 4 * -(-length // BLOCK)
 
 
 def _split(coded: Bytes, length: int) -> tuple[Vector, Bytes]:
-    """Return the places of the scales and of the levels or signs in the coded bytes of `length` values."""
+    """Return views of the scales, and of the levels or signs, in the coded bytes of `length` values."""
     split = _scale_bytes(length)
     return coded[:split].view("<f4"), coded[split:]
 
@@ -44,9 +45,9 @@ class _Chunk(NamedTuple):
     start: int
     stop: int
     rows: Rows
-    """Whole blocks, the last one filled up with zeros; not to be written to."""
+    """Whole blocks, the last one filled up with zeros; do not write to them."""
     scales: Vector
-    """Where the scale of each row is written."""
+    """A view to write the scale of each row to."""
 
 
 def _chunks(source: Source, length: int, scales: Vector) -> Iterator[_Chunk]:
@@ -64,13 +65,13 @@ def _chunks(source: Source, length: int, scales: Vector) -> Iterator[_Chunk]:
 
 
 def _scale_blocks(values: Vector, start: int, scales: Vector) -> None:
-    """Multiply values, which begin at place `start` of the whole, by the scale of their block."""
+    """Multiply the values, which begin at place `start` of the whole vector, by the scales of their blocks."""
     head = min(-start % BLOCK, values.size)
     block = (start + head) // BLOCK
     whole = (values.size - head) // BLOCK
     body = values[head : head + whole * BLOCK].reshape(whole, BLOCK)
     tail = values[head + whole * BLOCK :]
-    with np.errstate(over="ignore", invalid="ignore"):  # what a peer sends must not warn, let alone raise
+    with np.errstate(over="ignore", invalid="ignore"):  # a peer's values must not cause a warning or an exception
         if head:
             np.multiply(values[:head], scales[start // BLOCK], out=values[:head])
         np.multiply(body, scales[block : block + whole, np.newaxis], out=body)
@@ -79,7 +80,7 @@ def _scale_blocks(values: Vector, start: int, scales: Vector) -> None:
 
 
 class _Quantizer:
-    """Rounds blocks to whole levels; holds the memory that this takes."""
+    """Rounds blocks to whole levels, in memory that it reuses."""
 
     def __init__(self, steps: int, unit: int, blocks: int, random: np.random.Generator | None) -> None:
         room = min(CHUNK, BLOCK * blocks)
@@ -91,10 +92,10 @@ class _Quantizer:
         self._levels = np.empty(room, np.int8)
 
     def quantize(self, rows: Rows, scales: Vector) -> Bytes:
-        """Return the levels, each a byte with its sign, and write the scale of every row."""
+        """Return the levels as signed bytes, and write the scale of every row."""
         work = self._work[: rows.size].reshape(rows.shape)
         magnitudes = np.bitwise_and(rows.view(np.int32), _MAGNITUDE, out=work.view(np.int32))
-        # As integers magnitudes compare as they do as floats, and those that are not finite are the largest.
+        # Magnitudes compare as integers as they do as floats, and those that are not finite are the largest.
         peaks = magnitudes.max(axis=1)
         broken = peaks >= _INFINITY
         peaks[broken] = 0
@@ -118,7 +119,7 @@ class _Quantizer:
         return levels.view(np.uint8)
 
     def _draw_noise(self, random: np.random.Generator, count: int) -> Vector:
-        """Return numbers between -0.5 and 0.5, of 16 random bits each: a fourth of the time that floats take."""
+        """Return numbers between -0.5 and 0.5, from 16 random bits each: a fourth of the time of random floats."""
         noise = self._noise[:count]
         drawn = random.integers(0, 2**64 - 1, count // 4, np.uint64, endpoint=True)
         np.copyto(noise, drawn.astype("<u8", copy=False).view("<u2"))
@@ -135,7 +136,7 @@ def _needed(random: np.random.Generator | None) -> np.random.Generator:
 
 @dataclass(frozen=True)
 class Int8:
-    """`int8`: a value is its level, -127 to 127, times the block's scale, the largest magnitude / 127."""
+    """`int8`: a value is its level, -127 to 127, times the scale of the block, its largest magnitude / 127."""
 
     stochastic: bool = False
 
@@ -143,18 +144,18 @@ class Int8:
     needs_feedback: ClassVar[bool] = False
 
     def nbytes(self, length: int) -> int:
-        """One byte a value, and four a block."""
+        """Count one byte for each value and four for each block."""
         return _scale_bytes(length) + length
 
     def encode(self, source: Source, length: int, out: Bytes, random: np.random.Generator | None) -> None:
-        """Round to the nearest level, ties to even, or to either neighbour with the right mean."""
+        """Round to the nearest level, ties to even; if stochastic, to either neighbour with the right mean."""
         scales, coded = _split(out, length)
         quantizer = _Quantizer(127, 1, scales.size, _needed(random) if self.stochastic else None)
         for start, stop, rows, row_scales in _chunks(source, length, scales):
             coded[start:stop] = quantizer.quantize(rows, row_scales)[: stop - start]
 
     def open(self, coded: Bytes, length: int) -> Source:
-        """Return a source that multiplies levels by their scales; a level of -128 counts as such."""
+        """Return a source that multiplies levels by their scales; it accepts a level of -128."""
         return _Int8Source(*_split(coded, length))
 
 
@@ -175,10 +176,11 @@ class _Int8Source:
 
 @dataclass(frozen=True)
 class Int4:
-    """`int4`: a value is 16 times its level, -7 to 7, times the block's scale, the largest magnitude / 112.
+    """`int4`: a value is 16 times its level, -7 to 7, times the scale of the block, its largest magnitude / 112.
 
-    The lower halves of the bytes are the levels of the first half of all values, the upper halves those of the
-    rest: so any range is decoded in long loops, and a level needs no shift to be 16 times itself as a signed byte.
+    The lower halves of the bytes are the levels of the first half of all values, the upper halves are those of the
+    rest, so any range is decoded in long loops. In the upper half of a signed byte a level is 16 times itself, so
+    decoding needs no sign extension.
     """
 
     stochastic: bool = False
@@ -187,11 +189,11 @@ class Int4:
     needs_feedback: ClassVar[bool] = False
 
     def nbytes(self, length: int) -> int:
-        """Half a byte a value, and four bytes a block."""
+        """Count half a byte for each value and four bytes for each block."""
         return _scale_bytes(length) + (length + 1) // 2
 
     def encode(self, source: Source, length: int, out: Bytes, random: np.random.Generator | None) -> None:
-        """Round to the nearest level, ties to even, or to either neighbour with the right mean."""
+        """Round to the nearest level, ties to even; if stochastic, to either neighbour with the right mean."""
         scales, coded = _split(out, length)
         half = coded.size
         if length % 2:
@@ -206,7 +208,7 @@ class Int4:
                 np.bitwise_or(upper, levels[middle - start : stop - start] << 4, out=upper)
 
     def open(self, coded: Bytes, length: int) -> Source:
-        """Return a source that unpacks levels and multiplies them; a level of -8 counts as such."""
+        """Return a source that unpacks levels and multiplies them; it accepts a level of -8."""
         return _Int4Source(*_split(coded, length), length)
 
 
@@ -234,17 +236,17 @@ class _Int4Source:
 
 @dataclass(frozen=True)
 class Sign:
-    """`sign`: a value is its sign times the block's scale, the mean magnitude."""
+    """`sign`: a value is its sign times the scale of the block, its mean magnitude."""
 
     elementwise: ClassVar[bool] = False
     needs_feedback: ClassVar[bool] = True
 
     def nbytes(self, length: int) -> int:
-        """One bit a value, and four bytes a block."""
+        """Count one bit for each value and four bytes for each block."""
         return _scale_bytes(length) + -(-length // 8)
 
     def encode(self, source: Source, length: int, out: Bytes, random: np.random.Generator | None) -> None:  # noqa: ARG002
-        """Keep the signs."""
+        """Write the scales and the signs."""
         scales, coded = _split(out, length)
         for start, stop, rows, row_scales in _chunks(source, length, scales):
             counts = np.full(len(rows), BLOCK, np.float32)

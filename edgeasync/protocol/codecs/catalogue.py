@@ -1,8 +1,9 @@
 """Names of codecs, and the codecs they mean.
 
-A name is stages joined by `+`, at most 64 characters: a dense one (`identity`, `float16`, `bfloat16`, `int8`,
-`int4`, `sign`), or `top_k(fraction)` or `low_rank(rank)` and, if not `identity`, a dense one for what they keep;
-then perhaps `zstd`. `int8(stochastic)` and `int4(stochastic)` differ from `int8` and `int4` for the encoder only.
+A name has at most 64 characters, and consists of stages joined by `+`. It begins with a dense stage (`identity`,
+`float16`, `bfloat16`, `int8`, `int4`, `sign`), or with `top_k(fraction)` or `low_rank(rank)`. Those two may be
+followed by the dense stage for the values they keep; without it they keep float32. `zstd` may come last.
+`int8(stochastic)` and `int4(stochastic)` differ from `int8` and `int4` only for the encoder.
 """
 
 import re
@@ -36,10 +37,10 @@ STAGES: tuple[str, ...] = (
     *("identity", "float16", "bfloat16", "int8", "int4", "top_k", "sign", "low_rank"),
     *(("zstd",) if HAS_ZSTD else ()),
 )
-"""What this side can decode; a peer lists them when it joins."""
+"""The stages that this side can decode; a device lists its own when it joins."""
 
 ELEMENTWISE = tuple(name for name, stage in _DENSE.items() if stage.elementwise)
-"""The codecs that are fit for whole models."""
+"""The codecs that may code whole models."""
 
 _KNOWN = (
     "identity, float16, bfloat16, int8, int8(stochastic), int4, int4(stochastic), sign, top_k(0.01), low_rank(4); "
@@ -50,12 +51,12 @@ _LOW_RANK = re.compile(r"low_rank\(([1-9][0-9]?)\)", re.ASCII)
 
 
 class _Design(NamedTuple):
-    """What a name means, whatever the spec is."""
+    """The parts of a name, whatever the spec is."""
 
     fraction: float
-    """Of top-k, or else 0."""
+    """The argument of `top_k`, else 0."""
     rank: int
-    """Of low rank, or else 0."""
+    """The argument of `low_rank`, else 0."""
     dense: str
     compressed: bool
 
@@ -74,7 +75,7 @@ def _decimal(fraction: float) -> str:
 
 
 def _parse(name: str) -> _Design:
-    """Read a name; raises `ValueError`, with the names there are."""
+    """Read a name; raises `ValueError`, which lists the known names."""
     parts = name.split("+") if len(name) <= NAME_LENGTH_MAX else []
     compressed = len(parts) > 1 and parts[-1] == "zstd"
     if compressed:
@@ -96,16 +97,16 @@ def _parse(name: str) -> _Design:
 
 @dataclass(frozen=True)
 class _Key:
-    """A spec that compares by its fingerprint: to hash all names and shapes takes longer than a small update."""
+    """A spec that compares by its fingerprint: hashing all names and shapes takes longer than a small update."""
 
     fingerprint: str
     spec: ParameterSpec = field(compare=False)
 
 
 def make_codec(name: str, spec: ParameterSpec) -> Codec:
-    """Return the codec of that name for vectors of `spec`.
+    """Return the codec with that name for vectors of `spec`.
 
-    Raises `ValueError`, with the names there are, for one that is unknown or ill-formed.
+    Raises `ValueError`, which lists the known names, for a name that is unknown or ill-formed.
     """
     return _make_codec(name, _Key(spec.fingerprint, spec))
 
@@ -126,7 +127,7 @@ def _make_codec(name: str, key: _Key) -> Codec:
 
 
 def find_codec(name: str, payload_bytes: int, spec: ParameterSpec) -> Codec:
-    """Return the codec named in a message; raises `ProtocolError` if unknown or if no payload is so long."""
+    """Return the codec that a message names; raises `ProtocolError` if it is unknown or has no such length."""
     try:
         codec = make_codec(name, spec)
     except ValueError as error:
@@ -136,12 +137,12 @@ def find_codec(name: str, payload_bytes: int, spec: ParameterSpec) -> Codec:
 
 
 def check_codec_name(name: str) -> None:
-    """Raise `ValueError`, with the names there are, for a codec that settings cannot mean."""
+    """Raise `ValueError`, which lists the known names, if this is not the name of a codec."""
     _parse(name)
 
 
 def stages_of(name: str) -> frozenset[str]:
-    """Return the stages, without arguments, that a peer must know to decode such payloads.
+    """Return the stages, without arguments, that a peer must know to decode payloads of this codec.
 
     Raises `ValueError` as `check_codec_name` does.
     """
@@ -152,5 +153,5 @@ def stages_of(name: str) -> frozenset[str]:
 
 
 def payload_bytes_limit(spec: ParameterSpec) -> int:
-    """Return how long a payload of any codec can be: hardly more than the plain vector."""
+    """Return the longest payload of any codec in bytes: hardly more than the plain vector."""
     return compressed_bytes_max(4 * spec.length + 64)

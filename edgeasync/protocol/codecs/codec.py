@@ -1,4 +1,4 @@
-"""A codec turns the vectors of one spec into bytes, and those into sources; a stage codes any values for it."""
+"""A codec turns the vectors of one spec into payloads and back; its dense stage codes any number of values."""
 
 from abc import ABC, abstractmethod
 from typing import Protocol
@@ -12,10 +12,10 @@ from edgeasync.protocol.wire import Buffer
 
 
 class Codec(ABC):
-    """Codes the vectors of one spec. It has no state: what follows from the spec is computed when it is made.
+    """Codes the vectors of one spec, without any state; all that follows from the spec is computed in advance.
 
-    Its stages code the trained values; the statistics always follow as plain float32. Little-endian everywhere.
-    A value that is not finite never gets lost: of a vector with one, some decoded values are not finite either.
+    Its stages code the trained values; the statistics always follow as plain float32. All numbers are
+    little-endian. If a value of a vector is not finite, at least one of the decoded values is not finite either.
     """
 
     def __init__(
@@ -34,9 +34,9 @@ class Codec(ABC):
         self.payload_bytes_max = payload_bytes_max
         """No valid payload is longer."""
         self.elementwise = elementwise
-        """Whether each value is rounded by itself, and the same when rounded again: fit for whole models."""
+        """Whether each value is rounded by itself, and a second rounding changes nothing: fit for whole models."""
         self.needs_feedback = needs_feedback
-        """Whether so much is dropped that a device must carry it over to its next update."""
+        """Whether the codec drops so much that a device must add it to its next update."""
 
     @abstractmethod
     def encode(self, source: Source, random: np.random.Generator | None = None) -> Buffer:
@@ -47,14 +47,14 @@ class Codec(ABC):
 
     @abstractmethod
     def open(self, payload: Buffer) -> Source:
-        """Check a payload, which must not change from then on.
+        """Check a payload, and return a source of its values; the payload must not change from then on.
 
-        Raises only `ProtocolError`, whatever the bytes are.
-        Any range of the source that is returned can be read; it keeps the payload alive.
+        Raises only `ProtocolError`, whatever the bytes are. Any range of the source can be read. The source keeps
+        the payload alive.
         """
 
     def round_in_place(self, values: Vector) -> None:  # noqa: ARG002
-        """Round trained values, any number, to what travels; raises `TypeError` unless `elementwise`."""
+        """Round any number of trained values as coding them would; raises `TypeError` unless `elementwise`."""
         raise TypeError(f"{self.name} does not round values one by one")
 
     def check_length(self, payload_bytes: int) -> None:
@@ -73,21 +73,25 @@ class Codec(ABC):
 
 
 class Dense(Protocol):
-    """A stage that codes any number of values in a number of bytes that depends on nothing else."""
+    """A stage that codes any number of values; the number of bytes depends on the number of values alone.
+
+    Give `encode` and `open` exactly `nbytes(length)` bytes, and `open` the same `length` as `encode`. The bytes
+    must not change while the source is in use. Any bytes can be opened: check what they decode to.
+    """
 
     @property
     def elementwise(self) -> bool:
-        """As of a codec."""
+        """As `Codec.elementwise`."""
 
     @property
     def needs_feedback(self) -> bool:
-        """As of a codec."""
+        """As `Codec.needs_feedback`."""
 
     def nbytes(self, length: int) -> int:
-        """Bytes that `length` values take; never fewer for more values."""
+        """Return how many bytes `length` values take; never fewer for more values."""
 
     def encode(self, source: Source, length: int, out: Bytes, random: np.random.Generator | None) -> None:
-        """Write the first `length` values of the source to `out`, of as many bytes as they take."""
+        """Write the first `length` values of the source to `out`; a stochastic stage needs `random`."""
 
     def open(self, coded: Bytes, length: int) -> Source:
-        """Return a source of `length` values that reads `coded`, of as many bytes as they take."""
+        """Return a source of `length` values that reads `coded`."""

@@ -1,4 +1,4 @@
-"""`zstd` behind any other codec: its payload in one Zstandard frame (RFC 8878). Needs the `zstandard` package."""
+"""`zstd` after another codec: its payload in one Zstandard frame (RFC 8878). Needs the `zstandard` package."""
 
 import numpy as np
 
@@ -20,7 +20,7 @@ _FRAME_BYTES_MIN = 6
 
 
 def compressed_bytes_max(plain_bytes: int) -> int:
-    """Return how long a frame can be: blocks that do not shrink are kept as they are."""
+    """Return the longest frame of a payload in bytes: blocks that do not shrink are stored as they are."""
     return plain_bytes + plain_bytes // 1024 + 64
 
 
@@ -38,11 +38,11 @@ class Compressed(Codec):
         self._inner = inner
 
     def encode(self, source: Source, random: np.random.Generator | None = None) -> Buffer:
-        """Return the payload, which other versions of zstd may write otherwise."""
+        """Return the payload; other versions of zstd may give other bytes."""
         return zstandard.ZstdCompressor(level=_LEVEL).compress(self._inner.encode(source, random))
 
     def open(self, payload: Buffer) -> Source:
-        """Decompress a frame whose announced size the other codec can have; that codec checks the content."""
+        """Decompress a frame whose announced size is possible for the other codec, which checks the content."""
         self.check_length(len(payload))
         try:
             self._inner.check_length(zstandard.get_frame_parameters(payload).content_size)

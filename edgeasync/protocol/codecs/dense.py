@@ -1,4 +1,4 @@
-"""Stages that code every value by itself, `identity`, `float16`, `bfloat16`; and how a stage becomes a codec."""
+"""The stages that code every value by itself, `identity`, `float16`, `bfloat16`; the codec of one dense stage."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,15 +27,15 @@ class Identity:
     needs_feedback: ClassVar[bool] = False
 
     def nbytes(self, length: int) -> int:
-        """Four bytes a value."""
+        """Count four bytes for each value."""
         return 4 * length
 
     def encode(self, source: Source, length: int, out: Bytes, random: np.random.Generator | None) -> None:  # noqa: ARG002
-        """Copy."""
+        """Copy the values."""
         copy_range(out.view("<f4"), source)
 
     def open(self, coded: Bytes, length: int) -> Source:  # noqa: ARG002
-        """Return a source whose reads are views."""
+        """Return a source whose reads are views of the payload."""
         return VectorSource(coded.view("<f4"))
 
     def round_in_place(self, values: Vector) -> None:
@@ -53,7 +53,7 @@ class SixteenBits:
     needs_feedback: ClassVar[bool] = False
 
     def nbytes(self, length: int) -> int:
-        """Two bytes a value."""
+        """Count two bytes for each value."""
         return 2 * length
 
     def encode(self, source: Source, length: int, out: Bytes, random: np.random.Generator | None) -> None:  # noqa: ARG002
@@ -113,7 +113,7 @@ class DenseCodec(Codec):
         )
 
     def encode(self, source: Source, random: np.random.Generator | None = None) -> Buffer:
-        """Return the payload: of a vector as `identity` its own memory."""
+        """Return the payload; `identity` returns the memory of a vector itself."""
         if isinstance(self._stage, Identity) and isinstance(source, VectorSource):
             return np.ascontiguousarray(source.vector, "<f4").data.cast("B")
         out = np.empty(self.payload_bytes_max, np.uint8)
@@ -122,13 +122,13 @@ class DenseCodec(Codec):
         return out.data
 
     def open(self, payload: Buffer) -> Source:
-        """Check the length, which is all that can be wrong."""
+        """Return the decoded source; only the length can be wrong."""
         coded = self._checked(payload)
         trained = self._stage.open(coded[: self._trained_bytes], self._trained)
         return join_statistics(trained, coded[self._trained_bytes :])
 
     def round_in_place(self, values: Vector) -> None:
-        """Round each as the stage does."""
+        """Round each value as the stage does."""
         if isinstance(self._stage, Identity | SixteenBits):
             self._stage.round_in_place(values)
         else:

@@ -1,7 +1,7 @@
-"""float32 to 16 bits and back by integer arithmetic: several times faster than numpy's casts, to the same bits.
+"""float32 to 16 bits and back by integer arithmetic: several times faster than numpy's casts, with the same bits.
 
-Subnormal halves never become subnormal floats on the way: machines
-take up to a hundred times as long for those, and small deltas are full of them in half precision.
+No subnormal float occurs in between: machines take up to a hundred times as long for those, and in half precision
+small deltas are full of subnormal numbers.
 """
 
 import numpy as np
@@ -15,16 +15,16 @@ _SIGN = 0x8000_0000
 _MAGNITUDE = 0x7FFF_FFFF
 _INFINITY = 0x7F80_0000
 _TO_INFINITY = 0x477F_F000
-"""Magnitudes from 65520 on do not round to a finite half."""
+"""Magnitudes from 65520 on round to infinity in half precision."""
 
 
 def narrow_float16(values: Vector, out: Halves) -> None:
-    """Round to IEEE 754 half precision: to nearest, ties to even; a NaN keeps the front of its payload."""
+    """Round to IEEE 754 half precision, to nearest, ties to even; a NaN keeps the front of its payload."""
     bits = values.view(np.uint32)
     rounded = np.bitwise_and(bits, _MAGNITUDE)
     largest = rounded.max(initial=0)
-    # Adding the power of two that is 2**13 times the value's own (2**-14 for smaller ones) makes the hardware
-    # round to ten bits behind the point. Those, and the power's exponent, then add up to the half, modulo 2**16.
+    # Take the value's power of two, at least 2**-14. Adding 2**13 times that power makes the hardware round to ten
+    # bits behind the point. Those bits and the power's exponent then add up to the half, modulo 2**16.
     power = np.maximum(rounded, 113 << 23)
     np.bitwise_and(power, _INFINITY, out=power)
     np.add(power, 13 << 23, out=power)
@@ -46,7 +46,7 @@ def narrow_float16(values: Vector, out: Halves) -> None:
 
 
 def _special_halves(bits: npt.NDArray[np.uint32]) -> Halves:
-    """Return the halves of what is infinite, becomes so, or is a NaN."""
+    """Return the halves of values that are infinite, become infinite, or are NaN."""
     mantissa = bits >> 13 & 0x3FF
     nan = (bits & _MAGNITUDE) > _INFINITY
     mantissa = np.where(nan, np.maximum(mantissa, 1), 0)
@@ -54,7 +54,7 @@ def _special_halves(bits: npt.NDArray[np.uint32]) -> Halves:
 
 
 def widen_float16(halves: Halves, out: Vector) -> None:
-    """Return to float32, exactly."""
+    """Convert half precision to float32, exactly."""
     special = halves.view(np.int16).max(initial=0) >= 0x7C00 or halves.max(initial=0) >= 0xFC00
     sign = np.empty(halves.size, np.int32)
     np.copyto(sign, halves.view(np.int16))
@@ -63,7 +63,8 @@ def widen_float16(halves: Halves, out: Vector) -> None:
     np.bitwise_and(sign, 0x0FFF_E000, out=bits)
     np.bitwise_and(sign, np.int32(-(1 << 31)), out=sign)
     np.add(bits, 112 << 23, out=bits)
-    # That is the value y of a normal half. Of a subnormal one it is 2 y - 2**-14, which of the others is not less.
+    # For a normal half `out` now has the value y. For a subnormal half the value is 2 y - 2**-14, which for normal
+    # halves is not less than y: so the minimum is right for both.
     doubled = np.add(bits, 1 << 23).view(np.float32)
     np.subtract(doubled, np.float32(2.0**-14), out=doubled)
     np.minimum(out, doubled, out=out)
@@ -75,7 +76,7 @@ def widen_float16(halves: Halves, out: Vector) -> None:
 
 
 def narrow_bfloat16(values: Vector, out: Halves) -> None:
-    """Round to the upper half of a float32: to nearest, ties to even; a NaN stays one."""
+    """Round to the upper half of a float32, to nearest, ties to even; a NaN stays a NaN."""
     bits = values.view(np.uint32)
     rounded = np.right_shift(bits, 16)
     np.bitwise_and(rounded, 1, out=rounded)
@@ -90,7 +91,7 @@ def narrow_bfloat16(values: Vector, out: Halves) -> None:
 
 
 def widen_bfloat16(halves: Halves, out: Vector) -> None:
-    """Return to float32, exactly."""
+    """Convert bfloat16 to float32, exactly."""
     bits = out.view(np.uint32)
     np.copyto(bits, halves)
     np.left_shift(bits, 16, out=bits)

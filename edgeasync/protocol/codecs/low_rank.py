@@ -1,7 +1,7 @@
-"""`low_rank(r)`: of every matrix the product of two thin ones, as PowerSGD (Vogels et al. 2019), densely coded.
+"""`low_rank(r)`: each matrix as a product of two thin ones, as in PowerSGD (Vogels et al. 2019), densely coded.
 
-No state is kept between updates: subspace iteration begins with the same signs every time, and is done twice. No
-BLAS: products are elementwise, and sums those of numpy's reduction, so that all machines find the same bits.
+The codec keeps no state between updates: two subspace iterations begin with the same signs every time. It uses no
+BLAS: products are elementwise and sums are numpy's reductions, so that all machines compute the same bits.
 """
 
 from collections.abc import Iterator
@@ -18,33 +18,33 @@ from edgeasync.protocol.wire import Buffer
 RANK_MAX = 64
 _ITERATIONS = 2
 _NOISE = 1e-5
-"""A column of which less than this share is left, once the earlier ones are taken out, is rounding noise."""
+"""A vector of which less than this share is left, when the earlier ones are projected out, is rounding noise."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where an array lies in the vector, and where what is sent of it lies among the coded values."""
+    """The place of an array in the vector, and the place of its coded values among all coded values."""
 
     start: int
     rows: int
     columns: int
     coded_start: int
     rank: int
-    """0: the array is sent as it is."""
+    """The rank of the two factors; with 0 the array is sent as it is."""
 
     @property
     def size(self) -> int:
-        """Values of the array."""
+        """How many values the array has."""
         return self.rows * self.columns
 
     @property
     def coded_size(self) -> int:
-        """Values that are sent: `rank` rows of as many values as the matrix has rows, then as it has columns."""
+        """How many values are sent: `rank` vectors as long as a column, then `rank` as long as a row."""
         return self.rank * (self.rows + self.columns) or self.size
 
 
 def lay_out(spec: ParameterSpec, rank: int) -> tuple[Layout, ...]:
-    """Return the layout of the trained arrays; the first axis against all others, where that saves anything."""
+    """Return the layout of the trained arrays: as matrices, first axis by all others, if that saves anything."""
     layouts: list[Layout] = []
     start = coded_start = 0
     for parameter in spec.parameters:
@@ -60,7 +60,7 @@ def lay_out(spec: ParameterSpec, rank: int) -> tuple[Layout, ...]:
 
 
 class LowRank(Codec):
-    """Factors of the matrices and the other trained arrays through one dense stage, then the statistics."""
+    """Codes the factors of matrices, and the other trained arrays, by one dense stage; the statistics follow."""
 
     def __init__(self, name: str, spec: ParameterSpec, rank: int, stage: Dense) -> None:
         self._stage = stage
@@ -72,7 +72,7 @@ class LowRank(Codec):
         super().__init__(name, payload_bytes, payload_bytes, needs_feedback=True)
 
     def encode(self, source: Source, random: np.random.Generator | None = None) -> Buffer:
-        """Return the payload; needs memory for the largest matrix, unless the source is a vector."""
+        """Return the payload; unless the source is a vector, this needs memory for the largest matrix."""
         coded = np.empty(self._coded_length, np.float32)
         for layout in self._layouts:
             target = coded[layout.coded_start : layout.coded_start + layout.coded_size]
@@ -89,14 +89,14 @@ class LowRank(Codec):
         return out.data
 
     def open(self, payload: Buffer) -> Source:
-        """Check the length, which is all that can be wrong, and decode the factors."""
+        """Decode the factors; only the length of the payload can be wrong."""
         coded = self._checked(payload)
         factors = self._stage.open(coded[: self._coded_bytes], self._coded_length)
         return join_statistics(_LowRankSource(self._trained, self._layouts, factors), coded[self._coded_bytes :])
 
 
 def _matrix(source: Source, layout: Layout) -> Rows:
-    """Return a matrix of the source: of a vector a view."""
+    """Return a matrix of the source; if the source is a vector, a view of it."""
     if isinstance(source, VectorSource):
         values = source.vector[layout.start : layout.start + layout.size]
     else:
@@ -117,14 +117,14 @@ def _factorize(matrix: Rows, left: Rows, right: Rows) -> None:
             _orthonormalize(left)
             _transposed_times(matrix, left, right)
             if not (finite and np.isfinite(right).all()):
-                # What becomes of a value that is not finite, down to a NaN's sign, differs between machines.
+                # Results that are not finite differ between machines, down to a NaN's sign: write one NaN.
                 left.fill(np.nan)
                 right.fill(np.nan)
                 return
 
 
 def _signs(rank: int, length: int) -> Rows:
-    """Return numbers 1 and -1 that look random: the top bits of Weyl sequences, mixed."""
+    """Return 1 and -1 in an order that looks random: the top bits of Weyl sequences, mixed."""
     places = np.arange(rank * length, dtype=np.uint32).reshape(rank, length) + np.uint32(1)
     mixed = places * np.uint32(0x9E37_79B9)
     mixed ^= mixed >> np.uint32(15)
@@ -157,7 +157,7 @@ def _transposed_times(matrix: Rows, left: Rows, right: Rows) -> None:
 
 
 def _orthonormalize(rows: Rows) -> None:
-    """Gram-Schmidt, twice over, in float64; rows that depend on earlier ones become zero."""
+    """Orthonormalize by Gram-Schmidt, applied twice, in float64; rows that depend on earlier ones become zero."""
     done: list[np.ndarray[tuple[int], np.dtype[np.float64]]] = []
     for row in rows:
         wide = row.astype(np.float64)
@@ -175,7 +175,7 @@ def _orthonormalize(rows: Rows) -> None:
 
 
 class _LowRankSource:
-    """Products of factors, multiplied where they are read."""
+    """Products of factors, which are multiplied when they are read."""
 
     __slots__ = ("_coded", "_factors", "_layouts", "_starts", "length")
 
@@ -205,7 +205,7 @@ class _LowRankSource:
         return scratch[: stop - start]
 
     def _multiply(self, layout: Layout, start: int, out: Vector) -> None:
-        """Write the values of a matrix from place `start` on: the rest of a row, whole rows, the front of one."""
+        """Write a matrix's values from place `start` on: the rest of a row, whole rows, the beginning of a row."""
         columns = layout.columns
         row, column = divmod(start, columns)
         head = min(columns - column, out.size) if column else 0
@@ -226,7 +226,7 @@ class _LowRankSource:
         left = factors[:split].reshape(layout.rank, layout.rows)[:, rows, np.newaxis]
         right = factors[split:].reshape(layout.rank, layout.columns)[:, columns]
         block = out.reshape(left.shape[1], right.shape[1])
-        with np.errstate(over="ignore", invalid="ignore"):  # what a peer sends must not warn, let alone raise
+        with np.errstate(over="ignore", invalid="ignore"):  # a peer's values must not cause a warning
             np.multiply(left[0], right[0], out=block)
             for number in range(1, layout.rank):
                 block += left[number] * right[number]

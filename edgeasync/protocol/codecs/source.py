@@ -1,4 +1,4 @@
-"""Where float32 values come from, read in ranges, so that nobody needs all of them at once in memory."""
+"""Sources of float32 values, which are read in ranges, so that they need not all be in memory at once."""
 
 from typing import Protocol
 
@@ -12,14 +12,18 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Source(Protocol):
-    """float32 values, to be read in ranges, in any order: a vector, a difference of two, a decoded payload."""
+    """float32 values that are read in ranges: a vector, a difference of two vectors, a decoded payload.
+
+    Read any ranges in any order. Give a `scratch` vector of at least the range's length. Use what `read` returns
+    before you use `scratch` again, and do not write to it unless it is `scratch`.
+    """
 
     @property
     def length(self) -> int:
         """How many values there are."""
 
     def read(self, start: int, stop: int, scratch: Vector) -> Vector:
-        """Return values `start` to `stop`: a read-only view, or the front of `scratch`, which has room."""
+        """Return values `start` to `stop`: a view, or the front of `scratch`."""
 
 
 class VectorSource:
@@ -34,12 +38,12 @@ class VectorSource:
         self._shown.flags.writeable = False
 
     def read(self, start: int, stop: int, scratch: Vector) -> Vector:  # noqa: ARG002
-        """Return a view."""
+        """Return a read-only view."""
         return self._shown[start:stop]
 
 
 class Joined:
-    """One source after another."""
+    """Two sources, one after the other."""
 
     __slots__ = ("_first", "_second", "_split", "length")
 
@@ -50,7 +54,7 @@ class Joined:
         self.length = first.length + second.length
 
     def read(self, start: int, stop: int, scratch: Vector) -> Vector:
-        """Read from either, or from both into `scratch`."""
+        """Read from one source, or from both into `scratch`."""
         split = self._split
         if stop <= split:
             return self._first.read(start, stop, scratch)
@@ -62,12 +66,12 @@ class Joined:
 
 
 def join_statistics(trained: Source, statistics: Bytes) -> Source:
-    """Return decoded trained values with the coded statistics, if there are any, behind them."""
+    """Return decoded trained values followed by the coded statistics, if there are any."""
     return Joined(trained, VectorSource(statistics.view("<f4"))) if statistics.size else trained
 
 
 def copy_range(target: Vector, source: Source, start: int = 0) -> None:
-    """Fill `target` with the source's values from `start` on, a chunk at a time."""
+    """Fill `target` with the source's values from `start` on, in chunks."""
     for first in range(0, target.size, CHUNK):
         chunk = target[first : first + CHUNK]
         values = source.read(start + first, start + first + chunk.size, chunk)

@@ -1,7 +1,7 @@
-"""`top_k(fraction)`: the largest values (Aji and Heafield 2017), through a dense stage, and where they are.
+"""`top_k(fraction)`: the places of the largest values (Aji and Heafield 2017), and the values by a dense stage.
 
-Those are exactly the `ceil(fraction n)` largest magnitudes, of equal ones the first; zeros need not be sent.
-Places travel as gaps in symbols of 4, 8 or 16 bits, whichever takes fewest bytes.
+The codec keeps exactly the `ceil(fraction n)` largest magnitudes, of equal ones the first; it need not send zeros.
+Places are sent as gaps, in symbols of 4, 8 or 16 bits, whichever takes the fewest bytes.
 """
 
 import math
@@ -17,28 +17,28 @@ from edgeasync.protocol.wire import Buffer
 
 HEADER_BYTES = 8
 WIDTHS = (4, 8, 16)
-"""Bits of a symbol."""
+"""How many bits a symbol may have."""
 
 SAMPLE = 1 << 14
-"""Values that are looked at first; a source of no more is looked at whole."""
+"""How many values the first guess is made from; a source with no more values needs no guess."""
 
 _MAGNITUDE = 0x7FFF_FFFF
 
 Places = npt.NDArray[np.int32]
 Magnitudes = npt.NDArray[np.int32]
-"""A float's bits without its sign: they compare as magnitudes do, and what is not finite is largest."""
+"""Floats' bits without the signs: they compare as magnitudes do, and values that are not finite are largest."""
 
 
 class TopK(Codec):
-    """The largest of the trained values, then the statistics."""
+    """Codes the largest of the trained values; the statistics follow."""
 
     def __init__(self, name: str, spec: ParameterSpec, fraction: float, stage: Dense) -> None:
         self._stage = stage
         self._trained = trained = spec.trained_length
-        # More values are not believed, whatever the fraction is: they would be cheaper without their places.
+        # No payload may have more values, whatever the fraction is: a dense codec would take fewer bytes.
         self._count_max = count_max = (trained + 1) // 2
         self._count = min(math.ceil(fraction * trained), count_max)
-        # The shortest payload keeps no value, the longest half of them, with the widest symbols for their places.
+        # The shortest payload keeps no value, the longest half of them, with the longest code of their places.
         least = HEADER_BYTES + 4 * (spec.length - trained)
         symbol_bytes = max(_symbol_bytes(count_max + trained // _escape(width), width) for width in WIDTHS)
         super().__init__(name, least, least + stage.nbytes(count_max) + symbol_bytes, needs_feedback=True)
@@ -57,7 +57,7 @@ class TopK(Codec):
         return out.data
 
     def open(self, payload: Buffer) -> Source:
-        """Decode and check the places."""
+        """Decode and check the places; return a source of the values, with zeros elsewhere."""
         coded = self._checked(payload)
         count, width = coded[:HEADER_BYTES].view("<u4").tolist()
         if count > self._count_max or width not in WIDTHS:
@@ -75,7 +75,7 @@ class TopK(Codec):
 
 
 class _SparseSource:
-    """Zeros, but for some."""
+    """Zeros, except for the kept values at their places."""
 
     __slots__ = ("_kept", "_places", "length")
 
@@ -88,14 +88,14 @@ class _SparseSource:
     def read(self, start: int, stop: int, scratch: Vector) -> Vector:
         values = scratch[: stop - start]
         values.fill(0.0)
-        # Needles of the places' own type: of another, all places would be converted at every call.
+        # With another type than that of the places, searchsorted would convert all places at every call.
         first, last = np.searchsorted(self._places, np.array([start, stop], np.int32))
         values[self._places[first:last] - np.int32(start)] = self._kept[first:last]
         return values
 
 
 def _largest(source: Source, length: int, count: int) -> tuple[Places, Vector]:
-    """Return where the `count` largest magnitudes of the first `length` values are, in order, and the values."""
+    """Return the places, in order, and the values of the `count` largest of the first `length` magnitudes."""
     least = _guess(source, length, count)
     places, values = _at_least(source, length, least)
     if places.size < count and least > 1:
@@ -110,10 +110,10 @@ def _largest(source: Source, length: int, count: int) -> tuple[Places, Vector]:
 
 
 def _guess(source: Source, length: int, count: int) -> int:
-    """Return a magnitude that, by a sample, a few more than `count` values reach; at least 1: no zero does."""
+    """Return a magnitude that, by a sample, a few more than `count` values reach; at least 1, to omit zeros."""
     if length <= SAMPLE:
         return 1
-    # In runs, for a read has a price of its own: the longer the vector, the more and the shorter.
+    # Sample in runs, since every read has a cost; a longer vector is sampled in more and shorter runs.
     run = 128 if length < 1 << 22 else 16
     sample, scratch = np.empty(SAMPLE, np.float32), np.empty(run, np.float32)
     for at in range(0, SAMPLE, run):
@@ -128,7 +128,7 @@ def _guess(source: Source, length: int, count: int) -> int:
 
 
 def _lower_bound(source: Source, length: int, count: int) -> int:
-    """Return a magnitude that `count` values reach, and few more; less if fewer than `count` are not zero."""
+    """Return a magnitude that `count` values and few others reach; 1 if fewer than `count` values are not zero."""
     counts = np.zeros(1 << 16, np.int64)
     scratch = np.empty(min(CHUNK, length), np.float32)
     for start in range(0, length, CHUNK):
@@ -139,7 +139,7 @@ def _lower_bound(source: Source, length: int, count: int) -> int:
 
 
 def _at_least(source: Source, length: int, least: int) -> tuple[Places, Vector]:
-    """Return the values of at least this magnitude, and where they are."""
+    """Return the places and the values of at least this magnitude."""
     room = min(CHUNK, length)
     scratch, work, reach = np.empty(room, np.float32), np.empty(room, np.int32), np.empty(room, np.bool_)
     found, kept = [np.empty(0, np.int32)], [np.empty(0, np.float32)]
@@ -158,7 +158,7 @@ def _magnitudes(values: Vector) -> Magnitudes:
 
 
 def _escape(width: int) -> int:
-    """Return the symbol that stands for as many places as its own value; the gap is not over."""
+    """Return the symbol that stands for a gap of its own value, which the next symbol continues."""
     return (1 << width) - 1
 
 
@@ -167,10 +167,11 @@ def _symbol_bytes(symbols: int, width: int) -> int:
 
 
 def _code_places(places: Places) -> tuple[int, Bytes]:
-    """Return the width that takes fewest bytes, and the coded places.
+    """Return the width that takes the fewest bytes, and the coded places.
 
-    A gap, the places left out before one, is floor(gap / M) symbols M = 2**width - 1, and then gap mod M. Of two
-    4-bit symbols in a byte the first is the lower half; an odd one out is followed by M.
+    A gap is the number of places left out before a place. It is coded as floor(gap / M) times the symbol
+    M = 2**width - 1, followed by gap mod M. Of two 4-bit symbols in a byte the first is the lower half; after an
+    odd number of them, M fills the last byte.
     """
     if not places.size:
         return WIDTHS[0], np.empty(0, np.uint8)
@@ -188,7 +189,10 @@ def _code_places(places: Places) -> tuple[int, Bytes]:
 
 
 def _decode_places(coded: Bytes, width: int, count: int, length: int) -> Places:
-    """Return the places, in order, each once; raises `ProtocolError` unless they are `count` of `length`."""
+    """Return the places, in order, each once; raises `ProtocolError` unless they are `count` of `length` places.
+
+    A peer may send any symbols: their number is checked before anything is allocated for them.
+    """
     escape = _escape(width)
     if coded.size > _symbol_bytes(count + length // escape, width) or coded.size * 8 % width:
         raise ProtocolError(f"{coded.size} bytes are no places of {count} values")
