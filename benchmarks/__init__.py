@@ -1,1 +1,1 @@
-"""What edgeasync costs: measurements against baselines taken in the same run. Results are ratios first."""
+"""Measure what edgeasync costs, against baselines in the same run. Results are ratios first."""

@@ -43,9 +43,9 @@ TUNING_SEEDS = (101, 102, 103)
 
 @dataclass(frozen=True)
 class Effort:
-    """Which models to train, and seeds to tune on and to judge on.
+    """Which models to train, and on which seeds to tune and to judge.
 
-    A target that is not reached by `limit_s` counts with this time, and with all that was sent.
+    A target that is not reached by `limit_s` counts with this time, and with all bytes sent until then.
     """
 
     models: Mapping[str, MlpModel]
@@ -79,7 +79,7 @@ def codecs() -> dict[str, CodecSettings]:
 
 
 def tune_asgd(scenario: Scenario, seeds: tuple[int, ...]) -> PolicySet:
-    """Return plain asynchronous SGD, an update for every step, with the learning rate that is soonest there."""
+    """Return plain asynchronous SGD, an update for every step, with the learning rate that reaches it soonest."""
     grid = RULES["ASGD"]
     cases = [Case(policy, scenario, seed, only_to_target=True) for policy in grid.values() for seed in seeds]
     outcomes = iter(measure_all(cases, f"tuning, {scenario.name}"))

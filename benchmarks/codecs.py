@@ -1,8 +1,8 @@
 """What codecs cost and keep: encoding a delta, decoding and adding it, in multiples of copying the same memory.
 
-Run as `python -m benchmarks.codecs`. On one thread, in turns. The delta is what a multilayer perceptron of so many
-parameters learns in sixteen local steps of SGD on scikit-learn's digits; features and hidden units that are
-never active leave some zeros in it.
+Run as `python -m benchmarks.codecs`. All cases run on one thread, in turns. The delta is what a multilayer
+perceptron with that number of parameters learns in sixteen local steps of SGD on scikit-learn's digits; features
+and hidden units that are never active leave some zeros in it.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def add_decoded(codec: Codec, payload: bytes, target: Vector, scratch: Vector) -
 
 
 def time_in_turns(cases: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Return every case's median, in microseconds; in each turn it runs twice, and the second time counts."""
+    """Return every case's median in microseconds; each turn runs a case twice and times the second run."""
     times: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(rounds):
         for name, work in cases.items():
@@ -80,7 +80,7 @@ def time_in_turns(cases: dict[str, Callable[[], object]], rounds: int) -> dict[s
 
 
 def measure(label: str, model: MlpModel, rounds: int, results: Results) -> None:
-    """Add what was found for one length."""
+    """Add the figures of one length."""
     delta, spec = local_delta(model), model.spec
     target, scratch = np.zeros_like(delta), np.empty(CHUNK, np.float32)
     copied, halves = np.empty_like(delta), delta.astype(np.float16)

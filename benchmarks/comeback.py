@@ -1,7 +1,7 @@
-"""How soon a fleet is back: after kills of its hub, after kills of its devices, and thousands after a restart.
+"""How soon a fleet is back after kills of its hub or of its devices, and thousands of devices after a restart.
 
-Run as `python -m benchmarks.comeback`. Real processes run, as in the tests, whose checks are made here too: no
-acknowledged update is lost, and not one counts twice. It ends with exit code 1 if anything takes longer than its
+Run as `python -m benchmarks.comeback`. Real processes run, and the checks of the tests are made here too: no
+acknowledged update is lost, and no update counts twice. It ends with exit code 1 if anything takes longer than its
 bound.
 """
 
@@ -18,13 +18,13 @@ from tests.support.kills import EXACT, OFTEN, SELDOM, kill_hubs
 from tests.support.processes import Commands
 
 GOES_ON_S = 5.0
-"""So soon after a restart every agent has its next answer."""
+"""Seconds after a restart until every agent has its next answer."""
 
 BACK_S = 5.0
-"""So soon a killed device is missed, and so soon one that is started again has an answer."""
+"""Seconds until the hub counts a killed device as lost, and until a restarted one has an answer."""
 
 WELCOMED_S = 10.0
-"""So soon after a hub's restart thousands of devices are members again."""
+"""Seconds after a hub's restart until thousands of devices are members again."""
 
 LARGE_INPUTS = 300_000
 """A model of 3.6 MB: in pieces, folded by a worker."""

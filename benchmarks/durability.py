@@ -1,8 +1,8 @@
-"""What it costs that the hub's work outlives a power cut: rates, starts, and checkpoints of a large model.
+"""The cost of durability: the hub's rates, its starts, and checkpoints of a large model.
 
 Run as `python -m benchmarks.durability`. Two real hubs take turns in every round, with the same clients: the one
-with a journal, and the one without, as in the exchange benchmark. What the disk alone takes for the same bytes is
-measured between them.
+with a journal, and the one without, as in the exchange benchmark. Between them the time of the disk alone for the
+same bytes is measured.
 """
 
 import itertools
@@ -43,14 +43,14 @@ TARGETS = {CASES[0].name: 0.5}
 ROUNDS = {Form.FULL: 7, Form.SHORT: 3, Form.QUICK: 1}
 
 RECOVERED_BYTES_MAX = 1 << 20
-"""Of larger models no journal is made to recover from: it would fill the disk."""
+"""The largest model whose journal is recovered: that of a larger one would fill the disk."""
 
 RECOVER_S = 300.0
 
 
 @dataclass(frozen=True)
 class Journaled:
-    """What a journal took in during one turn, and how long the disk alone takes for its mean sync."""
+    """What was appended to a journal during one turn, and how long the disk alone takes for its mean sync."""
 
     updates: int
     entries: int
@@ -60,7 +60,7 @@ class Journaled:
 
     @property
     def disk_updates_per_s(self) -> float:
-        """How many updates a hub could take in that did nothing but to write down as many at a time."""
+        """The rate of a hub that only wrote its updates down, with as many updates in a sync."""
         return self.updates / (self.syncs * self.disk_s)
 
 
@@ -100,7 +100,7 @@ def run_rates(case: Case, results: Results, folder: str, rounds: int) -> None:
 
 
 def run_starts(case: Case, results: Results, folder: str, rounds: int) -> None:
-    """Kill a hub that took in updates, and time how long the next one takes to know them all again."""
+    """Kill a hub that has received updates, and time how long the next start takes to recover all of them."""
     context = multiprocessing.get_context("forkserver")
     show_progress(f"recovery, {case.name}: making a journal")
     with tempfile.TemporaryDirectory(dir=folder) as runs:
@@ -125,7 +125,7 @@ def run_starts(case: Case, results: Results, folder: str, rounds: int) -> None:
 
 
 def run_saves(case: Case, results: Results, folder: str, rounds: int) -> None:
-    """Compare the rates while one checkpoint after the other is written and while none is; without a journal."""
+    """Compare the rates with one checkpoint after the other and without checkpoints; there is no journal."""
     servers = {"saving": ALWAYS_SAVING, "not saving": WITHOUT_JOURNAL}
     measured: dict[str, list[Measured]] = {name: [] for name in servers}
     window_s = case.window_s
@@ -152,7 +152,7 @@ def _bench(case: Case, folder: str, servers: Mapping[str, Serve]) -> Iterator[Be
 
 
 def _between(before: dict[str, Any], after: dict[str, Any], folder: str, seconds: float) -> Journaled:
-    """Return what a journal took in between two statuses of a hub; let the disk alone do the same for a while."""
+    """Return what was appended to a journal between two statuses; let the disk alone do the same for a while."""
     entries, nbytes, syncs = (
         after["journal"][key] - before["journal"][key] for key in ("entries", "bytes", "syncs")
     )

@@ -46,7 +46,7 @@ def open_run(length: int, folder: str, pipe: "Connection[tuple[float, int, int],
 
 
 def write_and_sync_s(folder: str, nbytes: int, seconds: float) -> float:
-    """Return how long the disk takes to append and sync `nbytes`, over and over for so many seconds: the mean.
+    """Return the mean time that the disk takes to append and sync `nbytes`, repeated for `seconds`.
 
     The files are as long as segments of the journal.
     """

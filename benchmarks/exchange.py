@@ -195,7 +195,7 @@ def paired_ratio(ours: list[Measured], baseline: list[Measured]) -> float:
 
 
 def median(values: Iterable[float]) -> float:
-    """Return the median, in a precision that means something."""
+    """Return the median with the digits that mean something."""
     return round(statistics.median(values), 2)
 
 

@@ -1,7 +1,7 @@
 """The clients of the exchange benchmark: push, wait for the model, push again; the same for every server.
 
-They must never be what is measured, so payloads are made once, a header is unpacked without being checked, and
-a model that comes in is counted and dropped.
+The clients must not limit the rate. So payloads are made once, a header is unpacked without being checked, and a
+model that arrives is counted and dropped.
 """
 
 import time
@@ -33,11 +33,11 @@ from edgeasync.protocol.transfers import CreditWindow, OutgoingTransfer
 from edgeasync.runtime.channel import COPY_BELOW_BYTES
 
 SILENCE_MS = 30_000
-"""A server that says nothing for so long has failed."""
+"""How long a server may send nothing before it counts as failed."""
 
 LINGER_MS = 500
 TRANSFER = 1
-"""Every push travels under the same transfer id, which lets `bare` make its credits beforehand."""
+"""Every push has the same transfer number, so that `bare` can make its credits in advance."""
 
 SEQ = Push.__struct_fields__.index("seq")
 BASE = Push.__struct_fields__.index("base")
@@ -106,7 +106,10 @@ def _connect(context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> "zmq.So
 
 
 def _exchange(clients: "list[Client]", window: Window) -> None:
-    """Keep every client busy until the window closes and its last answer is there."""
+    """Keep every client busy until the window closes and its last answer has arrived.
+
+    A single client needs no poller: it waits for its own answers only.
+    """
     for client in clients:
         client.start(window)
     if len(clients) == 1:
@@ -144,7 +147,7 @@ class Payload:
 
 
 class Client:
-    """One device: a connection, and a push that is always under way."""
+    """One device: a connection, and a push that is always in flight."""
 
     def __init__(self, socket: "zmq.Socket[bytes]", name: str, payload: Payload) -> None:
         self.socket = socket
@@ -208,7 +211,7 @@ class Client:
         return (self.updates - 1) / (self._last_s - self._first_s)
 
     def on_message(self) -> None:
-        """Take in the next message."""
+        """Handle the next message."""
         _, kind, fields, _ = msgpack.unpackb(self.socket.recv())
         if kind == Assignment.kind:
             self._assigned(fields)
@@ -241,7 +244,7 @@ class Client:
             self._complete()
 
     def _complete(self) -> None:
-        """Count the answer if it came in the window, and go on until the window has closed."""
+        """Count the answer if it came in the window, and push again until the window has closed."""
         now_s = time.monotonic()
         window = self._window
         if now_s >= window.end_s:

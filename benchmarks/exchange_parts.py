@@ -85,7 +85,10 @@ def _time(work: Callable[[], object], seconds: float) -> float:
 
 
 def _time_core(clients: int) -> float:
-    """Return microseconds that the core takes for a push with its whole payload."""
+    """Return the microseconds that the core takes for a push with its whole payload.
+
+    The clients join first, and the pushes are made in advance, so that only the core's decisions are timed.
+    """
     sessions = [bytes((number,)) * 16 for number in range(clients)]
     given: Iterator[bytes] = iter(sessions)
     core = HubCore(

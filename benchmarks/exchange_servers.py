@@ -53,7 +53,7 @@ LINEAGE = "0" * 16
 POLICY = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency())
 PIECE_BYTES = int(Limits().piece_bytes)
 WINDOW_PIECES = 4
-"""Pieces under way when the credit window is fully open, as it is on a loopback link."""
+"""Pieces in flight when the credit window is fully open, as it is on a loopback link."""
 
 NEVER = CheckpointSettings(every="1000 hours")
 
@@ -206,7 +206,7 @@ class BlockingServer:
 
 
 class FairServer(BlockingServer):
-    """Everything our hub does to a model, with its own functions, one message after the other."""
+    """Does all of our hub's work on a model, with the hub's own functions, one message after the other."""
 
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", socket: "zmq.Socket[bytes]", length: int

@@ -1,7 +1,7 @@
 """What the hub's policies cost: folding an update with the default policy against one plain `w += s * g`.
 
-Run as `python -m benchmarks.fold`. On one thread, in turns; the plain sum is numpy's, in place and in slices that
-stay in the cache, which is the least that any rule has to do.
+Run as `python -m benchmarks.fold`. Both run on one thread, in turns. The plain sum is numpy's, in place and in
+slices that stay in the cache: no rule can do less.
 """
 
 import statistics
@@ -91,7 +91,7 @@ def measure(length: int, rounds: int) -> dict[str, list[float]]:
 
 
 def measure_decision(updates: int) -> float:
-    """Return microseconds that the core takes to decide about one update, and answer it, among live devices."""
+    """Return the microseconds that the core takes to decide about an update and answer it, among live devices."""
     spec = ParameterSpec((Parameter("w", (4,)),))
     sessions = iter(range(1, DEVICES + 1))
     core = HubCore(

@@ -2,7 +2,7 @@
 
 Run as `python -m benchmarks.frequency`. A real hub and six real agents exchange a small network. In mid-run the
 local steps of `device-1` take ten times as long and the link of `device-2` carries 1 Mbit/s each way; later both
-are undone. Every assignment is noted by the agent that got it, times of talking and reasons by the hub.
+are undone. The agents note their assignments; the hub's status gives communication times and reasons.
 """
 
 import argparse
@@ -70,7 +70,7 @@ epochs_max = {frequency.epochs_max}
 """
 
 PHASES = {"calm": 8.0, "throttled": 38.0, "undone": 14.0}
-"""Seconds of each: a device that is found to be slow is at work on three long assignments by then."""
+"""Seconds of each phase, long enough for three long assignments of a slow device."""
 
 EXCHANGES_MIN = 5
 """A phase lasts until every device has had this number of assignments in it."""
@@ -79,7 +79,7 @@ LOOK_S = 0.04
 START_S = 30.0
 
 SETTLED_SHARE = 0.2
-"""How far an interval may be from the one in the end and count as settled; a single step in any case."""
+"""How far a settled interval may be from the last one, as a share of it; a single step is always allowed."""
 
 EXCHANGES_MAX = 10
 PERIOD_RATIO_MAX = 1.5
@@ -115,7 +115,7 @@ class Seen:
 
 @dataclass
 class Device:
-    """What was seen of a device: its assignments, and the hub's descriptions."""
+    """A device's assignments, and its descriptions in the hub's statuses."""
 
     assigned: list[Assigned] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
@@ -254,7 +254,7 @@ class Bench:
         )
 
     def _look(self) -> float:
-        """Note what hub and agents have to tell; return the time of the hub's description."""
+        """Note what hub and agents report; return the time of the hub's status."""
         at_s, status = self.hub.look()
         for device in status["devices"]:
             seen = Seen(at_s, device["talk_share"], device["talk_s"], device["step_s"], device["why"])

@@ -1,6 +1,6 @@
 """The processes of the frequency benchmark: agents whose speed can be changed, and a link whose rate can.
 
-Both are told by a shared number: the seconds a local step takes, the bytes a second that may pass.
+A shared number controls each of them: the seconds of a local step, the bytes a second that may pass.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from edgeasync.training.plan import read_plan
 from edgeasync.training.trainer import StepResult, Trainer
 
 CHUNK_BYTES = 1250
-"""What passes a limited link at a time: 10 ms at 1 Mbit/s."""
+"""How many bytes pass a limited link at a time: 10 ms at 1 Mbit/s."""
 
 UNLIMITED_CHUNK_BYTES = 1 << 16
 LATE_S = 0.005
-"""How late a link may be with one chunk and still make up for it with the next: timers are coarse."""
+"""How late a chunk may be for the next one to make up for it: timers are coarse."""
 
 BUFFER_BYTES = 4096
 
@@ -43,7 +43,7 @@ class Assigned:
 
 
 class PacedTrainer:
-    """Draws every local step of another trainer out to what the shared number says at that moment."""
+    """Stretches every local step of another trainer to the seconds of the shared number."""
 
     def __init__(self, trainer: Trainer, step_s: c_double) -> None:
         self._trainer = trainer
@@ -51,7 +51,7 @@ class PacedTrainer:
 
     @property
     def spec(self) -> ParameterSpec:
-        """The other's."""
+        """The other trainer's spec."""
         return self._trainer.spec
 
     def begin(self, parameters: Vector) -> None:
@@ -59,7 +59,7 @@ class PacedTrainer:
         self._trainer.begin(parameters)
 
     def step(self) -> StepResult:
-        """Take a step and as much time as a step is to take."""
+        """Take a step, then wait until the time of a step has passed."""
         started_s = time.perf_counter()
         result = self._trainer.step()
         time.sleep(max(0.0, self._step_s.value - (time.perf_counter() - started_s)))
@@ -82,7 +82,7 @@ class RecordingAgent(Agent):
 def run_agent(
     address: str, number: int, data: Dataset, step_s: c_double, pipe: "Connection[Assigned, None]"
 ) -> None:
-    """Train for the hub until killed; tell every assignment."""
+    """Train for the hub until killed; send every assignment through the pipe."""
 
     def make_trainer(welcome: Welcome) -> Trainer:
         return PacedTrainer(read_plan(welcome.settings).make_trainer(data, number), step_s)
@@ -136,7 +136,7 @@ async def _join(device: socket.socket, hub: tuple[str, int], bytes_per_s: c_doub
 
 
 async def _carry(source: socket.socket, target: socket.socket, bytes_per_s: c_double) -> None:
-    """Hand bytes on, each chunk after the time that it takes at the rate of that moment."""
+    """Pass bytes on, each chunk after the time that it takes at the present rate."""
     loop = asyncio.get_running_loop()
     free_at_s = 0.0
     while True:

@@ -29,7 +29,7 @@ START_S = 60.0
 
 @dataclass(frozen=True)
 class Case:
-    """What goes on beside the idle devices."""
+    """The devices that exchange beside the idle ones."""
 
     name: str
     length: int
@@ -38,7 +38,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to measure, and how long; `settle_s` is from the last device's joining to the measurement."""
+    """How much to measure, and how long; `settle_s` is the pause between the last join and the measurement."""
 
     cases: tuple[Case, ...]
     devices: int
@@ -72,7 +72,7 @@ class Child:
         return self.pipe.recv()
 
     def ask(self) -> Looked:
-        """Have a process with a lag probe say what it saw since it was last asked."""
+        """Ask a process with a lag probe what it measured since the last question."""
         self.pipe.send(None)
         looked = self.hear()
         assert isinstance(looked, Looked)
@@ -152,7 +152,7 @@ class Bench:
         return time.monotonic() - start_s
 
     def _start_exchanging(self, seconds: float) -> list[Child]:
-        """Let the devices that exchange begin; they go on until a little after the measurement."""
+        """Start the devices that exchange; they stop shortly after the measurement."""
         children = [self._start(run_clients, self._case.length) for _ in range(self._case.exchanging)]
         for number, child in enumerate(children):
             child.pipe.send(Round(self._address, (f"exchanging-{number}",)))

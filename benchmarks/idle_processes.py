@@ -21,14 +21,14 @@ PROBE_S = 0.005
 NAP_S = 0.001
 JOIN_TIMEOUT_MS = 30_000
 JOINING_MAX = 256
-"""Hellos under way at a time."""
+"""How many hellos are in flight at a time."""
 
 SOCKETS_MAX = 65_535
 
 
 @dataclass(frozen=True)
 class Looked:
-    """What a probe saw since it was last asked: lateness of the loop, pings answered, members alive."""
+    """What a probe measured since the last question: lateness of the loop, pings answered, live members."""
 
     lag_p50_ms: float
     lag_p99_ms: float
@@ -51,7 +51,7 @@ class LagProbe:
             self._lags_ms.append(max(0.0, 1e3 * (time.monotonic() - due_s)))
 
     def look(self, pings: int = 0, live: int = 0) -> Looked:
-        """Return what was seen since the last look."""
+        """Return the measurements since the last call."""
         lags_ms = self._lags_ms or [0.0]
         self._lags_ms = []
         p50, p99, worst = (float(value) for value in np.percentile(lags_ms, (50, 99, 100)))
@@ -59,7 +59,7 @@ class LagProbe:
 
 
 def run_hub(length: int, run: str, pipe: "Connection[Looked | str, None]") -> None:
-    """Run the real hub; tell its address, then what its loop's probe saw whenever asked."""
+    """Run the real hub; send its address, then the measurements of its loop's probe whenever asked."""
     allow_many_files()
 
     hub = make_hub(length, run, pipe, make_settings(liveness=Liveness(heartbeat_s=HEARTBEAT_S, lease_s=LEASE_S)))
@@ -127,7 +127,7 @@ class IdleDevice:
         self._ping = wire.encode(Ping(welcome.session, 0.0, 0))
 
     def ping(self) -> None:
-        """Take in what came since the last ping, and send the next."""
+        """Read the answers since the last ping, and send the next ping."""
         try:
             while True:
                 self._socket.recv(zmq.NOBLOCK)
@@ -159,7 +159,7 @@ def allow_many_files() -> None:
 
 
 def _ping_evenly(devices: list[IdleDevice]) -> None:
-    """Give every device its turn once a heartbeat, all evenly apart."""
+    """Let every device ping once a heartbeat, at even distances."""
     start_s = time.monotonic()
     rate = len(devices) / HEARTBEAT_S
     sent = 0

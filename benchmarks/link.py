@@ -27,11 +27,11 @@ CAP_LENGTH = 2_500_000
 PATIENCE_S = 600.0
 
 BYTES_ALLOWED = 1.1
-"""Of one transfer, all cuts together."""
+"""The most bytes of a transfer, over all connections, as a multiple of its model."""
 
 HEARTBEAT_ALLOWED_S = 0.2
 MEMORY_ALLOWED = 1.1
-"""Of one model, which is also one encoded payload, beyond the vectors of training."""
+"""The most memory of an agent beyond training's vectors, in models: one encoded payload, and a tenth."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ EFFORTS = {
 
 @dataclass(frozen=True)
 class Run:
-    """What one run found."""
+    """The results of one run."""
 
     up: Way
     down: Way
@@ -65,7 +65,7 @@ class Run:
 async def run_once(
     length: int, *, rate: float | None, cap: int | None, cuts: int, updates: int | None, seconds: float | None
 ) -> Run:
-    """Let an agent train through the proxy, for so many updates or seconds."""
+    """Let an agent train through the proxy, for a number of updates or of seconds."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.link_processes"])
     processes: list[BaseProcess] = []
@@ -126,7 +126,7 @@ def bytes_in_windows(run: Run, window_s: float) -> list[int]:
 
 
 def measure_cuts(length: int, cuts: int, results: Results) -> None:
-    """Move a model down and up through cuts, and judge bytes, heartbeats and memory."""
+    """Move a model down and up through cuts; compare bytes, heartbeats and memory with their bounds."""
     nbytes = 4 * length
     show_progress(
         f"{nbytes / 1e6:g} MB each way at 20 Mbit/s, {cuts} cuts each: about {2.1 * nbytes / MBIT_20:.0f} s"
@@ -164,7 +164,7 @@ def measure_cuts(length: int, cuts: int, results: Results) -> None:
 
 
 def measure_cap(seconds: float, window_s: float, results: Results) -> None:
-    """Let a capped agent exchange a model of 10 MB as fast as it may, and judge every window."""
+    """Let a capped agent exchange a model of 10 MB as fast as it may; compare every window with the cap."""
     show_progress(f"a cap of 1 MB/s: {seconds:g} s")
     run = asyncio.run(run_once(CAP_LENGTH, rate=None, cap=CAP_BYTES_PER_S, cuts=0, updates=None, seconds=seconds))
     windows = bytes_in_windows(run, window_s)

@@ -31,7 +31,7 @@ LEASE_S = 15.0
 
 @dataclass(frozen=True)
 class Noted:
-    """What the agent saw: the seconds of its pings, how often it went on with a transfer, and bytes of memory."""
+    """The agent's measurements: seconds of its pings, how often it resumed a transfer, and bytes of memory."""
 
     round_trips_s: list[float]
     fetches_on: int
@@ -47,7 +47,7 @@ class Adder:
         self.spec = spec
 
     def begin(self, parameters: Vector) -> None:
-        """Train these."""
+        """Train these parameters."""
         self._parameters = parameters
 
     def step(self) -> StepResult:
@@ -57,13 +57,13 @@ class Adder:
 
 
 class NotingAgent(Agent):
-    """An agent that notes its pings' round trips and what it says again."""
+    """An agent that notes its pings' round trips, its pushes, and its fetches that resume a transfer."""
 
     noted_fetches = 0
     noted_pushes = 0
 
     def note(self, round_trips_s: list[float]) -> None:
-        """Write round trips there."""
+        """Append round trips to this list from now on."""
         self._round_trips_s = round_trips_s
 
     def _on_message(self, peer: bytes, header: bytes, payload: Buffer | None) -> None:
@@ -72,7 +72,7 @@ class NotingAgent(Agent):
             self._round_trips_s.append(self.round_trip_s)
 
     def send(self, header: bytes, payload: Buffer | None) -> None:
-        """Count what is said again."""
+        """Send a message; count pushes, and fetches that resume a transfer."""
         message = wire.decode(header)
         self.noted_fetches += isinstance(message, Fetch) and message.partial is not None
         self.noted_pushes += isinstance(message, Push)
@@ -85,7 +85,7 @@ def spec_of(length: int) -> ParameterSpec:
 
 
 def run_hub(length: int, updates: int | None, run: str, pipe: "Connection[str, None]") -> None:
-    """Run a hub; tell its address, and when it is done why."""
+    """Run a hub; send its address and, at the end, the reason."""
     told: list[str] = []
 
     def on_report(report: Report) -> None:
@@ -117,7 +117,7 @@ def run_hub(length: int, updates: int | None, run: str, pipe: "Connection[str, N
 
 
 def run_agent(length: int, address: str, cap: int | None, pipe: "Connection[Noted, None]") -> None:
-    """Run an agent until the hub has finished, or whoever holds the pipe says stop; tell what it saw."""
+    """Run an agent until the hub has finished, or the parent sends a stop; send its measurements."""
     round_trips_s: list[float] = []
     agent = NotingAgent(
         address,

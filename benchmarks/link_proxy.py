@@ -9,7 +9,7 @@ from typing import Self
 
 CHUNK_BYTES = 8 << 10
 SOCKET_BUFFER_BYTES = 16 << 10
-"""Small, or the system would hide seconds of a slow link's queue in buffers of its own."""
+"""Small, so that the system's buffers do not hide seconds of a slow link's queue."""
 
 LATENESS_S = 0.01
 
@@ -25,7 +25,7 @@ class Way:
         self._free_at_s = 0.0
 
     async def let_pass(self, size: int) -> bool:
-        """Wait as long as so many bytes take; return whether the connection is to break with them."""
+        """Wait as long as `size` bytes take; return whether the connection must break after them."""
         if self._bytes_per_s is not None:
             now_s = time.monotonic()
             self._free_at_s = max(self._free_at_s, now_s - LATENESS_S) + size / self._bytes_per_s
@@ -63,7 +63,7 @@ class Proxy:
         return self
 
     async def stop(self) -> None:
-        """Break what is open."""
+        """Break all open connections."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -87,7 +87,7 @@ class Proxy:
             self._spawn(self._carry(pair))
 
     async def _carry(self, pair: tuple[socket.socket, socket.socket]) -> None:
-        """Forward both ways until either ends or the connection is to break."""
+        """Forward both ways until one side ends or the connection must break."""
         device, hub = pair
         ways = [
             asyncio.create_task(self._pump(device, hub, self.up)),

@@ -1,4 +1,4 @@
-"""What devices that ask and never read cost a hub: its memory beside two agents that train.
+"""The memory that a hub needs for devices that ask and never read, beside two agents that train.
 
 Run as `python -m benchmarks.overload`. Eight members ask for models as fast as they can, and read nothing. It ends
 with exit code 1 if the hub takes more for them than its bound.
@@ -16,13 +16,13 @@ GLUTTONS = 8
 ASKED_AT_A_TIME = 200
 LOOK_S = 0.005
 COSTS_BYTES_MAX = 128 << 20
-"""For all of them, of a hub whose model has 0.7 MB."""
+"""Bound for all of them together, with a model of 0.7 MB."""
 
 SECONDS = {Form.FULL: 3.0, Form.SHORT: 3.0, Form.QUICK: 0.1}
 
 
 def measure(seconds: float, results: Results) -> None:
-    """Let the members ask for `seconds`, and note the most memory that the hub had more than before."""
+    """Let the members ask for `seconds`, and note the largest growth of the hub's memory."""
     with tempfile.TemporaryDirectory() as folder, Commands(folder) as commands:
         hub, address = start_training(commands)
         before = trained(address, 10)

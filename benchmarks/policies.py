@@ -45,7 +45,7 @@ CODECS = {
 }
 
 ACCURACY_LOST_MAX = {"IID": 0.5, "Dirichlet 0.3": 2.0}
-"""Points that the default's accuracy at the end may be under that of one place."""
+"""How many points the default's accuracy at the end may be below that of training in one place."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ EFFORTS = {
 
 
 def tune(rules: Mapping[str, Grid], scenario: Scenario, effort: Effort) -> dict[str, tuple[str, Policy]]:
-    """Return the label and policy that each rule does best with: by median time, then by accuracy."""
+    """Return each rule's best label and policy: by median time, then by accuracy."""
     chosen = {name: next(iter(grid.items())) for name, grid in rules.items()}
     if not effort.tuning:
         return chosen
@@ -114,19 +114,19 @@ def judge(
 
 
 def reached_s(runs: list[Outcome], limit_s: float) -> list[float]:
-    """Return the times to the target; a run that never came there counts with the time it was given."""
+    """Return the times to the target; a run that did not reach it counts with the time limit."""
     return [min(run.reached_s, limit_s) for run in runs]
 
 
 def best_of(rules: tuple[str, ...], found: Mapping[str, list[Outcome]], limit_s: float) -> list[Outcome]:
-    """Return the outcomes of the rule that was soonest there, by the median."""
+    """Return the outcomes of the rule that reached the target soonest, by the median."""
     return min([found[rule] for rule in rules], key=lambda runs: statistics.median(reached_s(runs, limit_s)))
 
 
 def note_ratio(
     results: Results, name: str, *, ours: list[Outcome], theirs: list[Outcome], limit_s: float, target: float
 ) -> None:
-    """Note their time over ours: the median of what it is on each seed."""
+    """Note their time over ours: the median of the ratios on each seed."""
     times = zip(reached_s(theirs, limit_s), reached_s(ours, limit_s), strict=True)
     results.ratios[name] = round(statistics.median([other / own for other, own in times]), 3)
     results.targets[name] = target

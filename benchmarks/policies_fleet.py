@@ -1,7 +1,7 @@
 """One training run of a simulated fleet under one policy, and many of them on all cores.
 
-`measure(policy, scenario, seed)` is one run; `measure_all` is many, in processes. Whoever studies a variant of a
-policy calls `compare({"label": Policy(...), ...}, scenario, seeds)`.
+`measure(policy, scenario, seed)` is one run; `measure_all` makes many runs in processes. To study a variant of a
+policy, call `compare({"label": Policy(...), ...}, scenario, seeds)`.
 """
 
 import math
@@ -37,7 +37,7 @@ LEARNING_RATE = 0.2
 
 TARGET = 0.95
 CONSECUTIVE = 3
-"""Evaluations in a row at or over the target; the first of them is when it was reached."""
+"""How many evaluations in a row must be at or over the target; the first of them is when it was reached."""
 
 EVALUATE_S = 0.05
 EXAMPLES_MIN = 16
@@ -47,10 +47,10 @@ LIVENESS = Liveness(heartbeat_s=0.5, lease_s=1.5)
 
 @dataclass(frozen=True)
 class Scenario:
-    """What a fleet trains on, and how it is watched.
+    """The data and the devices of a fleet, and how long it is watched.
 
-    `alpha` is the skew of the labels, `None` for none. The accuracy at the end is the mean of the evaluations of
-    the last `final_s` before `horizon_s`; a target that is not reached by `limit_s` is not waited for.
+    `alpha` is the skew of the labels, `None` without skew. The accuracy at the end is the mean of the evaluations
+    in the last `final_s` before `horizon_s`. A run ends at `limit_s` even if it has not reached the target.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run. Without reaching the target, `reached_s` is infinite, `reached_mb` all that was sent.
+    """The outcome of a run. If it missed the target, `reached_s` is infinite and `reached_mb` counts all bytes.
 
     `accuracy` is the one at the end. Updates and versions are the hub's counts when the run was over.
     """
@@ -82,7 +82,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Case:
-    """One run to make."""
+    """One run."""
 
     policy: PolicySet
     scenario: Scenario
@@ -131,7 +131,7 @@ class Watch:
 
 
 def measure(policy: PolicySet, scenario: Scenario, seed: int, *, only_to_target: bool = False) -> Outcome:
-    """Train a fleet; the seed draws its devices, their data, the model's first values and all else.
+    """Train a fleet; devices, their data, the model's first values and all else are drawn from the seed.
 
     `only_to_target` ends the run when the target is reached.
     """
@@ -249,7 +249,7 @@ def split_digits() -> tuple[Dataset, Dataset]:
 
 
 def _begin() -> None:
-    # The matrices are small: threads of numpy's own would only be in the way of the other processes.
+    # The matrices are small: threads of numpy's own would only slow the other processes down.
     threadpool_limits(1)
 
 

@@ -1,7 +1,7 @@
-"""The rules that are compared: each a name and the settings among which it takes its best, by label.
+"""The rules that are compared: each has a name and a grid of settings, by label, of which it takes the best.
 
 The first setting of a grid is the one that did best when the grids were made; `--quick` takes it untuned.
-Baselines are what their papers say, without our monitor.
+Baselines follow their papers, without our monitor.
 """
 
 from edgeasync.policies.aggregation import (
@@ -30,7 +30,7 @@ DECAYING = PolynomialStaleness(exponent=0.5)
 def rule(
     staleness: StalenessKind, aggregate: AggregatorKind, optimizer: TransformKind, local_steps: int
 ) -> Policy:
-    """Return a baseline: equal local steps for all devices, always, and no monitor."""
+    """Return a baseline with the same local steps for all devices and without a monitor."""
     return Policy(
         staleness=staleness,
         aggregate=aggregate,
@@ -72,7 +72,7 @@ def buffered(settings: list[tuple[int, int, float]]) -> Grid:
 
 
 def immediate(settings: list[tuple[int, float]]) -> Grid:
-    """Return asynchronous SGD on the updates of so many local steps, with these learning rates."""
+    """Return asynchronous SGD with these (local steps, learning rate)."""
     return {
         f"H={steps} lr={rate:g}": rule(DECAYING, ImmediateAggregator(), SGD(learning_rate=rate), steps)
         for steps, rate in settings
@@ -131,4 +131,4 @@ EVEN_RULES: dict[str, Grid] = {
         ],
     ),
 }
-"""Those compared where all devices are equal."""
+"""The rules on the equal fleet."""

@@ -79,7 +79,7 @@ def add_forms(parser: argparse.ArgumentParser, default: Form | str) -> None:
 
 
 def show_progress(sentence: str) -> None:
-    """Tell whoever waits what is being measured; standard output stays clean for the results."""
+    """Print on standard error what is being measured; standard output is only for the results."""
     print(sentence, file=sys.stderr, flush=True)
 
 

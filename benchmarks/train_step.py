@@ -35,7 +35,7 @@ SPEED_TARGETS = {
 """All models, and what torch's time over ours should reach."""
 
 FRESH_MODELS = ("lenet", "residual")
-"""Models whose memory and start are measured."""
+"""The models whose memory and start are measured."""
 
 MEMORY_TARGET = 3.0
 
@@ -61,7 +61,7 @@ EFFORTS = {
 def run_speed(folder: str, names: Sequence[str], threads: int, effort: Effort, results: Results) -> None:
     """Measure the steps of all models with one number of threads."""
     arguments = [folder, str(threads), str(effort.rounds), str(effort.block_s), *names]
-    # numpy's own pool, which may take part in the gradient's norm, is not to use more cores than torch has.
+    # numpy's own pool, which may compute the gradient's norm, must not use more cores than torch.
     environment = {"OPENBLAS_NUM_THREADS": str(threads)}
     found = json.loads(run_module("train_step_speed", arguments, environment))
     for name, medians in found.items():

@@ -1,7 +1,7 @@
-"""What both sides of the training benchmark read and agree on. It imports nothing but numpy.
+"""The files that both sides of the training benchmark read. This module imports only numpy.
 
-A model's folder holds a training graph, the layout of its parameters and their first values, and the data. What a
-side needs is in it, so that a process can be as bare as a device is.
+A model's folder holds a training graph, the layout of its parameters and their first values, and the data. A side
+needs nothing else, so that its process imports as little as a device does.
 """
 
 import json
@@ -24,7 +24,7 @@ LEARNING_RATE = 0.1
 DATA_SEED = 1
 
 FRESH_STEPS = 20
-"""Steps of a fresh process, by the end of which it has reached its peak."""
+"""How many steps a fresh process takes to reach its peak of memory."""
 
 
 def load_data(folder: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:

@@ -1,4 +1,4 @@
-"""The models of the training benchmark, in torch, as they are written for it: nothing here is made for us."""
+"""The models of the training benchmark, in torch, as one writes them for torch: they make no allowance for us."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

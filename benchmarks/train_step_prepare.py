@@ -1,6 +1,6 @@
 """Write what both sides of the training benchmark read: `python -m benchmarks.train_step_prepare FOLDER MODEL...`.
 
-A process of its own, so that the exporter's and the graph builder's packages are in none that is measured.
+It runs in a process of its own, so that no measured process loads the packages of exporter and graph builder.
 """
 
 import sys

@@ -21,7 +21,7 @@ COMPARED_STEPS = 8
 TOLERANCE = 1e-4
 WARM_STEPS = 3
 PAUSE_S = 0.01
-"""Until no thread of the other side spins any more; GNU's OpenMP pool does for about a millisecond."""
+"""How long to wait until no thread of the other side spins; GNU's OpenMP pool spins for about a millisecond."""
 
 Step = Callable[[], float]
 
@@ -38,7 +38,7 @@ def check_losses(name: str, ours: Step, theirs: Step) -> None:
     """Take the first steps of both; raises `RuntimeError` unless they have the same losses."""
     for number in range(1, COMPARED_STEPS + 1):
         our_loss, their_loss = ours(), theirs()
-        # Written so that a loss that is not a number fails, too.
+        # Written so that a NaN fails, too.
         if not abs(our_loss - their_loss) <= TOLERANCE:
             raise RuntimeError(
                 f"{name}: the loss of step {number} is {our_loss:.6f} with us and {their_loss:.6f} with torch: "
