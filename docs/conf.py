@@ -39,7 +39,7 @@ html_theme_options = {
 }
 
 
-SHORT = 24
+SHORT = 26
 """Characters of code that stay on one line."""
 
 
