@@ -12,6 +12,8 @@ import typer
 import edgeasync
 from docs.draw import BOUND, DEVICES_LIVE
 from edgeasync import errors
+from edgeasync.autodiff.check import GradientCheck
+from edgeasync.autodiff.inspection import Inspection
 from edgeasync.cli.main import app
 from edgeasync.core.engine.device_shell import DeviceShell
 from edgeasync.core.engine.hub_shell import HubShell
@@ -192,6 +194,16 @@ def runs_keys() -> str:
     return "\n\n".join(_keys(struct) for struct in (RunSummary, Mark))
 
 
+def inspection_keys() -> str:
+    """Return the keys of the object of `edgeasync model inspect --json`, but `arrays`."""
+    return _keys(Inspection)
+
+
+def check_keys() -> str:
+    """Return the keys of the objects in `gradients` of `edgeasync model check --json`."""
+    return _keys(GradientCheck)
+
+
 def policies_keys() -> str:
     """Return the keys of the objects of `edgeasync policies --json`."""
     return "\n\n".join(_keys(struct) for struct in (Kind, Parameter))
@@ -214,6 +226,8 @@ def _type(hint: Any) -> str:
     arguments: tuple[Any, ...] = getattr(hint, "__args__", ())
     if origin in (list, tuple):
         return f"list of {_type(arguments[0])}"
+    if origin is dict:
+        return f"object of {_type(arguments[1])}"
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return f"{hint.__name__}"
     return "string" if all(isinstance(each, str) for each in arguments) else str(hint)
@@ -240,4 +254,6 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "replay_keys": replay_keys,
     "runs_keys": runs_keys,
     "policies_keys": policies_keys,
+    "inspection_keys": inspection_keys,
+    "check_keys": check_keys,
 }

@@ -385,7 +385,7 @@ class JournalWriter:
         self._disk.sync_folder()
 
     def _abandon(self) -> None:
-        """Give up the segment being written, for nobody knows what of the last write is on disk."""
+        """Give up the segment being written: it is unknown how much of the last write reached the disk."""
         if self._file is None:
             return
         self.close()

@@ -1,6 +1,6 @@
 """A device's unanswered work on disk, to resume it after a power cut: `spool = "full"`.
 
-Apart from the identity, so that a device that keeps no more than that loads nothing for it.
+Separate from `identity`, so that a device without a spool does not import this.
 """
 
 from pathlib import Path

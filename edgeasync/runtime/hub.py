@@ -168,7 +168,7 @@ class Hub:
             self._folder.close()
 
     async def _open_in_thread(self) -> None:
-        """Open the folder; only when its thread has ended may another hub have that."""
+        """Open the folder in a thread. No other hub may take the folder before the thread has ended."""
         opened = Ending("opening")
         opened.begin()
         worker = Worker("open", lambda error: self._hand_over(error, opened.fail))

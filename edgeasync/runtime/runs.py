@@ -1,4 +1,4 @@
-"""The runs in a folder, as a person wants to see them; nothing is written."""
+"""Lists the runs in a folder for people. Read-only."""
 
 import fcntl
 import os

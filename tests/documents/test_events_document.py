@@ -57,6 +57,28 @@ def test_keys_of_events_are_in_the_tables_of_json(module):
             assert f"`{key}`" in JSON, (event, key)
 
 
+@pytest.mark.parametrize(
+    ("module", "function"),
+    [("model", "build_model"), ("model", "inspect_model"), ("model", "check_model"), ("model", "_describe"),
+     ("demo", "run_demo")],
+)  # fmt: skip
+def test_keys_of_objects_stand_under_their_command(module, function):
+    heading = {"_describe": "export", "run_demo": "demo"}.get(function, "model")
+    section = JSON.partition(f"\n## `edgeasync {heading}`\n")[2].partition("\n## ")[0]
+    tree = ast.parse((ROOT / f"edgeasync/cli/{module}.py").read_text("utf-8"))
+    (body,) = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == function]
+    keys = {
+        key.value
+        for node in ast.walk(body)
+        if isinstance(node, ast.Dict)
+        for key in node.keys
+        if isinstance(key, ast.Constant)
+    }
+    assert keys
+    for key in keys:
+        assert f"`{key}`" in section
+
+
 def test_every_mark_has_a_generator():
     used = {name for page in (ROOT / "docs").rglob("*.md") for name in MARK.findall(page.read_text("utf-8"))}
     assert used == set(GENERATORS)
