@@ -32,7 +32,10 @@ _ROLES: tuple[Role, ...] = get_args(Role)
 
 
 class Parameter(msgspec.Struct, frozen=True, array_like=True):
-    """One named array of a model: its name, shape, and role."""
+    """One named array of a model: its name, shape, and role.
+
+    The role is `"trained"`, or `"statistic"` for a running mean or variance, whose values the hub averages.
+    """
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
     shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=1, le=2**40)], ...], msgspec.Meta(max_length=8)]
