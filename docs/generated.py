@@ -17,6 +17,7 @@ from edgeasync.autodiff.inspection import Inspection
 from edgeasync.cli.main import app
 from edgeasync.core.engine.device_shell import DeviceShell
 from edgeasync.core.engine.hub_shell import HubShell
+from edgeasync.durable.commit import CommitShell
 from edgeasync.durable.run_replay import Beginning, Evaluation, Happening, Update
 from edgeasync.policies.catalogue import Kind, Parameter, catalogue
 from edgeasync.runtime.runs import Mark, RunSummary
@@ -136,6 +137,9 @@ NAMES = {
 }  # fmt: skip
 """Every public name, by what it is for."""
 
+SHELLS = {"Hub": (HubShell, CommitShell), "Agent": (DeviceShell,)}
+"""What a public class has for its engine's sake, and not for its user's."""
+
 VALUES = {"Vector": "The type of a model's parameters: a one-dimensional, C-contiguous numpy array of float32."}
 """What is said of public names that are neither classes nor functions."""
 
@@ -157,13 +161,11 @@ def _describe(name: str, value: Any) -> str:
         directive = f"{{py:class}} edgeasync.{name}({fields})\n\n{inspect.cleandoc(value.__doc__ or '')}"
     elif isinstance(value, type):
         kind = "autoexception" if issubclass(value, Exception) else "autoclass"
-        shell = {"Hub": HubShell, "Agent": DeviceShell}.get(name)
-        apart = (
-            ""
-            if shell is None
-            else "\n   :exclude-members: " + ", ".join(sorted(name for name in vars(shell) if name[0] != "_"))
-        )
-        directive = f"{{eval-rst}}\n.. {kind}:: edgeasync.{name}\n   :members:{apart}"
+        hidden = sorted(each for shell in SHELLS.get(name, ()) for each in vars(shell) if each[0] != "_")
+        apart = "\n   :exclude-members: " + ", ".join(hidden) if hidden else ""
+        # A protocol is not called: Python's own signature for it, (*args, **kwargs), would mislead.
+        call = "()" if getattr(value, "_is_protocol", False) else ""
+        directive = f"{{eval-rst}}\n.. {kind}:: edgeasync.{name}{call}\n   :members:{apart}"
     else:
         directive = f"{{eval-rst}}\n.. autofunction:: edgeasync.{name}"
     return f"### {name}\n\n```{directive}\n```"

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from functools import cached_property
 from itertools import accumulate
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -28,9 +28,14 @@ CHUNK = 1 << 16
 Role = Literal["trained", "statistic"]
 """`trained` entries move by updates; `statistic` entries (batch-norm running values) are merged convexly."""
 
+_ROLES: tuple[Role, ...] = get_args(Role)
+
 
 class Parameter(msgspec.Struct, frozen=True, array_like=True):
-    """One named array of a model: its name, shape, and role."""
+    """One named array of a model: its name, shape, and role.
+
+    The role is `"trained"`, or `"statistic"` for a running mean or variance, whose values the hub averages.
+    """
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
     shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=1, le=2**40)], ...], msgspec.Meta(max_length=8)]
@@ -46,7 +51,7 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """The order, shapes and roles of a model's arrays inside one flat vector.
 
     Trained arrays come first, statistics after them, so that each role is one contiguous range.
-    Raises `ValueError` when names repeat or a trained array follows a statistic.
+    Raises `ValueError` for an unknown role, when names repeat, or when a trained array follows a statistic.
     """
 
     parameters: Annotated[tuple[Parameter, ...], msgspec.Meta(min_length=1, max_length=100_000)]
@@ -57,8 +62,13 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
             if parameter.name in names:
                 raise ValueError(f"parameter {parameter.name!r} appears twice")
             names.add(parameter.name)
+            if parameter.role not in _ROLES:
+                known = ", ".join(_ROLES)
+                raise ValueError(
+                    f"parameter {parameter.name!r} has the role {parameter.role!r}; choose from {known}"
+                )
         roles = [parameter.role for parameter in self.parameters]
-        if roles != sorted(roles, key=("trained", "statistic").index):
+        if roles != sorted(roles, key=_ROLES.index):
             raise ValueError("trained parameters must come before statistics")
 
     @cached_property

@@ -21,13 +21,18 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 def select(model: onnx.ModelProto, values: Mapping[str, Array], settings: GraphSettings) -> Selection:
-    """Choose by the patterns of `settings`; raises `GraphError` for a pattern that matches nothing.
+    """Choose by the patterns of `settings`.
+
+    Raises `GraphError` for a model without float32 parameters, and for a pattern that matches nothing.
 
     Running statistics move where anything of their batch norm is chosen.
     """
     statistics, norms = _statistics(model, values)
     candidates = _candidates(model, values, settings.train)
-    chosen = _chosen(list(dict.fromkeys([*candidates, *sorted(statistics)])), settings)
+    names = list(dict.fromkeys([*candidates, *sorted(statistics)]))
+    if not names:
+        raise GraphError(_nothing_to_train(values))
+    chosen = _chosen(names, settings)
     live = {name for norm in norms if chosen.intersection(norm) for name in norm[2:]}
     return Selection([name for name in candidates if name in chosen and name not in statistics], live)
 
@@ -68,10 +73,18 @@ def _statistics(model: onnx.ModelProto, values: Mapping[str, Array]) -> tuple[se
     return {name for norm in norms for name in norm[2:]}, norms
 
 
+def _nothing_to_train(values: Mapping[str, Array]) -> str:
+    """Say why a model has no parameter: half precision is the usual cause."""
+    others = sorted({str(value.dtype) for value in values.values() if value.ndim and value.dtype != FLOAT})
+    if any("float" in name for name in others):
+        return f"the model has no float32 parameter, only {', '.join(others)}; export it in float32"
+    return "the model has no parameter: no float32 initializer with a dimension"
+
+
 def _chosen(names: list[str], settings: GraphSettings) -> set[str]:
     for pattern in (*settings.train, *settings.freeze):
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise GraphError(f"no parameter matches {pattern!r}; there are {', '.join(names) or 'none'}")
+            raise GraphError(f"no parameter matches {pattern!r}; there are {', '.join(names)}")
     return {
         name
         for name in names

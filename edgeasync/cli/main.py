@@ -241,7 +241,10 @@ def model_inspect(
     batch_size: BatchSize = 32,
     json: Json = False,
 ) -> None:
-    """Show what a model trains, and the arithmetic and memory of a step."""
+    """Show what a model trains, and the arithmetic and memory of a step.
+
+    An ONNX file does not say which layers torch had frozen (requires_grad): freeze them by --freeze.
+    """
     from edgeasync.cli.model import inspect_model  # noqa: PLC0415
 
     inspect_model(file, _graph_flags(loss, train, freeze, output, target), batch_size, Printer(json=json))

@@ -107,8 +107,11 @@ class Agent:
         for each in self.addresses:
             check_connect(each)
         self.address = self.addresses[0]
+        """The hub that is spoken to."""
         self.steps_total = 0
+        """Local steps taken since the start."""
         self.graph: bytes | None = None
+        """The training graph that the hub shipped, if it did."""
         self._make_trainer = make_trainer
         self._graph_bytes_max = graph_bytes_max
         self._graphs = graphs

@@ -69,11 +69,18 @@ def load_graph(model: OnnxModel) -> HubGraph:
     return HubGraph(built.model, built.spec, built.initial, forward, len(summary.inputs))
 
 
+def why_devices_cannot_feed(loaded: HubGraph) -> str | None:
+    """Say why every device would refuse a model of several inputs; `None` for a model of one."""
+    count = loaded.inputs - len(loaded.spec.parameters) - 1  # but parameters and the target
+    return (
+        None if count == 1 else f"the model has {count} inputs; a device's data is one array x: join them into one"
+    )
+
+
 def check_devices_can_feed(loaded: HubGraph) -> None:
     """Raise `GraphError` for a model of several inputs: every device would refuse it."""
-    count = loaded.inputs - len(loaded.spec.parameters) - 1  # but parameters and the target
-    if count != 1:
-        raise GraphError(f"the model has {count} inputs; a device's data is one array x: join them into one")
+    if reason := why_devices_cannot_feed(loaded):
+        raise GraphError(reason)
 
 
 def keep_files(run: Path, graph: bytes, forward: bytes | None) -> None:

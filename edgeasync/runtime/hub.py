@@ -69,10 +69,11 @@ class Hub:
     whatever `initial` or the evaluator raises, as an `EdgeAsyncError` if that is `StopIteration` or no
     `Exception`, and the exceptions that `on_report` raises. A hub runs once.
 
-    With an `evaluator` the model is evaluated now and then, and the best version kept in `best.safetensors`; the
+    With an `evaluator`, a function from the vector to an `edgeasync.training.evaluation.Evaluation`, the model
+    is evaluated every `settings.evaluate_every_updates`, and the best version kept in `best_file`; the
     constructor raises `ConfigError` for settings that need one where there is none. With `graph`, a serialized
-    ONNX training graph, the devices are sent that; the run folder keeps a copy of it and of the `forward` model it
-    was built from. A `record` of the settings is kept there too.
+    ONNX training graph, the devices are sent that; the run folder keeps a copy of it and of the `forward` model
+    it was built from. A `record` of the settings is kept there too.
     """
 
     def __init__(
@@ -105,9 +106,13 @@ class Hub:
             raise ConfigError(f"{asked} needs held-out data to measure on: give Hub an evaluator, or leave it out")
         settings = msgspec.structs.replace(settings, held_out=evaluator is not None)
         self.spec = spec
+        """The arrays of the model."""
         self.address = bind
+        """Where the hub listens; while it runs, with the port that a `*` stood for."""
         self.model_file = run / MODEL_FILE
+        """The newest model that was saved, the last one once `run` has returned; `load_model` reads it."""
         self.best_file = run / BEST_FILE
+        """The best version by the evaluator; there is no such file without one."""
         self._initial = initial
         self._training = training or {}
         self._graph = graph

@@ -33,10 +33,11 @@ async def train_locally(
     """Train with one agent a trainer until `updates` have been applied; return the model and the hub's core.
 
     Updates that are folded together are counted together, so there may be a few more. A `stop` in the settings
-    counts too: training ends at what comes first. `initial` is a flat float32 vector of the trainers' spec, unused
-    where `run` holds a run already: then training resumes where that was, and its updates count. Cancelled,
-    it leaves the newest model in `run`. Raises what a hub or an agent raises, `ConfigError` for a policy with a
-    part of one's own, and `ValueError` without trainers or for `updates` below 1.
+    counts too: training ends at what comes first. `initial` is a flat float32 vector of the trainers' spec,
+    unused where `run` holds a run already: then training resumes where that was, and its updates count.
+    Cancelled, it leaves the newest model in `run`. Nothing is evaluated: give a `Hub` an `evaluator` for that.
+    Raises what a hub or an agent raises, `ConfigError` for a policy with a part of one's own, and `ValueError`
+    without trainers or for `updates` below 1.
     """
     if not trainers:
         raise ValueError("give at least one trainer")

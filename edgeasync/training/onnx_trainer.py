@@ -38,6 +38,7 @@ _log = logging.getLogger(__name__)
 class OnnxTrainer:
     """A `Trainer` that runs a training graph on this device's data.
 
+    `edgeasync model build` writes such a `graph`; the `optimizer` is a sequence of stages such as `SGD`.
     `threads` is how many cores a step may use. A graph of one fixed batch size overrides `batch_size`. Raises
     `GraphError` for a graph that cannot be loaded or does not follow the contract, `ModelMismatchError` if it
     does not train what `spec` says, `DataError` for data that does not fit.

@@ -29,14 +29,21 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class Trainer(Protocol):
-    """What a device runs. Who brings code of their own implements these two methods and the spec."""
+    """What a device runs. A trainer of your own has these two methods and the spec.
+
+    Data, loss and optimizer are its own; it may use any library.
+    """
 
     @property
     def spec(self) -> ParameterSpec:
         """The arrays of the model."""
 
     def begin(self, parameters: Vector) -> None:
-        """Begin an assignment: train this vector, in place, from now on."""
+        """Begin an assignment: train this vector, in place, from now on.
+
+        Running statistics are values of the vector too, and are moved there. Whether to reset the optimizer's
+        state is for the trainer to decide.
+        """
 
     def step(self) -> StepResult:
         """Take one local step, on one batch."""
@@ -131,6 +138,8 @@ def _numbers(result: StepResult) -> tuple[float | None, int]:
 class GradientTrainer:
     """A `Trainer` from a gradient function, an optimizer and a stream of batches.
 
+    `gradient(parameters, x, y, out)` writes the gradient of the batch's mean loss to `out`, a flat vector as
+    `parameters` is, and returns the loss, or `None`. The `optimizer` is a sequence of stages such as `SGD`.
     It keeps one vector of the model's length for the gradient, and as many as the optimizer has state.
     Only trained entries go through the optimizer; statistics are the gradient function's own to move.
     """

@@ -103,3 +103,8 @@ def test_fingerprint_survives_the_wire():
     again = msgspec.msgpack.decode(msgspec.msgpack.encode(SPEC), type=ParameterSpec)
     assert again == SPEC
     assert again.fingerprint == SPEC.fingerprint
+
+
+def test_a_role_that_is_not_known_is_named():
+    with pytest.raises(ValueError, match="parameter 'mean' has the role 'buffer'; choose from trained, statistic"):
+        ParameterSpec((Parameter("weight", (2,)), Parameter("mean", (2,), "buffer")))

@@ -149,6 +149,15 @@ def test_a_pattern_that_matches_nothing_is_a_mistake(settings):
         build_training_graph(model(), GraphSettings(**settings))
 
 
+def test_a_model_in_half_precision_is_refused_by_its_type():
+    half = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 18]>
+        g (float16[batch, 3] x) => (float16[batch, 3] y) <float16[3] w = {1, 2, 3}> { y = Mul(x, w) }"""
+    )
+    with pytest.raises(GraphError, match="no float32 parameter, only float16; export it in float32"):
+        build_training_graph(half.SerializeToString(), GraphSettings(loss="mse"))
+
+
 def test_nothing_left_to_train_and_nothing_that_reaches_the_output():
     with pytest.raises(GraphError, match="no trained parameter reaches output 'y': none chosen"):
         build_training_graph(model(), GraphSettings(freeze=("*",)))
