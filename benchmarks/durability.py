@@ -50,7 +50,7 @@ RECOVER_S = 300.0
 
 @dataclass(frozen=True)
 class Journaled:
-    """What was appended to a journal during one turn, and how long the disk alone takes for its mean sync."""
+    """A journal's growth during one turn, and how long the disk alone takes for its mean sync."""
 
     updates: int
     entries: int

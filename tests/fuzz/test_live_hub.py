@@ -46,7 +46,7 @@ pytestmark = [pytest.mark.process, pytest.mark.asyncio]
 HONEST = "honest"
 MODEL = MlpModel(inputs=64, hidden=(256,), classes=10)  # a payload is two pieces
 MODEL_TABLE = 'kind = "mlp"\ninputs = 64\nhidden = [256]\nclasses = 10'
-# Whoever stalls keeps a place, an update and a snapshot until the lease ends, and here that is late.
+# A client that stalls keeps a place, an update and a snapshot until its lease ends, which is late here.
 SETTINGS = """
 [policy]
 aggregate = { kind = "immediate" }  # one honest device is no quorum of a fleet of attackers
@@ -131,7 +131,7 @@ class Attacker:
         self.sent += 1
 
     def _read(self):
-        """Take in the answers so far: they make the next lies better ones."""
+        """Read the answers so far: with them the next lies are better ones."""
         while self._socket.poll(0):
             self._heed(wire.decode(self._socket.recv_multipart()[0]))
 

@@ -1,4 +1,4 @@
-"""Transfers over real TCP through a proxy that breaks the connection: they go on where they were."""
+"""Transfers over real TCP through a proxy that breaks the connection: they resume where they were."""
 
 import asyncio
 

@@ -28,7 +28,7 @@ def assert_waits(fleet, since=0):
     status_when(fleet.address, lambda status: status["disk_trouble"], "trouble with the disk")
     fleet.stories.read()
     before = fleet.stories.acknowledged
-    # Whoever asks is told to try again: for longer than a lease, and nobody is lost.
+    # Devices that ask are told to try again, for longer than a lease, and no device is lost.
     asked = fetch_status(fleet.address, PATIENCE_S)["messages_accepted"]
     time.sleep(1.2 * 3.0)
     status = fetch_status(fleet.address, PATIENCE_S)
@@ -42,7 +42,7 @@ def assert_waits(fleet, since=0):
 
 
 def assert_goes_on(fleet, since=0):
-    """Wait until the hub writes again and all have answers; nobody was lost, or had to say hello anew."""
+    """Wait until the hub writes again and all have answers; no device was lost, or had to say hello again."""
     fleet.hub.wait_for("writing", since=since)
     fleet.wait_for_answers(3)
     # Where syncs fail now and then, one may just have failed again.

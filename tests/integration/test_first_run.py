@@ -239,7 +239,7 @@ def test_signals_end_an_agent_in_the_middle_of_a_long_local_step(commands, numbe
     agent.wait_for("joined")
     fetched = status_when(address, lambda status: status["messages_accepted"].get("fetch", 0) >= 1)
     pings = fetched["messages_accepted"].get("ping", 0)
-    # It goes on talking while it computes.
+    # It keeps pinging while it computes.
     status_when(address, lambda status: status["messages_accepted"].get("ping", 0) >= pings + 3)
     agent.signal(number)
     assert_ended_well(agent)

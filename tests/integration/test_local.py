@@ -58,7 +58,7 @@ class Failing:
 
 
 class Solver:
-    """A trainer that gets so many local steps that it solves its problem every time."""
+    """A trainer that gets enough local steps to solve its problem every time."""
 
     spec = SMALL.spec
 

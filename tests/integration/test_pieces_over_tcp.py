@@ -82,7 +82,7 @@ class WatchedHub(Hub):
 
 
 async def train(run, spec, *, aggregate, agents, limits, codec="identity", updates=None, enough=None):
-    """Train over TCP until so many updates are in, or the core has had enough; return the hub."""
+    """Train over TCP until `updates` are applied, or until `enough` holds of the core; return the hub."""
     events = Counter()
     listening = asyncio.Event()
     devices = []

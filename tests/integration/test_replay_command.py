@@ -1,4 +1,4 @@
-"""`edgeasync replay`, `runs` and `hub --resume`: what a run's folder tells, and how it is gone on with."""
+"""`edgeasync replay`, `runs` and `hub --resume`: what a run's folder tells, and how a hub resumes it."""
 
 import json
 import shlex
@@ -54,7 +54,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def crashed(tmp_path_factory):
-    """A run whose hub was killed, gone on with by its own settings, and killed again."""
+    """A run whose hub was killed, resumed with the same settings, and killed again."""
     with Commands(tmp_path_factory.mktemp("crashed")) as commands:
         hub, address = commands.hub(commands.settings(more=OFTEN))
         commands.agent(address, "first")

@@ -20,7 +20,7 @@ REFUSED = (
     | {("groups", way): COMPUTED for way in EXPORTS if way not in {"old, training", "new", "new, of evaluation"}}
     | {("torch's transformer", "new, optimized"): COMPUTED}
 )  # fmt: skip
-"""What is refused, of models that were trained before; everything else is right."""
+"""The models, trained before, that are refused; all others give the right gradients."""
 
 FEW = {"new, of evaluation", "new, optimized, of evaluation"}
 """Exports that say the same as others, and take a second each: of some models only."""

@@ -177,7 +177,7 @@ def test_a_fault_is_noticed_remedied_and_explained_and_the_target_is_reached(pol
         return len(noticed) == len(before)
 
     assert fleet.clock.run(look, LIMIT_S)
-    # Its own updates since the fault; one more may have been under way. The bound is 20.
+    # Its own updates since the fault; one more may have been in flight. The bound is 20.
     assert noticed["device-1"] <= 2
     assert noticed["device-2"] <= 4
 
@@ -333,7 +333,7 @@ def test_a_device_alone_whose_data_changes_its_scale_is_not_shut_out():
     fleet.clock.run(lambda: fleet.updates >= before + 400, LIMIT_S)
     assert fleet.core.updates_applied >= before + 300
     applied = fleet.core.updates_applied
-    assert fleet.train(applied + 20), "and so it goes on"
+    assert fleet.train(applied + 20), "training does not continue"
     assert fleet.updates <= applied + fleet.core.updates_rejected + 21
 
 

@@ -381,7 +381,7 @@ def test_a_refused_repetition_of_a_push_leaves_the_answer_to_it_as_it_is():
     script.until_s(3.1)
     decided = hub.core.members.members["device-1"]
     before = decided.seq_last
-    assert script.until(lambda: decided.seq_last > before and not hub.log._waiting), "its write is under way"
+    assert script.until(lambda: decided.seq_last > before and not hub.log._waiting), "its write is in progress"
     push, payload = pushes[-1]
     assert push.seq == decided.seq_last
     assert ("device-1", push.seq) not in script.world.checks.memory.acknowledged

@@ -1,4 +1,4 @@
-"""A hub that is killed goes on from its disk: to the bit where it was, whatever its policy and codecs are."""
+"""A hub that is killed resumes from its disk, to the bit where it was, whatever its policy and codecs are."""
 
 import itertools
 

@@ -1,7 +1,7 @@
-"""What must hold in a simulated fleet whatever happens to it; raises `AssertionError` where it does not.
+"""Checks of a simulated fleet, whatever happens to it; a check that fails raises `AssertionError`.
 
-Nothing that the hub says of itself is believed: updates are counted in the model, and what it comes back with
-after a crash is compared with what was seen of it before.
+The checks trust nothing that the hub says of itself: they count updates in the model, and compare a recovered hub
+with what they saw of it before the crash.
 """
 
 import copy
@@ -20,17 +20,17 @@ MESSAGES_HELD_MAX = 40
 
 
 class Memory:
-    """What was seen of the hub, and would not be true of it had its disk been put back to an earlier state."""
+    """Observations of the hub that follow its disk: a disk that is put back has those of its earlier state."""
 
     def __init__(self):
         self.decided = {}
-        """What the hub decided of a push, by device and number, whether it was told or not: mark and outcome."""
+        """Mark and outcome of each decided push, by device and number, whether an answer has left or not."""
         self.entries = {}
-        """By the same: the number of the log's entry that says so."""
+        """By the same: the number of the log's entry with the decision."""
         self.acknowledged = {}
-        """What was decided, where the answer has left the hub: now it is a promise."""
+        """The decisions whose answer has left the hub: these are promises."""
         self.promised = {}
-        """By mark: the same promise, kept even when the hub may forget the device."""
+        """By mark: the same promises, kept even when the hub may forget the device."""
         self.told = {}
         """By mark: what its own device was told."""
         self.history = {}
@@ -88,7 +88,7 @@ class Checks:
     # -- updates ---------------------------------------------------------------------------------------------
 
     def pushed(self, device, push):
-        """Take note of an update that a device has made, perhaps once more; return its mark."""
+        """Note an update that a device has made, perhaps once more; return its mark."""
         mark = (device.device_id, device._trainer.updates)
         return self._marks.setdefault((device.device_id, push.checksum, repr(push.loss_mean)), mark)
 
@@ -124,7 +124,7 @@ class Checks:
         memory.decided[key] = (mark, first)
 
     def _forgotten(self, device_id):
-        """The hub knows nothing of a device: its numbers begin anew."""
+        """Forget a device's numbers, which begin again: the hub does not know the device any more."""
         for numbers in (self.memory.decided, self.memory.acknowledged):
             for key in [key for key in numbers if key[0] == device_id]:
                 del numbers[key]
@@ -169,7 +169,7 @@ class Checks:
     # -- messages --------------------------------------------------------------------------------------------
 
     def leaves(self, hub, peer, header):
-        """Take note of a message that leaves the hub: an answer is a promise."""
+        """Note a message that leaves the hub: an answer is a promise."""
         message = wire.decode(header)
         ack = message if isinstance(message, Ack) else getattr(message, "ack", None)
         name = peer.partition(b"#")[0].decode()
@@ -227,26 +227,26 @@ class Checks:
         return {self.memory.handles[one.handle] for one in core.policy_engine.state.contributions}
 
     def checkpoint_begins(self):
-        """The hub has a checkpoint written: no other is begun until it is."""
+        """Note that a checkpoint begins: no other may begin until it is written."""
         self._grown = 0
 
     def journal_grows(self, nbytes):
-        """So much was written to the journal while a checkpoint was being written."""
+        """Note bytes written to the journal while a checkpoint was being written."""
         self._grown += nbytes
         self._grown_max = max(self._grown_max, self._grown)
 
     def noted(self, number, core):
-        """Take note of what the core is after an entry of the log."""
+        """Note the core's state after an entry of the log."""
         self.memory.states[number] = xxhash.xxh3_64_digest(dump_state(core))
 
     def replayed(self, number, core):
-        """An entry was read back: the core must be what it was after it."""
+        """Check the core after an entry that was read back: it must be as it was then."""
         assert self.memory.states.get(number) == xxhash.xxh3_64_digest(dump_state(core)), (
             f"after entry {number} the core is not what it was"
         )
 
     def begun(self, run):
-        """The hub is on an empty disk."""
+        """Note that the hub begins on an empty disk."""
         lineage = run.core.lineage
         self.noted(0, run.core)
         self.advancing(lineage, run.model.current)
@@ -254,7 +254,7 @@ class Checks:
             self.publishing(lineage, run.publisher.published)
 
     def recovered(self, run):
-        """The hub is back: nothing that it promised may be missing, and nothing may have changed."""
+        """Check a recovered hub: no promise may be missing, and nothing may have changed."""
         core, memory = run.core, self.memory
         lineage, version, ancestry = core.lineage, core.version, core.policy_engine.state.ancestry
         self.replayed(run._last, core)
@@ -291,13 +291,13 @@ class Checks:
         return self._models[lineage, number]
 
     def branched(self, lineage, number, branch):
-        """The hub goes on under another lineage."""
-        assert branch != lineage, f"the hub goes on under {lineage}"
+        """Note that the hub resumes under another lineage."""
+        assert branch != lineage, f"the hub resumes under {lineage}"
         assert branch not in self._parents
         self._parents[branch] = (lineage, number)
 
     def _assert_kept(self, core):
-        """What was acknowledged is in the model, or waits to be."""
+        """Check that every acknowledged update is in the model, or waits for its fold."""
         waiting = self._waiting(core)
         memory = self.memory
         for mark, first in memory.promised.items():
@@ -314,7 +314,7 @@ class Checks:
     # -- devices ---------------------------------------------------------------------------------------------
 
     def told(self, mark, seq, outcome):
-        """Take note of what a device is told of an update."""
+        """Note the outcome of an update that a device is told."""
         first = outcome.first if isinstance(outcome, Duplicate) else outcome
         key = (mark[0], seq)
         assert (*key, mark, first) in self._said, f"{mark}, push {key}, was told {first}, and nobody said so"
@@ -324,7 +324,7 @@ class Checks:
         self.memory.told[mark] = first
 
     def holds(self, device, version, vector):
-        """A device has taken over a version: it must be to the bit what the hub published."""
+        """Check a version that a device has installed: it must be to the bit what the hub published."""
         lineage, number = version.lineage, version.number
         digest = xxhash.xxh3_64_digest(vector)
         assert digest == self._recorded(lineage, number), f"{device.device_id} holds another {(lineage, number)}"
@@ -332,7 +332,7 @@ class Checks:
     # -- in the end ------------------------------------------------------------------------------------------
 
     def at_rest(self):
-        """Check the model against what the devices were told; nothing is under way any more."""
+        """Check the model against what the devices were told, when nothing is in flight any more."""
         world, memory = self._world, self.memory
         hub = world.hub
         self._assert_kept(hub.core)
@@ -352,17 +352,17 @@ class Checks:
             self._in_the_model()
 
     def _disk_is_tidy(self):
-        """What the hub no longer needs is gone from its disk."""
+        """Check that files the hub no longer needs are gone from its disk."""
         world = self._world
         disk, settings = world.disk, world.hub.core.settings.checkpoint
         names = disk.names()
         assert not [name for name in names if name.endswith(".part")]
         kinds = [[name for name in names if name.endswith(kind)] for kind in (".json", ".safetensors")]
-        # The best and those kept; and one that was under way when the hub died for the last time.
+        # The best and those kept; and one that was being written when the hub died for the last time.
         assert all(len(kind) <= settings.keep + 1 for kind in kinds), f"there are {kinds}"
         journal = sum(disk.size(name) for name in names if name.startswith("journal-"))
-        # While a checkpoint is being written no other is begun, however much comes in. The segment that is being
-        # written stays, however large it may become.
+        # While a checkpoint is being written no other begins, however much the journal grows. The segment that is
+        # being written stays, however large it may become.
         interval = settings.journal_bytes_max + 4 * world.marks.spec.nbytes + self._grown_max
         most = 3 * (interval + world.segment_bytes_max)
         assert journal <= most, f"the journal has {journal} bytes, over {most}"
@@ -377,7 +377,7 @@ class Checks:
             for number in range(1, made + 1):
                 outcome = told.get((name, number))
                 least[number % SLOTS] += isinstance(outcome, Applied)
-                # Of what died with the device before it was answered nobody promised anything.
+                # Updates that died with their device before they were answered were never promised.
                 most[number % SLOTS] += outcome is None or isinstance(outcome, Applied)
             wrong = np.flatnonzero((counts < least) | (counts > most) | (counts != np.round(counts)))
             assert not len(wrong), (

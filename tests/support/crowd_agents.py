@@ -1,8 +1,8 @@
 """A program of thousands of agents in one process: the real agent, without its worker's thread.
 
-Each holds the model and adds to it every now and then; `shares_of` says what. It reads commands, a line each:
-`disconnected`, which thousands of socket monitors would say, and `finish`, after which nothing new is begun and
-what is under way is answered.
+Each agent holds the model and adds `shares_of` to it every now and then. The program reads commands, a line each:
+`disconnected`, in place of thousands of socket monitors, and `finish`, after which no agent begins an update and
+pending ones are answered.
 
     crowd_agents.py HUB COUNT PERIOD_S
 """
@@ -23,11 +23,11 @@ from edgeasync.core.device.events import Trained
 from edgeasync.runtime.channel import Channel
 
 RECONNECT_MS = 500
-"""So often a socket tries to connect: at ZeroMQ's 100 ms thousands of them leave one machine no time for a hub."""
+"""How often a socket tries to connect: at ZeroMQ's 100 ms thousands of them leave a machine no time for a hub."""
 
 
 class CrowdAgent(Agent):
-    """An agent that trains without a thread, and is told from outside that its connection broke."""
+    """An agent that trains without a thread, and learns from outside that its connection broke."""
 
     def __init__(self, crowd, number):
         super().__init__(
@@ -63,7 +63,7 @@ class CrowdAgent(Agent):
         """Do nothing: there is no trainer."""
 
     def train(self, model, local_steps, then, *, overlap):
-        """Make the next update, in a while."""
+        """Make the next update after a while."""
         if not self._crowd.finishing:
             delay_s = self._crowd.period_s * self._delays.uniform(0.5, 1.5)
             self._loop.call_later(delay_s, self._make, model, then)
@@ -76,7 +76,7 @@ class CrowdAgent(Agent):
             self._do(lambda: then(Trained(1, 1, 1.0, 0.0, self._crowd.period_s)))
 
     def run_in_background(self, work, then):
-        """Do it at once."""
+        """Do the work at once."""
         self._loop.call_soon(self._do, lambda: then(work()))
 
     def _note(self, report):
@@ -92,7 +92,7 @@ class CrowdAgent(Agent):
 
 
 class Crowd:
-    """The agents, and what they are told to do."""
+    """The agents, and the commands that they follow."""
 
     def __init__(self, hub, count, period_s):
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -105,7 +105,7 @@ class Crowd:
         self.agents = [CrowdAgent(self, number) for number in range(count)]
 
     async def run(self):
-        """Join and have an answer each, say so; and again whenever told that connections broke."""
+        """Let all agents join and get an answer each, then say so; again whenever their connections broke."""
         for agent in self.agents:
             agent.begin()
             await asyncio.sleep(0)

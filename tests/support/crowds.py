@@ -22,7 +22,7 @@ PROGRAM = Path(__file__).with_name("crowd_agents.py")
 
 
 def churn(commands, *, processes, devices, turns, away=0.1, step_s=0.5, seed=1):
-    """Kill one process in so many, wait until its devices are missed, start it again; return what was seen."""
+    """Kill a share `away` of the processes, wait until their devices are lost, restart; return what was seen."""
     random = Random(seed)
     fleet = Fleet(commands, processes=processes, devices=devices, step_s=step_s)
     fleet.start_hub()
@@ -55,7 +55,7 @@ def churn(commands, *, processes, devices, turns, away=0.1, step_s=0.5, seed=1):
 
 
 def joins(commands, *, count, period_s=None, restarts=1):
-    """Kill the hub of so many devices that hold the model, and start it again; return how soon all are back."""
+    """Kill the hub of `count` devices that hold the model, and restart it; return how soon all are back."""
     model = SoftmaxModel(inputs=GROUPS, classes=PLACES)
     address = free_address()
     settings = commands.settings(

@@ -60,17 +60,17 @@ class SmallDisk:
                 return path
 
     def close(self):
-        """Give it up, whoever still uses it, and what lies over it."""
+        """Unmount it and its cover, even if a process still uses it."""
         while self.folder.is_mount():
             self.uncover()
 
     def cover(self):
-        """Put a read-only view of it over it: what is opened from now on cannot be written."""
+        """Cover it by a read-only view: files that are opened from now on cannot be written."""
         self._call("mount", "--bind", self.folder, self.folder)
         self._call("mount", "-o", "remount,bind,ro", self.folder)
 
     def uncover(self):
-        """Take away what was put over it last."""
+        """Take away the last cover."""
         self._call("umount", "-l", self.folder)
 
     @staticmethod

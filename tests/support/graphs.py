@@ -61,7 +61,7 @@ def plain_graph(operator="Relu", *, domain="", initializers=()):
 
 
 class HostileHub:
-    """Welcomes whoever comes, and ships a graph as it is told to; use it in a `with`."""
+    """Welcomes every device, and ships a graph as it is told to; use it in a `with`."""
 
     def __init__(self, graph, *, announced=None, announced_bytes=None):
         self.fetched = 0

@@ -1,4 +1,4 @@
-"""Runs a seed: faults first, then all is healed, and everything must be as it was promised."""
+"""Runs a seed: faults first, then all is healed, and every promise must have been kept."""
 
 import itertools
 import traceback
@@ -12,10 +12,10 @@ FAULTS_S = 12.0
 """Virtual time in which faults happen."""
 
 HEALED_S = 120.0
-"""Virtual time in which everybody must train again, and the model learn, once all is healed."""
+"""Virtual time in which every device must train again, and the model learn, once all is healed."""
 
 REST_S = 30.0
-"""Virtual time in which what is under way must end."""
+"""Virtual time in which everything in flight must end."""
 
 EVENTS_MAX = 50_000
 """Things done in a whole run; usual are about a thousand. More is spinning: time no longer passes."""
@@ -26,7 +26,7 @@ DISTANCE_MAX = 0.3
 
 @dataclass
 class Result:
-    """What became of a seed."""
+    """The result of a seed."""
 
     seed: int
     plan: FaultPlan
@@ -103,7 +103,7 @@ def _live_through(world, injector):
     def at_rest():
         return all(device.resting and device._work is None for device in devices)
 
-    assert pass_time(at_rest, REST_S), "something is still under way"
+    assert pass_time(at_rest, REST_S), "something is still in flight"
     pass_time(lambda: False, 1.0)  # and what is still on the wire
     assert pass_time(lambda: world.hub.resting, 1.0), "the hub never comes to rest"
     world.checks.at_rest()

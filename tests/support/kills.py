@@ -108,7 +108,7 @@ class Fleet:
         return copy_of(self.folder, self.commands.folder / "copy", beside=self._whole)
 
     def check_copy(self):
-        """Hold the last copy of the run's folder against what the devices have been told."""
+        """Compare the last copy of the run's folder with what the devices were told."""
         self.stories.read()
         replayed = Replayed(self.commands.folder / "copy")
         if self._exact:
@@ -133,7 +133,7 @@ class Fleet:
 
 
 def kill_hubs(commands, kills, *, agent_kills=True, seed=1, **options):
-    """Kill the hub so often at random moments, and an agent each time; return what was seen."""
+    """Kill the hub and an agent at random moments, again and again; return what was seen."""
     random = Random(seed)
     fleet = Fleet(commands, **options)
     fleet.start_hub()

@@ -16,7 +16,7 @@ def parameters(proto):
 
 
 def randomized(model, input_shape):
-    """The model with every parameter away from its first value, so that none can be overlooked."""
+    """Return the model with every parameter away from its first value, so that no parameter is overlooked."""
     proto = nn.to_onnx(model, input_shape, seed=1)
     for place, entry in enumerate(proto.graph.initializer):
         values = 0.5 * numbers(tuple(entry.dims), place + 100)

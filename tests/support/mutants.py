@@ -1,7 +1,7 @@
 """Bugs planted in the product, to see whether the checkers would notice: a test of the test.
 
-A mutant is a method with a few words changed. It names the words, so that one that has come to nothing, because
-the code has changed, fails as loudly as one that is not noticed.
+A mutant is a method with a few words changed. It names the words. So if the code has changed and they are gone, it
+fails as loudly as a mutant that is not noticed.
 """
 
 import inspect
@@ -35,12 +35,12 @@ PLANTED_SEEDS = json.loads(PLANTED_SEEDS_FILE.read_text("utf-8"))
 """A seed that notices each bug, to be tried first. `python -m tests.simulation --planted` looks for them."""
 
 PLANTED_SEEDS_MAX = 100
-"""Within so many seeds every planted bug must be noticed."""
+"""How many seeds may pass before a planted bug is noticed."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """Words of a method, or of a function as a module knows it, and what stands there instead."""
+    """Words of a method, or of a function as a module knows it, and the words that replace them."""
 
     owner: type | ModuleType
     method: str
@@ -56,7 +56,7 @@ MUTANTS = {
     "the hub believes a device that greets again about what was answered": (
         Change(Membership, "greet", "member.steps_total = 0", "member.seq_last = hello.seq_answered"),
     ),
-    "a device numbers an unanswered push anew": (
+    "a device gives an unanswered push another number": (
         Change(PendingPush, "agree", "if self._said and recorded:", "if False:"),
         Change(PendingPush, "agree", "elif self._said and push.seq <= seq_last:", "elif False:"),
     ),
@@ -85,7 +85,7 @@ MUTANTS = {
     "a device does not say again what was not answered": (
         Change(DeviceWork, "tick", "return self._speak(now_s)", "return self._wait(now_s) or []"),
     ),
-    # What the hub writes down, and goes on from.
+    # Durability, and recovery.
     "an answer leaves before the sync": (
         Change(Outbox, "send", "not (self._waiting or (confirms and log.durable < log.last))", "True"),
     ),
@@ -139,13 +139,13 @@ MUTANTS = {
         Change(JournalWriter, "append", "self._file.sync", "with contextlib.suppress(OSError): self._file.sync"),
         Change(JournalWriter, "_begin", "file.sync", "with contextlib.suppress(OSError): file.sync"),
     ),
-    "after a failed write the segment goes on": (
+    "after a failed write the same segment is written to": (
         Change(JournalWriter, "_abandon", "if self._file is None:", "if True:"),
     ),
     "what could not be written is forgotten": (
         Change(GroupCommit, "_written", "self._waiting = batch + self._waiting", "self.durable += len(batch)"),
     ),
-    "a hub goes on under its old lineage": (Change(HubCore, "_resume", "if resumed.lineage:", "if False:"),),
+    "a hub resumes under its old lineage": (Change(HubCore, "_resume", "if resumed.lineage:", "if False:"),),
     "updates that wait are lost in a checkpoint": (
         Change(
             state,
@@ -191,7 +191,7 @@ def _mutated(owner, method, changes):
     source = textwrap.dedent(inspect.getsource(function))
     for change in changes:
         if source.count(change.old) != 1:
-            raise LookupError(f"{owner.__name__}.{method} has not just one {change.old!r}: mend the mutant")
+            raise LookupError(f"{owner.__name__}.{method} has not just one {change.old!r}: correct the mutant")
         source = source.replace(change.old, change.new)
     names = {}
     exec(compile(source, inspect.getsourcefile(function), "exec"), known, names)

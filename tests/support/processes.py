@@ -170,7 +170,7 @@ class Commands:
         return write_data(self.folder / name, **shape)
 
     def agent(self, address, name, *flags, data=None, step_s=0.002, **options):
-        """Start an agent with a state folder of its own, on data of its own if none is given."""
+        """Start an agent with a state folder of its own, on the given data or on data of its own."""
         data = data or self.data(f"{name}.npz")
         return self.start(
             "agent", "--hub", address, "--data", data, "--device-id", name, "--state", self.folder / name,

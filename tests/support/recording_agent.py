@@ -1,8 +1,8 @@
-"""A program of devices that write down all they are told, so that a hub can be held to it.
+"""A program of devices that write down all they are told, to be compared with the hub.
 
 Each device's k-th update adds `shares_of(k)` to three places of its own in the model, all exact in float32 under
-`immediate` with plain codecs: whoever knows which updates were acknowledged knows the model. What is written down
-outlives the process, since every line is one write.
+`immediate` with plain codecs. So the acknowledged updates determine the model. The record outlives the process,
+since every line is one write.
 
     recording_agent.py HUB FOLDER FIRST LAST STEP_S
 """
@@ -31,7 +31,7 @@ def shares_of(k):
 
 
 class Record:
-    """Appends lines to a file; the numbers of the updates go on over all starts of a device."""
+    """Appends lines to a file; the updates are numbered over all starts of a device."""
 
     def __init__(self, path):
         self.made = 0

@@ -1,4 +1,4 @@
-"""What recording agents wrote down, and what a run's folder gives back: the two are held against one another."""
+"""Compares the records of recording agents with what is recovered from a run's folder."""
 
 import itertools
 import json
@@ -17,11 +17,11 @@ from tests.support.recording_agent import PLACES, shares_of
 PROGRAM = Path(__file__).with_name("recording_agent.py")
 
 OPEN_MAX = 16
-"""More unanswered updates of one device are not looked through."""
+"""How many unanswered updates of one device are tried at most."""
 
 
 class Story:
-    """What one device wrote down, read on as it grows."""
+    """The record of one device, which is read as it grows."""
 
     def __init__(self, path):
         self.name = path.stem
@@ -33,7 +33,7 @@ class Story:
         self._made = None
 
     def read(self):
-        """Take in what was written since."""
+        """Read the lines written since the last call."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
@@ -75,7 +75,7 @@ class Story:
 
     @property
     def open(self):
-        """The updates that no answer has come to: each may count, once."""
+        """The updates without an answer: each may count, once."""
         return self.unanswered + ([] if self._made is None else [self._made])
 
 
@@ -86,7 +86,7 @@ class Stories:
         self.all = [Story(Path(folder) / f"device-{number}.jsonl") for number in range(count)]
 
     def read(self):
-        """Take in what was written since; return the stories."""
+        """Read the lines written since the last call; return the stories."""
         for story in self.all:
             story.read()
         return self.all

@@ -1,6 +1,6 @@
 """Phrases that read like a translation, and what plain English says instead.
 
-`python -m tests.support.tics` lists those in the parts that are not yet held to it.
+`python -m tests.support.tics` lists the phrases in all covered files.
 """
 
 import re
@@ -26,6 +26,9 @@ TICS = {
 }
 """Pattern -> what to write. A space in a pattern may be a line's end."""
 
+EXAMPLES = {"tics.py", "test_english.py"}
+"""Files that name the phrases themselves."""
+
 COVERED = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -34,18 +37,21 @@ COVERED = [
     *sorted(path for path in (ROOT / "examples").iterdir() if path.is_file()),
     *sorted(
         path
-        for path in (ROOT / "edgeasync").rglob("*.py")
-        if path.relative_to(ROOT / "edgeasync").parts[0] not in {"core", "policies", "protocol"}
+        for folder in ("benchmarks", "edgeasync", "tests")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in {".py", ".md", ".toml"} and path.name not in EXAMPLES
     ),
 ]
 
-LATER = ("edgeasync/core", "edgeasync/policies", "edgeasync/protocol", "benchmarks", "tests")
-"""Not yet covered."""
+LATER = ("the run's folder can be written again: going on",)
+"""Sentences of reports that are not changed yet: recorded traces of simulated fleets contain them."""
 
 
 def found(path):
     """Return line number, phrase and advice for every tic of a file."""
     text = path.read_text("utf-8")
+    for sentence in LATER:
+        text = text.replace(sentence, "")
     hits = []
     for pattern, advice in TICS.items():
         spaced = pattern.replace(" ", r"(?:\s+(?:#\s)?)")
@@ -58,8 +64,6 @@ def found(path):
 
 
 if __name__ == "__main__":
-    for folder in LATER:
-        for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in {".py", ".md", ".toml"} and path != Path(__file__):
-                for line, phrase, advice in found(path):
-                    sys.stdout.write(f"{path.relative_to(ROOT)}:{line}: {phrase!r}: {advice}\n")
+    for covered in COVERED:
+        for line, phrase, advice in found(covered):
+            sys.stdout.write(f"{covered.relative_to(ROOT)}:{line}: {phrase!r}: {advice}\n")

@@ -1,7 +1,7 @@
-"""A small fleet that can be told to the update what became of its work, watched by everything that can be checked.
+"""A small fleet in which the outcome of every single update can be checked.
 
-Every update leaves a mark of its own in the model: device i's k-th adds 1 to one value that belongs to it. So who
-looks at the model sees which updates it holds, and how often; nothing that the hub says of itself is needed.
+Every update leaves a mark of its own in the model: device i's k-th update adds 1 to one value that belongs to it.
+So the model shows which updates it holds, and how often; the checks need nothing that the hub says of itself.
 """
 
 import struct
@@ -45,10 +45,10 @@ from tests.support.checks import Checks, Memory
 from tests.support.marks import LEARNT, Marks
 
 UNUSED = 20_000
-"""Values that are neither, where payloads are to travel in pieces."""
+"""Further values, so that payloads are sent in pieces."""
 
 FOLD_S = 0.02
-"""What work in the background takes, where folds are done there."""
+"""The time of work in the background, for fleets whose folds are done there."""
 
 QUIET = Monitor(watch=())
 FIXED = FixedFrequency(local_steps=4)
@@ -129,7 +129,7 @@ class Trace:
 
 
 class WatchedDevice(SimulatedDevice):
-    """A device that notes what it sends, is told, and has learnt of its own updates."""
+    """A device that notes what it sends and is told, and which of its updates were answered."""
 
     def __init__(self, world, *arguments, **options):
         self.world = world
@@ -182,7 +182,7 @@ class WatchedDevice(SimulatedDevice):
 
 
 class WatchedDisk(SimulatedDisk):
-    """A disk with whose copies goes what is to be true of a hub that goes on from there."""
+    """A disk whose copies carry the checks' memory, for a hub that resumes from the copy."""
 
     def __init__(self, world, seed):
         super().__init__(seed)
@@ -223,7 +223,7 @@ class WatchedHub(SimulatedHub):
         disk = self.world.disk
         return disk is not None and disk.powerless
 
-    # -- it goes on from its disk ----------------------------------------------------------------------------
+    # -- resuming from the disk ------------------------------------------------------------------------------
 
     def start(self):
         with mock.patch.multiple(recovery, Model=self._model_again, Publisher=self._publisher_again):
@@ -281,12 +281,12 @@ class WatchedHub(SimulatedHub):
 
     @property
     def resting(self):
-        """Whether no fold is under way or in line, and no answer waits for the disk."""
+        """Whether no fold is running or queued, and no answer waits for the disk."""
         engine = self.engine
         return self.running and not (engine._fold_queue._busy or engine._fold_queue._waiting or engine._outbox)
 
     def _watch(self):
-        """Look on when a push is decided and a version is made; the exchange is another after a crash."""
+        """Watch the engine's decisions and new versions; after a crash there is a new engine."""
         checks, core, model = self._checks, self.engine.core, self.engine.model
         publisher, log = self.engine._publisher, self.log
         if self.world.background:
@@ -376,7 +376,7 @@ class World:
         large = random.random() < 0.1
         self.marks = Marks(names, UNUSED if large else 0)
         self.forgets = len(names) > 2 and random.random() < 0.2
-        """Whether the hub has no place for one of the devices, so that it forgets who was away."""
+        """Whether the hub has one place too few, so that it forgets devices that were away."""
         self.checks = Checks(self)
         self.disk = WatchedDisk(self, seed) if journal else None
         self.journal_bytes_max = random.choice([400_000] if large else [5_000, 30_000, 200_000])
@@ -428,7 +428,7 @@ class World:
 
     @property
     def is_plain(self):
-        """Whether nothing but the plan of faults makes things difficult."""
+        """Whether the plan of faults is the only difficulty."""
         small = self.marks.spec.nbytes < UNUSED
         return small and self.hub.sync_s < 0.01 and not self.background
 

@@ -2,8 +2,8 @@
 
     python -m tests.support.write_formats 2
 
-writes `run-2/`, `device-2/` and `wire-2.json` into `tests/fixtures/formats`, each unless it is there. What is
-there is never written again: an older version wrote it. Who raises the version of a format adds the next one.
+writes `run-2/`, `device-2/` and `wire-2.json` into `tests/fixtures/formats`, each unless it is there. Examples
+that exist are never written again: an older version wrote them. When you raise a format's version, add the next.
 """
 
 import json
@@ -80,7 +80,7 @@ PROFILE = DeviceProfile("aarch64", 4, 1 << 30, 500, "edgeasync 0.1.0", 64)
 
 
 class Diverging(GradientTrainer):
-    """A trainer whose losses are no numbers."""
+    """A trainer whose losses are NaN."""
 
     def step(self):
         return StepResult(float("nan"), super().step().examples)

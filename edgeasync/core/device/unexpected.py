@@ -22,7 +22,7 @@ class UnexpectedEvents:
         self._reported.clear()
 
     def ignore(self, kind: str, *, normal: bool = False) -> list[DeviceEffect]:
-        """Count an event that is ignored; return the report of it, if there is to be one."""
+        """Count an event that is ignored; return its report, if it is the first of its kind and not `normal`."""
         self.counts[kind] += 1
         if normal or kind in self._reported:
             return []

@@ -1,4 +1,4 @@
-"""`DeviceWork`: what a device does for its hub, as a state machine of its own.
+"""`DeviceWork`: the device's work for its hub, as a state machine of its own.
 
 It is `idle` (it wants an assignment), `fetching_graph` (it needs the hub's training graph first), `installing`
 (an assignment's payload is arriving), `training`, or `pushing` (an update has no answer yet). The link may break

@@ -28,7 +28,7 @@ _BEGUN: dict[Remedy, str] = {
     "rollback": "back to the model kept while all was calm, at half the server's learning rate",
     "quarantine": "its updates do not count until they are calm again",
 }
-"""What an alarm's remedy does, as people are told when it begins."""
+"""Each remedy in words, for the report of an alarm that begins."""
 
 _ENDED: dict[Remedy, str] = {
     "alert": "nothing was changed",
@@ -37,7 +37,7 @@ _ENDED: dict[Remedy, str] = {
     "rollback": "the server's learning rate grows again as versions are kept",
     "quarantine": "its updates count again",
 }
-"""The same when it ends."""
+"""Each remedy in words, for the report of an alarm that ends."""
 
 
 class Alarm(msgspec.Struct):

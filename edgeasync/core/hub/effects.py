@@ -87,7 +87,7 @@ class Evaluate(msgspec.Struct, frozen=True, gc=False):
 
 
 class SaveBest(msgspec.Struct, frozen=True, gc=False):
-    """Write the version evaluated last to disk as the best; without held-out data, the current one."""
+    """Write the version that was evaluated last to disk as the best; without held-out data, the current one."""
 
     loss: float
     accuracy: float | None

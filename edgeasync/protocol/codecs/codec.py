@@ -36,7 +36,7 @@ class Codec(ABC):
         self.elementwise = elementwise
         """Whether each value is rounded by itself, and a second rounding changes nothing: fit for whole models."""
         self.needs_feedback = needs_feedback
-        """Whether the codec drops so much that a device must add it to its next update."""
+        """Whether the codec drops so much that a device must add the dropped part to its next update."""
 
     @abstractmethod
     def encode(self, source: Source, random: np.random.Generator | None = None) -> Buffer:

@@ -158,7 +158,7 @@ def _magnitudes(values: Vector) -> Magnitudes:
 
 
 def _escape(width: int) -> int:
-    """Return the symbol that stands for a gap of its own value, which the next symbol continues."""
+    """Return the symbol M that stands for M places of a gap, which the next symbol continues."""
     return (1 << width) - 1
 
 

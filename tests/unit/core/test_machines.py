@@ -314,7 +314,7 @@ class World:
     # -- the hub ---------------------------------------------------------------------------------------------
 
     def restart_hub(self):
-        """Let another core go on from what this one writes down; counts of messages begin anew."""
+        """Let another core resume from this one's state; counts of messages begin again."""
         written = dump_state(self.hub)
         self.hub, self.events = self._make_hub(), 0
         load_state(self.hub, written)

@@ -82,7 +82,7 @@ class World:
             self.log.append(entry, None)
 
     def settle(self):
-        """Let loop and thread go on until there is nothing more to do at once."""
+        """Let loop and thread run until there is nothing more to do at once."""
         self.shell.idle()
         while self.shell.works:
             self.shell.write()()

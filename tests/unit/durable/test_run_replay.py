@@ -133,7 +133,7 @@ def test_a_snapshot_stays_as_it_was(tmp_path):
 
 
 def test_another_end_of_training_is_not_reached_yet(tmp_path):
-    """A run that ended by its accuracy goes on when more is asked for."""
+    """A run that ended by its accuracy continues when a higher one is asked for."""
     run = start(tmp_path)
     run.core.policy_engine.state.evaluations.reached = "accuracy 91% is at least 90%"
     run.save(capture(run.core, run.model, run.publisher, 0, 2.0), 0.0)

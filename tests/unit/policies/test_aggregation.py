@@ -16,7 +16,7 @@ from edgeasync.policies.aggregation import (
 
 TEN_S = Fleet(10, period_s=10.0)
 ONE_TO = {count: " ".join(f"{chr(96 + n)}@{n}" for n in range(1, count + 1)) for count in range(1, 11)}
-"""So many devices, the n-th of which spoke at n seconds."""
+"""By number of devices: the n-th device spoke at n seconds."""
 
 GATHERING = [
     BufferedAggregator(count=3),

@@ -328,7 +328,7 @@ class Loop:
         heapq.heappush(self.due, (now_s + cycle_s, number, history.assigned_steps, step_s, cycle_s))
 
     def run(self, exchanges):
-        """Until every device has spoken so many times more."""
+        """Run until every device has exchanged this many times more."""
         wanted = [done + exchanges for done in self.exchanges]
         while any(done < want for done, want in zip(self.exchanges, wanted, strict=True)):
             now_s, number, local_steps, step_s, cycle_s = heapq.heappop(self.due)

@@ -143,7 +143,7 @@ def test_of_each_device_the_last_norm_and_the_first_are_kept():
     for norm, device_id in enumerate("abacab"):
         look(fleet, device_id, norm=float(norm), local_steps=norm + 1)
     assert fleet.norms == {"c": (3.0, 4), "a": (4.0, 5), "b": (5.0, 6)}
-    assert list(fleet.norms) == ["c", "a", "b"], "whoever spoke last is last"
+    assert list(fleet.norms) == ["c", "a", "b"], "the device that spoke last is last"
     assert fleet.norms_first == [(0.0, 1), (1.0, 2), (3.0, 4)]
 
 
@@ -209,7 +209,7 @@ def test_whatever_is_reported_can_be_averaged_and_watched(told, local_steps):
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 8), st.floats(0.0, 1.0))
 def test_vectors_at_one_angle_agree_by_its_cosine(seed, count, place):
-    cosine = -1 / (count - 1) + place * (1 + 1 / (count - 1))  # what so many vectors can have in common
+    cosine = -1 / (count - 1) + place * (1 + 1 / (count - 1))  # the cosine that `count` vectors can have in common
     generator = np.random.default_rng(seed)
     norms, weights = generator.uniform(0.1, 9.0, (2, count))
     gram = np.full((count, count), cosine) + np.eye(count) * (1 - cosine)

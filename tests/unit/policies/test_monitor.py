@@ -23,7 +23,7 @@ def update(norm=1.0, local_steps=4, *, device_id="a", loss=0.5, not_finite_run=0
 
 
 def norms(count=3, norm=1.0, local_steps=4, *, first=0.0):
-    """The last norms of so many devices, and the first of each."""
+    """The last norms of `count` devices, and the first of each."""
     last = {f"device-{number}": (norm, local_steps) for number in range(count)}
     return FleetHistory(norms=last, norms_first=[(first, local_steps)] * count)
 

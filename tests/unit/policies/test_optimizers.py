@@ -69,7 +69,7 @@ ONE_EACH = [[1.0], [1.0], [0.0], [4.0]]
         (SGD(learning_rate=0.5), (), [0.5, 0.5, 0.0, 2.0], None),
         # v = v / 2 + g: 1, 1.5, 0.75, 4.375; the step is a quarter of it.
         (SGD(learning_rate=0.25, momentum=0.5), (), [0.25, 0.375, 0.1875, 1.09375], 4.375),
-        # The same v; the step is a quarter of g + v / 2. What is kept is v / 2.
+        # The same v; the step is a quarter of g + v / 2. The state is v / 2.
         (Nesterov(learning_rate=0.25, momentum=0.5), (), [0.375, 0.4375, 0.09375, 1.546875], 2.1875),
         (Nesterov(learning_rate=0.25, momentum=0.0), (), [0.25, 0.25, 0.0, 1.0], None),
         # Too stale in the second and third: v is g, the step at most g. Then v = 0 / 2 + 4.
@@ -85,7 +85,7 @@ ONE_EACH = [[1.0], [1.0], [0.0], [4.0]]
         (Nesterov(learning_rate=0.5, momentum=0.5, staleness_max=0.0), (1.0,) * 4, [0.5, 0.5, 0.0, 2.0], 0.0),
         # Momentum 0, 1/4, 1/2, 1/2: v = 1, 1.25, 0.625, 4.3125.
         (SGD(momentum=0.5, warm_up=2), (), [1.0, 1.25, 0.625, 4.3125], 4.3125),
-        # What is kept: nothing, then a quarter of 0 + 1, half of 1/4 + 0, half of 1/8 + 4.
+        # The state: nothing, then a quarter of 0 + 1, half of 1/4 + 0, half of 1/8 + 4.
         (Nesterov(momentum=0.5, warm_up=2), (), [1.0, 1.25, 0.125, 6.0625], 2.0625),
         # Half the momentum is left at staleness 1/2: 0.5 - 0.5 * 0.5.
         (SGD(momentum=0.5, correct_for_staleness=True), (0.5,) * 4, [1.0, 1.25, 0.3125, 4.078125], 4.078125),

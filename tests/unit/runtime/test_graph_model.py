@@ -1,4 +1,4 @@
-"""The hub's side of a graph: what of it the run's folder keeps, and which run may go on."""
+"""The hub's side of a graph: what the run's folder keeps of it, and which run may be resumed."""
 
 import numpy as np
 import onnx.parser

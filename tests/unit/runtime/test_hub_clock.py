@@ -1,4 +1,4 @@
-"""The hub's own time goes on from where the last start left it, and is never less."""
+"""The hub's own time continues from where the last start left it, and never goes back."""
 
 import random
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The settings that a run's folder keeps, to go on with it from anywhere."""
+"""The settings that a run's folder keeps, so that the run can be resumed from anywhere."""
 
 import asyncio
 import re

@@ -282,10 +282,10 @@ def test_the_older_of_two_kept_versions_comes_back_under_a_new_number():
     kept = model_values[3]
     snapshot = restore(model)
     assert (snapshot.number, snapshot.vector[0]) == (7, kept)
-    # The optimizer begins anew: without the velocity a step is the gradient alone.
+    # The optimizer begins from scratch: without the velocity a step is the gradient alone.
     result, _ = fold(model, [1.0], [[1.0, 0.0]])
     assert (model.current.number, result[0]) == (8, kept + 1.0)
-    # What is returned to stays kept until there are two newer ones.
+    # The version that was restored stays kept until there are two newer ones.
     model.keep_current()
     assert restore(model).vector[0] == kept
     model.keep_current()

@@ -1277,7 +1277,7 @@ def test_a_device_without_a_model_does_not_go_alone():
 
 
 def openings(device, count):
-    """Tick until so many connections were opened; return which hub each was to."""
+    """Tick until `count` connections were opened; return which hub each was to."""
     hubs = []
     for _ in range(count):
         device.until(Connect)

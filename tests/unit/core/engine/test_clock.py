@@ -4,7 +4,7 @@ from edgeasync.core.engine.clock import OffsetClock
 
 
 class Source:
-    """A clock that is moved by hand, and another that goes on with it."""
+    """A clock that is moved by hand, and another that advances with it."""
 
     def __init__(self, began_s, first_s):
         self.now_s = began_s

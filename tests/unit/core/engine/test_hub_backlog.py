@@ -1,4 +1,4 @@
-"""A disk that hangs: what waits for it is bounded, and everything goes on once it moves again."""
+"""A disk that hangs: what waits for it is bounded, and the hub continues once the disk moves again."""
 
 import numpy as np
 

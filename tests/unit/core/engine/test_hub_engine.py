@@ -250,7 +250,7 @@ def test_a_graph_is_sent_to_so_many_at_once_and_whoever_stalls_makes_way():
     assert bench.engine._outgoing.graphs == 0
 
 
-# -- transfers that go on ------------------------------------------------------------------------------------
+# -- transfers that resume -----------------------------------------------------------------------------------
 
 WHOLE = np.arange(SPEC.length, dtype=np.float32).tobytes()
 
@@ -402,7 +402,7 @@ def fold_one(bench, name=b"mover", seq=1):
 
 
 def cut_in_mid_assignment(bench, *, begun=True):
-    """Fetch, take in a piece, and come back on another connection; return that and the assignment."""
+    """Fetch, receive a piece, and come back on another connection; return that and the assignment."""
     bench.join(b"pi")
     assignment = bench.say(b"pi", Fetch(bench.sessions[b"pi"]))
     if begun:

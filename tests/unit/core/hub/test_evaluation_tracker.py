@@ -53,7 +53,7 @@ HALVING = Plateau(patience=2, factor=0.5, improvement=0.1, factor_min=0.2)
         ([1.0, 0.8, 0.6, 0.4], [1.0] * 4),
         ([1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.5, 0.5, 0.25]),
         ([1.0] * 9, [1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.2, 0.2, 0.2]),
-        # 0.9 of 1 is not a tenth less; 0.89 is, and it is counted anew from there.
+        # 0.9 is not less than 1 by more than a tenth; 0.89 is, and the count begins again from there.
         ([1.0, 0.9, 0.89, 0.81, 0.8], [1.0, 1.0, 1.0, 1.0, 1.0]),
         ([1.0, 0.9, 0.89, 0.81, 0.82], [1.0, 1.0, 1.0, 1.0, 0.5]),
         ([math.nan, math.inf, 5.0, math.nan, math.nan], [1.0, 0.5, 0.5, 0.5, 0.25]),

@@ -556,7 +556,7 @@ def test_strikes_quarantine_a_member_and_time_heals_it(hub_bench):
 
 
 def test_what_a_connection_did_as_a_strangers_does_not_decide_about_the_member_it_became(hub_bench):
-    """Strikes of strangers are not written down: a hub that was started anew would decide in another way."""
+    """Strikes of strangers are not written down: a hub that was restarted would decide in another way."""
     hub = hub_bench(limits={"strikes_max": 2})
     hub.join("a")
     for _ in range(3):

@@ -394,7 +394,7 @@ def test_who_was_refused_and_then_counts_is_one_and_not_two(hub_bench):
 
 
 def test_a_stale_update_is_not_a_word_in_this_round(hub_bench):
-    """Its device goes on from the newest model, and this round waits for it."""
+    """Its device continues from the newest model, and this round waits for it."""
     hub = joined(
         hub_bench, policy(aggregate=SynchronousAggregator(), staleness=BoundedStaleness(staleness_max=0)), "ab"
     )

@@ -1,4 +1,4 @@
-"""A hub that is written down and put back decides as the one that went on, and computes the same bits."""
+"""A hub that is saved and restored decides as the one that kept running, and computes the same bits."""
 
 import math
 from collections import deque
@@ -129,7 +129,7 @@ class Hub:
         return self.sessions.to_bytes(16, "big")
 
     def again(self, name):
-        """Return a hub that was started anew from what this one wrote to a file."""
+        """Return a hub that was started from what this one wrote to a file."""
         state = durable.capture(self.core, self.model, self.publisher, 0, 0.0)
         hub = Hub(name, self.spec, now_s=123.0)
         durable.restore(load(save(state.tensors)), hub.core, hub.model, hub.publisher)
@@ -276,7 +276,7 @@ class Drive:
         return durable.capture(self.hub.core, self.hub.model, self.hub.publisher, 0, 0.0)
 
     def restart(self):
-        """Start a hub from the first one's state, beside it; the one started last is then dropped, or goes on."""
+        """Start a hub from the newest one's state; keep it beside the first."""
         self.hubs = [self.hub, self.hubs[-1].again(self.name)]
 
     def check(self):
@@ -295,7 +295,7 @@ class Drive:
 
 
 def plain(effects):
-    """Effects as text: of a codec that is chosen for a link, which is measured anew, only that there is one."""
+    """Effects as text: of a codec chosen for a link, which is measured again, only that there is one."""
 
     def blur(effect):
         if isinstance(effect, Assign) and effect.push_codec is not None:
