@@ -73,7 +73,8 @@ class Agent:
     that is spoken to. With a `spool` every update is kept there before it leaves, and a start after a power cut
     sends it again. While the hub cannot be reached it takes up to `alone_steps_max` local steps further than it
     was told. It takes at most `local_steps_max` steps between two exchanges, if that is not 0. With
-    `bandwidth_bytes_per_s_max` its messages, both directions together, keep to that rate.
+    `bandwidth_bytes_per_s_max` its messages, both directions together, keep to that rate. It speaks in clear: an
+    address beyond this machine is refused unless `insecure` says that the network is trusted.
 
     `make_trainer` is called once, when the hub has described its model; `fingerprint` pins a model that the
     device insists on. A training graph that the hub ships is taken up to `graph_bytes_max` bytes, kept in
@@ -98,6 +99,7 @@ class Agent:
         bandwidth_bytes_per_s_max: int | None = None,
         spool: KeptSpool | None = None,
         alone_steps_max: int = 0,
+        insecure: bool = False,
         on_report: OnReport | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
     ) -> None:
@@ -105,7 +107,7 @@ class Agent:
         if not self.addresses:
             raise ConfigError("which hub? give at least one address, tcp://HOST:PORT")
         for each in self.addresses:
-            check_connect(each)
+            check_connect(each, insecure=insecure)
         self.address = self.addresses[0]
         self.steps_total = 0
         self.graph: bytes | None = None
