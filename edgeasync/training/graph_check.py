@@ -120,6 +120,9 @@ _FOREIGN = {
 }
 """What no training graph needs: the field, and how to call it."""
 
+_EMPTY_IS_ABSENT = frozenset({"ref_attr_name", "overload", "data_location"})
+"""Fields of text or a number: written with the value that they have by default, they say nothing."""
+
 
 class GraphSummary(msgspec.Struct, frozen=True):
     """What a graph is made of: nodes (all subgraphs included), how many kinds, and the outer graph's names."""
@@ -323,7 +326,7 @@ class _Screen:
                 raise GraphError(f"{where} ends in the middle of {name}; the graph is damaged")
             if name == "metadata_props":
                 self._skim(_bytes(value), _ENTRY)
-            elif value and name in _FOREIGN:
+            elif name in _FOREIGN and (value or name not in _EMPTY_IS_ABSENT):
                 raise GraphError(f"{where} has {_FOREIGN[name]}; {_MEND}")
             else:
                 yield name, value

@@ -1,0 +1,207 @@
+"""A model's file is not to be trusted: it reads no other file, and takes neither a hub's nor a device's time for good."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from edgeasync.autodiff.build import build_training_graph, read_training_graph
+from edgeasync.autodiff.export import export_model
+from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.errors import GraphError
+from edgeasync.runtime.graph_model import OnnxModel, load_graph
+from edgeasync.training.graph_check import check_graph
+
+SECRET = np.arange(4, dtype=np.float32)
+
+# -- values in another file ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def secret(tmp_path, monkeypatch):
+    """A file of the hub's machine, in the folder that the command runs in."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret").write_bytes(SECRET.tobytes())
+
+
+def outside(name="v", kind=TensorProto.FLOAT, place="secret", location=TensorProto.EXTERNAL):
+    """Return a tensor whose values lie in the file."""
+    made = TensorProto(name=name, dims=(4,), data_type=kind, data_location=location)
+    entry = made.external_data.add()
+    entry.key, entry.value = "location", place
+    return made
+
+
+def inside(name="v", shape=(4,)):
+    return numpy_helper.from_array(np.ones(shape, np.float32), name)
+
+
+def value(name, shape):
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+
+def model(nodes=(), initializers=()):
+    """Return a classifier, with more nodes and initializers; node `v` is added to its scores."""
+    graph = helper.make_graph(
+        [*nodes, helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Add", ["h", "v"], ["y"])],
+        "g",
+        [value("x", ("n", 4))],
+        [value("y", ("n", 4))],
+        [inside("w", (4, 4)), *initializers],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def sparse(values, indices=None):
+    indices = indices or numpy_helper.from_array(np.arange(4), "i")
+    return onnx.SparseTensorProto(values=values, indices=indices, dims=(4,))
+
+
+def in_constant():
+    return model([helper.make_node("Constant", [], ["v"], value=outside())])
+
+
+def in_sparse_constant():
+    node = helper.make_node("Constant", [], ["v"])
+    node.attribute.append(helper.make_attribute("sparse_value", sparse(outside())))
+    return model([node])
+
+
+def in_sparse_initializer():
+    made = model(initializers=[inside()])
+    made.graph.sparse_initializer.append(sparse(outside("s")))
+    return made
+
+
+def in_sparse_indices():
+    made = model(initializers=[inside()])
+    made.graph.sparse_initializer.append(sparse(inside("s"), outside("i", TensorProto.INT64)))
+    return made
+
+
+def in_list(field):
+    made = model([helper.make_node("Identity", ["w"], ["v"])])
+    attribute = made.graph.node[0].attribute.add()
+    attribute.name = "list"
+    if field == "tensors":
+        attribute.type = onnx.AttributeProto.TENSORS
+        attribute.tensors.append(outside())
+    elif field == "sparse_tensors":
+        attribute.type = onnx.AttributeProto.SPARSE_TENSORS
+        attribute.sparse_tensors.append(sparse(outside()))
+    else:
+        attribute.type = onnx.AttributeProto.GRAPHS
+        attribute.graphs.append(body(initializers=[outside()]))
+    return made
+
+
+def body(nodes=None, initializers=()):
+    nodes = nodes or [helper.make_node("Identity", ["v"], ["o"])]
+    return helper.make_graph(nodes, "b", [], [value("o", (4,))], initializers)
+
+
+def in_branch(**parts):
+    """Return a model with an If, one of whose branches has the values."""
+    other = body(initializers=[inside()])
+    branch = helper.make_node("If", ["c"], ["v"], then_branch=body(**parts), else_branch=other)
+    return model([branch], [numpy_helper.from_array(np.array(True), "c")])
+
+
+def in_nested_branch():
+    inner = helper.make_node(
+        "If", ["c"], ["o"], then_branch=body(initializers=[outside()]), else_branch=body(initializers=[inside()])
+    )
+    return in_branch(nodes=[inner])
+
+
+def in_function():
+    made = model([helper.make_node("Given", [], ["v"], domain="own")])
+    made.opset_import.append(helper.make_opsetid("own", 1))
+    node = helper.make_node("Constant", [], ["o"], value=outside())
+    made.functions.append(helper.make_function("own", "Given", [], ["o"], [node], [helper.make_opsetid("", 18)]))
+    return made
+
+
+def in_training_info():
+    made = model(initializers=[inside()])
+    made.training_info.add().algorithm.initializer.append(outside())
+    return made
+
+
+def in_memory():
+    """Return what onnxruntime takes for an address of its own memory."""
+    return model(initializers=[outside(place="*/_ORT_MEM_ADDR_/*")])
+
+
+def without_saying_so():
+    return model(initializers=[outside(location=TensorProto.DEFAULT)])
+
+
+PLACES = {
+    "an initializer": lambda: model(initializers=[outside()]),
+    "a constant": in_constant,
+    "a sparse constant": in_sparse_constant,
+    "a sparse initializer": in_sparse_initializer,
+    "the indices of a sparse initializer": in_sparse_indices,
+    "a list of tensors": lambda: in_list("tensors"),
+    "a list of sparse tensors": lambda: in_list("sparse_tensors"),
+    "a list of graphs": lambda: in_list("graphs"),
+    "a branch's initializer": lambda: in_branch(initializers=[outside()]),
+    "a branch's constant": lambda: in_branch(nodes=[helper.make_node("Constant", [], ["o"], value=outside())]),
+    "a branch in a branch": in_nested_branch,
+    "a function": in_function,
+    "a training_info": in_training_info,
+    "a place in memory": in_memory,
+    "a tensor that does not say so": without_saying_so,
+}
+
+
+@pytest.fixture(params=PLACES)
+def content(request):
+    return PLACES[request.param]().SerializeToString()
+
+
+def test_a_hub_reads_no_other_file_for_a_forward_model(content):
+    with pytest.raises(GraphError, match="external file"):
+        build_training_graph(content, GraphSettings(loss="mse"))
+
+
+def test_nor_when_it_exports_a_trained_model(content):
+    with pytest.raises(GraphError, match="external file"):
+        export_model(content, {"w": np.ones((4, 4), np.float32)})
+
+
+def test_nor_for_a_training_graph_that_was_built_before(content, tmp_path):
+    made = onnx.load_model_from_string(content)
+    helper.set_model_props(made, {"edgeasync.contract": "1"})
+    with pytest.raises(GraphError, match="external file"):
+        read_training_graph(made.SerializeToString(), {"w": np.ones((4, 4), np.float32)})
+    path = tmp_path / "training.onnx"
+    path.write_bytes(made.SerializeToString())
+    (tmp_path / "training.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    with pytest.raises(GraphError, match="external file"):
+        load_graph(OnnxModel(file=str(path)))
+
+
+def test_a_device_screens_such_a_graph_out(content):
+    with pytest.raises(GraphError):
+        check_graph(content, bytes_max=1 << 20)
+
+
+@pytest.mark.parametrize("field", ["tensors", "graphs", "sparse_tensors", "type_protos", "sparse_tensor", "tp"])
+def test_a_device_lets_nothing_empty_pass_for_what_it_does_not_read(field):
+    made = model([helper.make_node("Relu", ["w"], ["v"])])
+    attribute = made.graph.node[0].attribute.add()
+    attribute.name = "a"
+    place = getattr(attribute, field)
+    if hasattr(place, "add"):
+        place.add()
+    else:
+        place.SetInParent()
+    with pytest.raises(GraphError, match=r"an attribute of .* has "):
+        check_graph(made.SerializeToString(), bytes_max=1 << 20)
+
+
+def test_a_sound_model_is_trained():
+    made = build_training_graph(model(initializers=[inside()]).SerializeToString(), GraphSettings(loss="mse"))
+    assert made.spec.length == 20
