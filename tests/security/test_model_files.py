@@ -1,4 +1,4 @@
-"""A model's file is not to be trusted: it reads no other file, and takes neither a hub's nor a device's time for good."""
+"""A model's file is not to be trusted: it reads no other file, and takes nobody's time for good."""
 
 import numpy as np
 import onnx
@@ -11,6 +11,7 @@ from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
 from edgeasync.runtime.graph_model import OnnxModel, load_graph
 from edgeasync.training.graph_check import check_graph
+from edgeasync.training.scan_lengths import SCAN_STEPS_MAX
 
 SECRET = np.arange(4, dtype=np.float32)
 
@@ -205,3 +206,73 @@ def test_a_device_lets_nothing_empty_pass_for_what_it_does_not_read(field):
 def test_a_sound_model_is_trained():
     made = build_training_graph(model(initializers=[inside()]).SerializeToString(), GraphSettings(loss="mse"))
     assert made.spec.length == 20
+
+
+# -- loops that never end --------------------------------------------------------------------------------------
+
+ENDLESS = 1 << 26
+
+
+def scan(length, *, inner=None, name="x", axis=None):
+    """Return a Scan over tensor `name` that sums, or whose body has the node `inner` for that."""
+    inner = inner or helper.make_node("Add", ["s", "i"], ["t"])
+    nodes = [inner, helper.make_node("Identity", ["t"], ["o"])]
+    body = helper.make_graph(nodes, "b", [value("s", ()), value("i", length)], [value("t", ()), value("o", ())])
+    axes = {} if axis is None else {"scan_input_axes": [axis]}
+    return helper.make_node("Scan", ["q", name], ["last", "all"], num_scan_inputs=1, body=body, **axes)
+
+
+def looping(nodes, *, x=(), initializers=()):
+    graph = helper.make_graph(
+        nodes, "g", [value("q", ()), *([value("x", x)] if x else [])], [value("last", ())], initializers
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def numbers(name, *values):
+    return numpy_helper.from_array(np.array(values, np.int64), name)
+
+
+def expanded(length):
+    nodes = [helper.make_node("Expand", ["q", "n"], ["x"]), scan(())]
+    return looping(nodes, initializers=[numbers("n", length)])
+
+
+def filled(length):
+    nodes = [
+        helper.make_node("Constant", [], ["n"], value=numbers("", 2, length)),
+        helper.make_node("ConstantOfShape", ["n"], ["x"]),
+        scan((2,), axis=-1),
+    ]
+    return looping(nodes)
+
+
+def nested(length):
+    """Return a Scan in a Scan, each over the root of the length."""
+    root = round(length**0.5)
+    inner = scan((), name="i")
+    inner.input[0], inner.output[0], inner.output[1] = "s", "t", "u"
+    return looping([scan((root,), inner=inner)], x=(root, root))
+
+
+LENGTHS = {
+    "of an input": lambda length: looping([scan(())], x=(length,)),
+    "of an input's other axis": lambda length: looping([scan((3,), axis=1)], x=(3, length)),
+    "of an initializer": lambda length: looping(
+        [scan(())], initializers=[TensorProto(name="x", dims=(length,), data_type=1, raw_data=bytes(4 * length))]
+    ),
+    "of an expanded tensor": expanded,
+    "of a filled tensor": filled,
+    "of two, one in the other": nested,
+}
+
+
+@pytest.mark.parametrize("make", LENGTHS.values(), ids=LENGTHS)
+def test_a_device_refuses_a_scan_that_is_known_to_be_too_long(make):
+    check_graph(make(SCAN_STEPS_MAX).SerializeToString(), bytes_max=1 << 30)
+    with pytest.raises(GraphError, match=rf"over the limit of {SCAN_STEPS_MAX}"):
+        check_graph(make(4 * SCAN_STEPS_MAX).SerializeToString(), bytes_max=1 << 30)
+
+
+def test_a_scan_of_unknown_length_passes_the_screen():
+    check_graph(looping([scan(())], x=("n",)).SerializeToString(), bytes_max=1 << 20)
