@@ -38,10 +38,10 @@ from edgeasync.runtime.socket_monitor import Finding, SocketMonitor
 from edgeasync.runtime.wall_clock import written
 from edgeasync.runtime.worker import Worker
 from edgeasync.training.graph_check import check_graph
-from edgeasync.training.trainer import ResumableTrainer, Trainer, take_local_steps
+from edgeasync.training.trainer import InterruptibleTrainer, ResumableTrainer, Trainer, take_local_steps
 
 CLOSE_S = 1.0
-"""How long a stopping agent waits for the running local step; a longer one is abandoned."""
+"""How long a stopping agent waits for the running local step, which it interrupts; a longer one is abandoned."""
 
 LINGER_MS = 300
 """How long a closing agent keeps sending its goodbye."""
@@ -165,6 +165,8 @@ class Agent:
             return await self._ending.wait(self.request_stop, CLOSE_S)
         finally:
             self._stopping.set()
+            if isinstance(self._trainer, InterruptibleTrainer):
+                self._trainer.interrupt()
             for waiting in (self._timer, self._explaining):
                 if waiting is not None:
                     waiting.cancel()

@@ -1,17 +1,27 @@
 """A model's file is not to be trusted: it reads no other file, and takes nobody's time for good."""
 
+import asyncio
+import threading
+
 import numpy as np
 import onnx
 import pytest
+import zmq
 from onnx import TensorProto, helper, numpy_helper
 
+from edgeasync import Agent, DeviceIdentity, Hub, HubCoreSettings, Policy
 from edgeasync.autodiff.build import build_training_graph, read_training_graph
 from edgeasync.autodiff.export import export_model
 from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.data.dataset import Dataset
 from edgeasync.errors import GraphError
+from edgeasync.parameters import Parameter, ParameterSpec
+from edgeasync.policies.optimizers import SGD
 from edgeasync.runtime.graph_model import OnnxModel, load_graph
 from edgeasync.training.graph_check import check_graph
+from edgeasync.training.onnx_trainer import OnnxTrainer
 from edgeasync.training.scan_lengths import SCAN_STEPS_MAX
+from tests.support.processes import PATIENCE_S
 
 SECRET = np.arange(4, dtype=np.float32)
 
@@ -276,3 +286,61 @@ def test_a_device_refuses_a_scan_that_is_known_to_be_too_long(make):
 
 def test_a_scan_of_unknown_length_passes_the_screen():
     check_graph(looping([scan(())], x=("n",)).SerializeToString(), bytes_max=1 << 20)
+
+
+def hidden_loop():
+    """Return a training graph whose loss is that of a Scan of 2^26 steps: no constant says its length."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"], end=1),
+        helper.make_node("Mul", ["s", "n"], ["l"]),
+        helper.make_node("Expand", ["q", "l"], ["z"]),
+        scan((), name="z"),
+        helper.make_node("Add", ["last", "q"], ["loss"]),
+        helper.make_node("Identity", ["w"], ["w.grad"]),
+        helper.make_node("Shape", ["target"], ["rows"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [
+            value("x", ("batch", 1)),
+            helper.make_tensor_value_info("target", TensorProto.INT64, ("batch",)),
+            value("w", (2,)),
+        ],
+        [value("loss", ()), value("w.grad", (2,)), helper.make_tensor_value_info("rows", TensorProto.INT64, (1,))],
+        [numpy_helper.from_array(np.float32(0.0), "q"), numbers("n", ENDLESS)],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10).SerializeToString()
+
+
+@pytest.mark.asyncio
+async def test_an_agent_that_stops_ends_a_graph_that_never_returns(tmp_path):
+    graph, spec = hidden_loop(), ParameterSpec((Parameter("w", (2,)),))
+    check_graph(graph, bytes_max=1 << 20)
+    dataset = Dataset.of(np.zeros((4, 1), np.float32), np.zeros(4, np.int64))
+    trainer = OnnxTrainer(graph, spec, dataset, (SGD(learning_rate=0.1),), batch_size=4)
+    stepping = asyncio.Event()
+    loop, step = asyncio.get_running_loop(), trainer.step
+    trainer.step = lambda: loop.call_soon_threadsafe(stepping.set) and step()
+    context, address = zmq.Context(), "inproc://hub"
+    hub = Hub(
+        spec=spec, initial=lambda: np.zeros(2, np.float32), policy=Policy(), bind=address, run=tmp_path / "run",
+        settings=HubCoreSettings(), context=context,
+    )  # fmt: skip
+    agent = Agent(
+        address, identity=DeviceIdentity("pi", "0" * 32, 1), make_trainer=lambda _: trainer, context=context
+    )
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            serving, running = asyncio.create_task(hub.run()), asyncio.create_task(agent.run())
+            await stepping.wait()
+            training = [thread for thread in threading.enumerate() if thread.name == "train"]
+            agent.request_stop()
+            assert await running == "stopped"
+            for thread in training:
+                await asyncio.to_thread(thread.join, PATIENCE_S / 4)
+            hub.request_stop()
+            await serving
+    finally:
+        context.destroy(0)
+    assert [thread for thread in training if thread.is_alive()] == [], "the graph keeps the thread"
