@@ -33,6 +33,7 @@ from edgeasync.runtime.channel import Channel
 from edgeasync.runtime.ending import Ending
 from edgeasync.runtime.frame_log import log_frame
 from edgeasync.runtime.graph_cache import GraphCache
+from edgeasync.runtime.machine import memory_bytes
 from edgeasync.runtime.reach import explain
 from edgeasync.runtime.socket_monitor import Finding, SocketMonitor
 from edgeasync.runtime.wall_clock import written
@@ -436,14 +437,10 @@ class Agent:
 
 def describe_machine(examples: int, local_steps_max: int = 0) -> DeviceProfile:
     """Return what a hub may know about this machine."""
-    try:
-        memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        memory_bytes = 0
     return DeviceProfile(
         machine=platform.machine()[:64],
         cores=os.cpu_count() or 1,
-        memory_bytes=memory_bytes,
+        memory_bytes=memory_bytes(),
         examples=examples,
         software=f"edgeasync {installed_version('edgeasync')}",
         local_steps_max=local_steps_max,

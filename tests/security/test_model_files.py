@@ -1,6 +1,8 @@
 """A model's file is not to be trusted: it reads no other file, and takes nobody's time for good."""
 
 import asyncio
+import signal
+import subprocess
 import threading
 
 import numpy as np
@@ -13,15 +15,18 @@ from edgeasync import Agent, DeviceIdentity, Hub, HubCoreSettings, Policy
 from edgeasync.autodiff.build import build_training_graph, read_training_graph
 from edgeasync.autodiff.export import export_model
 from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.config import ByteCount
 from edgeasync.data.dataset import Dataset
-from edgeasync.errors import GraphError
+from edgeasync.errors import EdgeAsyncError, GraphError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.optimizers import SGD
 from edgeasync.runtime.graph_model import OnnxModel, load_graph
+from edgeasync.runtime.graph_process import load_graph_apart
 from edgeasync.training.graph_check import check_graph
 from edgeasync.training.onnx_trainer import OnnxTrainer
 from edgeasync.training.scan_lengths import SCAN_STEPS_MAX
-from tests.support.processes import PATIENCE_S
+from tests.support.command_line import GRAPH, mistake
+from tests.support.processes import PATIENCE_S, Commands
 
 SECRET = np.arange(4, dtype=np.float32)
 
@@ -344,3 +349,119 @@ async def test_an_agent_that_stops_ends_a_graph_that_never_returns(tmp_path):
     finally:
         context.destroy(0)
     assert [thread for thread in training if thread.is_alive()] == [], "the graph keeps the thread"
+
+
+# -- a hub's time and memory -----------------------------------------------------------------------------------
+
+
+def slow():
+    """Return a model whose forward run is a Scan of 2^26 steps."""
+    made = model([
+        helper.make_node("Constant", [], ["n"], value=numbers("", ENDLESS)),
+        helper.make_node("Constant", [], ["q"], value=numpy_helper.from_array(np.float32(0.0))),
+        helper.make_node("Expand", ["q", "n"], ["z"]),
+        scan((), name="z"),
+        helper.make_node("Identity", ["last"], ["v"]),
+    ])  # fmt: skip
+    return made.SerializeToString()
+
+
+def large():
+    """Return a model whose forward run takes 4 GiB."""
+    made = model([
+        helper.make_node("Constant", [], ["n"], value=numbers("", 1 << 30)),
+        helper.make_node("ConstantOfShape", ["n"], ["z"]),
+        helper.make_node("ReduceSum", ["z"], ["v"], keepdims=0),
+    ])  # fmt: skip
+    return made.SerializeToString()
+
+
+def write(path, content):
+    path.write_bytes(content)
+    return str(path)
+
+
+def test_a_graph_that_is_built_apart_is_the_same(tmp_path):
+    content = model(initializers=[inside()]).SerializeToString()
+    settings = OnnxModel(file=write(tmp_path / "m.onnx", content), loss="mse")
+    here, apart = load_graph(settings), load_graph_apart(settings)
+    assert (here.graph, here.spec, here.forward, here.inputs) == (
+        apart.graph,
+        apart.spec,
+        apart.forward,
+        apart.inputs,
+    )
+    np.testing.assert_array_equal(here.initial, apart.initial)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        OnnxModel(file="nowhere.onnx"),
+        OnnxModel(file="secret"),
+        OnnxModel(file="outside.onnx"),
+        OnnxModel(file="sound.onnx", train=("none of them",)),
+    ],
+    ids=lambda settings: settings.file,
+)
+def test_what_is_wrong_with_a_file_is_told_as_ever(tmp_path, settings):
+    write(tmp_path / "outside.onnx", in_constant().SerializeToString())
+    write(tmp_path / "sound.onnx", model(initializers=[inside()]).SerializeToString())
+    with pytest.raises(EdgeAsyncError) as here:
+        load_graph(settings)
+    with pytest.raises(type(here.value)) as apart:
+        load_graph_apart(settings)
+    assert str(here.value) == str(apart.value)
+
+
+def test_a_model_that_takes_too_long_is_given_up(tmp_path):
+    settings = OnnxModel(file=write(tmp_path / "slow.onnx", slow()), loss="mse", build_s_max=4.0)
+    with pytest.raises(
+        GraphError, match=r"slow\.onnx: .* not built after 4 s, the limit of \[model\] build_s_max"
+    ):
+        load_graph_apart(settings)
+
+
+def test_a_model_that_takes_too_much_memory_is_given_up(tmp_path):
+    settings = OnnxModel(
+        file=write(tmp_path / "large.onnx", large()), loss="mse", build_bytes_max=ByteCount(512 << 20)
+    )
+    with pytest.raises(
+        GraphError, match=r"large\.onnx: .* 536870912 bytes of memory, the limit of .*build_bytes_max"
+    ):
+        load_graph_apart(settings)
+
+
+def test_so_is_one_that_ends_the_process(tmp_path, monkeypatch):
+    settings = OnnxModel(file=write(tmp_path / "m.onnx", slow()), loss="mse")
+    monkeypatch.setattr(
+        subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], -signal.SIGSEGV, b"", b"")
+    )
+    with pytest.raises(GraphError, match=r"m\.onnx: .* ended by SIGSEGV"):
+        load_graph_apart(settings)
+
+
+@pytest.mark.process
+def test_the_commands_build_within_the_limits(tmp_path):
+    file = write(tmp_path / "slow.onnx", slow())
+    table = f'[model]\nkind = "onnx"\nfile = "{file}"\nloss = "mse"\nbuild_s_max = 4\n'
+    (tmp_path / "hub.toml").write_text(table)
+    with Commands(tmp_path) as commands:
+        mistake(commands, GRAPH, "build_s_max", arguments=["hub", "hub.toml"])
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("command", ["build", "inspect", "check"])
+def test_commands_for_models_do_so_too(tmp_path, monkeypatch, command):
+    told = []
+    monkeypatch.setattr(
+        "edgeasync.cli.model.load_graph_apart", lambda settings: told.append(settings.file) or stop()
+    )
+    with Commands(tmp_path) as commands:
+        out = ["--out", "out.onnx"] if command == "build" else []
+        mistake(commands, GRAPH, "stopped", arguments=["model", command, "m.onnx", *out])
+    assert told == ["m.onnx"]
+
+
+def stop():
+    raise GraphError("stopped here")
