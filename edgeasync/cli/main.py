@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from edgeasync import errors
-from edgeasync.cli.output import Printer
+from edgeasync.cli.output import Printer, visible
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -357,7 +357,7 @@ def run_command() -> int:
     try:
         app()
     except errors.EdgeAsyncError as error:
-        sys.stderr.write(f"edgeasync: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"edgeasync: {visible(' '.join(str(error).split()))}\n")
         return error.exit_code
     except SystemExit as ended:
         code = ended.code or 0
