@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 import msgspec
 import numpy as np
-import onnx
 
 from edgeasync.autodiff import contract, differentiate, forward
 from edgeasync.autodiff.contract import is_training_graph
@@ -47,7 +46,7 @@ def read_training_graph(model: bytes, initial: Mapping[str, Array]) -> TrainingG
     """
     if not is_training_graph(model):
         raise GraphError("this is not a training graph; build one with edgeasync model build")
-    spec = contract.read_spec(onnx.load_model_from_string(model))
+    spec = contract.read_spec(forward.read(model))
     return TrainingGraph(model, spec, spec.flatten(initial))
 
 

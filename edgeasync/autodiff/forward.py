@@ -5,6 +5,7 @@ intermediate tensor as an output, which tells what follows the batch and what do
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import onnx
@@ -48,20 +49,44 @@ class Forward(Graph):
 
 def load(data: bytes) -> onnx.ModelProto:
     """Read a serialized model as it is; raises `GraphError` if it is none, or keeps values in other files."""
+    model = read(data)
     try:
-        model = onnx.load_model_from_string(data)
-        # The checker would only say that it does not find the file.
-        outside = [t.name for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
-        if not outside:
-            onnx.checker.check_model(model)
+        onnx.checker.check_model(model)
     except Exception as error:
         raise GraphError(f"not a readable ONNX model: {first_line(error)}") from error
-    if outside:
+    return model
+
+
+def read(data: bytes) -> onnx.ModelProto:
+    """Read a serialized model that need not be sound; raises `GraphError` if it keeps values in other files.
+
+    Such a file would be one of this machine, and its content would travel to all devices.
+    """
+    try:
+        model = onnx.load_model_from_string(data)
+    except Exception as error:
+        raise GraphError(f"not a readable ONNX model: {first_line(error)}") from error
+    if (tensor := _external_tensor(model)) is not None:
         raise GraphError(
-            f"initializer {outside[0]!r} lies in an external file; save the model as one file, "
+            f"tensor {tensor.name!r} lies in an external file; save the model as one file, "
             "as torch does with external_data=False"
         )
     return model
+
+
+def _external_tensor(model: onnx.ModelProto) -> onnx.TensorProto | None:
+    """Return a tensor that keeps its values elsewhere, wherever it stands in the message, if there is one."""
+    waiting: list[Any] = [model]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, onnx.TensorProto):
+            if part.external_data or part.data_location == onnx.TensorProto.EXTERNAL:
+                return part
+            continue  # its values need not be copied to be looked at
+        for field, content in part.ListFields():
+            if field.type == field.TYPE_MESSAGE:
+                waiting += [content] if hasattr(content, "ListFields") else content
+    return None
 
 
 def parse(data: bytes) -> onnx.ModelProto:

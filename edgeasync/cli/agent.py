@@ -64,6 +64,7 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
         bandwidth_bytes_per_s_max=section.bandwidth_bytes_per_s_max,
         spool=_open_spool(section, state, identity),
         alone_steps_max=section.alone_steps_max,
+        insecure=section.insecure,
         on_report=on_report,
     )
     told = -1

@@ -15,6 +15,7 @@ from edgeasync.core.hub.effects import Report
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import CheckpointSettings
 from edgeasync.errors import ConfigError
+from edgeasync.runtime.graph_process import load_graph_apart
 from edgeasync.runtime.hub_settings import HubSection, HubSettings, read_record
 
 PROGRESS_S = 10.0
@@ -47,7 +48,7 @@ def run_hub(config: Path | None, flags: Flags, printer: Printer) -> None:
         printer.event(report.event, device=report.device_id, detail=report.detail)
 
     allow_many_files()
-    hub = settings.make_hub(on_report)
+    hub = settings.make_hub(on_report, load=load_graph_apart)
     seen: dict[str, float] = {}
 
     def on_progress() -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from edgeasync import errors
-from edgeasync.cli.output import Printer
+from edgeasync.cli.output import Printer, visible
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -144,6 +144,9 @@ def agent(
     alone_steps_max: Annotated[
         int | None, typer.Option(help="Most local steps to take ahead while no hub can be reached [default: 0].")
     ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Speak to a hub beyond this machine without keys.")
+    ] = False,
     log_level: LogLevel = None,
     json: Json = False,
 ) -> None:
@@ -156,7 +159,7 @@ def agent(
         "hub": hub or None, "data": data, "device_id": device_id, "state": state, "step_s_min": step_s_min,
         "threads": threads, "provider": provider,
         "bandwidth_bytes_per_s_max": _bytes_or_text(bandwidth_bytes_per_s_max),
-        "spool": spool, "alone_steps_max": alone_steps_max,
+        "spool": spool, "alone_steps_max": alone_steps_max, "insecure": insecure or None,
     }  # fmt: skip
     run_agent(config, _given(flags), Printer(json=json))
 
@@ -357,7 +360,7 @@ def run_command() -> int:
     try:
         app()
     except errors.EdgeAsyncError as error:
-        sys.stderr.write(f"edgeasync: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"edgeasync: {visible(' '.join(str(error).split()))}\n")
         return error.exit_code
     except SystemExit as ended:
         code = ended.code or 0

@@ -11,7 +11,8 @@ from edgeasync.cli.output import Printer, print_table
 from edgeasync.config import convert
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
-from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, load_graph, why_devices_cannot_feed
+from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, why_devices_cannot_feed
+from edgeasync.runtime.graph_process import load_graph_apart
 from edgeasync.runtime.trained import TrainedModel, best_model, newest_model
 from edgeasync.runtime.wall_clock import written
 
@@ -169,7 +170,7 @@ def check_choices(flags: dict[str, Any]) -> None:
 def _load(path: Path, flags: dict[str, Any]) -> HubGraph:
     check_choices(flags)
     settings = convert({"kind": "onnx", "file": str(path)} | flags, OnnxModel, where="flags")
-    return load_graph(settings)
+    return load_graph_apart(settings)
 
 
 def _check_out(out: Path, source: Path) -> None:

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
+from unicodedata import category
 
 import msgspec
 
@@ -12,6 +13,17 @@ from edgeasync.runtime.wall_clock import written
 
 GONE = (errno.EPIPE, errno.EIO)
 """The reader of a pipe has ended, or the terminal was closed."""
+
+
+def visible(text: str) -> str:
+    """Return text that a terminal only shows: control characters, which a peer may have written, as escapes."""
+    if text.isprintable():
+        return text
+    return "".join([one if one.isprintable() or category(one) == "Zs" else _escaped(one) for one in text])
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
 
 
 class Printer:
@@ -31,10 +43,14 @@ class Printer:
 
     def object(self, value: object) -> None:
         """Print one JSON object on a line of its own."""
-        self.line(msgspec.json.encode(value).decode())
+        self._write(msgspec.json.encode(value).decode())
 
     def line(self, text: str) -> None:
-        """Print a line at once; a reader that has gone away is no error."""
+        """Print a line for people, without control characters."""
+        self._write(visible(text))
+
+    def _write(self, text: str) -> None:
+        """Write a line at once; a reader that has gone away is no error."""
         try:
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
@@ -48,12 +64,13 @@ class Printer:
 def event_line(event: str, details: Mapping[str, Any]) -> str:
     """Return a line for people: date, time and offset, the event, and what is not empty of the details."""
     words = " ".join(f"{value}" for value in details.values() if value not in ("", None))
-    return f"{written(time.time())} {event:<12} {words}"
+    return visible(f"{written(time.time())} {event:<12} {words}")
 
 
 def print_table(printer: Printer, rows: Sequence[tuple[str, ...]]) -> None:
     """Print rows, the first of them a header, in columns as wide as what they hold."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
+    shown = [[visible(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    for row in shown:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         printer.line("  ".join(cells).rstrip())

@@ -38,7 +38,8 @@ def print_policies(name: str | None, printer: Printer) -> None:
             if index:
                 printer.line("")
             console.print(full(kind, same[1:]))
-            printer.line(f"\n{kind.example}")  # not wrapped: it is to be copied
+            for line in ("", *kind.example.splitlines()):
+                printer.line(line)  # not wrapped: it is to be copied
 
 
 def choose(kinds: list[Kind], name: str) -> list[Kind]:

@@ -7,10 +7,11 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvloop
 
+from edgeasync.cli.output import visible
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError, EdgeAsyncError, StorageError
 
@@ -32,9 +33,19 @@ def log_to_stderr(level: str | None) -> None:
         return
     if level not in LOG_LEVELS:
         raise ConfigError(f"--log-level {level!r} is not known; choose from {', '.join(LOG_LEVELS)}")
-    logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(name)s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S%z", force=True
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(_LineFormatter("%(asctime)s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S%z"))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+class _LineFormatter(logging.Formatter):
+    """Keeps control characters, which a peer may have written, out of the log: a message is one line of text."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        return visible(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return "\n".join(map(visible, super().formatException(ei).split("\n")))
 
 
 class Service(Protocol):
@@ -83,7 +94,8 @@ def _leave_last_events(service: Service, folder: Path | None) -> None:
         with contextlib.suppress(StorageError):
             replace_file(folder / LAST_EVENTS_FILE, "\n".join([*lines, ""]).encode(errors="backslashreplace"))
             shown, where = lines[-LINES_SHOWN:], f"; all are in {folder / LAST_EVENTS_FILE}"
-    sys.stderr.write("\n".join([f"edgeasync: the last events before the error{where}:", *shown]) + "\n")
+    told = [f"edgeasync: the last events before the error{where}:", *shown]
+    sys.stderr.write("\n".join(map(visible, told)) + "\n")
 
 
 async def _serve(service: Service, every_s: float, on_progress: Callable[[], None]) -> str:

@@ -7,7 +7,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from edgeasync.cli.output import Printer
+from edgeasync.cli.output import Printer, visible
 from edgeasync.runtime.status import fetch_status
 
 REMEDIES = {
@@ -39,9 +39,9 @@ def print_status(address: str, timeout_s: float, printer: Printer) -> None:
 def describe_status(status: Mapping[str, Any]) -> RenderableType:
     """Return a status for people: totals, what the hub thinks of the fleet, the devices and their intervals."""
     devices = status["devices"]
-    parts: list[RenderableType] = [Text(line) for line in _totals(status)]
+    parts: list[RenderableType] = [Text(visible(line)) for line in _totals(status)]
     alarms = status.get("alarms", [])
-    parts += [Text(_alarm(alarm), style="bold") for alarm in alarms]
+    parts += [Text(visible(_alarm(alarm)), style="bold") for alarm in alarms]
     parts.append(device_table(devices))
     if any(device.get("why") for device in devices):
         parts += [Text(), interval_table(devices)]
@@ -73,7 +73,7 @@ def device_table(devices: list[dict[str, Any]], pids: dict[str, int] | None = No
             cells.append(in_bytes(device["bytes_up"] + device["bytes_down"]) if "bytes_up" in device else "")
         else:
             cells.insert(1, str(pids.get(device["id"], "")))
-        table.add_row(*cells)
+        _add_row(table, cells)
     return table
 
 
@@ -85,15 +85,21 @@ def interval_table(devices: list[dict[str, Any]]) -> Table:
         table.add_column(column, justify="left" if words else "right", no_wrap=column != "why", overflow="fold")
     for device in devices:
         if device.get("why"):
-            table.add_row(
+            cells = [
                 device["id"],
                 str(device["assigned_steps"]),
                 _seconds(device["step_s"]),
                 _seconds(device["period_s"]),
                 f"{device['talk_share']:.0%}",
                 f"sends {codec}; {device['why']}" if (codec := device.get("push_codec")) else device["why"],
-            )
+            ]
+            _add_row(table, cells)
     return table
+
+
+def _add_row(table: Table, cells: list[str]) -> None:
+    """Add cells as they are: what a peer wrote is no markup."""
+    table.add_row(*[Text(visible(cell)) for cell in cells])
 
 
 def _totals(status: Mapping[str, Any]) -> Iterator[str]:

@@ -1,21 +1,28 @@
 """Addresses of hubs: `tcp://HOST:PORT`, `ipc://PATH`, or `inproc://NAME` within one process."""
 
+import ipaddress
+import socket
+
 from edgeasync.errors import AddressError
 
 
 def check_bind(address: str, *, insecure: bool) -> None:
     """Raise `AddressError` unless the address can be bound without keys: loopback only, or told `insecure`."""
     host = _read(address, any_port=True)
-    loopback = host is None or host in ("localhost", "[::1]") or host.startswith("127.")
-    if not loopback and not insecure:
+    if not insecure and not _is_loopback(address, host):
         raise AddressError(
             f"{address}: anybody on that network could join; bind to 127.0.0.1, or say --insecure if you trust it"
         )
 
 
-def check_connect(address: str) -> None:
-    """Raise `AddressError` unless the address names a place to connect to."""
-    host_of(address)
+def check_connect(address: str, *, insecure: bool) -> None:
+    """Raise `AddressError` unless the address can be spoken to without keys: loopback only, or told `insecure`."""
+    host = host_of(address)
+    if not insecure and not _is_loopback(address, host):
+        raise AddressError(
+            f"{address}: is beyond this machine, where anybody on the way could read and change what is sent; "
+            "say --insecure if you trust that network"
+        )
 
 
 def host_of(address: str) -> str | None:
@@ -34,3 +41,30 @@ def _read(address: str, *, any_port: bool) -> str | None:
     if transport != "tcp" or not host or not valid:
         raise AddressError(f"{address!r} is not an address; write tcp://HOST:PORT, such as tcp://127.0.0.1:5555")
     return host
+
+
+def _is_loopback(address: str, host: str | None) -> bool:
+    """Return whether only this machine is reached: by a path, or by a host whose every address is loopback.
+
+    A socket in the abstract namespace, `ipc://@NAME`, has no rights: every user of the machine may use it. Raises
+    `AddressError` for a name that does not resolve.
+    """
+    if host is None:
+        return not address.startswith("ipc://@")
+    if host == "*":
+        return False
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise AddressError(
+            f"{address}: the name {host} does not resolve ({reason}), so it may be of another machine; "
+            "correct the address or the DNS, or say --insecure if you trust the network"
+        ) from error
+    return all(_names_loopback(str(place[0])) for *_, place in found)
+
+
+def _names_loopback(numeric: str) -> bool:
+    number = ipaddress.ip_address(numeric.partition("%")[0])
+    mapped = number.ipv4_mapped if isinstance(number, ipaddress.IPv6Address) else None
+    return (mapped or number).is_loopback

@@ -33,15 +33,16 @@ from edgeasync.runtime.channel import Channel
 from edgeasync.runtime.ending import Ending
 from edgeasync.runtime.frame_log import log_frame
 from edgeasync.runtime.graph_cache import GraphCache
+from edgeasync.runtime.machine import memory_bytes
 from edgeasync.runtime.reach import explain
 from edgeasync.runtime.socket_monitor import Finding, SocketMonitor
 from edgeasync.runtime.wall_clock import written
 from edgeasync.runtime.worker import Worker
 from edgeasync.training.graph_check import check_graph
-from edgeasync.training.trainer import ResumableTrainer, Trainer, take_local_steps
+from edgeasync.training.trainer import InterruptibleTrainer, ResumableTrainer, Trainer, take_local_steps
 
 CLOSE_S = 1.0
-"""How long a stopping agent waits for the running local step; a longer one is abandoned."""
+"""How long a stopping agent waits for the running local step, which it interrupts; a longer one is abandoned."""
 
 LINGER_MS = 300
 """How long a closing agent keeps sending its goodbye."""
@@ -73,7 +74,8 @@ class Agent:
     that is spoken to. With a `spool` every update is kept there before it leaves, and a start after a power cut
     sends it again. While the hub cannot be reached it takes up to `alone_steps_max` local steps further than it
     was told. It takes at most `local_steps_max` steps between two exchanges, if that is not 0. With
-    `bandwidth_bytes_per_s_max` its messages, both directions together, keep to that rate.
+    `bandwidth_bytes_per_s_max` its messages, both directions together, keep to that rate. It speaks in clear: an
+    address beyond this machine is refused unless `insecure` says that the network is trusted.
 
     `make_trainer` is called once, when the hub has described its model; `fingerprint` pins a model that the
     device insists on. A training graph that the hub ships is taken up to `graph_bytes_max` bytes, kept in
@@ -98,6 +100,7 @@ class Agent:
         bandwidth_bytes_per_s_max: int | None = None,
         spool: KeptSpool | None = None,
         alone_steps_max: int = 0,
+        insecure: bool = False,
         on_report: OnReport | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
     ) -> None:
@@ -105,7 +108,7 @@ class Agent:
         if not self.addresses:
             raise ConfigError("which hub? give at least one address, tcp://HOST:PORT")
         for each in self.addresses:
-            check_connect(each)
+            check_connect(each, insecure=insecure)
         self.address = self.addresses[0]
         """The hub that is spoken to."""
         self.steps_total = 0
@@ -166,6 +169,8 @@ class Agent:
             return await self._ending.wait(self.request_stop, CLOSE_S)
         finally:
             self._stopping.set()
+            if isinstance(self._trainer, InterruptibleTrainer):
+                self._trainer.interrupt()
             for waiting in (self._timer, self._explaining):
                 if waiting is not None:
                     waiting.cancel()
@@ -435,14 +440,10 @@ class Agent:
 
 def describe_machine(examples: int, local_steps_max: int = 0) -> DeviceProfile:
     """Return what a hub may know about this machine."""
-    try:
-        memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        memory_bytes = 0
     return DeviceProfile(
         machine=platform.machine()[:64],
         cores=os.cpu_count() or 1,
-        memory_bytes=memory_bytes,
+        memory_bytes=memory_bytes(),
         examples=examples,
         software=f"edgeasync {installed_version('edgeasync')}",
         local_steps_max=local_steps_max,

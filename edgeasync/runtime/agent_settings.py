@@ -33,6 +33,7 @@ class AgentSection(Section, frozen=True):
     bandwidth_bytes_per_s_max: ByteCount | None = None
     spool: Literal["identity", "full"] = "identity"
     alone_steps_max: Annotated[int, Meta(ge=0, le=2**31)] = 0
+    insecure: bool = False
 
     @property
     def hubs(self) -> tuple[str, ...]:

@@ -1,12 +1,15 @@
 """The hub's side of a training graph: the settings that name a model's file, and what is made of that file."""
 
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import safetensors
 import safetensors.numpy
+from msgspec import Meta
 
 from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.config import ByteCount
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
 from edgeasync.parameters import ParameterSpec, Vector
@@ -20,9 +23,14 @@ MODEL_BYTES_MAX = 1 << 31
 
 
 class OnnxModel(GraphSettings, frozen=True, tag_field="kind", tag="onnx", kw_only=True):
-    """A model from an ONNX file: a forward model, or a training graph that was built from one before."""
+    """A model from an ONNX file: a forward model, or a training graph that was built from one before.
+
+    The limits hold where it is built in a process of its own, as the commands do (`graph_process.py`).
+    """
 
     file: str
+    build_s_max: Annotated[float, Meta(gt=0, le=86_400)] = 600.0
+    build_bytes_max: ByteCount | None = None
 
 
 class HubGraph(msgspec.Struct, frozen=True):

@@ -1,5 +1,6 @@
 """A hub's settings file as frozen structs. `docs/settings.md` lists every key."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -80,14 +81,19 @@ class HubSettings(Section, frozen=True):
                     "limits.updates_held_max"
                 )
 
-    def make_hub(self, on_report: OnReport | None = None) -> Hub:
-        """Return a hub that is not yet running; raises `AddressError`, `ConfigError` or `GraphError`."""
+    def make_hub(
+        self, on_report: OnReport | None = None, *, load: Callable[[OnnxModel], HubGraph] = load_graph
+    ) -> Hub:
+        """Return a hub that is not yet running; raises `AddressError`, `ConfigError` or `GraphError`.
+
+        `load` builds the training graph of an ONNX model: in this process, unless another way is given.
+        """
         if self.hub.bind.startswith("inproc:"):
             raise AddressError(f"{self.hub.bind}: no other process could reach it; write tcp://HOST:PORT")
         model: Model | ShippedModel
         loaded: HubGraph | None = None
         if isinstance(self.model, OnnxModel):
-            loaded = built = load_graph(self.model)
+            loaded = built = load(self.model)
             check_devices_can_feed(built)
             spec, initial = built.spec, lambda: built.initial
             model, graph, forward = ShippedModel(), built.graph, built.forward

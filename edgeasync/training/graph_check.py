@@ -6,10 +6,11 @@ type, a second value where one belongs: each is refused, so that onnxruntime can
 than was looked at here. Field numbers are those of `onnx/onnx.proto`.
 
 It keeps out code and files: operators of other domains and those not on a list, functions, tensors outside the
-graph, control flow but `Scan`, and messages made to exhaust their reader. It does not bound what a graph
-of allowed operators computes (an `Expand` or a `ConstantOfShape` may ask for any amount of memory), does not
-say that the graph is a sound one (onnxruntime checks types and shapes), and does not protect from mistakes in
-onnxruntime's own operators. A device that trains for a hub trusts it with time and memory, and not with more.
+graph, control flow but `Scan`, and messages made to exhaust their reader. It bounds loops whose length the graph
+says (`scan_lengths.py`), and nothing else that a graph of allowed operators computes: an `Expand` or a
+`ConstantOfShape` may ask for any amount of memory. It does not say that the graph is a sound one (onnxruntime
+checks types and shapes), and does not protect from mistakes in onnxruntime's own operators. A device that trains
+for a hub trusts it with time and memory, and not with more.
 """
 
 import math
@@ -19,6 +20,8 @@ import msgspec
 
 from edgeasync.errors import GraphError
 from edgeasync.protocol.wire import Buffer
+from edgeasync.training.protobuf import BYTES, EIGHT, FOUR, VARINT, field, packed, varint
+from edgeasync.training.scan_lengths import check_scans
 
 NODES_MAX = 20_000
 DEPTH_MAX = 4
@@ -58,17 +61,15 @@ _ITEM_BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 6
 
 _MEND = "give the hub one self-contained graph of standard operators"
 
-_VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
-
 # Field number -> name and wire types. A name with a star may come any number of times.
 _Schema = dict[int, tuple[str, tuple[int, ...]]]
-_ONE, _MANY = (_BYTES,), (_VARINT, _BYTES)
+_ONE, _MANY = (BYTES,), (VARINT, BYTES)
 _MODEL: _Schema = {
-    1: ("ir_version", (_VARINT,)), 2: ("producer_name", _ONE), 3: ("producer_version", _ONE), 4: ("domain", _ONE),
-    5: ("model_version", (_VARINT,)), 6: ("doc_string", _ONE), 7: ("graph", _ONE), 8: ("opset_import*", _ONE),
+    1: ("ir_version", (VARINT,)), 2: ("producer_name", _ONE), 3: ("producer_version", _ONE), 4: ("domain", _ONE),
+    5: ("model_version", (VARINT,)), 6: ("doc_string", _ONE), 7: ("graph", _ONE), 8: ("opset_import*", _ONE),
     14: ("metadata_props*", _ONE), 20: ("training_info*", _ONE), 25: ("functions*", _ONE),
 }  # fmt: skip
-_OPSET: _Schema = {1: ("domain", _ONE), 2: ("version", (_VARINT,))}
+_OPSET: _Schema = {1: ("domain", _ONE), 2: ("version", (VARINT,))}
 _GRAPH: _Schema = {
     1: ("node*", _ONE), 2: ("name", _ONE), 5: ("initializer*", _ONE), 10: ("doc_string", _ONE),
     11: ("input*", _ONE), 12: ("output*", _ONE), 13: ("value_info*", _ONE), 15: ("sparse_initializer*", _ONE),
@@ -79,26 +80,26 @@ _NODE: _Schema = {
     6: ("doc_string", _ONE), 7: ("domain", _ONE), 8: ("overload", _ONE), 9: ("metadata_props*", _ONE),
 }  # fmt: skip
 _ATTRIBUTE: _Schema = {
-    1: ("name", _ONE), 2: ("f", (_FOUR,)), 3: ("i", (_VARINT,)), 4: ("s", _ONE), 5: ("t", _ONE), 6: ("g", _ONE),
-    7: ("floats*", (_FOUR, _BYTES)), 8: ("ints*", _MANY), 9: ("strings*", _ONE), 10: ("tensors*", _ONE),
+    1: ("name", _ONE), 2: ("f", (FOUR,)), 3: ("i", (VARINT,)), 4: ("s", _ONE), 5: ("t", _ONE), 6: ("g", _ONE),
+    7: ("floats*", (FOUR, BYTES)), 8: ("ints*", _MANY), 9: ("strings*", _ONE), 10: ("tensors*", _ONE),
     11: ("graphs*", _ONE), 13: ("doc_string", _ONE), 14: ("tp", _ONE), 15: ("type_protos*", _ONE),
-    20: ("type", (_VARINT,)), 21: ("ref_attr_name", _ONE), 22: ("sparse_tensor", _ONE),
+    20: ("type", (VARINT,)), 21: ("ref_attr_name", _ONE), 22: ("sparse_tensor", _ONE),
     23: ("sparse_tensors*", _ONE),
 }  # fmt: skip
 _TENSOR: _Schema = {
-    1: ("dims*", _MANY), 2: ("data_type", (_VARINT,)), 3: ("segment", _ONE), 4: ("float_data*", (_FOUR, _BYTES)),
+    1: ("dims*", _MANY), 2: ("data_type", (VARINT,)), 3: ("segment", _ONE), 4: ("float_data*", (FOUR, BYTES)),
     5: ("int32_data*", _MANY), 6: ("string_data*", _ONE), 7: ("int64_data*", _MANY), 8: ("name", _ONE),
-    9: ("raw_data", _ONE), 10: ("double_data*", (_EIGHT, _BYTES)), 11: ("uint64_data*", _MANY),
-    12: ("doc_string", _ONE), 13: ("external_data*", _ONE), 14: ("data_location", (_VARINT,)),
+    9: ("raw_data", _ONE), 10: ("double_data*", (EIGHT, BYTES)), 11: ("uint64_data*", _MANY),
+    12: ("doc_string", _ONE), 13: ("external_data*", _ONE), 14: ("data_location", (VARINT,)),
     16: ("metadata_props*", _ONE),
 }  # fmt: skip
 _VALUE: _Schema = {
     1: ("name", _ONE), 2: ("type", _ONE), 3: ("doc_string", _ONE), 4: ("metadata_props*", _ONE),
 }  # fmt: skip
 _TYPE: _Schema = {1: ("tensor_type", _ONE), 6: ("denotation", _ONE)}
-_TENSOR_TYPE: _Schema = {1: ("elem_type", (_VARINT,)), 2: ("shape", _ONE)}
+_TENSOR_TYPE: _Schema = {1: ("elem_type", (VARINT,)), 2: ("shape", _ONE)}
 _SHAPE: _Schema = {1: ("dim*", _ONE)}
-_DIM: _Schema = {1: ("dim_value", (_VARINT,)), 2: ("dim_param", _ONE), 3: ("denotation", _ONE)}
+_DIM: _Schema = {1: ("dim_value", (VARINT,)), 2: ("dim_param", _ONE), 3: ("denotation", _ONE)}
 _ENTRY: _Schema = {1: ("key", _ONE), 2: ("value", _ONE)}
 
 _FOREIGN = {
@@ -119,6 +120,9 @@ _FOREIGN = {
     "data_location": "values in another file",
 }
 """What no training graph needs: the field, and how to call it."""
+
+_EMPTY_IS_ABSENT = frozenset({"ref_attr_name", "overload", "data_location"})
+"""Fields of text or a number: written with the value that they have by default, they say nothing."""
 
 
 class GraphSummary(msgspec.Struct, frozen=True):
@@ -167,6 +171,8 @@ class _Screen:
         if opsets != 1:
             raise GraphError(f"the graph imports {opsets} sets of operators; it must import ai.onnx alone, once")
         inputs, outputs = self._graph(graph, 1)
+        if b"Scan" in self._operators:
+            check_scans(graph)
         return GraphSummary(self._nodes, len(self._operators), inputs, outputs)
 
     def _opset(self, view: memoryview) -> None:
@@ -256,7 +262,7 @@ class _Screen:
                 case "name":
                     tensor = bytes(_bytes(value)[:128])
                 case "dims":
-                    dims += _packed(value)
+                    dims += packed(value, DIMS_MAX)
                 case "data_type":
                     data_type = _int(value)
                 case "raw_data":
@@ -307,7 +313,7 @@ class _Screen:
             self._fields += 1
             if self._fields > FIELDS_MAX:
                 raise GraphError(f"the graph has more than {FIELDS_MAX} fields; give the hub a smaller one")
-            tag, at = _varint(view, at)
+            tag, at = varint(view, at)
             name, wire_types = schema.get(tag >> 3, ("", ()))
             if tag & 7 not in wire_types:
                 raise GraphError(
@@ -318,50 +324,15 @@ class _Screen:
             elif name in seen:
                 raise GraphError(f"{where} has two values of {name}; the graph is damaged or made to deceive")
             seen.add(name)
-            value, at = _field(view, at, tag & 7)
+            value, at = field(view, at, tag & 7)
             if at > end:
                 raise GraphError(f"{where} ends in the middle of {name}; the graph is damaged")
             if name == "metadata_props":
                 self._skim(_bytes(value), _ENTRY)
-            elif value and name in _FOREIGN:
+            elif name in _FOREIGN and (value or name not in _EMPTY_IS_ABSENT):
                 raise GraphError(f"{where} has {_FOREIGN[name]}; {_MEND}")
             else:
                 yield name, value
-
-
-def _field(view: memoryview, at: int, wire_type: int) -> tuple[int | memoryview, int]:
-    """Read a field's value; return it and where it ends, which may be beyond what there is."""
-    if wire_type == _VARINT:
-        return _varint(view, at)
-    length = 8 if wire_type == _EIGHT else 4
-    if wire_type == _BYTES:
-        length, at = _varint(view, at)
-    return view[at : at + length], at + length
-
-
-def _varint(view: memoryview, at: int) -> tuple[int, int]:
-    """Read an integer of up to 64 bits; return it and where it ends."""
-    value = shift = 0
-    while at < len(view) and shift < 70:
-        byte = view[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value & 0xFFFF_FFFF_FFFF_FFFF, at
-        shift += 7
-    raise GraphError("the graph ends in the middle of a number, or a number is too long: it is damaged")
-
-
-def _packed(value: int | memoryview) -> list[int]:
-    """Return the integers of a field that may hold one or, packed, several."""
-    if isinstance(value, int):
-        return [value]
-    values: list[int] = []
-    at = 0
-    while at < len(value) and len(values) <= DIMS_MAX:
-        number, at = _varint(value, at)
-        values.append(number)
-    return values
 
 
 def _bytes(value: int | memoryview) -> memoryview:

@@ -57,7 +57,7 @@ class OnnxTrainer:
         threads: int = 1,
         provider: Provider = "auto",
     ) -> None:
-        gradient = GraphGradient(graph, spec, threads=threads, provider=provider)
+        self._gradient = gradient = GraphGradient(graph, spec, threads=threads, provider=provider)
         gradient.check_data(dataset)
         fixed = gradient.batch_size
         drawn = batches(dataset, fixed or batch_size, seed, full=fixed is not None)
@@ -86,6 +86,10 @@ class OnnxTrainer:
         """Continue from a state; raises `ValueError` if it is another trainer's, or on other data."""
         self._trainer.restore(state)
 
+    def interrupt(self) -> None:
+        """End the running step: a graph may loop for as long as it likes."""
+        self._gradient.interrupt()
+
 
 class GraphGradient:
     """A training graph as a gradient function: `gradient(parameters, x, y, out) -> loss`.
@@ -111,6 +115,7 @@ class GraphGradient:
         self._y = _Fed(inputs[TARGET])
         self._loss = np.zeros((), np.float32)
         self._binding = self._session.io_binding()
+        self._options = onnxruntime.RunOptions()
         self._binding.bind_output(LOSS, "cpu", 0, np.float32, (), self._loss.ctypes.data)
         self._parameters: Vector | None = None
         self._out: Vector | None = None
@@ -132,13 +137,17 @@ class GraphGradient:
         fed_x = self._x.bind(self._binding, x)
         fed_y = self._y.bind(self._binding, x if self._own_target else y)
         try:
-            self._session.run_with_iobinding(self._binding)
+            self._session.run_with_iobinding(self._binding, self._options)
         except Exception as error:
             raise _explain(error) from error
         del fed_x, fed_y
         start = self._spec.trained_length
         parameters[start:] = out[start:]
         return float(self._loss)
+
+    def interrupt(self) -> None:
+        """Make a run raise between two of its operators, and each later one at once; called from any thread."""
+        self._options.terminate = True
 
     @property
     def _own_target(self) -> bool:

@@ -67,6 +67,14 @@ class ResumableTrainer(Trainer, Protocol):
         """Resume from a state, before `begin`; raises `ValueError` for another trainer's, or one on other data."""
 
 
+@runtime_checkable
+class InterruptibleTrainer(Trainer, Protocol):
+    """A `Trainer` whose running step can be ended: by what it runs, it might never return."""
+
+    def interrupt(self) -> None:
+        """Make a running step raise soon and each later one at once; called from any thread, as training ends."""
+
+
 def take_local_steps(
     trainer: Trainer,
     local_steps: int,

@@ -19,7 +19,7 @@ from edgeasync.runtime.graph_model import FORWARD_FILE
 from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, save_model
 from tests.support.command_line import CONFIG, FILES, GRAPH, MISMATCH, mistake
 from tests.support.graphs import forward_model
-from tests.support.processes import LIVELINESS, Commands, status_when, trained
+from tests.support.processes import LIVELINESS, Commands, status_when, trained, without_onnx
 
 pytestmark = pytest.mark.process
 
@@ -392,17 +392,7 @@ def test_runs_that_cannot_be_exported(commands):
     ],
 )
 def test_without_the_package_onnx(commands, forward, arguments):
-    """A meta path hook that finds no onnx, as on a device."""
-    program = """
-import sys
-class Missing:
-    def find_spec(self, name, path, target=None):
-        if name.partition(".")[0] == "onnx":
-            raise ModuleNotFoundError("No module named 'onnx'", name="onnx")
-sys.meta_path.insert(0, Missing())
-from edgeasync.cli.main import main
-main()
-"""
+    program = without_onnx(commands)
     run_folder(commands, {}, forward.read_bytes())
     place = "run" if arguments[0] == "export" else forward
     command = commands.start(*arguments, place, program=("-c", program))

@@ -12,7 +12,7 @@ from edgeasync.runtime.model_file import MODEL_FILE
 from tests.support.command_line import CONFIG, GRAPH, MISMATCH, mistake
 from tests.support.graphs import HostileHub, forward_model, plain_graph
 from tests.support.imported_modules import HEAVY, REPORT_MODULES, modules_of
-from tests.support.processes import free_address, trained
+from tests.support.processes import free_address, trained, without_onnx
 
 pytestmark = pytest.mark.process
 
@@ -210,7 +210,7 @@ def test_a_run_goes_on_with_another_loss_but_not_with_another_model(commands, fo
 
 
 def test_a_hub_without_onnx_says_what_to_install(commands, forward):
-    program = "import sys; sys.modules['onnx'] = None; from edgeasync.cli.main import main; main()"
+    program = without_onnx(commands)
     hub = commands.start("hub", "--model", forward, *LISTEN, program=("-c", program))
     assert hub.wait() == CONFIG
     assert "pip install 'edgeasync[hub]'" in hub.stderr

@@ -98,7 +98,8 @@ async def first_words(*addresses):
         if report.event == "unreachable" and not said.done():
             said.set_result(report.detail)
 
-    agent = Agent(addresses, identity=DeviceIdentity("pi", "0" * 32, 1), make_trainer=None, on_report=on_report)
+    identity = DeviceIdentity("pi", "0" * 32, 1)
+    agent = Agent(addresses, identity=identity, make_trainer=None, insecure=True, on_report=on_report)
     running = asyncio.create_task(agent.run())
     async with asyncio.timeout(PATIENCE_S):
         detail = await said

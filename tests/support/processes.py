@@ -27,6 +27,14 @@ MODEL_TABLE = 'kind = "softmax"\ninputs = 8\nclasses = 3'
 LIVELINESS = "[liveness]\nheartbeat_s = 0.3\nlease_s = 3.0\n"
 
 
+def without_onnx(commands):
+    """Return the program of a command that finds no package `onnx`, nor does any process that it starts."""
+    folder = commands.folder / "without-onnx"
+    folder.mkdir()
+    (folder / "onnx.py").write_text('raise ModuleNotFoundError("No module named \'onnx\'", name="onnx")\n')
+    return "import sys; sys.path.insert(0, 'without-onnx'); from edgeasync.cli.main import main; main()"
+
+
 class Command:
     """One `edgeasync` command that runs: its events as they come, its standard error, its end.
 

@@ -293,7 +293,7 @@ def test_an_initializer_in_another_file():
         entry.external_data.add(key="location", value="weights.bin")
         entry.ClearField("raw_data")
 
-    refused(edited(model(), outside), "initializer 'w1' lies in an external file; save the model as one file")
+    refused(edited(model(), outside), "tensor 'w1' lies in an external file; save the model as one file")
 
 
 @pytest.mark.parametrize("data", [b"", b"no model", b"\x08\x07"])

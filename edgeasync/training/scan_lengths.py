@@ -1,0 +1,176 @@
+"""How often a graph runs the bodies of its Scans, as far as the graph itself says it.
+
+A Scan runs its body once for each slice of its scan inputs. Their sizes are known of inputs, initializers,
+constants and declared values, and of what ConstantOfShape and Expand make by a constant shape. A graph that hides
+them must be stopped while it runs. Field numbers are those of `onnx/onnx.proto`.
+"""
+
+import struct
+from collections import ChainMap
+from collections.abc import MutableMapping
+
+import msgspec
+
+from edgeasync.errors import GraphError
+from edgeasync.training.protobuf import fields, packed, signed
+
+SCAN_STEPS_MAX = 1 << 20
+"""Runs of a body in one run of the graph, of bodies inside it too: more take over ten seconds, and are refused."""
+
+_RANK_MAX = 32
+_INT64 = 7
+_SHAPED_BY = {b"ConstantOfShape": 0, b"Expand": 1}
+"""Operators whose result has the shape that one of their inputs names: which one."""
+
+_Dims = list[int]
+_View = int | memoryview
+
+
+class _Sizes(msgspec.Struct):
+    """The sizes of a graph's tensors by name, those outside it included, as far as they are known; 0 if not."""
+
+    dims: MutableMapping[bytes, _Dims]
+    values: MutableMapping[bytes, list[int]]
+    """Of vectors of integers that may be shapes."""
+    shapes: MutableMapping[bytes, bytes]
+    """Tensor -> the tensor that names its shape."""
+
+    def inside(self) -> "_Sizes":
+        """Return what is known in a graph inside this one."""
+        return _Sizes(ChainMap({}, self.dims), ChainMap({}, self.values), ChainMap({}, self.shapes))
+
+    def of(self, name: bytes) -> list[_Dims]:
+        """Return everything that is said of a tensor's size."""
+        said = [self.dims.get(name), self.values.get(self.shapes.get(name, b""))]
+        return [dims for dims in said if dims is not None]
+
+
+class _Scan(msgspec.Struct):
+    inputs: list[bytes]
+    name: bytes = b""
+    count: int = 0
+    axes: list[int] = []
+    body: memoryview = memoryview(b"")
+
+    def steps(self, sizes: _Sizes) -> int:
+        """Return how often its body runs, 1 if nothing is known."""
+        scanned = self.inputs[-self.count :] if 0 < self.count <= len(self.inputs) else []
+        axes = self.axes if len(self.axes) == len(scanned) else [0] * len(scanned)
+        lengths = [1]
+        for name, axis in zip(scanned, axes, strict=True):
+            lengths += [dims[axis] for dims in sizes.of(name) if -len(dims) <= axis < len(dims)]
+        return max(lengths)
+
+
+def check_scans(graph: memoryview) -> None:
+    """Raise `GraphError` for a GraphProto, screened before, that is known to run a body too often."""
+    _check(graph, _Sizes({}, {}, {}), 1)
+
+
+def _check(graph: memoryview, sizes: _Sizes, times: int) -> None:
+    """Check a graph that is run a number of times."""
+    scans = []
+    for number, value in fields(graph):
+        match number:
+            case 1:
+                scans += _node(_bytes(value), sizes)
+            case 5:
+                _tensor(_bytes(value), sizes)
+            case 11 | 12 | 13:
+                _value(_bytes(value), sizes)
+    for scan in scans:  # the sizes of what they scan may stand behind them
+        steps = times * scan.steps(sizes)
+        if steps > SCAN_STEPS_MAX:
+            shown = ascii(scan.name[:128].decode("utf-8", "replace"))
+            raise GraphError(
+                f"node {shown} (Scan) runs its body {steps} times, over the limit of {SCAN_STEPS_MAX}; "
+                "give the hub a graph of shorter sequences"
+            )
+        _check(scan.body, sizes.inside(), steps)
+
+
+def _node(node: memoryview, sizes: _Sizes) -> list[_Scan]:
+    """Note what a node says of its result; return it if it is a Scan."""
+    parts: dict[int, list[memoryview]] = {}
+    for number, value in fields(node):
+        parts.setdefault(number, []).append(_bytes(value))
+    inputs, outputs = ([bytes(name) for name in parts.get(number, [])] for number in (1, 2))
+    operator, attributes = bytes(parts[4][0]), parts.get(5, [])
+    if operator == b"Scan":
+        return [_read_scan(inputs, bytes(parts.get(3, [memoryview(b"")])[0]), attributes)]
+    place = _SHAPED_BY.get(operator)
+    if place is not None and outputs and place < len(inputs):
+        sizes.shapes[outputs[0]] = inputs[place]
+    if operator == b"Constant" and outputs:
+        for attribute in attributes:
+            for number, value in fields(attribute):
+                if number == 5:
+                    _tensor(_bytes(value), sizes, outputs[0])
+    return []
+
+
+def _read_scan(inputs: list[bytes], name: bytes, attributes: list[memoryview]) -> _Scan:
+    scan = _Scan(inputs, name)
+    for attribute in attributes:
+        parts: dict[int, list[_View]] = {}
+        for number, value in fields(attribute):
+            parts.setdefault(number, []).append(value)
+        kind = bytes(_bytes(parts[1][0])) if 1 in parts else b""
+        if kind == b"num_scan_inputs":
+            scan.count = next((value for value in parts.get(3, []) if isinstance(value, int)), 0)
+        elif kind == b"scan_input_axes":
+            scan.axes = [signed(axis) for value in parts.get(8, []) for axis in packed(value, _RANK_MAX)]
+        elif 6 in parts:
+            scan.body = _bytes(parts[6][0])
+    return scan
+
+
+def _tensor(tensor: memoryview, sizes: _Sizes, name: bytes = b"") -> None:
+    """Note a constant's size, and its values if they may be a shape."""
+    dims: list[int] = []
+    values: list[int] = []
+    kind = 0
+    for number, value in fields(tensor):
+        match number:
+            case 1:
+                dims += packed(value, _RANK_MAX)
+            case 2 if isinstance(value, int):
+                kind = value
+            case 7 if len(values) <= _RANK_MAX:
+                values += [signed(item) for item in packed(value, _RANK_MAX)]
+            case 8:
+                name = name or bytes(_bytes(value))
+            case 9 if len(_bytes(value)) <= 8 * _RANK_MAX and not len(_bytes(value)) % 8:
+                values = [item for (item,) in struct.iter_unpack("<q", _bytes(value))]
+    sizes.dims[name] = dims
+    if kind == _INT64 and len(dims) == 1:
+        sizes.values[name] = values
+
+
+def _value(declared: memoryview, sizes: _Sizes) -> None:
+    """Note the size that is declared of a value: ValueInfoProto, its type, its tensor_type, its shape."""
+    name = b""
+    dims: list[int] | None = None
+    for number, value in fields(declared):
+        if number == 1:
+            name = bytes(_bytes(value))
+        elif number == 2:
+            shapes = [shape for tensor in _parts(_bytes(value), 1) for shape in _parts(tensor, 2)]
+            for shape in shapes:
+                dims = [_dim(dim) for dim in _parts(shape, 1)]
+    if dims is not None:
+        sizes.dims[name] = dims
+
+
+def _dim(dim: memoryview) -> int:
+    """Return a dimension's size, 0 if it is free."""
+    return next((signed(value) for number, value in fields(dim) if number == 1 and isinstance(value, int)), 0)
+
+
+def _parts(message: memoryview, wanted: int) -> list[memoryview]:
+    return [_bytes(value) for number, value in fields(message) if number == wanted]
+
+
+def _bytes(value: _View) -> memoryview:
+    assert isinstance(value, memoryview)
+    return value
