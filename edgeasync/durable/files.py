@@ -58,7 +58,7 @@ def _create(path: Path, *, private: bool) -> int:
 
 
 def refuse_link(path: Path) -> None:
-    """Raise `OSError` if a path is a link: another user may have made it, to have a file of this one overwritten."""
+    """Raise `OSError` if a path is a link: another user may have made it, to have another file overwritten."""
     if path.is_symlink():
         raise OSError(errno.ELOOP, f"{path} is a link that nothing here has made; remove it")
 
