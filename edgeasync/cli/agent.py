@@ -84,6 +84,8 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
         else:
             printer.event("progress", detail=_work_done(agent))
 
+    for remark in folder.remarks:
+        printer.event("warning", detail=remark)
     printer.event("started", device=device_id, detail=f"{len(dataset)} examples, start {identity.incarnation}")
     try:
         reason = serve(agent, PROGRESS_S, on_progress, state)

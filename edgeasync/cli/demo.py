@@ -7,6 +7,7 @@ convolutional network, written as an ONNX file that the hub turns into a trainin
 
 import asyncio
 import contextlib
+import io
 import json
 import signal
 import sys
@@ -25,7 +26,7 @@ from edgeasync.cli.service import ending_signals
 from edgeasync.cli.status import device_table
 from edgeasync.data.dataset import Dataset
 from edgeasync.data.partition import dirichlet
-from edgeasync.durable.files import replace_file
+from edgeasync.durable.files import FOLDER_MODE, replace_file
 from edgeasync.errors import ConfigError, EdgeAsyncError, StorageError
 from edgeasync.runtime.status import fetch_status
 from edgeasync.runtime.trained import newest_model
@@ -163,14 +164,17 @@ def measure_accuracy(model: bytes, dataset: Dataset) -> float:
 def _write(folder: Path, parts: list[Dataset], seed: int) -> None:
     """Write the hub's settings and every device's part."""
     try:
-        folder.mkdir(parents=True, exist_ok=False)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(FOLDER_MODE)
         settings = SETTINGS.format(
             run=json.dumps(str(folder)), model=json.dumps(str(folder / FORWARD_FILE)), seed=seed
         )
-        (folder / "hub.toml").write_text(settings)
-        (folder / FORWARD_FILE).write_bytes(make_model(seed))
+        replace_file(folder / "hub.toml", settings.encode())
+        replace_file(folder / FORWARD_FILE, make_model(seed))
         for number, part in enumerate(parts, start=1):
-            np.savez(folder / f"device-{number}.npz", x=part.x, y=part.y)
+            data = io.BytesIO()
+            np.savez(data, x=part.x, y=part.y)
+            replace_file(folder / f"device-{number}.npz", data.getbuffer())
     except FileExistsError:
         raise StorageError(f"{folder} exists already; give another --run") from None
     except OSError as error:

@@ -30,8 +30,8 @@ def build_model(forward: Path, flags: dict[str, Any], out: Path, printer: Printe
     built = _load(forward, flags)
     if built.forward is None:
         raise ConfigError(f"{forward}: is a training graph already; give the forward model")
-    replace_file(out, built.graph)
-    replace_file(values, safetensors.numpy.save(dict(built.spec.views(built.initial))))
+    replace_file(out, built.graph, private=False)
+    replace_file(values, safetensors.numpy.save(dict(built.spec.views(built.initial))), private=False)
     result = {
         "graph": str(out),
         "values": str(values),
@@ -127,7 +127,7 @@ def export_run(run: Path, forward: Path | None, out: Path, printer: Printer, *, 
         exported = export_model(content, trained.arrays, trained.metadata())
     except (GraphError, ModelMismatchError) as error:
         raise type(error)(f"{trained.source} into {source}: {error}") from error
-    replace_file(out, exported)
+    replace_file(out, exported, private=False)
     if printer.json:
         printer.object(_describe(out, trained))
         return

@@ -32,6 +32,7 @@ def replay_run(
                 lineage=core.lineage,
                 version=core.version,
                 evaluation=last if last is not None and last.number == core.version else None,
+                private=False,
             )
             summary["model"] = str(export)
     finally:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from edgeasync.durable.files import create_file
 from edgeasync.protocol.wire import Buffer
 
 PARTS_MAX = 512
@@ -167,14 +168,13 @@ class FolderDisk:
             return file.read(nbytes)
 
     def create(self, name: str) -> File:
-        """Make an empty file."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+        """Make an empty file that only its owner may read."""
         self._check()
-        return _FolderFile(os.open(self._path / name, flags, 0o644), self._check)
+        return _FolderFile(create_file(self._path / name), self._check)
 
     def truncate(self, name: str, nbytes: int) -> None:
         """Cut a file and sync it."""
-        descriptor = os.open(self._path / name, os.O_WRONLY | os.O_CLOEXEC)
+        descriptor = os.open(self._path / name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             os.ftruncate(descriptor, nbytes)
             os.fsync(descriptor)

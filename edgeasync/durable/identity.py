@@ -20,7 +20,10 @@ class DeviceIdentity(msgspec.Struct, frozen=True):
 
 
 class DeviceFolder:
-    """A device's state folder, held by at most one running agent."""
+    """A device's state folder, held by at most one running agent.
+
+    Once it is open, `remarks` has sentences for a person about who could read it.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -40,6 +43,11 @@ class DeviceFolder:
             self.close()
             raise
         return identity
+
+    @property
+    def remarks(self) -> list[str]:
+        """What to tell a person."""
+        return self._lock.remarks
 
     def close(self) -> None:
         """Let another agent have the folder."""

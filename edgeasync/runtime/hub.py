@@ -273,7 +273,7 @@ class Hub:
     def _resume(self) -> None:
         """Tell what was recovered, and resume it as a branch of its own."""
         run = self._run
-        for remark in run.remarks:
+        for remark in (*self._folder.remarks, *run.remarks):
             self.report(Report("warning", detail=remark))
         if run.checkpoint:
             detail = f"version {run.core.version}, from {run.checkpoint} and {run.entries} entries of the journal"

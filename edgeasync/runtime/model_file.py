@@ -36,15 +36,19 @@ def save_model(
     lineage: str,
     version: int,
     evaluation: Evaluated | None = None,
+    private: bool = True,
 ) -> None:
-    """Write the model's named arrays to a safetensors file; raises `StorageError`."""
+    """Write the model's named arrays to a safetensors file, for its owner alone if `private`.
+
+    Raises `StorageError`.
+    """
     now = datetime.now(UTC).isoformat(timespec="seconds")
     metadata = {"format": "edgeasync", "lineage": lineage, "version": str(version), "time": now}
     if evaluation is not None:
         metadata["loss"] = repr(evaluation.loss)
         if evaluation.accuracy is not None:
             metadata["accuracy"] = repr(evaluation.accuracy)
-    replace_file(path, *tensor_parts(spec.views(vector), metadata))
+    replace_file(path, *tensor_parts(spec.views(vector), metadata), private=private)
 
 
 def read_model(path: Path) -> SavedModel:

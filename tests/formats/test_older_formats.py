@@ -39,8 +39,10 @@ WIRES = sorted(path.name for path in FOLDER.glob("wire-*.json"))
 @pytest.fixture(params=RUNS)
 def run(request, tmp_path):
     """A copy of a run, under the name `first`."""
-    shutil.copytree(FOLDER / request.param, tmp_path / "runs" / "first")
-    return tmp_path / "runs" / "first"
+    folder = shutil.copytree(FOLDER / request.param, tmp_path / "runs" / "first")
+    for path in (folder, *folder.iterdir()):
+        path.chmod(0o700 if path.is_dir() else 0o600)  # git keeps no modes
+    return folder
 
 
 def expected_of(run):

@@ -73,6 +73,7 @@ def test_what_cannot_be_gone_on_with_is_put_aside(commands, damage):
 def test_a_state_folder_that_takes_no_more_is_warned_of_once(commands):
     _, address = commands.hub(commands.settings(more=ONE_BY_ONE))
     (commands.folder / "pi" / "spool.safetensors.part").mkdir(parents=True)  # in the way of the temporary file
+    (commands.folder / "pi").chmod(0o700)
     agent = commands.agent(address, "pi", "--spool", "full")
     assert "cannot be written" in agent.wait_for("warning")["detail"]
     trained(address, 5, "pi")
