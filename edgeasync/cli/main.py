@@ -31,6 +31,14 @@ model_app = typer.Typer(
 )
 app.add_typer(model_app, name="model")
 
+keys_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Say who may talk to a hub: make its keys, enrol devices, revoke keys.",
+)
+app.add_typer(keys_app, name="keys")
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON objects, one a line.")]
 ModelFile = Annotated[Path, typer.Argument(metavar="FILE.onnx", help="A forward model or a training graph.")]
 Loss = Annotated[
@@ -52,6 +60,14 @@ LogLevel = Annotated[
         metavar="LEVEL",
         help="What to log to standard error: debug (every frame), info, warning or error [default: warning].",
     ),
+]
+Keys = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Folder of the hub's keys [default: ~/.config/edgeasync/keys]."),
+]
+Reached = Annotated[
+    list[str] | None,
+    typer.Option(help="Where devices reach the hub, tcp://HOST:PORT; remembered; may be repeated."),
 ]
 BatchSize = Annotated[int, typer.Option(min=2, max=65536, help="Examples of a step.")]
 
@@ -315,6 +331,51 @@ def runs(
     from edgeasync.cli.runs import print_runs  # noqa: PLC0415
 
     print_runs(folder, Printer(json=json))
+
+
+@keys_app.command("init")
+def keys_init(keys: Keys = None, address: Reached = None, json: Json = False) -> None:
+    """Make a hub's key, an allow-list, and an operator key for yourself."""
+    from edgeasync.cli.keys import init_keys  # noqa: PLC0415
+
+    init_keys(keys, address or [], Printer(json=json))
+
+
+@keys_app.command("enrol")
+def keys_enrol(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The device's name; its former key is replaced.")],
+    role: Annotated[str, typer.Option(help="What the key may do: device or operator.")] = "device",
+    key: Annotated[
+        str | None, typer.Option(metavar="PUBLIC_KEY", help="The device's own public key: no token is needed.")
+    ] = None,
+    address: Reached = None,
+    keys: Keys = None,
+    json: Json = False,
+) -> None:
+    """Print a token by which one device may enrol, once, within ten minutes; or let a public key in."""
+    from edgeasync.cli.keys import enrol  # noqa: PLC0415
+
+    enrol(keys, name, Printer(json=json), role=role, key=key, addresses=address or [])
+
+
+@keys_app.command("list")
+def keys_list(keys: Keys = None, json: Json = False) -> None:
+    """List the keys that are let in, those that are revoked, and tokens that may still be used."""
+    from edgeasync.cli.keys import list_keys  # noqa: PLC0415
+
+    list_keys(keys, Printer(json=json))
+
+
+@keys_app.command("revoke")
+def keys_revoke(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key is shut out.")],
+    keys: Keys = None,
+    json: Json = False,
+) -> None:
+    """Shut a key out. A hub that runs ends its connection within a second."""
+    from edgeasync.cli.keys import revoke  # noqa: PLC0415
+
+    revoke(keys, name, Printer(json=json))
 
 
 def _graph_flags(
