@@ -10,6 +10,7 @@ from edgeasync.cli.service import serve
 from edgeasync.config import convert, read_toml, to_table
 from edgeasync.core.device.effects import Report
 from edgeasync.data.files import load
+from edgeasync.durable.device_keys import DeviceKeys, HubRecord
 from edgeasync.durable.identity import DeviceFolder, DeviceIdentity
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.protocol.messages import Welcome
@@ -29,10 +30,13 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
     """Run an agent by a settings file, flags, or both; a flag wins over the file."""
     settings = AgentSettings() if config is None else read_toml(config, AgentSettings)
     section = convert(to_table(settings.agent) | flags, AgentSection, where="flags")
-    data = _needed(section)
+    host = default_device_id()
+    state = Path(section.state or f"~/.local/state/edgeasync/{section.device_id or host}").expanduser()
+    keys = DeviceKeys(state)
+    enrolled = keys.hub() if keys.made else None
+    data = _needed(section, enrolled)
     dataset = load(data)
-    device_id = section.device_id or default_device_id()
-    state = Path(section.state or f"~/.local/state/edgeasync/{device_id}").expanduser()
+    device_id = section.device_id or (host if enrolled is None else enrolled.name)
     folder = DeviceFolder(state)
     identity = folder.open(device_id)
 
@@ -64,6 +68,7 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
         bandwidth_bytes_per_s_max=section.bandwidth_bytes_per_s_max,
         spool=_open_spool(section, state, identity),
         alone_steps_max=section.alone_steps_max,
+        keys=None if enrolled is None else keys,
         on_report=on_report,
     )
     told = -1
@@ -112,8 +117,8 @@ def _open_spool(section: AgentSection, state: Path, identity: DeviceIdentity) ->
     return SpoolFile(state, identity.state_id)
 
 
-def _needed(section: AgentSection) -> Path:
-    if section.hub is None:
+def _needed(section: AgentSection, enrolled: HubRecord | None) -> Path:
+    if section.hub is None and enrolled is None:
         raise ConfigError("which hub? give --hub tcp://HOST:PORT, or [agent] hub in a settings file")
     if section.data is None:
         raise ConfigError("which data? give --data FILE.npz or FILE.csv, or [agent] data in a settings file")

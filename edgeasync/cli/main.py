@@ -20,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train one model across many unequal, unreliable devices, without waiting for any of them.",
     epilog="Exit codes: 0 done, 2 settings, 3 data, 4 protocol, 5 another model, 6 no hub, 7 refused, 8 address, "
-    "9 files, 10 graph, 1 anything else.",
+    "9 files, 10 graph, 11 keys, 1 anything else.",
 )
 
 model_app = typer.Typer(
@@ -106,6 +106,10 @@ def hub(
             "[default: journal]."
         ),
     ] = None,
+    keys: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Folder of this hub's keys: only who is listed comes in."),
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without keys.")] = False,
     log_level: LogLevel = None,
     json: Json = False,
@@ -118,7 +122,8 @@ def hub(
     from edgeasync.cli.service import log_to_stderr  # noqa: PLC0415
 
     log_to_stderr(log_level)
-    section = _given({"bind": bind, "run": run, "durability": durability, "insecure": insecure or None})
+    flags = {"bind": bind, "run": run, "durability": durability, "keys": keys, "insecure": insecure or None}
+    section = _given(flags)
     model = _given({"file": file}) | _graph_flags(loss, train, freeze, output, target)
     run_hub(config, Flags(section, model, recovery, resume), Printer(json=json))
 
@@ -181,12 +186,15 @@ def agent(
 def status(
     hub: Annotated[str, typer.Option(help="The hub's address, tcp://HOST:PORT.")] = "tcp://127.0.0.1:5555",
     timeout_s: Annotated[float, typer.Option(min=0.1, max=3600.0, help="How long to wait for an answer.")] = 3.0,
+    keys: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of an operator's keys, for a hub with keys.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Ask a running hub for its status and that of its devices."""
     from edgeasync.cli.status import print_status  # noqa: PLC0415
 
-    print_status(hub, timeout_s, Printer(json=json))
+    print_status(hub, timeout_s, keys, Printer(json=json))
 
 
 @app.command()

@@ -27,6 +27,7 @@ from edgeasync.core.engine.hub_transfers import IncomingTransfers, OutgoingTrans
 from edgeasync.core.engine.log_writer import LogWriter
 from edgeasync.core.engine.outbox import Outbox
 from edgeasync.core.engine.recorder import Recorder
+from edgeasync.core.engine.sender import ANYBODY, Sender
 from edgeasync.core.hub.effects import (
     Assign,
     Discard,
@@ -219,8 +220,15 @@ class HubEngine:
 
     # -- messages in -----------------------------------------------------------------------------------------
 
-    def on_message(self, peer: Peer, header: bytes, payload: wire.Buffer | None, now_s: float) -> None:
-        """Take in one message, whatever it is."""
+    def on_message(
+        self,
+        peer: Peer,
+        header: bytes,
+        payload: wire.Buffer | None,
+        now_s: float,
+        sender: Sender = ANYBODY,
+    ) -> None:
+        """Take in one message, whatever it is; `sender` is whose connection it came on."""
         self._now_s = now_s
         nbytes = len(header) if payload is None else len(header) + len(payload)
         if (member := self.core.members.by_peer(peer)) is not None:

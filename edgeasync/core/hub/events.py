@@ -10,6 +10,9 @@ from edgeasync.protocol.messages import Fetch, FetchGraph, Hello, Leave, Ping, P
 
 Peer = bytes
 
+Key = bytes
+"""The public key that a message came under; empty where there are no keys."""
+
 
 class Received(msgspec.Struct, frozen=True, gc=False):
     """A whole message came in that carries no payload; a `Push` here announces a transfer in pieces.
