@@ -165,6 +165,10 @@ def agent(
     alone_steps_max: Annotated[
         int | None, typer.Option(help="Most local steps to take ahead while no hub can be reached [default: 0].")
     ] = None,
+    enrol: Annotated[
+        str | None,
+        typer.Option(metavar="TOKEN", help="Bring this device's own key to a hub by a token, once."),
+    ] = None,
     log_level: LogLevel = None,
     json: Json = False,
 ) -> None:
@@ -179,7 +183,7 @@ def agent(
         "bandwidth_bytes_per_s_max": _bytes_or_text(bandwidth_bytes_per_s_max),
         "spool": spool, "alone_steps_max": alone_steps_max,
     }  # fmt: skip
-    run_agent(config, _given(flags), Printer(json=json))
+    run_agent(config, _given(flags), Printer(json=json), enrol)
 
 
 @app.command()

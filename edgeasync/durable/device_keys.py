@@ -25,6 +25,7 @@ class DeviceKeys:
         self._folder = state / "keys"
         self._secret = self._folder / "device.key"
         self._record = self._folder / "hub.json"
+        self._enrolling = self._folder / "enrolling.json"
 
     @property
     def made(self) -> bool:
@@ -50,12 +51,29 @@ class DeviceKeys:
             raise StorageError(f"{self._record}: damaged; delete it and enrol this device again") from error
         return record
 
-    def follow(self, token: Token) -> None:
+    def begin(self, token: Token) -> bool:
+        """Note that the key is about to be brought by a token; return whether it may have been before.
+
+        Once it is known to be in the hub's list, `finish` makes that the device's hub. Raises `StorageError`.
+        """
+        private_folder(self._folder)
+        note = msgspec.json.encode((KeyPair.of(token.secret).public.hex(), _record(token)))
+        if self._enrolling.exists() and read_secret(self._enrolling) == note:
+            return True
+        write_secret(self._enrolling, note, replace=True)
+        return False
+
+    def finish(self, token: Token) -> None:
         """Belong to a token's hub from now on; raises `StorageError`."""
         self.know(token.hub, token.addresses, token.name)
+        self._enrolling.unlink(missing_ok=True)
 
     def know(self, hub: Key, addresses: tuple[str, ...], name: str) -> None:
         """Write down which hub the device belongs to; raises `StorageError`."""
         private_folder(self._folder)
         record = HubRecord(hub.hex(), addresses, name)
         write_secret(self._record, msgspec.json.encode(record), replace=True)
+
+
+def _record(token: Token) -> HubRecord:
+    return HubRecord(token.hub.hex(), token.addresses, token.name)

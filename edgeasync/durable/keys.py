@@ -154,6 +154,9 @@ class HubKeys:
 
     def issue_token(self, name: str, addresses: tuple[str, ...], now_s: float) -> Token:
         """Make a token by which one device may enrol under a name; raises `StorageError`."""
+        known = self.allow_list().entries.get(name)
+        if known is not None and known.role == "operator":
+            raise StorageError(f"{name} is an operator; give the device another name")
         temporary = KeyPair.make()
         issued = IssuedToken(temporary.public, name, now_s + TOKEN_S)
         hub = self.pair().public
@@ -174,13 +177,16 @@ class HubKeys:
     def use_token(self, token: Key, key: Key, now_s: float) -> str | None:
         """Let a device's own key in by a token, once; return its name.
 
-        `None` if the token was used, has expired or is not known, and for a key that is in the list. Raises
+        `None` if the token was used, has expired or is not known, and for a key that is somebody else's. Raises
         `StorageError`.
         """
         with locked(self.folder):
             tokens, allowed = self.tokens(), self.allow_list()
             found = next((each for each in tokens if each.key == token), None)
-            if found is None or found.used or found.until_s < now_s or key in allowed.by_key():
+            if found is None or found.used or found.until_s < now_s:
+                return None
+            owner = allowed.by_key().get(key)
+            if owner is not None and owner.name != found.name:
                 return None
             if key in {each.key for each in tokens} | {self.pair().public}:
                 return None

@@ -26,6 +26,7 @@ from edgeasync.core.engine.device_engine import DeviceEngine
 from edgeasync.durable.allow_list import read_key
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity
+from edgeasync.durable.keys import Token
 from edgeasync.errors import (
     AccessError,
     AddressError,
@@ -41,6 +42,7 @@ from edgeasync.runtime.address import check_connect
 from edgeasync.runtime.channel import Channel
 from edgeasync.runtime.curve import mechanism_at, use_keys
 from edgeasync.runtime.ending import Ending
+from edgeasync.runtime.enrolment import USED, enrol
 from edgeasync.runtime.frame_log import log_frame
 from edgeasync.runtime.graph_cache import GraphCache
 from edgeasync.runtime.reach import explain, keys_do_not_fit
@@ -91,7 +93,7 @@ class Agent:
     why it ended; it raises what waiting does not cure: `ModelMismatchError`, `GraphError`, `RefusedError`,
     `AccessError`, `AddressError`, and whatever `make_trainer` or the trainer raises, as an `EdgeAsyncError` if
     that is `StopIteration` or no `Exception`. An agent runs once. `keys` are those of an enrolled device; without
-    an `address` it goes to the hub they belong to.
+    an `address` it goes to the hub they belong to. `enrol` is a token, by which the device brings its key first.
     """
 
     def __init__(
@@ -110,12 +112,21 @@ class Agent:
         spool: KeptSpool | None = None,
         alone_steps_max: int = 0,
         keys: DeviceKeys | None = None,
+        enrol: str | None = None,
         on_report: OnReport | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
     ) -> None:
         self.addresses = (address,) if isinstance(address, str) else tuple(address)
         self._pair = None if keys is None else keys.own()
-        if keys is not None:
+        self._keys = keys
+        self._token = None if enrol is None else Token.read(enrol)
+        self._token_denied = False
+        if self._token is not None:
+            if keys is None:
+                raise ConfigError("enrol needs keys, a place for the device's own key")
+            self._hub_key = self._token.hub
+            self.addresses = self.addresses or self._token.addresses
+        elif keys is not None:
             record = keys.hub()
             self._hub_key = read_key(record.key)
             self.addresses = self.addresses or record.addresses
@@ -177,10 +188,10 @@ class Agent:
         self._worker = Worker("train", self._fail_from_thread)
         self._worker.start()
         try:
-            if self._spool is None:
-                self._do(self._engine.begin)
+            if self._token is None:
+                self._begin()
             else:
-                self.run_in_background(self._recall, self._begin_from)
+                self._looking = self._loop.create_task(self._enrol_and_begin(self._token))
             return await self._ending.wait(self.request_stop, CLOSE_S)
         finally:
             self._stopping.set()
@@ -193,6 +204,42 @@ class Agent:
                 self._disconnect(LINGER_MS)
                 if self._given_context is None:
                     self._context.destroy()
+
+    def _begin(self) -> None:
+        """Connect, after what was kept of an earlier start is here."""
+        if self._spool is None:
+            self._do(self._engine.begin)
+        else:
+            self.run_in_background(self._recall, self._begin_from)
+
+    async def _enrol_and_begin(self, token: Token) -> None:
+        """Bring the device's key by a token, then connect under that key."""
+        assert self._keys is not None
+        assert self._pair is not None
+        told: set[Finding] = set()
+        may_be_in = self._keys.begin(token)
+
+        async def on_failure(address: str, finding: Finding) -> None:
+            nonlocal may_be_in
+            may_be_in = may_be_in or finding == "spoken"
+            self.address = address
+            if finding not in told:
+                told.add(finding)
+                self._on_report(Report("waiting", await explain(address, finding)))
+
+        try:
+            name = await enrol(self._context, token, self._pair.public, self.addresses, on_failure)
+            if name is not None:
+                self._keys.finish(token)
+                self._on_report(Report("enrolled", f"as {name}"))
+            elif not may_be_in:
+                self._fail_and_leave(AccessError(USED))
+                return
+            # The answer to an earlier attempt may have been lost: then the hub knows the key.
+            self._token_denied = name is None
+            self._begin()
+        except Exception as error:  # noqa: BLE001
+            self._fail_and_leave(error)
 
     @property
     def updates_answered(self) -> int:
@@ -255,7 +302,7 @@ class Agent:
         reason = keys_do_not_fit(finding, keyed=self._pair is not None, mechanism=mechanism)
         if not reason or self._let_in:
             return
-        self._shut_out[address] = reason
+        self._shut_out[address] = USED if self._token_denied else reason
         if len(self._shut_out) == len(self.addresses):
             told = "; ".join(f"{address}: {why}" for address, why in self._shut_out.items())
             self._fail_and_leave(AccessError(told))
@@ -444,6 +491,9 @@ class Agent:
         if report.event == "joined":
             self._findings.clear()
             self._let_in = True
+            if self._token_denied and self._token is not None and self._keys is not None:
+                self._token_denied = False
+                self._keys.finish(self._token)
         if report.since_s is None:
             self._on_report(report)
             return

@@ -16,7 +16,7 @@ import zmq
 from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.engine.clock import OffsetClock
 from edgeasync.core.engine.hub_engine import HubEngine
-from edgeasync.core.engine.sender import ANYBODY, Sender
+from edgeasync.core.engine.sender import ANYBODY
 from edgeasync.core.hub.effects import Report
 from edgeasync.core.hub.events import Evaluated, Peer
 from edgeasync.core.hub.machine import HubCore
@@ -36,17 +36,15 @@ from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol import wire
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import ModelVersion
-from edgeasync.runtime.access import Access
 from edgeasync.runtime.address import check_bind
 from edgeasync.runtime.channel import COPY_BELOW_BYTES, Channel
-from edgeasync.runtime.connections import Connections
-from edgeasync.runtime.curve import FRAME_BYTES, serve_keys
+from edgeasync.runtime.curve import FRAME_BYTES
 from edgeasync.runtime.ending import Ending
 from edgeasync.runtime.frame_log import log_frame
+from edgeasync.runtime.gate import Gate
 from edgeasync.runtime.graph_model import keep_file, keep_files
 from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, load_model, save_model
 from edgeasync.runtime.worker import Worker
-from edgeasync.runtime.zap import ZapHandler
 from edgeasync.training.evaluation import Evaluator, plain
 
 LINGER_MS = 500
@@ -138,9 +136,7 @@ class Hub:
         self._write_best: Callable[[], None] | None = None
         self._unsaved: StorageError | None = None
         self._keys = None if keys is None else HubKeys(keys)
-        self._access: Access | None = None
-        self._zap: ZapHandler | None = None
-        self._connections: Connections | None = None
+        self._gate: Gate | None = None
         self._folder = FolderLock(run, "--run")
         self._run = Run(FolderDisk(run, self._folder.check), Rules(spec, policy, settings, graph is not None))
         self._log: GroupCommit | None = None
@@ -255,17 +251,13 @@ class Hub:
     async def _serve(self) -> str:
         context = self._given_context or zmq.Context()
         try:
-            if self._keys is not None:
-                self._access = Access(self._keys, self._on_revoked, self._warn)
-                # libzmq asks a handler that is there when the socket is bound.
-                self._zap = ZapHandler(context, self._loop, self._access.lets_in)
             socket = self._bind(context)
             self._channel = Channel(
                 socket,
                 self._loop,
                 self._on_message,
                 self._schedule_tick,
-                authenticated=self._access is not None,
+                authenticated=self._gate is not None,
             )
             self._channel.large_payloads = self.spec.nbytes >= COPY_BELOW_BYTES
             for worker in self._workers.values():
@@ -273,8 +265,8 @@ class Hub:
             try:
                 self.report(Report("listening", detail=self.address))
                 self._resume()
-                if self._access is not None:
-                    self._access.watch(self._loop)
+                if self._gate is not None:
+                    self._gate.open()
                 if self._stopping:
                     self.request_stop()
                 self._schedule_tick()
@@ -282,8 +274,6 @@ class Hub:
             finally:
                 await self._close()
         finally:
-            if self._zap is not None:
-                self._zap.close()
             if self._given_context is None:
                 context.destroy()  # not term: that would wait for ever for a socket left open by an error
         return reason
@@ -317,10 +307,9 @@ class Hub:
         socket.set(zmq.IPV6, "[" in self.address)
         socket.set(zmq.ROUTER_MANDATORY, 1)
         frame_bytes_max = max(wire.HEADER_BYTES_MAX, int(self._settings.limits.piece_bytes))
-        if self._access is not None:
-            serve_keys(socket, self._access.pair)
+        if self._keys is not None:
             frame_bytes_max += FRAME_BYTES
-            self._connections = Connections(socket, self._loop, self._count_denied)
+            self._gate = Gate(self._keys, socket, self._loop, on_revoked=self._on_revoked, on_trouble=self._warn)
         socket.set(zmq.MAXMSGSIZE, frame_bytes_max)
         socket.set(zmq.BACKLOG, 4096)
         socket.set(zmq.SNDHWM, QUEUED_MESSAGES_MAX)
@@ -329,7 +318,8 @@ class Hub:
         try:
             socket.bind(self.address)
         except zmq.ZMQError as error:
-            self._close_keys()
+            if self._gate is not None:
+                self._gate.close()
             socket.close(0)
             raise AddressError(
                 f"{self.address}: cannot be bound: {error.strerror}; "
@@ -357,21 +347,17 @@ class Hub:
         finally:
             for worker in self._workers.values():
                 worker.abandon()
-            self._close_keys()
+            if self._gate is not None:
+                self._gate.close()
             self._channel.close(LINGER_MS)
         if self._unsaved is not None:
             raise self._unsaved
 
-    def _close_keys(self) -> None:
-        """Stop watching keys and connections; nobody new comes in."""
-        for part in (self._access, self._connections):
-            if part is not None:
-                part.close()
-
     def _on_message(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
         log_frame("in", peer, header, payload)
         try:
-            sender = ANYBODY if self._access is None else self._sender(self._access)
+            gate = self._gate
+            sender = ANYBODY if gate is None else gate.sender(self._channel, peer, header, payload)
             if sender is not None:
                 self._engine.on_message(peer, header, payload, self._now_s(), sender)
         except Exception as error:  # noqa: BLE001
@@ -399,26 +385,8 @@ class Hub:
 
     # -- who may talk ----------------------------------------------------------------------------------------
 
-    def _sender(self, access: Access) -> Sender | None:
-        """Return whose the message is that is handed on; the connection of a key that counts no more is shut."""
-        assert self._connections is not None
-        user_id, descriptor = self._channel.user_id, self._channel.descriptor
-        sender = access.sender(user_id)
-        if sender is None:
-            access.denied["revoked"] += 1
-            self._connections.shut_one(descriptor)
-        else:
-            self._connections.note(descriptor, sender.key)
-        return sender
-
     def _on_revoked(self, keys: set[Key]) -> None:
-        """End the connections of keys that count no more."""
-        if self._connections is not None:
-            self._connections.shut(keys)
-
-    def _count_denied(self, reason: str) -> None:
-        assert self._access is not None
-        self._access.denied[reason] += 1
+        """End what keys have here that count no more."""
 
     def _warn(self, detail: str) -> None:
         self.report(Report("warning", detail=detail))
@@ -542,7 +510,7 @@ class Hub:
             "parameters": self.spec.length,
             "durability": self._durability,
             "disk_trouble": "" if log is None else log.failing,
-            "denied": {} if self._access is None else dict(sorted(self._access.denied.items())),
+            "denied": {} if self._gate is None else self._gate.denied(),
             "journal": log and {"entries": log.last, "bytes": log.bytes_appended, "syncs": log.batches},
         }
 
