@@ -107,7 +107,11 @@ class Access:
         seen, self._seen = self._seen, stamp
         if stamp == self._stamp or (stamp != seen and not replaced):
             return
-        self._stamp = stamp
+        self.read()
+
+    def read(self) -> None:
+        """Read the list now: it is known to be whole."""
+        self._stamp = _stamp(self._keys.allow_list_file)
         try:
             allowed = self._keys.allow_list()
         except StorageError as error:

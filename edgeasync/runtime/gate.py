@@ -62,6 +62,10 @@ class Gate:
         self._connections.close()
         self._worker.abandon()
 
+    def holds(self, key: Key) -> bool:
+        """Whether a key is in the list and not revoked."""
+        return self._access.holds(key)
+
     def denied(self) -> dict[str, int]:
         """Return how many were not let in, by the reason."""
         return dict(sorted(self._access.denied.items()))
@@ -115,7 +119,7 @@ class Gate:
     ) -> None:
         """Answer a device whose key is in the list now, or could not be brought there."""
         self._enrolling.discard(token.key)
-        self._access.poll(whole=True)
+        self._access.read()
         if isinstance(found, StorageError):
             self._on_trouble(f"{token.name} could not enrol: {found}")
             channel.send(peer, wire.encode(Refuse("busy", "the hub's keys cannot be written; try again", 1.0)))

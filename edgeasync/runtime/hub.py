@@ -266,6 +266,8 @@ class Hub:
                 self.report(Report("listening", detail=self.address))
                 self._resume()
                 if self._gate is not None:
+                    known = {member.key for member in self.core.members.members.values() if member.key}
+                    self._on_revoked({key for key in known if not self._gate.holds(key)})
                     self._gate.open()
                 if self._stopping:
                     self.request_stop()
@@ -387,6 +389,9 @@ class Hub:
 
     def _on_revoked(self, keys: set[Key]) -> None:
         """End what keys have here that count no more."""
+        for key in sorted(keys):
+            self._guard(partial(self._engine.revoke, key, self._now_s()))
+        self._schedule_tick()
 
     def _warn(self, detail: str) -> None:
         self.report(Report("warning", detail=detail))

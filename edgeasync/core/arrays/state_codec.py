@@ -11,10 +11,10 @@ from edgeasync.errors import StorageError
 from edgeasync.parameters import Vector
 from edgeasync.protocol import wire
 
-FORMAT = 4
+FORMAT = 5
 """Raised whenever a field of a state changes, so that an older version refuses it and does not misread it."""
 
-FORMATS = (1, 2, 3, FORMAT)
+FORMATS = (1, 2, 3, 4, FORMAT)
 """What is read. Fields that an older format did not have get their defaults."""
 
 Upgrade = Callable[[dict[str, Any], int], dict[str, Any]]

@@ -23,6 +23,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     peer: Peer
     message: Hello | Fetch | FetchGraph | Push | Ping | Leave | StatusRequest
     has_capacity: bool = True
+    key: Key = b""
 
 
 class PushArrived(msgspec.Struct, frozen=True, array_like=True, tag="push", gc=False):
@@ -38,6 +39,7 @@ class PushArrived(msgspec.Struct, frozen=True, array_like=True, tag="push", gc=F
     handle: int
     norm: float
     can_answer: bool = True
+    key: Key = b""
 
 
 class Heard(msgspec.Struct, frozen=True, array_like=True, tag="heard", gc=False):
@@ -45,6 +47,7 @@ class Heard(msgspec.Struct, frozen=True, array_like=True, tag="heard", gc=False)
 
     peer: Peer
     kind: str
+    key: Key = b""
 
 
 class Malformed(msgspec.Struct, frozen=True, array_like=True, tag="malformed"):
@@ -53,6 +56,7 @@ class Malformed(msgspec.Struct, frozen=True, array_like=True, tag="malformed"):
     peer: Peer
     reason: str
     strike: bool = True
+    key: Key = b""
 
 
 class Folded(msgspec.Struct, frozen=True, array_like=True, tag="folded", gc=False):
@@ -85,8 +89,16 @@ class Resumed(msgspec.Struct, frozen=True, array_like=True, tag="resumed"):
     lineage: str = ""
 
 
+class Revoked(msgspec.Struct, frozen=True, array_like=True, tag="revoked", gc=False):
+    """A key counts no more: what it has here ends."""
+
+    key: Key
+
+
 class StopRequested(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """The person who runs the hub wants it to end."""
 
 
-HubEvent = Received | PushArrived | Heard | Malformed | Folded | Evaluated | Ticked | Resumed | StopRequested
+HubEvent = (
+    Received | PushArrived | Heard | Malformed | Folded | Evaluated | Ticked | Resumed | Revoked | StopRequested
+)
