@@ -24,6 +24,7 @@ DENIALS = {
     "plain": "without encryption",
     "protocol": "with a broken handshake",
     "revoked": "under a revoked key",
+    "routing_id": "with a routing id of their own",
     "token": "by a token that was used or has expired",
     "unfinished": "with an unfinished handshake",
     "unknown_key": "under an unknown key",

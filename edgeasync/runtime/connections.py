@@ -17,6 +17,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from edgeasync.durable.allow_list import Key
+from edgeasync.runtime.routing_ids import first_of, is_given
 
 _EVENTS = (
     zmq.EVENT_ACCEPTED
@@ -33,11 +34,14 @@ _FAILURES: dict[int, str] = {
 
 class _Connection(msgspec.Struct):
     far_end: Any
+    accepted_s: float
     key: Key | None = None
 
 
 class Connections:
-    """Watches a bound socket; `on_failure` is called with the name of every handshake that fails but by ZAP.
+    """Watches a ROUTER, from before it is bound.
+
+    `on_failure` is called with the name of every handshake that fails, but for those that ZAP has denied.
 
     The names are `plain` (no encryption), `hub_key` (for a hub of another key), `unfinished` and `protocol`.
     """
@@ -49,6 +53,7 @@ class Connections:
         self._loop = loop
         self._on_failure = on_failure
         self._connections: dict[int, _Connection] = {}
+        self._first, self._accepted = first_of(router), 0
         address = f"inproc://monitor-{id(router)}"
         router.monitor(address, _EVENTS)
         self._events: zmq.Socket[bytes] = router.context.socket(zmq.PAIR)
@@ -71,6 +76,21 @@ class Connections:
             self._read()
         if (connection := self._connections.get(descriptor)) is not None:
             connection.key = key
+
+    def has_claimed(self, routing_id: bytes) -> bool:
+        """Whether a peer named this routing id itself."""
+        if is_given(routing_id, self._first, self._accepted):
+            return False
+        self._read()  # the connection may be younger than what was read
+        return not is_given(routing_id, self._first, self._accepted)
+
+    def shut_silent(self, limit_s: float) -> None:
+        """Shut the connections that have said nothing for so long since they were accepted."""
+        self._read()
+        since_s = self._loop.time() - limit_s
+        for descriptor, connection in self._connections.items():
+            if connection.key is None and connection.accepted_s < since_s:
+                _shut(descriptor, connection.far_end)
 
     def shut(self, keys: set[Key]) -> None:
         """Shut the connections of these keys, and those that have not said anything yet: they may be theirs."""
@@ -95,7 +115,8 @@ class Connections:
             value = event["value"]
             match event["event"]:
                 case zmq.EVENT_ACCEPTED:
-                    self._connections[value] = _Connection(_far_end(value))
+                    self._accepted += 1
+                    self._connections[value] = _Connection(_far_end(value), self._loop.time())
                 case zmq.EVENT_DISCONNECTED:
                     self._connections.pop(value, None)
                 case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:

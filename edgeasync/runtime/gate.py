@@ -21,6 +21,11 @@ from edgeasync.runtime.curve import serve_keys
 from edgeasync.runtime.worker import Worker
 from edgeasync.runtime.zap import ZapHandler
 
+SILENT_S = 30.0
+"""How long a connection may say nothing at all; every peer has something to say as soon as it is in."""
+
+LOOK_S = 1.0
+
 
 class Gate:
     """Made before the hub's socket is bound, closed before it is. Used on the hub's loop.
@@ -48,16 +53,20 @@ class Gate:
         serve_keys(socket, self._access.pair)
         self._connections = Connections(socket, loop, self._count)
         self._enrolling: set[Key] = set()
+        self._timer: asyncio.TimerHandle | None = None
         self._worker = Worker("keys", self._fail_from_thread)
 
     def open(self) -> None:
         """Watch the list from now on, and enrol devices."""
         self._worker.start()
         self._access.watch(self._loop)
+        self._shut_silent()
 
     def close(self) -> None:
         """Let nobody in any more."""
         self._access.close()
+        if self._timer is not None:
+            self._timer.cancel()
         self._zap.close()
         self._connections.close()
         self._worker.abandon()
@@ -77,16 +86,20 @@ class Gate:
         counts no more, whose connection is shut.
         """
         user_id, descriptor = channel.user_id, channel.descriptor
+        if self._connections.has_claimed(peer):
+            self._refuse("routing_id", descriptor)
+            return None
         sender = self._access.sender(user_id)
         if sender is not None:
             self._connections.note(descriptor, sender.key)
             return sender
         token = self._access.token(user_id)
-        if token is not None:
+        if token is None:
+            self._refuse("revoked", descriptor)
+        else:
             self._connections.note(descriptor, token.key)
-        if token is None or not self._enrol(token, channel, peer, header, payload):
-            self._count("revoked" if token is None else "token")
-            self._connections.shut_one(descriptor)
+            if not self._enrol(token, channel, peer, header, payload):
+                self._refuse("token", descriptor)
         return None
 
     def _enrol(
@@ -135,6 +148,15 @@ class Gate:
 
     def _fail_from_thread(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._on_trouble, f"nobody can enrol any more: {error!r}")
+
+    def _refuse(self, reason: str, descriptor: int) -> None:
+        """Count a message that nobody is to hear, and shut its connection."""
+        self._count(reason)
+        self._connections.shut_one(descriptor)
+
+    def _shut_silent(self) -> None:
+        self._connections.shut_silent(SILENT_S)
+        self._timer = self._loop.call_later(LOOK_S, self._shut_silent)
 
     def _count(self, reason: str) -> None:
         self._access.denied[reason] += 1

@@ -36,6 +36,7 @@ from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol import wire
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import ModelVersion
+from edgeasync.runtime import routing_ids
 from edgeasync.runtime.address import check_bind
 from edgeasync.runtime.channel import COPY_BELOW_BYTES, Channel
 from edgeasync.runtime.curve import FRAME_BYTES
@@ -305,6 +306,7 @@ class Hub:
     def _bind(self, context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":
         if self._given_context is None:
             context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
+        routing_ids.seed()
         socket = context.socket(zmq.ROUTER)
         socket.set(zmq.IPV6, "[" in self.address)
         socket.set(zmq.ROUTER_MANDATORY, 1)
