@@ -10,6 +10,7 @@
     ├── AddressError              8   an address cannot be bound or understood
     ├── StorageError              9   a file of a run or a device's state cannot be read or written
     ├── GraphError               10   an ONNX graph cannot be trained, or is not one to trust
+    ├── AccessError              11   keys do not fit: the hub does not know this one, or is not the one meant
     └── TransitionError           1   a state machine was about to make a move that it does not have: a defect
 
 The codes are a contract: scripts rely on them. Each message says what was wrong, where, and what to do.
@@ -76,6 +77,12 @@ class GraphError(EdgeAsyncError):
     """An ONNX graph cannot be trained, or is not one to trust."""
 
     exit_code = 10
+
+
+class AccessError(EdgeAsyncError):
+    """Keys do not fit: the hub does not know this one, or is not the one that was meant."""
+
+    exit_code = 11
 
 
 class TransitionError(EdgeAsyncError):

@@ -3,14 +3,17 @@
 import re
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgeasync.cli.output import Printer
 from edgeasync.cli.service import serve
 from edgeasync.config import convert, read_toml, to_table
 from edgeasync.core.device.effects import Report
+from edgeasync.core.engine.sender import Sender
 from edgeasync.data.files import load
+from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceFolder, DeviceIdentity
+from edgeasync.durable.keys import Token
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import Agent
@@ -25,14 +28,14 @@ if TYPE_CHECKING:
 PROGRESS_S = 10.0
 
 
-def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> None:
-    """Run an agent by a settings file, flags, or both; a flag wins over the file."""
+def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer, enrol: str | None = None) -> None:
+    """Run an agent by a settings file, flags, or both; a flag wins over the file. `enrol` is a token."""
     settings = AgentSettings() if config is None else read_toml(config, AgentSettings)
     section = convert(to_table(settings.agent) | flags, AgentSection, where="flags")
-    data = _needed(section)
+    who = _who(section, enrol)
+    data = _needed(section, knows_hub=who.keys is not None)
     dataset = load(data)
-    device_id = section.device_id or default_device_id()
-    state = Path(section.state or f"~/.local/state/edgeasync/{device_id}").expanduser()
+    device_id, state = who.device_id, who.state
     folder = DeviceFolder(state)
     identity = folder.open(device_id)
 
@@ -65,6 +68,8 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
         spool=_open_spool(section, state, identity),
         alone_steps_max=section.alone_steps_max,
         insecure=section.insecure,
+        keys=who.keys,
+        enrol=enrol,
         on_report=on_report,
     )
     told = -1
@@ -115,8 +120,32 @@ def _open_spool(section: AgentSection, state: Path, identity: DeviceIdentity) ->
     return SpoolFile(state, identity.state_id)
 
 
-def _needed(section: AgentSection) -> Path:
-    if section.hub is None:
+class _Who(NamedTuple):
+    """Who this device is, where its state lies, and its keys if it has some."""
+
+    device_id: str
+    state: Path
+    keys: DeviceKeys | None
+
+
+def _who(section: AgentSection, enrol: str | None) -> _Who:
+    """Return who this device is; with keys, what its hub calls it. Raises `ConfigError` for another's name."""
+    device_id = section.device_id or default_device_id()
+    state = Path(section.state or f"~/.local/state/edgeasync/{device_id}").expanduser()
+    keys = DeviceKeys(state)
+    if enrol is None and not keys.made:
+        return _Who(device_id, state, None)
+    name = keys.hub().name if enrol is None else Token.read(enrol).name
+    device_id = section.device_id or name
+    if not Sender(name=name, role="device").speaks_for(device_id):
+        raise ConfigError(
+            f"--device-id {device_id}: this device's key speaks for {name}, and for {name}/0, {name}/1 and so on"
+        )
+    return _Who(device_id, state, keys)
+
+
+def _needed(section: AgentSection, *, knows_hub: bool) -> Path:
+    if section.hub is None and not knows_hub:
         raise ConfigError("which hub? give --hub tcp://HOST:PORT, or [agent] hub in a settings file")
     if section.data is None:
         raise ConfigError("which data? give --data FILE.npz or FILE.csv, or [agent] data in a settings file")

@@ -20,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train one model across many unequal, unreliable devices, without waiting for any of them.",
     epilog="Exit codes: 0 done, 2 settings, 3 data, 4 protocol, 5 another model, 6 no hub, 7 refused, 8 address, "
-    "9 files, 10 graph, 1 anything else.",
+    "9 files, 10 graph, 11 keys, 1 anything else.",
 )
 
 model_app = typer.Typer(
@@ -30,6 +30,14 @@ model_app = typer.Typer(
     help="Build, inspect and check training graphs of ONNX models.",
 )
 app.add_typer(model_app, name="model")
+
+keys_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Say who may talk to a hub: make its keys, enrol devices, revoke keys.",
+)
+app.add_typer(keys_app, name="keys")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON objects, one a line.")]
 ModelFile = Annotated[Path, typer.Argument(metavar="FILE.onnx", help="A forward model or a training graph.")]
@@ -52,6 +60,14 @@ LogLevel = Annotated[
         metavar="LEVEL",
         help="What to log to standard error: debug (every frame), info, warning or error [default: warning].",
     ),
+]
+Keys = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Folder of the hub's keys [default: ~/.config/edgeasync/keys]."),
+]
+Reached = Annotated[
+    list[str] | None,
+    typer.Option(help="Where devices reach the hub, tcp://HOST:PORT; remembered; may be repeated."),
 ]
 BatchSize = Annotated[int, typer.Option(min=2, max=65536, help="Examples of a step.")]
 
@@ -90,6 +106,10 @@ def hub(
             "[default: journal]."
         ),
     ] = None,
+    keys: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Folder of this hub's keys: only who is listed comes in."),
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without keys.")] = False,
     log_level: LogLevel = None,
     json: Json = False,
@@ -102,7 +122,8 @@ def hub(
     from edgeasync.cli.service import log_to_stderr  # noqa: PLC0415
 
     log_to_stderr(log_level)
-    section = _given({"bind": bind, "run": run, "durability": durability, "insecure": insecure or None})
+    flags = {"bind": bind, "run": run, "durability": durability, "keys": keys, "insecure": insecure or None}
+    section = _given(flags)
     model = _given({"file": file}) | _graph_flags(loss, train, freeze, output, target)
     run_hub(config, Flags(section, model, recovery, resume), Printer(json=json))
 
@@ -147,6 +168,10 @@ def agent(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Speak to a hub beyond this machine without keys.")
     ] = False,
+    enrol: Annotated[
+        str | None,
+        typer.Option(metavar="TOKEN", help="Bring this device's own key to a hub by a token, once."),
+    ] = None,
     log_level: LogLevel = None,
     json: Json = False,
 ) -> None:
@@ -161,19 +186,22 @@ def agent(
         "bandwidth_bytes_per_s_max": _bytes_or_text(bandwidth_bytes_per_s_max),
         "spool": spool, "alone_steps_max": alone_steps_max, "insecure": insecure or None,
     }  # fmt: skip
-    run_agent(config, _given(flags), Printer(json=json))
+    run_agent(config, _given(flags), Printer(json=json), enrol)
 
 
 @app.command()
 def status(
     hub: Annotated[str, typer.Option(help="The hub's address, tcp://HOST:PORT.")] = "tcp://127.0.0.1:5555",
     timeout_s: Annotated[float, typer.Option(min=0.1, max=3600.0, help="How long to wait for an answer.")] = 3.0,
+    keys: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of an operator's keys, for a hub with keys.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Ask a running hub for its status and that of its devices."""
     from edgeasync.cli.status import print_status  # noqa: PLC0415
 
-    print_status(hub, timeout_s, Printer(json=json))
+    print_status(hub, timeout_s, keys, Printer(json=json))
 
 
 @app.command()
@@ -321,6 +349,51 @@ def runs(
     from edgeasync.cli.runs import print_runs  # noqa: PLC0415
 
     print_runs(folder, Printer(json=json))
+
+
+@keys_app.command("init")
+def keys_init(keys: Keys = None, address: Reached = None, json: Json = False) -> None:
+    """Make a hub's key, an allow-list, and an operator key for yourself."""
+    from edgeasync.cli.keys import init_keys  # noqa: PLC0415
+
+    init_keys(keys, address or [], Printer(json=json))
+
+
+@keys_app.command("enrol")
+def keys_enrol(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The device's name; its former key is replaced.")],
+    role: Annotated[str, typer.Option(help="What the key may do: device or operator.")] = "device",
+    key: Annotated[
+        str | None, typer.Option(metavar="PUBLIC_KEY", help="The device's own public key: no token is needed.")
+    ] = None,
+    address: Reached = None,
+    keys: Keys = None,
+    json: Json = False,
+) -> None:
+    """Print a token by which one device may enrol, once, within ten minutes; or let a public key in."""
+    from edgeasync.cli.keys import enrol  # noqa: PLC0415
+
+    enrol(keys, name, Printer(json=json), role=role, key=key, addresses=address or [])
+
+
+@keys_app.command("list")
+def keys_list(keys: Keys = None, json: Json = False) -> None:
+    """List the keys that are let in, those that are revoked, and tokens that may still be used."""
+    from edgeasync.cli.keys import list_keys  # noqa: PLC0415
+
+    list_keys(keys, Printer(json=json))
+
+
+@keys_app.command("revoke")
+def keys_revoke(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key is shut out.")],
+    keys: Keys = None,
+    json: Json = False,
+) -> None:
+    """Shut a key out. A hub that runs ends its connection within a second."""
+    from edgeasync.cli.keys import revoke  # noqa: PLC0415
+
+    revoke(keys, name, Printer(json=json))
 
 
 def _graph_flags(

@@ -1,6 +1,7 @@
 """`edgeasync status`."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -18,6 +19,17 @@ REMEDIES = {
     "quarantine": "its updates do not count",
 }
 
+DENIALS = {
+    "hub_key": "for another hub's key",
+    "plain": "without encryption",
+    "protocol": "with a broken handshake",
+    "revoked": "under a revoked key",
+    "routing_id": "with a routing id of their own",
+    "token": "by a token that was used or has expired",
+    "unfinished": "with an unfinished handshake",
+    "unknown_key": "under an unknown key",
+}
+
 BOUNDS = {
     "change": "steps at most double or halve from one answer to the next",
     "device": "the devices' own local_steps_max holds",
@@ -27,9 +39,9 @@ BOUNDS = {
 }
 
 
-def print_status(address: str, timeout_s: float, printer: Printer) -> None:
+def print_status(address: str, timeout_s: float, keys: Path | None, printer: Printer) -> None:
     """Ask the hub and print what it says."""
-    status = fetch_status(address, timeout_s)
+    status = fetch_status(address, timeout_s, None if keys is None else keys.expanduser())
     if printer.json:
         printer.object(status)
         return
@@ -111,6 +123,8 @@ def _totals(status: Mapping[str, Any]) -> Iterator[str]:
         f"updates: {status['updates_applied']} applied, {status['updates_rejected']} rejected, "
         f"{status['duplicates']} duplicates{rollbacks}; messages refused: {status['messages_refused']}"
     )
+    if denied := status.get("denied"):
+        yield "not let in: " + ", ".join(f"{count} {DENIALS.get(why, why)}" for why, count in denied.items())
     if trouble := status.get("disk_trouble"):
         yield f"the run's folder cannot be written: {trouble}; no update is taken until it can be"
     if (tempo := status.get("tempo")) is not None:

@@ -41,10 +41,10 @@ WINDOW_BYTES = 1 << 20
 """Bytes that are read at a time: reading needs this, two records and the last batch, however long segments are."""
 
 _MAGIC = b"EAJOURNL"
-_FORMAT = 2
-"""The format that is written. A reader knows 1 too, in which every update has a loss."""
+_FORMAT = 3
+"""The format that is written. A reader knows 1 too, in which every update has a loss, and 2, which has no keys."""
 
-_FORMATS = (1, _FORMAT)
+_FORMATS = (1, 2, _FORMAT)
 _SEGMENT_HEADER = struct.Struct("<8sIQQ")
 _RECORD_HEADER = struct.Struct("<QQIIQ")
 _NAME = re.compile(r"journal-([0-9]{8,})")

@@ -10,10 +10,10 @@ from msgspec import Meta
 
 from edgeasync.parameters import ParameterSpec
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """The newest version, which is used if both sides know it."""
 
-PROTOCOL_VERSIONS = (1, PROTOCOL_VERSION)
+PROTOCOL_VERSIONS = (1, 2, PROTOCOL_VERSION)
 """All versions that are read and written; messages before both sides have agreed on one use the first."""
 
 DEVICE_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(/[0-9]{1,3})?\Z"
@@ -24,6 +24,7 @@ DELTAS_MAX = 64
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Unsigned64 = Annotated[int, Meta(ge=0)]
 Identity = Annotated[bytes, Meta(min_length=16, max_length=16)]
+PublicKey = Annotated[bytes, Meta(min_length=32, max_length=32)]
 DeviceId = Annotated[str, Meta(pattern=DEVICE_ID_PATTERN)]
 Lineage = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
 Fingerprint = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
@@ -275,6 +276,7 @@ RefusalCode = Literal[
     "hub_full",
     "malformed",
     "model_mismatch",
+    "not_allowed",
     "protocol_version",
     "quarantined",
     "retired_state",
@@ -325,10 +327,24 @@ class Graph(Message, frozen=True):
     transfer: Count = 0
 
 
+class Enrol(Message, frozen=True):
+    """Device to hub, under a token's temporary key: this is my own public key, let it in."""
+
+    kind = 17
+    key: PublicKey
+
+
+class Enrolled(Message, frozen=True):
+    """Hub to device: your key is in the list, under this name."""
+
+    kind = 18
+    name: DeviceId
+
+
 MESSAGES: dict[int, type[Message]] = {
     message.kind: message
     for message in (
         Hello, Welcome, Fetch, Push, Ack, Assignment, Piece, Credit, Ping, Pong, Leave, Refuse,
-        StatusRequest, Status, FetchGraph, Graph,
+        StatusRequest, Status, FetchGraph, Graph, Enrol, Enrolled,
     )
 }  # fmt: skip

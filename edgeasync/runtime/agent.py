@@ -23,18 +23,30 @@ from edgeasync.core.device.effects import Report, Stop
 from edgeasync.core.device.events import Disconnected, StopRequested, Trained
 from edgeasync.core.device.machine import GRAPH_BYTES_MAX, DeviceCore
 from edgeasync.core.engine.device_engine import DeviceEngine
+from edgeasync.durable.allow_list import read_key
+from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity
-from edgeasync.errors import AddressError, ConfigError, ModelMismatchError, ProtocolError, StorageError
+from edgeasync.durable.keys import Token
+from edgeasync.errors import (
+    AccessError,
+    AddressError,
+    ConfigError,
+    ModelMismatchError,
+    ProtocolError,
+    StorageError,
+)
 from edgeasync.protocol.codecs import STAGES
 from edgeasync.protocol.messages import DeviceProfile, Welcome
 from edgeasync.protocol.wire import Buffer
 from edgeasync.runtime.address import check_connect
 from edgeasync.runtime.channel import Channel
+from edgeasync.runtime.curve import mechanism_at, use_keys
 from edgeasync.runtime.ending import Ending
+from edgeasync.runtime.enrolment import USED, enrol
 from edgeasync.runtime.frame_log import log_frame
 from edgeasync.runtime.graph_cache import GraphCache
 from edgeasync.runtime.machine import memory_bytes
-from edgeasync.runtime.reach import explain
+from edgeasync.runtime.reach import explain, keys_do_not_fit
 from edgeasync.runtime.socket_monitor import Finding, SocketMonitor
 from edgeasync.runtime.wall_clock import written
 from edgeasync.runtime.worker import Worker
@@ -81,13 +93,14 @@ class Agent:
     device insists on. A training graph that the hub ships is taken up to `graph_bytes_max` bytes, kept in
     `graphs` if there is such a cache, and screened; it is in `graph` when `make_trainer` is called. `run` returns
     why it ended; it raises what waiting does not cure: `ModelMismatchError`, `GraphError`, `RefusedError`,
-    `AddressError`, and whatever `make_trainer` or the trainer raises, as an `EdgeAsyncError` if that is
-    `StopIteration` or no `Exception`. An agent runs once.
+    `AccessError`, `AddressError`, and whatever `make_trainer` or the trainer raises, as an `EdgeAsyncError` if
+    that is `StopIteration` or no `Exception`. An agent runs once. `keys` are those of an enrolled device; without
+    an `address` it goes to the hub they belong to. `enrol` is a token, by which the device brings its key first.
     """
 
     def __init__(
         self,
-        address: str | Sequence[str],
+        address: str | Sequence[str] = (),
         *,
         identity: DeviceIdentity,
         make_trainer: MakeTrainer,
@@ -100,15 +113,30 @@ class Agent:
         bandwidth_bytes_per_s_max: int | None = None,
         spool: KeptSpool | None = None,
         alone_steps_max: int = 0,
+        keys: DeviceKeys | None = None,
+        enrol: str | None = None,
         insecure: bool = False,
         on_report: OnReport | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
     ) -> None:
         self.addresses = (address,) if isinstance(address, str) else tuple(address)
+        self._pair = None if keys is None else keys.own()
+        self._keys = keys
+        self._token = None if enrol is None else Token.read(enrol)
+        self._token_denied = False
+        if self._token is not None:
+            if keys is None:
+                raise ConfigError("enrol needs keys, a place for the device's own key")
+            self._hub_key = self._token.hub
+            self.addresses = self.addresses or self._token.addresses
+        elif keys is not None:
+            record = keys.hub()
+            self._hub_key = read_key(record.key)
+            self.addresses = self.addresses or record.addresses
         if not self.addresses:
             raise ConfigError("which hub? give at least one address, tcp://HOST:PORT")
         for each in self.addresses:
-            check_connect(each, insecure=insecure)
+            check_connect(each, insecure=insecure or keys is not None or enrol is not None)
         self.address = self.addresses[0]
         """The hub that is spoken to."""
         self.steps_total = 0
@@ -133,6 +161,10 @@ class Agent:
         self._findings: dict[str, Finding] = {}
         """What became of the last connection to each address that did not answer, since a hub was joined."""
         self._explaining: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._shut_out: dict[str, str] = {}
+        """Why keys do not fit, by address, as long as no hub has let this device in."""
+        self._let_in = False
         self._trainer: Trainer | None = None
         self._timer: asyncio.TimerHandle | None = None
         core = DeviceCore(
@@ -162,16 +194,16 @@ class Agent:
         self._worker = Worker("train", self._fail_from_thread)
         self._worker.start()
         try:
-            if self._spool is None:
-                self._do(self._engine.begin)
+            if self._token is None:
+                self._begin()
             else:
-                self.run_in_background(self._recall, self._begin_from)
+                self._looking = self._loop.create_task(self._enrol_and_begin(self._token))
             return await self._ending.wait(self.request_stop, CLOSE_S)
         finally:
             self._stopping.set()
             if isinstance(self._trainer, InterruptibleTrainer):
                 self._trainer.interrupt()
-            for waiting in (self._timer, self._explaining):
+            for waiting in (self._timer, self._explaining, self._looking):
                 if waiting is not None:
                     waiting.cancel()
             try:
@@ -180,6 +212,42 @@ class Agent:
                 self._disconnect(LINGER_MS)
                 if self._given_context is None:
                     self._context.destroy()
+
+    def _begin(self) -> None:
+        """Connect, after what was kept of an earlier start is here."""
+        if self._spool is None:
+            self._do(self._engine.begin)
+        else:
+            self.run_in_background(self._recall, self._begin_from)
+
+    async def _enrol_and_begin(self, token: Token) -> None:
+        """Bring the device's key by a token, then connect under that key."""
+        assert self._keys is not None
+        assert self._pair is not None
+        told: set[Finding] = set()
+        may_be_in = self._keys.begin(token)
+
+        async def on_failure(address: str, finding: Finding) -> None:
+            nonlocal may_be_in
+            may_be_in = may_be_in or finding == "spoken"
+            self.address = address
+            if finding not in told:
+                told.add(finding)
+                self._on_report(Report("waiting", await explain(address, finding)))
+
+        try:
+            name = await enrol(self._context, token, self._pair.public, self.addresses, on_failure)
+            if name is not None:
+                self._keys.finish(token)
+                self._on_report(Report("enrolled", f"as {name}"))
+            elif not may_be_in:
+                self._fail_and_leave(AccessError(USED))
+                return
+            # The answer to an earlier attempt may have been lost: then the hub knows the key.
+            self._token_denied = name is None
+            self._begin()
+        except Exception as error:  # noqa: BLE001
+            self._fail_and_leave(error)
 
     @property
     def updates_answered(self) -> int:
@@ -227,7 +295,25 @@ class Agent:
         self._do(lambda: self._engine.on_message(header, payload))
 
     def _on_disconnected(self) -> None:
+        if self._monitor is not None and not self._let_in and (self._looking is None or self._looking.done()):
+            finding = self._monitor.finding
+            if finding in ("denied", "mechanism", "foreign"):
+                self._looking = self._loop.create_task(self._look_at_keys(self.address, finding))
         self._do(lambda: self._engine.handle(Disconnected()))
+
+    async def _look_at_keys(self, address: str, finding: Finding) -> None:
+        """End if it is the keys that do not fit, at every address: waiting would not cure it.
+
+        Once a hub has let the device in, it waits all the same: somebody on the way could say anything.
+        """
+        mechanism = "" if finding == "denied" else await mechanism_at(address)
+        reason = keys_do_not_fit(finding, keyed=self._pair is not None, mechanism=mechanism)
+        if not reason or self._let_in:
+            return
+        self._shut_out[address] = USED if self._token_denied else reason
+        if len(self._shut_out) == len(self.addresses):
+            told = "; ".join(f"{address}: {why}" for address, why in self._shut_out.items())
+            self._fail_and_leave(AccessError(told))
 
     def _fail_from_thread(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._fail_and_leave, error)
@@ -246,6 +332,8 @@ class Agent:
         socket.set(zmq.IPV6, "[" in self.address)
         socket.set(zmq.LINGER, 0)
         socket.set(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
+        if self._pair is not None:
+            use_keys(socket, self._pair, self._hub_key)
         monitor = SocketMonitor(socket, self._loop, self._on_disconnected)
         try:
             socket.connect(self.address)
@@ -410,6 +498,10 @@ class Agent:
         """Pass on what happened; that no hub is reached, with since when and why, once that is known."""
         if report.event == "joined":
             self._findings.clear()
+            self._let_in = True
+            if self._token_denied and self._token is not None and self._keys is not None:
+                self._token_denied = False
+                self._keys.finish(self._token)
         if report.since_s is None:
             self._on_report(report)
             return

@@ -29,6 +29,9 @@ class Channel:
 
     On a DEALER the peer is always `b""`. A message of more than two frames (routing id aside) is read to its
     end and handed on with an empty header, which no message has.
+
+    With `authenticated`, `user_id` is the key that the message handed on came under, in hexadecimal, and
+    `descriptor` the connection's. libzmq gives both with the frame; nothing that the peer says can change them.
     """
 
     def __init__(
@@ -37,8 +40,12 @@ class Channel:
         loop: asyncio.AbstractEventLoop,
         on_message: OnMessage,
         on_idle: Callable[[], None] | None = None,
+        *,
+        authenticated: bool = False,
     ) -> None:
         self.large_payloads = False
+        self._authenticated = authenticated
+        self._frame: zmq.Frame | None = None
         self._socket = socket
         self._loop = loop
         self._on_message = on_message
@@ -47,6 +54,21 @@ class Channel:
         self._reading = self._scheduled = self._closed = False
         loop.add_reader(socket.FD, self._read)
         self._schedule()
+
+    @property
+    def user_id(self) -> str:
+        """The key of the message that is handed on; empty if it has none."""
+        assert self._frame is not None
+        try:
+            return str(self._frame.get("User-Id"))
+        except zmq.ZMQError:
+            return ""
+
+    @property
+    def descriptor(self) -> int:
+        """The descriptor that the message that is handed on came over; its connection may be closed by now."""
+        assert self._frame is not None
+        return int(self._frame.get(zmq.SRCFD))
 
     def send(self, peer: bytes, header: bytes, payload: Buffer | None = None) -> bool:
         """Send a message without blocking; return whether the socket took it.
@@ -114,7 +136,11 @@ class Channel:
             first = receive(zmq.NOBLOCK)
         except zmq.Again:
             return None
-        peer, header = (first, receive(zmq.NOBLOCK)) if self._routed else (b"", first)
+        if self._authenticated:
+            self._frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+            peer, header = first, self._frame.bytes
+        else:
+            peer, header = (first, receive(zmq.NOBLOCK)) if self._routed else (b"", first)
         if not more(zmq.RCVMORE):
             return peer, header, None
         payload: Buffer

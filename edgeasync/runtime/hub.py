@@ -16,15 +16,18 @@ import zmq
 from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.engine.clock import OffsetClock
 from edgeasync.core.engine.hub_engine import HubEngine
+from edgeasync.core.engine.sender import ANYBODY
 from edgeasync.core.hub.effects import Report
 from edgeasync.core.hub.events import Evaluated, Peer
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.core.recovery.replay import Sessions
 from edgeasync.core.recovery.state import HubState
+from edgeasync.durable.allow_list import Key
 from edgeasync.durable.commit import GroupCommit
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.files import FolderLock
+from edgeasync.durable.keys import HubKeys
 from edgeasync.durable.recovery import Rules
 from edgeasync.durable.run import Durability, Run
 from edgeasync.errors import AddressError, ConfigError, EdgeAsyncError, StorageError
@@ -33,10 +36,13 @@ from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol import wire
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import ModelVersion
+from edgeasync.runtime import routing_ids
 from edgeasync.runtime.address import check_bind
 from edgeasync.runtime.channel import COPY_BELOW_BYTES, Channel
+from edgeasync.runtime.curve import FRAME_BYTES
 from edgeasync.runtime.ending import Ending
 from edgeasync.runtime.frame_log import log_frame
+from edgeasync.runtime.gate import Gate
 from edgeasync.runtime.graph_model import keep_file, keep_files
 from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, load_model, save_model
 from edgeasync.runtime.worker import Worker
@@ -74,6 +80,9 @@ class Hub:
     constructor raises `ConfigError` for settings that need one where there is none. With `graph`, a serialized
     ONNX training graph, the devices are sent that; the run folder keeps a copy of it and of the `forward` model
     it was built from. A `record` of the settings is kept there too.
+
+    With `keys`, a folder that `edgeasync keys init` made, every connection is encrypted, and only keys of its
+    allow-list come in. Without, the hub listens on this machine alone, unless `insecure`.
     """
 
     def __init__(
@@ -90,12 +99,17 @@ class Hub:
         forward: bytes | None = None,
         evaluator: Evaluator | None = None,
         durability: Durability = "journal",
+        keys: Path | None = None,
         insecure: bool = False,
         record: bytes | None = None,
         on_report: OnReport | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
     ) -> None:
-        check_bind(bind, insecure=insecure)
+        check_bind(bind, insecure=insecure or keys is not None)
+        if keys is not None and bind.startswith("inproc:"):
+            raise AddressError(
+                f"{bind}: ZeroMQ does not encrypt within a process; leave out keys, or write tcp://"
+            )
         if spec.length > settings.limits.parameters_max:
             raise ConfigError(
                 f"the model has {spec.length} parameters, over limits.parameters_max = "
@@ -127,6 +141,8 @@ class Hub:
         self._evaluating = self._stopping = self._opened = False
         self._write_best: Callable[[], None] | None = None
         self._unsaved: StorageError | None = None
+        self._keys = None if keys is None else HubKeys(keys)
+        self._gate: Gate | None = None
         self._folder = FolderLock(run, "--run")
         self._run = Run(FolderDisk(run, self._folder.check), Rules(spec, policy, settings, graph is not None))
         self._log: GroupCommit | None = None
@@ -242,13 +258,23 @@ class Hub:
         context = self._given_context or zmq.Context()
         try:
             socket = self._bind(context)
-            self._channel = Channel(socket, self._loop, self._on_message, self._schedule_tick)
+            self._channel = Channel(
+                socket,
+                self._loop,
+                self._on_message,
+                self._schedule_tick,
+                authenticated=self._gate is not None,
+            )
             self._channel.large_payloads = self.spec.nbytes >= COPY_BELOW_BYTES
             for worker in self._workers.values():
                 worker.start()
             try:
                 self.report(Report("listening", detail=self.address))
                 self._resume()
+                if self._gate is not None:
+                    known = {member.key for member in self.core.members.members.values() if member.key}
+                    self._on_revoked({key for key in known if not self._gate.holds(key)})
+                    self._gate.open()
                 if self._stopping:
                     self.request_stop()
                 self._schedule_tick()
@@ -285,10 +311,15 @@ class Hub:
     def _bind(self, context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":
         if self._given_context is None:
             context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
+        routing_ids.seed()
         socket = context.socket(zmq.ROUTER)
         socket.set(zmq.IPV6, "[" in self.address)
         socket.set(zmq.ROUTER_MANDATORY, 1)
-        socket.set(zmq.MAXMSGSIZE, max(wire.HEADER_BYTES_MAX, int(self._settings.limits.piece_bytes)))
+        frame_bytes_max = max(wire.HEADER_BYTES_MAX, int(self._settings.limits.piece_bytes))
+        if self._keys is not None:
+            frame_bytes_max += FRAME_BYTES
+            self._gate = Gate(self._keys, socket, self._loop, on_revoked=self._on_revoked, on_trouble=self._warn)
+        socket.set(zmq.MAXMSGSIZE, frame_bytes_max)
         socket.set(zmq.BACKLOG, 4096)
         socket.set(zmq.SNDHWM, QUEUED_MESSAGES_MAX)
         socket.set(zmq.RCVHWM, QUEUED_MESSAGES_MAX)
@@ -296,6 +327,8 @@ class Hub:
         try:
             socket.bind(self.address)
         except zmq.ZMQError as error:
+            if self._gate is not None:
+                self._gate.close()
             socket.close(0)
             raise AddressError(
                 f"{self.address}: cannot be bound: {error.strerror}; "
@@ -323,6 +356,8 @@ class Hub:
         finally:
             for worker in self._workers.values():
                 worker.abandon()
+            if self._gate is not None:
+                self._gate.close()
             self._channel.close(LINGER_MS)
         if self._unsaved is not None:
             raise self._unsaved
@@ -330,7 +365,10 @@ class Hub:
     def _on_message(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
         log_frame("in", peer, header, payload)
         try:
-            self._engine.on_message(peer, header, payload, self._now_s())
+            gate = self._gate
+            sender = ANYBODY if gate is None else gate.sender(self._channel, peer, header, payload)
+            if sender is not None:
+                self._engine.on_message(peer, header, payload, self._now_s(), sender)
         except Exception as error:  # noqa: BLE001
             self._ending.fail(error)
 
@@ -353,6 +391,17 @@ class Hub:
             self._ending.fail(error)
         if not self._ending.reached:
             self._schedule_tick()
+
+    # -- who may talk ----------------------------------------------------------------------------------------
+
+    def _on_revoked(self, keys: set[Key]) -> None:
+        """End what keys have here that count no more."""
+        for key in sorted(keys):
+            self._guard(partial(self._engine.revoke, key, self._now_s()))
+        self._schedule_tick()
+
+    def _warn(self, detail: str) -> None:
+        self.report(Report("warning", detail=detail))
 
     # -- what the engine asks for -----------------------------------------------------------------------------
 
@@ -473,6 +522,7 @@ class Hub:
             "parameters": self.spec.length,
             "durability": self._durability,
             "disk_trouble": "" if log is None else log.failing,
+            "denied": {} if self._gate is None else self._gate.denied(),
             "journal": log and {"entries": log.last, "bytes": log.bytes_appended, "syncs": log.batches},
         }
 

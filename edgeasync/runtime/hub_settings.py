@@ -42,6 +42,7 @@ class HubSection(Section, frozen=True):
     seed: Annotated[int, Meta(ge=0, lt=2**62)] = 0
     durability: Literal["journal", "checkpoint"] = "journal"
     stop: StopCondition = StopCondition()
+    keys: str | None = None
     insecure: bool = False
 
 
@@ -119,6 +120,7 @@ class HubSettings(Section, frozen=True):
             graph=graph,
             forward=forward,
             durability=self.hub.durability,
+            keys=None if self.hub.keys is None else Path(self.hub.keys).expanduser(),
             insecure=self.hub.insecure,
             record=self.record(),
             on_report=on_report,
@@ -135,7 +137,11 @@ class HubSettings(Section, frozen=True):
         noted = replace(
             self,
             model=model,
-            hub=replace(self.hub, run=_whole(self.hub.run)),
+            hub=replace(
+                self.hub,
+                run=_whole(self.hub.run),
+                keys=None if self.hub.keys is None else _whole(self.hub.keys),
+            ),
             evaluation=replace(self.evaluation, data=None if data is None else _whole(data)),
             checkpoint=replace(self.checkpoint, recovery=latest),
         )

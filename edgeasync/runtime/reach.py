@@ -18,9 +18,33 @@ _WORDS: dict[Finding, str] = {
     "taken": "the connection is taken, but nothing is said there: not an edgeasync hub, or one that hangs, "
     "check the address and the hub",
     "foreign": "not an edgeasync hub, check the address",
+    "mechanism": "one side uses keys and the other does not, enrol this device at that hub",
+    "denied": "the hub does not let this device's key in, ask its operator",
     "spoken": "a ZeroMQ peer that does not answer: not an edgeasync hub, or one that is overloaded, "
     "check the address and the hub",
 }
+
+
+def keys_do_not_fit(finding: Finding, *, keyed: bool, mechanism: str) -> str:
+    """Return why this side's keys and the hub's do not fit, or nothing if they are not at fault.
+
+    `keyed` says whether this side has keys, `mechanism` how the other side secures its connections.
+    """
+    if finding == "denied":
+        return (
+            "this hub does not know this device's key, or it was revoked; enrol the device: "
+            "'edgeasync keys enrol NAME' at the hub, 'edgeasync agent --enrol TOKEN' here"
+        )
+    if keyed and mechanism == "CURVE":
+        return "the hub at this address has another key than the one this device was enrolled with"
+    if keyed and mechanism == "NULL":
+        return "the hub at this address has no keys, and this device talks to its own hub alone"
+    if not keyed and mechanism == "CURVE":
+        return (
+            "this hub talks to enrolled devices alone, and this one has no key; "
+            "'edgeasync keys enrol NAME' at the hub, 'edgeasync agent --enrol TOKEN' here"
+        )
+    return ""
 
 
 async def explain(address: str, finding: Finding, unreadable: str = "") -> str:

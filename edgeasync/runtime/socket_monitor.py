@@ -7,7 +7,9 @@ from typing import Literal
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-Finding = Literal["nothing", "unresolved", "no way", "no answer", "refused", "taken", "foreign", "spoken"]
+Finding = Literal[
+    "nothing", "unresolved", "no way", "no answer", "refused", "taken", "foreign", "mechanism", "denied", "spoken"
+]
 """How far a connection came; `reach.explain` has the words."""
 
 EVENTS = (
@@ -21,6 +23,10 @@ EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_DISCONNECTED
 )
+
+
+DENIED = 400
+"""ZAP's code for a key that does not come in; another code is a hub's trouble, and may pass."""
 
 
 class SocketMonitor:
@@ -54,16 +60,16 @@ class SocketMonitor:
         broken = False
         while self._events is not None:
             try:
-                event = parse_monitor_message(self._events.recv_multipart(zmq.NOBLOCK))["event"]
+                message = parse_monitor_message(self._events.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 break
-            self.finding = _find(event, self.finding)
-            broken = broken or event == zmq.EVENT_DISCONNECTED
+            self.finding = _find(message["event"], message["value"], self.finding)
+            broken = broken or message["event"] == zmq.EVENT_DISCONNECTED
         if broken:
             self._on_disconnected()
 
 
-def _find(event: int, before: Finding) -> Finding:
+def _find(event: int, value: int, before: Finding) -> Finding:
     """Return how far a connection is after an event. No event carries the error: only their order tells."""
     match event:
         case zmq.EVENT_CONNECT_DELAYED:  # it was asked for; after a refusal, asked for again
@@ -77,6 +83,10 @@ def _find(event: int, before: Finding) -> Finding:
         case zmq.EVENT_HANDSHAKE_SUCCEEDED:
             return "spoken"
         case zmq.EVENT_DISCONNECTED:
-            return before if before == "spoken" else "foreign"
+            return before if before in ("spoken", "mechanism", "denied") else "foreign"
+        case zmq.EVENT_HANDSHAKE_FAILED_AUTH if value == DENIED:
+            return "denied"
+        case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL if value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
+            return "mechanism"
         case _:  # the handshake has failed
             return "foreign"

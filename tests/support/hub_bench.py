@@ -71,7 +71,8 @@ class HubBench:
             elif isinstance(effect, Discard):
                 self.held.remove(effect.handle)
             elif isinstance(effect, Send) and isinstance(effect.message, Welcome):
-                member = self.core.members.by_session(effect.message.session)
+                session = effect.message.session
+                (member,) = [m for m in self.core.members.members.values() if m.session == session]
                 self.sessions[member.device_id] = effect.message.session
                 self.peers[member.device_id] = effect.peer
         assert len(self.held) == self.core.status(self.now_s)["updates_buffered"]

@@ -24,6 +24,7 @@ REPETITIONS = {
     "seeds of faults": Repetitions(30, 100, 3000),
     "seeds of the demo": Repetitions(1, 1, 10),
     "seeds that are run twice": Repetitions(5, 10, 200),
+    "keys that are revoked": Repetitions(5, 10, 20),
     "kills of a hub": Repetitions(2, 3, 50),
     "calls to a disk at which a hub is killed": Repetitions(5, 8, 11),
     "times that a tenth of a crowd is killed": Repetitions(1, 1, 20),

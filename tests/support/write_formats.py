@@ -34,6 +34,8 @@ from edgeasync.protocol.messages import (
     Deltas,
     DeviceProfile,
     Duplicate,
+    Enrol,
+    Enrolled,
     Fetch,
     FetchGraph,
     Graph,
@@ -164,7 +166,7 @@ def make_messages():
     ack = Ack(7, Duplicate(Rejected("stale")))
     return [
         Hello(
-            (1, 2), "device-1", bytes.fromhex(STATE_ID), 3, SESSION, 6, PROFILE, ("identity", "int8"), "a" * 32,
+            (1, 2, 3), "device-1", bytes.fromhex(STATE_ID), 3, SESSION, 6, PROFILE, ("identity", "int8"), "a" * 32,
             1 << 18,
         ),
         Welcome(
@@ -185,6 +187,8 @@ def make_messages():
         Status(),
         FetchGraph(SESSION),
         Graph("b" * 64, 96, 4096, 4),
+        Enrol(bytes(range(32))),
+        Enrolled("device-1"),
     ]  # fmt: skip
 
 

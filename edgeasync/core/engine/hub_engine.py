@@ -12,7 +12,9 @@ still: devices that ask for something are told to try again, and no lease ends.
 """
 
 import math
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -27,10 +29,12 @@ from edgeasync.core.engine.hub_transfers import IncomingTransfers, OutgoingTrans
 from edgeasync.core.engine.log_writer import LogWriter
 from edgeasync.core.engine.outbox import Outbox
 from edgeasync.core.engine.recorder import Recorder
+from edgeasync.core.engine.sender import ANYBODY, Sender
 from edgeasync.core.hub.effects import (
     Assign,
     Discard,
     Disconnect,
+    Expel,
     HubEffect,
     Receive,
     Report,
@@ -42,11 +46,13 @@ from edgeasync.core.hub.effects import (
 from edgeasync.core.hub.events import (
     Heard,
     HubEvent,
+    Key,
     Malformed,
     Peer,
     PushArrived,
     Received,
     Resumed,
+    Revoked,
     StopRequested,
     Ticked,
 )
@@ -77,6 +83,10 @@ from edgeasync.protocol.messages import (
     StatusRequest,
     Welcome,
 )
+
+
+class _NotAllowedError(ProtocolError):
+    """A key says what is not its to say."""
 
 
 class HubEngine:
@@ -123,6 +133,8 @@ class HubEngine:
             log_writer=self._log_writer,
         )
         self._now_s = 0.0
+        self._sender = ANYBODY
+        self._revoked: list[Key] = []
         self._standing_still = self._saving = False
 
     def next_deadline_s(self) -> float:
@@ -163,6 +175,9 @@ class HubEngine:
             self._now_s = now_s
             self._shell.report(Report("writing", detail="the run's folder can be written again: going on"))
             self._handle(Resumed())
+            revoked, self._revoked = self._revoked, []
+            for key in revoked:
+                self._handle(Revoked(key))
         self._outbox.release()
         if self._log_writer.wants_checkpoint:
             self.save()
@@ -217,16 +232,39 @@ class HubEngine:
         if self._standing_still:
             self._outbox.abandon()
 
+    def revoke(self, key: Key, now_s: float) -> None:
+        """End what a key has here; no message of it is to come. While the core stands still, that waits."""
+        self._now_s = now_s
+        if self._standing_still:
+            self._revoked.append(key)
+        else:
+            self._handle(Revoked(key))
+
     # -- incoming messages -----------------------------------------------------------------------------------
 
-    def on_message(self, peer: Peer, header: bytes, payload: wire.Buffer | None, now_s: float) -> None:
-        """Handle one message, whatever its bytes are."""
-        self._now_s = now_s
+    def on_message(
+        self,
+        peer: Peer,
+        header: bytes,
+        payload: wire.Buffer | None,
+        now_s: float,
+        sender: Sender = ANYBODY,
+    ) -> None:
+        """Handle one message, whatever its bytes are; `sender` is whose connection it came on."""
+        self._now_s, self._sender = now_s, sender
         nbytes = len(header) if payload is None else len(header) + len(payload)
-        if (member := self.core.members.by_peer(peer)) is not None:
+        member = self.core.members.by_peer(peer)
+        if member is not None and member.key != sender.key:
+            # A routing id proves nothing: who claims another's is nobody, and costs that one no strike.
+            self._handle(Malformed(peer, "on a routing id of another key's device", strike=False, key=sender.key))
+            return
+        if member is not None:
             member.link.bytes_up += nbytes
+        event: HubEvent | None
         try:
             message = wire.decode(header)
+            if sender is not ANYBODY:
+                _check_allowed(sender, message)
             self._stand_still_if_overfull()
             if self._standing_still:
                 self._answer_standing(peer, message, payload)
@@ -236,10 +274,13 @@ class HubEngine:
             sentence = f"{error}; install the same edgeasync on both"
             self._shell.send(peer, self._encode(peer, Refuse("protocol_version", sentence)), None)
             event = Malformed(peer, str(error), strike=False)
+        except _NotAllowedError as error:
+            self._shell.send(peer, wire.encode(Refuse("not_allowed", str(error))), None)
+            event = Malformed(peer, str(error), strike=False)
         except ProtocolError as error:
             event = Malformed(peer, str(error))
         if event is not None and not self._standing_still:
-            self._handle(event)
+            self._handle(_under(event, sender.key))
         if member is None and (member := self.core.members.by_peer(peer)) is not None:
             member.link.bytes_up += nbytes  # this message made its sender a member
 
@@ -307,6 +348,7 @@ class HubEngine:
             self._send(peer, transfer.credit())
             return Heard(peer, "piece")
         self._capacity.measuring += 1
+        key = self._sender.key
         codec = make_codec(push.codec, self._spec)
 
         def measured(result: tuple[Source, float] | ProtocolError) -> None:
@@ -321,7 +363,7 @@ class HubEngine:
                 update, norm = result
                 handle = self.model.keep(Update(update, push.codec, transfer.buffer))
                 event = PushArrived(peer, push, handle, norm, self._capacity.for_snapshot(self._now_s))
-            self._handle(event)
+            self._handle(_under(event, key))
 
         self._shell.run_in_background(partial(self._measure, codec, transfer.buffer), measured)
         return None
@@ -365,9 +407,8 @@ class HubEngine:
                     self._send_graph(effect.peer)
                 case SendStatus():
                     self._send_status(effect.peer)
-                case Disconnect():
-                    self._incoming.suspend(effect.peer, self._now_s)
-                    self._outgoing.suspend(effect.peer, self._now_s)
+                case Disconnect() | Expel():
+                    self._end_transfers(effect)
                 case Report():
                     self._shell.report(effect)
                 case Save():
@@ -375,6 +416,14 @@ class HubEngine:
                 case _:
                     self._fold_queue.put(effect)
         self._fold_queue.advance()
+
+    def _end_transfers(self, effect: Disconnect | Expel) -> None:
+        """End a connection's transfers; those of a device that is shut out are not kept."""
+        self._incoming.suspend(effect.peer, self._now_s)
+        self._outgoing.suspend(effect.peer, self._now_s)
+        if isinstance(effect, Expel):
+            self._incoming.drop_suspended(effect.owner)
+            self._outgoing.drop_suspended(effect.owner)
 
     def _note_state(self) -> None:
         """Note the core's state for a checkpoint, unless the one before is still being written."""
@@ -446,6 +495,8 @@ class HubEngine:
 
     def _send_status(self, peer: Peer) -> None:
         status = self.core.status(self._now_s) | self._shell.describe()
+        if self._sender.role == "device":
+            status = _own(status, self._sender)
         self._shell.send(peer, self._encode(peer, Status()), msgspec.json.encode(status))
 
     def _encode(self, peer: Peer, message: Message) -> bytes:
@@ -455,3 +506,29 @@ class HubEngine:
 def _encode(member: Member | None, message: Message) -> bytes:
     """Return a message's header in the member's version of the protocol; for a stranger in the first one."""
     return wire.encode(message, PROTOCOL_VERSIONS[0] if member is None else member.protocol_version)
+
+
+def _check_allowed(sender: Sender, message: Message) -> None:
+    """Raise `_NotAllowedError` for what a key must not say: an operator asks for the status, and no more."""
+    if isinstance(message, StatusRequest):
+        return
+    if sender.role != "device":
+        raise _NotAllowedError(f"the key of {sender.name} is an operator's, not a device's")
+    if isinstance(message, Hello) and not sender.speaks_for(message.device_id):
+        raise _NotAllowedError(
+            f"this device's key speaks for {sender.name}, {sender.name}/0 and so on, not for {message.device_id}"
+        )
+
+
+def _under(event: HubEvent, key: Key) -> HubEvent:
+    """Return an event with the key that its message came under."""
+    if key and isinstance(event, Received | PushArrived | Heard | Malformed):
+        return msgspec.structs.replace(event, key=key)
+    return event
+
+
+def _own(status: Mapping[str, Any], sender: Sender) -> dict[str, Any]:
+    """Return what a device may see of a status: of devices, its own."""
+    devices = [device for device in status["devices"] if sender.speaks_for(device["id"])]
+    alarms = [alarm for alarm in status["alarms"] if not alarm["device"] or sender.speaks_for(alarm["device"])]
+    return {**status, "devices": devices, "alarms": alarms, "denied": {}}

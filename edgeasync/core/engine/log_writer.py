@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from edgeasync.core.arrays.hub_model import Model
 from edgeasync.core.hub.effects import Discard, HubEffect
-from edgeasync.core.hub.events import Heard, HubEvent, Malformed, PushArrived, Received, Ticked
+from edgeasync.core.hub.events import Heard, HubEvent, Malformed, PushArrived, Received, Revoked, Ticked
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.recovery.log import Log, write_entry
 from edgeasync.protocol.messages import StatusRequest
@@ -76,7 +76,7 @@ class LogWriter:
 
 def _is_idle(event: HubEvent, effects: Sequence[HubEffect]) -> bool:
     """Return whether an event changed nothing, from members too: to write it would only wear out the disk."""
-    if isinstance(event, Ticked):
+    if isinstance(event, Ticked | Revoked):
         return not effects
     if isinstance(event, Malformed):
         return not event.strike or not effects  # more faults of a device in quarantine change nothing

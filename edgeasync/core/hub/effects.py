@@ -105,10 +105,17 @@ class Disconnect(msgspec.Struct, frozen=True, gc=False):
     peer: Peer
 
 
+class Expel(msgspec.Struct, frozen=True, gc=False):
+    """End the transfers of a device that is shut out, and keep nothing of them."""
+
+    peer: Peer
+    owner: tuple[str, bytes]
+
+
 ReportName = Literal[
     "alarm", "calm", "evaluated", "finished", "joined", "left", "listening", "lost", "not_writing", "paused",
-    "plateau", "quarantined", "reconnected", "rejoined", "replaying", "resumed", "stopping", "training", "warm",
-    "warning", "writing",
+    "plateau", "quarantined", "reconnected", "rejoined", "replaying", "resumed", "revoked", "stopping", "training",
+    "warm", "warning", "writing",
 ]  # fmt: skip
 
 
@@ -132,5 +139,5 @@ class Stop(msgspec.Struct, frozen=True, gc=False):
 
 HubEffect = (
     Send | SendStatus | SendGraph | Assign | Receive | Fold | Publish | Keep | Restore | Evaluate | SaveBest
-    | Discard | Disconnect | Report | Save | Stop
+    | Discard | Disconnect | Expel | Report | Save | Stop
 )  # fmt: skip

@@ -10,6 +10,9 @@ from edgeasync.protocol.messages import Fetch, FetchGraph, Hello, Leave, Ping, P
 
 Peer = bytes
 
+Key = bytes
+"""The public key that a message came under; empty where there are no keys."""
+
 
 class Received(msgspec.Struct, frozen=True, gc=False):
     """A whole message without payload arrived; a `Push` here announces a transfer in pieces.
@@ -20,6 +23,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     peer: Peer
     message: Hello | Fetch | FetchGraph | Push | Ping | Leave | StatusRequest
     has_capacity: bool = True
+    key: Key = b""
 
 
 class PushArrived(msgspec.Struct, frozen=True, array_like=True, tag="push", gc=False):
@@ -35,6 +39,7 @@ class PushArrived(msgspec.Struct, frozen=True, array_like=True, tag="push", gc=F
     handle: int
     norm: float
     can_answer: bool = True
+    key: Key = b""
 
 
 class Heard(msgspec.Struct, frozen=True, array_like=True, tag="heard", gc=False):
@@ -42,6 +47,7 @@ class Heard(msgspec.Struct, frozen=True, array_like=True, tag="heard", gc=False)
 
     peer: Peer
     kind: str
+    key: Key = b""
 
 
 class Malformed(msgspec.Struct, frozen=True, array_like=True, tag="malformed"):
@@ -53,6 +59,7 @@ class Malformed(msgspec.Struct, frozen=True, array_like=True, tag="malformed"):
     peer: Peer
     reason: str
     strike: bool = True
+    key: Key = b""
 
 
 class Folded(msgspec.Struct, frozen=True, array_like=True, tag="folded", gc=False):
@@ -85,8 +92,16 @@ class Resumed(msgspec.Struct, frozen=True, array_like=True, tag="resumed"):
     lineage: str = ""
 
 
+class Revoked(msgspec.Struct, frozen=True, array_like=True, tag="revoked", gc=False):
+    """A key counts no more: what it has here ends."""
+
+    key: Key
+
+
 class StopRequested(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """The person who runs the hub wants it to end."""
 
 
-HubEvent = Received | PushArrived | Heard | Malformed | Folded | Evaluated | Ticked | Resumed | StopRequested
+HubEvent = (
+    Received | PushArrived | Heard | Malformed | Folded | Evaluated | Ticked | Resumed | Revoked | StopRequested
+)

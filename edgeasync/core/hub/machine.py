@@ -34,6 +34,7 @@ from edgeasync.core.hub.events import (
     PushArrived,
     Received,
     Resumed,
+    Revoked,
     StopRequested,
     Ticked,
 )  # fmt: skip
@@ -180,6 +181,8 @@ class HubCore:
             case Resumed():
                 self._resume(event, now_s)
                 return []
+            case Revoked():
+                effects = self._on_revoked(event, now_s)
             case StopRequested():
                 effects = self._stop("stopping", "asked to stop", now_s)
         return effects + self._save_or_stop(event, now_s)
@@ -209,7 +212,7 @@ class HubCore:
         message = event.push if isinstance(event, PushArrived) else event.message
         if isinstance(message, Hello | StatusRequest):
             return None
-        return self.members.by_session(message.session or b"")
+        return self.members.by_session(message.session or b"", event.key)
 
     def _answer(
         self, event: Received | PushArrived | Heard, member: Member | None, now_s: float
@@ -225,7 +228,7 @@ class HubCore:
             return self._on_push_arrived(member, event, now_s)
         message = event.message
         if isinstance(message, Hello):
-            return self.presence.hello(event.peer, message, now_s)
+            return self.presence.hello(event.peer, message, now_s, event.key)
         if isinstance(message, StatusRequest):
             return [SendStatus(event.peer)]
         assert member is not None
@@ -248,7 +251,7 @@ class HubCore:
         effects: list[HubEffect] = [Discard(event.handle)] if isinstance(event, PushArrived) else []
         effects.append(Send(event.peer, refusal.refuse))
         if refusal.refuse.code in ("sequence", "malformed"):
-            effects += self.presence.strike(event.peer, str(refusal), now_s)
+            effects += self.presence.strike(event.peer, str(refusal), now_s, event.key)
         return effects
 
     def _on_malformed(self, event: Malformed, now_s: float) -> list[HubEffect]:
@@ -256,9 +259,19 @@ class HubCore:
         self.messages_refused += 1
         if not event.strike:
             return []
-        muted = self.presence.is_muted(event.peer)
-        effects = self.presence.strike(event.peer, event.reason, now_s)
+        muted = self.presence.is_muted(event.peer, event.key)
+        effects = self.presence.strike(event.peer, event.reason, now_s, event.key)
         return effects if muted else [*effects, Send(event.peer, RefusalError("malformed", event.reason).refuse)]
+
+    def _on_revoked(self, event: Revoked, now_s: float) -> list[HubEffect]:
+        """Shut a key's devices out, and drop their updates that wait; what is in the model stays."""
+        effects: list[HubEffect] = []
+        for member in self.members.of_key(event.key):
+            effects += self.presence.revoke(member)
+            effects += self.policy_engine.drop_updates(member.device_id)
+        if effects:
+            effects += self.policy_engine.fold_if_due(now_s)
+        return effects
 
     def _on_tick(self, event: Ticked, now_s: float) -> list[HubEffect]:
         """End leases and fold updates that are due."""

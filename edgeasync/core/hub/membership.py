@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from edgeasync.core.hub.events import Peer
+from edgeasync.core.hub.events import Key, Peer
 from edgeasync.core.hub.link import LinkEstimate
 from edgeasync.errors import EdgeAsyncError
 from edgeasync.policies.history import DeviceHistory, add_recent
@@ -89,6 +89,7 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     assigned_s: float = 0.0
     protocol_version: int = 1
     checksum_last: int | None = None
+    key: Key = b""
 
     def __post_init__(self) -> None:
         self.link = LinkEstimate()
@@ -130,7 +131,7 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
 
 
 class Strangers:
-    """Strikes of connections without a member: of the `STRANGERS_MAX` that were struck last."""
+    """Strikes of connections without a member, or of their keys: of the `STRANGERS_MAX` that were struck last."""
 
     def __init__(self) -> None:
         self._strikes: dict[Peer, int] = {}
@@ -174,17 +175,17 @@ class Membership:
         """Resume with the members of a durable state."""
         self.members = {member.device_id: member for member in members}
         self.histories = {member.device_id: member.history for member in members}
-        self._by_session = {member.session: member for member in members}
+        self._by_session = {member.session: member for member in members if member.session}
         self._by_peer = {member.peer: member for member in members if member.peer}
         self._leases = [(member.lease_until_s, member.device_id) for member in members if member.live]
         heapq.heapify(self._leases)
         self._watched = {device_id for _, device_id in self._leases}
         self.live_count = len(self._leases)
 
-    def by_session(self, session: bytes) -> Member:
-        """Return the member of a session; raises `RefusalError` for an unknown one."""
+    def by_session(self, session: bytes, key: Key = b"") -> Member:
+        """Return the member of a session; raises `RefusalError` for one that is unknown, or another key's."""
         member = self._by_session.get(session)
-        if member is None:
+        if member is None or member.key != key:
             raise RefusalError("unknown_session", "the hub does not know this session; say hello again")
         return member
 
@@ -192,10 +193,12 @@ class Membership:
         """Return the member on a connection, if there is one."""
         return self._by_peer.get(peer)
 
-    def greet(self, hello: Hello, peer: Peer, session: bytes, now_s: float) -> tuple[Member, Arrival]:
+    def greet(
+        self, hello: Hello, peer: Peer, session: bytes, now_s: float, key: Key = b""
+    ) -> tuple[Member, Arrival]:
         """Admit a device; return its member, and whether it `joined`, `rejoined` or `reconnected`.
 
-        Raises `RefusalError` for a stale start, a retired state, a second live state or a full hub.
+        Raises `RefusalError` for another's key, a stale start, a retired state, a second live state or a full hub.
         """
         member = self.members.get(hello.device_id)
         if member is None:
@@ -213,9 +216,12 @@ class Membership:
             self.histories[hello.device_id] = member.history
             event: Arrival = "joined"
         else:
+            if key and member.key not in (b"", key):
+                raise RefusalError("not_allowed", f"{hello.device_id} belongs to another key")
             event = self._readmit(member, hello, peer, now_s)
             if member.state == "quarantined":
                 member.strikes = 0
+        member.key = key
         member.profile = hello.profile
         member.piece_bytes_max = hello.piece_bytes_max
         member.history.examples = hello.profile.examples
@@ -264,6 +270,18 @@ class Membership:
             self.live_count -= 1
         member.move(state)
         member.waiting = False
+
+    def of_key(self, key: Key) -> list[Member]:
+        """Return the members of a key."""
+        return [member for member in self.members.values() if member.key == key]
+
+    def expel(self, member: Member) -> None:
+        """End the session of a member whose key counts no more. Its place is free for the next key of its name."""
+        if member.live:
+            self.retire(member, "left")
+        self._by_session.pop(member.session, None)
+        self._by_peer.pop(member.peer, None)
+        member.session = member.peer = member.key = b""
 
     def resume(self, now_s: float, *, connected: bool) -> None:
         """Renew all leases; unless the members are still `connected`, forget their connections."""

@@ -256,6 +256,14 @@ class PolicyEngine:
         self.divergence.forget(device_id)
         self.state.spoken.pop(device_id, None)
 
+    def drop_updates(self, device_id: str) -> list[HubEffect]:
+        """Drop the updates of a device that wait to be folded."""
+        state = self.state
+        dropped = [one for one in state.contributions if one.device_id == device_id]
+        state.contributions = [one for one in state.contributions if one.device_id != device_id]
+        state.updates_rejected += len(dropped)
+        return [Discard(one.handle) for one in dropped]
+
     # -- a version is made -----------------------------------------------------------------------------------
 
     def fold_if_due(self, now_s: float) -> list[HubEffect]:

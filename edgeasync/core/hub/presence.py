@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Literal
 
 from edgeasync.core.hub.codec_agreement import CodecAgreement
-from edgeasync.core.hub.effects import Disconnect, HubEffect, Report, Send
-from edgeasync.core.hub.events import Peer
+from edgeasync.core.hub.effects import Disconnect, Expel, HubEffect, Report, Send
+from edgeasync.core.hub.events import Key, Peer
 from edgeasync.core.hub.handshake import Handshake
 from edgeasync.core.hub.membership import MALFORMED, Member, Membership, RefusalError, Strangers
 from edgeasync.core.hub.policy_engine import PolicyEngine
@@ -46,16 +46,16 @@ class Presence:
             effects.append(Report("lost", member.device_id, f"nothing heard for {silence_s:.1f} s"))
         return effects
 
-    def hello(self, peer: Peer, hello: Hello, now_s: float) -> list[HubEffect]:
+    def hello(self, peer: Peer, hello: Hello, now_s: float, key: Key = b"") -> list[HubEffect]:
         """Admit a device, for the first time or again; raises `RefusalError` if it must stay out."""
         # Strikes of strangers are not durable, so they must not decide what becomes of a member.
         stranger = self._members.by_peer(peer) is None
-        if stranger and self._strangers.strikes(peer) >= self._limits.strikes_max:
+        if stranger and self._strangers.strikes(key or peer) >= self._limits.strikes_max:
             raise RefusalError("quarantined", "this connection sent too much that is malformed")
         protocol_version = self._handshake.check(hello)
         known = self._members.members.get(hello.device_id)
         was_live, peer_before = (known.live, known.peer) if known is not None else (False, b"")
-        member, arrival = self._members.greet(hello, peer, self._make_session(), now_s)
+        member, arrival = self._members.greet(hello, peer, self._make_session(), now_s, key)
         member.protocol_version = protocol_version
         self._codecs.greet(member, hello.codecs)
         effects: list[HubEffect] = []
@@ -70,6 +70,16 @@ class Presence:
         """End the lease of a device that says goodbye."""
         self._retire(member, "left")
         return [Disconnect(member.peer), Report("left", member.device_id, leave.reason)]
+
+    def revoke(self, member: Member) -> list[HubEffect]:
+        """Shut a member out whose key counts no more."""
+        effects: list[HubEffect] = [
+            Expel(member.peer, member.owner),
+            Report("revoked", member.device_id, "its key counts no more"),
+        ]
+        self._members.expel(member)
+        self._policy_engine.forget(member.device_id)
+        return effects
 
     def _retire(self, member: Member, state: Literal["lost", "left", "quarantined"]) -> None:
         self._members.retire(member, state)
@@ -116,19 +126,19 @@ class Presence:
         member.move("training")
         return [Report("training", member.device_id, "takes local steps again")] if paused else []
 
-    def is_muted(self, peer: Peer) -> bool:
+    def is_muted(self, peer: Peer, key: Key = b"") -> bool:
         """Return whether a connection has sent too many malformed messages to be answered."""
         member = self._members.by_peer(peer)
         if member is None:
-            return self._strangers.strikes(peer) >= self._limits.strikes_max
+            return self._strangers.strikes(key or peer) >= self._limits.strikes_max
         return member.state == "quarantined"
 
-    def strike(self, peer: Peer, reason: str, now_s: float) -> list[HubEffect]:
+    def strike(self, peer: Peer, reason: str, now_s: float, key: Key = b"") -> list[HubEffect]:
         """Count a fault against the sender; put a member with too many into quarantine."""
         limits = self._limits
         member = self._members.by_peer(peer)
         if member is None:
-            self._strangers.strike(peer)
+            self._strangers.strike(key or peer)
             return []
         if member.state == "quarantined":
             return []

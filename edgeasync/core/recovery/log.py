@@ -15,11 +15,13 @@ from edgeasync.core.hub.events import (
     Folded,
     Heard,
     HubEvent,
+    Key,
     Malformed,
     Peer,
     PushArrived,
     Received,
     Resumed,
+    Revoked,
     StopRequested,
     Ticked,
 )  # fmt: skip
@@ -36,6 +38,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, tag="message", gc=Fals
     peer: Peer
     header: bytes
     has_capacity: bool
+    key: Key = b""
 
 
 class FoldScalars(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -53,7 +56,9 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """
 
     now_s: float
-    event: Frame | PushArrived | Heard | Malformed | Folded | Evaluated | Ticked | Resumed | StopRequested
+    event: (
+        Frame | PushArrived | Heard | Malformed | Folded | Evaluated | Ticked | Resumed | Revoked | StopRequested
+    )
     version: int
     session: bytes = b""
     folds: tuple[FoldScalars, ...] = ()
@@ -104,7 +109,7 @@ def write_entry(
     """Return the entry of an event that the core has handled, with the scalars of its folds."""
     folds = tuple([FoldScalars(e.weights, e.plan, e.scale) for e in effects if isinstance(e, Fold)])
     if isinstance(event, Received):
-        frame = Frame(event.peer, wire.encode(event.message), event.has_capacity)
+        frame = Frame(event.peer, wire.encode(event.message), event.has_capacity, event.key)
         return _encode(Entry(now_s, frame, version, session, folds))
     return _encode(Entry(now_s, event, version, b"", folds))
 
@@ -130,4 +135,4 @@ def event_of(entry: Entry) -> HubEvent:
         raise StorageError(
             f"a message in the journal cannot be read ({error}): another version wrote it"
         ) from error
-    return Received(event.peer, message, event.has_capacity)  # type: ignore[arg-type]
+    return Received(event.peer, message, event.has_capacity, event.key)  # type: ignore[arg-type]

@@ -39,6 +39,8 @@ class CoreState(msgspec.Struct):
 
 def upgrade(core: dict[str, Any], made_by: int) -> dict[str, Any]:
     """Convert the fields of a `CoreState` of an older format to the names and places of this one."""
+    if made_by == 4:
+        return core  # members had no key
     if made_by < 3:
         core["policy_engine"] = engine = core.pop("judge")
         core["publish_schedule"] = core.pop("publication")

@@ -1,0 +1,125 @@
+"""`edgeasync keys`: who may talk to a hub."""
+
+import time
+from pathlib import Path
+from typing import Literal
+
+from edgeasync.cli.output import Printer, print_table
+from edgeasync.durable.allow_list import NAME, Allowed, read_key
+from edgeasync.durable.keys import OWNER, TOKEN_S, HubKeys, fingerprint
+from edgeasync.errors import ConfigError
+from edgeasync.runtime.address import check_connect
+
+DEFAULT_FOLDER = "~/.config/edgeasync/keys"
+
+
+def open_folder(folder: Path | None) -> HubKeys:
+    """Return the folder of keys at a path, or at the usual one."""
+    return HubKeys((folder or Path(DEFAULT_FOLDER)).expanduser())
+
+
+def init_keys(folder: Path | None, addresses: list[str], printer: Printer) -> None:
+    """Make a hub's keys."""
+    for address in addresses:
+        check_connect(address, insecure=True)
+    keys = HubKeys.init(open_folder(folder).folder)
+    if addresses:
+        keys.remember_addresses(tuple(addresses))
+    public = keys.pair().public
+    if printer.json:
+        printer.object({"keys": str(keys.folder), "hub_key": public.hex(), "operator": OWNER})
+        return
+    printer.line(f"keys in {keys.folder}, the hub's public key is {public.hex()}")
+    printer.line(f"next: edgeasync hub ... --keys {keys.folder}, and edgeasync keys enrol NAME for each device")
+
+
+def enrol(
+    folder: Path | None,
+    name: str,
+    printer: Printer,
+    *,
+    role: str,
+    key: str | None,
+    addresses: list[str],
+) -> None:
+    """Let a key in under a name, or print a token by which a device brings its own."""
+    keys, name, role = open_folder(folder), _checked_name(name), _checked_role(role)
+    if key is not None:
+        try:
+            public = read_key(key)
+        except ValueError as error:
+            raise ConfigError(f"--key: {error}") from error
+        keys.allow(name, role, public)
+        _print_entry(Allowed(name, role, public), printer)
+        return
+    if role == "operator":
+        place = keys.make_operator(name)
+        if printer.json:
+            printer.object({"name": name, "role": role, "keys": str(place)})
+        else:
+            printer.line(f"{name} is an operator; move {place} to that person's machine, for --keys there")
+        return
+    for address in addresses:
+        check_connect(address, insecure=True)
+    keys.pair()
+    if addresses:
+        keys.remember_addresses(tuple(addresses))
+    reached = keys.addresses()
+    if not reached:
+        raise ConfigError("where do devices reach the hub? give --address tcp://HOST:PORT, once")
+    token = keys.issue_token(name, reached, time.time())
+    if printer.json:
+        printer.object({"name": name, "token": token.text(), "expires_s": TOKEN_S})
+        return
+    printer.line(token.text())
+    minutes = f"{TOKEN_S / 60:.0f} minutes"
+    printer.line(f"on the device, within {minutes}, once: edgeasync agent --enrol TOKEN --data FILE")
+
+
+def list_keys(folder: Path | None, printer: Printer) -> None:
+    """Print the allow-list, and the tokens that may still be used."""
+    keys = open_folder(folder)
+    entries, now_s = keys.allow_list().entries.values(), time.time()
+    tokens = [token for token in keys.tokens() if not token.used and token.until_s > now_s]
+    if printer.json:
+        for entry in entries:
+            _print_entry(entry, printer)
+        for token in tokens:
+            printer.object({"name": token.name, "role": "token", "expires_s": round(token.until_s - now_s)})
+        return
+    rows = [("name", "role", "fingerprint", "key")]
+    rows += [(entry.name, entry.role, fingerprint(entry.key), entry.key.hex()) for entry in entries]
+    rows += [(token.name, "token", f"for {token.until_s - now_s:.0f} s", "") for token in tokens]
+    print_table(printer, rows)
+
+
+def revoke(folder: Path | None, name: str, printer: Printer) -> None:
+    """Shut the key of a name out."""
+    keys = open_folder(folder)
+    keys.revoke(_checked_name(name))
+    _print_entry(keys.allow_list().entries[name], printer)
+
+
+def _print_entry(entry: Allowed, printer: Printer) -> None:
+    if printer.json:
+        shown = {"name": entry.name, "role": entry.role}
+        printer.object(shown | {"fingerprint": fingerprint(entry.key), "key": entry.key.hex()})
+    else:
+        printer.line(f"{entry.name}: {entry.role}, key {fingerprint(entry.key)}")
+
+
+def _checked_name(name: str) -> str:
+    if not NAME.match(name):
+        raise ConfigError(
+            f"{name!r} is not a name: begin with a letter or digit, then up to 63 letters, digits, '.', '_', '-'; "
+            "the key of NAME speaks for NAME/0, NAME/1 and so on too"
+        )
+    return name
+
+
+def _checked_role(role: str) -> Literal["device", "operator"]:
+    if role == "device":
+        return "device"
+    if role == "operator":
+        return "operator"
+    raise ConfigError(f"--role {role!r} is not known; choose device or operator")

@@ -1,0 +1,79 @@
+"""A device's keys, in its state folder: its own, and which hub it belongs to."""
+
+from pathlib import Path
+
+import msgspec
+
+from edgeasync.durable.allow_list import Key, read_key
+from edgeasync.durable.keys import KeyPair, Token
+from edgeasync.durable.secret_files import private_folder, read_secret, write_secret
+from edgeasync.errors import StorageError
+
+
+class HubRecord(msgspec.Struct, frozen=True):
+    """The hub that a device belongs to: its key in hexadecimal, its addresses, and what it calls the device."""
+
+    key: str
+    addresses: tuple[str, ...]
+    name: str
+
+
+class DeviceKeys:
+    """The folder `keys` of a device's state folder."""
+
+    def __init__(self, state: Path) -> None:
+        self._folder = state / "keys"
+        self._secret = self._folder / "device.key"
+        self._record = self._folder / "hub.json"
+        self._enrolling = self._folder / "enrolling.json"
+
+    @property
+    def made(self) -> bool:
+        """Whether the device has a key and knows its hub's."""
+        return self._secret.exists() and self._record.exists()
+
+    def own(self) -> KeyPair:
+        """Return the device's own key pair, made the first time; raises `StorageError`."""
+        private_folder(self._folder)
+        if not self._secret.exists():
+            write_secret(self._secret, f"{KeyPair.make().secret.hex()}\n".encode())
+        try:
+            return KeyPair.of(read_key(read_secret(self._secret).decode().strip()))
+        except ValueError:
+            raise StorageError(f"{self._secret}: holds no key; delete it and enrol this device again") from None
+
+    def hub(self) -> HubRecord:
+        """Return the hub that the device belongs to; raises `StorageError`."""
+        try:
+            record = msgspec.json.decode(read_secret(self._record), type=HubRecord)
+            read_key(record.key)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise StorageError(f"{self._record}: damaged; delete it and enrol this device again") from error
+        return record
+
+    def begin(self, token: Token) -> bool:
+        """Note that the key is about to be brought by a token; return whether it may have been before.
+
+        Once it is known to be in the hub's list, `finish` makes that the device's hub. Raises `StorageError`.
+        """
+        private_folder(self._folder)
+        note = msgspec.json.encode((KeyPair.of(token.secret).public.hex(), _record(token)))
+        if self._enrolling.exists() and read_secret(self._enrolling) == note:
+            return True
+        write_secret(self._enrolling, note, replace=True)
+        return False
+
+    def finish(self, token: Token) -> None:
+        """Belong to a token's hub from now on; raises `StorageError`."""
+        self.know(token.hub, token.addresses, token.name)
+        self._enrolling.unlink(missing_ok=True)
+
+    def know(self, hub: Key, addresses: tuple[str, ...], name: str) -> None:
+        """Write down which hub the device belongs to; raises `StorageError`."""
+        private_folder(self._folder)
+        record = HubRecord(hub.hex(), addresses, name)
+        write_secret(self._record, msgspec.json.encode(record), replace=True)
+
+
+def _record(token: Token) -> HubRecord:
+    return HubRecord(token.hub.hex(), token.addresses, token.name)

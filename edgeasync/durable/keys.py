@@ -1,0 +1,260 @@
+"""Keys as people and files hold them: their text, a hub's folder of keys, its tokens.
+
+A key is 32 bytes of Curve25519; in text it is 64 hexadecimal digits. A *fingerprint* is short enough to be
+compared by eye, and long enough that nobody finds a second key with it.
+"""
+
+import base64
+import hashlib
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import zmq
+from zmq.utils import z85
+
+from edgeasync.durable.allow_list import Allowed, AllowList, Key, read_key
+from edgeasync.durable.secret_files import locked, private_folder, read_secret, write_secret
+from edgeasync.errors import ConfigError, StorageError
+
+TOKEN_S = 600.0
+"""How long a token may be used."""
+
+TOKENS_KEPT_S = 86_400.0
+"""How long the hub remembers a token that was used or has expired, to say so."""
+
+TOKEN_PREFIX = "edgeasync1_"  # noqa: S105 - it is no password
+
+ALLOW_LIST_FILE = "allowed"
+TOKENS_FILE = "tokens"
+OWNER = "owner"
+"""Name of the operator key that `keys init` makes."""
+
+_HUB_KEY = "hub.key"
+_HUB_PUBLIC = "hub.pub"
+_OPERATOR_KEY = "operator.key"
+_ADDRESS = "address"
+
+_HEADER = """\
+# Who may talk to this hub, a line each: NAME ROLE KEY. Roles: device, operator, revoked.
+# The hub reads this file again when it changes; a line that it cannot read leaves everything as it was.
+"""
+
+
+class KeyPair(msgspec.Struct, frozen=True):
+    """A Curve25519 key pair."""
+
+    public: Key
+    secret: bytes
+
+    @classmethod
+    def make(cls) -> "KeyPair":
+        """Make a pair from the system's randomness."""
+        public, secret = zmq.curve_keypair()
+        return cls(z85.decode(public), z85.decode(secret))
+
+    @classmethod
+    def of(cls, secret: bytes) -> "KeyPair":
+        """Return the pair of a secret key."""
+        return cls(z85.decode(zmq.curve_public(z85.encode(secret))), secret)
+
+    def __repr__(self) -> str:
+        """Show the public key alone."""
+        return f"KeyPair({self.public.hex()})"
+
+
+class Token(msgspec.Struct, frozen=True, array_like=True):
+    """What a device needs to enrol: a temporary secret key, the hub's key and addresses, and the device's name."""
+
+    secret: bytes
+    hub: Key
+    name: str
+    addresses: tuple[str, ...]
+
+    def text(self) -> str:
+        """Return the token as text that needs no quoting in a shell or an URL."""
+        content = msgspec.msgpack.encode(self)
+        return TOKEN_PREFIX + base64.urlsafe_b64encode(_digest(content) + content).decode().rstrip("=")
+
+    @classmethod
+    def read(cls, text: str) -> "Token":
+        """Read a token; raises `ConfigError`, which never quotes it."""
+        wrong = ConfigError("this is no enrolment token, or not a whole one; copy all that 'keys enrol' printed")
+        body = text.strip().removeprefix(TOKEN_PREFIX)
+        if not text.strip().startswith(TOKEN_PREFIX):
+            raise wrong
+        try:
+            content = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
+            token = msgspec.msgpack.decode(content[4:], type=cls)
+        except (ValueError, msgspec.DecodeError):
+            raise wrong from None
+        if content[:4] != _digest(content[4:]) or len(token.secret) != 32 or len(token.hub) != 32:
+            raise wrong
+        return token
+
+    def __repr__(self) -> str:
+        """Show nothing of the secret."""
+        return f"Token({self.name})"
+
+
+class IssuedToken(msgspec.Struct, frozen=True):
+    """What the hub keeps of a token: not the secret."""
+
+    key: Key
+    name: str
+    until_s: float
+    used: bool = False
+
+
+class HubKeys:
+    """A hub's folder of keys: its own key, the allow-list, tokens, and the owner's operator key."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.allow_list_file = folder / ALLOW_LIST_FILE
+        self.tokens_file = folder / TOKENS_FILE
+
+    @classmethod
+    def init(cls, folder: Path) -> "HubKeys":
+        """Make the hub's key, the owner's operator key and an allow-list; raises `StorageError` if there are."""
+        keys = cls(private_folder(folder))
+        if (folder / _HUB_KEY).exists():
+            raise StorageError(f"{folder}: holds a hub's keys already; they are left as they are")
+        hub, owner = KeyPair.make(), KeyPair.make()
+        with locked(folder):
+            allowed = AllowList(_HEADER).with_entry(Allowed(OWNER, "operator", owner.public))
+            write_secret(keys.allow_list_file, allowed.text.encode(), replace=True)
+            write_secret(folder / _OPERATOR_KEY, _line(owner.secret), replace=True)
+            write_secret(folder / _HUB_PUBLIC, _line(hub.public), replace=True)
+            write_secret(folder / _HUB_KEY, _line(hub.secret))
+        return keys
+
+    def pair(self) -> KeyPair:
+        """Return the hub's own key pair; raises `StorageError`."""
+        private_folder(self.folder)
+        if not (self.folder / _HUB_KEY).exists():
+            raise StorageError(f"{self.folder}: holds no hub's key; make one with 'edgeasync keys init'")
+        return KeyPair.of(_read_key_file(self.folder / _HUB_KEY))
+
+    def allow_list(self) -> AllowList:
+        """Return the allow-list; raises `StorageError` naming every line that cannot be read."""
+        return AllowList.read(self.allow_list_file)
+
+    # -- changes ---------------------------------------------------------------------------------------------
+
+    def allow(self, name: str, role: Literal["device", "operator"], key: Key) -> None:
+        """Let a key in under a name, whose former key it replaces; raises `StorageError`."""
+        with locked(self.folder):
+            self._write(self.allow_list().with_entry(Allowed(name, role, key)))
+
+    def revoke(self, name: str) -> None:
+        """Shut the key of a name out; raises `StorageError` for a name that is not in the list."""
+        with locked(self.folder):
+            self._write(self.allow_list().revoking(name))
+
+    def issue_token(self, name: str, addresses: tuple[str, ...], now_s: float) -> Token:
+        """Make a token by which one device may enrol under a name; raises `StorageError`."""
+        known = self.allow_list().entries.get(name)
+        if known is not None and known.role == "operator":
+            raise StorageError(f"{name} is an operator; give the device another name")
+        temporary = KeyPair.make()
+        issued = IssuedToken(temporary.public, name, now_s + TOKEN_S)
+        hub = self.pair().public
+        with locked(self.folder):
+            kept = [token for token in self.tokens() if token.until_s > now_s - TOKENS_KEPT_S]
+            self._write_tokens([*kept, issued])
+        return Token(temporary.secret, hub, name, addresses)
+
+    def tokens(self) -> list[IssuedToken]:
+        """Return the tokens of the last day; raises `StorageError`."""
+        if not self.tokens_file.exists():
+            return []
+        try:
+            return [_read_token(line) for line in read_secret(self.tokens_file).decode().splitlines()]
+        except ValueError as error:
+            raise StorageError(f"{self.tokens_file}: damaged; delete it and make new tokens") from error
+
+    def use_token(self, token: Key, key: Key, now_s: float) -> str | None:
+        """Let a device's own key in by a token, once; return its name.
+
+        `None` if the token was used, has expired or is not known, and for a key that is somebody else's. Raises
+        `StorageError`.
+        """
+        with locked(self.folder):
+            tokens, allowed = self.tokens(), self.allow_list()
+            found = next((each for each in tokens if each.key == token), None)
+            if found is None or found.used or found.until_s < now_s:
+                return None
+            owner = allowed.by_key().get(key)
+            if owner is not None and owner.name != found.name:
+                return None
+            if key in {each.key for each in tokens} | {self.pair().public}:
+                return None
+            # The token is used before it counts: after a crash between the two nobody can use it again.
+            used = msgspec.structs.replace(found, used=True)
+            self._write_tokens([used if each is found else each for each in tokens])
+            self._write(allowed.with_entry(Allowed(found.name, "device", key)))
+        return found.name
+
+    def make_operator(self, name: str) -> Path:
+        """Make another operator's keys in a folder of their own, to be moved to that person; return the folder."""
+        folder = private_folder(private_folder(self.folder / "operators") / name)
+        pair = KeyPair.make()
+        write_secret(folder / _OPERATOR_KEY, _line(pair.secret), replace=True)
+        write_secret(folder / _HUB_PUBLIC, _line(self.pair().public), replace=True)
+        self.allow(name, "operator", pair.public)
+        return folder
+
+    # -- the address that tokens name ------------------------------------------------------------------------
+
+    def addresses(self) -> tuple[str, ...]:
+        """Return the addresses that devices reach the hub at, as they were given last."""
+        file = self.folder / _ADDRESS
+        return tuple(read_secret(file).decode(errors="replace").split()) if file.exists() else ()
+
+    def remember_addresses(self, addresses: tuple[str, ...]) -> None:
+        """Keep the addresses for the tokens to come; raises `StorageError`."""
+        content = "".join(f"{address}\n" for address in addresses)
+        write_secret(self.folder / _ADDRESS, content.encode(), replace=True)
+
+    def _write(self, allowed: AllowList) -> None:
+        write_secret(self.allow_list_file, allowed.text.encode(), replace=True)
+
+    def _write_tokens(self, tokens: list[IssuedToken]) -> None:
+        write_secret(self.tokens_file, "".join(map(_token_line, tokens)).encode(), replace=True)
+
+
+def operator_keys(folder: Path) -> tuple[KeyPair, Key]:
+    """Return an operator's key pair and the hub's public key from a folder; raises `StorageError`."""
+    private_folder(folder)
+    return KeyPair.of(_read_key_file(folder / _OPERATOR_KEY)), _read_key_file(folder / _HUB_PUBLIC)
+
+
+def fingerprint(key: Key) -> str:
+    """Return what people compare a key by: 20 hexadecimal digits of its hash, in fives of four."""
+    digits = hashlib.sha256(key).hexdigest()[:20]
+    return "-".join(digits[place : place + 4] for place in range(0, 20, 4))
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()[:4]
+
+
+def _line(key: bytes) -> bytes:
+    return f"{key.hex()}\n".encode()
+
+
+def _read_key_file(path: Path) -> bytes:
+    try:
+        return read_key(read_secret(path).decode().strip())
+    except ValueError:
+        raise StorageError(f"{path}: holds no key; put back a copy, or make new keys") from None
+
+
+def _token_line(token: IssuedToken) -> str:
+    return f"{token.key.hex()} {token.name} {token.until_s:.0f} {'used' if token.used else 'new'}\n"
+
+
+def _read_token(line: str) -> IssuedToken:
+    key, name, until_s, state = line.split()
+    return IssuedToken(read_key(key), name, float(until_s), used=state == "used")

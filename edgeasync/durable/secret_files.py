@@ -1,0 +1,108 @@
+"""Files that nobody but their owner may read or write: keys, tokens, and the folders they lie in.
+
+A secret is written to a new file that is never opened through a link, and read from a plain file alone. What
+others can read is refused: a secret that somebody may have seen is none.
+"""
+
+import contextlib
+import fcntl
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from edgeasync.errors import StorageError
+
+_SECRET = 0o600
+_PRIVATE = 0o700
+
+
+def private_folder(path: Path) -> Path:
+    """Make a folder that only its owner may enter, if it is missing, and return it.
+
+    Raises `StorageError` if it cannot be made, is a link, or is open to others.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(_PRIVATE)
+        found = path.lstat()
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be made: {error.strerror}; choose another folder") from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise StorageError(f"{path}: is a link or a file; give a folder of its own")
+    _check_owner(path, found, remedy=f"chmod 700 {path}")
+    return path
+
+
+def read_secret(path: Path, *, public: bool = False) -> bytes:
+    """Return what a secret file holds; one that is `public` others may read, but not write.
+
+    Raises `StorageError` if it cannot be read, is a link, or is open to others.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:  # noqa: PTH123 - a path would follow links
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise StorageError(f"{path}: is no plain file")
+            remedy = f"chmod 600 {path}, or better make new keys"
+            _check_owner(path, found, remedy=remedy, forbidden=0o022 if public else 0o077)
+            return file.read()
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def write_secret(path: Path, content: bytes, *, replace: bool = False) -> None:
+    """Write a secret to a file of its own, synced.
+
+    With `replace` it takes the place of the one that is there; without, that is left alone. Raises `StorageError`.
+    """
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        with open(temporary, "xb", opener=_create) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if replace:
+            temporary.replace(path)
+        else:
+            os.link(temporary, path)
+            temporary.unlink()
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        remedy = "it is left as it is" if isinstance(error, FileExistsError) else "free space or fix its rights"
+        raise StorageError(f"{path}: cannot be written: {error.strerror}; {remedy}") from error
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder of secrets, so that one process at a time changes what is in it."""
+    try:
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _SECRET)
+    except OSError as error:
+        raise StorageError(f"{folder}: cannot be locked: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _create(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, _SECRET)
+
+
+def _check_owner(path: Path, found: os.stat_result, *, remedy: str, forbidden: int = 0o077) -> None:
+    if found.st_uid not in (os.geteuid(), 0):
+        raise StorageError(f"{path}: belongs to another user")
+    if found.st_mode & forbidden:
+        what = "changed" if forbidden == 0o022 else "read"
+        raise StorageError(f"{path}: other users may have {what} it (mode {found.st_mode & 0o777:o}); {remedy}")

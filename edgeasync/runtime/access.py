@@ -1,0 +1,150 @@
+"""Who may talk to a hub, by its folder of keys: read at the start, and again whenever the files change."""
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from edgeasync.core.engine.sender import Sender
+from edgeasync.durable.allow_list import AllowList, Key
+from edgeasync.durable.keys import HubKeys, IssuedToken
+from edgeasync.errors import StorageError
+
+POLL_S = 0.2
+"""How often the allow-list is looked at: a revoked key is out within a second."""
+
+REVOKED_MAX = 4096
+"""Keys of earlier lists that are remembered, to count who comes under one as revoked."""
+
+_Stamp = tuple[int, int, int]
+
+
+class Access:
+    """Lets keys in, by the newest allow-list that could be read. Used on the hub's loop.
+
+    `on_revoked` is called with the keys that a change of the list has shut out, `on_trouble` with a sentence when
+    the list cannot be read: then the one before counts. `denied` counts who was not let in, by the reason.
+    """
+
+    def __init__(
+        self,
+        keys: HubKeys,
+        on_revoked: Callable[[set[Key]], None],
+        on_trouble: Callable[[str], None],
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self.pair = keys.pair()
+        self.denied: Counter[str] = Counter()
+        self._keys = keys
+        self._on_revoked = on_revoked
+        self._on_trouble = on_trouble
+        self._now_s = now_s
+        self._revoked: dict[Key, None] = {}
+        self._stamp = _stamp(keys.allow_list_file)
+        self._seen: _Stamp | None = None
+        self._senders: dict[str, Sender] = {}
+        self._apply(keys.allow_list())
+        self._tokens: dict[Key, IssuedToken] = {}
+        self._tokens_stamp: _Stamp | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    # -- who may come in -------------------------------------------------------------------------------------
+
+    def lets_in(self, key: Key, address: str) -> bool:
+        """Whether a key may connect; counts it if not. It is asked once for each connection."""
+        user_id = key.hex()
+        if user_id not in self._senders:
+            self.poll(whole=True)  # the list may have changed a moment ago
+        if user_id in self._senders:
+            return True
+        if (token := self.token(user_id)) is not None:
+            if not token.used and token.until_s >= self._now_s():
+                return True
+            self.denied["token"] += 1
+        else:
+            self.denied["revoked" if key in self._revoked else "unknown_key"] += 1
+        return False
+
+    def sender(self, user_id: str) -> Sender | None:
+        """Return whose a message is; `None` for a key that is not in the list, or no more."""
+        return self._senders.get(user_id)
+
+    def token(self, user_id: str) -> IssuedToken | None:
+        """Return the token of a temporary key, `None` if it is of none that is remembered."""
+        stamp = _stamp(self._keys.tokens_file)
+        if stamp != self._tokens_stamp:
+            try:
+                self._tokens = {token.key: token for token in self._keys.tokens()}
+                self._tokens_stamp = stamp
+            except StorageError as error:
+                self._on_trouble(str(error))
+        return self._tokens.get(bytes.fromhex(user_id))
+
+    # -- the list changes ------------------------------------------------------------------------------------
+
+    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look at the list every `POLL_S` seconds, until `close`."""
+        self.poll()
+        self._timer = loop.call_later(POLL_S, self.watch, loop)
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def poll(self, *, whole: bool = False) -> None:
+        """Read the list if it has changed; with `whole` only if another file has taken its place.
+
+        A file that has taken its place is whole. One that is written where it lies may be half written: it is read
+        once it has stayed the same for one look.
+        """
+        stamp = _stamp(self._keys.allow_list_file)
+        replaced = stamp is not None and self._stamp is not None and stamp[0] != self._stamp[0]
+        if whole and not replaced:
+            return
+        seen, self._seen = self._seen, stamp
+        if stamp == self._stamp or (stamp != seen and not replaced):
+            return
+        self.read()
+
+    def read(self) -> None:
+        """Read the list now: it is known to be whole."""
+        self._stamp = _stamp(self._keys.allow_list_file)
+        try:
+            allowed = self._keys.allow_list()
+        except StorageError as error:
+            self._on_trouble(f"{error}; the allow-list before counts until then")
+            return
+        self._apply(allowed)
+
+    def _apply(self, allowed: AllowList) -> None:
+        before = {sender.key for sender in self._senders.values()}
+        self._senders = {
+            entry.key.hex(): Sender(entry.key, entry.name, entry.role)
+            for entry in allowed.entries.values()
+            if entry.role != "revoked"
+        }
+        now = {sender.key for sender in self._senders.values()}
+        gone = before - now
+        marked = {entry.key for entry in allowed.entries.values() if entry.role == "revoked"}
+        for key in gone | marked:
+            self._revoked[key] = None
+        for key in [*self._revoked][: max(0, len(self._revoked) - REVOKED_MAX)]:
+            del self._revoked[key]
+        if gone:
+            self._on_revoked(gone)
+
+    def holds(self, key: Key) -> bool:
+        """Whether a key is in the list and not revoked."""
+        return key.hex() in self._senders
+
+
+def _stamp(path: Path) -> _Stamp | None:
+    """Return what changes when a file does; `None` if there is none."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - five times a second, and for each stranger
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -1,0 +1,93 @@
+"""A device enrols: under its token's temporary key it says its own public key, and hears whether that is taken."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import zmq
+
+from edgeasync.durable.allow_list import Key
+from edgeasync.durable.keys import KeyPair, Token
+from edgeasync.errors import AccessError, AddressError, ProtocolError
+from edgeasync.protocol import wire
+from edgeasync.protocol.messages import Enrol, Enrolled, Refuse
+from edgeasync.runtime.channel import Channel
+from edgeasync.runtime.curve import mechanism_at, use_keys
+from edgeasync.runtime.reach import keys_do_not_fit
+from edgeasync.runtime.socket_monitor import Finding, SocketMonitor
+
+ANSWER_S = 5.0
+"""How long a hub may take to answer before the device asks over another connection."""
+
+PAUSE_S = 1.0
+
+USED = "this hub does not take the token: it was used, or has expired; make another with 'edgeasync keys enrol'"
+
+OnFailure = Callable[[str, Finding], Awaitable[None]]
+"""Hears of an address that was not reached, and how far the connection came."""
+
+
+async def enrol(
+    context: "zmq.Context[zmq.Socket[bytes]]",
+    token: Token,
+    own: Key,
+    addresses: tuple[str, ...],
+    on_failure: OnFailure,
+) -> str | None:
+    """Bring the device's own public key by a token; return the name it has at the hub.
+
+    `None` if the hub takes the token no more. It tries the addresses in turn until one answers; raises
+    `AccessError` if another hub does.
+    """
+    while True:
+        for address in addresses:
+            answer, finding = await _ask(context, address, token, own)
+            if isinstance(answer, Enrolled):
+                return answer.name
+            if finding == "denied" or (isinstance(answer, Refuse) and answer.code == "not_allowed"):
+                return None
+            if finding in ("foreign", "mechanism"):
+                reason = keys_do_not_fit(finding, keyed=True, mechanism=await mechanism_at(address))
+                if reason:
+                    raise AccessError(f"{address}: {reason}")
+            await on_failure(address, finding)
+        await asyncio.sleep(PAUSE_S)
+
+
+async def _ask(
+    context: "zmq.Context[zmq.Socket[bytes]]", address: str, token: Token, own: Key
+) -> tuple[Enrolled | Refuse | None, Finding]:
+    """Say the key over a connection of its own; return the answer, if there is one, and what became of it."""
+    loop = asyncio.get_running_loop()
+    heard: asyncio.Future[Enrolled | Refuse | None] = loop.create_future()
+
+    def on_message(peer: bytes, header: bytes, payload: wire.Buffer | None) -> None:  # noqa: ARG001
+        try:
+            message = wire.decode(header)
+        except ProtocolError:
+            return
+        if isinstance(message, Enrolled | Refuse) and not heard.done():
+            heard.set_result(message)
+
+    def on_disconnected() -> None:
+        if not heard.done():
+            heard.set_result(None)
+
+    socket = context.socket(zmq.DEALER)
+    socket.set(zmq.IPV6, "[" in address)
+    socket.set(zmq.LINGER, 0)
+    socket.set(zmq.MAXMSGSIZE, wire.HEADER_BYTES_MAX)
+    use_keys(socket, KeyPair.of(token.secret), token.hub)
+    monitor = SocketMonitor(socket, loop, on_disconnected)
+    channel = Channel(socket, loop, on_message)
+    try:
+        socket.connect(address)
+        channel.send(b"", wire.encode(Enrol(own)))
+        async with asyncio.timeout(ANSWER_S):
+            return await heard, monitor.finding
+    except TimeoutError:
+        return None, monitor.finding
+    except zmq.ZMQError as error:
+        raise AddressError(f"{address!r} is not an address to connect to ({error.strerror})") from error
+    finally:
+        monitor.close()
+        channel.close(0)

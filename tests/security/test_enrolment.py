@@ -1,0 +1,213 @@
+"""A device enrols by a token, once, and trains under its own key ever after."""
+
+import time
+
+import pytest
+
+from edgeasync import Agent, DeviceIdentity
+from edgeasync.durable.device_keys import DeviceKeys
+from edgeasync.durable.keys import KeyPair, Token
+from edgeasync.errors import ConfigError
+from edgeasync.protocol.messages import Enrol, Enrolled, Hello, Ping, Refuse, StatusRequest
+from tests.support.command_line import ACCESS, CONFIG, FILES, assert_told
+from tests.support.keyed import ask, client, denied, enrolled, is_welcome, start_hub
+from tests.support.processes import free_address
+
+pytestmark = pytest.mark.process
+
+
+def issue(keys, address, name="pi-1", now_s=None):
+    return keys.issue_token(name, (address,), time.time() if now_s is None else now_s)
+
+
+def temporary(token):
+    return KeyPair.of(token.secret), token.hub
+
+
+def start_agent(commands, *flags, state="state"):
+    return commands.start(
+        "agent", "--data", commands.data("d.npz"), "--state", commands.folder / state, "--json", *flags
+    )
+
+
+# -- a device, from its token to training -------------------------------------------------------------------------
+
+
+def test_one_command_enrols_and_trains_and_the_next_start_needs_no_token(commands, keys):
+    hub, address = start_hub(commands, keys)
+    token = issue(keys, address)
+    agent = start_agent(commands, "--enrol", token.text())
+    assert agent.wait_for("enrolled")["detail"] == "as pi-1"
+    assert hub.wait_for("joined")["device"] == "pi-1"
+    agent.wait_for("joined")
+    agent.signal(15)
+    assert agent.wait() == 0
+    again = start_agent(commands)
+    again.wait_for("joined")
+    hub.wait_for("rejoined", device="pi-1")
+    assert ask(address, keys)["denied"] == {}
+
+
+def test_several_agents_of_a_board_share_its_key(commands, keys):
+    hub, address = start_hub(commands, keys)
+    enrolling = start_agent(commands, "--enrol", issue(keys, address).text())
+    enrolling.wait_for("joined")
+    enrolling.signal(15)
+    enrolling.wait()
+    start_agent(commands, "--device-id", "pi-1/7").wait_for("joined")
+    assert hub.wait_for("joined", count=2)["device"] == "pi-1/7"
+
+
+def test_the_secret_key_never_leaves_the_device(commands, keys):
+    hub, address = start_hub(commands, keys)
+    token = issue(keys, address)
+    agent = start_agent(commands, "--enrol", token.text())
+    agent.wait_for("joined")
+    secret = DeviceKeys(commands.folder / "state").own().secret
+    words = (secret.hex(), token.secret.hex(), token.text())
+    for text in (*agent.lines, *hub.lines, agent.stderr, hub.stderr):
+        assert not any(word in text for word in words)
+    for path in commands.folder.rglob("*"):
+        if path.is_file() and path.name != "device.key":
+            content = path.read_bytes()
+            assert secret not in content, path
+            assert not any(word.encode() in content for word in words), path
+
+
+def test_enrolling_waits_for_the_hub(commands, keys):
+    address = free_address()
+    agent = start_agent(commands, "--enrol", issue(keys, address).text())
+    assert address in agent.wait_for("waiting")["detail"]
+    start_hub(commands, keys, bind=address)
+    agent.wait_for("joined")
+
+
+def test_a_lost_answer_does_not_cost_the_token(commands, keys):
+    """The hub has taken the key, and the device does not know: the same command again finds out."""
+    _, address = start_hub(commands, keys)
+    token = issue(keys, address)
+    state = DeviceKeys(commands.folder / "state")
+    assert not state.begin(token)
+    assert keys.use_token(KeyPair.of(token.secret).public, state.own().public, time.time()) == "pi-1"
+    agent = start_agent(commands, "--enrol", token.text())
+    agent.wait_for("joined")
+    agent.kill()
+    start_agent(commands, "--device-id", "pi-1/1").wait_for("joined")
+
+
+def test_a_board_that_is_enrolled_again_takes_its_name_over(commands, keys):
+    """The card was lost: another key, the same name. The old key is out."""
+    _, address = start_hub(commands, keys)
+    old = start_agent(commands, "--enrol", issue(keys, address).text(), state="old")
+    old.wait_for("joined")
+    old.kill()
+    start_agent(commands, "--enrol", issue(keys, address).text(), state="new").wait_for("joined")
+    assert start_agent(commands, state="old").wait() == ACCESS
+    assert denied(address, keys, "revoked") == {"revoked": 1}
+
+
+# -- what a token is not good for ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("message", [StatusRequest(), Ping(b"s" * 16, 0.0, 0), Hello((3,), "pi-1", b"s" * 16, 1)])
+def test_under_a_token_nothing_but_a_key_may_be_said(commands, keys, message):
+    _, address = start_hub(commands, keys)
+    token = issue(keys, address)
+    with client(address, *temporary(token)) as device:
+        device.say(message)
+        device.ended()
+        assert not device.socket.poll(0)
+    status = ask(address, keys)
+    assert status["denied"] == {"token": 1}
+    assert status["devices"] == []
+
+
+def test_a_key_with_a_payload_is_none(commands, keys):
+    _, address = start_hub(commands, keys)
+    with client(address, *temporary(issue(keys, address))) as device:
+        device.say(Enrol(b"k" * 32), b"more", version=3)
+        device.ended()
+    assert keys.allow_list().entries.keys() == {"owner"}
+
+
+def test_a_token_counts_once(commands, keys):
+    _, address = start_hub(commands, keys)
+    token, first, second = issue(keys, address), KeyPair.make(), KeyPair.make()
+    with client(address, *temporary(token)) as one, client(address, *temporary(token)) as two:
+        one.say(Enrol(first.public), version=3)
+        assert one.hear() == Enrolled("pi-1")
+        two.say(Enrol(second.public), version=3)
+        assert two.hear().code == "not_allowed"
+    with client(address, *temporary(token)) as three:
+        three.say(Enrol(second.public), version=3)
+        three.ended()
+    assert keys.allow_list().entries["pi-1"].key == first.public
+    with client(address, first, token.hub) as device:
+        assert is_welcome(device.join("pi-1"))
+
+
+def test_a_token_that_has_expired_lets_nobody_in(commands, keys):
+    _, address = start_hub(commands, keys)
+    token = issue(keys, address, now_s=time.time() - 601)
+    with client(address, *temporary(token)) as device:
+        device.say(Enrol(b"k" * 32), version=3)
+        device.ended()
+    assert denied(address, keys, "token") == {"token": 1}
+    assert keys.allow_list().entries.keys() == {"owner"}
+
+
+def test_a_token_takes_nobody_elses_key(commands, keys):
+    _, address = start_hub(commands, keys)
+    owner = keys.allow_list().entries["owner"].key
+    with client(address, *temporary(issue(keys, address))) as device:
+        for key in (owner, keys.pair().public):
+            device.say(Enrol(key), version=3)
+            answer = device.hear()
+            assert isinstance(answer, Refuse)
+            assert answer.code == "not_allowed"
+    assert keys.allow_list().entries.keys() == {"owner"}
+
+
+def test_an_enrolled_key_enrols_nobody(commands, keys):
+    """`Enrol` from a device that is in is no message of a device."""
+    pair = enrolled(keys)
+    _, address = start_hub(commands, keys)
+    with client(address, pair, keys.pair().public) as device:
+        assert is_welcome(device.join("pi-1"))
+        device.say(Enrol(b"k" * 32), version=3)
+        assert device.hear().code == "malformed"
+    assert keys.allow_list().entries.keys() == {"owner", "pi-1"}
+
+
+def test_an_agent_says_that_a_token_counts_no_more(commands, keys):
+    _, address = start_hub(commands, keys)
+    used, expired = issue(keys, address), issue(keys, address, name="pi-2", now_s=time.time() - 601)
+    start_agent(commands, "--enrol", used.text()).wait_for("joined")
+    for token, state in ((used, "other"), (expired, "third")):
+        agent = start_agent(commands, "--enrol", token.text(), state=state)
+        assert agent.wait() == ACCESS
+        assert "was used, or has expired" in agent.stderr
+        assert token.text() not in agent.stderr
+
+
+def test_an_agent_says_that_the_token_is_of_another_hub(commands, keys):
+    _, address = start_hub(commands, keys)
+    real = issue(keys, address)
+    agent = start_agent(commands, "--enrol", Token(real.secret, KeyPair.make().public, "pi-1", (address,)).text())
+    assert agent.wait() == ACCESS
+    assert "another key" in agent.stderr
+
+
+# -- mistakes -----------------------------------------------------------------------------------------------------
+
+
+def test_mistakes(commands, keys):
+    data, token = commands.data("d.npz"), issue(keys, "tcp://127.0.0.1:1").text()
+    agent = ("agent", "--data", data, "--state", commands.folder / "state")
+    assert_told(commands.run(*agent, "--enrol", token[:-3]), CONFIG, "not a whole one")
+    assert_told(commands.run(*agent, "--enrol", token, "--device-id", "pi-2"), CONFIG, "pi-1")
+    assert_told(
+        commands.run("keys", "enrol", "owner", "--address", "tcp://h:1", "--keys", keys.folder), FILES, "operator"
+    )
+    with pytest.raises(ConfigError, match="keys"):
+        Agent(identity=DeviceIdentity("pi-1", "0" * 32, 1), make_trainer=None, enrol=token)

@@ -1,0 +1,148 @@
+"""Whose a message is: the key it came under decides, never a routing id, a session or what it says."""
+
+import json
+
+import pytest
+
+from edgeasync.core.engine.sender import ANYBODY, Sender
+from edgeasync.core.hub.effects import Send
+from edgeasync.core.hub.events import Malformed, PushArrived, Received
+from edgeasync.durable.keys import operator_keys
+from edgeasync.protocol.messages import Fetch, Hello, Leave, Ping, StatusRequest
+from tests.support.hub_bench import HubBench
+from tests.support.keyed import client, enrolled, is_welcome, start_hub
+
+ALICE, MALLORY = b"a" * 32, b"m" * 32
+
+
+def hello(device_id, key, *, state=1, start=1, session=None, peer=None):
+    message = Hello((3,), device_id, bytes((state,)) * 16, start, session)
+    return Received(peer or key[:5], message, key=key)
+
+
+@pytest.fixture
+def hub():
+    """A hub where Alice's device `a` and Mallory's `m` are members."""
+    hub = HubBench()
+    hub.give(hello("a", ALICE))
+    hub.give(hello("m", MALLORY))
+    return hub
+
+
+def codes(hub):
+    return [effect.message.code for effect in hub.all_of(Send) if hasattr(effect.message, "code")]
+
+
+# -- the core -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [Fetch, lambda s: Ping(s, 0.0, 0), lambda s: Leave("stopping", s)])
+def test_a_session_is_worth_nothing_under_another_key(hub, make):
+    hub.give(Received(b"other", make(hub.sessions["a"]), key=MALLORY))
+    assert codes(hub) == ["unknown_session"]
+    member = hub.core.members.members["a"]
+    assert (member.live, member.peer, member.strikes) == (True, ALICE[:5], 0)
+
+
+def test_a_push_under_another_key_counts_for_nobody(hub):
+    push = hub.make_push("a", 1)
+    hub.give(PushArrived(MALLORY[:5], push, next(hub.handles), 1.0, key=MALLORY))
+    assert codes(hub) == ["unknown_session"]
+    assert hub.core.members.members["a"].seq_last == 0
+    hub.push("a", 1)
+    assert codes(hub) == ["unknown_session"], "and without a key neither"
+    hub.give(PushArrived(ALICE[:5], push, next(hub.handles), 1.0, key=ALICE))
+    assert hub.core.members.members["a"].seq_last == 1
+
+
+@pytest.mark.parametrize("gone", [False, True])
+@pytest.mark.parametrize(("state", "start"), [(1, 1), (1, 9), (2, 1)])
+def test_another_key_takes_no_place(hub, gone, state, start):
+    """Neither by the same state, nor by a later start, nor by a new state while the device is away."""
+    if gone:
+        hub.give(Received(ALICE[:5], Leave("stopping", hub.sessions["a"]), key=ALICE))
+    before = hub.core.members.members["a"]
+    known = (before.state_id, before.incarnation, list(before.retired), before.session)
+    hub.give(hello("a", MALLORY, state=state, start=start, session=hub.sessions["a"]))
+    assert codes(hub) == ["not_allowed"]
+    after = hub.core.members.members["a"]
+    assert (after.state_id, after.incarnation, after.retired, after.session) == known
+    hub.give(hello("a", ALICE, start=2))
+    assert codes(hub) == []
+
+
+def test_strikes_stick_to_the_key(hub):
+    """A key that has sent too much that is malformed gets no further by another connection."""
+    key = b"n" * 32
+    for number in range(hub.core.settings.limits.strikes_max):
+        hub.give(Malformed(b"peer %d" % number, "no message", key=key))
+    hub.give(hello("n", key, peer=b"fresh"))
+    assert codes(hub) == ["quarantined"]
+    hub.give(hello("o", b"o" * 32, peer=b"peer 0"))
+    assert codes(hub) == []
+
+
+def test_a_run_without_keys_can_be_given_keys():
+    hub = HubBench()
+    hub.join("a")
+    hub.leave("a")
+    hub.give(hello("a", ALICE, start=2))
+    assert codes(hub) == []
+    assert hub.core.members.members["a"].key == ALICE
+    hub.give(hello("a", MALLORY, start=3))
+    assert codes(hub) == ["not_allowed"]
+
+
+@pytest.mark.parametrize(
+    ("device_id", "speaks"),
+    [("pi-1", True), ("pi-1/0", True), ("pi-1/999", True), ("pi-1/1000", False), ("pi-1/", False),
+     ("pi-10", False), ("pi", False), ("pi-1/0/1", False), ("PI-1", False), ("pi-1\n", False), ("", False)],
+)  # fmt: skip
+def test_what_a_name_speaks_for(device_id, speaks):
+    assert Sender(b"k" * 32, "pi-1", "device").speaks_for(device_id) == speaks
+    assert not Sender(b"k" * 32, "pi-1", "operator").speaks_for(device_id)
+    assert ANYBODY.speaks_for(device_id)
+
+
+# -- over real sockets --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.process
+def test_the_right_key_with_what_is_anothers(commands, keys):
+    """Another's name, session, state id or routing id: refused, and the other loses nothing."""
+    alice, mallory, hub_key = enrolled(keys, "alice"), enrolled(keys, "mallory"), keys.pair().public
+    _, address = start_hub(commands, keys)
+    with client(address, alice, hub_key) as honest:
+        welcome = honest.join("alice", b"a" * 16)
+        assert is_welcome(welcome)
+        with client(address, mallory, hub_key) as thief:
+            assert thief.join("alice", b"a" * 16, 1, welcome.session).code == "not_allowed"
+            assert thief.join("alice", b"m" * 16, 9).code == "not_allowed"
+            assert is_welcome(thief.join("mallory/1", b"a" * 16))
+            for message in (Fetch(welcome.session), Leave("stopping", welcome.session)):
+                thief.say(message, version=3)
+                assert thief.hear().code == "unknown_session"
+        honest.say(Ping(welcome.session, 1.0, 0), version=3)
+        assert honest.hear().sent_s == 1.0
+
+
+@pytest.mark.process
+def test_an_operator_asks_and_no_more(commands, keys):
+    pair, hub_key = operator_keys(keys.folder)
+    _, address = start_hub(commands, keys)
+    with client(address, pair, hub_key) as operator:
+        assert operator.join("owner").code == "not_allowed"
+        operator.say(Fetch(b"s" * 16), version=3)
+        assert operator.hear().code == "not_allowed"
+
+
+@pytest.mark.process
+def test_a_device_sees_its_own_status(commands, keys):
+    alice, bob, hub_key = enrolled(keys, "alice"), enrolled(keys, "bob"), keys.pair().public
+    _, address = start_hub(commands, keys)
+    with client(address, alice, hub_key) as one, client(address, bob, hub_key) as other:
+        for device, name in ((one, "alice"), (one, "alice/2"), (other, "bob")):
+            assert is_welcome(device.join(name, name.encode().ljust(16, b".")))
+        other.say(StatusRequest())
+        status = json.loads(other.socket.recv_multipart()[1])
+    assert [device["id"] for device in status["devices"]] == ["bob"]

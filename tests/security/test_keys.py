@@ -1,0 +1,303 @@
+"""Key files, the allow-list, tokens, and the command `keys`."""
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import stat
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeasync.durable.allow_list import Allowed, AllowList
+from edgeasync.durable.device_keys import DeviceKeys
+from edgeasync.durable.keys import TOKEN_S, HubKeys, KeyPair, Token, fingerprint, operator_keys
+from edgeasync.durable.secret_files import read_secret, write_secret
+from edgeasync.errors import ConfigError, StorageError
+from tests.support.command_line import CONFIG, FILES, assert_told, run_command
+
+KEYS = [bytes([number]) * 32 for number in range(1, 5)]
+ADDRESS = ("tcp://127.0.0.1:5555",)
+
+
+@pytest.fixture
+def keys(tmp_path):
+    return HubKeys.init(tmp_path / "keys")
+
+
+def run_json(folder, *arguments):
+    told = run_command(folder, *arguments, "--json")
+    assert told.returncode == 0, told
+    return [json.loads(line) for line in told.stdout.splitlines()]
+
+
+# -- files of secrets ---------------------------------------------------------------------------------------------
+
+
+def test_only_their_owner_can_read_what_is_made(tmp_path):
+    old = os.umask(0)
+    try:
+        keys = HubKeys.init(tmp_path / "keys")
+        keys.issue_token("pi-1", ADDRESS, 0.0)
+        keys.remember_addresses(ADDRESS)
+        keys.make_operator("anna")
+        DeviceKeys(tmp_path / "state").own()
+    finally:
+        os.umask(old)
+    for path in [*(tmp_path / "keys").rglob("*"), tmp_path / "keys", *(tmp_path / "state" / "keys").rglob("*")]:
+        wanted = 0o700 if path.is_dir() else 0o600
+        assert stat.S_IMODE(path.stat().st_mode) == wanted, path
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
+def test_a_secret_that_others_can_touch_is_refused(keys, mode):
+    (keys.folder / "hub.key").chmod(mode)
+    with pytest.raises(StorageError, match=r"hub\.key: other users may have read it"):
+        keys.pair()
+
+
+def test_a_folder_that_others_can_enter_is_refused(keys):
+    keys.folder.chmod(0o750)
+    with pytest.raises(StorageError, match="chmod 700"):
+        keys.pair()
+
+
+def test_others_may_read_the_allow_list_but_not_write_it(keys):
+    keys.allow_list_file.chmod(0o644)
+    assert "owner" in keys.allow_list().entries
+    keys.allow_list_file.chmod(0o664)
+    with pytest.raises(StorageError, match="other users may have changed it"):
+        keys.allow_list()
+
+
+def test_links_are_never_followed(tmp_path):
+    target = tmp_path / "target"
+    target.write_bytes(b"mine")
+    target.chmod(0o600)
+    (tmp_path / "secret").symlink_to(target)
+    with pytest.raises(StorageError):
+        read_secret(tmp_path / "secret")
+    with pytest.raises(StorageError):
+        write_secret(tmp_path / "secret", b"new")
+    write_secret(tmp_path / "secret", b"new", replace=True)
+    assert target.read_bytes() == b"mine"
+    assert not (tmp_path / "secret").is_symlink()
+    (tmp_path / "folder").symlink_to(tmp_path)
+    with pytest.raises(StorageError, match="link"):
+        HubKeys.init(tmp_path / "folder")
+
+
+def test_a_pipe_in_a_secrets_place_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "secret", 0o600)
+    with pytest.raises(StorageError, match="no plain file"):
+        read_secret(tmp_path / "secret")
+
+
+def test_a_secret_is_not_written_over_another(tmp_path):
+    write_secret(tmp_path / "secret", b"first")
+    with pytest.raises(StorageError, match="left as it is"):
+        write_secret(tmp_path / "secret", b"second")
+    assert [path.name for path in tmp_path.iterdir()] == ["secret"]
+    assert read_secret(tmp_path / "secret") == b"first"
+
+
+def test_keys_are_made_once(keys):
+    public = keys.pair().public
+    with pytest.raises(StorageError, match="already"):
+        HubKeys.init(keys.folder)
+    assert keys.pair().public == public
+
+
+def test_no_secret_is_shown():
+    pair = KeyPair.make()
+    token = Token(pair.secret, KEYS[0], "pi-1", ADDRESS)
+    for text in (repr(pair), str(pair), repr(token), f"{token}"):
+        assert pair.secret.hex() not in text
+        assert repr(pair.secret)[2:-1] not in text
+        assert token.text() not in text
+
+
+def test_an_operators_keys_lead_to_the_hub(keys):
+    pair, hub = operator_keys(keys.folder)
+    assert hub == keys.pair().public
+    assert keys.allow_list().by_key()[pair.public].role == "operator"
+    pair, hub = operator_keys(keys.make_operator("anna"))
+    assert hub == keys.pair().public
+    assert keys.allow_list().by_key()[pair.public] == Allowed("anna", "operator", pair.public)
+
+
+# -- the allow-list -----------------------------------------------------------------------------------------------
+
+
+def test_a_persons_own_words_survive_every_edit():
+    text = f"# ours\n\n  pi-1 device   {KEYS[0].hex()}  # in the hall\npi-2\tdevice {KEYS[1].hex()}"
+    listed = AllowList(text).with_entry(Allowed("pi-3", "device", KEYS[2])).revoking("pi-1")
+    assert listed.text.startswith("# ours\n\n")
+    assert "# in the hall" in listed.text
+    assert listed.entries == {
+        "pi-1": Allowed("pi-1", "revoked", KEYS[0]),
+        "pi-2": Allowed("pi-2", "device", KEYS[1]),
+        "pi-3": Allowed("pi-3", "device", KEYS[2]),
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        (f"pi-2 device {KEYS[1].hex()} and more", "NAME ROLE KEY"),
+        ("pi-2 device", "NAME ROLE KEY"),
+        (f"pi-2 king {KEYS[1].hex()}", "role"),
+        (f"pi-2 device {KEYS[1].hex()[:-1]}", "64 hexadecimal"),
+        (f"pi/2 device {KEYS[1].hex()}", "name"),
+        (f"{'x' * 65} device {KEYS[1].hex()}", "name"),
+        (f"pi-1 device {KEYS[1].hex()}", "stands in line 1"),
+        (f"pi-2 device {KEYS[0].hex()}", "that of pi-1"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_named(line, hint):
+    with pytest.raises(ValueError, match=f"line 2: .*{hint}"):
+        AllowList(f"pi-1 device {KEYS[0].hex()}\n{line}\n")
+
+
+def test_a_key_has_one_name():
+    listed = AllowList("").with_entry(Allowed("pi-1", "device", KEYS[0]))
+    with pytest.raises(StorageError, match="that of pi-1"):
+        listed.with_entry(Allowed("pi-2", "device", KEYS[0]))
+
+
+@given(st.text(max_size=400))
+def test_any_text_is_read_or_refused(text):
+    try:
+        listed = AllowList(text)
+    except ValueError:
+        return
+    again = listed.with_entry(Allowed("pi-1", "device", KEYS[3]))
+    assert again.entries == listed.entries | {"pi-1": Allowed("pi-1", "device", KEYS[3])}
+
+
+# -- tokens -------------------------------------------------------------------------------------------------------
+
+
+def test_a_token_comes_back_from_its_text(keys):
+    token = keys.issue_token("pi-1", ADDRESS, 0.0)
+    assert Token.read(f" {token.text()}\n") == token
+    assert token.hub == keys.pair().public
+    assert (token.name, token.addresses) == ("pi-1", ADDRESS)
+    assert token.text().replace("_", "").replace("-", "").isalnum()
+
+
+def test_a_token_that_was_not_copied_whole_is_told_without_being_quoted(keys):
+    text = keys.issue_token("pi-1", ADDRESS, 0.0).text()
+    for wrong in ("", "x", text[:-1], text[:-2] + "AA", text[3:], text + "A", text.swapcase()):
+        with pytest.raises(ConfigError) as told:
+            Token.read(wrong)
+        assert len(wrong) < 8 or wrong not in str(told.value)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_token_or_refused(content):
+    sealed = hashlib.sha256(content).digest()[:4] + content
+    with contextlib.suppress(ConfigError):
+        Token.read("edgeasync1_" + base64.urlsafe_b64encode(sealed).decode().rstrip("="))
+
+
+def test_a_token_counts_once(keys):
+    token = KeyPair.of(keys.issue_token("pi-1", ADDRESS, 100.0).secret).public
+    assert keys.use_token(token, KEYS[0], 100.0 + TOKEN_S) == "pi-1"
+    assert keys.allow_list().by_key()[KEYS[0]] == Allowed("pi-1", "device", KEYS[0])
+    assert keys.use_token(token, KEYS[1], 101.0) is None
+    assert KEYS[1] not in keys.allow_list().by_key()
+
+
+def test_a_token_that_has_expired_counts_no_more(keys):
+    token = KeyPair.of(keys.issue_token("pi-1", ADDRESS, 100.0).secret).public
+    assert keys.use_token(token, KEYS[0], 100.1 + TOKEN_S) is None
+    assert keys.allow_list().entries.keys() == {"owner"}
+
+
+def test_by_a_token_no_other_key_is_taken(keys):
+    """A key that has a name, the hub's own, or a token's cannot be brought by a token."""
+    token = KeyPair.of(keys.issue_token("pi-1", ADDRESS, 0.0).secret).public
+    owner = keys.allow_list().entries["owner"].key
+    for key in (owner, keys.pair().public, token):
+        assert keys.use_token(token, key, 1.0) is None
+    assert keys.use_token(token, KEYS[0], 1.0) == "pi-1"
+
+
+def test_the_hub_keeps_no_secret_of_a_token(keys):
+    token = keys.issue_token("pi-1", ADDRESS, 0.0)
+    kept = b"".join(path.read_bytes() for path in keys.folder.iterdir())
+    assert token.secret not in kept
+    assert token.secret.hex().encode() not in kept
+
+
+def test_a_token_gives_a_name_another_key(keys):
+    keys.allow("pi-1", "device", KEYS[0])
+    token = KeyPair.of(keys.issue_token("pi-1", ADDRESS, 0.0).secret).public
+    assert KEYS[0] in keys.allow_list().by_key()
+    assert keys.use_token(token, KEYS[1], 1.0) == "pi-1"
+    assert keys.allow_list().entries["pi-1"].key == KEYS[1]
+    assert KEYS[0] not in keys.allow_list().by_key()
+
+
+def test_fingerprints_differ_and_can_be_read_aloud():
+    assert len({fingerprint(key) for key in KEYS}) == len(KEYS)
+    assert all(len(part) == 4 for part in fingerprint(KEYS[0]).split("-"))
+
+
+# -- the command --------------------------------------------------------------------------------------------------
+
+
+def test_the_command_from_init_to_revoke(tmp_path):
+    flags = ("--keys", tmp_path / "keys")
+    (made,) = run_json(tmp_path, "keys", "init", *flags, "--address", "tcp://hub.example:5555")
+    assert HubKeys(tmp_path / "keys").pair().public.hex() == made["hub_key"]
+    (issued,) = run_json(tmp_path, "keys", "enrol", "pi-1", *flags)
+    token = Token.read(issued["token"])
+    assert (token.name, token.addresses) == ("pi-1", ("tcp://hub.example:5555",))
+    (entry,) = run_json(tmp_path, "keys", "enrol", "pi-2", "--key", KEYS[0].hex(), *flags)
+    assert (entry["name"], entry["role"], entry["fingerprint"]) == ("pi-2", "device", fingerprint(KEYS[0]))
+    listed = {line["name"]: line["role"] for line in run_json(tmp_path, "keys", "list", *flags)}
+    assert listed == {"owner": "operator", "pi-2": "device", "pi-1": "token"}
+    run_json(tmp_path, "keys", "revoke", "pi-2", *flags)
+    assert HubKeys(tmp_path / "keys").allow_list().entries["pi-2"].role == "revoked"
+
+
+def test_what_people_see_has_the_token_on_a_line_of_its_own(tmp_path):
+    run_command(tmp_path, "keys", "init", "--address", "tcp://hub.example:5555")
+    first, second = run_command(tmp_path, "keys", "enrol", "pi-1").stdout.splitlines()
+    assert Token.read(first).name == "pi-1"
+    assert "agent --enrol" in second
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "hint"),
+    [
+        (("enrol", "pi-1"), CONFIG, "--address"),
+        (("enrol", "pi/1"), CONFIG, "not a name"),
+        (("enrol", "pi-1", "--key", "abc"), CONFIG, "64 hexadecimal"),
+        (("enrol", "pi-1", "--role", "king"), CONFIG, "device or operator"),
+        (("revoke", "pi-1"), FILES, "not in the allow-list"),
+        (("init",), FILES, "already"),
+    ],
+)
+def test_mistakes(tmp_path, arguments, code, hint):
+    run_command(tmp_path, "keys", "init")
+    assert_told(run_command(tmp_path, "keys", *arguments), code, hint)
+
+
+def test_without_keys_the_command_says_how_to_make_them(tmp_path):
+    assert_told(run_command(tmp_path, "keys", "enrol", "pi-1", "--address", "tcp://h:1"), FILES, "keys init")
+
+
+def test_a_broken_line_stops_every_change(tmp_path):
+    run_command(tmp_path, "keys", "init")
+    keys = HubKeys(tmp_path / ".config/edgeasync/keys")
+    with keys.allow_list_file.open("a") as file:
+        file.write("pi-9 device\n")
+    before = keys.allow_list_file.read_bytes()
+    for arguments in (("revoke", "owner"), ("enrol", "pi-1", "--key", KEYS[0].hex()), ("list",)):
+        assert_told(run_command(tmp_path, "keys", *arguments), FILES, "line 4")
+    assert keys.allow_list_file.read_bytes() == before

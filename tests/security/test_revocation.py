@@ -1,0 +1,225 @@
+"""A key that is revoked is silent within a second of the file's change, and what it has here ends."""
+
+import os
+import time
+
+import pytest
+import zmq
+
+from edgeasync.core.hub.effects import Expel, Report
+from edgeasync.core.hub.events import PushArrived, Received, Revoked
+from edgeasync.policies.aggregation import BufferedAggregator
+from edgeasync.policies.policy import Policy
+from edgeasync.protocol.messages import Hello, Ping, Pong
+from edgeasync.runtime.access import Access
+from tests.support.hub_bench import HubBench
+from tests.support.keyed import ask, client, denied, enrolled, is_welcome, start_hub
+from tests.support.size import repetitions
+
+ALICE, BOB = b"a" * 32, b"b" * 32
+
+
+# -- the core -----------------------------------------------------------------------------------------------------
+
+
+def joined(hub, name, key, state=1, start=1):
+    hub.give(Received(key[:5], Hello((3,), name, bytes((state,)) * 16, start), key=key))
+
+
+def pushed(hub, name, key, seq=1):
+    hub.give(PushArrived(key[:5], hub.make_push(name, seq), next(hub.handles), 1.0, key=key))
+
+
+@pytest.fixture
+def hub():
+    """A hub that folds three updates together; Alice's two devices and Bob's one have sent one each, but one."""
+    hub = HubBench(policy=Policy(aggregate=BufferedAggregator(count=3)))
+    for name, key in (("alice", ALICE), ("alice/1", ALICE), ("bob", BOB)):
+        joined(hub, name, key)
+    return hub
+
+
+def revoke(hub, key):
+    hub.effects = hub.core.handle(Revoked(key), hub.now_s)
+    return hub._account()
+
+
+def test_sessions_and_updates_that_wait_end(hub):
+    pushed(hub, "alice", ALICE)
+    pushed(hub, "bob", BOB)
+    assert hub.core.policy_engine.updates_waiting == 2
+    revoke(hub, ALICE)
+    assert [effect.device_id for effect in hub.all_of(Report)] == ["alice", "alice/1"]
+    assert [effect.owner[0] for effect in hub.all_of(Expel)] == ["alice", "alice/1"]
+    assert hub.core.policy_engine.updates_waiting == 1
+    assert hub.core.updates_rejected == 1
+    assert hub.core.members.live_count == 1
+    pushed(hub, "alice", ALICE, seq=2)
+    assert hub.refused == "unknown_session"
+    pushed(hub, "bob", BOB, seq=2)
+    assert hub.refused is None
+
+
+def test_a_key_that_has_nothing_here_changes_nothing(hub):
+    assert revoke(hub, b"?" * 32) == []
+
+
+def test_the_next_key_of_the_name_takes_the_place(hub):
+    pushed(hub, "alice", ALICE)
+    revoke(hub, ALICE)
+    joined(hub, "alice", b"n" * 32, state=2)
+    assert hub.refused is None
+    assert hub.core.members.members["alice"].retired == [b"\1" * 16]
+
+
+def test_revoked_twice_is_revoked_once(hub):
+    revoke(hub, ALICE)
+    assert revoke(hub, ALICE) == []
+
+
+# -- the file -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def access(keys):
+    """Who may come in, with what it told."""
+    gone, trouble = set(), []
+    access = Access(keys, gone.update, trouble.append)
+    access.gone, access.trouble = gone, trouble
+    return access
+
+
+def edit(keys, change):
+    """Change the list where it lies, as some editors do; its time is another for certain."""
+    text = change(keys.allow_list_file.read_text())
+    keys.allow_list_file.write_text(text)
+    stamp = keys.allow_list_file.stat().st_mtime_ns + 1_000_000
+    os.utime(keys.allow_list_file, ns=(stamp, stamp))
+
+
+def test_a_line_that_is_taken_out_or_marked_shuts_its_key_out(keys, access):
+    one, two = enrolled(keys, "one"), enrolled(keys, "two")
+    access.read()
+    assert access.holds(one.public)
+    edit(keys, lambda text: "".join(line for line in text.splitlines(True) if not line.startswith("one")))
+    access.poll()
+    assert access.gone == set(), "it may be half written"
+    access.poll()
+    assert access.gone == {one.public}
+    os.link(keys.allow_list_file, keys.folder / "kept")  # so that its number is not used again
+    keys.revoke("two")
+    access.poll()
+    assert access.gone == {one.public, two.public}, "a file that took its place is whole"
+    assert not access.lets_in(one.public, "")
+    assert access.denied == {"revoked": 1}
+
+
+def test_a_half_written_list_revokes_nobody(keys, access):
+    pair = enrolled(keys)
+    access.read()
+    whole = keys.allow_list_file.read_text()
+    edit(keys, lambda text: "")
+    access.poll()
+    edit(keys, lambda text: whole + "\n")
+    access.poll()
+    access.poll()
+    assert access.gone == set()
+    assert access.holds(pair.public)
+
+
+@pytest.mark.parametrize("change", [lambda text: text + "pi-9 device\n", lambda text: "\0" * 100])
+def test_a_line_that_cannot_be_read_changes_nothing_and_is_told(keys, access, change):
+    pair = enrolled(keys)
+    access.read()
+    edit(keys, change)
+    for _ in range(4):
+        access.poll()
+    assert access.gone == set()
+    assert access.holds(pair.public)
+    assert len(access.trouble) == 1
+    assert "line" in access.trouble[0]
+
+
+def test_a_list_that_is_gone_changes_nothing_and_is_told(keys, access):
+    keys.allow_list_file.rename(keys.folder / "elsewhere")
+    for _ in range(4):
+        access.poll()
+    assert access.gone == set()
+    assert len(access.trouble) == 1
+
+
+# -- over real sockets --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.process
+def test_a_revoked_key_is_silent_within_a_second(commands, keys):
+    """The worst of all times between the change of the file and the end of the connection."""
+    times, hub_key = [], keys.pair().public
+    hub, address = start_hub(commands, keys)
+    for number in range(repetitions("keys that are revoked")):
+        name = f"pi-{number}"
+        pair = enrolled(keys, name)
+        with client(address, pair, hub_key) as device:
+            assert is_welcome(device.join(name, name.encode().ljust(16, b".")))
+            keys.revoke(name)
+            began_s = time.monotonic()
+            device.ended()
+            times.append(time.monotonic() - began_s)
+            assert device.failure() == zmq.EVENT_HANDSHAKE_FAILED_AUTH, "libzmq connects again, and is denied"
+        hub.wait_for("revoked", device=name)
+    assert max(times) < 1.0, times
+
+
+@pytest.mark.process
+def test_a_connection_that_has_said_nothing_yet_is_shut_too(commands, keys):
+    pair = enrolled(keys)
+    _, address = start_hub(commands, keys)
+    with client(address, pair, keys.pair().public) as device:
+        monitor = device.socket  # nothing is said
+        ask(address, keys)
+        keys.revoke("pi-1")
+        device.ended()
+        assert not monitor.poll(0)
+
+
+@pytest.mark.process
+def test_others_keep_their_connections(commands, keys):
+    gone, stays, hub_key = enrolled(keys, "gone"), enrolled(keys, "stays"), keys.pair().public
+    hub, address = start_hub(commands, keys)
+    with client(address, gone, hub_key) as one, client(address, stays, hub_key) as other:
+        assert is_welcome(one.join("gone", b"g" * 16))
+        welcome = other.join("stays", b"s" * 16)
+        keys.revoke("gone")
+        one.ended()
+        hub.wait_for("revoked", device="gone")
+        other.say(Ping(welcome.session, 7.0, 0), version=3)
+        assert other.hear() == Pong(7.0)
+        assert not other.monitor.poll(0)
+
+
+@pytest.mark.process
+def test_revoked_while_the_hub_was_away(commands, keys):
+    pair = enrolled(keys)
+    hub, address = start_hub(commands, keys)
+    with client(address, pair, keys.pair().public) as device:
+        assert is_welcome(device.join("pi-1"))
+    hub.signal(15)
+    hub.wait()
+    keys.revoke("pi-1")
+    hub, address = start_hub(commands, keys)
+    assert hub.wait_for("revoked")["device"] == "pi-1"
+
+
+@pytest.mark.process
+def test_an_enrolled_agent_that_is_revoked_waits_and_says_why(commands, keys):
+    hub, address = start_hub(commands, keys)
+    token = keys.issue_token("pi-1", (address,), time.time())
+    flags = ("--state", commands.folder / "state", "--json", "--enrol", token.text())
+    agent = commands.start("agent", "--data", commands.data("d.npz"), *flags)
+    agent.wait_for("joined")
+    keys.revoke("pi-1")
+    hub.wait_for("revoked")
+    agent.wait_for("disconnected")
+    assert denied(address, keys, "revoked")
+    agent.signal(15)
+    assert agent.wait() == 0

@@ -1,0 +1,104 @@
+"""Sockets under keys, as a hub's friends and enemies use them, and a hub with keys."""
+
+import contextlib
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from edgeasync.durable.keys import KeyPair
+from edgeasync.protocol import wire
+from edgeasync.protocol.messages import Hello, Welcome
+from edgeasync.runtime.curve import use_keys
+from edgeasync.runtime.status import fetch_status
+from tests.support.processes import PATIENCE_S, until
+
+FAILURES = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_DISCONNECTED
+)
+PATIENCE_MS = int(1000 * PATIENCE_S)
+
+
+class Client:
+    """A DEALER of its own context that speaks under a key, or without one."""
+
+    def __init__(self, address, pair=None, hub=None, routing_id=None):
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.set(zmq.LINGER, 0)
+        if routing_id is not None:
+            self.socket.set(zmq.ROUTING_ID, routing_id)
+        if pair is not None:
+            use_keys(self.socket, pair, hub)
+        self.monitor = self.socket.get_monitor_socket(FAILURES)
+        self.socket.connect(address)
+
+    def say(self, message, *payload, version=1):
+        self.socket.send_multipart([wire.encode(message, version), *payload])
+
+    def hear(self):
+        """Return the next message from the hub."""
+        assert self.socket.poll(PATIENCE_MS), "no answer"
+        return wire.decode(self.socket.recv_multipart()[0])
+
+    def failure(self):
+        """Wait until the connection fails; return the event."""
+        assert self.monitor.poll(PATIENCE_MS), "no failure"
+        return parse_monitor_message(self.monitor.recv_multipart())["event"]
+
+    def ended(self):
+        """Wait until the connection is closed by the hub."""
+        while self.failure() != zmq.EVENT_DISCONNECTED:
+            pass
+
+    def join(self, device_id, state_id=b"s" * 16, incarnation=1, session=None):
+        """Say hello; return the answer."""
+        self.say(Hello((1, 2), device_id, state_id, incarnation, session))
+        return self.hear()
+
+    def close(self):
+        self.socket.disable_monitor()
+        self.context.destroy(linger=0)
+
+
+@contextlib.contextmanager
+def client(address, *arguments, **options):
+    """Yield a client, and close it."""
+    one = Client(address, *arguments, **options)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def enrolled(keys, name="pi-1"):
+    """Return a key pair that is in the hub's list."""
+    pair = KeyPair.make()
+    keys.allow(name, "device", pair.public)
+    return pair
+
+
+def start_hub(commands, keys, *flags, **settings):
+    """Start a hub with keys; return the process and its address."""
+    return commands.hub(commands.settings(**settings), "--keys", keys.folder, *flags)
+
+
+def ask(address, keys):
+    """Return the hub's status as an operator sees it."""
+    return fetch_status(address, PATIENCE_S, keys.folder)
+
+
+def denied(address, keys, name, count=1):
+    """Wait until the hub has counted that many under a name; return all counts."""
+
+    def look():
+        counts = ask(address, keys)["denied"]
+        return counts if counts.get(name, 0) >= count else None
+
+    return until(look, f"{name} denied")
+
+
+def is_welcome(message):
+    return isinstance(message, Welcome)
