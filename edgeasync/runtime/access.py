@@ -1,6 +1,7 @@
 """Who may talk to a hub, by its folder of keys: read at the start, and again whenever the files change."""
 
 import asyncio
+import logging
 import os
 import time
 from collections import Counter
@@ -9,8 +10,10 @@ from pathlib import Path
 
 from edgeasync.core.engine.sender import Sender
 from edgeasync.durable.allow_list import AllowList, Key
-from edgeasync.durable.keys import HubKeys, IssuedToken
+from edgeasync.durable.keys import HubKeys, IssuedToken, fingerprint
 from edgeasync.errors import StorageError
+
+LOG = logging.getLogger("edgeasync.keys")
 
 POLL_S = 0.2
 """How often the allow-list is looked at: a revoked key is out within a second."""
@@ -53,18 +56,19 @@ class Access:
     # -- who may come in -------------------------------------------------------------------------------------
 
     def lets_in(self, key: Key, address: str) -> bool:
-        """Whether a key may connect; counts it if not. It is asked once for each connection."""
+        """Whether a key may connect; counts and logs it if not. It is asked once for each connection."""
         user_id = key.hex()
         if user_id not in self._senders:
             self.poll(whole=True)  # the list may have changed a moment ago
         if user_id in self._senders:
             return True
-        if (token := self.token(user_id)) is not None:
-            if not token.used and token.until_s >= self._now_s():
-                return True
-            self.denied["token"] += 1
-        else:
-            self.denied["revoked" if key in self._revoked else "unknown_key"] += 1
+        token = self.token(user_id)
+        if token is not None and not token.used and token.until_s >= self._now_s():
+            return True
+        reason = "revoked" if key in self._revoked else "unknown_key"
+        reason = reason if token is None else "token"
+        self.denied[reason] += 1
+        LOG.info("not let in: %s, key %s from %s", reason, fingerprint(key), address)
         return False
 
     def sender(self, user_id: str) -> Sender | None:
