@@ -18,6 +18,9 @@ LOG = logging.getLogger("edgeasync.keys")
 POLL_S = 0.2
 """How often the allow-list is looked at: a revoked key is out within a second."""
 
+KNOCK_S = 0.5
+"""The least time between two knocks that are noted."""
+
 REVOKED_MAX = 4096
 """Keys of earlier lists that are remembered, to count who comes under one as revoked."""
 
@@ -28,7 +31,8 @@ class Access:
     """Lets keys in, by the newest allow-list that could be read. Used on the hub's loop.
 
     `on_revoked` is called with the keys that a change of the list has shut out, `on_trouble` with a sentence when
-    the list cannot be read: then the one before counts. `denied` counts who was not let in, by the reason.
+    the list cannot be read: then the one before counts. `on_knock`, if given, is called with keys that are not
+    known, and where they come from, now and then. `denied` counts who was not let in, by the reason.
     """
 
     def __init__(
@@ -36,6 +40,7 @@ class Access:
         keys: HubKeys,
         on_revoked: Callable[[set[Key]], None],
         on_trouble: Callable[[str], None],
+        on_knock: Callable[[Key, str], None] | None = None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
         self.pair = keys.pair()
@@ -44,6 +49,8 @@ class Access:
         self._on_revoked = on_revoked
         self._on_trouble = on_trouble
         self._now_s = now_s
+        self._on_knock = on_knock
+        self._knocked_s = 0.0
         self._revoked: dict[Key, None] = {}
         self._stamp = _stamp(keys.allow_list_file)
         self._seen: _Stamp | None = None
@@ -68,6 +75,9 @@ class Access:
         reason = "revoked" if key in self._revoked else "unknown_key"
         reason = reason if token is None else "token"
         self.denied[reason] += 1
+        if reason == "unknown_key" and self._on_knock is not None and self._now_s() >= self._knocked_s + KNOCK_S:
+            self._knocked_s = self._now_s()
+            self._on_knock(key, address)
         LOG.info("not let in: %s, key %s from %s", reason, fingerprint(key), address)
         return False
 
