@@ -11,6 +11,7 @@ from edgeasync.config import convert, read_toml, to_table
 from edgeasync.core.device.effects import Report
 from edgeasync.core.engine.sender import Sender
 from edgeasync.data.files import load
+from edgeasync.durable.allow_list import read_key
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceFolder, DeviceIdentity
 from edgeasync.durable.keys import Token
@@ -28,11 +29,18 @@ if TYPE_CHECKING:
 PROGRESS_S = 10.0
 
 
-def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer, enrol: str | None = None) -> None:
-    """Run an agent by a settings file, flags, or both; a flag wins over the file. `enrol` is a token."""
+class Entry(NamedTuple):
+    """How a device without a key of its hub's list gets in: by a token, or knocking at the hub of a public key."""
+
+    token: str | None = None
+    hub_key: str | None = None
+
+
+def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer, entry: Entry) -> None:
+    """Run an agent by a settings file, flags, or both; a flag wins over the file."""
     settings = AgentSettings() if config is None else read_toml(config, AgentSettings)
     section = convert(to_table(settings.agent) | flags, AgentSection, where="flags")
-    who = _who(section, enrol)
+    who = _who(section, entry)
     data = _needed(section, knows_hub=who.keys is not None)
     dataset = load(data)
     device_id, state = who.device_id, who.state
@@ -69,7 +77,8 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer, enro
         alone_steps_max=section.alone_steps_max,
         insecure=section.insecure,
         keys=who.keys,
-        enrol=enrol,
+        enrol=entry.token,
+        knocking=entry.hub_key is not None,
         on_report=on_report,
     )
     told = -1
@@ -128,20 +137,34 @@ class _Who(NamedTuple):
     keys: DeviceKeys | None
 
 
-def _who(section: AgentSection, enrol: str | None) -> _Who:
+def _who(section: AgentSection, entry: Entry) -> _Who:
     """Return who this device is; with keys, what its hub calls it. Raises `ConfigError` for another's name."""
     device_id = section.device_id or default_device_id()
     state = Path(section.state or f"~/.local/state/edgeasync/{device_id}").expanduser()
     keys = DeviceKeys(state)
-    if enrol is None and not keys.made:
+    if entry.hub_key is not None:
+        _knock(keys, entry, section.hubs, device_id)
+    if entry.token is None and not keys.made:
         return _Who(device_id, state, None)
-    name = keys.hub().name if enrol is None else Token.read(enrol).name
+    name = keys.hub().name if entry.token is None else Token.read(entry.token).name
     device_id = section.device_id or name
     if not Sender(name=name, role="device").speaks_for(device_id):
         raise ConfigError(
             f"--device-id {device_id}: this device's key speaks for {name}, and for {name}/0, {name}/1 and so on"
         )
     return _Who(device_id, state, keys)
+
+
+def _knock(keys: DeviceKeys, entry: Entry, hubs: tuple[str, ...], device_id: str) -> None:
+    """Write down which hub this device wants to belong to; raises `ConfigError`."""
+    if entry.token is not None or not hubs:
+        raise ConfigError("--hub-key goes with --hub, and without --enrol: a token names the hub itself")
+    try:
+        hub_key = read_key(entry.hub_key or "")
+    except ValueError as error:
+        raise ConfigError(f"--hub-key: {error}") from error
+    keys.own()
+    keys.know(hub_key, hubs, device_id.partition("/")[0])
 
 
 def _needed(section: AgentSection, *, knows_hub: bool) -> Path:

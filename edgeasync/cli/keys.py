@@ -9,6 +9,7 @@ from edgeasync.durable.allow_list import NAME, Allowed, read_key
 from edgeasync.durable.keys import OWNER, TOKEN_S, HubKeys, fingerprint
 from edgeasync.errors import ConfigError
 from edgeasync.runtime.address import check_connect
+from edgeasync.runtime.wall_clock import written
 
 DEFAULT_FOLDER = "~/.config/edgeasync/keys"
 
@@ -98,6 +99,34 @@ def revoke(folder: Path | None, name: str, printer: Printer) -> None:
     keys = open_folder(folder)
     keys.revoke(_checked_name(name))
     _print_entry(keys.allow_list().entries[name], printer)
+
+
+def list_pending(folder: Path | None, printer: Printer) -> None:
+    """Print the keys that asked to be let in."""
+    keys = open_folder(folder)
+    known = keys.allow_list().by_key()
+    waiting = [one for one in keys.pending() if not one.refused and one.key not in known]
+    if printer.json:
+        for one in waiting:
+            shown = {"fingerprint": fingerprint(one.key), "address": one.address}
+            printer.object(shown | {"seen": one.seen_s, "key": one.key.hex()})
+        return
+    rows = [("fingerprint", "address", "last seen")]
+    print_table(printer, [*rows, *[(fingerprint(one.key), one.address, written(one.seen_s)) for one in waiting]])
+
+
+def accept(folder: Path | None, shown: str, name: str, printer: Printer) -> None:
+    """Let a key in that asked for it."""
+    _print_entry(open_folder(folder).accept(shown, _checked_name(name)), printer)
+
+
+def refuse(folder: Path | None, shown: str, printer: Printer) -> None:
+    """Show a key no more."""
+    open_folder(folder).refuse(shown)
+    if printer.json:
+        printer.object({"fingerprint": shown, "role": "refused"})
+    else:
+        printer.line(f"{shown}: refused")
 
 
 def _print_entry(entry: Allowed, printer: Printer) -> None:

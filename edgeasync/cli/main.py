@@ -110,6 +110,9 @@ def hub(
         str | None,
         typer.Option(metavar="DIR", help="Folder of this hub's keys: only who is listed comes in."),
     ] = None,
+    knocking: Annotated[
+        bool, typer.Option("--knocking", help="Note unknown keys for 'edgeasync keys pending'.")
+    ] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without keys.")] = False,
     log_level: LogLevel = None,
     json: Json = False,
@@ -123,7 +126,7 @@ def hub(
 
     log_to_stderr(log_level)
     flags = {"bind": bind, "run": run, "durability": durability, "keys": keys, "insecure": insecure or None}
-    section = _given(flags)
+    section = _given(flags | {"knocking": knocking or None})
     model = _given({"file": file}) | _graph_flags(loss, train, freeze, output, target)
     run_hub(config, Flags(section, model, recovery, resume), Printer(json=json))
 
@@ -172,11 +175,15 @@ def agent(
         str | None,
         typer.Option(metavar="TOKEN", help="Bring this device's own key to a hub by a token, once."),
     ] = None,
+    hub_key: Annotated[
+        str | None,
+        typer.Option(metavar="PUBLIC_KEY", help="The hub's public key: ask to be let in, without a token."),
+    ] = None,
     log_level: LogLevel = None,
     json: Json = False,
 ) -> None:
     """Train on this device's data. Waits for the hub as long as it takes; ends with it, or by Ctrl-C."""
-    from edgeasync.cli.agent import run_agent  # noqa: PLC0415
+    from edgeasync.cli.agent import Entry, run_agent  # noqa: PLC0415
     from edgeasync.cli.service import log_to_stderr  # noqa: PLC0415
 
     log_to_stderr(log_level)
@@ -186,7 +193,7 @@ def agent(
         "bandwidth_bytes_per_s_max": _bytes_or_text(bandwidth_bytes_per_s_max),
         "spool": spool, "alone_steps_max": alone_steps_max, "insecure": insecure or None,
     }  # fmt: skip
-    run_agent(config, _given(flags), Printer(json=json), enrol)
+    run_agent(config, _given(flags), Printer(json=json), Entry(enrol, hub_key))
 
 
 @app.command()
@@ -394,6 +401,39 @@ def keys_revoke(
     from edgeasync.cli.keys import revoke  # noqa: PLC0415
 
     revoke(keys, name, Printer(json=json))
+
+
+@keys_app.command("pending")
+def keys_pending(keys: Keys = None, json: Json = False) -> None:
+    """List the unknown keys that asked to be let in, at a hub with --knocking."""
+    from edgeasync.cli.keys import list_pending  # noqa: PLC0415
+
+    list_pending(keys, Printer(json=json))
+
+
+@keys_app.command("accept")
+def keys_accept(
+    fingerprint: Annotated[str, typer.Argument(metavar="FINGERPRINT", help="As the agent shows it too.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The device's name; its former key is replaced.")],
+    keys: Keys = None,
+    json: Json = False,
+) -> None:
+    """Let a key in that asked for it."""
+    from edgeasync.cli.keys import accept  # noqa: PLC0415
+
+    accept(keys, fingerprint, name, Printer(json=json))
+
+
+@keys_app.command("refuse")
+def keys_refuse(
+    fingerprint: Annotated[str, typer.Argument(metavar="FINGERPRINT", help="As 'pending' shows it.")],
+    keys: Keys = None,
+    json: Json = False,
+) -> None:
+    """Show a key that asked to be let in no more."""
+    from edgeasync.cli.keys import refuse  # noqa: PLC0415
+
+    refuse(keys, fingerprint, Printer(json=json))
 
 
 def _graph_flags(

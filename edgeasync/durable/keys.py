@@ -25,6 +25,12 @@ TOKENS_KEPT_S = 86_400.0
 
 TOKEN_PREFIX = "edgeasync1_"  # noqa: S105 - it is no password
 
+PENDING_MAX = 64
+"""How many keys may wait to be accepted; of more, nobody is told."""
+
+PENDING_S = 86_400.0
+"""How long a key that has not come again waits."""
+
 ALLOW_LIST_FILE = "allowed"
 TOKENS_FILE = "tokens"
 OWNER = "owner"
@@ -106,6 +112,15 @@ class IssuedToken(msgspec.Struct, frozen=True):
     used: bool = False
 
 
+class Pending(msgspec.Struct, frozen=True):
+    """A key that has knocked: from where, when last, and whether it was refused."""
+
+    key: Key
+    address: str
+    seen_s: float
+    refused: bool = False
+
+
 class HubKeys:
     """A hub's folder of keys: its own key, the allow-list, tokens, and the owner's operator key."""
 
@@ -113,6 +128,7 @@ class HubKeys:
         self.folder = folder
         self.allow_list_file = folder / ALLOW_LIST_FILE
         self.tokens_file = folder / TOKENS_FILE
+        self._pending_file = folder / "pending"
 
     @classmethod
     def init(cls, folder: Path) -> "HubKeys":
@@ -196,6 +212,53 @@ class HubKeys:
             self._write(allowed.with_entry(Allowed(found.name, "device", key)))
         return found.name
 
+    # -- keys that knock -------------------------------------------------------------------------------------
+
+    def pending(self) -> list[Pending]:
+        """Return the keys that have knocked, the refused ones among them; raises `StorageError`."""
+        if not self._pending_file.exists():
+            return []
+        try:
+            return [_read_pending(line) for line in read_secret(self._pending_file).decode().splitlines()]
+        except ValueError as error:
+            raise StorageError(f"{self._pending_file}: damaged; delete it") from error
+
+    def knock(self, key: Key, address: str, now_s: float) -> bool:
+        """Note a key that has knocked; return whether there was room. Raises `StorageError`."""
+        with locked(self.folder):
+            kept = [one for one in self.pending() if one.seen_s > now_s - PENDING_S]
+            known = next((one for one in kept if one.key == key), None)
+            if known is None and len(kept) >= PENDING_MAX:
+                return False
+            refused = known is not None and known.refused
+            kept = [one for one in kept if one.key != key]
+            self._write_pending([*kept, Pending(key, address, now_s, refused)])
+        return True
+
+    def accept(self, shown: str, name: str) -> Allowed:
+        """Let the key of a fingerprint in under a name; raises `StorageError`."""
+        key = self._knocked(shown).key
+        self.allow(name, "device", key)
+        with locked(self.folder):
+            self._write_pending([one for one in self.pending() if one.key != key])
+        return Allowed(name, "device", key)
+
+    def refuse(self, shown: str) -> None:
+        """Show the key of a fingerprint no more; raises `StorageError`."""
+        with locked(self.folder):
+            refused = self._knocked(shown)
+            others = [one for one in self.pending() if one.key != refused.key]
+            self._write_pending([*others, msgspec.structs.replace(refused, refused=True)])
+
+    def _knocked(self, shown: str) -> Pending:
+        found = next((one for one in self.pending() if fingerprint(one.key) == shown.strip().lower()), None)
+        if found is None:
+            raise StorageError(f"{shown}: no key has knocked with it; look at 'edgeasync keys pending'")
+        return found
+
+    def _write_pending(self, pending: list[Pending]) -> None:
+        write_secret(self._pending_file, "".join(map(_pending_line, pending)).encode(), replace=True)
+
     def make_operator(self, name: str) -> Path:
         """Make another operator's keys in a folder of their own, to be moved to that person; return the folder."""
         folder = private_folder(private_folder(self.folder / "operators") / name)
@@ -258,3 +321,12 @@ def _token_line(token: IssuedToken) -> str:
 def _read_token(line: str) -> IssuedToken:
     key, name, until_s, state = line.split()
     return IssuedToken(read_key(key), name, float(until_s), used=state == "used")
+
+
+def _pending_line(one: Pending) -> str:
+    return f"{one.key.hex()} {one.address or '-'} {one.seen_s:.0f} {'refused' if one.refused else 'new'}\n"
+
+
+def _read_pending(line: str) -> Pending:
+    key, address, seen_s, state = line.split()
+    return Pending(read_key(key), address, float(seen_s), refused=state == "refused")

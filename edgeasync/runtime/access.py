@@ -1,6 +1,7 @@
 """Who may talk to a hub, by its folder of keys: read at the start, and again whenever the files change."""
 
 import asyncio
+import logging
 import os
 import time
 from collections import Counter
@@ -9,11 +10,16 @@ from pathlib import Path
 
 from edgeasync.core.engine.sender import Sender
 from edgeasync.durable.allow_list import AllowList, Key
-from edgeasync.durable.keys import HubKeys, IssuedToken
+from edgeasync.durable.keys import HubKeys, IssuedToken, fingerprint
 from edgeasync.errors import StorageError
+
+LOG = logging.getLogger("edgeasync.keys")
 
 POLL_S = 0.2
 """How often the allow-list is looked at: a revoked key is out within a second."""
+
+KNOCK_S = 0.5
+"""The least time between two knocks that are noted."""
 
 REVOKED_MAX = 4096
 """Keys of earlier lists that are remembered, to count who comes under one as revoked."""
@@ -25,7 +31,8 @@ class Access:
     """Lets keys in, by the newest allow-list that could be read. Used on the hub's loop.
 
     `on_revoked` is called with the keys that a change of the list has shut out, `on_trouble` with a sentence when
-    the list cannot be read: then the one before counts. `denied` counts who was not let in, by the reason.
+    the list cannot be read: then the one before counts. `on_knock`, if given, is called with keys that are not
+    known, and where they come from, now and then. `denied` counts who was not let in, by the reason.
     """
 
     def __init__(
@@ -33,6 +40,7 @@ class Access:
         keys: HubKeys,
         on_revoked: Callable[[set[Key]], None],
         on_trouble: Callable[[str], None],
+        on_knock: Callable[[Key, str], None] | None = None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
         self.pair = keys.pair()
@@ -41,6 +49,8 @@ class Access:
         self._on_revoked = on_revoked
         self._on_trouble = on_trouble
         self._now_s = now_s
+        self._on_knock = on_knock
+        self._knocked_s = 0.0
         self._revoked: dict[Key, None] = {}
         self._stamp = _stamp(keys.allow_list_file)
         self._seen: _Stamp | None = None
@@ -53,18 +63,22 @@ class Access:
     # -- who may come in -------------------------------------------------------------------------------------
 
     def lets_in(self, key: Key, address: str) -> bool:
-        """Whether a key may connect; counts it if not. It is asked once for each connection."""
+        """Whether a key may connect; counts and logs it if not. It is asked once for each connection."""
         user_id = key.hex()
         if user_id not in self._senders:
             self.poll(whole=True)  # the list may have changed a moment ago
         if user_id in self._senders:
             return True
-        if (token := self.token(user_id)) is not None:
-            if not token.used and token.until_s >= self._now_s():
-                return True
-            self.denied["token"] += 1
-        else:
-            self.denied["revoked" if key in self._revoked else "unknown_key"] += 1
+        token = self.token(user_id)
+        if token is not None and not token.used and token.until_s >= self._now_s():
+            return True
+        reason = "revoked" if key in self._revoked else "unknown_key"
+        reason = reason if token is None else "token"
+        self.denied[reason] += 1
+        if reason == "unknown_key" and self._on_knock is not None and self._now_s() >= self._knocked_s + KNOCK_S:
+            self._knocked_s = self._now_s()
+            self._on_knock(key, address)
+        LOG.info("not let in: %s, key %s from %s", reason, fingerprint(key), address)
         return False
 
     def sender(self, user_id: str) -> Sender | None:

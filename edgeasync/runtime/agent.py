@@ -26,7 +26,7 @@ from edgeasync.core.engine.device_engine import DeviceEngine
 from edgeasync.durable.allow_list import read_key
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity
-from edgeasync.durable.keys import Token
+from edgeasync.durable.keys import Token, fingerprint
 from edgeasync.errors import (
     AccessError,
     AddressError,
@@ -95,7 +95,8 @@ class Agent:
     why it ended; it raises what waiting does not cure: `ModelMismatchError`, `GraphError`, `RefusedError`,
     `AccessError`, `AddressError`, and whatever `make_trainer` or the trainer raises, as an `EdgeAsyncError` if
     that is `StopIteration` or no `Exception`. An agent runs once. `keys` are those of an enrolled device; without
-    an `address` it goes to the hub they belong to. `enrol` is a token, by which the device brings its key first.
+    an `address` it goes to the hub they belong to. `enrol` is a token, by which the device brings its
+    key first. With `knocking` it waits until a person at the hub accepts its key.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class Agent:
         alone_steps_max: int = 0,
         keys: DeviceKeys | None = None,
         enrol: str | None = None,
+        knocking: bool = False,
         insecure: bool = False,
         on_report: OnReport | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
@@ -124,6 +126,7 @@ class Agent:
         self._keys = keys
         self._token = None if enrol is None else Token.read(enrol)
         self._token_denied = False
+        self._knocking = knocking
         if self._token is not None:
             if keys is None:
                 raise ConfigError("enrol needs keys, a place for the device's own key")
@@ -309,6 +312,14 @@ class Agent:
         mechanism = "" if finding == "denied" else await mechanism_at(address)
         reason = keys_do_not_fit(finding, keyed=self._pair is not None, mechanism=mechanism)
         if not reason or self._let_in:
+            return
+        if finding == "denied" and self._knocking and self._pair is not None:
+            if address not in self._shut_out:
+                asks = (
+                    f"asks to be let in; at the hub: edgeasync keys accept {fingerprint(self._pair.public)} NAME"
+                )
+                self._do(lambda: self._on_report(Report("waiting", asks)))
+            self._shut_out[address] = reason
             return
         self._shut_out[address] = USED if self._token_denied else reason
         if len(self._shut_out) == len(self.addresses):

@@ -31,7 +31,8 @@ class Gate:
     """Made before the hub's socket is bound, closed before it is. Used on the hub's loop.
 
     Raises `StorageError` for a folder of keys that cannot be read, `AddressError` if the context has a gate.
-    `on_revoked` is called with keys that count no more, `on_trouble` with a sentence about a list or a disk.
+    `on_revoked` is called with keys that count no more, `on_trouble` with a sentence about a list or a disk. With
+    `knocking`, keys that are not known are noted, for a person to accept.
     """
 
     def __init__(
@@ -42,12 +43,13 @@ class Gate:
         *,
         on_revoked: Callable[[set[Key]], None],
         on_trouble: Callable[[str], None],
+        knocking: bool = False,
     ) -> None:
         self._keys = keys
         self._loop = loop
         self._on_revoked = on_revoked
         self._on_trouble = on_trouble
-        self._access = Access(keys, self._revoked, on_trouble)
+        self._access = Access(keys, self._revoked, on_trouble, self._note_knock if knocking else None)
         # libzmq asks a handler that is there when the socket is bound.
         self._zap = ZapHandler(socket.context, loop, self._access.lets_in)
         serve_keys(socket, self._access.pair)
@@ -148,6 +150,15 @@ class Gate:
 
     def _fail_from_thread(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._on_trouble, f"nobody can enrol any more: {error!r}")
+
+    def _note_knock(self, key: Key, address: str) -> None:
+        def work() -> None:
+            try:
+                self._keys.knock(key, address, time.time())
+            except StorageError as error:
+                self._loop.call_soon_threadsafe(self._on_trouble, f"a knock could not be noted: {error}")
+
+        self._worker.submit(work)
 
     def _refuse(self, reason: str, descriptor: int) -> None:
         """Count a message that nobody is to hear, and shut its connection."""

@@ -82,7 +82,8 @@ class Hub:
     it was built from. A `record` of the settings is kept there too.
 
     With `keys`, a folder that `edgeasync keys init` made, every connection is encrypted, and only keys of its
-    allow-list come in. Without, the hub listens on this machine alone, unless `insecure`.
+    allow-list come in; with `knocking` others are noted, for a person to accept. Without keys, the hub listens on
+    this machine alone, unless `insecure`.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Hub:
         evaluator: Evaluator | None = None,
         durability: Durability = "journal",
         keys: Path | None = None,
+        knocking: bool = False,
         insecure: bool = False,
         record: bytes | None = None,
         on_report: OnReport | None = None,
@@ -142,6 +144,7 @@ class Hub:
         self._write_best: Callable[[], None] | None = None
         self._unsaved: StorageError | None = None
         self._keys = None if keys is None else HubKeys(keys)
+        self._knocking = knocking
         self._gate: Gate | None = None
         self._folder = FolderLock(run, "--run")
         self._run = Run(FolderDisk(run, self._folder.check), Rules(spec, policy, settings, graph is not None))
@@ -318,7 +321,14 @@ class Hub:
         frame_bytes_max = max(wire.HEADER_BYTES_MAX, int(self._settings.limits.piece_bytes))
         if self._keys is not None:
             frame_bytes_max += FRAME_BYTES
-            self._gate = Gate(self._keys, socket, self._loop, on_revoked=self._on_revoked, on_trouble=self._warn)
+            self._gate = Gate(
+                self._keys,
+                socket,
+                self._loop,
+                on_revoked=self._on_revoked,
+                on_trouble=self._warn,
+                knocking=self._knocking,
+            )
         socket.set(zmq.MAXMSGSIZE, frame_bytes_max)
         socket.set(zmq.BACKLOG, 4096)
         socket.set(zmq.SNDHWM, QUEUED_MESSAGES_MAX)

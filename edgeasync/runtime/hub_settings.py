@@ -43,6 +43,7 @@ class HubSection(Section, frozen=True):
     durability: Literal["journal", "checkpoint"] = "journal"
     stop: StopCondition = StopCondition()
     keys: str | None = None
+    knocking: bool = False
     insecure: bool = False
 
 
@@ -121,6 +122,7 @@ class HubSettings(Section, frozen=True):
             forward=forward,
             durability=self.hub.durability,
             keys=None if self.hub.keys is None else Path(self.hub.keys).expanduser(),
+            knocking=self.hub.knocking,
             insecure=self.hub.insecure,
             record=self.record(),
             on_report=on_report,

@@ -6,12 +6,13 @@ import pytest
 
 from edgeasync import Agent, DeviceIdentity
 from edgeasync.durable.device_keys import DeviceKeys
-from edgeasync.durable.keys import KeyPair, Token
-from edgeasync.errors import ConfigError
+from edgeasync.durable.keys import PENDING_MAX, PENDING_S, KeyPair, Token, fingerprint
+from edgeasync.errors import ConfigError, StorageError
 from edgeasync.protocol.messages import Enrol, Enrolled, Hello, Ping, Refuse, StatusRequest
+from edgeasync.runtime.access import Access
 from tests.support.command_line import ACCESS, CONFIG, FILES, assert_told
 from tests.support.keyed import ask, client, denied, enrolled, is_welcome, start_hub
-from tests.support.processes import free_address
+from tests.support.processes import free_address, until
 
 pytestmark = pytest.mark.process
 
@@ -196,6 +197,55 @@ def test_an_agent_says_that_the_token_is_of_another_hub(commands, keys):
     agent = start_agent(commands, "--enrol", Token(real.secret, KeyPair.make().public, "pi-1", (address,)).text())
     assert agent.wait() == ACCESS
     assert "another key" in agent.stderr
+
+
+# -- without a token: a device knocks -----------------------------------------------------------------------------
+
+
+def test_a_device_knocks_and_is_let_in_by_a_person(commands, keys):
+    hub, address = start_hub(commands, keys, "--knocking")
+    agent = start_agent(commands, "--hub", address, "--hub-key", keys.pair().public.hex(), "--device-id", "pi-1")
+    shown = fingerprint(DeviceKeys(commands.folder / "state").own().public)
+    until(lambda: any(shown in event.get("detail", "") for event in list(agent.events)), "the agent says its key")
+    (one,) = until(keys.pending, "the knock is noted")
+    assert (fingerprint(one.key), one.address) == (shown, "127.0.0.1")
+    listed = commands.run("keys", "pending", "--keys", keys.folder, "--json")
+    assert shown in listed.stdout
+    assert commands.run("keys", "accept", shown, "pi-1", "--keys", keys.folder).returncode == 0
+    agent.wait_for("joined")
+    assert hub.wait_for("joined")["device"] == "pi-1"
+    assert commands.run("keys", "pending", "--keys", keys.folder, "--json").stdout == ""
+
+
+def test_without_being_asked_a_hub_notes_nobody(commands, keys):
+    _, address = start_hub(commands, keys)
+    with client(address, KeyPair.make(), keys.pair().public) as stranger:
+        stranger.ended()
+    denied(address, keys, "unknown_key")
+    assert keys.pending() == []
+
+
+def test_who_knocks_is_bounded_and_who_was_refused_stays_so(keys):
+    for number in range(PENDING_MAX):
+        assert keys.knock(bytes([number]) * 32, "10.0.0.1", 100.0 + number)
+    assert not keys.knock(b"\xff" * 32, "10.0.0.2", 200.0)
+    assert keys.knock(bytes(32), "10.0.0.3", 200.0), "who is in the list may come again"
+    assert len(keys.pending()) == PENDING_MAX
+    keys.refuse(fingerprint(bytes(32)))
+    keys.knock(bytes(32), "10.0.0.3", 300.0)
+    assert [one.refused for one in keys.pending() if one.key == bytes(32)] == [True]
+    assert keys.knock(b"\xff" * 32, "10.0.0.2", 100.0 + PENDING_S + 1)
+    with pytest.raises(StorageError, match="has knocked"):
+        keys.accept("0000-0000-0000-0000-0000", "pi-1")
+
+
+def test_knocks_are_noted_now_and_then(keys):
+    noted, now_s = [], [1000.0]
+    access = Access(keys, print, print, lambda key, address: noted.append(address), lambda: now_s[0])
+    for step in range(40):
+        now_s[0] += 0.1
+        assert not access.lets_in(bytes([step]) * 32, f"10.0.0.{step}")
+    assert len(noted) <= 9
 
 
 # -- mistakes -----------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import os
 import time
 
 import pytest
+import safetensors.numpy
 import zmq
 
 from edgeasync.core.hub.effects import Expel, Report
@@ -14,6 +15,7 @@ from edgeasync.protocol.messages import Hello, Ping, Pong
 from edgeasync.runtime.access import Access
 from tests.support.hub_bench import HubBench
 from tests.support.keyed import ask, client, denied, enrolled, is_welcome, start_hub
+from tests.support.processes import until
 from tests.support.size import repetitions
 
 ALICE, BOB = b"a" * 32, b"b" * 32
@@ -223,3 +225,30 @@ def test_an_enrolled_agent_that_is_revoked_waits_and_says_why(commands, keys):
     assert denied(address, keys, "revoked")
     agent.signal(15)
     assert agent.wait() == 0
+
+
+@pytest.mark.process
+def test_the_journal_of_a_revocation_leads_to_the_same_model(commands, keys):
+    """Two devices train, one is revoked in the middle; a replay ends with the model that the hub has saved."""
+    more = '[policy.aggregate]\nkind = "buffered"\ncount = 3\n[checkpoint]\nkeep = 8\n'
+    hub, address = start_hub(commands, keys, more=more)
+    for name in ("pi-1", "pi-2"):
+        token = keys.issue_token(name, (address,), time.time())
+        flags = ("--state", commands.folder / name, "--json", "--enrol", token.text())
+        commands.start("agent", "--data", commands.data(f"{name}.npz"), *flags).wait_for("joined")
+    updates = lambda: ask(address, keys)["updates_applied"]  # noqa: E731
+    until(lambda: updates() >= 12, "updates before")
+    keys.revoke("pi-1")
+    hub.wait_for("revoked")
+    before = updates()
+    until(lambda: updates() >= before + 12, "updates after")
+    hub.signal(15)
+    assert hub.wait() == 0
+    run = commands.folder / "run-hub"
+    told = commands.run("replay", run, "--json", "--export", commands.folder / "again.safetensors")
+    assert told.returncode == 0, told
+    assert '"revoked"' in told.stdout
+    load = safetensors.numpy.load_file
+    again, saved = load(commands.folder / "again.safetensors"), load(run / "model.safetensors")
+    assert again.keys() == saved.keys()
+    assert all(again[name].tobytes() == saved[name].tobytes() for name in saved)

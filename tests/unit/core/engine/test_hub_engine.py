@@ -7,6 +7,7 @@ from edgeasync.config import ByteCount
 from edgeasync.core.arrays.hub_model import Model
 from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.engine.hub_transfers import SUSPENDED_S
+from edgeasync.core.engine.sender import Sender
 from edgeasync.core.hub.effects import Restore
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import FLOAT32, CodecSettings, HubCoreSettings, Limits, Liveness
@@ -198,6 +199,49 @@ def test_a_transfer_that_moves_keeps_its_place():
     assert isinstance(answer, Refuse)
     assert answer.code == "busy"
     assert bench.say(b"slow", Piece(1, PIECE, wire.checksum(part)), part, at_s=7.0) == Credit(1, 2 * PIECE)
+
+
+def test_a_revoked_key_keeps_nothing_of_its_transfers():
+    """A push in pieces, one that was cut off, and a model on its way out: all gone, and their room is free."""
+    bench, key = Bench(updates_held_max=1), b"k" * 32
+    sender = Sender(key, "pi", "device")
+
+    def say(message, payload=None, at_s=0.0):
+        bench.engine.on_message(b"pi", wire.encode(message), payload, at_s, sender)
+        return bench.notes.sent[-1][1]
+
+    bench.join(b"worker")
+    bench.sessions[b"pi"] = say(Hello((3,), "pi", b"p" * 16, 1, codecs=STAGES)).session
+    say(Fetch(bench.sessions[b"pi"]))
+    payload = bytes(SPEC.nbytes)
+    push = Push(
+        bench.sessions[b"pi"], 1, ModelVersion(LINEAGE, 0), 1, 1, 0.0, 0.0, 0.1, "identity",
+        wire.checksum(payload), len(payload), transfer=1,
+    )  # fmt: skip
+    assert say(push) == Credit(1, 0)
+    part = payload[:PIECE]
+    assert say(Piece(1, 0, wire.checksum(part)), part) == Credit(1, PIECE)
+    assert bench.announce(b"worker").code == "busy"
+    bench.engine.revoke(key, 1.0)
+    assert len(bench.engine._incoming) == 0
+    assert not bench.engine._outgoing._active
+    assert not bench.engine._outgoing._suspended
+    assert bench.announce(b"worker", at_s=1.0) == Credit(1, 0)
+    assert say(push, at_s=1.0).code == "unknown_session"
+
+
+def test_a_routing_id_of_another_keys_device_gets_nobody_anywhere():
+    """Messages under another key on a device's routing id: no answer, no strike, and its transfer goes on."""
+    bench, owner, thief = Bench(), Sender(b"o" * 32, "pi", "device"), Sender(b"t" * 32, "x", "device")
+    bench.engine.on_message(b"pi", wire.encode(Hello((3,), "pi", b"p" * 16, 1)), None, 0.0, owner)
+    answers = len(bench.notes.sent)
+    for frame in (b"no message", wire.encode(Hello((3,), "x", b"x" * 16, 1)), wire.encode(Piece(1, 0, 0))):
+        for _ in range(30):
+            bench.engine.on_message(b"pi", frame, b"", 0.0, thief)
+    member = bench.engine.core.members.members["pi"]
+    assert (member.strikes, member.state, member.peer) == (0, "joining", b"pi")
+    assert len(bench.notes.sent) == answers
+    assert bench.engine.core.messages_refused == 90
 
 
 GRAPH = ShippedGraph(bytes(range(256)) * 1000)
