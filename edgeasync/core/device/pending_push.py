@@ -78,7 +78,8 @@ class PendingPush:
         if push is None:
             return ""
         recorded = seq_last == push.seq if checksum_last is None else checksum_last == push.checksum
-        if self._said and recorded and seq_last > 0:  # who has answered nothing has no record
+        recorded = recorded and seq_last > 0  # a hub that has answered nothing has no record
+        if self._said and recorded:
             # It was answered: its outcome will be repeated.
             self.seq_last = seq_last - 1
         elif self._said and push.seq <= seq_last:
