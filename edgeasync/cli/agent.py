@@ -58,7 +58,7 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer, entr
             else ReceivedGraph(agent.graph, welcome.spec, section.threads, section.provider)
         )
         try:
-            return read_plan(welcome.settings).make_trainer(dataset, section.seed, graph)
+            return read_plan(welcome.settings).make_trainer(dataset, section.seed, graph, spec=welcome.spec)
         except DataError as error:
             raise DataError(f"{data}: {error}") from error
 
@@ -69,6 +69,7 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer, entr
         examples=len(dataset),
         fingerprint=None if settings.model is None else settings.model.spec.fingerprint,
         graph_bytes_max=section.graph_bytes_max,
+        parameters_max=section.parameters_max,
         graphs=GraphCache(state / "graphs"),
         step_s_min=section.step_s_min,
         local_steps_max=section.local_steps_max or 0,

@@ -36,13 +36,13 @@ def encode(message: Message, version: int = PROTOCOL_VERSION) -> bytes:
     return header if missing <= 0 else header[:-2] + _PADDING[missing]
 
 
-def decode(header: bytes) -> Message:
-    """Read a header frame of any known version into a checked message.
+def decode(header: bytes, bytes_max: int = HEADER_BYTES_MAX) -> Message:
+    """Read a header frame of any known version, and up to `bytes_max` bytes, into a checked message.
 
     Raises only `ProtocolError`, whatever the bytes are.
     """
-    if len(header) > HEADER_BYTES_MAX:
-        raise ProtocolError(f"header of {len(header)} bytes is over the limit of {HEADER_BYTES_MAX}")
+    if len(header) > bytes_max:
+        raise ProtocolError(f"header of {len(header)} bytes is over the limit of {bytes_max}")
     try:
         frame = msgpack.unpackb(header, ext_hook=_refuse_extension)
     except (ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:

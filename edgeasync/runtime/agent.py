@@ -35,12 +35,16 @@ from edgeasync.errors import (
     ProtocolError,
     StorageError,
 )
+from edgeasync.parameters import PARAMETERS_MAX
+from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import STAGES
+from edgeasync.protocol.codecs.compressed import compressed_bytes_max
 from edgeasync.protocol.messages import DeviceProfile, Welcome
+from edgeasync.protocol.transfers import PIECE_BYTES_MAX
 from edgeasync.protocol.wire import Buffer
 from edgeasync.runtime.address import check_connect
 from edgeasync.runtime.channel import Channel
-from edgeasync.runtime.curve import mechanism_at, use_keys
+from edgeasync.runtime.curve import FRAME_BYTES, mechanism_at, use_keys
 from edgeasync.runtime.ending import Ending
 from edgeasync.runtime.enrolment import USED, enrol
 from edgeasync.runtime.frame_log import log_frame
@@ -59,7 +63,14 @@ CLOSE_S = 1.0
 LINGER_MS = 300
 """How long a closing agent keeps sending its goodbye."""
 
-MESSAGE_BYTES_MAX = 1 << 30
+BYTES_A_PARAMETER = 16
+"""Of memory: the parameters, their base, the gradient and a payload, of four bytes each."""
+
+QUEUED_MESSAGES_MAX = 64
+"""Frames that may wait for a busy agent; a hub sends 32 pieces before it waits for credit."""
+
+ENCRYPTION_BYTES = 64
+"""More than a frame grows by when it is encrypted."""
 
 OnReport = Callable[[Report], None]
 MakeTrainer = Callable[[Welcome], Trainer]
@@ -90,7 +101,8 @@ class Agent:
     address beyond this machine is refused unless `insecure` says that the network is trusted.
 
     `make_trainer` is called once, when the hub has described its model; `fingerprint` pins a model that the
-    device insists on. A training graph that the hub ships is taken up to `graph_bytes_max` bytes, kept in
+    device insists on. A model of more than `parameters_max` values is refused; by default, one that cannot fit in
+    this machine's memory. A training graph that the hub ships is taken up to `graph_bytes_max` bytes, kept in
     `graphs` if there is such a cache, and screened; it is in `graph` when `make_trainer` is called. `run` returns
     why it ended; it raises what waiting does not cure: `ModelMismatchError`, `GraphError`, `RefusedError`,
     `AccessError`, `AddressError`, and whatever `make_trainer` or the trainer raises, as an `EdgeAsyncError` if
@@ -108,6 +120,7 @@ class Agent:
         examples: int = 0,
         fingerprint: str | None = None,
         graph_bytes_max: int = GRAPH_BYTES_MAX,
+        parameters_max: int | None = None,
         graphs: GraphCache | None = None,
         step_s_min: float = 0.0,
         local_steps_max: int = 0,
@@ -140,6 +153,8 @@ class Agent:
             raise ConfigError("which hub? give at least one address, tcp://HOST:PORT")
         for each in self.addresses:
             check_connect(each, insecure=insecure or keys is not None or enrol is not None)
+        if parameters_max is None:
+            parameters_max = min(memory_bytes() // BYTES_A_PARAMETER, PARAMETERS_MAX) or PARAMETERS_MAX
         self.address = self.addresses[0]
         """The hub that is spoken to."""
         self.steps_total = 0
@@ -148,6 +163,7 @@ class Agent:
         """The training graph that the hub shipped, if it did."""
         self._make_trainer = make_trainer
         self._graph_bytes_max = graph_bytes_max
+        self._frame_bytes_max = frame_bytes_max(parameters_max, graph_bytes_max)
         self._graphs = graphs
         self._graph_held = ""
         self._step_s_min = step_s_min
@@ -178,6 +194,7 @@ class Agent:
             codecs=STAGES,
             fingerprint=fingerprint,
             graph_bytes_max=graph_bytes_max,
+            parameters_max=parameters_max,
             random=Random(identity.state_id + str(identity.incarnation)),
             hubs=len(self.addresses),
             offline_steps_max=alone_steps_max,
@@ -342,7 +359,8 @@ class Agent:
         socket = self._context.socket(zmq.DEALER)
         socket.set(zmq.IPV6, "[" in self.address)
         socket.set(zmq.LINGER, 0)
-        socket.set(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
+        socket.set(zmq.MAXMSGSIZE, self._frame_bytes_max + FRAME_BYTES)
+        socket.set(zmq.RCVHWM, QUEUED_MESSAGES_MAX)
         if self._pair is not None:
             use_keys(socket, self._pair, self._hub_key)
         monitor = SocketMonitor(socket, self._loop, self._on_disconnected)
@@ -539,6 +557,15 @@ class Agent:
 
     def _count_step(self) -> None:
         self.steps_total += 1
+
+
+def frame_bytes_max(parameters_max: int, graph_bytes_max: int) -> int:
+    """Return the longest frame that a hub may send: a welcome's header, or a payload or a piece of it.
+
+    A longer payload of a model or a graph comes in pieces.
+    """
+    payload_bytes = max(compressed_bytes_max(4 * parameters_max + 64), graph_bytes_max)
+    return max(wire.HEADER_BYTES_MAX, min(payload_bytes, PIECE_BYTES_MAX)) + ENCRYPTION_BYTES
 
 
 def describe_machine(examples: int, local_steps_max: int = 0) -> DeviceProfile:

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from edgeasync.config import ByteCount, Section
 from edgeasync.core.device.machine import GRAPH_BYTES_MAX
+from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol.messages import DEVICE_ID_PATTERN
 from edgeasync.training.numpy_models import Model
 
@@ -30,6 +31,7 @@ class AgentSection(Section, frozen=True):
     threads: Annotated[int, Meta(ge=1, le=4096)] = 1
     provider: Literal["auto", "cpu", "cuda", "tensorrt"] = "auto"
     graph_bytes_max: ByteCount = ByteCount(GRAPH_BYTES_MAX)
+    parameters_max: Annotated[int, Meta(ge=1, le=PARAMETERS_MAX)] | None = None
     bandwidth_bytes_per_s_max: ByteCount | None = None
     spool: Literal["identity", "full"] = "identity"
     alone_steps_max: Annotated[int, Meta(ge=0, le=2**31)] = 0

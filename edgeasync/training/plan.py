@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from edgeasync.config import Section, convert
 from edgeasync.data.dataset import Dataset, batches
-from edgeasync.errors import GraphError
+from edgeasync.errors import GraphError, ModelMismatchError
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.optimizers import SGD, check_chain
 from edgeasync.policies.policy import TransformKind
@@ -49,10 +49,18 @@ class TrainingPlan(Section, frozen=True):
     model: Model | ShippedModel
     local: LocalTraining = LocalTraining()
 
-    def make_trainer(self, dataset: Dataset, seed: int, received: ReceivedGraph | None = None) -> Trainer:
+    def make_trainer(
+        self,
+        dataset: Dataset,
+        seed: int,
+        received: ReceivedGraph | None = None,
+        *,
+        spec: ParameterSpec | None = None,
+    ) -> Trainer:
         """Return a trainer on this device's data; raises `DataError` if the data does not fit the model.
 
-        A plan that speaks of a graph needs the one `received`; raises `GraphError` if it cannot be run.
+        A plan that speaks of a graph needs the one `received`; raises `GraphError` if it cannot be run. A model of
+        the plan's own must be of `spec`, if that is given; raises `ModelMismatchError` before it takes memory.
         """
         if isinstance(self.model, ShippedModel):
             if received is None:
@@ -72,6 +80,8 @@ class TrainingPlan(Section, frozen=True):
                 threads=received.threads,
                 provider=received.provider,
             )
+        if spec is not None and self.model.spec != spec:
+            raise ModelMismatchError("the model of the hub's settings is not the hub's own: do not trust this hub")
         self.model.check_data(dataset)
         return GradientTrainer(
             self.model.spec,

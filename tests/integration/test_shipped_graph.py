@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from onnx import numpy_helper
 
+from edgeasync.durable.files import replace_file
 from edgeasync.runtime.graph_model import FORWARD_FILE, TRAINING_FILE
 from edgeasync.runtime.model_file import MODEL_FILE
 from tests.support.command_line import CONFIG, GRAPH, MISMATCH, mistake
@@ -106,8 +107,8 @@ def test_a_damaged_cache_is_fetched_anew(commands, forward):
 
 def test_a_cache_that_cannot_be_written_costs_a_warning(commands, forward):
     _, address = start_hub(commands, "--model", forward)
-    (commands.folder / "pi").mkdir()
-    (commands.folder / "pi" / "graphs").write_text("")
+    (commands.folder / "pi").mkdir(0o700)
+    replace_file(commands.folder / "pi" / "graphs", b"")
     agent = commands.agent(address, "pi")
     assert "fetched again" in agent.wait_for("warning")["detail"]
     assert "cannot be written" in agent.wait_for("warning", count=2)["detail"]

@@ -9,6 +9,7 @@ it continues without the hub.
 from random import Random
 from typing import Literal
 
+from edgeasync.core.device.bounds import clamp_retry, clamp_times
 from edgeasync.core.device.effects import Connect, DeviceEffect, Disconnect, Report, Send, Stop
 from edgeasync.core.device.events import (
     DeviceEvent,
@@ -22,6 +23,7 @@ from edgeasync.core.device.hub_rotation import HubRotation
 from edgeasync.core.device.unexpected import UnexpectedEvents
 from edgeasync.core.device.work import DeviceWork, refuse_graph
 from edgeasync.errors import ModelMismatchError, RefusedError
+from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol.messages import (
     PROTOCOL_VERSIONS,
     Ack,
@@ -82,6 +84,7 @@ class DeviceCore:
         fingerprint: str | None,
         graph_bytes_max: int,
         random: Random,
+        parameters_max: int = PARAMETERS_MAX,
         hubs: int = 1,
         offline_steps_max: int = 0,
     ) -> None:
@@ -105,6 +108,7 @@ class DeviceCore:
         self._codecs = codecs
         self._fingerprint = fingerprint
         self._graph_bytes_max = graph_bytes_max
+        self._parameters_max = parameters_max
         self._random = random
         self._rotation = HubRotation(hubs, random)
         self._duplicate_refusals = 0
@@ -195,7 +199,7 @@ class DeviceCore:
                 return self._welcomed(message, now_s)
             case Refuse():
                 return self._refused(message, now_s)
-            case Leave():
+            case Leave() if self.link == "joined":
                 if message.reason == "finished":
                     return [Stop("the hub has finished training")]
                 return self._go_offline(now_s, "the hub is stopping")
@@ -270,13 +274,19 @@ class DeviceCore:
         if before is not None and (before.spec, before.graph) != (welcome.spec, welcome.graph):
             sentence = "the hub now trains another model than before; start the agent again"
             return [Stop("model mismatch", ModelMismatchError(sentence))]
+        if welcome.spec.length > self._parameters_max:
+            sentence = (
+                f"the hub's model has {welcome.spec.length} values, more than this device takes "
+                f"({self._parameters_max}); raise [agent] parameters_max if it has the memory for four such arrays"
+            )
+            return [Stop("model mismatch", ModelMismatchError(sentence))]
         if welcome.graph is not None and not 0 < welcome.graph_bytes <= self._graph_bytes_max:
             return refuse_graph(
                 f"the hub's graph has {welcome.graph_bytes} bytes, over this device's {self._graph_bytes_max}; "
                 "raise [agent] graph_bytes_max if you trust the hub"
             )
         self._move_link("joined")
-        self.welcome = welcome
+        self.welcome = welcome = clamp_times(welcome)
         self._duplicate_refusals = 0
         self._rotation.welcomed()
         self._unexpected.welcomed()
@@ -317,9 +327,10 @@ class DeviceCore:
 
     def _refused(self, refuse: Refuse, now_s: float) -> list[DeviceEffect]:
         """Try again later if the refusal may pass, and end the agent if it will not."""
+        retry_after_s = clamp_retry(refuse.retry_after_s)
         match refuse.code:
             case "busy":
-                return self.work.hub_is_busy(refuse.retry_after_s, now_s)
+                return self.work.hub_is_busy(retry_after_s, now_s)
             case "unknown_session" | "sequence":
                 if self.link != "joined":
                     return self._unexpected.ignore(f"Refuse of a session while {self.link}")
@@ -332,15 +343,15 @@ class DeviceCore:
                 self._duplicate_refusals += 1
                 return [
                     Report("warning", refuse.sentence),
-                    *self._go_offline(now_s, refuse.sentence, refuse.retry_after_s or 0.0, stay=True),
+                    *self._go_offline(now_s, refuse.sentence, retry_after_s or 0.0, stay=True),
                 ]
-            case "hub_full" | "quarantined" if refuse.retry_after_s is not None:
+            case "hub_full" | "quarantined" if retry_after_s is not None:
                 stay = refuse.code == "quarantined"
-                again = f"{refuse.sentence}; trying again in {refuse.retry_after_s:.0f} s"
+                again = f"{refuse.sentence}; trying again in {retry_after_s:.0f} s"
                 return [
                     Report("warning", refuse.sentence),
                     *([Report("quarantined", again)] if stay else []),
-                    *self._go_offline(now_s, refuse.sentence, refuse.retry_after_s, stay=stay),
+                    *self._go_offline(now_s, refuse.sentence, retry_after_s, stay=stay),
                 ]
             case "model_mismatch":
                 return [Stop("model mismatch", ModelMismatchError(refuse.sentence))]

@@ -78,6 +78,7 @@ class PendingPush:
         if push is None:
             return ""
         recorded = seq_last == push.seq if checksum_last is None else checksum_last == push.checksum
+        recorded = recorded and seq_last > 0  # a hub that has answered nothing has no record
         if self._said and recorded:
             # The hub has answered it, and will repeat the outcome.
             self.seq_last = seq_last - 1

@@ -10,6 +10,7 @@ from random import Random
 from typing import Literal
 
 from edgeasync.core.device.answer_reports import AnswerReports
+from edgeasync.core.device.bounds import LOCAL_STEPS_MAX
 from edgeasync.core.device.effects import (
     DeviceEffect,
     FindGraph,
@@ -306,7 +307,7 @@ class DeviceWork:
         self._move("training")
         self._overlap.end()
         # Another implementation of the hub may ask for more steps than the device has said it allows.
-        local_steps = min(assignment.local_steps, self._local_steps_max or assignment.local_steps)
+        local_steps = min(assignment.local_steps, self._local_steps_max or LOCAL_STEPS_MAX)
         return [Train(max(1, local_steps - self._overlap.steps_done))]
 
     def _install_failed(self, failed: InstallFailed, now_s: float) -> list[DeviceEffect]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import Spool
+from edgeasync.core.device.bounds import HEADER_BYTES_MAX, check_welcome
 from edgeasync.core.device.effects import (
     Connect,
     DeviceEffect,
@@ -46,10 +47,9 @@ from edgeasync.core.engine.device_jobs import CodedUpdate, code_update, find_gra
 from edgeasync.core.engine.device_shell import DeviceShell
 from edgeasync.core.engine.device_transfers import DeviceTransfers
 from edgeasync.core.engine.recorder import Recorder, shown
-from edgeasync.errors import ModelMismatchError, ProtocolError
-from edgeasync.parameters import PARAMETERS_MAX
+from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import ELEMENTWISE, Codec, find_codec, make_codec
+from edgeasync.protocol.codecs import ELEMENTWISE, Codec, find_codec, make_codec, payload_bytes_limit
 from edgeasync.protocol.messages import (
     Assignment,
     Credit,
@@ -127,7 +127,8 @@ class DeviceEngine:
     def on_message(self, header: bytes, payload: wire.Buffer | None) -> None:
         """Handle one message from the hub."""
         try:
-            message = wire.decode(header)
+            joined = self.core.link == "joined"
+            message = wire.decode(header, HEADER_BYTES_MAX if joined else wire.HEADER_BYTES_MAX)
             self._transfers.count_received(header, None if isinstance(message, Piece) else payload)
             match message:
                 case Piece():
@@ -139,6 +140,8 @@ class DeviceEngine:
                     self.handle(Received(message))
                     self._transfers.observe_round_trip(self.core.round_trip_s or 0.0)
                 case _:
+                    if isinstance(message, Welcome):
+                        check_welcome(message)
                     self._inline_payload = payload
                     self.handle(Received(message))
                     self._inline_payload = None
@@ -211,8 +214,6 @@ class DeviceEngine:
                 self._resolve(effect.outcome)
 
     def _join(self, welcome: Welcome) -> None:
-        if welcome.spec.length > PARAMETERS_MAX:
-            raise ModelMismatchError(f"the hub's model has {welcome.spec.length} parameters: too many to believe")
         self._shell.prepare(welcome)
         if self._model is None:
             self._model = DeviceModel(welcome.spec)
@@ -347,5 +348,7 @@ def _check_assignment(assignment: Assignment, welcome: Welcome) -> None:
         raise ProtocolError(f"{assignment.deltas.rounding!r} does not round value by value")
     if sum(assignment.deltas.lengths) != assignment.payload_bytes:
         raise ProtocolError("the differences are not as long as their payload")
+    if assignment.payload_bytes > payload_bytes_limit(welcome.spec):
+        raise ProtocolError("the differences are longer than the model that they lead to")
     for length in assignment.deltas.lengths:
         find_codec(assignment.codec, length, welcome.spec)
