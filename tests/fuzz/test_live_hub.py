@@ -21,6 +21,8 @@ from edgeasync.protocol.messages import (
     Applied,
     Assignment,
     Credit,
+    Enrol,
+    Enrolled,
     Fetch,
     FetchGraph,
     Graph,
@@ -326,6 +328,8 @@ class Attacker:
             Refuse: Refuse("busy", "later", 1.0),
             Status: Status(),
             Graph: Graph("0" * 64, 0, 0),
+            Enrol: Enrol(bytes(32)),
+            Enrolled: Enrolled("x"),
         }[kind]
 
 
