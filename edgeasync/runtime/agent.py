@@ -134,25 +134,14 @@ class Agent:
         on_report: OnReport | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
     ) -> None:
-        self.addresses = (address,) if isinstance(address, str) else tuple(address)
         self._pair = None if keys is None else keys.own()
         self._keys = keys
         self._token = None if enrol is None else Token.read(enrol)
         self._token_denied = False
         self._knocking = knocking
-        if self._token is not None:
-            if keys is None:
-                raise ConfigError("enrol needs keys, a place for the device's own key")
-            self._hub_key = self._token.hub
-            self.addresses = self.addresses or self._token.addresses
-        elif keys is not None:
-            record = keys.hub()
-            self._hub_key = read_key(record.key)
-            self.addresses = self.addresses or record.addresses
-        if not self.addresses:
-            raise ConfigError("which hub? give at least one address, tcp://HOST:PORT")
+        self.addresses = self._find_hub((address,) if isinstance(address, str) else tuple(address))
         for each in self.addresses:
-            check_connect(each, insecure=insecure or keys is not None or enrol is not None)
+            check_connect(each, insecure=insecure or keys is not None)
         if parameters_max is None:
             parameters_max = min(memory_bytes() // BYTES_A_PARAMETER, PARAMETERS_MAX) or PARAMETERS_MAX
         self.address = self.addresses[0]
@@ -200,6 +189,21 @@ class Agent:
             offline_steps_max=alone_steps_max,
         )
         self._engine = DeviceEngine(core, self, time.monotonic, bandwidth_bytes_per_s_max, keeps=spool is not None)
+
+    def _find_hub(self, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the hub's addresses as given, or else as the token or the keys have them; note the hub's key."""
+        if self._token is not None:
+            if self._keys is None:
+                raise ConfigError("enrol needs keys, a place for the device's own key")
+            self._hub_key = self._token.hub
+            addresses = addresses or self._token.addresses
+        elif self._keys is not None:
+            record = self._keys.hub()
+            self._hub_key = read_key(record.key)
+            addresses = addresses or record.addresses
+        if not addresses:
+            raise ConfigError("which hub? give at least one address, tcp://HOST:PORT")
+        return addresses
 
     async def run(self) -> str:
         """Train until the hub has finished or a stop is requested; return the reason.
