@@ -231,7 +231,7 @@ def test_a_revoked_key_keeps_nothing_of_its_transfers():
 
 
 def test_a_routing_id_of_another_keys_device_gets_nobody_anywhere():
-    """Messages under another key on a device's routing id: no answer, no strike, and its transfer goes on."""
+    """Messages under another key on a device's routing id: no answer, no strike, and its transfer continues."""
     bench, owner, thief = Bench(), Sender(b"o" * 32, "pi", "device"), Sender(b"t" * 32, "x", "device")
     bench.engine.on_message(b"pi", wire.encode(Hello((3,), "pi", b"p" * 16, 1)), None, 0.0, owner)
     answers = len(bench.notes.sent)
