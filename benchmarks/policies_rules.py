@@ -12,8 +12,8 @@ from edgeasync.policies.aggregation import (
 )
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.monitor import Monitor
-from edgeasync.policies.optimizers import SGD, Nesterov
-from edgeasync.policies.policy import AggregatorKind, Policy, StalenessKind, TransformKind
+from edgeasync.policies.optimizers import SGD, Nesterov, TransformKind
+from edgeasync.policies.policy import AggregatorKind, Policy, StalenessKind
 from edgeasync.policies.staleness import BoundedStaleness, PolynomialStaleness
 
 Grid = dict[str, Policy]

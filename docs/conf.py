@@ -1,7 +1,6 @@
 """The site of the documentation: `python -m sphinx -W --keep-going docs build/docs` builds it, without network."""
 
 import sys
-from importlib import metadata
 from pathlib import Path
 
 from docutils import nodes
@@ -11,10 +10,11 @@ from sphinx.application import Sphinx
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs import generated
+from edgeasync.version import VERSION
 
 project = "edgeasync"
 copyright = "the authors of edgeasync"  # noqa: A001 - the name that Sphinx has for it
-release = metadata.version("edgeasync")
+release = VERSION
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 nitpicky = False

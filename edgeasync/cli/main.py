@@ -12,6 +12,7 @@ import typer
 
 from edgeasync import errors
 from edgeasync.cli.output import Printer, visible
+from edgeasync.version import VERSION
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -450,9 +451,7 @@ def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
-        from importlib.metadata import version as installed  # noqa: PLC0415
-
-        sys.stdout.write(f"edgeasync {installed('edgeasync')}, Python {platform.python_version()}\n")
+        sys.stdout.write(f"edgeasync {VERSION}, Python {platform.python_version()}\n")
         raise typer.Exit
 
 

@@ -1,7 +1,6 @@
 """A hub's run in one folder: opened where it was left, begun where there is none, and saved."""
 
 from collections.abc import Callable
-from importlib.metadata import version as installed_version
 from typing import Literal
 
 from edgeasync.core.arrays.hub_model import Model
@@ -17,6 +16,7 @@ from edgeasync.errors import StorageError
 from edgeasync.parameters import Vector
 from edgeasync.policies.policy import check_recordable
 from edgeasync.protocol.messages import ModelVersion
+from edgeasync.version import VERSION
 
 Durability = Literal["journal", "checkpoint"]
 
@@ -64,7 +64,7 @@ class Run:
         What the journal does not lead to is in a checkpoint, dated `created_s`, before this returns. Raises
         `StorageError`, and `ModelMismatchError` if the folder is another model's.
         """
-        self._software = f"edgeasync {installed_version('edgeasync')}"
+        self._software = f"edgeasync {VERSION}"
         rules = self._rules
         recovery = rules.settings.checkpoint.recovery
         found = recover(

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from edgeasync.config import Section
 from edgeasync.parameters import Vector
+from edgeasync.policies.schedules import CosineSchedule, ExponentialSchedule, InverseSqrtSchedule
 from edgeasync.policies.transforms import Conditions, Scalars, Scaling, Transform, scale
 
 LearningRate = Annotated[float, Meta(gt=0.0, le=1e6, description="factor of the step")]
@@ -373,6 +374,20 @@ class WeightDecay(Section, frozen=True, tag_field="kind", tag="weight_decay"):
     ) -> None:
         """Add the decay, in place."""
         np.add(gradient, np.multiply(parameters, np.float32(scalars[0])), out=gradient)
+
+
+TransformKind = (
+    SGD
+    | Nesterov
+    | DelayedNesterov
+    | Adam
+    | Yogi
+    | ClipByGlobalNorm
+    | WeightDecay
+    | CosineSchedule
+    | ExponentialSchedule
+    | InverseSqrtSchedule
+)
 
 
 def check_chain(chain: Sequence[Transform]) -> None:

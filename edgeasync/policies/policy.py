@@ -21,17 +21,7 @@ from edgeasync.policies.aggregation import (
 from edgeasync.policies.combining import Combiner, MeanCombiner, MedianCombiner, TrimmedMeanCombiner
 from edgeasync.policies.frequency import AdaptiveFrequency, FixedFrequency, FrequencyController, TimeFrequency
 from edgeasync.policies.monitor import Monitor
-from edgeasync.policies.optimizers import (
-    SGD,
-    Adam,
-    ClipByGlobalNorm,
-    DelayedNesterov,
-    Nesterov,
-    WeightDecay,
-    Yogi,
-    check_chain,
-)
-from edgeasync.policies.schedules import CosineSchedule, ExponentialSchedule, InverseSqrtSchedule
+from edgeasync.policies.optimizers import Nesterov, TransformKind, check_chain
 from edgeasync.policies.staleness import (
     AdaptiveLearningRate,
     BoundedStaleness,
@@ -43,7 +33,7 @@ from edgeasync.policies.staleness import (
 )
 from edgeasync.policies.transforms import Transform
 
-# The only table of kinds: a new kind needs no other code. docs/architecture.md says where to document it.
+# The only table of kinds, with `TransformKind`: a new kind needs no other code.
 StalenessKind = (
     ConstantStaleness
     | AdaptiveLearningRate
@@ -56,18 +46,6 @@ AggregatorKind = (
     ImmediateAggregator | ModelAverageAggregator | BufferedAggregator | QuorumAggregator | SynchronousAggregator
 )
 CombinerKind = MeanCombiner | MedianCombiner | TrimmedMeanCombiner
-TransformKind = (
-    SGD
-    | Nesterov
-    | DelayedNesterov
-    | Adam
-    | Yogi
-    | ClipByGlobalNorm
-    | WeightDecay
-    | CosineSchedule
-    | ExponentialSchedule
-    | InverseSqrtSchedule
-)
 FrequencyKind = FixedFrequency | TimeFrequency | AdaptiveFrequency
 Take = Literal["all", "better", "best"]
 

@@ -24,6 +24,9 @@ DELTAS_MAX = 64
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Unsigned64 = Annotated[int, Meta(ge=0)]
 Identity = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Key = bytes
+"""The public key that a message came under; empty where there are no keys."""
+
 PublicKey = Annotated[bytes, Meta(min_length=32, max_length=32)]
 DeviceId = Annotated[str, Meta(pattern=DEVICE_ID_PATTERN)]
 Lineage = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]

@@ -10,7 +10,6 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import version as installed_version
 from random import Random
 from typing import Protocol, TypeVar
 
@@ -56,6 +55,7 @@ from edgeasync.runtime.wall_clock import written
 from edgeasync.runtime.worker import Worker
 from edgeasync.training.graph_check import check_graph
 from edgeasync.training.trainer import InterruptibleTrainer, ResumableTrainer, Trainer, take_local_steps
+from edgeasync.version import VERSION
 
 CLOSE_S = 1.0
 """How long a stopping agent waits for the running local step, which it interrupts; a longer one is abandoned."""
@@ -579,6 +579,6 @@ def describe_machine(examples: int, local_steps_max: int = 0) -> DeviceProfile:
         cores=os.cpu_count() or 1,
         memory_bytes=memory_bytes(),
         examples=examples,
-        software=f"edgeasync {installed_version('edgeasync')}",
+        software=f"edgeasync {VERSION}",
         local_steps_max=local_steps_max,
     )

@@ -10,8 +10,7 @@ from edgeasync.config import Section, convert
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.errors import GraphError, ModelMismatchError
 from edgeasync.parameters import ParameterSpec
-from edgeasync.policies.optimizers import SGD, check_chain
-from edgeasync.policies.policy import TransformKind
+from edgeasync.policies.optimizers import SGD, TransformKind, check_chain
 from edgeasync.training.numpy_models import Model
 from edgeasync.training.trainer import GradientTrainer, Trainer
 

@@ -46,7 +46,6 @@ from edgeasync.core.hub.effects import (
 from edgeasync.core.hub.events import (
     Heard,
     HubEvent,
-    Key,
     Malformed,
     Peer,
     PushArrived,
@@ -72,6 +71,7 @@ from edgeasync.protocol.messages import (
     FetchGraph,
     Graph,
     Hello,
+    Key,
     Leave,
     Message,
     Piece,
@@ -173,7 +173,7 @@ class HubEngine:
         if self._standing_still:
             self._standing_still = False
             self._now_s = now_s
-            self._shell.report(Report("writing", detail="the run's folder can be written again: going on"))
+            self._shell.report(Report("writing", detail="the run's folder can be written again"))
             self._handle(Resumed())
             revoked, self._revoked = self._revoked, []
             for key in revoked:

@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from edgeasync.core.hub.events import Key
+from edgeasync.protocol.messages import Key
 
 _NUMBER = re.compile(r"/[0-9]{1,3}\Z")
 

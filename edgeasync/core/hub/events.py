@@ -6,12 +6,9 @@ say whether the engine has memory for the effects of the event.
 
 import msgspec
 
-from edgeasync.protocol.messages import Fetch, FetchGraph, Hello, Leave, Ping, Push, StatusRequest
+from edgeasync.protocol.messages import Fetch, FetchGraph, Hello, Key, Leave, Ping, Push, StatusRequest
 
 Peer = bytes
-
-Key = bytes
-"""The public key that a message came under; empty where there are no keys."""
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):

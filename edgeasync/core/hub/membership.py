@@ -12,11 +12,20 @@ from typing import Any, Literal
 
 import msgspec
 
-from edgeasync.core.hub.events import Key, Peer
+from edgeasync.core.hub.events import Peer
 from edgeasync.core.hub.link import LinkEstimate
 from edgeasync.errors import EdgeAsyncError
 from edgeasync.policies.history import DeviceHistory, add_recent
-from edgeasync.protocol.messages import DeviceProfile, FirstOutcome, Hello, ModelVersion, Push, RefusalCode, Refuse
+from edgeasync.protocol.messages import (
+    DeviceProfile,
+    FirstOutcome,
+    Hello,
+    Key,
+    ModelVersion,
+    Push,
+    RefusalCode,
+    Refuse,
+)
 from edgeasync.states import Table, check_move
 
 Arrival = Literal["joined", "rejoined", "reconnected"]

@@ -5,12 +5,12 @@ from typing import Literal
 
 from edgeasync.core.hub.codec_agreement import CodecAgreement
 from edgeasync.core.hub.effects import Disconnect, Expel, HubEffect, Report, Send
-from edgeasync.core.hub.events import Key, Peer
+from edgeasync.core.hub.events import Peer
 from edgeasync.core.hub.handshake import Handshake
 from edgeasync.core.hub.membership import MALFORMED, Member, Membership, RefusalError, Strangers
 from edgeasync.core.hub.policy_engine import PolicyEngine
 from edgeasync.core.hub.settings import HubCoreSettings
-from edgeasync.protocol.messages import Hello, Leave, Ping, Pong
+from edgeasync.protocol.messages import Hello, Key, Leave, Ping, Pong
 
 
 class Presence:

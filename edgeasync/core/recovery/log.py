@@ -15,7 +15,6 @@ from edgeasync.core.hub.events import (
     Folded,
     Heard,
     HubEvent,
-    Key,
     Malformed,
     Peer,
     PushArrived,
@@ -28,6 +27,7 @@ from edgeasync.core.hub.events import (
 from edgeasync.errors import ProtocolError, StorageError
 from edgeasync.policies.transforms import Scalars
 from edgeasync.protocol import wire
+from edgeasync.protocol.messages import Key
 
 REMEDY = "start the version of edgeasync that wrote it, or resume from a checkpoint alone"
 

@@ -13,10 +13,10 @@ from edgeasync.policies.optimizers import (
     ClipByGlobalNorm,
     DelayedNesterov,
     Nesterov,
+    TransformKind,
     WeightDecay,
     Yogi,
 )
-from edgeasync.policies.policy import TransformKind
 from edgeasync.policies.schedules import CosineSchedule, ExponentialSchedule, InverseSqrtSchedule
 from edgeasync.policies.transforms import (
     Conditions,
