@@ -1,11 +1,15 @@
 """Asking a live hub how it does."""
 
 import asyncio
+import math
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from edgeasync.durable.keys import operator_keys
 from edgeasync.errors import AccessError, AddressError, HubUnreachableError, ProtocolError
@@ -13,6 +17,10 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.messages import PROTOCOL_VERSIONS, Status, StatusRequest
 from edgeasync.runtime.address import check_connect
 from edgeasync.runtime.curve import mechanism_at, use_keys
+
+_HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
 
 
 def fetch_status(address: str, timeout_s: float = 3.0, keys: Path | None = None) -> dict[str, Any]:
@@ -29,7 +37,7 @@ def fetch_status(address: str, timeout_s: float = 3.0, keys: Path | None = None)
     socket.set(zmq.IPV6, "[" in address)
     if pair is not None:
         use_keys(socket, *pair)
-    monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+    monitor = socket.get_monitor_socket(_HANDSHAKE_FAILED)
     try:
         try:
             socket.connect(address)
@@ -38,12 +46,9 @@ def fetch_status(address: str, timeout_s: float = 3.0, keys: Path | None = None)
                 f"{address!r} is not an address: {error.strerror}; write tcp://HOST:PORT"
             ) from error
         socket.send(wire.encode(StatusRequest(), PROTOCOL_VERSIONS[0]))
-        poller = zmq.Poller()
-        poller.register(socket, zmq.POLLIN)
-        poller.register(monitor, zmq.POLLIN)
-        ready = dict(poller.poll(round(timeout_s * 1000)))
-        if socket not in ready:
-            _check_keys(address, denied=monitor in ready, keyed=pair is not None)
+        if not _answered(
+            socket, monitor, timeout_s, lambda denied: _check_keys(address, denied, pair is not None)
+        ):
             raise HubUnreachableError(
                 f"no hub answers at {address} within {timeout_s:g} s; start one with 'edgeasync hub', "
                 "or check the address and the network"
@@ -60,7 +65,32 @@ def fetch_status(address: str, timeout_s: float = 3.0, keys: Path | None = None)
         context.term()
 
 
-def _check_keys(address: str, *, denied: bool, keyed: bool) -> None:
+def _answered(
+    socket: "zmq.Socket[bytes]",
+    monitor: "zmq.Socket[bytes]",
+    timeout_s: float,
+    check: Callable[[bool], None],
+) -> bool:
+    """Wait for an answer; `check` raises if it is the keys why a handshake failed, or was denied."""
+    poller = zmq.Poller()
+    poller.register(socket, zmq.POLLIN)
+    poller.register(monitor, zmq.POLLIN)
+    until_s, checked = time.monotonic() + timeout_s, False
+    while (left_s := until_s - time.monotonic()) > 0:
+        ready = dict(poller.poll(math.ceil(left_s * 1000)))
+        if socket in ready:
+            return True
+        if monitor in ready:
+            denied = recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            if denied or not checked:
+                check(denied)
+                checked = True
+    if not checked:
+        check(False)  # noqa: FBT003
+    return False
+
+
+def _check_keys(address: str, denied: bool, keyed: bool) -> None:  # noqa: FBT001
     """Raise `AccessError` if it is the keys why nobody answers."""
     if denied:
         raise AccessError(f"{address}: this hub does not know this operator key; give its own folder as --keys")

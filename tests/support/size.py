@@ -30,6 +30,7 @@ REPETITIONS = {
     "times that a tenth of a crowd is killed": Repetitions(1, 1, 20),
     "devices that join at once": Repetitions(200, 300, 2000),
     "thousands of updates of a converged fleet": Repetitions(1, 3, 20),
+    "hubs that are put back": Repetitions(1, 3, 20),
     "fleets that stay calm": Repetitions(1, 1, 10),
 }
 

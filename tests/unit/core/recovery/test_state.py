@@ -48,6 +48,7 @@ from edgeasync.protocol.messages import (
     Push,
     Welcome,
 )
+from tests.support.size import repetitions
 from tests.support.whims import QUARANTINE, ROLLBACK
 
 F = np.float32
@@ -336,7 +337,7 @@ def _versions_are_kept_often(monkeypatch):
     monkeypatch.setattr(divergence, "KEEP_EVERY_UPDATES", 4)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(repetitions("hubs that are put back")))
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_hub_that_is_put_back_decides_and_computes_the_same(name, seed):
     drive = Drive(name, seed)
