@@ -207,6 +207,7 @@ HOLDS = {
     "config": "settings from TOML",
     "states": "moves along tables",
     "errors": "the error tree",
+    "version": "the version of the package",
 }
 
 
@@ -238,7 +239,7 @@ def draw_layers() -> str:
     return picture(int(width), int(size), "The layers of edgeasync", parts)
 
 
-FILES = ("parameters", "config", "states", "errors")
+FILES = ("parameters", "config", "states", "errors", "version")
 
 
 # -- staleness --------------------------------------------------------------------------------------------------

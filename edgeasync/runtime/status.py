@@ -86,7 +86,7 @@ def _answered(
                 check(denied)
                 checked = True
     if not checked:
-        check(False)  # noqa: FBT003
+        check(False)
     return False
 
 
