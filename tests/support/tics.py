@@ -32,6 +32,7 @@ EXAMPLES = {"tics.py", "test_english.py"}
 COVERED = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted(path for path in (ROOT / "devices").iterdir() if path.is_file()),
     *sorted(path for path in (ROOT / "examples").iterdir() if path.is_file()),
