@@ -9,6 +9,7 @@ import zmq
 
 from edgeasync.core.hub.effects import Expel, Report
 from edgeasync.core.hub.events import PushArrived, Received, Revoked
+from edgeasync.durable.keys import KeyPair
 from edgeasync.policies.aggregation import BufferedAggregator
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.messages import Hello, Ping, Pong
@@ -140,6 +141,51 @@ def test_a_line_that_cannot_be_read_changes_nothing_and_is_told(keys, access, ch
     assert access.holds(pair.public)
     assert len(access.trouble) == 1
     assert "line" in access.trouble[0]
+
+
+def line_of(name, pair, role="device"):
+    return f"{name} {role} {pair.public.hex()}\n"
+
+
+def test_who_is_taken_out_is_out_though_another_line_cannot_be_read(keys, access):
+    """Nobody new comes in meanwhile, and the name of that line stays as it was."""
+    names = ("out", "marked", "stays", "unclear", "again")
+    pairs = {name: enrolled(keys, name) for name in names}
+    new, replaced = KeyPair.make(), KeyPair.make()
+    access.read()
+    listed = [
+        line_of("owner", pairs["out"]).replace("device", "king"),
+        line_of("marked", pairs["marked"], "revoked"),
+        line_of("stays", pairs["stays"]),
+        "unclear devic" + line_of("", pairs["unclear"]),
+        line_of("again", replaced),
+        line_of("new", new),
+    ]
+    edit(keys, lambda text: "".join(listed))
+    access.poll()
+    access.poll()
+    assert access.gone == {pairs[name].public for name in ("out", "marked", "again")}
+    assert all(access.holds(pairs[name].public) for name in ("stays", "unclear"))
+    assert not access.holds(new.public)
+    assert not access.holds(replaced.public)
+    (told,) = access.trouble
+    assert "line 1: a role is" in told
+    assert "line 4: write NAME ROLE KEY" in told
+    edit(keys, lambda text: "".join(listed[1:3] + listed[4:]))
+    access.poll()
+    access.poll()
+    assert access.holds(new.public)
+    assert access.holds(replaced.public)
+    assert not access.holds(pairs["unclear"].public)
+
+
+def test_a_key_that_is_marked_is_out_under_any_name(keys, access):
+    pair = enrolled(keys, "one")
+    access.read()
+    edit(keys, lambda text: line_of("other", pair, "revoked") + "one device\n")
+    access.poll()
+    access.poll()
+    assert pair.public in access.gone
 
 
 def test_a_list_that_is_gone_changes_nothing_and_is_told(keys, access):
