@@ -14,9 +14,10 @@ from edgeasync.policies.aggregation import BufferedAggregator
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.messages import Hello, Ping, Pong
 from edgeasync.runtime.access import Access
+from tests.support.command_line import ACCESS
 from tests.support.hub_bench import HubBench
 from tests.support.keyed import ask, client, denied, enrolled, is_welcome, start_hub
-from tests.support.processes import until
+from tests.support.processes import free_address, until
 from tests.support.size import repetitions
 
 ALICE, BOB = b"a" * 32, b"b" * 32
@@ -259,18 +260,40 @@ def test_revoked_while_the_hub_was_away(commands, keys):
 
 
 @pytest.mark.process
-def test_an_enrolled_agent_that_is_revoked_waits_and_says_why(commands, keys):
+def test_an_enrolled_agent_that_is_revoked_ends_and_says_why(commands, keys):
     hub, address = start_hub(commands, keys)
-    token = keys.issue_token("pi-1", (address,), time.time())
-    flags = ("--state", commands.folder / "state", "--json", "--enrol", token.text())
-    agent = commands.start("agent", "--data", commands.data("d.npz"), *flags)
-    agent.wait_for("joined")
+    agent = start_agent(commands, keys, address)
     keys.revoke("pi-1")
     hub.wait_for("revoked")
-    agent.wait_for("disconnected")
+    assert agent.wait() == ACCESS
+    assert "this device's key was revoked" in agent.stderr
+    assert start_agent(commands, None, address).wait() == ACCESS
+
+
+@pytest.mark.process
+def test_an_agent_that_was_away_when_it_was_revoked_waits_and_says_why(commands, keys):
+    """What a handshake says when it fails is not proved: nobody on the way ends an agent that has joined."""
+    address = free_address()
+    hub, _ = start_hub(commands, keys, bind=address)
+    agent = start_agent(commands, keys, address)
+    hub.kill()
+    keys.revoke("pi-1")
+    start_hub(commands, keys, bind=address)
+    until(lambda: any("key in: it was revoked" in line for line in agent.lines), "the reason")
     assert denied(address, keys, "revoked")
     agent.signal(15)
     assert agent.wait() == 0
+
+
+def start_agent(commands, keys, address):
+    """Start an agent, with a token where there are keys to make it by; wait until it has joined."""
+    flags = ["--state", commands.folder / "state", "--json"]
+    if keys is not None:
+        flags += ["--enrol", keys.issue_token("pi-1", (address,), time.time()).text()]
+    agent = commands.start("agent", "--data", commands.data("d.npz"), *flags)
+    if keys is not None:
+        agent.wait_for("joined")
+    return agent
 
 
 @pytest.mark.process
