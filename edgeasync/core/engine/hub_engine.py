@@ -493,7 +493,9 @@ class HubEngine:
         header = _encode(member, message)
         if member is not None:
             member.link.bytes_down += len(header) if payload is None else len(header) + len(payload)
-        if isinstance(message, Pong | Piece | Credit):
+        # A device that is not allowed to stay is told at once: its connection is shut in a moment.
+        leaves_now = isinstance(message, Refuse) and message.code == "not_allowed"
+        if leaves_now or isinstance(message, Pong | Piece | Credit):
             self._shell.send(peer, header, payload)
         else:
             confirms = isinstance(message, Ack | Assignment | Welcome | Leave)
