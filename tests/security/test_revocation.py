@@ -20,8 +20,6 @@ from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import (
     Buffered,
-    Credit,
-    Fetch,
     Hello,
     ModelVersion,
     Piece,
@@ -36,7 +34,7 @@ from edgeasync.simulation.hub import SimulatedHub
 from tests.support.coded import flat
 from tests.support.command_line import ACCESS
 from tests.support.hub_bench import HubBench
-from tests.support.keyed import ask, client, denied, enrolled, is_welcome, start_hub
+from tests.support.keyed import ask, begin_push, client, denied, enrolled, is_welcome, start_hub
 from tests.support.processes import free_address, until
 from tests.support.size import repetitions
 
@@ -321,20 +319,6 @@ def test_a_revoked_key_is_silent_within_a_second(commands, keys):
     hub.signal(15)
     assert hub.wait() == 0
     assert_replayed(commands)
-
-
-def begin_push(device, welcome, *, pieces):
-    """Push an update of a member, or the first of its pieces."""
-    device.say(Fetch(welcome.session))
-    version, payload = device.hear().version, bytes(welcome.spec.nbytes)
-    push = Push(
-        welcome.session, 1, version, 1, 8, 1.0, 0.1, 0.1, "identity", wire.checksum(payload), len(payload),
-        transfer=int(pieces),
-    )  # fmt: skip
-    device.say(push, *([] if pieces else [payload]))
-    if pieces:
-        assert device.hear() == Credit(1, 0)
-        device.say(Piece(1, 0, wire.checksum(payload[:8])), payload[:8])
 
 
 def assert_replayed(commands):
