@@ -1,4 +1,4 @@
-"""Long runs: `python -m tests.fuzz --target NAME --cases N --seed S`. What is found is kept; exit code 1 then."""
+"""Long runs: `python -m tests.fuzz --target NAME --cases N --seed S`. Findings are kept; exit code 1 then."""
 
 import argparse
 import resource

@@ -24,7 +24,7 @@ class Finding(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a run came to; of its cases so many were taken for valid."""
+    """What a run came to; `taken` is how many of its cases were taken for valid."""
 
     cases: int
     taken: int

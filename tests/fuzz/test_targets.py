@@ -17,7 +17,7 @@ FINDINGS = sorted(Path(__file__).with_name("findings").glob("*"))
 """Files named TARGET.WHAT: what some version took badly."""
 
 SLOW = {"handshake": 10, "plain-handshake": 10, "npz": 4, "checkpoint": 4, "checkpoint-arrays": 4, "graph": 4}
-"""Targets whose cases cost more: one in so many is tried here."""
+"""Targets whose cases cost more, and by how much fewer of them are tried here."""
 
 
 @pytest.mark.parametrize(
