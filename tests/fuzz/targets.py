@@ -275,6 +275,19 @@ class Graph(Target):
         return True
 
 
+class ForwardModel(Target):
+    """A forward model, of which a hub makes a training graph."""
+
+    refusals = (GraphError,)
+
+    def __init__(self):
+        self.inputs = [forward_model()]
+
+    def attempt(self, content):
+        build_training_graph(content, GraphSettings())
+        return True
+
+
 class Npz(Target):
     """A device's data."""
 
@@ -396,6 +409,7 @@ TARGETS = {
     "checkpoint-arrays": CheckpointArrays,
     "state": State,
     "graph": Graph,
+    "model": ForwardModel,
     "npz": Npz,
     "handshake": Handshake,
     "plain-handshake": PlainHandshake,

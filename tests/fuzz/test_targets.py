@@ -16,7 +16,15 @@ from tests.support.size import repetitions
 FINDINGS = sorted(Path(__file__).with_name("findings").glob("*"))
 """Files named TARGET.WHAT: what some version took badly."""
 
-SLOW = {"handshake": 10, "plain-handshake": 10, "npz": 4, "checkpoint": 4, "checkpoint-arrays": 4, "graph": 4}
+SLOW = {
+    "handshake": 10,
+    "plain-handshake": 10,
+    "npz": 4,
+    "checkpoint": 4,
+    "checkpoint-arrays": 4,
+    "graph": 4,
+    "model": 10,
+}
 """Targets whose cases cost more, and by how much fewer of them are tried here."""
 
 
