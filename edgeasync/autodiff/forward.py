@@ -164,7 +164,7 @@ def prepare(model: onnx.ModelProto, output: str, trained: Iterable[str], statist
 
 def _read_input(forward: Forward, entry: onnx.ValueInfoProto, symbols: set[str]) -> None:
     kind = entry.type.tensor_type
-    if not entry.type.HasField("tensor_type") or not kind.elem_type:
+    if not entry.type.HasField("tensor_type") or kind.elem_type not in helper.get_all_tensor_dtypes():
         raise GraphError(f"input {entry.name!r} is not a tensor; only tensors can be trained on")
     dims: list[int | None] = []
     for axis, dim in enumerate(kind.shape.dim):
@@ -204,11 +204,19 @@ def initial_values(model: onnx.ModelProto) -> dict[str, Array]:
     with a single value, as all scales and biases of a new model are, become initializers of their own again;
     others are weights that are tied on purpose.
     """
-    values = {initializer.name: numpy_helper.to_array(initializer) for initializer in model.graph.initializer}
+    values = {tensor.name: array_of(tensor, f"tensor {tensor.name!r}") for tensor in model.graph.initializer}
     for node in model.graph.node:
         if node.op_type == "Identity" and node.input[0] in values and is_uniform(values[node.input[0]]):
             values[node.output[0]] = values[node.input[0]].copy()
     return values
+
+
+def array_of(tensor: onnx.TensorProto, where: str) -> Array:
+    """Return the values of a tensor; raises `GraphError` if its type, shape and values contradict one another."""
+    try:
+        return numpy_helper.to_array(tensor)
+    except (ValueError, KeyError, TypeError) as error:
+        raise GraphError(f"{where} cannot be read ({first_line(error)}); export the model again") from error
 
 
 def is_uniform(value: Array) -> bool:
@@ -260,7 +268,7 @@ def _split_sizes(node: Node, forward: Forward, model: onnx.ModelProto) -> list[i
 def _constant_value(node: Node) -> Array:
     ((kind, value),) = node.attributes.items()
     if kind == "value":
-        return numpy_helper.to_array(value)
+        return array_of(value, node.where)
     if kind in ("value_float", "value_floats"):
         return np.asarray(value, np.float32)
     if kind in ("value_int", "value_ints"):

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import socket
-import threading
 
 import pytest
 import zmq
@@ -20,7 +19,7 @@ from edgeasync.runtime.curve import FRAME_BYTES, mechanism_at, serve_keys, use_k
 from edgeasync.runtime.status import fetch_status
 from edgeasync.runtime.zap import ENDPOINT, ZapHandler
 from tests.support.command_line import ACCESS, NO_HUB, assert_told
-from tests.support.keyed import PATIENCE_MS, ask, client, denied, enrolled, is_welcome, start_hub
+from tests.support.keyed import PATIENCE_MS, Recorder, ask, client, denied, enrolled, is_welcome, start_hub
 from tests.support.processes import MODEL, PATIENCE_S, until
 
 pytestmark = pytest.mark.process
@@ -95,43 +94,6 @@ def read_to_end(connection):
     with contextlib.suppress(ConnectionError):
         while connection.recv(4096):
             pass
-
-
-class Recorder:
-    """A TCP proxy that keeps what goes to the hub."""
-
-    def __init__(self, port):
-        self.recorded = bytearray()
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self._hub = socket.create_connection(("127.0.0.1", port))
-        self.address = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
-        self._threads = [threading.Thread(target=self._serve)]
-        self._threads[0].start()
-
-    def _serve(self):
-        self._device, _ = self._server.accept()
-        down = threading.Thread(target=self._pump, args=(self._hub, self._device, None))
-        down.start()
-        self._pump(self._device, self._hub, self.recorded)
-        down.join()
-
-    def _pump(self, source, target, keep):
-        with contextlib.suppress(OSError):
-            while data := source.recv(4096):
-                if keep is not None:
-                    keep.extend(data)
-                target.sendall(data)
-        for each in (source, target):
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._threads[0].join(PATIENCE_S)
-        for each in (self._server, self._hub, self._device):
-            each.close()
 
 
 # -- the limit of frames ------------------------------------------------------------------------------------------

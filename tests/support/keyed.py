@@ -1,6 +1,8 @@
 """Sockets under keys, as a hub's friends and enemies use them, and a hub with keys."""
 
 import contextlib
+import socket
+import threading
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -116,3 +118,40 @@ def begin_push(device, welcome, *, pieces):
     if pieces:
         assert device.hear() == Credit(1, 0)
         device.say(Piece(1, 0, wire.checksum(payload[:8])), payload[:8])
+
+
+class Recorder:
+    """A TCP proxy that keeps what goes to the hub."""
+
+    def __init__(self, port):
+        self.recorded = bytearray()
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._hub = socket.create_connection(("127.0.0.1", port))
+        self.address = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
+        self._threads = [threading.Thread(target=self._serve)]
+        self._threads[0].start()
+
+    def _serve(self):
+        self._device, _ = self._server.accept()
+        down = threading.Thread(target=self._pump, args=(self._hub, self._device, None))
+        down.start()
+        self._pump(self._device, self._hub, self.recorded)
+        down.join()
+
+    def _pump(self, source, target, keep):
+        with contextlib.suppress(OSError):
+            while data := source.recv(4096):
+                if keep is not None:
+                    keep.extend(data)
+                target.sendall(data)
+        for each in (source, target):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._threads[0].join(PATIENCE_S)
+        for each in (self._server, self._hub, self._device):
+            each.close()

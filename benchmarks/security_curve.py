@@ -1,0 +1,249 @@
+"""What encryption costs a hub: its channel under CURVE against the plain one, and bare libzmq beside, in turns.
+
+Run as `python -m benchmarks.security_curve`. One client pushes messages with a payload through a window, and each
+is answered by a small one. It ends with exit code 1 if encryption takes more of the processor than its bounds.
+"""
+
+import asyncio
+import itertools
+import multiprocessing
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import uvloop
+import zmq
+
+from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
+from edgeasync.durable.keys import KeyPair
+from edgeasync.runtime.channel import Channel
+from edgeasync.runtime.curve import FRAME_BYTES, serve_keys, use_keys
+from edgeasync.runtime.zap import ZapHandler
+
+MIB = 1 << 20
+HEADER = bytes(64)
+ANSWER = bytes(64)
+CPU_MS_PER_MIB_MAX = 3.0
+CPU_US_PER_MESSAGE_MAX = 40.0
+SHARE_OF_MESSAGES_MIN = 0.6
+
+PATIENCE_S = 60.0
+"""How long a process may take to say something."""
+
+Socket = zmq.Socket[bytes]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A size of payload, how many messages are on their way at a time, and how many a turn has."""
+
+    name: str
+    payload_bytes: int
+    window: int
+    messages: dict[Form, int]
+
+
+CASES = (
+    Case("4 KiB", 4096, 64, {Form.FULL: 40_000, Form.SHORT: 10_000, Form.QUICK: 300}),
+    Case("1 MiB", MIB, 8, {Form.FULL: 1_500, Form.SHORT: 400, Form.QUICK: 20}),
+)
+ROUNDS = {Form.FULL: 7, Form.SHORT: 5, Form.QUICK: 1}
+WARM_UP = 0.2
+"""Messages before the turn, as a part of its messages: connections are slow at first."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a turn of a server came to; the processor's time is that of its whole process."""
+
+    messages_per_s: float
+    cpu_us: float
+
+
+class Meter:
+    """Notes time and processor's time from one message to another."""
+
+    def __init__(self, skipped: int, counted: int) -> None:
+        self._skipped, self._last = skipped, skipped + counted
+        self._counted = counted
+        self._seen = 0
+        self.turn: Turn | None = None
+
+    def count(self) -> bool:
+        """Count a message; return whether it was the last."""
+        self._seen += 1
+        if self._seen == self._skipped:
+            self._began_s, self._cpu_s = time.perf_counter(), time.process_time()
+        if self._seen == self._last:
+            seconds, cpu_s = time.perf_counter() - self._began_s, time.process_time() - self._cpu_s
+            self.turn = Turn(self._counted / seconds, 1e6 * cpu_s / self._counted)
+        return self._seen >= self._last
+
+
+def bind(context: "zmq.Context[Socket]", case: Case, pair: KeyPair | None) -> Socket:
+    """Return a ROUTER as a hub has one."""
+    router = context.socket(zmq.ROUTER)
+    if pair is not None:
+        serve_keys(router, pair)
+    router.set(zmq.MAXMSGSIZE, max(case.payload_bytes, MIB) + FRAME_BYTES)
+    router.set(zmq.LINGER, 0)
+    router.bind("tcp://127.0.0.1:*")
+    return router
+
+
+def serve_channel(
+    case: Case, meter: Meter, pair: KeyPair | None, client: bytes, tell: Callable[[str], None]
+) -> None:
+    """Receive by the hub's own channel on the hub's own loop; under keys, look at whose each message is."""
+
+    async def serve() -> None:
+        loop, context, done = asyncio.get_running_loop(), zmq.Context(), asyncio.Event()
+        zap = ZapHandler(context, loop, lambda key, _: key == client) if pair is not None else None
+        router = bind(context, case, pair)
+
+        def on_message(peer: bytes, _: bytes, __: object) -> None:
+            if pair is not None:
+                assert channel.user_id == client.hex()
+                assert channel.descriptor
+            channel.send(peer, ANSWER)
+            if meter.count():
+                done.set()
+
+        channel = Channel(router, loop, on_message, authenticated=pair is not None)
+        channel.large_payloads = case.payload_bytes >= MIB
+        tell(router.get_string(zmq.LAST_ENDPOINT))
+        await done.wait()
+        channel.close(100)
+        if zap is not None:
+            zap.close()
+        context.destroy(linger=100)
+
+    uvloop.run(serve())
+
+
+def serve_bare(case: Case, meter: Meter, pair: KeyPair | None, client: bytes, tell: Callable[[str], None]) -> None:
+    """Receive in a loop that blocks; the keys are let in by a thread of their own."""
+
+    async def answer_zap(context: "zmq.Context[Socket]", ready: Any) -> None:
+        zap = ZapHandler(context, asyncio.get_running_loop(), lambda key, _: key == client)
+        ready.set()
+        await asyncio.to_thread(ended.wait)
+        zap.close()
+
+    context, ended, ready = zmq.Context(), threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(answer_zap(context, ready)))
+    if pair is not None:
+        thread.start()
+        ready.wait()
+    router = bind(context, case, pair)
+    tell(router.get_string(zmq.LAST_ENDPOINT))
+    last = False
+    while not last:
+        peer, *_ = router.recv_multipart(copy=False)
+        router.send_multipart([peer, ANSWER])
+        last = meter.count()
+    ended.set()
+    if pair is not None:
+        thread.join()
+    context.destroy(linger=100)
+
+
+SERVERS = {"channel": serve_channel, "bare libzmq": serve_bare}
+
+
+def serve(name: str, case: Case, counted: int, keys: tuple[bytes, bytes] | None, pipe: Any) -> None:
+    """Run a server as a process: tell its address, and then what the turn came to.
+
+    `keys` are its own secret one and the client's public one.
+    """
+    meter = Meter(max(1, int(WARM_UP * counted)), counted)
+    pair, client = (None, b"") if keys is None else (KeyPair.of(keys[0]), keys[1])
+    SERVERS[name](case, meter, pair, client, pipe.send)
+    pipe.send(meter.turn)
+
+
+def push(address: str, case: Case, messages: int, hub: bytes | None, secret: bytes) -> None:
+    """Run the client as a process: send the messages, `window` of them ahead of the answers."""
+    context = zmq.Context()
+    dealer = context.socket(zmq.DEALER)
+    dealer.set(zmq.LINGER, 0)
+    dealer.set(zmq.RCVTIMEO, int(1000 * PATIENCE_S))
+    if hub is not None:
+        use_keys(dealer, KeyPair.of(secret), hub)
+    dealer.connect(address)
+    payload = bytes(case.payload_bytes)
+    for number in range(messages + case.window):
+        if number < messages:
+            dealer.send(HEADER, zmq.SNDMORE)
+            dealer.send(payload, copy=False)
+        if number >= case.window:
+            dealer.recv()
+    context.destroy(linger=0)
+
+
+def measure(name: str, case: Case, form: Form, *, keys: bool) -> Turn:
+    """Give a server its turn."""
+    processes = multiprocessing.get_context("spawn")
+    hub, client, counted = KeyPair.make(), KeyPair.make(), case.messages[form]
+    total = max(1, int(WARM_UP * counted)) + counted
+    ours, theirs = processes.Pipe()
+    given = (hub.secret, client.public) if keys else None
+    server = processes.Process(target=serve, args=(name, case, counted, given, theirs), daemon=True)
+    server.start()
+    address = hear(ours)
+    public = hub.public if keys else None
+    pusher = processes.Process(target=push, args=(address, case, total, public, client.secret), daemon=True)
+    pusher.start()
+    turn = hear(ours)
+    for process in (server, pusher):
+        process.join(PATIENCE_S)
+    assert isinstance(turn, Turn)
+    return turn
+
+
+def hear(pipe: Any) -> Any:
+    """Return what a process says next."""
+    if not pipe.poll(PATIENCE_S):
+        raise RuntimeError("a process of the benchmark says nothing")
+    return pipe.recv()
+
+
+def measure_case(case: Case, form: Form, results: Results) -> None:
+    """Let all four servers take turns, and compare their medians."""
+    kinds = list(itertools.product(SERVERS, (False, True)))
+    turns: dict[tuple[str, bool], list[Turn]] = {kind: [] for kind in kinds}
+    for number in range(ROUNDS[form]):
+        show_progress(f"{case.name}: round {number + 1} of {ROUNDS[form]}")
+        for name, keys in kinds:
+            turns[name, keys].append(measure(name, case, form, keys=keys))
+    rate = {kind: statistics.median(turn.messages_per_s for turn in of) for kind, of in turns.items()}
+    cpu = {kind: statistics.median(turn.cpu_us for turn in of) for kind, of in turns.items()}
+    for name, keys in kinds:
+        columns = {"messages/s": round(rate[name, keys]), "CPU a message, us": round(cpu[name, keys], 1)}
+        results.add(case.name, f"{name}, {'CURVE' if keys else 'plain'}", columns)
+    more_us = cpu["channel", True] - cpu["channel", False]
+    share = rate["channel", True] / rate["channel", False]
+    if case.payload_bytes == MIB:
+        results.bound("CPU of encryption, a MiB", more_us / 1e3, CPU_MS_PER_MIB_MAX)
+        results.ratios["1 MiB: messages under CURVE over plain"] = round(share, 3)
+    else:
+        results.bound("CPU of encryption, a message of 4 KiB", more_us, CPU_US_PER_MESSAGE_MAX)
+        results.ratios["4 KiB: messages under CURVE over plain"] = round(share, 3)
+        results.targets["4 KiB: messages under CURVE over plain"] = SHARE_OF_MESSAGES_MIN
+
+
+def main() -> None:
+    """Measure and show."""
+    arguments = make_parser("What encryption costs a hub.").parse_args()
+    results = Results()
+    for case in CASES:
+        measure_case(case, arguments.form, results)
+    show_results(results, arguments)
+    enforce_targets(results, arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Damaged inputs, drawn by a seed, at everything that reads bytes of others; and all that was ever found.
+
+`python -m tests.fuzz` runs far more of them, and looks at time and memory, too.
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.mutations import mutated
+from tests.fuzz.running import attempt, run
+from tests.fuzz.targets import TARGETS
+from tests.support.size import repetitions
+
+FINDINGS = sorted(Path(__file__).with_name("findings").glob("*"))
+"""Files named TARGET.WHAT: what some version took badly."""
+
+SLOW = {
+    "handshake": 10,
+    "plain-handshake": 10,
+    "npz": 4,
+    "checkpoint": 4,
+    "checkpoint-arrays": 4,
+    "graph": 4,
+    "model": 10,
+}
+"""Targets whose cases cost more, and by how much fewer of them are tried here."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.process] * name.endswith("handshake")) for name in TARGETS],
+)
+def test_whatever_is_read_is_taken_or_refused(name):
+    cases = repetitions("cases of a reader of bytes") // SLOW.get(name, 1)
+    with TARGETS[name]() as target:
+        if not name.endswith("handshake"):
+            assert all(attempt(target, content) == (True, "") for content in target.inputs)
+        result = run(target, name, "0", cases)
+    assert result.cases == cases
+    for finding in result.findings:
+        pytest.fail(
+            f"python -m tests.fuzz --target {name} --seed 0 --first {finding.number} --cases 1\n{finding.what}"
+        )
+
+
+def test_what_was_found_is_found_no_more():
+    for path in FINDINGS:
+        with TARGETS[path.name.partition(".")[0]]() as target:
+            assert attempt(target, path.read_bytes())[1] == "", path
+
+
+def test_the_same_seed_gives_the_same_cases():
+    inputs = [b"0123456789" * 10, b"abc"]
+    drawn = [[mutated(random.Random(f"{seed}"), inputs) for seed in range(200)] for _ in range(2)]
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0])) > 150
