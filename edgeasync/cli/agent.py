@@ -29,18 +29,11 @@ if TYPE_CHECKING:
 PROGRESS_S = 10.0
 
 
-class Entry(NamedTuple):
-    """How a device without a key of its hub's list gets in: by a token, or knocking at the hub of a public key."""
-
-    token: str | None = None
-    hub_key: str | None = None
-
-
-def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer, entry: Entry) -> None:
+def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> None:
     """Run an agent by a settings file, flags, or both; a flag wins over the file."""
     settings = AgentSettings() if config is None else read_toml(config, AgentSettings)
     section = convert(to_table(settings.agent) | flags, AgentSection, where="flags")
-    who = _who(section, entry)
+    who = _who(section)
     data = _needed(section, knows_hub=who.keys is not None)
     dataset = load(data)
     device_id, state = who.device_id, who.state
@@ -78,8 +71,8 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer, entr
         alone_steps_max=section.alone_steps_max,
         insecure=section.insecure,
         keys=who.keys,
-        enrol=entry.token,
-        knocking=entry.hub_key is not None,
+        enrol=section.enrol,
+        knocking=section.hub_key is not None,
         on_report=on_report,
     )
     told = -1
@@ -138,16 +131,16 @@ class _Who(NamedTuple):
     keys: DeviceKeys | None
 
 
-def _who(section: AgentSection, entry: Entry) -> _Who:
+def _who(section: AgentSection) -> _Who:
     """Return who this device is; with keys, what its hub calls it. Raises `ConfigError` for another's name."""
     device_id = section.device_id or default_device_id()
     state = Path(section.state or f"~/.local/state/edgeasync/{device_id}").expanduser()
     keys = DeviceKeys(state)
-    if entry.hub_key is not None:
-        _knock(keys, entry, section.hubs, device_id)
-    if entry.token is None and not keys.made:
+    if section.hub_key is not None:
+        _knock(keys, section, section.hub_key, device_id)
+    if section.enrol is None and not keys.made:
         return _Who(device_id, state, None)
-    name = keys.hub().name if entry.token is None else Token.read(entry.token).name
+    name = keys.hub().name if section.enrol is None else Token.read(section.enrol).name
     device_id = section.device_id or name
     if not Sender(name=name, role="device").speaks_for(device_id):
         raise ConfigError(
@@ -156,16 +149,16 @@ def _who(section: AgentSection, entry: Entry) -> _Who:
     return _Who(device_id, state, keys)
 
 
-def _knock(keys: DeviceKeys, entry: Entry, hubs: tuple[str, ...], device_id: str) -> None:
+def _knock(keys: DeviceKeys, section: AgentSection, hub_key: str, device_id: str) -> None:
     """Write down which hub this device wants to belong to; raises `ConfigError`."""
-    if entry.token is not None or not hubs:
-        raise ConfigError("--hub-key goes with --hub, and without --enrol: a token names the hub itself")
+    if section.enrol is not None or not section.hubs:
+        raise ConfigError("hub_key goes with hub, and without enrol: a token names the hub itself")
     try:
-        hub_key = read_key(entry.hub_key or "")
+        hub = read_key(hub_key)
     except ValueError as error:
-        raise ConfigError(f"--hub-key: {error}") from error
+        raise ConfigError(f"hub_key: {error}") from error
     keys.own()
-    keys.know(hub_key, hubs, device_id.partition("/")[0])
+    keys.know(hub, section.hubs, device_id.partition("/")[0])
 
 
 def _needed(section: AgentSection, *, knows_hub: bool) -> Path:

@@ -98,7 +98,12 @@ def revoke(folder: Path | None, name: str, printer: Printer) -> None:
     """Shut the key of a name out."""
     keys = open_folder(folder)
     keys.revoke(_checked_name(name))
-    _print_entry(keys.allow_list().entries[name], printer)
+    if (entry := keys.read_allow_list().entries.get(name)) is not None:
+        _print_entry(entry, printer)
+    elif printer.json:
+        printer.object({"name": name, "role": "revoked"})
+    else:
+        printer.line(f"{name}: its line, which could not be read, is a comment now")
 
 
 def list_pending(folder: Path | None, printer: Printer) -> None:

@@ -184,7 +184,7 @@ def agent(
     json: Json = False,
 ) -> None:
     """Train on this device's data. Waits for the hub as long as it takes; ends with it, or by Ctrl-C."""
-    from edgeasync.cli.agent import Entry, run_agent  # noqa: PLC0415
+    from edgeasync.cli.agent import run_agent  # noqa: PLC0415
     from edgeasync.cli.service import log_to_stderr  # noqa: PLC0415
 
     log_to_stderr(log_level)
@@ -193,8 +193,9 @@ def agent(
         "threads": threads, "provider": provider,
         "bandwidth_bytes_per_s_max": _bytes_or_text(bandwidth_bytes_per_s_max),
         "spool": spool, "alone_steps_max": alone_steps_max, "insecure": insecure or None,
+        "enrol": enrol, "hub_key": hub_key,
     }  # fmt: skip
-    run_agent(config, _given(flags), Printer(json=json), Entry(enrol, hub_key))
+    run_agent(config, _given(flags), Printer(json=json))
 
 
 @app.command()

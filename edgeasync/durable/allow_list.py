@@ -4,9 +4,11 @@
     pi-1    device    2d9f...   # so does what stands behind a key
 
 A name has one key and a key has one name. To take a line out, or give it the role `revoked`, shuts the key out.
+That holds even while another line cannot be read. Who is new waits until every line can be.
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -23,6 +25,9 @@ Role = Literal["device", "operator", "revoked"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 """A device id without its `/number`."""
 
+_TOLD_MAX = 8
+"""Of how many lines that cannot be read a person is told."""
+
 
 class Allowed(msgspec.Struct, frozen=True):
     """One line of the list: a name, what it may do, and its key."""
@@ -35,45 +40,67 @@ class Allowed(msgspec.Struct, frozen=True):
 class AllowList:
     """The list as text, and what stands in it. It never changes: edits return another.
 
-    Raises `ValueError` for a text with lines that cannot be read, each of them named.
+    `unreadable` says of every line that cannot be read what is wrong with it; no entry is made of such a line.
     """
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.entries: dict[str, Allowed] = {}
+        self.unreadable: dict[int, str] = {}
         self._lines: dict[str, int] = {}
         keys: dict[Key, str] = {}
-        wrong = []
-        for number, line in enumerate(text.splitlines(), start=1):
+        for number, line in enumerate(text.split("\n"), start=1):
             try:
                 entry = _read_line(line)
                 if entry is None:
                     continue
             except ValueError as error:
-                wrong.append(f"line {number}: {error}")
+                self.unreadable[number] = str(error)
                 continue
             if entry.name in self.entries:
-                wrong.append(f"line {number}: the name {entry.name} stands in line {self._lines[entry.name]} too")
+                self.unreadable[number] = f"the name {entry.name} stands in line {self._lines[entry.name]} too"
                 continue
             if entry.key in keys:
-                wrong.append(f"line {number}: the key is that of {keys[entry.key]}")
+                self.unreadable[number] = f"the key is that of {keys[entry.key]}"
                 continue
             self.entries[entry.name] = entry
             self._lines[entry.name] = number
             keys[entry.key] = entry.name
-        if wrong:
-            raise ValueError("; ".join(wrong[:8]))
 
     @classmethod
     def read(cls, path: Path) -> "AllowList":
-        """Read the file; raises `StorageError`."""
+        """Read the file, whatever its lines say; raises `StorageError` for one that is not there or damaged."""
         content = read_secret(path, public=True)
-        try:
-            return cls(content.decode())
-        except ValueError as error:
-            raise StorageError(
-                f"{path}: cannot be read ({error}); nothing of it counts until it can be"
-            ) from error
+        if b"\0" in content:
+            raise StorageError(f"{path}: is damaged, line {content[: content.index(0)].count(10) + 1} is no text")
+        return cls(content.decode(errors="surrogateescape"))
+
+    @property
+    def trouble(self) -> str:
+        """The number of every line that cannot be read, and why."""
+        return "; ".join([f"line {number}: {why}" for number, why in self.unreadable.items()][:_TOLD_MAX])
+
+    def lets_in(self, before: Mapping[str, Allowed]) -> dict[str, Allowed]:
+        """Return the entries that let somebody in, by name, given those `before` this list.
+
+        While a line cannot be read, that is whom this list still names of those before. The name that such a line
+        begins with stays as it was.
+        """
+        entries = {name: entry for name, entry in self.entries.items() if entry.role != "revoked"}
+        if not self.unreadable:
+            return entries
+        revoked = [entry for entry in self.entries.values() if entry.role == "revoked"]
+        names, keys = {entry.name for entry in revoked}, {entry.key for entry in revoked}
+        unclear = {self._name_in(number) for number in self.unreadable}
+        return {
+            name: entry
+            for name, entry in before.items()
+            if (entries.get(name) == entry or name in unclear) and name not in names and entry.key not in keys
+        }
+
+    def _name_in(self, number: int) -> str:
+        """Return the word that a line begins with."""
+        return next(iter(self.text.split("\n")[number - 1].partition("#")[0].split()), "")
 
     def by_key(self) -> dict[Key, Allowed]:
         """Return the entries by their keys, the revoked ones among them."""
@@ -87,7 +114,7 @@ class AllowList:
         owner = self.by_key().get(entry.key)
         if owner is not None and owner.name != entry.name:
             raise StorageError(f"this key is that of {owner.name} already")
-        lines = self.text.splitlines()
+        lines = self.text.removesuffix("\n").split("\n") if self.text else []
         if (number := self._lines.get(entry.name)) is None:
             lines.append(_write_line(entry))
         else:
@@ -96,11 +123,22 @@ class AllowList:
         return AllowList("".join(f"{line}\n" for line in lines))
 
     def revoking(self, name: str) -> "AllowList":
-        """Return the list with that name's key shut out; raises `StorageError` for a name that is not in it."""
+        """Return the list with that name's key shut out; raises `StorageError` for a name that is not in it.
+
+        Lines of that name that cannot be read become comments.
+        """
+        unclear = [number for number in self.unreadable if self._name_in(number) == name]
+        lines = self.text.split("\n")
+        for number in unclear:
+            lines[number - 1] = f"# {lines[number - 1]}"
+        listed = AllowList("\n".join(lines)) if unclear else self
         entry = self.entries.get(name)
-        if entry is None:
-            raise StorageError(f"{name} is not in the allow-list; look at 'edgeasync keys list'")
-        return self.with_entry(msgspec.structs.replace(entry, role="revoked"))
+        if entry is not None:
+            return listed.with_entry(msgspec.structs.replace(entry, role="revoked"))
+        if not unclear:
+            trouble = f"; these lines cannot be read: {self.trouble}" if self.trouble else ""
+            raise StorageError(f"{name} is not in the allow-list; look at 'edgeasync keys list'{trouble}")
+        return listed
 
 
 def read_key(text: str) -> Key:

@@ -11,11 +11,15 @@ from edgeasync.errors import StorageError
 
 
 class HubRecord(msgspec.Struct, frozen=True):
-    """The hub that a device belongs to: its key in hexadecimal, its addresses, and what it calls the device."""
+    """The hub that a device belongs to: its key in hexadecimal, its addresses, and what it calls the device.
+
+    `token` is the public half of the token that enrolled the device, if one did.
+    """
 
     key: str
     addresses: tuple[str, ...]
     name: str
+    token: str = ""
 
 
 class DeviceKeys:
@@ -57,7 +61,7 @@ class DeviceKeys:
         Once it is known to be in the hub's list, `finish` makes that the device's hub. Raises `StorageError`.
         """
         private_folder(self._folder)
-        note = msgspec.json.encode((KeyPair.of(token.secret).public.hex(), _record(token)))
+        note = msgspec.json.encode(_record(token))
         if self._enrolling.exists() and read_secret(self._enrolling) == note:
             return True
         write_secret(self._enrolling, note, replace=True)
@@ -65,15 +69,23 @@ class DeviceKeys:
 
     def finish(self, token: Token) -> None:
         """Belong to a token's hub from now on; raises `StorageError`."""
-        self.know(token.hub, token.addresses, token.name)
+        self._know(_record(token))
         self._enrolling.unlink(missing_ok=True)
+
+    def enrolled_by(self, token: Token) -> bool:
+        """Whether this very token has enrolled the device; raises `StorageError`."""
+        return self.made and self.hub().token == _record(token).token
 
     def know(self, hub: Key, addresses: tuple[str, ...], name: str) -> None:
         """Write down which hub the device belongs to; raises `StorageError`."""
         private_folder(self._folder)
         record = HubRecord(hub.hex(), addresses, name)
+        if not self._record.exists() or self.hub() != record:
+            self._know(record)
+
+    def _know(self, record: HubRecord) -> None:
         write_secret(self._record, msgspec.json.encode(record), replace=True)
 
 
 def _record(token: Token) -> HubRecord:
-    return HubRecord(token.hub.hex(), token.addresses, token.name)
+    return HubRecord(token.hub.hex(), token.addresses, token.name, KeyPair.of(token.secret).public.hex())

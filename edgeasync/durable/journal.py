@@ -41,10 +41,11 @@ WINDOW_BYTES = 1 << 20
 """Bytes that are read at a time: reading needs this, two records and the last batch, however long segments are."""
 
 _MAGIC = b"EAJOURNL"
-_FORMAT = 3
-"""The format that is written. A reader knows 1 too, in which every update has a loss, and 2, which has no keys."""
+_FORMAT = 4
+"""The format that is written. A reader knows 1 too, in which every update has a loss, 2, which has no keys, and 3,
+which has sessions and state ids themselves, not digests."""
 
-_FORMATS = (1, 2, _FORMAT)
+_FORMATS = (1, 2, 3, _FORMAT)
 _SEGMENT_HEADER = struct.Struct("<8sIQQ")
 _RECORD_HEADER = struct.Struct("<QQIIQ")
 _NAME = re.compile(r"journal-([0-9]{8,})")
@@ -56,11 +57,15 @@ Appended = tuple[Buffer, Buffer | None]
 
 
 class Record(msgspec.Struct, frozen=True):
-    """One record; its parts may be views of a buffer that is up to `WINDOW_BYTES` longer: copy what you keep."""
+    """One record; its parts may be views of a buffer that is up to `WINDOW_BYTES` longer: copy what you keep.
+
+    `format` is that of the segment it is from.
+    """
 
     number: int
     entry: Buffer
     payload: Buffer
+    format: int
 
 
 class Segment(msgspec.Struct):
@@ -69,6 +74,7 @@ class Segment(msgspec.Struct):
     name: str
     first: int
     nbytes: int
+    format: int = _FORMAT
 
 
 class TornTail(msgspec.Struct, frozen=True):
@@ -135,9 +141,10 @@ class JournalReading:
         try:
             for name in segment_names(self._disk):
                 nbytes = self._disk.size(name)
-                first = _first_number(name, self._disk.read(name, 0, _SEGMENT_HEADER.size))
-                if first is not None:
-                    self.segments.append(Segment(name, first, nbytes))
+                header = _read_header(name, self._disk.read(name, 0, _SEGMENT_HEADER.size))
+                if header is not None:
+                    version, first = header
+                    self.segments.append(Segment(name, first, nbytes, version))
                     continue
                 unreadable.append(name)
                 if nbytes <= _SEGMENT_HEADER.size:
@@ -217,7 +224,7 @@ class _Walk:
             self.offset += len(body)
             self.synced = synced
             self.number += 1
-            yield Record(found, entry, payload)
+            yield Record(found, entry, payload, self._segment.format)
 
     def _bytes(self, nbytes: int) -> memoryview | None:
         """Return the next bytes without passing them, or None where the file has fewer."""
@@ -423,8 +430,8 @@ def _ordinal(name: str) -> int:
     return int(match[1]) if match else 0
 
 
-def _first_number(name: str, header: Buffer) -> int | None:
-    """Return the number that a segment's records begin with, or None if its header is torn or damaged."""
+def _read_header(name: str, header: Buffer) -> tuple[int, int] | None:
+    """Return a segment's format and the number of its first record, or None if its header is torn or damaged."""
     if len(header) < _SEGMENT_HEADER.size:
         return None
     magic, version, first, digest = _SEGMENT_HEADER.unpack(header)
@@ -436,4 +443,4 @@ def _first_number(name: str, header: Buffer) -> int | None:
             f"{' or '.join(map(str, _FORMATS))}; "
             "start the version of edgeasync that wrote it, or a newer one"
         )
-    return int(first)
+    return int(version), int(first)

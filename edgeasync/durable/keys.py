@@ -43,7 +43,7 @@ _ADDRESS = "address"
 
 _HEADER = """\
 # Who may talk to this hub, a line each: NAME ROLE KEY. Roles: device, operator, revoked.
-# The hub reads this file again when it changes; a line that it cannot read leaves everything as it was.
+# The hub reads this file again when it changes; while a line cannot be read, nobody new comes in.
 """
 
 
@@ -154,6 +154,15 @@ class HubKeys:
 
     def allow_list(self) -> AllowList:
         """Return the allow-list; raises `StorageError` naming every line that cannot be read."""
+        allowed = self.read_allow_list()
+        if allowed.unreadable:
+            raise StorageError(
+                f"{self.allow_list_file}: {allowed.trouble}; correct the file: until then nobody new comes in"
+            )
+        return allowed
+
+    def read_allow_list(self) -> AllowList:
+        """Return the allow-list as it is, with what is wrong with its lines; raises `StorageError`."""
         return AllowList.read(self.allow_list_file)
 
     # -- changes ---------------------------------------------------------------------------------------------
@@ -164,9 +173,12 @@ class HubKeys:
             self._write(self.allow_list().with_entry(Allowed(name, role, key)))
 
     def revoke(self, name: str) -> None:
-        """Shut the key of a name out; raises `StorageError` for a name that is not in the list."""
+        """Shut the key of a name out, even if another line cannot be read; raises `StorageError`.
+
+        So it does for a name that is not in the list.
+        """
         with locked(self.folder):
-            self._write(self.allow_list().revoking(name))
+            self._write(self.read_allow_list().revoking(name))
 
     def issue_token(self, name: str, addresses: tuple[str, ...], now_s: float) -> Token:
         """Make a token by which one device may enrol under a name; raises `StorageError`."""
@@ -281,7 +293,8 @@ class HubKeys:
         write_secret(self.folder / _ADDRESS, content.encode(), replace=True)
 
     def _write(self, allowed: AllowList) -> None:
-        write_secret(self.allow_list_file, allowed.text.encode(), replace=True)
+        content = allowed.text.encode(errors="surrogateescape")
+        write_secret(self.allow_list_file, content, replace=True)
 
     def _write_tokens(self, tokens: list[IssuedToken]) -> None:
         write_secret(self.tokens_file, "".join(map(_token_line, tokens)).encode(), replace=True)

@@ -13,7 +13,7 @@ from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.hub.effects import HubEffect
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import HubCoreSettings
-from edgeasync.core.recovery.log import Entry, read_entry
+from edgeasync.core.recovery.log import Entry, read_entry, upgrade_entry
 from edgeasync.core.recovery.replay import Replay, Sessions
 from edgeasync.core.recovery.state import dump_state, load_state, restore, succeed
 from edgeasync.durable.checkpoint import CheckpointStore, Chosen, Manifest
@@ -128,7 +128,7 @@ class Recovered:
         """Apply what the journal has, until `on_entry` says no; raises `StorageError`."""
         replay = self._replay()
         for record in reading.records():
-            entry = read_entry(record.entry)
+            entry = read_entry(record.entry, record.format)
             effects = replay.apply(record.number, entry, bytes(record.payload))
             self.now_s, self.last = entry.now_s, record.number
             self.entries += 1
@@ -202,7 +202,9 @@ def recover(
     if recovery == "latest":
         found.replay(reading, on_entry)
         remove_torn_headers(disk, reading)
-        found.unsynced = reading.unsynced
+        found.unsynced = [
+            (upgrade_entry(entry, reading.segments[-1].format), payload) for entry, payload in reading.unsynced
+        ]
         for tail in filter(lambda tail: tail.nbytes, reading.torn):
             found.remarks.append(
                 f"{tail.segment}: the last {tail.nbytes} bytes, of an unfinished write, were left out"

@@ -31,6 +31,7 @@ class Run:
     """
 
     core: HubCore
+    sessions: Sessions
     model: Model
     publisher: Publisher
 
@@ -72,12 +73,14 @@ class Run:
         )
         if found is None:
             vector, number = initial()
-            self.core = make_core(rules, ModelVersion(lineage, number), 0.0, Sessions(draw_session))
+            self.sessions = Sessions(draw_session)
+            self.core = make_core(rules, ModelVersion(lineage, number), 0.0, self.sessions)
             self.model = Model(rules.spec, vector, number, rules.policy)
             self.publisher = Publisher(rules.spec, self.model, rules.settings.codec)
         else:
             found.go_on_under(rules, make_core)
             self.core, self.model, self.publisher = found.core, found.model, found.publisher
+            self.sessions = found.sessions
             self.now_s, self.entries, self.checkpoint = found.now_s, found.entries, found.checkpoint
             self.remarks, self._segments, self._last = found.remarks, found.segments, found.last
             self._unsynced = found.unsynced

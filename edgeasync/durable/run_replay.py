@@ -389,7 +389,7 @@ def follow_journal(journal: ReadableDisk, start: Manifest) -> JournalEnd:
     version, updates_applied, lineage, trouble = start.version, start.updates_applied, start.lineage, ""
     try:
         for record in read_journal(journal, start.journal).records():
-            entry = read_entry(record.entry)
+            entry = read_entry(record.entry, record.format)
             version = entry.version
             updates_applied += sum(len(fold.weights) for fold in entry.folds)
             if isinstance(entry.event, Resumed):
@@ -423,7 +423,7 @@ def _leads(journal: ReadableDisk, starts: list[tuple[str, Manifest]]) -> list[_L
         last, trouble = starts[0][1].journal, ""
         try:
             for record in read_journal(journal, last).records():
-                version = read_entry(record.entry).version
+                version = read_entry(record.entry, record.format).version
                 if versions.get(record.number, version) != version:
                     trouble = f"entry {record.number} does not lead to the checkpoint that was written there"
                     break

@@ -70,7 +70,8 @@ class SpoolFile:
             "format": SPOOL_FORMAT,
             "state_id": self._state_id,
             "model": msgspec.json.encode(spool.model).decode(),
-            "push": wire.encode(spool.push).hex(),
+            # The update is repeated in another session, so this one need not lie on the disk.
+            "push": wire.encode(msgspec.structs.replace(spool.push, session=bytes(16))).hex(),
         }
         metadata["checksum"] = _checksum(metadata, arrays)
         replace_file(self.path, safetensors.numpy.save(arrays, metadata))

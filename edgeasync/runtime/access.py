@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgeasync.core.engine.sender import Sender
-from edgeasync.durable.allow_list import AllowList, Key
+from edgeasync.durable.allow_list import Allowed, AllowList, Key
 from edgeasync.durable.keys import HubKeys, IssuedToken, fingerprint
 from edgeasync.errors import StorageError
 
@@ -28,10 +28,10 @@ _Stamp = tuple[int, int, int]
 
 
 class Access:
-    """Lets keys in, by the newest allow-list that could be read. Used on the hub's loop.
+    """Lets keys in, by the allow-list. Used on the hub's loop.
 
     `on_revoked` is called with the keys that a change of the list has shut out, `on_trouble` with a sentence when
-    the list cannot be read: then the one before counts. `on_knock`, if given, is called with keys that are not
+    the list, or a line of it, cannot be read. `on_knock`, if given, is called with keys that are not
     known, and where they come from, now and then. `denied` counts who was not let in, by the reason.
     """
 
@@ -54,6 +54,7 @@ class Access:
         self._revoked: dict[Key, None] = {}
         self._stamp = _stamp(keys.allow_list_file)
         self._seen: _Stamp | None = None
+        self._let_in: dict[str, Allowed] = {}
         self._senders: dict[str, Sender] = {}
         self._apply(keys.allow_list())
         self._tokens: dict[Key, IssuedToken] = {}
@@ -127,17 +128,23 @@ class Access:
         """Read the list now: it is known to be whole."""
         self._stamp = _stamp(self._keys.allow_list_file)
         try:
-            allowed = self._keys.allow_list()
+            allowed = self._keys.read_allow_list()
         except StorageError as error:
             self._on_trouble(f"{error}; the allow-list before counts until then")
             return
+        if allowed.unreadable:
+            self._on_trouble(
+                f"{self._keys.allow_list_file}: {allowed.trouble}; until every line can be read nobody new comes "
+                "in; who is taken out is out, and the names of these lines stay as they were"
+            )
         self._apply(allowed)
 
     def _apply(self, allowed: AllowList) -> None:
         before = {sender.key for sender in self._senders.values()}
+        self._let_in = allowed.lets_in(self._let_in)
         self._senders = {
             entry.key.hex(): Sender(entry.key, entry.name, entry.role)
-            for entry in allowed.entries.values()
+            for entry in self._let_in.values()
             if entry.role != "revoked"
         }
         now = {sender.key for sender in self._senders.values()}

@@ -136,7 +136,7 @@ class Agent:
     ) -> None:
         self._pair = None if keys is None else keys.own()
         self._keys = keys
-        self._token = None if enrol is None else Token.read(enrol)
+        self._token = self._unused(enrol)
         self._token_denied = False
         self._knocking = knocking
         self.addresses = self._find_hub((address,) if isinstance(address, str) else tuple(address))
@@ -190,11 +190,18 @@ class Agent:
         )
         self._engine = DeviceEngine(core, self, time.monotonic, bandwidth_bytes_per_s_max, keeps=spool is not None)
 
+    def _unused(self, enrol: str | None) -> Token | None:
+        """Return the token to enrol by, unless it has enrolled this device before."""
+        if enrol is None:
+            return None
+        if self._keys is None:
+            raise ConfigError("enrol needs keys, a place for the device's own key")
+        token = Token.read(enrol)
+        return None if self._keys.enrolled_by(token) else token
+
     def _find_hub(self, addresses: tuple[str, ...]) -> tuple[str, ...]:
         """Return the hub's addresses as given, or else as the token or the keys have them; note the hub's key."""
         if self._token is not None:
-            if self._keys is None:
-                raise ConfigError("enrol needs keys, a place for the device's own key")
             self._hub_key = self._token.hub
             addresses = addresses or self._token.addresses
         elif self._keys is not None:

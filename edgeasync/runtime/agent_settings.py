@@ -35,6 +35,8 @@ class AgentSection(Section, frozen=True):
     bandwidth_bytes_per_s_max: ByteCount | None = None
     spool: Literal["identity", "full"] = "identity"
     alone_steps_max: Annotated[int, Meta(ge=0, le=2**31)] = 0
+    enrol: str | None = None
+    hub_key: str | None = None
     insecure: bool = False
 
     @property

@@ -26,6 +26,9 @@ SILENT_S = 30.0
 
 LOOK_S = 1.0
 
+GOODBYE_S = 0.2
+"""How long the connection of a revoked key stays, so that its device is told. Nothing that it says is heard."""
+
 
 class Gate:
     """Made before the hub's socket is bound, closed before it is. Used on the hub's loop.
@@ -55,6 +58,7 @@ class Gate:
         serve_keys(socket, self._access.pair)
         self._connections = Connections(socket, loop, self._count)
         self._enrolling: set[Key] = set()
+        self._leaving: set[Key] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._worker = Worker("keys", self._fail_from_thread)
 
@@ -96,7 +100,9 @@ class Gate:
             self._connections.note(descriptor, sender.key)
             return sender
         token = self._access.token(user_id)
-        if token is None:
+        if token is None and bytes.fromhex(user_id) in self._leaving:
+            self._count("revoked")
+        elif token is None:
             self._refuse("revoked", descriptor)
         else:
             self._connections.note(descriptor, token.key)
@@ -145,8 +151,14 @@ class Gate:
             channel.send(peer, wire.encode(Enrolled(found)))
 
     def _revoked(self, keys: set[Key]) -> None:
-        self._connections.shut(keys)
+        """End what keys have here, of which the hub tells their devices; then shut their connections."""
         self._on_revoked(keys)
+        self._leaving |= keys
+        self._loop.call_later(GOODBYE_S, self._shut, keys)
+
+    def _shut(self, keys: set[Key]) -> None:
+        self._leaving -= keys
+        self._connections.shut(keys)
 
     def _fail_from_thread(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._on_trouble, f"nobody can enrol any more: {error!r}")

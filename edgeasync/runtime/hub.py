@@ -255,7 +255,7 @@ class Hub:
         self._now_s = OffsetClock(time.monotonic, run.now_s)
         if self._durability == "journal":
             self._log = GroupCommit(run.writer(), self, on_durable=self._on_durable, on_failing=self._on_failing)
-        return HubEngine(run.core, run.model, self, publisher=run.publisher, log=self._log)
+        return HubEngine(run.core, run.model, self, sessions=run.sessions, publisher=run.publisher, log=self._log)
 
     async def _serve(self) -> str:
         context = self._given_context or zmq.Context()

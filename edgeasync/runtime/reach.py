@@ -19,7 +19,8 @@ _WORDS: dict[Finding, str] = {
     "check the address and the hub",
     "foreign": "not an edgeasync hub, check the address",
     "mechanism": "one side uses keys and the other does not, enrol this device at that hub",
-    "denied": "the hub does not let this device's key in, ask its operator",
+    "denied": "the hub does not let this device's key in: it was revoked, or is not in the hub's list; "
+    "ask the hub's operator, this device waits until then",
     "spoken": "a ZeroMQ peer that does not answer: not an edgeasync hub, or one that is overloaded, "
     "check the address and the hub",
 }

@@ -120,8 +120,10 @@ class SimulatedHub:
 
     def _start_anew(self, lineage: str) -> None:
         rules = self._rules
-        core = self._make_core(rules, ModelVersion(lineage, 0), self._clock.now_s, Sessions(self._draw_session))
-        self.engine = HubEngine(core, Model(rules.spec, self._initial, 0, rules.policy), self)
+        sessions = Sessions(self._draw_session)
+        core = self._make_core(rules, ModelVersion(lineage, 0), self._clock.now_s, sessions)
+        model = Model(rules.spec, self._initial, 0, rules.policy)
+        self.engine = HubEngine(core, model, self, sessions=sessions)
 
     def _open(self, disk: Disk, lineage: str) -> None:
         run = Run(disk, self._rules, self._segment_bytes_max)
@@ -136,7 +138,9 @@ class SimulatedHub:
         self._run = run
         self._now_s = OffsetClock(lambda: self._clock.now_s, run.now_s)
         self.log = GroupCommit(run.writer(), self, on_durable=self._on_durable, on_failing=self._on_failing)
-        self.engine = HubEngine(run.core, run.model, self, publisher=run.publisher, log=self.log)
+        self.engine = HubEngine(
+            run.core, run.model, self, sessions=run.sessions, publisher=run.publisher, log=self.log
+        )
         self.opened(run)
         if run.checkpoint:
             self.report(Report("resumed", detail=f"version {run.core.version}"))

@@ -16,9 +16,14 @@ import safetensors.numpy
 from edgeasync.cli.output import Printer
 from edgeasync.cli.replay import replay_run
 from edgeasync.core.arrays import state_codec
+from edgeasync.core.hub.digests import digest
+from edgeasync.core.hub.events import PushArrived, Received
+from edgeasync.core.recovery.log import event_of, read_entry
 from edgeasync.durable import checkpoint, journal, spool_file
 from edgeasync.durable.checkpoint import Manifest
+from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.identity import DeviceFolder
+from edgeasync.durable.journal import read_journal
 from edgeasync.durable.recovery import read_rules
 from edgeasync.durable.run_replay import RunReplay, Update
 from edgeasync.durable.spool_file import SpoolFile
@@ -63,6 +68,47 @@ def test_a_run_tells_its_story_to_the_bit(run):
     assert {device["id"]: device["seq_last"] for device in summary["devices"]} == expected["devices"]
     assert [line.device for line in lines if line.event == "alarm"] == expected["in_quarantine"]
     assert {line.outcome for line in lines if isinstance(line, Update)} >= {"applied", "buffered", "rejected"}
+
+
+def test_devices_are_known_by_digests_of_what_older_runs_say(run):
+    members = {}
+    for begin in (None, "latest"):
+        replay = RunReplay(run, checkpoint=begin)
+        replay.tell(lambda _: True)
+        members[begin] = replay.core.members.dump_state()
+        replay.close()
+    assert known(members["latest"]) == known(members[None])
+    version, said = written_in(run / "journal-00000001")
+    assert {member.session for member in members[None]} <= {one if version >= 4 else digest(one) for one in said}
+
+
+def test_nothing_of_a_session_in_clear_is_written_again(run):
+    version, said = written_in(run / "journal-00000001")
+    hub = read_record(run).make_hub(lambda _: asyncio.get_running_loop().call_soon(hub.request_stop))
+    asyncio.run(hub.run())
+    newest = max(run.glob("journal-*"))
+    found, again = written_in(newest)
+    assert newest.name != "journal-00000001"
+    assert (found, bool(again)) == (4, True), "the last batch is written once more"
+    assert not [one for one in said if version < 4 and one in newest.read_bytes()]
+
+
+def written_in(segment):
+    """Return a segment's format, and the sessions as they stand in it."""
+    alone = segment.parent / "alone"
+    alone.mkdir(exist_ok=True)
+    content = shutil.copy(segment, alone / "journal-00000001").read_bytes()
+    version, first = (int.from_bytes(content[place:][:length], "little") for place, length in ((8, 4), (12, 8)))
+    found = set()
+    for record in read_journal(FolderDisk(alone), after=first - 1).records():
+        event = event_of(read_entry(record.entry, made_by=journal._FORMAT))
+        if isinstance(event, Received | PushArrived):
+            found.add((event.push if isinstance(event, PushArrived) else event.message).session)
+    return version, found - {None}
+
+
+def known(members):
+    return [(member.device_id, member.state_id, member.session, member.retired) for member in members]
 
 
 @pytest.mark.parametrize(("name", "silent"), [("run-1", False), ("run-2", True)])

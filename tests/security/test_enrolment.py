@@ -49,6 +49,30 @@ def test_one_command_enrols_and_trains_and_the_next_start_needs_no_token(command
     assert ask(address, keys)["denied"] == {}
 
 
+def test_a_settings_file_may_keep_the_token_that_enrolled_the_device(commands, keys):
+    hub, address = start_hub(commands, keys)
+    (commands.folder / "agent.toml").write_text(f'[agent]\nenrol = "{issue(keys, address).text()}"\n')
+    for event in ("joined", "rejoined"):
+        agent = start_agent(commands, "agent.toml")
+        hub.wait_for(event, device="pi-1")
+        agent.signal(15)
+        assert agent.wait() == 0
+    assert ask(address, keys)["denied"] == {}
+
+
+def test_a_settings_file_may_have_a_device_knock(commands, keys):
+    _, address = start_hub(commands, keys, "--knocking")
+    lines = f'hub = "{address}"\nhub_key = "{keys.pair().public.hex()}"\ndevice_id = "pi-1"\n'
+    (commands.folder / "agent.toml").write_text(f"[agent]\n{lines}")
+    agent = start_agent(commands, "agent.toml")
+    (one,) = until(keys.pending, "the knock is noted")
+    keys.accept(fingerprint(one.key), "pi-1")
+    agent.wait_for("joined")
+    agent.signal(15)
+    assert agent.wait() == 0
+    start_agent(commands, "agent.toml").wait_for("joined")
+
+
 def test_several_agents_of_a_board_share_its_key(commands, keys):
     hub, address = start_hub(commands, keys)
     enrolling = start_agent(commands, "--enrol", issue(keys, address).text())

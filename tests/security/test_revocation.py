@@ -3,19 +3,39 @@
 import os
 import time
 
+import numpy as np
 import pytest
 import safetensors.numpy
 import zmq
 
+from edgeasync.core.engine.sender import Sender
 from edgeasync.core.hub.effects import Expel, Report
 from edgeasync.core.hub.events import PushArrived, Received, Revoked
-from edgeasync.policies.aggregation import BufferedAggregator
+from edgeasync.core.hub.settings import HubCoreSettings
+from edgeasync.durable.disk import FolderDisk
+from edgeasync.durable.keys import KeyPair
+from edgeasync.durable.run_replay import RunReplay
+from edgeasync.policies.aggregation import BufferedAggregator, ImmediateAggregator
 from edgeasync.policies.policy import Policy
-from edgeasync.protocol.messages import Hello, Ping, Pong
+from edgeasync.protocol import wire
+from edgeasync.protocol.messages import (
+    Buffered,
+    Hello,
+    ModelVersion,
+    Piece,
+    Ping,
+    Pong,
+    Push,
+    Welcome,
+)
 from edgeasync.runtime.access import Access
+from edgeasync.simulation.clock import VirtualClock
+from edgeasync.simulation.hub import SimulatedHub
+from tests.support.coded import flat
+from tests.support.command_line import ACCESS
 from tests.support.hub_bench import HubBench
-from tests.support.keyed import ask, client, denied, enrolled, is_welcome, start_hub
-from tests.support.processes import until
+from tests.support.keyed import ask, begin_push, client, denied, enrolled, is_welcome, start_hub
+from tests.support.processes import free_address, until
 from tests.support.size import repetitions
 
 ALICE, BOB = b"a" * 32, b"b" * 32
@@ -77,6 +97,81 @@ def test_the_next_key_of_the_name_takes_the_place(hub):
 def test_revoked_twice_is_revoked_once(hub):
     revoke(hub, ALICE)
     assert revoke(hub, ALICE) == []
+
+
+# -- the engine and its journal -----------------------------------------------------------------------------------
+
+SPEC = flat(600_000)
+"""Large enough that a fold waits for the worker."""
+
+
+class Fleet:
+    """A hub on a folder, in virtual time, and what its devices say under their keys."""
+
+    def __init__(self, folder, aggregate):
+        folder.mkdir()
+        self.clock, self.sessions, self.answers = VirtualClock(), {}, {}
+        self.hub = SimulatedHub(
+            self.clock, spec=SPEC, initial=np.zeros(SPEC.length, np.float32),
+            policy=Policy(aggregate=aggregate), settings=HubCoreSettings(), seed=1, disk=FolderDisk(folder),
+        )  # fmt: skip
+        for name in "abc":
+            answers = self.answers[name] = []
+            self.hub.connect(name.encode(), lambda header, _, to=answers: to.append(wire.decode(header)))
+            self.say(name, Hello((3,), name, name.encode() * 16, 1))
+            self.run()
+            self.sessions[name] = next(one.session for one in answers if isinstance(one, Welcome))
+
+    def run(self):
+        self.clock.run(lambda: False, self.clock.now_s + 0.1)
+
+    def say(self, name, message, payload=None):
+        """Say something; what the worker is to do waits for `run`."""
+        sender = Sender(name.encode() * 32, name, "device")
+        self.hub.engine.on_message(name.encode(), wire.encode(message), payload, self.clock.now_s, sender)
+
+    def push(self, name, *, pieces=False):
+        payload = np.full(SPEC.length, 1e-3 * ord(name), np.float32).tobytes()
+        version = ModelVersion(self.hub.core.lineage, self.hub.core.version)
+        push = Push(
+            self.sessions[name], 1, version, 1, 8, 1.0, 0.1, 0.1, "identity", wire.checksum(payload), len(payload),
+            transfer=int(pieces),
+        )  # fmt: skip
+        self.say(name, push, None if pieces else payload)
+        if pieces:
+            part = payload[: 1 << 16]
+            self.say(name, Piece(1, 0, wire.checksum(part)), part)
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "pieces", "counted"),
+    [
+        pytest.param(ImmediateAggregator(), True, 0, id="in pieces"),
+        pytest.param(BufferedAggregator(count=2), False, 0, id="waiting for a flush"),
+        pytest.param(ImmediateAggregator(), False, 1, id="in the line for a fold"),
+    ],
+)
+def test_a_replay_of_a_revocation_gives_the_same_model(tmp_path, aggregate, pieces, counted):
+    fleet = Fleet(tmp_path / "run", aggregate)
+    fleet.push("a", pieces=pieces)
+    hub = fleet.hub
+    assert (len(hub.engine._incoming), hub.core.policy_engine.updates_waiting, hub.core.version) == (
+        int(pieces), int(not pieces and not counted), counted,
+    )  # fmt: skip
+    assert not hub.model.any(), "the fold has not been computed"
+    hub.engine.revoke(b"a" * 32, fleet.clock.now_s)
+    assert [report.event for _, report in hub.reports].count("revoked") == 1
+    assert fleet.answers["a"][-1].code == "not_allowed"
+    assert len(hub.engine._incoming) == hub.core.policy_engine.updates_waiting == 0
+    fleet.push("b")
+    fleet.push("c")
+    fleet.run()
+    assert hub.core.updates_applied == 2 + counted, "what is in a version stays there"
+    replay = RunReplay(tmp_path / "run")
+    replay.tell(lambda _: True)
+    found = replay.summary()["model_xxh3"]
+    replay.close()
+    assert found == f"{wire.checksum(hub.model.tobytes()):016x}"
 
 
 # -- the file -----------------------------------------------------------------------------------------------------
@@ -142,6 +237,51 @@ def test_a_line_that_cannot_be_read_changes_nothing_and_is_told(keys, access, ch
     assert "line" in access.trouble[0]
 
 
+def line_of(name, pair, role="device"):
+    return f"{name} {role} {pair.public.hex()}\n"
+
+
+def test_who_is_taken_out_is_out_though_another_line_cannot_be_read(keys, access):
+    """Nobody new comes in meanwhile, and the name of that line stays as it was."""
+    names = ("out", "marked", "stays", "unclear", "again")
+    pairs = {name: enrolled(keys, name) for name in names}
+    new, replaced = KeyPair.make(), KeyPair.make()
+    access.read()
+    listed = [
+        line_of("owner", pairs["out"]).replace("device", "king"),
+        line_of("marked", pairs["marked"], "revoked"),
+        line_of("stays", pairs["stays"]),
+        "unclear devic" + line_of("", pairs["unclear"]),
+        line_of("again", replaced),
+        line_of("new", new),
+    ]
+    edit(keys, lambda text: "".join(listed))
+    access.poll()
+    access.poll()
+    assert access.gone == {pairs[name].public for name in ("out", "marked", "again")}
+    assert all(access.holds(pairs[name].public) for name in ("stays", "unclear"))
+    assert not access.holds(new.public)
+    assert not access.holds(replaced.public)
+    (told,) = access.trouble
+    assert "line 1: a role is" in told
+    assert "line 4: write NAME ROLE KEY" in told
+    edit(keys, lambda text: "".join(listed[1:3] + listed[4:]))
+    access.poll()
+    access.poll()
+    assert access.holds(new.public)
+    assert access.holds(replaced.public)
+    assert not access.holds(pairs["unclear"].public)
+
+
+def test_a_key_that_is_marked_is_out_under_any_name(keys, access):
+    pair = enrolled(keys, "one")
+    access.read()
+    edit(keys, lambda text: line_of("other", pair, "revoked") + "one device\n")
+    access.poll()
+    access.poll()
+    assert pair.public in access.gone
+
+
 def test_a_list_that_is_gone_changes_nothing_and_is_told(keys, access):
     keys.allow_list_file.rename(keys.folder / "elsewhere")
     for _ in range(4):
@@ -155,14 +295,20 @@ def test_a_list_that_is_gone_changes_nothing_and_is_told(keys, access):
 
 @pytest.mark.process
 def test_a_revoked_key_is_silent_within_a_second(commands, keys):
-    """The worst of all times between the change of the file and the end of the connection."""
+    """The worst of all times between the change of the file and the end of the connection.
+
+    Each is revoked with an update in pieces, one that waits for a flush, or one that may still be on its way.
+    """
     times, hub_key = [], keys.pair().public
-    hub, address = start_hub(commands, keys)
+    hub, address = start_hub(commands, keys, more='[policy.aggregate]\nkind = "buffered"\ncount = 3\n')
     for number in range(repetitions("keys that are revoked")):
         name = f"pi-{number}"
         pair = enrolled(keys, name)
         with client(address, pair, hub_key) as device:
-            assert is_welcome(device.join(name, name.encode().ljust(16, b".")))
+            welcome = device.join(name, name.encode().ljust(16, b"."))
+            begin_push(device, welcome, pieces=number % 3 == 0)
+            if number % 3 == 1:
+                assert device.hear().ack.outcome == Buffered(1)
             keys.revoke(name)
             began_s = time.monotonic()
             device.ended()
@@ -170,6 +316,20 @@ def test_a_revoked_key_is_silent_within_a_second(commands, keys):
             assert device.failure() == zmq.EVENT_HANDSHAKE_FAILED_AUTH, "libzmq connects again, and is denied"
         hub.wait_for("revoked", device=name)
     assert max(times) < 1.0, times
+    hub.signal(15)
+    assert hub.wait() == 0
+    assert_replayed(commands)
+
+
+def assert_replayed(commands):
+    """Check that a replay of the hub's journal ends with the model that the hub has saved."""
+    run, again = commands.folder / "run-hub", commands.folder / "again.safetensors"
+    told = commands.run("replay", run, "--json", "--export", again)
+    assert told.returncode == 0, told
+    assert '"revoked"' in told.stdout
+    found, saved = map(safetensors.numpy.load_file, (again, run / "model.safetensors"))
+    assert found.keys() == saved.keys()
+    assert all(found[name].tobytes() == saved[name].tobytes() for name in saved)
 
 
 @pytest.mark.process
@@ -213,18 +373,40 @@ def test_revoked_while_the_hub_was_away(commands, keys):
 
 
 @pytest.mark.process
-def test_an_enrolled_agent_that_is_revoked_waits_and_says_why(commands, keys):
+def test_an_enrolled_agent_that_is_revoked_ends_and_says_why(commands, keys):
     hub, address = start_hub(commands, keys)
-    token = keys.issue_token("pi-1", (address,), time.time())
-    flags = ("--state", commands.folder / "state", "--json", "--enrol", token.text())
-    agent = commands.start("agent", "--data", commands.data("d.npz"), *flags)
-    agent.wait_for("joined")
+    agent = start_agent(commands, keys, address)
     keys.revoke("pi-1")
     hub.wait_for("revoked")
-    agent.wait_for("disconnected")
+    assert agent.wait() == ACCESS
+    assert "this device's key was revoked" in agent.stderr
+    assert start_agent(commands, None, address).wait() == ACCESS
+
+
+@pytest.mark.process
+def test_an_agent_that_was_away_when_it_was_revoked_waits_and_says_why(commands, keys):
+    """What a handshake says when it fails is not proved: nobody on the way ends an agent that has joined."""
+    address = free_address()
+    hub, _ = start_hub(commands, keys, bind=address)
+    agent = start_agent(commands, keys, address)
+    hub.kill()
+    keys.revoke("pi-1")
+    start_hub(commands, keys, bind=address)
+    until(lambda: any("key in: it was revoked" in line for line in agent.lines), "the reason")
     assert denied(address, keys, "revoked")
     agent.signal(15)
     assert agent.wait() == 0
+
+
+def start_agent(commands, keys, address):
+    """Start an agent, with a token where there are keys to make it by; wait until it has joined."""
+    flags = ["--state", commands.folder / "state", "--json"]
+    if keys is not None:
+        flags += ["--enrol", keys.issue_token("pi-1", (address,), time.time()).text()]
+    agent = commands.start("agent", "--data", commands.data("d.npz"), *flags)
+    if keys is not None:
+        agent.wait_for("joined")
+    return agent
 
 
 @pytest.mark.process
@@ -244,11 +426,4 @@ def test_the_journal_of_a_revocation_leads_to_the_same_model(commands, keys):
     until(lambda: updates() >= before + 12, "updates after")
     hub.signal(15)
     assert hub.wait() == 0
-    run = commands.folder / "run-hub"
-    told = commands.run("replay", run, "--json", "--export", commands.folder / "again.safetensors")
-    assert told.returncode == 0, told
-    assert '"revoked"' in told.stdout
-    load = safetensors.numpy.load_file
-    again, saved = load(commands.folder / "again.safetensors"), load(run / "model.safetensors")
-    assert again.keys() == saved.keys()
-    assert all(again[name].tobytes() == saved[name].tobytes() for name in saved)
+    assert_replayed(commands)

@@ -7,7 +7,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from edgeasync.durable.keys import KeyPair
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Hello, Welcome
+from edgeasync.protocol.messages import Credit, Fetch, Hello, Piece, Push, Welcome
 from edgeasync.runtime.curve import use_keys
 from edgeasync.runtime.status import fetch_status
 from tests.support.processes import PATIENCE_S, until
@@ -102,3 +102,17 @@ def denied(address, keys, name, count=1):
 
 def is_welcome(message):
     return isinstance(message, Welcome)
+
+
+def begin_push(device, welcome, *, pieces):
+    """Push an update of a member, or the first of its pieces."""
+    device.say(Fetch(welcome.session))
+    version, payload = device.hear().version, bytes(welcome.spec.nbytes)
+    push = Push(
+        welcome.session, 1, version, 1, 8, 1.0, 0.1, 0.1, "identity", wire.checksum(payload), len(payload),
+        transfer=int(pieces),
+    )  # fmt: skip
+    device.say(push, *([] if pieces else [payload]))
+    if pieces:
+        assert device.hear() == Credit(1, 0)
+        device.say(Piece(1, 0, wire.checksum(payload[:8])), payload[:8])

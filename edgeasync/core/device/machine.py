@@ -22,7 +22,7 @@ from edgeasync.core.device.events import (
 from edgeasync.core.device.hub_rotation import HubRotation
 from edgeasync.core.device.unexpected import UnexpectedEvents
 from edgeasync.core.device.work import DeviceWork, refuse_graph
-from edgeasync.errors import ModelMismatchError, RefusedError
+from edgeasync.errors import AccessError, ModelMismatchError, RefusedError
 from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol.messages import (
     PROTOCOL_VERSIONS,
@@ -353,6 +353,8 @@ class DeviceCore:
                     *([Report("quarantined", again)] if stay else []),
                     *self._go_offline(now_s, refuse.sentence, retry_after_s, stay=stay),
                 ]
+            case "not_allowed":  # by a connection whose both ends have proved their keys
+                return [Stop("keys do not fit", AccessError(refuse.sentence))]
             case "model_mismatch":
                 return [Stop("model mismatch", ModelMismatchError(refuse.sentence))]
         return [Stop(refuse.code, RefusedError(refuse.sentence))]

@@ -30,6 +30,7 @@ from edgeasync.core.engine.log_writer import LogWriter
 from edgeasync.core.engine.outbox import Outbox
 from edgeasync.core.engine.recorder import Recorder
 from edgeasync.core.engine.sender import ANYBODY, Sender
+from edgeasync.core.hub.digests import with_digests
 from edgeasync.core.hub.effects import (
     Assign,
     Discard,
@@ -58,6 +59,7 @@ from edgeasync.core.hub.events import (
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.membership import Member, Owner
 from edgeasync.core.recovery.log import Log
+from edgeasync.core.recovery.replay import Sessions
 from edgeasync.core.recovery.state import note
 from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
@@ -98,12 +100,14 @@ class HubEngine:
         model: Model,
         shell: HubShell,
         *,
+        sessions: Sessions,
         publisher: Publisher | None = None,
         log: Log | None = None,
     ) -> None:
         self.core = core
         self.model = model
         self._shell = shell
+        self._sessions = sessions
         self._log_writer = LogWriter(log, core, model)
         self._outbox = Outbox(shell.send, log)
         self.recorder = Recorder()
@@ -262,7 +266,7 @@ class HubEngine:
             member.link.bytes_up += nbytes
         event: HubEvent | None
         try:
-            message = wire.decode(header)
+            message = with_digests(wire.decode(header))
             if sender is not ANYBODY:
                 _check_allowed(sender, message)
             self._stand_still_if_overfull()
@@ -483,11 +487,15 @@ class HubEngine:
         self._send(peer, transfer.credit())
 
     def _send(self, peer: Peer, message: Message, payload: wire.Buffer | None = None) -> None:
+        if isinstance(message, Welcome):
+            message = msgspec.structs.replace(message, session=self._sessions.token(message.session))
         member = self.core.members.by_peer(peer)
         header = _encode(member, message)
         if member is not None:
             member.link.bytes_down += len(header) if payload is None else len(header) + len(payload)
-        if isinstance(message, Pong | Piece | Credit):
+        # A device that is not allowed to stay is told at once: its connection is shut in a moment.
+        leaves_now = isinstance(message, Refuse) and message.code == "not_allowed"
+        if leaves_now or isinstance(message, Pong | Piece | Credit):
             self._shell.send(peer, header, payload)
         else:
             confirms = isinstance(message, Ack | Assignment | Welcome | Leave)

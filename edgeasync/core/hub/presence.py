@@ -12,6 +12,12 @@ from edgeasync.core.hub.policy_engine import PolicyEngine
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.protocol.messages import Hello, Key, Leave, Ping, Pong
 
+REVOKED = (
+    "this device's key was revoked, or another key has taken its place; to let the device in again: "
+    "'edgeasync keys enrol NAME' at the hub, 'edgeasync agent --enrol TOKEN' here"
+)
+"""The sentence for a device whose key counts no more."""
+
 
 class Presence:
     """Moves members between their states; methods return effects to carry out in order."""
@@ -72,8 +78,10 @@ class Presence:
         return [Disconnect(member.peer), Report("left", member.device_id, leave.reason)]
 
     def revoke(self, member: Member) -> list[HubEffect]:
-        """Shut a member out whose key counts no more."""
+        """Shut a member out whose key counts no more, and tell it while its connection is there."""
+        told = [Send(member.peer, RefusalError("not_allowed", REVOKED).refuse)] if member.peer else []
         effects: list[HubEffect] = [
+            *told,
             Expel(member.peer, member.owner),
             Report("revoked", member.device_id, "its key counts no more"),
         ]

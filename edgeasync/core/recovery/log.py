@@ -1,7 +1,8 @@
 """Entries of the log: what the hub writes down of every event, so that a replay gives the same state.
 
 An entry holds an input of the core, not what follows from it, with three exceptions: values drawn at random, and
-the scalars of folds and norms, which another machine might round differently.
+the scalars of folds and norms, which another machine might round differently. Of sessions and state ids it holds
+digests, as the core does.
 """
 
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from edgeasync.core.hub.digests import digest, with_digests
 from edgeasync.core.hub.effects import Fold, HubEffect
 from edgeasync.core.hub.events import (
     Evaluated,
@@ -27,7 +29,10 @@ from edgeasync.core.hub.events import (
 from edgeasync.errors import ProtocolError, StorageError
 from edgeasync.policies.transforms import Scalars
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Key
+from edgeasync.protocol.messages import Key, Message
+
+DIGESTS_SINCE = 4
+"""The first format of the journal that has digests; before it stood the sessions and state ids themselves."""
 
 REMEDY = "start the version of edgeasync that wrote it, or resume from a checkpoint alone"
 
@@ -52,7 +57,8 @@ class FoldScalars(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An event, the hub's time, the version after the event, and values that cannot be computed again.
 
-    `session` is the session that a hello was given; `folds` are in the order in which they were decided.
+    `session` is the digest of the session that a hello was given; `folds` are in the order in which they were
+    decided.
     """
 
     now_s: float
@@ -114,14 +120,32 @@ def write_entry(
     return _encode(Entry(now_s, event, version, b"", folds))
 
 
-def read_entry(content: wire.Buffer) -> Entry:
-    """Read an entry; raises `StorageError` if it cannot be read."""
+def read_entry(content: wire.Buffer, made_by: int) -> Entry:
+    """Read an entry of a journal of that format; raises `StorageError` if it cannot be read."""
     try:
-        return _decode(content)
+        entry = _decode(content)
     except (msgspec.DecodeError, ValueError) as error:
         raise StorageError(
             f"an entry of the journal cannot be read ({error}): another version wrote it"
         ) from error
+    return entry if made_by >= DIGESTS_SINCE else _with_digests(entry)
+
+
+def upgrade_entry(content: wire.Buffer, made_by: int) -> wire.Buffer:
+    """Return an entry as this version writes it; raises `StorageError` if it cannot be read."""
+    return content if made_by >= DIGESTS_SINCE else _encode(read_entry(content, made_by))
+
+
+def _with_digests(entry: Entry) -> Entry:
+    """Convert an entry of an older format; raises `StorageError` if its message cannot be read."""
+    event = entry.event
+    if isinstance(event, Frame):
+        header = wire.encode(with_digests(_message_of(event)))
+        event = msgspec.structs.replace(event, header=header)
+    elif isinstance(event, PushArrived):
+        event = msgspec.structs.replace(event, push=with_digests(event.push))
+    session = digest(entry.session) if entry.session else b""
+    return msgspec.structs.replace(entry, event=event, session=session)
 
 
 def event_of(entry: Entry) -> HubEvent:
@@ -129,10 +153,13 @@ def event_of(entry: Entry) -> HubEvent:
     event = entry.event
     if not isinstance(event, Frame):
         return event
+    return Received(event.peer, _message_of(event), event.has_capacity, event.key)  # type: ignore[arg-type]
+
+
+def _message_of(frame: Frame) -> Message:
     try:
-        message = wire.decode(event.header)
+        return wire.decode(frame.header)
     except ProtocolError as error:
         raise StorageError(
             f"a message in the journal cannot be read ({error}): another version wrote it"
         ) from error
-    return Received(event.peer, message, event.has_capacity, event.key)  # type: ignore[arg-type]

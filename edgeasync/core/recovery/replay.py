@@ -10,6 +10,7 @@ import msgspec
 from edgeasync.core.arrays.hub_model import Model, Update
 from edgeasync.core.arrays.model_executor import ModelExecutor
 from edgeasync.core.arrays.published_model import Publisher
+from edgeasync.core.hub.digests import digest
 from edgeasync.core.hub.effects import Discard, Fold, HubEffect, Keep, Publish, Restore
 from edgeasync.core.hub.events import PushArrived, Received, StopRequested
 from edgeasync.core.hub.machine import HubCore
@@ -20,15 +21,24 @@ from edgeasync.protocol.wire import Buffer
 
 
 class Sessions:
-    """Draws session tokens, or repeats one from the log."""
+    """Draws session tokens, of which the core gets the digests; or repeats a digest from the log."""
 
     def __init__(self, draw: Callable[[], bytes]) -> None:
         self.repeated: bytes | None = None
         self._draw = draw
+        self._token = b""
 
     def __call__(self) -> bytes:
-        """Return the next token."""
-        return self._draw() if self.repeated is None else self.repeated
+        """Return the digest of the next token."""
+        if self.repeated is not None:
+            return self.repeated
+        self._token = self._draw()
+        return digest(self._token)
+
+    def token(self, session: bytes) -> bytes:
+        """Return the token that was drawn last, for the device: `session` is its digest."""
+        assert digest(self._token) == session
+        return self._token
 
 
 class Replay:

@@ -16,6 +16,7 @@ import numpy as np
 from edgeasync.core.arrays.hub_model import Model, ModelState, Snapshot, WaitingUpdates
 from edgeasync.core.arrays.published_model import Publisher, PublisherState
 from edgeasync.core.arrays.state_codec import Array, decode_state, encode_state
+from edgeasync.core.hub.digests import digest
 from edgeasync.core.hub.events import Evaluated
 from edgeasync.core.hub.machine import HubCore, HubCoreState
 from edgeasync.core.hub.membership import Member
@@ -39,8 +40,21 @@ class CoreState(msgspec.Struct):
 
 def upgrade(core: dict[str, Any], made_by: int) -> dict[str, Any]:
     """Convert the fields of a `CoreState` of an older format to the names and places of this one."""
-    if made_by == 4:
-        return core  # members had no key
+    if made_by < 4:
+        _rename(core, made_by)
+    # Format 4 had no keys. Up to format 5 members had their sessions and state ids themselves.
+    for member in core["members"]:
+        for place in _STATE_ID, _SESSION:
+            member[place] = digest(member[place]) if member[place] else b""
+        member[_RETIRED] = [digest(state_id) for state_id in member[_RETIRED]]
+    return core
+
+
+_STATE_ID, _SESSION, _RETIRED = map(Member.__struct_fields__.index, ("state_id", "session", "retired"))
+
+
+def _rename(core: dict[str, Any], made_by: int) -> None:
+    """Give the fields of a `CoreState` of formats 1 to 3 their names and places of today."""
     if made_by < 3:
         core["policy_engine"] = engine = core.pop("judge")
         core["publish_schedule"] = core.pop("publication")
@@ -55,7 +69,6 @@ def upgrade(core: dict[str, Any], made_by: int) -> dict[str, Any]:
     for name in ("updates_applied", "updates_rejected"):
         engine[name] = core.pop(name)
     core["hub"] = {name: core.pop(name) for name in HubCoreState.__struct_fields__}
-    return core
 
 
 class Note(msgspec.Struct, frozen=True):

@@ -44,7 +44,7 @@ from edgeasync.core.device.events import (
 from edgeasync.core.device.hub_rotation import BACKOFF_MIN_S
 from edgeasync.core.device.machine import DeviceCore
 from edgeasync.core.device.pending_push import ModelKey
-from edgeasync.errors import GraphError, ModelMismatchError, RefusedError
+from edgeasync.errors import AccessError, GraphError, ModelMismatchError, RefusedError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.protocol.messages import (
     Ack,
@@ -756,7 +756,7 @@ FATAL = {
     "model_mismatch": ModelMismatchError,
     "quarantined": RefusedError,
     "hub_full": RefusedError,
-    "not_allowed": RefusedError,
+    "not_allowed": AccessError,
 }
 
 

@@ -7,6 +7,7 @@ from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.engine.log_writer import ANSWERS_MIN as HELD_MAX
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import HubCoreSettings, Limits, Liveness
+from edgeasync.core.recovery.replay import Sessions
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Assignment, Fetch, Hello, ModelVersion, Ping, Pong, Refuse, Welcome
@@ -48,7 +49,7 @@ class Notes:
 
 
 def test_what_waits_for_a_disk_that_hangs_is_bounded_and_nobody_is_lost():
-    log, notes = HangingLog(), Notes()
+    log, notes, sessions = HangingLog(), Notes(), Sessions(lambda: b"s" * 16)
     core = HubCore(
         spec=SPEC,
         training={},
@@ -57,10 +58,11 @@ def test_what_waits_for_a_disk_that_hangs_is_bounded_and_nobody_is_lost():
             liveness=Liveness(heartbeat_s=1.0, lease_s=3.0), limits=Limits(devices_max=1, retry_after_s=0.5)
         ),
         version=ModelVersion("0" * 16, 0),
-        make_session=lambda: b"s" * 16,
+        make_session=sessions,
         now_s=0.0,
     )
-    engine = HubEngine(core, Model(SPEC, np.zeros(10, np.float32), 0, Policy()), notes, log=log)
+    model = Model(SPEC, np.zeros(10, np.float32), 0, Policy())
+    engine = HubEngine(core, model, notes, sessions=sessions, log=log)
 
     def hear(message, now_s):
         engine.on_message(b"peer", wire.encode(message), None, now_s)

@@ -11,6 +11,7 @@ from edgeasync.core.engine.sender import Sender
 from edgeasync.core.hub.effects import Restore
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import FLOAT32, CodecSettings, HubCoreSettings, Limits, Liveness
+from edgeasync.core.recovery.replay import Sessions
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator, ModelAverageAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -71,7 +72,8 @@ class Notes:
 class Bench:
     def __init__(self, graph=None, codec=FLOAT32, policy=POLICY, **limits):
         self.notes = Notes()
-        sessions = iter(range(1, 100))
+        numbers = iter(range(1, 100))
+        sessions = Sessions(lambda: next(numbers).to_bytes(16, "big"))
         core = HubCore(
             spec=SPEC,
             training={},
@@ -83,10 +85,11 @@ class Bench:
             ),
             version=ModelVersion(LINEAGE, 0),
             graph=graph,
-            make_session=lambda: next(sessions).to_bytes(16, "big"),
+            make_session=sessions,
             now_s=0.0,
         )
-        self.engine = HubEngine(core, Model(SPEC, np.zeros(SPEC.length, np.float32), 0, policy), self.notes)
+        model = Model(SPEC, np.zeros(SPEC.length, np.float32), 0, policy)
+        self.engine = HubEngine(core, model, self.notes, sessions=sessions)
         self.sessions = {}
 
     def say(self, peer, message, payload=None, at_s=0.0):
