@@ -29,7 +29,12 @@ from edgeasync.runtime.status import fetch_status
 from tests.support.processes import PATIENCE_S, environment, free_address, until
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 ADDRESS = "tcp://127.0.0.1:5555"
 
 BLOCK = re.compile(
