@@ -30,7 +30,7 @@ class DeviceFolder:
         self._lock = FolderLock(path, "--state")
 
     def open(self, device_id: str) -> DeviceIdentity:
-        """Lock the folder and return the identity of this start, already on disk.
+        """Lock the folder, write the identity of this start to disk, and return it.
 
         Raises `StorageError` if another agent holds the folder, or if it is not readable.
         """

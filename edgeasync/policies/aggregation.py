@@ -180,7 +180,7 @@ class BufferedAggregator(Averaging, frozen=True, tag_field="kind", tag="buffered
 
 
 class QuorumAggregator(Averaging, frozen=True, tag_field="kind", tag="quorum"):
-    """Fold a short grace after a share of the live devices have pushed, or when all have pushed.
+    """Fold when all live devices have pushed, or a short grace after a share of them have pushed.
 
     The devices wait for the fold, but slow devices do not delay it: their updates count in the next version, as
     stale ones. Times are in periods, the usual time between two exchanges of a device.

@@ -130,7 +130,7 @@ class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
 
 
 class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
-    """The same time between exchanges for all devices: as short as links allow and as learning needs.
+    """Equal time between exchanges for all devices, as short as the links and the learning allow.
 
     The period is the longer of two times: `period_steps_min` steps and one exchange of the median device; and the
     time of which that device's communication takes `communication_share`. While `metric` demands it, the period

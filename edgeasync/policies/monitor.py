@@ -71,7 +71,7 @@ class Watch(Protocol):
 
 
 class UpdateNormWatch(Section, frozen=True, tag_field="kind", tag="update_norm"):
-    """Find a device whose updates are far longer than the others', each over the root of its local steps."""
+    """Find a device whose updates, over the root of their local steps, are far longer than the others'."""
 
     paper: ClassVar[str] = ""
     scope: ClassVar[Literal["device"]] = "device"

@@ -121,8 +121,8 @@ class Agent:
     - `spool` keeps every update on disk before it leaves. After a power cut the agent sends the update again.
 
     `run` raises errors that waiting does not fix: `ModelMismatchError`, `GraphError`, `RefusedError`,
-    `AccessError` and `AddressError`. It also raises exceptions of `make_trainer` and of the trainer. If such an
-    exception is `StopIteration`, or is not an `Exception`, the agent raises an `EdgeAsyncError` instead.
+    `AccessError` and `AddressError`. Exceptions of `make_trainer` and of the trainer pass through. For
+    `StopIteration`, and for exceptions outside `Exception`, the agent raises an `EdgeAsyncError` instead.
     """
 
     def __init__(

@@ -72,7 +72,8 @@ class Hub:
 
     `run` serves until the stop condition or `request_stop`, and returns why it ended. A hub runs once.
 
-    - `initial` makes the first vector of the spec. An existing run in the folder `run` has its own.
+    - `initial` makes the first vector of the spec. If the folder `run` already holds a run, the hub resumes that
+      run's model instead.
     - `evaluator` is a function from the vector to an `edgeasync.training.evaluation.Evaluation`. The hub calls
       it every `settings.evaluate_every_updates` updates and keeps the best version in `best_file`. If the
       settings need an evaluator and there is no evaluator, the constructor raises `ConfigError`.
@@ -84,9 +85,9 @@ class Hub:
     - `insecure` lets a hub without keys listen beyond this machine.
 
     `run` raises `AddressError` if it cannot bind the address. It raises `StorageError` or `ModelMismatchError`
-    if it cannot use the run folder's model. It also raises exceptions of `initial`, of the evaluator and of
-    `on_report`. If such an exception of `initial` or the evaluator is `StopIteration`, or is not an `Exception`,
-    the hub raises an `EdgeAsyncError` instead.
+    if it cannot use the run folder's model. Exceptions of `initial`, of the evaluator and of `on_report` pass
+    through. If `initial` or the evaluator raises `StopIteration`, or an exception outside `Exception`, the hub
+    raises an `EdgeAsyncError` instead.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A run. Version, updates and lineage are those that the journal leads to from the newest checkpoint.
+    """A run. Version, updates and lineage are those after the journal's last entry.
 
     `newest` and `best` are checkpoints. `written_s` is the last write by the wall clock. `trouble` has a
     sentence for each problem.
