@@ -19,7 +19,7 @@ from edgeasync.parameters import ParameterSpec
 class Inspection(msgspec.Struct, frozen=True):
     """What `edgeasync model inspect` shows.
 
-    Bytes and operations are those of one step with `batch_size` examples.
+    `memory_bytes` and `floating_point_operations` are for one step with `batch_size` examples.
     """
 
     inputs: dict[str, list[int | str]]

@@ -74,7 +74,8 @@ class Hub:
 
     - `initial` makes the first vector of the spec. If the folder `run` already holds a run, the hub resumes that
       run's model instead.
-    - `evaluator` is a function from the vector to an `edgeasync.training.evaluation.Evaluation`. The hub calls
+    - `evaluator` is a function. It takes the vector and returns an `edgeasync.training.evaluation.Evaluation` with
+      `loss`, `accuracy` (or `None`) and `examples`. The hub calls
       it every `settings.evaluate_every_updates` updates and keeps the best version in `best_file`. If the
       settings need an evaluator and there is no evaluator, the constructor raises `ConfigError`.
     - `graph` is a serialized ONNX training graph for the devices. The run folder keeps a copy of it, and of the
@@ -158,7 +159,7 @@ class Hub:
 
     @property
     def recovered(self) -> bool:
-        """Whether the run's folder has been read, so that there is a `core`."""
+        """Whether the hub has read the run's folder; only then does it have a `core`."""
         return self._opened
 
     @property

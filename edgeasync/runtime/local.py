@@ -33,11 +33,12 @@ async def train_locally(
     """Train with one agent per trainer until the hub has applied `updates`; return the model and the hub's core.
 
     The hub counts updates of one fold together, so there may be a few more than `updates`. If `settings` have a
-    `stop`, training ends at whichever comes first. `initial` is a flat float32 vector of the trainers' spec. If
-    the folder `run` already holds a run, training resumes that run instead, and its updates count. If the task
-    is cancelled, the newest model is in `run`. Nothing is evaluated: for that, give a `Hub` an `evaluator`.
+    `stop`, training ends at whichever comes first. `initial` is a float32 vector: the arrays of the trainers'
+    spec, flat and in the spec's order. If the folder `run` already holds a run, training resumes that run
+    instead, and its updates count. If the task is cancelled, the newest model is in `run`. Nothing is evaluated:
+    for that, give a `Hub` an `evaluator`.
 
-    Raises the errors of a hub and of an agent, `ConfigError` for a policy with a part of your own, and
+    Raises the errors of a hub and of an agent. Raises `ConfigError` for a policy with a part of your own, and
     `ValueError` without trainers or for `updates` below 1.
     """
     if not trainers:

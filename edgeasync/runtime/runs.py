@@ -23,10 +23,11 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A run. Version, updates and lineage are those after the journal's last entry.
+    """A run in a folder of runs.
 
-    `newest` and `best` are checkpoints. `written_s` is the last write by the wall clock. `trouble` has a
-    sentence for each problem.
+    `version`, `updates_applied` and `lineage` are the values after the journal's last entry. `newest` and `best`
+    are checkpoints. `written_s` is the time of the last write by the wall clock. `trouble` has a sentence for
+    each problem.
     """
 
     name: str
