@@ -36,7 +36,7 @@ class Kind(msgspec.Struct, frozen=True):
     """One kind of a part of a policy. A part that is a single key, or a table without kinds, has the kind `""`.
 
     `part` is the part's path in `[policy]`. If `many` is true, the part is a list, and the list may have a kind
-    more than once. `table` is the kind with its own defaults, in TOML. `default` is the part's default value, if
+    more than once. `table` is the kind's TOML table with its defaults. `default` is the part's default value, if
     that value is of this kind. `example` is a line of `[policy]` that chooses the kind.
     """
 

@@ -89,7 +89,7 @@ class OnnxTrainer:
         self._trainer.restore(state)
 
     def interrupt(self) -> None:
-        """End the running step, because a graph may loop for any time."""
+        """End the running step, because a graph may loop without end."""
         self._gradient.interrupt()
 
 
