@@ -113,7 +113,7 @@ def _part(part: str, kinds: list[Kind], shown: list[tuple[str, tuple[Parameter, 
         if kind.kind:
             lines.append(f"### `{kind.kind}`{default}")
         paper = ARXIV.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", kind.paper)
-        lines.append(f"{kind.summary}." + (f" {paper}." if paper else ""))
+        lines.append(f"{kind.summary}." + (f" Paper: {paper}." if paper else ""))
         if part == "staleness":
             lines.append(f"![The weight of an update under {kind.kind}](../pictures/staleness-{kind.kind}.svg)")
             if kind.kind in DRAWN_FOR:

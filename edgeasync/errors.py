@@ -20,7 +20,7 @@ from typing import ClassVar
 
 
 class EdgeAsyncError(Exception):
-    """Root of the tree; catching it catches everything edgeasync raises on purpose."""
+    """Root of the error tree. Every error that edgeasync raises on purpose is one of these."""
 
     exit_code: ClassVar[int] = 1
 

@@ -34,7 +34,8 @@ _ROLES: tuple[Role, ...] = get_args(Role)
 class Parameter(msgspec.Struct, frozen=True, array_like=True):
     """One named array of a model: its name, shape, and role.
 
-    The role is `"trained"`, or `"statistic"` for a running mean or variance, whose values the hub averages.
+    The role is `"trained"` or `"statistic"`. A statistic is a running mean or variance; the hub averages its
+    values.
     """
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
@@ -43,15 +44,15 @@ class Parameter(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def size(self) -> int:
-        """How many float32 values the array has."""
+        """Number of float32 values in the array."""
         return math.prod(self.shape)
 
 
 class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """The order, shapes and roles of a model's arrays inside one flat vector.
 
-    Trained arrays come first, statistics after them, so that each role is one contiguous range.
-    Raises `ValueError` for an unknown role, when names repeat, or when a trained array follows a statistic.
+    Trained arrays come first and statistics after them, so each role is one contiguous range. Raises
+    `ValueError` for an unknown role, for a repeated name, and for a trained array after a statistic.
     """
 
     parameters: Annotated[tuple[Parameter, ...], msgspec.Meta(min_length=1, max_length=100_000)]
@@ -98,7 +99,7 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()[:32]
 
     def views(self, vector: Vector) -> dict[str, npt.NDArray[np.float32]]:
-        """Return the named arrays as views into `vector`; writing to one writes to the vector."""
+        """Return the named arrays as views of `vector`: a write to a view changes the vector."""
         self.check(vector)
         return {name: vector[start:end].reshape(shape) for name, start, end, shape in self._places}
 

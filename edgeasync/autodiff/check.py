@@ -45,7 +45,10 @@ LOSS = "loss"
 
 
 class GradientCheck(msgspec.Struct, frozen=True):
-    """For one parameter: the slope of the loss by its gradient and by a difference, along the same direction."""
+    """A check of one parameter, along one direction.
+
+    `slope` is the loss's slope by the gradient. `difference` is the slope by finite differences.
+    """
 
     name: str
     slope: float

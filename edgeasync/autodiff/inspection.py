@@ -17,7 +17,10 @@ from edgeasync.parameters import ParameterSpec
 
 
 class Inspection(msgspec.Struct, frozen=True):
-    """What `edgeasync model inspect` tells. Bytes and operations are of one step with `batch_size` examples."""
+    """What `edgeasync model inspect` shows.
+
+    `memory_bytes` and `floating_point_operations` are for one step with `batch_size` examples.
+    """
 
     inputs: dict[str, list[int | str]]
     outputs: list[str]

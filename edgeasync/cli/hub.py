@@ -101,7 +101,7 @@ def _settings(config: Path | None, flags: Flags) -> HubSettings:
 
 
 def _resumed(run: Path, config: Path | None, flags: Flags) -> HubSettings:
-    """Return the settings that a run was begun with."""
+    """Return the settings of a run's last start."""
     if config is not None or flags.model or "run" in flags.section:
         raise ConfigError(
             "--resume takes the run's own settings: leave out the settings file, --run and --model; "

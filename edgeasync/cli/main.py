@@ -36,30 +36,32 @@ keys_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Say who may talk to a hub: make its keys, enrol devices, revoke keys.",
+    help="Manage who may talk to a hub: make its keys, enrol devices, revoke keys.",
 )
 app.add_typer(keys_app, name="keys")
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON objects, one a line.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON objects, one per line.")]
 ModelFile = Annotated[Path, typer.Argument(metavar="FILE.onnx", help="A forward model or a training graph.")]
 Loss = Annotated[
     str | None,
     typer.Option(help="Loss of a forward model: cross_entropy, mse, l1, huber or bce_with_logits."),
 ]
 Train = Annotated[
-    list[str] | None, typer.Option(help="Parameters to train, a pattern such as 'head.*'; may be repeated.")
+    list[str] | None, typer.Option(help="Parameters to train, a pattern such as 'head.*'. May be repeated.")
 ]
-Freeze = Annotated[list[str] | None, typer.Option(help="Parameters not to train, a pattern; may be repeated.")]
+Freeze = Annotated[list[str] | None, typer.Option(help="Parameters not to train, a pattern. May be repeated.")]
 Output = Annotated[str | None, typer.Option(help="The tensor that the loss reads [default: the only output].")]
 Target = Annotated[
     str | None,
-    typer.Option(help="What the loss compares with: label, or input for an autoencoder [default: label]."),
+    typer.Option(
+        help="What the loss compares the output with: label, or input for an autoencoder [default: label]."
+    ),
 ]
 LogLevel = Annotated[
     str | None,
     typer.Option(
         metavar="LEVEL",
-        help="What to log to standard error: debug (every frame), info, warning or error [default: warning].",
+        help="Lowest level to log to stderr: debug (every frame), info, warning or error [default: warning].",
     ),
 ]
 Keys = Annotated[
@@ -68,16 +70,16 @@ Keys = Annotated[
 ]
 Reached = Annotated[
     list[str] | None,
-    typer.Option(help="Where devices reach the hub, tcp://HOST:PORT; remembered; may be repeated."),
+    typer.Option(help="Where devices reach the hub, tcp://HOST:PORT. The folder remembers it. May be repeated."),
 ]
-BatchSize = Annotated[int, typer.Option(min=2, max=65536, help="Examples of a step.")]
+BatchSize = Annotated[int, typer.Option(min=2, max=65536, help="Examples in a step.")]
 
 
 @app.command()
 def hub(
     config: Annotated[
         Path | None,
-        typer.Argument(help="The hub's settings, a TOML file; without --model it needs [model] at least."),
+        typer.Argument(help="The hub's settings, a TOML file. Without --model it needs at least [model]."),
     ] = None,
     file: Annotated[
         str | None,
@@ -88,37 +90,39 @@ def hub(
     freeze: Freeze = None,
     output: Output = None,
     target: Target = None,
-    bind: Annotated[str | None, typer.Option(help="Where to listen [default: tcp://127.0.0.1:5555].")] = None,
+    bind: Annotated[str | None, typer.Option(help="Address to listen on [default: tcp://127.0.0.1:5555].")] = None,
     run: Annotated[
-        str | None, typer.Option(help="Folder of this run, made if missing [default: runs/default].")
+        str | None, typer.Option(help="Folder of this run; the hub makes a missing one [default: runs/default].")
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Resume the run in this folder, with the settings it was begun with."),
+        typer.Option(metavar="RUN", help="Resume the run in this folder with the settings of its last start."),
     ] = None,
     recovery: Annotated[
         str | None,
-        typer.Option(help="Where to resume: latest, best, or a checkpoint's name [default: latest]."),
+        typer.Option(help="Checkpoint to resume from: latest, best, or a name [default: latest]."),
     ] = None,
     durability: Annotated[
         str | None,
         typer.Option(
-            help="When a device is answered: once its update is on disk (journal), or at once (checkpoint) "
+            help="When the hub answers a device: after its update is on disk (journal), or at once (checkpoint) "
             "[default: journal]."
         ),
     ] = None,
     keys: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="Folder of this hub's keys: only who is listed comes in."),
+        typer.Option(
+            metavar="DIR", help="Folder of this hub's keys. The hub then admits only the keys on its list."
+        ),
     ] = None,
     knocking: Annotated[
-        bool, typer.Option("--knocking", help="Note unknown keys for 'edgeasync keys pending'.")
+        bool, typer.Option("--knocking", help="Record unknown keys for 'edgeasync keys pending'.")
     ] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without keys.")] = False,
     log_level: LogLevel = None,
     json: Json = False,
 ) -> None:
-    """Hold the model and train it with the devices that join. Ends at its [hub] stop setting, or by Ctrl-C.
+    """Hold the model and train it with the devices that join. Ends at its [hub] stop setting, or at Ctrl-C.
 
     If the folder already holds a run, the hub resumes it.
     """
@@ -137,7 +141,7 @@ def agent(
     config: Annotated[Path | None, typer.Argument(help="The agent's settings, a TOML file.")] = None,
     hub: Annotated[
         list[str] | None,
-        typer.Option(help="The hub's address, tcp://HOST:PORT; of several, each is tried in turn."),
+        typer.Option(help="The hub's address, tcp://HOST:PORT. May be repeated: the agent tries each in turn."),
     ] = None,
     data: Annotated[str | None, typer.Option(help="This device's data: .npz with x and y, or .csv.")] = None,
     device_id: Annotated[str | None, typer.Option(help="This device's name [default: the host's name].")] = None,
@@ -147,43 +151,49 @@ def agent(
     ] = None,
     step_s_min: Annotated[
         float | None,
-        typer.Option(help="Make every local step take at least this many seconds, to stand for a slower device."),
+        typer.Option(help="Least seconds that a local step takes, to imitate a slower device."),
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Cores that a local step may use [default: 1].")] = None,
     provider: Annotated[
-        str | None, typer.Option(help="What computes a graph: auto, cpu, cuda or tensorrt [default: auto].")
+        str | None,
+        typer.Option(
+            help="Execution provider that computes a graph: auto, cpu, cuda or tensorrt [default: auto]."
+        ),
     ] = None,
     bandwidth_bytes_per_s_max: Annotated[
         str | None,
         typer.Option(
             "--bandwidth-max",
-            help="Most bytes a second, both ways together, such as '1 MB' [default: no cap].",
+            help="Most bytes per second, both ways together, such as '1 MB' [default: no cap].",
         ),
     ] = None,
     spool: Annotated[
         str | None,
         typer.Option(
-            help="What outlives a power cut: identity, or full (the unanswered update too) [default: identity]."
+            help="What the device keeps over a power cut: identity, or full (also the unanswered update) "
+            "[default: identity]."
         ),
     ] = None,
     alone_steps_max: Annotated[
-        int | None, typer.Option(help="Most local steps to take ahead while no hub can be reached [default: 0].")
+        int | None, typer.Option(help="Most extra local steps while no hub can be reached [default: 0].")
     ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Speak to a hub beyond this machine without keys.")
     ] = False,
     enrol: Annotated[
         str | None,
-        typer.Option(metavar="TOKEN", help="Bring this device's own key to a hub by a token, once."),
+        typer.Option(
+            metavar="TOKEN", help="Token from 'edgeasync keys enrol', to bring this device's own key to the hub."
+        ),
     ] = None,
     hub_key: Annotated[
         str | None,
-        typer.Option(metavar="PUBLIC_KEY", help="The hub's public key: ask to be let in, without a token."),
+        typer.Option(metavar="PUBLIC_KEY", help="The hub's public key, to ask for admission without a token."),
     ] = None,
     log_level: LogLevel = None,
     json: Json = False,
 ) -> None:
-    """Train on this device's data. Waits for the hub as long as it takes; ends with it, or by Ctrl-C."""
+    """Train on this device's data. Waits for the hub as long as needed. Ends with the training, or at Ctrl-C."""
     from edgeasync.cli.agent import run_agent  # noqa: PLC0415
     from edgeasync.cli.service import log_to_stderr  # noqa: PLC0415
 
@@ -201,9 +211,9 @@ def agent(
 @app.command()
 def status(
     hub: Annotated[str, typer.Option(help="The hub's address, tcp://HOST:PORT.")] = "tcp://127.0.0.1:5555",
-    timeout_s: Annotated[float, typer.Option(min=0.1, max=3600.0, help="How long to wait for an answer.")] = 3.0,
+    timeout_s: Annotated[float, typer.Option(min=0.1, max=3600.0, help="Seconds to wait for an answer.")] = 3.0,
     keys: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of an operator's keys, for a hub with keys.")
+        Path | None, typer.Option(metavar="DIR", help="Folder of an operator's keys, to ask a hub with keys.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -215,15 +225,15 @@ def status(
 
 @app.command()
 def demo(
-    devices: Annotated[int, typer.Option(min=2, max=64, help="How many agents.")] = 4,
-    seconds: Annotated[float, typer.Option(min=6.0, max=3600.0, help="How long to train.")] = 15.0,
+    devices: Annotated[int, typer.Option(min=2, max=64, help="Number of agents.")] = 4,
+    seconds: Annotated[float, typer.Option(min=6.0, max=3600.0, help="Seconds to train.")] = 15.0,
     seed: Annotated[
-        int, typer.Option(min=0, max=2**32 - 1, help="Seed of the split of the data and of the model.")
+        int, typer.Option(min=0, max=2**32 - 1, help="Seed for the split of the data and for the model.")
     ] = 0,
-    run: Annotated[Path | None, typer.Option(help="Folder of this run [default: a new one in runs/].")] = None,
+    run: Annotated[Path | None, typer.Option(help="Folder of this run [default: a new folder in runs/].")] = None,
     json: Json = False,
 ) -> None:
-    """Train on handwritten digits with a hub and unequal agents on this machine; one is killed and returns."""
+    """Train on handwritten digits with a hub and unequal agents on this machine. One agent dies and returns."""
     from edgeasync.cli.demo import run_demo  # noqa: PLC0415
 
     run_demo(devices=devices, seconds=seconds, seed=seed, run=run, printer=Printer(json=json))
@@ -232,7 +242,8 @@ def demo(
 @app.command()
 def policies(
     kind: Annotated[
-        str | None, typer.Argument(metavar="KIND", help="Show one kind, or all of one part such as staleness.")
+        str | None,
+        typer.Argument(metavar="KIND", help="Show one kind, or all kinds of one part such as staleness."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON array of objects.")] = False,
 ) -> None:
@@ -263,7 +274,7 @@ def model_build(
     target: Target = None,
     json: Json = False,
 ) -> None:
-    """Build a training graph from a forward model; the values it begins with go beside it, as .safetensors."""
+    """Build a training graph from a forward model. Its initial values go into a .safetensors file beside it."""
     from edgeasync.cli.model import build_model  # noqa: PLC0415
 
     flags = _graph_flags(loss, train, freeze, output, target)
@@ -283,7 +294,7 @@ def model_inspect(
 ) -> None:
     """Show what a model trains, and the arithmetic and memory of a step.
 
-    An ONNX file does not say which layers torch had frozen (requires_grad): freeze them by --freeze.
+    An ONNX file does not say which layers were frozen in torch (requires_grad). Name them in --freeze.
     """
     from edgeasync.cli.model import inspect_model  # noqa: PLC0415
 
@@ -312,14 +323,14 @@ def export(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     out: Annotated[Path, typer.Option(help="Where to write the ONNX file.")],
     model: Annotated[
-        Path | None, typer.Option(help="The forward model [default: the one kept in the run's folder].")
+        Path | None, typer.Option(help="The forward model [default: the one in the run's folder].")
     ] = None,
     best: Annotated[
-        bool, typer.Option("--best", help="Write the best version by evaluation [default: the newest].")
+        bool, typer.Option("--best", help="Write the best version by evaluation [default: the newest version].")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Write the model of a run as a plain ONNX file for inference. A hub may be running there."""
+    """Write the model of a run as a plain ONNX file for inference. The run's hub may be running."""
     from edgeasync.cli.model import export_run  # noqa: PLC0415
 
     export_run(run, model, out, Printer(json=json), best=best)
@@ -334,7 +345,7 @@ def replay(
         typer.Option(
             "--from",
             metavar="CHECKPOINT",
-            help="Begin at this checkpoint [default: the earliest that the journal continues].",
+            help="Begin at this checkpoint [default: the earliest one that the journal continues].",
         ),
     ] = None,
     export: Annotated[
@@ -343,7 +354,7 @@ def replay(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show what became of every update of a run, from its folder alone. Only reads; a hub may be running there."""
+    """Show what became of every update of a run. Only reads the run's folder; the run's hub may be running."""
     from edgeasync.cli.replay import replay_run  # noqa: PLC0415
 
     replay_run(run, until, checkpoint, export, Printer(json=json))
@@ -370,16 +381,19 @@ def keys_init(keys: Keys = None, address: Reached = None, json: Json = False) ->
 
 @keys_app.command("enrol")
 def keys_enrol(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The device's name; its former key is replaced.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The device's name. The key replaces a former key of that name.")
+    ],
     role: Annotated[str, typer.Option(help="What the key may do: device or operator.")] = "device",
     key: Annotated[
-        str | None, typer.Option(metavar="PUBLIC_KEY", help="The device's own public key: no token is needed.")
+        str | None,
+        typer.Option(metavar="PUBLIC_KEY", help="The device's own public key, to admit it without a token."),
     ] = None,
     address: Reached = None,
     keys: Keys = None,
     json: Json = False,
 ) -> None:
-    """Print a token by which one device may enrol, once, within ten minutes; or let a public key in."""
+    """Print a token for one device to enrol with, once, within ten minutes. Or admit a public key."""
     from edgeasync.cli.keys import enrol  # noqa: PLC0415
 
     enrol(keys, name, Printer(json=json), role=role, key=key, addresses=address or [])
@@ -387,7 +401,7 @@ def keys_enrol(
 
 @keys_app.command("list")
 def keys_list(keys: Keys = None, json: Json = False) -> None:
-    """List the keys that are let in, those that are revoked, and tokens that may still be used."""
+    """List admitted keys, revoked keys, and tokens that still work."""
     from edgeasync.cli.keys import list_keys  # noqa: PLC0415
 
     list_keys(keys, Printer(json=json))
@@ -395,11 +409,11 @@ def keys_list(keys: Keys = None, json: Json = False) -> None:
 
 @keys_app.command("revoke")
 def keys_revoke(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key is shut out.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The device or person whose key to revoke.")],
     keys: Keys = None,
     json: Json = False,
 ) -> None:
-    """Shut a key out. A hub that runs ends its connection within a second."""
+    """Revoke a key. A running hub closes its connection within a second."""
     from edgeasync.cli.keys import revoke  # noqa: PLC0415
 
     revoke(keys, name, Printer(json=json))
@@ -407,7 +421,7 @@ def keys_revoke(
 
 @keys_app.command("pending")
 def keys_pending(keys: Keys = None, json: Json = False) -> None:
-    """List the unknown keys that asked to be let in, at a hub with --knocking."""
+    """List unknown keys that asked a hub with --knocking for admission."""
     from edgeasync.cli.keys import list_pending  # noqa: PLC0415
 
     list_pending(keys, Printer(json=json))
@@ -415,12 +429,17 @@ def keys_pending(keys: Keys = None, json: Json = False) -> None:
 
 @keys_app.command("accept")
 def keys_accept(
-    fingerprint: Annotated[str, typer.Argument(metavar="FINGERPRINT", help="As the agent shows it too.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The device's name; its former key is replaced.")],
+    fingerprint: Annotated[
+        str,
+        typer.Argument(metavar="FINGERPRINT", help="The key's fingerprint, as 'pending' and the agent show it."),
+    ],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The device's name. The key replaces a former key of that name.")
+    ],
     keys: Keys = None,
     json: Json = False,
 ) -> None:
-    """Let a key in that asked for it."""
+    """Admit a key that asked for admission."""
     from edgeasync.cli.keys import accept  # noqa: PLC0415
 
     accept(keys, fingerprint, name, Printer(json=json))
@@ -428,11 +447,13 @@ def keys_accept(
 
 @keys_app.command("refuse")
 def keys_refuse(
-    fingerprint: Annotated[str, typer.Argument(metavar="FINGERPRINT", help="As 'pending' shows it.")],
+    fingerprint: Annotated[
+        str, typer.Argument(metavar="FINGERPRINT", help="The key's fingerprint, as 'pending' shows it.")
+    ],
     keys: Keys = None,
     json: Json = False,
 ) -> None:
-    """Show a key that asked to be let in no more."""
+    """Refuse a key that asked for admission: 'pending' no longer shows it."""
     from edgeasync.cli.keys import refuse  # noqa: PLC0415
 
     refuse(keys, fingerprint, Printer(json=json))

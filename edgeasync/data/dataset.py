@@ -29,10 +29,12 @@ class Dataset:
 
     @classmethod
     def of(cls, x: npt.ArrayLike, y: npt.ArrayLike, *, where: str = "the data") -> "Dataset":
-        """Check examples and targets; integer targets are labels. Arrays already of the right type are not copied.
+        """Make a dataset from examples and targets.
 
-        Raises `DataError`, beginning with `where`, unless there is at least one example, as many targets as
-        examples, every value is finite and every label 0 or more.
+        Integer targets are labels. Arrays of the right type are not copied.
+
+        Raises `DataError` if there is no example, if the numbers of examples and targets differ, if a value is
+        not finite, or if a label is negative. The message begins with `where`.
         """
         examples, targets = _array(x, "x", where), _array(y, "y", where)
         if examples.dtype.kind not in "biuf":
@@ -120,10 +122,10 @@ class Batches:
 
 
 def batches(dataset: Dataset, batch_size: int, seed: int, *, full: bool = False) -> Batches:
-    """Draw batches for ever, each epoch in a fresh order; the same seed gives the same batches.
+    """Yield batches without end, each epoch in a new order. The same seed gives the same batches.
 
-    A batch is never larger than the data; the last one of an epoch may be short, or with `full` is left out.
-    Raises `ConfigError` if `batch_size` is below 1, `DataError` if `full` batches need more examples.
+    A batch is never larger than the data. The last batch of an epoch may be short; with `full` it is left out.
+    Raises `ConfigError` if `batch_size` is below 1, and `DataError` if `full` batches need more examples.
     """
     if full and batch_size > len(dataset):
         raise DataError(f"{len(dataset)} examples do not fill a batch of {batch_size}; give more data")

@@ -15,12 +15,15 @@ from edgeasync.errors import DataError
 
 
 def load(path: Path) -> Dataset:
-    """Read the examples of a file by its suffix.
+    """Read the examples of a file, by its suffix.
 
-    `.npz`: arrays `x`, real numbers (n, features...), token ids among them, and `y`, integers (n, ...) from 0 as
-    labels or floats (n, ...) as values; with nothing but `x` every example is its own target. `.csv`: a header
-    row, then one example a line; column `y`, or else the last one, is the target (labels, if all are integers of
-    0 or more) and all others are features. Raises `DataError` naming the file and, in a CSV, line and column.
+    - `.npz`: the array `x` has the examples, real numbers of shape (n, features...). Token ids are numbers, too.
+      The array `y` has the targets: integers from 0 are labels, floats are values. Without `y` every example is
+      its own target.
+    - `.csv`: a header row, then one example per line. The target is column `y`, or else the last column. Targets
+      are labels if all are integers of 0 or more. All other columns are features.
+
+    Raises `DataError` with the file and, in a CSV, with line and column.
     """
     reader = _READERS.get(path.suffix.lower())
     if reader is None:

@@ -11,10 +11,10 @@ from edgeasync.errors import DataError
 
 
 def from_iterable(samples: Iterable[tuple[npt.ArrayLike, int]], count_max: int) -> Dataset:
-    """Gather at most `count_max` examples, each its features and its label, into memory.
+    """Copy at most `count_max` examples into memory. Each item is an example's features and its label.
 
-    While they are joined they lie in memory twice. Raises `DataError` as `Dataset.of` does, and for an
-    example whose shape is not the first one's.
+    For a moment the examples are in memory twice. Raises `DataError` as `Dataset.of` does, and if an example has
+    another shape than the first one.
     """
     examples: list[npt.NDArray[np.float32]] = []
     labels: list[int] = []

@@ -7,7 +7,7 @@ from edgeasync.errors import ConfigError, DataError
 
 
 def iid(dataset: Dataset, parts: int, seed: int) -> list[Dataset]:
-    """Part examples evenly at random, every one in exactly one part; sizes differ by one at most.
+    """Split examples evenly at random. Every example is in exactly one part. Sizes differ by at most one.
 
     Raises `ConfigError` for fewer than one part, `DataError` for more parts than examples.
     """
@@ -17,12 +17,13 @@ def iid(dataset: Dataset, parts: int, seed: int) -> list[Dataset]:
 
 
 def dirichlet(dataset: Dataset, parts: int, alpha: float, seed: int, *, examples_min: int = 1) -> list[Dataset]:
-    """Part examples with skewed labels, every one in exactly one part.
+    """Split examples with skewed labels. Every example is in exactly one part.
 
-    Each class is shared out by proportions drawn from Dirichlet(alpha) over the parts: near 0 a class falls
-    to one part, a large `alpha` is as good as even. The skew is that of Hsu et al. 2019 (arXiv:1909.06335);
-    drawing by class and not by part, as Yurochkin et al. 2019 (arXiv:1905.12022), leaves no example over
-    and makes sizes uneven too. A part below `examples_min` then gets random examples of the largest parts.
+    For each class the shares of the parts are drawn from Dirichlet(`alpha`). Near 0 one part gets a whole class.
+    A large `alpha` makes an even split. The skew is that of Hsu et al. 2019 (arXiv:1909.06335). The draw is per
+    class and not per part, as in Yurochkin et al. 2019 (arXiv:1905.12022): so no example is left over, but sizes
+    are uneven, too. A part with fewer than `examples_min` examples then gets random examples of the largest
+    parts.
 
     Raises `ConfigError` for a setting out of range, `DataError` for too few examples.
     """

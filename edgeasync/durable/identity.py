@@ -12,7 +12,7 @@ from edgeasync.errors import StorageError
 
 
 class DeviceIdentity(msgspec.Struct, frozen=True):
-    """What a device keeps between starts: a random state id, and the number of its start, the incarnation."""
+    """A device's identity: its random state id, and the incarnation, the number of this start."""
 
     device_id: str
     state_id: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
@@ -20,9 +20,9 @@ class DeviceIdentity(msgspec.Struct, frozen=True):
 
 
 class DeviceFolder:
-    """A device's state folder, held by at most one running agent.
+    """A device's state folder. At most one running agent holds it.
 
-    Once it is open, `remarks` has sentences for a person about who could read it.
+    Once it is open, `remarks` tells a person who else could read the folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,7 +30,7 @@ class DeviceFolder:
         self._lock = FolderLock(path, "--state")
 
     def open(self, device_id: str) -> DeviceIdentity:
-        """Lock the folder and return the identity of this start, already on disk.
+        """Lock the folder, write the identity of this start to disk, and return it.
 
         Raises `StorageError` if another agent holds the folder, or if it is not readable.
         """
@@ -46,11 +46,11 @@ class DeviceFolder:
 
     @property
     def remarks(self) -> list[str]:
-        """What to tell a person."""
+        """Sentences for a person."""
         return self._lock.remarks
 
     def close(self) -> None:
-        """Let another agent have the folder."""
+        """Release the folder, so that another agent can open it."""
         self._lock.close()
 
 

@@ -32,9 +32,10 @@ ATTEMPTS = 10
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True):
-    """An update came in, and what became of it; `staleness` is in versions, `version` is the one after it.
+    """An update that arrived, and its outcome.
 
-    The `reason` is that of a rejection, what a duplicate had been answered before, or why it was not taken.
+    `staleness` is in versions. `version` is the newest version after the event. `reason` says why the hub
+    rejected or ignored the update. For a duplicate it is the earlier outcome.
     """
 
     event: str = "update"
@@ -55,7 +56,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """A version was evaluated."""
+    """An evaluation of a version."""
 
     event: str = "evaluated"
     entry: int
@@ -67,7 +68,10 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Happening(msgspec.Struct, frozen=True, kw_only=True):
-    """Anything else: a device joins or is lost, an alarm, a new lineage. `version` is the one after it."""
+    """Any other event: a device joins or is lost, an alarm, a new lineage.
+
+    `version` is the newest version after the event.
+    """
 
     event: str
     entry: int
@@ -82,7 +86,10 @@ Line = Update | Evaluation | Happening
 
 
 class Beginning(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a story begins: behind entry `entry`, which `checkpoint` is of. The `remarks` are for a person."""
+    """Where the replay begins: after entry `entry`, at the state of `checkpoint`.
+
+    `remarks` are sentences for a person.
+    """
 
     event: str = "begins"
     checkpoint: str

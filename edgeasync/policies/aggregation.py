@@ -73,7 +73,7 @@ class Aggregator(Protocol):
 
 
 class ImmediateAggregator(Section, frozen=True, tag_field="kind", tag="immediate"):
-    """Fold every update as it arrives, with its staleness weight as its factor: asynchronous SGD."""
+    """Asynchronous SGD: fold every update on arrival, multiplied by its staleness weight."""
 
     paper: ClassVar[str] = "Dean et al. 2012 (NIPS, Downpour SGD)"
     update: ClassVar[UpdateKind] = "delta"
@@ -89,7 +89,7 @@ class ImmediateAggregator(Section, frozen=True, tag_field="kind", tag="immediate
 
 
 class ModelAverageAggregator(Section, frozen=True, tag_field="kind", tag="model_average"):
-    """Mix every device's model into the hub's as it arrives: `x = (1 - a) x + a x_i`, `a = rate` times the weight.
+    """Mix every device's model into the hub's on arrival: `x = (1 - a) x + a x_i`, `a = rate` times the weight.
 
     The mixing weight is never over 1.
     """
@@ -158,7 +158,7 @@ class Averaging(Section, frozen=True):
 
 
 class BufferedAggregator(Averaging, frozen=True, tag_field="kind", tag="buffered"):
-    """Fold the mean of every `count` updates; devices are answered at once and never wait."""
+    """Fold the mean of every `count` updates. The hub answers devices at once; no device waits."""
 
     paper: ClassVar[str] = "FedBuff, Nguyen et al. 2022 (arXiv:2106.06639)"
     answer: ClassVar[Answer] = "now"
@@ -180,7 +180,7 @@ class BufferedAggregator(Averaging, frozen=True, tag_field="kind", tag="buffered
 
 
 class QuorumAggregator(Averaging, frozen=True, tag_field="kind", tag="quorum"):
-    """Fold when a share of the live devices has sent updates and a time of grace has passed, or when all have.
+    """Fold when all live devices have pushed, or a short grace after a share of them have pushed.
 
     The devices wait for the fold, but slow devices do not delay it: their updates count in the next version, as
     stale ones. Times are in periods, the usual time between two exchanges of a device.
@@ -212,7 +212,7 @@ class QuorumAggregator(Averaging, frozen=True, tag_field="kind", tag="quorum"):
 
 
 class SynchronousAggregator(Averaging, frozen=True, tag_field="kind", tag="synchronous"):
-    """Rounds: fold when all live devices, or `share` or `count` of them, have sent updates, or at a deadline.
+    """Rounds: fold when all live devices, or `share` or `count` of them, have pushed, or at a deadline.
 
     All devices wait for the fold. With fewer than all this is over-selection; `staleness = { kind = "bounded",
     staleness_max = 0 }` rejects updates that arrive too late for their round.

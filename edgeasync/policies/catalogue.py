@@ -19,7 +19,10 @@ _SENTENCE_END = re.compile(r"(?<!\bal)(?<!\be\.g)(?<!\bi\.e)\.(?=\s|$)")
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """One key of a kind; `default` is the plain value, `None` if the key is required or left out by default."""
+    """One key of a kind.
+
+    `default` is the plain value, or `None` if the key is required or is left out by default.
+    """
 
     name: str
     type: str
@@ -30,11 +33,11 @@ class Parameter(msgspec.Struct, frozen=True):
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """One kind of a part of a policy; a part that is a single key, or a table without kinds, has the kind `""`.
+    """One kind of a part of a policy. A part that is a single key, or a table without kinds, has the kind `""`.
 
-    `part` is its path in `[policy]`; with `many` the part is a list, which may have a kind more than once. In
-    TOML, `table` is the kind with its own defaults, `default` the part's default value if that is of this kind,
-    and `example` a line of `[policy]` that chooses the kind.
+    `part` is the part's path in `[policy]`. If `many` is true, the part is a list, and the list may have a kind
+    more than once. `table` is the kind's TOML table with its defaults. `default` is the part's default value, if
+    that value is of this kind. `example` is a line of `[policy]` that chooses the kind.
     """
 
     part: str

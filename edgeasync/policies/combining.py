@@ -46,7 +46,7 @@ class MeanCombiner(Section, frozen=True, tag_field="kind", tag="mean"):
 
 
 class MedianCombiner(Section, frozen=True, tag_field="kind", tag="median"):
-    """The median of every coordinate: holds while under half of the devices are faulty."""
+    """The median of every coordinate: correct while fewer than half of the devices are faulty."""
 
     paper: ClassVar[str] = "Yin et al. 2018 (arXiv:1803.01498)"
     robust: ClassVar[bool] = True

@@ -94,7 +94,7 @@ class FixedFrequency(Section, frozen=True, tag_field="kind", tag="fixed"):
 
 
 class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
-    """As many local steps as fit into a given time, less the device's communication."""
+    """As many local steps as fit into a given time, minus the device's communication."""
 
     paper: ClassVar[str] = "local steps by speed as in Liu et al. 2024 (arXiv:2401.09135)"
 
@@ -130,7 +130,7 @@ class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
 
 
 class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
-    """The same time between exchanges for unequal devices, as short as the links allow and learning needs.
+    """Equal time between exchanges for all devices, as short as the links and the learning allow.
 
     The period is the longer of two times: `period_steps_min` steps and one exchange of the median device; and the
     time of which that device's communication takes `communication_share`. While `metric` demands it, the period

@@ -71,7 +71,7 @@ class Watch(Protocol):
 
 
 class UpdateNormWatch(Section, frozen=True, tag_field="kind", tag="update_norm"):
-    """A device whose updates are far longer than the others', per square root of their local steps."""
+    """Find a device whose updates, over the root of their local steps, are far longer than the others'."""
 
     paper: ClassVar[str] = ""
     scope: ClassVar[Literal["device"]] = "device"
@@ -85,7 +85,7 @@ class UpdateNormWatch(Section, frozen=True, tag_field="kind", tag="update_norm")
 
 
 class GradientNormWatch(Section, frozen=True, tag_field="kind", tag="gradient_norm"):
-    """A device whose mean gradient, its update over its local steps, is far longer than the others'."""
+    """Find a device whose mean gradient (update over local steps) is far longer than the others'."""
 
     paper: ClassVar[str] = ""
     scope: ClassVar[Literal["device"]] = "device"
@@ -99,7 +99,10 @@ class GradientNormWatch(Section, frozen=True, tag_field="kind", tag="gradient_no
 
 
 class NotFiniteWatch(Section, frozen=True, tag_field="kind", tag="not_finite"):
-    """A device whose updates or losses are repeatedly NaN or infinite. Such updates are rejected in any case."""
+    """Find a device whose updates or losses are repeatedly NaN or infinite.
+
+    Such updates are rejected in any case.
+    """
 
     paper: ClassVar[str] = ""
     scope: ClassVar[Literal["device"]] = "device"
@@ -115,7 +118,7 @@ class NotFiniteWatch(Section, frozen=True, tag_field="kind", tag="not_finite"):
 
 
 class LossWatch(Section, frozen=True, tag_field="kind", tag="loss"):
-    """The loss of the whole fleet rises well above its average."""
+    """Find when the loss of the whole fleet rises well above its average."""
 
     paper: ClassVar[str] = ""
     scope: ClassVar[Literal["fleet"]] = "fleet"
@@ -135,7 +138,7 @@ class LossWatch(Section, frozen=True, tag_field="kind", tag="loss"):
 
 
 class LossVarianceWatch(Section, frozen=True, tag_field="kind", tag="loss_variance"):
-    """The losses of the whole fleet vary far more than they did."""
+    """Find when the losses of the whole fleet vary far more than before."""
 
     paper: ClassVar[str] = ""
     scope: ClassVar[Literal["fleet"]] = "fleet"
@@ -155,7 +158,7 @@ class LossVarianceWatch(Section, frozen=True, tag_field="kind", tag="loss_varian
 
 
 class DisagreementWatch(Section, frozen=True, tag_field="kind", tag="disagreement"):
-    """The devices pull in opposite directions: the mean cosine between updates folded together is negative."""
+    """Find when devices pull in opposite directions: the mean cosine between updates of one fold is negative."""
 
     paper: ClassVar[str] = ""
     scope: ClassVar[Literal["fleet"]] = "fleet"
@@ -176,7 +179,7 @@ WatchKind = (
 
 
 class Monitor(Section, frozen=True):
-    """Watches for divergence; an empty list watches nothing."""
+    """Watch for divergence. An empty list watches nothing."""
 
     watch: Annotated[tuple[WatchKind, ...], Meta(description="the watches")] = (
         NotFiniteWatch(),

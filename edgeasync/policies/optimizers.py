@@ -133,7 +133,7 @@ class Nesterov(Momentum, frozen=True, tag_field="kind", tag="nesterov"):
 
 
 class DelayedNesterov(Section, frozen=True, tag_field="kind", tag="delayed_nesterov"):
-    """Nesterov momentum that is renewed only with every `delay`-th update, from their mean.
+    """Nesterov momentum that changes only with every `delay`-th update, by the mean of these updates.
 
     Algorithm 3 of the paper, with its `N` as `delay` and its `c` as `activation`. Every update steps by
     `learning_rate (a momentum m + g / N)`. Every N-th update first renews `m = momentum m + (mean of the last N
@@ -238,9 +238,9 @@ class Adaptive(Section, frozen=True):
 
 
 class Adam(Adaptive, frozen=True, tag_field="kind", tag="adam"):
-    """Adam: moving averages of the gradient and of its square, both corrected for their start at zero.
+    """Adam: moving averages of the gradient and of its square, both corrected because they start at zero.
 
-    As in the paper `epsilon` is added outside the root. It keeps two vectors.
+    `epsilon` is added outside the root, as in the paper. Adam keeps two vectors.
     """
 
     paper: ClassVar[str] = "Kingma and Ba 2015 (arXiv:1412.6980)"
@@ -322,7 +322,7 @@ class Yogi(Adaptive, frozen=True, tag_field="kind", tag="yogi"):
 
 
 class ClipByGlobalNorm(Scaling, frozen=True, tag_field="kind", tag="clip_by_global_norm"):
-    """A gradient longer than `norm` is scaled down to that length; its direction stays.
+    """Scale a gradient that is longer than `norm` down to that length, and keep its direction.
 
     On the hub the length is an upper bound, the sum of the lengths of the updates folded together. So it may clip
     too early, but never too late.
@@ -341,7 +341,7 @@ class ClipByGlobalNorm(Scaling, frozen=True, tag_field="kind", tag="clip_by_glob
 
 
 class WeightDecay(Section, frozen=True, tag_field="kind", tag="weight_decay"):
-    """Draws the parameters towards zero: `g + rate w`.
+    """Draw the parameters towards zero: `g + rate w`.
 
     Before an optimizer that is the gradient of `rate / 2` times the squared norm. After an optimizer the decay is
     decoupled, as in the paper: every update subtracts the share `rate` of each parameter, whatever the learning

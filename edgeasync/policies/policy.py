@@ -61,7 +61,7 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
 
 
 class DelayCompensation(Section, frozen=True):
-    """Correct a stale gradient for how far the model has moved since: `g + strength g g (w - w_base)`.
+    """Correct a stale gradient for the model's movement since its base: `g + strength g g (w - w_base)`.
 
     The hub keeps the newest `versions`; an update from an older version is not corrected.
     """
@@ -91,7 +91,7 @@ class WarmUp(Section, frozen=True):
 
 
 class Plateau(Section, frozen=True):
-    """Multiply the server's learning rate by `factor` when evaluations stop getting better."""
+    """Multiply the hub's learning rate by `factor` when evaluations stop improving."""
 
     paper: ClassVar[str] = ""
 
@@ -104,20 +104,20 @@ class Plateau(Section, frozen=True):
 
 
 class Policy(Section, frozen=True):
-    """How much an update counts, when the model moves, and how long a device trains meanwhile."""
+    """How much an update counts, when the hub makes a version, and how long a device trains."""
 
     staleness: StalenessKind = PolynomialStaleness()
     compensation: DelayCompensation | None = None
     take: Annotated[
         Take,
         Meta(
-            description="whose updates count: all; those with a better score than the fleet's median; or the best "
-            "of those folded together, under `immediate` and `model_average` the best of all live devices"
+            description="whose updates count: `all`, those `better` than the fleet's median score, or the `best` "
+            "of one fold; under `immediate` and `model_average` the best of all live devices"
         ),
     ] = "all"
     behind_max: Annotated[
         float | None,
-        Meta(description="an update with a score over this many times the fleet's median is refused as `behind`"),
+        Meta(description="reject an update as `behind` if its score is over this many times the fleet's median"),
     ] = None
     aggregate: AggregatorKind = QuorumAggregator()
     combine: CombinerKind = MeanCombiner()
@@ -130,8 +130,7 @@ class Policy(Section, frozen=True):
         Meta(
             ge=0,
             le=2**31,
-            description="local steps that a device takes at most between a push and the next assignment, "
-            "instead of waiting for it; 0: none",
+            description="most local steps that a device takes while it waits for the next assignment; 0: no steps",
         ),
     ] = 0
     warm_up: WarmUp | None = None

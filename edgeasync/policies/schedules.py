@@ -41,7 +41,7 @@ class CosineSchedule(Scaling, frozen=True, tag_field="kind", tag="cosine"):
 
 
 class ExponentialSchedule(Scaling, frozen=True, tag_field="kind", tag="exponential"):
-    """A staircase: the factor is 1 at first, and is multiplied by `decay` after every `every` updates."""
+    """A staircase: the factor begins at 1 and is multiplied by `decay` after every `every` updates."""
 
     paper: ClassVar[str] = ""
 
@@ -54,7 +54,7 @@ class ExponentialSchedule(Scaling, frozen=True, tag_field="kind", tag="exponenti
 
 
 class InverseSqrtSchedule(Scaling, frozen=True, tag_field="kind", tag="inverse_sqrt"):
-    """A linear rise to 1 over `warm_up` updates, then a fall with the root of the number of updates.
+    """A linear rise to 1 over `warm_up` updates, then a fall by the square root of the number of updates.
 
     `min(n / warm_up, sqrt(warm_up / n))` at the n-th update: the schedule of the paper, scaled to a peak of 1.
     """

@@ -57,7 +57,7 @@ def amount(staleness: Staleness, unit: Literal["versions", "seconds"], limit: fl
 
 
 class ConstantStaleness(Section, frozen=True, tag_field="kind", tag="constant"):
-    """Every update counts fully, however old.
+    """Every update counts fully, at any age.
 
     The constant form of FedAsync, section 5.
     """
@@ -73,7 +73,7 @@ class ConstantStaleness(Section, frozen=True, tag_field="kind", tag="constant"):
 
 
 class AdaptiveLearningRate(Section, frozen=True, tag_field="kind", tag="adaptive_lr"):
-    """Weight `factor ** staleness`: an update's learning rate decays exponentially with its age."""
+    """Weight `factor ** staleness`: the weight decays exponentially with the update's age."""
 
     paper: ClassVar[str] = ""
 
@@ -131,7 +131,7 @@ class HingeStaleness(Section, frozen=True, tag_field="kind", tag="hinge"):
 
 
 class BoundedStaleness(Section, frozen=True, tag_field="kind", tag="bounded"):
-    """A filter: an update counts fully up to `staleness_max` and is refused beyond.
+    """A filter: an update counts fully up to `staleness_max`, and is rejected above it.
 
     It is like the lag tolerance of SAFA.
     """
@@ -150,7 +150,7 @@ class BoundedStaleness(Section, frozen=True, tag_field="kind", tag="bounded"):
 
 
 class RingmasterStaleness(Section, frozen=True, tag_field="kind", tag="ringmaster"):
-    """An update counts fully while fewer versions old than a threshold that follows the live devices.
+    """An update counts fully below a threshold of staleness, which follows the number of live devices.
 
     Ringmaster ASGD ignores gradients whose delay is `R` or more. In the paper `R` is fixed. Here it is
     `per_device` times the number of live devices, and at least 1, so that a fleet that shrinks or grows needs no

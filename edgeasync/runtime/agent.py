@@ -91,24 +91,38 @@ class KeptSpool(Protocol):
 
 
 class Agent:
-    """Trains on this device for the hub at `address`, for as long as it takes.
+    """Trains on this device for a hub, and waits for the hub as long as needed.
 
-    Of several addresses one that does not answer, or is full, gives way to the next, in turn; `address` is the one
-    that is spoken to. With a `spool` every update is kept there before it leaves, and a start after a power cut
-    sends it again. While the hub cannot be reached it takes up to `alone_steps_max` local steps further than it
-    was told. It takes at most `local_steps_max` steps between two exchanges, if that is not 0. With
-    `bandwidth_bytes_per_s_max` its messages, both directions together, keep to that rate. It speaks in clear: an
-    address beyond this machine is refused unless `insecure` says that the network is trusted.
+    `run` trains until the hub has finished or `request_stop`, and returns why it ended. An agent runs once.
 
-    `make_trainer` is called once, when the hub has described its model; `fingerprint` pins a model that the
-    device insists on. A model of more than `parameters_max` values is refused; by default, one that cannot fit in
-    this machine's memory. A training graph that the hub ships is taken up to `graph_bytes_max` bytes, kept in
-    `graphs` if there is such a cache, and screened; it is in `graph` when `make_trainer` is called. `run` returns
-    why it ended; it raises what waiting does not cure: `ModelMismatchError`, `GraphError`, `RefusedError`,
-    `AccessError`, `AddressError`, and whatever `make_trainer` or the trainer raises, as an `EdgeAsyncError` if
-    that is `StopIteration` or no `Exception`. An agent runs once. `keys` are those of an enrolled device; without
-    an `address` it goes to the hub they belong to. `enrol` is a token, by which the device brings its
-    key first. With `knocking` it waits until a person at the hub accepts its key.
+    Hubs and keys:
+
+    - `address` is one address or several. If a hub does not answer or is full, the agent tries the next. The
+      attribute `address` is the hub in use.
+    - `keys` are the keys of an enrolled device. Without an `address` the agent uses the hub of these keys.
+      `enrol` is a token: the agent first brings its key to the hub. With `knocking` the agent waits until a
+      person at the hub accepts its key.
+    - Without keys the agent refuses an address beyond this machine, unless `insecure` says that you trust the
+      network.
+
+    The model:
+
+    - `make_trainer` is called once, when the hub has described its model. A training graph is then in `graph`.
+    - `fingerprint` is the only model that the agent accepts.
+    - `parameters_max` is the most values of a model. By default it is what fits into this machine's memory.
+    - `graph_bytes_max` is the most bytes of a training graph. The agent screens a graph, and keeps it in
+      `graphs` if that is given.
+
+    Work and traffic:
+
+    - `local_steps_max` is the most local steps between two exchanges; 0 is no limit.
+    - `alone_steps_max` is the most extra local steps while the agent can reach no hub.
+    - `bandwidth_bytes_per_s_max` is the most bytes per second, both directions together.
+    - `spool` keeps every update on disk before it leaves. After a power cut the agent sends the update again.
+
+    `run` raises errors that waiting does not fix: `ModelMismatchError`, `GraphError`, `RefusedError`,
+    `AccessError` and `AddressError`. Exceptions of `make_trainer` and of the trainer pass through. For
+    `StopIteration`, and for exceptions outside `Exception`, the agent raises an `EdgeAsyncError` instead.
     """
 
     def __init__(
@@ -215,7 +229,8 @@ class Agent:
     async def run(self) -> str:
         """Train until the hub has finished or a stop is requested; return the reason.
 
-        Cancelled, it says goodbye as after `request_stop`. Raises `EdgeAsyncError` if this agent was run before.
+        If its task is cancelled, the agent says goodbye as after `request_stop`. Raises `EdgeAsyncError` if this
+        agent was run before.
         """
         self._ending.begin()
         if self._stopping.is_set():
@@ -282,12 +297,12 @@ class Agent:
 
     @property
     def updates_answered(self) -> int:
-        """How many updates the hub has answered."""
+        """Number of updates that the hub has answered."""
         return self._engine.core.work.updates_answered
 
     @property
     def round_trip_s(self) -> float | None:
-        """How long the last ping took, there and back."""
+        """Round trip of the last ping, in seconds."""
         return self._engine.core.round_trip_s
 
     def last_events(self) -> list[str]:
@@ -295,9 +310,9 @@ class Agent:
         return self._engine.recorder.lines()
 
     def request_stop(self) -> None:
-        """Say goodbye to the hub and let `run` return; a local step that takes long is abandoned.
+        """Say goodbye to the hub and let `run` return. The agent abandons a long local step.
 
-        Before `run` it makes that return at once; after it nothing happens. To be called in the loop's thread.
+        Call it in the loop's thread. Before `run` it makes `run` return at once. After `run` it does nothing.
         """
         if not self._ending.begun:
             self._stopping.set()

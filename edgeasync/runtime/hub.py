@@ -68,22 +68,27 @@ Result = TypeVar("Result")
 
 
 class Hub:
-    """Holds the model and trains it with whatever devices come.
+    """Holds the model and trains it with the devices that join.
 
-    `run` serves until the stop condition or `request_stop`; it returns why it ended. Raises `AddressError` if
-    the address cannot be bound, `StorageError` or `ModelMismatchError` if the run folder's model is unusable, and
-    whatever `initial` or the evaluator raises, as an `EdgeAsyncError` if that is `StopIteration` or no
-    `Exception`, and the exceptions that `on_report` raises. A hub runs once.
+    `run` serves until the stop condition or `request_stop`, and returns why it ended. A hub runs once.
 
-    With an `evaluator`, a function from the vector to an `edgeasync.training.evaluation.Evaluation`, the model
-    is evaluated every `settings.evaluate_every_updates`, and the best version kept in `best_file`; the
-    constructor raises `ConfigError` for settings that need one where there is none. With `graph`, a serialized
-    ONNX training graph, the devices are sent that; the run folder keeps a copy of it and of the `forward` model
-    it was built from. A `record` of the settings is kept there too.
+    - `initial` makes the first vector of the spec. If the folder `run` already holds a run, the hub resumes that
+      run's model instead.
+    - `evaluator` is a function. It takes the vector and returns an `edgeasync.training.evaluation.Evaluation` with
+      `loss`, `accuracy` (or `None`) and `examples`. The hub calls
+      it every `settings.evaluate_every_updates` updates and keeps the best version in `best_file`. If the
+      settings need an evaluator and there is no evaluator, the constructor raises `ConfigError`.
+    - `graph` is a serialized ONNX training graph for the devices. The run folder keeps a copy of it, and of the
+      `forward` model that it was built from. It also keeps `record`, the settings.
+    - `keys` is a folder from `edgeasync keys init`. Then every connection is encrypted, and only keys on the
+      folder's allow-list are admitted. With `knocking` the hub records other keys, so that a person can accept
+      them.
+    - `insecure` lets a hub without keys listen beyond this machine.
 
-    With `keys`, a folder that `edgeasync keys init` made, every connection is encrypted, and only keys of its
-    allow-list come in; with `knocking` others are noted, for a person to accept. Without keys, the hub listens on
-    this machine alone, unless `insecure`.
+    `run` raises `AddressError` if it cannot bind the address. It raises `StorageError` or `ModelMismatchError`
+    if it cannot use the run folder's model. Exceptions of `initial`, of the evaluator and of `on_report` pass
+    through. If `initial` or the evaluator raises `StopIteration`, or an exception outside `Exception`, the hub
+    raises an `EdgeAsyncError` instead.
     """
 
     def __init__(
@@ -154,7 +159,7 @@ class Hub:
 
     @property
     def recovered(self) -> bool:
-        """Whether the run's folder has been read, so that there is a `core`."""
+        """Whether the hub has read the run's folder; only then does it have a `core`."""
         return self._opened
 
     @property
@@ -171,8 +176,8 @@ class Hub:
     async def run(self) -> str:
         """Serve until training is finished or a stop is requested; return the reason.
 
-        Cancelled, it ends as after `request_stop`, with all that was learnt on disk; cancelled once more, it waits
-        for nothing. Raises `EdgeAsyncError` if this hub was run before.
+        If its task is cancelled, the hub ends as after `request_stop`: the newest model is on disk. If its task
+        is cancelled again, the hub waits for nothing. Raises `EdgeAsyncError` if this hub was run before.
         """
         self._ending.begin()
         if self._stopping:
@@ -292,8 +297,8 @@ class Hub:
     def request_stop(self) -> None:
         """Say goodbye to the devices, save the model, and let `run` return.
 
-        Before `run` it makes that return at once, with nothing touched; after it nothing happens. To be called in
-        the loop's thread.
+        Call it in the loop's thread. Before `run` it makes `run` return at once, with nothing changed. After
+        `run` it does nothing.
         """
         self._stopping = True
         if self._opened and not self._ending.reached:

@@ -30,14 +30,16 @@ async def train_locally(
     settings: HubCoreSettings | None = None,
     on_report: OnReport | None = None,
 ) -> tuple[Vector, HubCore]:
-    """Train with one agent a trainer until `updates` have been applied; return the model and the hub's core.
+    """Train with one agent per trainer until the hub has applied `updates`; return the model and the hub's core.
 
-    Updates that are folded together are counted together, so there may be a few more. A `stop` in the settings
-    counts too: training ends at what comes first. `initial` is a flat float32 vector of the trainers' spec,
-    unused where `run` holds a run already: then training resumes where that was, and its updates count.
-    Cancelled, it leaves the newest model in `run`. Nothing is evaluated: give a `Hub` an `evaluator` for that.
-    Raises what a hub or an agent raises, `ConfigError` for a policy with a part of one's own, and `ValueError`
-    without trainers or for `updates` below 1.
+    The hub counts updates of one fold together, so there may be a few more than `updates`. If `settings` have a
+    `stop`, training ends at whichever comes first. `initial` is a float32 vector: the arrays of the trainers'
+    spec, flat and in the spec's order. If the folder `run` already holds a run, training resumes that run
+    instead, and its updates count. If the task is cancelled, the newest model is in `run`. Nothing is evaluated:
+    for that, give a `Hub` an `evaluator`.
+
+    Raises the errors of a hub and of an agent. Raises `ConfigError` for a policy with a part of your own, and
+    `ValueError` without trainers or for `updates` below 1.
     """
     if not trainers:
         raise ValueError("give at least one trainer")

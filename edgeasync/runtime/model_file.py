@@ -76,7 +76,7 @@ def read_model(path: Path) -> SavedModel:
 
 
 def load_model(path: Path, spec: ParameterSpec) -> tuple[Vector, int]:
-    """Read a model and its version number (0 for a file of another maker).
+    """Read a model and its version number; the number is 0 for a file from another tool.
 
     Raises `StorageError` if the file is not readable, `ModelMismatchError` if its arrays are not the spec's.
     """

@@ -14,7 +14,7 @@ from edgeasync.runtime.model_file import MODEL_FILE
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """How good a checkpoint is; the loss and accuracy are of the last evaluation before it."""
+    """A checkpoint, and the loss and accuracy of the last evaluation before it."""
 
     checkpoint: str
     version: int
@@ -23,10 +23,11 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A run; version, updates and lineage are those that the journal leads to from the newest checkpoint.
+    """A run in a folder of runs.
 
-    `newest` and `best` are checkpoints. `written_s` is by the wall clock; `trouble` has a sentence for each thing
-    that is wrong.
+    `version`, `updates_applied` and `lineage` are the values after the journal's last entry. `newest` and `best`
+    are checkpoints. `written_s` is the time of the last write by the wall clock. `trouble` has a sentence for
+    each problem.
     """
 
     name: str

@@ -24,10 +24,11 @@ _HANDSHAKE_FAILED = (
 
 
 def fetch_status(address: str, timeout_s: float = 3.0, keys: Path | None = None) -> dict[str, Any]:
-    """Return the status object of the hub at `address` (docs/wire.md); blocks up to `timeout_s`.
+    """Return the status object of the hub at `address`; blocks for up to `timeout_s`.
 
-    A hub with keys answers an operator, whose folder of keys `keys` is. Raises `AddressError`, `AccessError` if
-    the keys do not fit, `HubUnreachableError` if nobody answers in time, `StorageError`, or `ProtocolError`.
+    The page "Events and JSON" describes its keys. To ask a hub with keys, give an operator's folder as `keys`.
+    Raises `AddressError`, `AccessError` if the keys do not fit, `HubUnreachableError` if no answer comes in
+    time, `StorageError`, or `ProtocolError`.
     """
     pair = None if keys is None else operator_keys(keys)
     check_connect(address, insecure=True)  # a status tells nothing that is worth a device's trust

@@ -26,9 +26,9 @@ VALUES_MAX = 1 << 20
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """The mean loss over a data set, and the share of class numbers that were told right.
+    """The mean loss over a data set, and the share of labels that the model gets right.
 
-    `accuracy` is `None` unless the targets are class numbers. Of a model that diverged the loss is not finite.
+    `accuracy` is `None` unless the targets are labels. If the model diverged, the loss is not finite.
     """
 
     loss: float

@@ -38,10 +38,12 @@ _log = logging.getLogger(__name__)
 class OnnxTrainer:
     """A `Trainer` that runs a training graph on this device's data.
 
-    `edgeasync model build` writes such a `graph`; the `optimizer` is a sequence of stages such as `SGD`.
-    `threads` is how many cores a step may use. A graph of one fixed batch size overrides `batch_size`. Raises
-    `GraphError` for a graph that cannot be loaded or does not follow the contract, `ModelMismatchError` if it
-    does not train what `spec` says, `DataError` for data that does not fit.
+    `graph` is a training graph from `edgeasync model build`. The `optimizer` is a sequence of stages such as
+    `SGD`. `threads` is the number of cores that a step may use. If the graph has a fixed batch size, that
+    replaces `batch_size`.
+
+    Raises `GraphError` for a graph that it cannot load or that breaks the contract. Raises `ModelMismatchError`
+    if the graph does not train the arrays of `spec`, and `DataError` for data that does not fit.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class OnnxTrainer:
         return self._trainer.spec
 
     def begin(self, parameters: Vector) -> None:
-        """Begin an assignment: train this vector, in place, from now on."""
+        """Begin an assignment: from now on train this vector in place."""
         self._trainer.begin(parameters)
 
     def step(self) -> StepResult:
@@ -83,11 +85,11 @@ class OnnxTrainer:
         return self._trainer.state()
 
     def restore(self, state: TrainerState) -> None:
-        """Continue from a state; raises `ValueError` if it is another trainer's, or on other data."""
+        """Resume from a state; raises `ValueError` for the state of another trainer or of other data."""
         self._trainer.restore(state)
 
     def interrupt(self) -> None:
-        """End the running step: a graph may loop for as long as it likes."""
+        """End the running step, because a graph may loop without end."""
         self._gradient.interrupt()
 
 

@@ -22,16 +22,16 @@ Gradient = Callable[[Vector, npt.NDArray[np.float32], Any, Vector], float | None
 
 
 class StepResult(msgspec.Struct, frozen=True, gc=False):
-    """What one local step saw: its mean loss, `None` if there is none to tell, and the number of examples."""
+    """Result of one local step: its mean loss (`None` if there is no loss), and the number of examples."""
 
     loss: float | None
     examples: int
 
 
 class Trainer(Protocol):
-    """What a device runs. A trainer of your own has these two methods and the spec.
+    """Trains on a device. A trainer of your own has `spec`, `begin` and `step`.
 
-    Data, loss and optimizer are its own; it may use any library.
+    It chooses its data, its loss and its optimizer, and may use any library.
     """
 
     @property
@@ -39,10 +39,10 @@ class Trainer(Protocol):
         """The arrays of the model."""
 
     def begin(self, parameters: Vector) -> None:
-        """Begin an assignment: train this vector, in place, from now on.
+        """Begin an assignment: from now on train this vector in place.
 
-        Running statistics are values of the vector too, and are moved there. Whether to reset the optimizer's
-        state is for the trainer to decide.
+        The trainer changes running statistics in the same vector. It decides whether to reset the optimizer's
+        state.
         """
 
     def step(self) -> StepResult:
@@ -146,10 +146,10 @@ def _numbers(result: StepResult) -> tuple[float | None, int]:
 class GradientTrainer:
     """A `Trainer` from a gradient function, an optimizer and a stream of batches.
 
-    `gradient(parameters, x, y, out)` writes the gradient of the batch's mean loss to `out`, a flat vector as
-    `parameters` is, and returns the loss, or `None`. The `optimizer` is a sequence of stages such as `SGD`.
-    It keeps one vector of the model's length for the gradient, and as many as the optimizer has state.
-    Only trained entries go through the optimizer; statistics are the gradient function's own to move.
+    `gradient(parameters, x, y, out)` writes the gradient of the batch's mean loss into `out`, a flat vector like
+    `parameters`. It returns the loss, or `None`. The `optimizer` is a sequence of stages such as `SGD`. Only
+    trained entries pass through the optimizer; the gradient function changes statistics itself. The trainer
+    keeps one vector for the gradient, and as many as the optimizer has state.
     """
 
     def __init__(
@@ -177,11 +177,11 @@ class GradientTrainer:
         return self._spec
 
     def begin(self, parameters: Vector) -> None:
-        """Begin an assignment: train this vector, in place, from now on.
+        """Begin an assignment: from now on train this vector in place.
 
-        The stream of batches continues where it was. The optimizer's state is reset, since momentum gathered
-        on another model pulls the wrong way, unless `keep_optimizer_state` was asked for.
-        Raises `ModelMismatchError` for a vector that is not of the spec.
+        The stream of batches continues. The optimizer's state is reset, because momentum from another model
+        points the wrong way. With `keep_optimizer_state` it stays. Raises `ModelMismatchError` for a vector that
+        is not of the spec.
         """
         self._spec.check(parameters)
         self._parameters = parameters
@@ -191,7 +191,7 @@ class GradientTrainer:
                 state.fill(0.0)
 
     def step(self) -> StepResult:
-        """Take one batch, its gradient and the optimizer's update; raises `RuntimeError` before `begin`."""
+        """Take one local step, on one batch; raises `RuntimeError` before `begin`."""
         if self._parameters is None:
             raise RuntimeError("step() before begin(): there are no parameters to train")
         x, y = next(self._batches)
@@ -202,7 +202,7 @@ class GradientTrainer:
         return StepResult(loss, len(y))
 
     def state(self) -> TrainerState:
-        """Return the place in the data, if the batches tell theirs, and the optimizer's state if it is kept."""
+        """Return the place in the data, if the batches know it, and the optimizer's state if it is kept."""
         state: dict[str, npt.NDArray[Any]] = {}
         if isinstance(self._batches, Batches):
             state["batches"] = self._batches.state()
@@ -212,7 +212,7 @@ class GradientTrainer:
         return state
 
     def restore(self, state: TrainerState) -> None:
-        """Resume from a state; raises `ValueError` if it is another trainer's, or on other data."""
+        """Resume from a state; raises `ValueError` for the state of another trainer or of other data."""
         if {name: array.shape for name, array in state.items()} != {
             name: array.shape for name, array in self.state().items()
         }:

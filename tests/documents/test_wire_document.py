@@ -1,8 +1,11 @@
 """docs/wire.md is what others write their agents from: it must not drift from the structs."""
 
+import ast
 import json
 import math
 import re
+import textwrap
+from inspect import getsource
 from pathlib import Path
 from typing import get_args
 
@@ -35,14 +38,17 @@ from edgeasync.protocol.messages import (
     Rejected,
 )
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN
+from edgeasync.runtime.hub import Hub
 
-TEXT = (Path(__file__).parents[2] / "docs" / "wire.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "wire.md").read_text(encoding="utf-8")
+JSON = (DOCS / "reference" / "json.md").read_text(encoding="utf-8")
 every_message = pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: MESSAGES[kind].__name__)
 
 
-def section(heading):
+def section(heading, text=TEXT):
     """Return the text under a heading, up to the next one of any level."""
-    _, found, rest = TEXT.partition(f"\n{heading}\n")
+    _, found, rest = text.partition(f"\n{heading}\n")
     assert found, f"no heading {heading!r}"
     return re.split(r"\n#+ ", rest, maxsplit=1)[0]
 
@@ -164,9 +170,16 @@ def test_bytes_of_dense_stages_are_what_their_formulas_say():
 
 
 def status_tables():
-    """Return the rows of every table of the status, by what stands before it."""
-    parts = re.split(r"^(.*):\n\n(?=\| key)", section("## The status"), flags=re.MULTILINE)
+    """Return the rows of every table of the status, by the line above it."""
+    parts = re.split(r"^(.*):\n\n(?=\| key)", section("## `edgeasync status`", JSON), flags=re.MULTILINE)
     return {"": rows(parts[0])} | {name: rows(text) for name, text in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def daemon_keys():
+    """Return the keys that `Hub.describe` adds to the core's status."""
+    (body,) = ast.parse(textwrap.dedent(getsource(Hub.describe))).body
+    (keys,) = [node.value.keys for node in body.body if isinstance(node, ast.Return)]
+    return tuple(key.value for key in keys)
 
 
 def test_the_status_has_the_keys_that_are_described():
@@ -190,6 +203,7 @@ def test_the_status_has_the_keys_that_are_described():
         "Each device": status["devices"][0],
     }
     tables = status_tables()
+    assert tuple(tables.pop("The daemon adds")) == daemon_keys()
     assert {name: tuple(table) for name, table in tables.items()} == {n: tuple(keys) for n, keys in found.items()}
     assert set(status["best"]) == set(status["evaluation"])
     assert sorted(re.findall(r"`(\w+)`", tables["Each alarm"]["remedy"])) == sorted(get_args(Remedy))

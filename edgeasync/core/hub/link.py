@@ -80,7 +80,7 @@ class LinkEstimate:
                 self._windows.popleft()  # the link may have changed since
 
     def describe(self) -> dict[str, int | float]:
-        """Return the link's part of the status (docs/wire.md)."""
+        """Return the link's part of the status (docs/reference/json.md)."""
         return {
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,

@@ -442,7 +442,7 @@ class HubCore:
     # -- status and checks -----------------------------------------------------------------------------------
 
     def status(self, now_s: float) -> dict[str, Any]:
-        """Return the hub's state for people and scripts; the keys are a contract (docs/wire.md)."""
+        """Return the hub's state for people and scripts; the keys are a contract (docs/reference/json.md)."""
         return {
             "lineage": self.lineage,
             "version": self.version,

@@ -326,7 +326,7 @@ class Membership:
         return sorted(ended, key=lambda member: (member.lease_until_s, member.device_id))
 
     def describe(self, now_s: float, shut_out: Callable[[str], bool]) -> list[dict[str, Any]]:
-        """Return each device's part of the status (docs/wire.md); a device that is `shut_out` is in quarantine."""
+        """Return each device's part of the status; a device that is `shut_out` is in quarantine."""
         return [
             {
                 "id": member.device_id,

@@ -392,7 +392,7 @@ class PolicyEngine:
     # -- status and checks -----------------------------------------------------------------------------------
 
     def describe(self, devices: Sequence[DeviceHistory] = ()) -> dict[str, Any]:
-        """Return the policies' part of the status (docs/wire.md), and the period of these devices.
+        """Return the policies' part of the status (docs/reference/json.md), and the period of these devices.
 
         `period_s` is their median cycle, `aim_s` what the controller aims at: bounds may keep the devices from it.
         """

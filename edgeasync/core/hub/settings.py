@@ -27,7 +27,7 @@ class Liveness(Section, frozen=True):
 
 
 class Limits(Section, frozen=True):
-    """The most that a hub accepts; over a limit it tells a device when to try again."""
+    """The most that a hub accepts. Above a limit it tells a device when to try again."""
 
     devices_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
     parameters_max: Annotated[int, Meta(ge=1, le=PARAMETERS_MAX)] = PARAMETERS_MAX
@@ -44,13 +44,13 @@ class Limits(Section, frozen=True):
 
 
 class CodecSettings(Section, frozen=True):
-    """`[codec]`: how payloads are coded, by the names of docs/wire.md.
+    """`[codec]`: the codecs of payloads, by the names of the wire protocol.
 
-    `push` codes updates, `model` the whole model, and `delta` the differences that lead to it, along one published
-    chain, from the version that a device holds. The chain moves with every version made of several updates. If
-    every update makes a version, it moves at most every `publish_s` or, without that setting, four times in the
-    usual time between two exchanges of a device. To and from a device that does not know a codec, `identity` is
-    used.
+    `push` codes updates and `model` codes whole models. `delta` codes the differences between two published
+    versions. Published versions form one chain for all devices. The chain moves with every version that is made
+    of several updates. If every update makes a version, the chain moves at most every `publish_s`. Without that
+    setting it moves at most four times in the usual time between two exchanges of a device. A device that does
+    not know a codec gets and sends `identity`.
     """
 
     push: str = "auto"
@@ -113,7 +113,7 @@ class CheckpointSettings(Section, frozen=True):
 
 
 class StopCondition(Section, frozen=True):
-    """When training is finished; a condition that is left out never ends it."""
+    """When training is finished. A condition that you leave out never ends it."""
 
     updates: Annotated[int, Meta(ge=1)] | None = None
     minutes: Annotated[float, Meta(gt=0)] | None = None
@@ -122,10 +122,10 @@ class StopCondition(Section, frozen=True):
 
 
 class HubCoreSettings(Section, frozen=True):
-    """All settings of the core that are fixed for a run.
+    """All settings of the hub's core. They are fixed for a run.
 
-    With `held_out`, which a `Hub` with an evaluator sets, the shell evaluates the model. Without it the hub uses
-    the mean of the devices' losses instead.
+    With `held_out` the hub evaluates the model; a `Hub` with an evaluator sets it. Without it the mean of the
+    devices' losses takes the place of an evaluation.
     """
 
     liveness: Liveness = Liveness()

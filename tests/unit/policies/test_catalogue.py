@@ -289,7 +289,7 @@ def test_a_kind_of_two_parts_is_told_once(say):
     assert "also in warm_up.aggregate\n" in told
     assert say("fixed").count("local_steps: integer") == 1
     assert 'by default warm_up.frequency has { kind = "fixed", local_steps = 8 }\n' in say("fixed")
-    assert say("monitor").startswith("monitor\nWatches for divergence")
+    assert say("monitor").startswith("monitor\nWatch for divergence")
     assert say("take").startswith("take\ntake: ")
 
 

@@ -1,0 +1,31 @@
+"""docs/reference/files.md names the formats that the code writes."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from edgeasync.core.arrays import state_codec
+from edgeasync.durable import checkpoint, journal, spool_file
+from edgeasync.protocol.messages import PROTOCOL_VERSION
+from edgeasync.runtime.hub_settings import RECORD_FORMAT
+
+PAGE = (Path(__file__).parents[2] / "docs/reference/files.md").read_text("utf-8")
+WRITTEN = {
+    "journal": journal._FORMAT,
+    "checkpoint": checkpoint.FORMAT,
+    "state in a checkpoint": state_codec.FORMAT,
+    "`hub.json` of a run": RECORD_FORMAT,
+    "`spool.safetensors`": spool_file.SPOOL_FORMAT.removeprefix("edgeasync-spool-"),
+    "messages": PROTOCOL_VERSION,
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_row_has_the_format_that_is_written(name):
+    _, written, read = re.search(
+        rf"^\| {re.escape(name)} \| (.+?) \| (.+?) \| (.+?) \|$", PAGE, re.MULTILINE
+    ).groups()
+    now = str(WRITTEN[name])
+    assert now in re.split(r"\D+", written)
+    assert read.partition(", protocol")[0].endswith(now)
