@@ -133,7 +133,7 @@ class Hub:
         self.model_file = run / MODEL_FILE
         """The newest model that was saved, the last one once `run` has returned; `load_model` reads it."""
         self.best_file = run / BEST_FILE
-        """The best version by the evaluator; there is no such file without one."""
+        """The best version: by the evaluator or, without one, by the losses that most devices reach."""
         self._initial = initial
         self._training = training or {}
         self._graph = graph
