@@ -94,7 +94,8 @@ Doomed = tuple[Connection, Reason]
 class ConnectionBounds:
     """Keeps the books on the connections. `denied` counts what was shut, by the reason.
 
-    Descriptors from `files_max` on are not for connections. `connections_max` is for all that have spoken.
+    There are descriptors for `files_max` connections: over that the oldest that has said nothing is shut.
+    `connections_max` is for those that have spoken.
     """
 
     def __init__(
@@ -116,9 +117,6 @@ class ConnectionBounds:
         self._unread: dict[int, Connection] = {}
         self._unread_bytes = 0
 
-    def __len__(self) -> int:
-        return len(self._strangers) + len(self._spoken)
-
     # -- they come and go ------------------------------------------------------------------------------------
 
     def accepted(self, new: Connection, now_s: float) -> Doomed | None:
@@ -127,8 +125,8 @@ class ConnectionBounds:
         self._strangers[new.descriptor] = new
         of_address = self._strangers_of[new.address]
         of_address[new.descriptor] = new
-        if new.descriptor >= self._files_max:
-            return self._doom(new, "files")
+        if len(self._strangers) + len(self._spoken) > self._files_max:
+            return self._doom(next(iter(self._strangers.values())), "files")
         if self._by_address and len(of_address) > self._strangers_max(new.address, now_s):
             return self._doom(next(iter(of_address.values())), "connections")
         if len(self._strangers) > STRANGERS_MAX:

@@ -60,10 +60,13 @@ FILES_KEPT = 128
 """Descriptors that connections do not get: for the journal, checkpoints, and what libraries open."""
 
 
-def files_max() -> int:
-    """Return the first descriptor that is not for connections; a quarter is kept back where there are few."""
+def connections_that_fit() -> int:
+    """Return for how many connections there are descriptors; a quarter is kept back where there are few."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 1 << 31 if soft == resource.RLIM_INFINITY else soft - min(FILES_KEPT, soft // 4)
+    return 1 << 31 if soft == resource.RLIM_INFINITY else max(1, soft - max(32, min(FILES_KEPT, soft // 4)))
+
+
+_NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Connections:
@@ -190,7 +193,8 @@ class Connections:
 
     def _shut(self, doomed: Doomed | None) -> None:
         if doomed is not None:
-            _shut(doomed[0])
+            connection, reason = doomed
+            _shut(connection, at_once=reason == "unread")
 
     def _sweep(self) -> None:
         """Shut what has been silent too long."""
@@ -307,8 +311,11 @@ def _tcp_counts(connection: Connection) -> tuple[int, int] | None:
     return received_bytes, acknowledged_bytes
 
 
-def _shut(connection: Connection) -> None:
+def _shut(connection: Connection, *, at_once: bool = False) -> None:
+    """Shut a connection; `at_once` drops what is on its way, for a far end that reads nothing, or never stops."""
     connection.shut = True
     with contextlib.suppress(OSError), _socket_of(connection.descriptor) as borrowed:
         if connection.far_end is not None and borrowed.getpeername() == connection.far_end:
+            if at_once:
+                borrowed.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
             borrowed.shutdown(socket.SHUT_RDWR)

@@ -41,7 +41,7 @@ from edgeasync.runtime import routing_ids
 from edgeasync.runtime.address import check_bind
 from edgeasync.runtime.channel import COPY_BELOW_BYTES, Channel
 from edgeasync.runtime.connection_bounds import STRANGERS_MAX, ConnectionBounds
-from edgeasync.runtime.connections import Connections, files_max
+from edgeasync.runtime.connections import Connections, connections_that_fit
 from edgeasync.runtime.curve import FRAME_BYTES
 from edgeasync.runtime.ending import Ending
 from edgeasync.runtime.frame_log import log_frame
@@ -158,7 +158,7 @@ class Hub:
         self._connections: Connections | None = None
         self._bounds = ConnectionBounds(
             connections_max=settings.limits.devices_max + STRANGERS_MAX,
-            files_max=files_max(),
+            files_max=connections_that_fit(),
             lease_s=settings.liveness.lease_s,
             piece_bytes=int(settings.limits.piece_bytes),
             by_address=keys is not None,

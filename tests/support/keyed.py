@@ -80,9 +80,9 @@ def enrolled(keys, name="pi-1"):
     return pair
 
 
-def start_hub(commands, keys, *flags, **settings):
+def start_hub(commands, keys, *flags, under=(), **settings):
     """Start a hub with keys; return the process and its address."""
-    return commands.hub(commands.settings(**settings), "--keys", keys.folder, *flags)
+    return commands.hub(commands.settings(**settings), "--keys", keys.folder, *flags, under=under)
 
 
 def ask(address, keys):
