@@ -47,6 +47,7 @@ from edgeasync.runtime.ending import Ending
 from edgeasync.runtime.frame_log import log_frame
 from edgeasync.runtime.gate import Gate
 from edgeasync.runtime.graph_model import keep_file, keep_files
+from edgeasync.runtime.memory import Part, most_memory
 from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, load_model, save_model
 from edgeasync.runtime.worker import Worker
 from edgeasync.training.evaluation import Evaluator, plain
@@ -143,6 +144,7 @@ class Hub:
         self._graph = graph
         self._forward = forward
         self._settings = settings
+        self._policy = policy
         self._durability = durability
         self._record = record
         self._evaluator = evaluator
@@ -180,6 +182,16 @@ class Hub:
         if not self._opened:
             raise EdgeAsyncError("the hub has no core before it has read its run's folder; look at `recovered`")
         return self._engine.core
+
+    def most_memory(self) -> list[Part]:
+        """Return what the most memory consists of that this hub may need; to be called before `run`."""
+        return most_memory(
+            self.spec,
+            self._policy,
+            self._settings,
+            journal=self._durability == "journal",
+            evaluated=self._evaluator is not None,
+        )
 
     def last_events(self) -> list[str]:
         """Return a line for each of the last events and effects of the core, without secrets."""
@@ -478,8 +490,9 @@ class Hub:
         log_frame("out", peer, header, payload)
         if self._channel.send(peer, header, payload) and self._connections is not None:
             payload_bytes = None if payload is None else len(payload)
-            copied = payload_bytes is not None and payload_bytes < COPY_BELOW_BYTES
-            self._connections.sent(peer, len(header), payload_bytes, copied=copied)
+            # A snapshot is one for all. A status is there for one connection alone, as what libzmq copies.
+            own = isinstance(payload, bytes) or (payload_bytes or 0) < COPY_BELOW_BYTES
+            self._connections.sent(peer, len(header), payload_bytes, copied=own)
 
     def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Do `work` in the worker's thread, then call `then` on the loop."""
