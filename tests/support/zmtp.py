@@ -39,6 +39,15 @@ def properties(**values):
     )
 
 
+def hello_of(hub, public=None, secret=None):
+    """Return the first command of CURVE's handshake, under a pair for this connection alone."""
+    if secret is None:
+        public, secret = sodium().keypair()
+    nonce = struct.pack(">Q", 1)
+    box = sodium().box(bytes(64), b"CurveZMQHELLO---" + nonce, hub, secret)
+    return frame(b"\x05HELLO\x01\0" + bytes(72) + public + nonce + box, command=True)
+
+
 def tcp(address, source=None):
     """Open a connection, from an address of this machine if one is given."""
     return socket.create_connection(
@@ -72,10 +81,9 @@ class Peer:
         opened = sodium().open(welcome[24:], b"WELCOME-" + welcome[8:24], self._hub, secret)
         server, cookie = opened[:32], opened[32:]
         nonce = secrets.token_bytes(16)
-        own_secret = zmq_secret(self._pair)
-        vouch = sodium().box(public + self._hub, b"VOUCH---" + nonce, server, own_secret)
+        vouch = sodium().box(public + self._hub, b"VOUCH---" + nonce, server, self._pair.secret)
         self._key = sodium().shared(server, secret)
-        said = own_public(self._pair) + nonce + vouch + metadata
+        said = self._pair.public + nonce + vouch + metadata
         box = sodium().seal(said, b"CurveZMQINITIATE" + self._count(), self._key)
         self.tcp.sendall(frame(b"\x08INITIATE" + cookie + self._short() + box, command=True))
         assert self._read_frame().startswith(b"\x05READY")
@@ -156,11 +164,3 @@ def sodium():
     if not _sodium:
         _sodium.append(Sodium())
     return _sodium[0]
-
-
-def zmq_secret(pair):
-    return bytes(pair.secret)
-
-
-def own_public(pair):
-    return bytes(pair.public)
