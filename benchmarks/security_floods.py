@@ -2,8 +2,8 @@
 
 Run as `python -m benchmarks.security_floods`. The hub has keys. Flooders are strangers from one address, or hold
 one enrolled key, and take half a core at most. Each flood lasts a minute. The devices must keep 80 % of their
-exchanges, none may be lost, the hub's loop must wake in time, its memory stay under what `edgeasync hub --check`
-prints, and memory and files come back within a minute.
+exchanges, and no device may be lost. The hub's loop must wake in time, its memory stay under what
+`edgeasync hub --check` prints, and memory and files come back within a minute.
 """
 
 import multiprocessing

@@ -18,6 +18,7 @@ import msgspec
 
 from edgeasync.core.engine.token_bucket import Rate, TokenBucket
 from edgeasync.core.hub.events import Peer
+from edgeasync.core.hub.settings import Limits
 from edgeasync.durable.allow_list import Key
 from edgeasync.protocol.transfers import CreditWindow
 
@@ -36,9 +37,6 @@ FAILURES = Rate(0.5, 64.0)
 ADDRESSES_MAX = 4096
 """Addresses whose failures are remembered."""
 
-CONNECTIONS_OF_KEY_MAX = 128
-"""One for each agent under the key, and old ones that have not ended yet."""
-
 HANDSHAKES = Rate(8.0, 256.0)
 """Handshakes of one key; the burst is for all its agents, after the hub's restart."""
 
@@ -56,7 +54,7 @@ HEARTBEAT_BYTES_PER_S = 64.0
 """What ZeroMQ's own messages may be: they are received, but never delivered."""
 
 WEIGHED_BYTES = 1 << 18
-"""A connection is looked at again after so many bytes were delivered."""
+"""A connection is looked at again after this number of delivered bytes."""
 
 SMALL_BYTES = 1 << 16
 """Less than this is on its way on any connection that works."""
@@ -94,20 +92,19 @@ Doomed = tuple[Connection, Reason]
 class ConnectionBounds:
     """Keeps the books on the connections. `denied` counts what was shut, by the reason.
 
-    There are descriptors for `files_max` connections: over that the oldest that has said nothing is shut.
-    `connections_max` is for those that have spoken.
+    There are descriptors for `files_max` connections: over that the oldest that has said nothing is shut. Those
+    that have spoken are as many as devices, and some that have not ended yet.
     """
 
-    def __init__(
-        self, *, connections_max: int, files_max: int, lease_s: float, piece_bytes: int, by_address: bool
-    ) -> None:
+    def __init__(self, limits: Limits, *, lease_s: float, files_max: int, by_address: bool) -> None:
         self.denied: Counter[str] = Counter()
-        self.connections_max = connections_max
+        self._connections_max = limits.devices_max + STRANGERS_MAX
+        self._connections_per_key_max = limits.connections_per_key_max
         self._files_max = files_max
         self._idle_s = max(IDLE_S_MIN, 2.0 * lease_s)
         self._by_address = by_address
         # A device may have a whole window in flight while the hub is busy with something else.
-        self._unread_bytes_max = min(UNREAD_BYTES_MAX, 2 * CreditWindow(piece_bytes).bytes_max)
+        self._unread_bytes_max = min(UNREAD_BYTES_MAX, 2 * CreditWindow(int(limits.piece_bytes)).bytes_max)
         self._strangers: dict[int, Connection] = {}
         self._strangers_of: defaultdict[str, dict[int, Connection]] = defaultdict(dict)
         self._spoken: dict[int, Connection] = {}
@@ -139,8 +136,8 @@ class ConnectionBounds:
         connection.key = key
         self._spoken[connection.descriptor] = connection
         self._of_key[key] += 1
-        too_many = bool(key) and self._of_key[key] > CONNECTIONS_OF_KEY_MAX
-        if too_many or len(self._spoken) > self.connections_max:
+        too_many = bool(key) and self._of_key[key] > self._connections_per_key_max
+        if too_many or len(self._spoken) > self._connections_max:
             return self._doom(connection, "connections")
         return None
 

@@ -32,7 +32,7 @@ LOOK_S = 0.03
 
 SWEEP_S = 1.0
 IDLE_SWEEPS = 10
-"""Every so many sweeps the hub looks for connections that have fallen silent."""
+"""Once in this number of sweeps the hub looks for connections that have fallen silent."""
 
 EVENTS_AT_A_TIME = 128
 """Events of the monitor that are read before the loop gets its turn."""
@@ -72,7 +72,8 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 class Connections:
     """Watches a ROUTER, from before it is bound.
 
-    `on_failure` is called with the name of every handshake that fails, but for those that ZAP has denied.
+    `on_failure` is called with the name of every handshake that fails, but for those that ZAP has denied, and
+    `on_sweep` every second.
 
     The names are `plain` (no encryption), `hub_key` (for a hub of another key), `unfinished` and `protocol`.
     """
@@ -83,6 +84,7 @@ class Connections:
         loop: asyncio.AbstractEventLoop,
         bounds: ConnectionBounds,
         on_failure: Callable[[str], None],
+        on_sweep: Callable[[], None],
         *,
         encrypted: bool,
     ) -> None:
@@ -91,6 +93,7 @@ class Connections:
         self._loop = loop
         self._bounds = bounds
         self._on_failure = on_failure
+        self._on_sweep = on_sweep
         self._frame_bytes = FRAME_BYTES if encrypted else 0
         self._connections: dict[int, Connection] = {}
         self._first, self._accepted = first_of(router), 0
@@ -199,6 +202,7 @@ class Connections:
     def _sweep(self) -> None:
         """Shut what has been silent too long."""
         self._sweep_timer = self._loop.call_later(SWEEP_S, self._sweep)
+        self._on_sweep()
         if not self._connections:
             return
         now_s = self._loop.time()
@@ -215,7 +219,7 @@ class Connections:
             self._loop.call_soon(self._read_some)
 
     def _read(self, count: int | None = None) -> bool:
-        """Read all events there are, or so many; return whether there are no more."""
+        """Read all events there are, or `count` of them; return whether there are no more."""
         while not self._events.closed and count != 0:
             try:
                 event, _ = self._events.recv_multipart(zmq.NOBLOCK)
@@ -243,10 +247,10 @@ class Connections:
         address = str(far_end[0]) if isinstance(far_end, tuple) else ""
         connection = Connection(descriptor, address, now_s, far_end)
         self._connections[descriptor] = connection
-        if isinstance(far_end, tuple):
+        self._shut(self._bounds.accepted(connection, now_s))
+        if isinstance(far_end, tuple) and not connection.shut:
             with contextlib.suppress(OSError):  # it is closed already
                 self._arrivals.register(descriptor, select.EPOLLIN | select.EPOLLET)
-        self._shut(self._bounds.accepted(connection, now_s))
 
     def _on_disconnected(self, descriptor: int) -> None:
         if (connection := self._connections.pop(descriptor, None)) is None:
@@ -264,7 +268,7 @@ class Connections:
 
     def _look(self) -> None:
         """Look at the connections on which bytes arrived, and at those on which something lay unread."""
-        self._read()
+        self._read(EVENTS_AT_A_TIME)
         now_s = self._loop.time()
         arrived = self._arrivals.poll(0, max(1, len(self._connections)))
         found = [self._connections.get(descriptor) for descriptor, _ in arrived]

@@ -40,7 +40,7 @@ from edgeasync.protocol.messages import ModelVersion
 from edgeasync.runtime import routing_ids
 from edgeasync.runtime.address import check_bind
 from edgeasync.runtime.channel import COPY_BELOW_BYTES, Channel
-from edgeasync.runtime.connection_bounds import STRANGERS_MAX, ConnectionBounds
+from edgeasync.runtime.connection_bounds import ConnectionBounds
 from edgeasync.runtime.connections import Connections, connections_that_fit
 from edgeasync.runtime.curve import FRAME_BYTES
 from edgeasync.runtime.ending import Ending
@@ -63,6 +63,9 @@ RECORD_FILE = "hub.json"
 
 PROGRESS_S = 5.0
 """How often a hub that replays a long journal says how far it is."""
+
+TELL_S = 60.0
+"""The least time between two lines about what was kept off."""
 
 HANDSHAKE_MS = 10_000
 """How long a peer may take for ZeroMQ's greeting."""
@@ -158,11 +161,12 @@ class Hub:
         self._knocking = knocking
         self._gate: Gate | None = None
         self._connections: Connections | None = None
+        self._told_denied: Counter[str] = Counter()
+        self._tell_at_s = 0.0
         self._bounds = ConnectionBounds(
-            connections_max=settings.limits.devices_max + STRANGERS_MAX,
-            files_max=connections_that_fit(),
+            settings.limits,
             lease_s=settings.liveness.lease_s,
-            piece_bytes=int(settings.limits.piece_bytes),
+            files_max=connections_that_fit(),
             by_address=keys is not None,
         )
         self._folder = FolderLock(run, "--run")
@@ -352,7 +356,12 @@ class Hub:
         frame_bytes_max = int(limits.piece_bytes)  # longer than any header
         if not self.address.startswith("inproc:"):
             self._connections = Connections(
-                socket, self._loop, self._bounds, self._on_failure, encrypted=self._keys is not None
+                socket,
+                self._loop,
+                self._bounds,
+                self._on_failure,
+                self._tell_denied,
+                encrypted=self._keys is not None,
             )
         if self._keys is not None:
             assert self._connections is not None
@@ -465,6 +474,15 @@ class Hub:
         """Count a handshake that has failed; without keys nobody is kept out by one."""
         if self._gate is not None:
             self._gate.count(reason)
+
+    def _tell_denied(self) -> None:
+        """Tell what was kept off by bounds since the last time, now and then."""
+        counts = Counter[str](self._engine.bounds.denied) + self._bounds.denied
+        if counts == self._told_denied or self._loop.time() < self._tell_at_s:
+            return
+        more = ", ".join(f"{count} {reason}" for reason, count in sorted((counts - self._told_denied).items()))
+        self._told_denied, self._tell_at_s = counts, self._loop.time() + TELL_S
+        self._warn(f"kept off by bounds: {more}; 'denied' in the documentation of keys says what each is")
 
     def _denied(self) -> dict[str, int]:
         """Return how many were not let in, and what was cut short, by the reason."""

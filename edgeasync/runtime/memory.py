@@ -1,7 +1,7 @@
 """The most memory that a hub may need, as a sum of named parts: each is what a limit of the hub allows.
 
-What is counted is what the hub holds at once if everybody sends as much as it may. A flood that is cut off is in
-it: `unread` is what lies unread before a connection is shut, and what comes in between two looks.
+The sum is what the hub holds at once if everybody sends as much as it may. A flood that is cut off is part of it:
+`unread` is what lies unread before a connection is shut, and what comes in between two looks.
 """
 
 import msgspec
@@ -21,7 +21,7 @@ THREADS_BYTES = 32 << 20
 """Stacks of threads, and what the allocator keeps of memory that was freed."""
 
 BETWEEN_LOOKS_BYTES = 64 << 20
-"""What the kernel and libzmq take in before the hub looks again: 2 GB/s."""
+"""What the kernel and libzmq receive before the hub looks again: 2 GB/s."""
 
 CONNECTION_BYTES = 24 << 10
 """Of one connection, in libzmq, in the hub and in the kernel."""

@@ -15,6 +15,7 @@ from edgeasync.core.engine.message_bounds import (
     MessageBounds,
 )
 from edgeasync.core.engine.token_bucket import Rate, TokenBucket
+from edgeasync.core.hub.settings import Limits
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import (
     Credit,
@@ -33,6 +34,7 @@ from edgeasync.runtime.connection_bounds import Connection, ConnectionBounds
 from tests.support.keyed import ask, client, denied, enrolled, is_welcome, start_hub
 from tests.support.zmtp import Peer, greeting, tcp
 
+LIMITS = Limits(devices_max=1000)
 KEY, OTHER = b"k" * 32, b"o" * 32
 
 
@@ -72,8 +74,8 @@ class Crowd:
     """Connections of a hub that is not there, and a clock to turn."""
 
     def __init__(self, **options):
-        defaults = {"connections_max": 2000, "files_max": 10_000, "by_address": True}
-        self.bounds = ConnectionBounds(lease_s=15.0, piece_bytes=1 << 20, **defaults | options)
+        defaults = {"files_max": 10_000, "by_address": True}
+        self.bounds = ConnectionBounds(LIMITS, lease_s=15.0, **defaults | options)
         self.now_s = 0.0
         self.open = {}
 
@@ -152,11 +154,11 @@ def test_a_key_has_no_more_connections_than_agents_could_need():
     crowd = Crowd()
     for _ in range(1000):
         crowd.speak(crowd.accept())
-    assert len(crowd.open) == connection_bounds.CONNECTIONS_OF_KEY_MAX
+    assert len(crowd.open) == LIMITS.connections_per_key_max
     other = crowd.accept()
     crowd.speak(other, OTHER)
     assert other.descriptor in crowd.open
-    assert crowd.bounds.denied == {"connections": 1000 - connection_bounds.CONNECTIONS_OF_KEY_MAX}
+    assert crowd.bounds.denied == {"connections": 1000 - LIMITS.connections_per_key_max}
 
 
 def test_descriptors_are_kept_back():
@@ -267,7 +269,7 @@ def send_until_cut(peer, frames, bytes_max):
 @pytest.mark.process
 @pytest.mark.parametrize("encrypted", [True, False], ids=["keys", "plain"])
 def test_a_message_that_never_ends_is_cut(commands, keys, encrypted):
-    """Red before: it went on until memory was full."""
+    """Red before: the hub kept all of it, until memory was full."""
     pair, hub_key = enrolled(keys), keys.pair().public
     _, address = start_hub(commands, keys) if encrypted else commands.hub(commands.settings())
     with raw(address, *((pair, hub_key) if encrypted else ())) as peer:

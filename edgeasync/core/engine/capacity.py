@@ -13,7 +13,7 @@ from edgeasync.core.hub.membership import Member
 from edgeasync.core.hub.settings import HubCoreSettings
 
 SHARE = 4
-"""One key's transfers hold one of so many parts of the places at most."""
+"""One key's transfers hold a fourth of the places at most."""
 
 
 class Capacity:
