@@ -10,6 +10,7 @@ again keeps but a few, the newest: a device that shares the address with a flood
 Without keys an address proves nothing, since all devices of a machine share it: no bound is held against it.
 """
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
@@ -22,17 +23,25 @@ from edgeasync.core.hub.settings import Limits
 from edgeasync.durable.allow_list import Key
 from edgeasync.protocol.transfers import CreditWindow
 
-STRANGERS_MAX = 1024
+STRANGERS_MAX = 2048
 """Connections that have said nothing yet."""
 
-STRANGERS_OF_ADDRESS_MAX = 512
-"""The same of one address."""
+STRANGERS_OF_ADDRESS_MAX = 1024
+"""The same of one address: a large fleet behind one router rejoins at once."""
+
+SPARE_MAX = 1024
+"""Connections that have spoken, beyond the devices: operators, and those that have not ended yet."""
 
 STRANGERS_OF_FAILING_MAX = 64
 """The same of an address whose handshakes fail; the newest are kept, so that an honest handshake may still end."""
 
 FAILURES = Rate(0.5, 64.0)
 """Connections of one address that end before they say anything, before it counts as failing."""
+
+ACCEPTED_OF_FAILING = Rate(200.0, 100.0)
+"""Connections that are accepted of an address that fails; over that it is held off."""
+
+HOLD_OFF_S = 0.5
 
 ADDRESSES_MAX = 4096
 """Addresses whose failures are remembered."""
@@ -89,6 +98,16 @@ class Connection(msgspec.Struct, eq=False):
 Doomed = tuple[Connection, Reason]
 
 
+class _Failures:
+    """What an address has left: connections that may end unsaid, and connections that are accepted after that."""
+
+    __slots__ = ("accepted", "ended")
+
+    def __init__(self, now_s: float) -> None:
+        self.ended = TokenBucket(FAILURES, now_s)
+        self.accepted = TokenBucket(ACCEPTED_OF_FAILING, now_s)
+
+
 class ConnectionBounds:
     """Keeps the books on the connections. `denied` counts what was shut, by the reason.
 
@@ -98,7 +117,7 @@ class ConnectionBounds:
 
     def __init__(self, limits: Limits, *, lease_s: float, files_max: int, by_address: bool) -> None:
         self.denied: Counter[str] = Counter()
-        self._connections_max = limits.devices_max + STRANGERS_MAX
+        self._connections_max = limits.devices_max + SPARE_MAX
         self._connections_per_key_max = limits.connections_per_key_max
         self._files_max = files_max
         self._idle_s = max(IDLE_S_MIN, 2.0 * lease_s)
@@ -109,26 +128,33 @@ class ConnectionBounds:
         self._strangers_of: defaultdict[str, dict[int, Connection]] = defaultdict(dict)
         self._spoken: dict[int, Connection] = {}
         self._of_key: Counter[Key] = Counter()
-        self._failures: dict[str, TokenBucket] = {}
+        self.held_off: dict[str, float] = {}
+        """Addresses that must not connect, and until when."""
+        self._failures: dict[str, _Failures] = {}
         self._handshakes: dict[Key, TokenBucket] = {}
         self._unread: dict[int, Connection] = {}
         self._unread_bytes = 0
 
     # -- they come and go ------------------------------------------------------------------------------------
 
-    def accepted(self, new: Connection, now_s: float) -> Doomed | None:
-        """Note a new connection; return one to shut instead of keeping too many."""
+    def accepted(self, new: Connection, now_s: float) -> list[Doomed]:
+        """Note a new connection; return those to shut, so that there are not too many.
+
+        Where there are far too many, because fewer are allowed by now, that is two for each new one.
+        """
         new.heard_s = now_s
         self._strangers[new.descriptor] = new
         of_address = self._strangers_of[new.address]
         of_address[new.descriptor] = new
         if len(self._strangers) + len(self._spoken) > self._files_max:
-            return self._doom(next(iter(self._strangers.values())), "files")
-        if self._by_address and len(of_address) > self._strangers_max(new.address, now_s):
-            return self._doom(next(iter(of_address.values())), "connections")
+            return [self._doom(next(iter(self._strangers.values())), "files")]
         if len(self._strangers) > STRANGERS_MAX:
-            return self._doom(next(iter(self._strangers.values())), "connections")
-        return None
+            return [self._doom(next(iter(self._strangers.values())), "connections")]
+        if not self._counts(new.address):
+            return []
+        excess = len(of_address) - self._strangers_max(new.address, now_s)
+        oldest = [*itertools.islice(of_address.values(), max(0, min(excess, 2)))]
+        return [self._doom(connection, "connections") for connection in oldest]
 
     def spoke(self, connection: Connection, key: Key) -> Doomed | None:
         """Note the first message of a connection; return the connection if its key has too many."""
@@ -142,18 +168,19 @@ class ConnectionBounds:
         return None
 
     def closed(self, connection: Connection, now_s: float) -> None:
-        """Note that a connection has ended; for one that has said nothing its address is blamed.
-
-        It is not blamed for connections that were shut because there were many at once, unless it is failing.
-        """
+        """Note that a connection has ended; for one that has said nothing its address is blamed."""
         self._forget_unread(connection)
         if connection.key is not None:
             self._forget_spoken(connection)
             return
         self._forget_stranger(connection)
-        crowded = connection.shut and now_s < connection.accepted_s + SILENT_S
-        if self._by_address and not (crowded and not self._is_failing(connection.address, now_s)):
+        if self._counts(connection.address):
             self._failed(connection.address, now_s)
+
+    def release(self, now_s: float) -> None:
+        """Let addresses connect again that were held off long enough."""
+        for address in [each for each, until_s in self.held_off.items() if until_s <= now_s]:
+            del self.held_off[address]
 
     def allows_handshake(self, key: Key, now_s: float) -> bool:
         """Return whether a key of the list may shake hands once more."""
@@ -260,17 +287,27 @@ class ConnectionBounds:
             self._unread_bytes -= connection.unread_bytes
             connection.unread_bytes = 0
 
+    def _counts(self, address: str) -> bool:
+        """Return whether bounds of addresses count; one that is not known had gone before it could be asked."""
+        return self._by_address and bool(address)
+
     def _strangers_max(self, address: str, now_s: float) -> int:
-        return STRANGERS_OF_FAILING_MAX if self._is_failing(address, now_s) else STRANGERS_OF_ADDRESS_MAX
+        """Return how many connections an address may have that say nothing; hold it off if it comes too often."""
+        if not self._is_failing(address, now_s):
+            return STRANGERS_OF_ADDRESS_MAX
+        if not self._failures[address].accepted.take(now_s) and address not in self.held_off:
+            self.held_off[address] = now_s + HOLD_OFF_S
+            self.denied["address"] += 1
+        return STRANGERS_OF_FAILING_MAX
 
     def _is_failing(self, address: str, now_s: float) -> bool:
-        bucket = self._failures.get(address)
-        return bucket is not None and bucket.tokens(now_s) < 1.0
+        failures = self._failures.get(address)
+        return failures is not None and failures.ended.tokens(now_s) < 1.0
 
     def _failed(self, address: str, now_s: float) -> None:
-        bucket = self._failures.get(address)
-        if bucket is None:
-            bucket = self._failures[address] = TokenBucket(FAILURES, now_s)
+        failures = self._failures.get(address)
+        if failures is None:
+            failures = self._failures[address] = _Failures(now_s)
             if len(self._failures) > ADDRESSES_MAX:
                 del self._failures[next(iter(self._failures))]
-        bucket.take(now_s)
+        failures.ended.take(now_s)

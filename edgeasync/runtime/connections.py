@@ -25,6 +25,7 @@ from edgeasync.durable.allow_list import Key
 from edgeasync.runtime.channel import Channel
 from edgeasync.runtime.connection_bounds import Connection, ConnectionBounds, Doomed
 from edgeasync.runtime.curve import FRAME_BYTES
+from edgeasync.runtime.listener_filter import ListenerFilter
 from edgeasync.runtime.routing_ids import first_of, is_given
 
 LOOK_S = 0.03
@@ -37,8 +38,12 @@ IDLE_SWEEPS = 10
 EVENTS_AT_A_TIME = 128
 """Events of the monitor that are read before the loop gets its turn."""
 
+RELEASE_S = 0.1
+"""How often addresses are looked at that were held off."""
+
 _EVENTS = (
-    zmq.EVENT_ACCEPTED
+    zmq.EVENT_LISTENING
+    | zmq.EVENT_ACCEPTED
     | zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -109,6 +114,9 @@ class Connections:
         self._arrivals = select.epoll()
         loop.add_reader(self._arrivals.fileno(), self._on_arrival)
         self._look_timer: asyncio.TimerHandle | None = None
+        self._listener: ListenerFilter | None = None
+        self._held_off: list[str] = []
+        self._release_timer: asyncio.TimerHandle | None = None
         self._sweeps = 0
         self._sweep_timer = loop.call_later(SWEEP_S, self._sweep)
 
@@ -116,6 +124,8 @@ class Connections:
         """Stop; to be called before the socket is closed."""
         self._loop.remove_reader(self._fd)
         self._sweep_timer.cancel()
+        if self._release_timer is not None:
+            self._release_timer.cancel()
         if self._look_timer is None:
             self._loop.remove_reader(self._arrivals.fileno())
         else:
@@ -231,6 +241,8 @@ class Connections:
 
     def _on_event(self, event: int, value: int) -> None:
         match event:
+            case zmq.EVENT_LISTENING:
+                self._listener = ListenerFilter(value)
             case zmq.EVENT_ACCEPTED:
                 self._on_accepted(value)
             case zmq.EVENT_DISCONNECTED:
@@ -247,10 +259,24 @@ class Connections:
         address = str(far_end[0]) if isinstance(far_end, tuple) else ""
         connection = Connection(descriptor, address, now_s, far_end)
         self._connections[descriptor] = connection
-        self._shut(self._bounds.accepted(connection, now_s))
+        for doomed in self._bounds.accepted(connection, now_s):
+            self._shut(doomed)
+        if len(self._bounds.held_off) > len(self._held_off):
+            self._hold_off()
         if isinstance(far_end, tuple) and not connection.shut:
             with contextlib.suppress(OSError):  # it is closed already
                 self._arrivals.register(descriptor, select.EPOLLIN | select.EPOLLET)
+
+    def _hold_off(self) -> None:
+        """Let the kernel drop what addresses send that come too often, and come back until none is left."""
+        self._bounds.release(self._loop.time())
+        held_off = [*self._bounds.held_off]
+        if self._listener is not None and held_off != self._held_off:
+            self._listener.drop(held_off)
+        self._held_off = held_off
+        if self._release_timer is not None:
+            self._release_timer.cancel()
+        self._release_timer = self._loop.call_later(RELEASE_S, self._hold_off) if held_off else None
 
     def _on_disconnected(self, descriptor: int) -> None:
         if (connection := self._connections.pop(descriptor, None)) is None:

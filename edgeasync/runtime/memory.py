@@ -14,7 +14,7 @@ from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.policy import PolicySet
 from edgeasync.policies.transforms import state_vectors
 from edgeasync.protocol.codecs import payload_bytes_limit
-from edgeasync.runtime.connection_bounds import ADDRESSES_MAX, STRANGERS_MAX, UNREAD_BYTES_MAX
+from edgeasync.runtime.connection_bounds import ADDRESSES_MAX, SPARE_MAX, STRANGERS_MAX, UNREAD_BYTES_MAX
 from edgeasync.runtime.machine import resident_bytes
 
 THREADS_BYTES = 32 << 20
@@ -54,7 +54,7 @@ def most_memory(
     copies = 2 + 2 * policy.monitor.rolls_back + versions + optimizer + 2 + evaluated
     payload = payload_bytes_limit(spec)
     snapshots = limits.snapshots_max * max(model, POOLED_BYTES_MIN)
-    connections = limits.devices_max + 2 * STRANGERS_MAX
+    connections = limits.devices_max + SPARE_MAX + STRANGERS_MAX
     backlog = 2 * max(WAITING_BYTES_MIN, 4 * model) if journal else 0
     answers = max(ANSWERS_MIN, ANSWERS_PER_DEVICE * limits.devices_max) if journal else 0
     return [

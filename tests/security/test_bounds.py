@@ -4,6 +4,9 @@ Decisions are driven with a turned clock; what the kernel and libzmq must do is 
 """
 
 import contextlib
+import ipaddress
+import socket
+import struct
 
 import pytest
 
@@ -31,6 +34,7 @@ from edgeasync.protocol.messages import (
 )
 from edgeasync.runtime import connection_bounds
 from edgeasync.runtime.connection_bounds import Connection, ConnectionBounds
+from edgeasync.runtime.listener_filter import ADDRESSES_MAX, ListenerFilter, make_program
 from tests.support.keyed import ask, client, denied, enrolled, is_welcome, start_hub
 from tests.support.zmtp import Peer, greeting, tcp
 
@@ -82,7 +86,8 @@ class Crowd:
     def accept(self, address="10.0.0.1"):
         descriptor = next(number for number in range(3, 100_000) if number not in self.open)
         connection = self.open[descriptor] = Connection(descriptor, address, self.now_s)
-        self._close(self.bounds.accepted(connection, self.now_s))
+        for doomed in self.bounds.accepted(connection, self.now_s):
+            self._close(doomed)
         return connection
 
     def speak(self, connection, key=KEY):
@@ -108,7 +113,11 @@ class Crowd:
 
 def test_an_address_that_says_nothing_holds_few_connections_and_then_fewer():
     crowd = Crowd()
-    for _ in range(1000):
+    for _ in range(1500):
+        crowd.accept()
+    assert crowd.left("10.0.0.1") == connection_bounds.STRANGERS_OF_FAILING_MAX
+    crowd = Crowd()
+    for _ in range(connection_bounds.STRANGERS_OF_ADDRESS_MAX):
         crowd.accept()
     assert crowd.left("10.0.0.1") == connection_bounds.STRANGERS_OF_ADDRESS_MAX
     crowd.wait(connection_bounds.SILENT_S + 1)
@@ -132,6 +141,24 @@ def test_among_a_flood_from_its_own_address_a_device_still_gets_through_its_hand
         crowd.speak(device)
         assert device.descriptor in crowd.open
         crowd.end(device)
+
+
+def test_an_address_that_fails_and_comes_too_often_is_held_off_for_a_while():
+    crowd = Crowd()
+    for _ in range(500):
+        crowd.end(crowd.accept())
+    bounds = crowd.bounds
+    assert [*bounds.held_off] == ["10.0.0.1"]
+    assert bounds.denied["address"] == 1
+    crowd.now_s += connection_bounds.HOLD_OFF_S
+    bounds.release(crowd.now_s)
+    assert not bounds.held_off
+    crowd.end(crowd.accept())
+    crowd.now_s += 600.0
+    for _ in range(50):
+        crowd.end(crowd.accept())
+        crowd.now_s += 1.0
+    assert not bounds.held_off
 
 
 def test_a_fleet_behind_one_router_that_rejoins_is_no_flood():
@@ -242,6 +269,68 @@ def test_who_reads_what_it_is_sent_and_sends_whole_messages_is_left_alone():
     assert not crowd.bounds.denied
 
 
+# -- in the kernel ------------------------------------------------------------------------------------------------
+
+
+def connects(server, source):
+    """Return whether an address of this machine gets a connection."""
+    with contextlib.suppress(TimeoutError), socket.create_connection(server, 0.3, (source, 0)):
+        return True
+    return False
+
+
+def test_an_address_that_is_held_off_cannot_connect_and_what_it_has_stays():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        where = server.getsockname()
+        with socket.create_connection(where, 1.0, ("127.0.0.2", 0)) as before, server.accept()[0] as accepted:
+            listener = ListenerFilter(server.fileno())
+            listener.drop(["127.0.0.3", "::1", "127.0.0.2"])
+            assert not connects(where, "127.0.0.2")
+            assert not connects(where, "127.0.0.3")
+            assert connects(where, "127.0.0.1")
+            before.sendall(b"still here")
+            assert accepted.recv(10) == b"still here"
+            listener.drop([])
+            assert connects(where, "127.0.0.2")
+
+
+@pytest.mark.parametrize("count", [1, 2, ADDRESSES_MAX])
+def test_a_program_has_as_many_addresses_as_there_are(count):
+    """Run by an interpreter of its own: every jump ends where it should."""
+    old = [ipaddress.ip_address((10 << 24) + number) for number in range(count)]
+    new = [ipaddress.ip_address((0xFD << 120) + number) for number in range(count)]
+    program = make_program([*map(str, (*old, *new)), "::ffff:192.0.2.1"])
+    for address in (*old, *new, ipaddress.ip_address("192.0.2.1")):
+        assert not keeps(program, address)
+    for other in ("10.1.0.0", "192.0.2.2", "fd00:1::", "fe00::", "::1"):
+        assert keeps(program, ipaddress.ip_address(other))
+
+
+def keeps(program, source):
+    """Run a filter on a packet from an address."""
+    header = bytearray(40)
+    header[0] = source.version << 4
+    place = 12 if source.version == 4 else 8
+    header[place : place + len(source.packed)] = source.packed
+    network = 0x100000000 - 0x100000
+    instructions = [*struct.iter_unpack("=HBBI", program)]
+    at = register = 0
+    while True:
+        code, when_equal, otherwise, value = instructions[at]
+        at += 1
+        match code:
+            case 0x20:
+                register = int.from_bytes(header[value - network : value - network + 4], "big")
+            case 0x30:
+                register = header[value - network]
+            case 0x54:
+                register &= value
+            case 0x15:
+                at += when_equal if register == value else otherwise
+            case 0x06:
+                return value != 0
+
+
 # -- over real sockets --------------------------------------------------------------------------------------------
 
 
@@ -316,11 +405,11 @@ def test_a_stranger_holds_few_connections_and_a_device_comes_in_beside_them(comm
     pair, hub_key = enrolled(keys), keys.pair().public
     _, address = start_hub(commands, keys)
     with contextlib.ExitStack() as strangers:
-        for number in range(600):
+        for number in range(1200):
             one = strangers.enter_context(tcp(address))
             if number % 2:
                 one.sendall(greeting(b"CURVE")[: number % 64])
-        denied(address, keys, "connections", 600 - connection_bounds.STRANGERS_OF_ADDRESS_MAX)
+        denied(address, keys, "connections", 1200 - connection_bounds.STRANGERS_OF_ADDRESS_MAX)
         with client(address, pair, hub_key) as device:
             assert is_welcome(device.join("pi-1"))
 
