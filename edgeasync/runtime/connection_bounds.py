@@ -68,7 +68,7 @@ WEIGHED_BYTES = 1 << 18
 SMALL_BYTES = 1 << 16
 """Less than this is on its way on any connection that works."""
 
-Reason = Literal["connections", "files", "silent", "unread"]
+Reason = Literal["connections", "files", "header", "messages", "silent", "unread"]
 
 
 class Connection(msgspec.Struct, eq=False):
@@ -166,6 +166,10 @@ class ConnectionBounds:
         if too_many or len(self._spoken) > self._connections_max:
             return self._doom(connection, "connections")
         return None
+
+    def said_too_much(self, connection: Connection, reason: Reason) -> Doomed | None:
+        """Return a connection that says what it must not, to be shut, unless it is being shut."""
+        return None if connection.shut else self._doom(connection, reason)
 
     def closed(self, connection: Connection, now_s: float) -> None:
         """Note that a connection has ended; for one that has said nothing its address is blamed."""

@@ -20,6 +20,7 @@ from typing import Any
 
 import zmq
 
+from edgeasync.core.engine.message_bounds import HEADER_BYTES_MAX
 from edgeasync.core.hub.events import Peer
 from edgeasync.durable.allow_list import Key
 from edgeasync.runtime.channel import Channel
@@ -147,11 +148,16 @@ class Connections:
         connection.delivered_bytes += self._travelled(header_bytes)
         if payload_bytes is not None:
             connection.delivered_bytes += self._travelled(payload_bytes)
-        if connection.key is None:
-            doomed = self._bounds.spoke(connection, key)
-            self._shut(doomed)
-            return doomed is None
-        return True
+        doomed = None if connection.key is not None else self._bounds.spoke(connection, key)
+        if doomed is None and header_bytes > HEADER_BYTES_MAX:
+            doomed = self._bounds.said_too_much(connection, "header")
+        self._shut(doomed)
+        return doomed is None and not connection.shut
+
+    def said_too_much(self, peer: Peer) -> None:
+        """Shut a peer's connection that says more messages than it may."""
+        if (connection := self.by_peer.get(peer)) is not None:
+            self._shut(self._bounds.said_too_much(connection, "messages"))
 
     def _find(self, peer: Peer, descriptor: int) -> Connection | None:
         """Return the connection of a peer that speaks for the first time, if it is still there."""
@@ -207,7 +213,7 @@ class Connections:
     def _shut(self, doomed: Doomed | None) -> None:
         if doomed is not None:
             connection, reason = doomed
-            _shut(connection, at_once=reason == "unread")
+            _shut(connection, at_once=reason in ("header", "messages", "unread"))
 
     def _sweep(self) -> None:
         """Shut what has been silent too long."""
@@ -225,8 +231,12 @@ class Connections:
 
     def _read_some(self) -> None:
         """Read a batch of events; come back if there may be more, for the descriptor is edge-triggered."""
-        if not self._read(EVENTS_AT_A_TIME):
-            self._loop.call_soon(self._read_some)
+        emptied = False
+        try:
+            emptied = self._read(EVENTS_AT_A_TIME)
+        finally:  # also after an error: the descriptor would stay silent
+            if not emptied:
+                self._loop.call_soon(self._read_some)
 
     def _read(self, count: int | None = None) -> bool:
         """Read all events there are, or `count` of them; return whether there are no more."""
@@ -294,19 +304,25 @@ class Connections:
 
     def _look(self) -> None:
         """Look at the connections on which bytes arrived, and at those on which something lay unread."""
-        self._read(EVENTS_AT_A_TIME)
+        arrived: list[tuple[int, int]] = []
+        try:
+            self._read(EVENTS_AT_A_TIME)
+            arrived = self._arrivals.poll(0, max(1, len(self._connections)))
+            self._weigh([descriptor for descriptor, _ in arrived])
+        finally:  # an error must not end the looks
+            if arrived or self._bounds.unread:
+                self._look_timer = self._loop.call_later(LOOK_S, self._look)
+            else:
+                self._look_timer = None
+                self._loop.add_reader(self._arrivals.fileno(), self._on_arrival)
+
+    def _weigh(self, arrived: list[int]) -> None:
         now_s = self._loop.time()
-        arrived = self._arrivals.poll(0, max(1, len(self._connections)))
-        found = [self._connections.get(descriptor) for descriptor, _ in arrived]
+        found = [self._connections.get(descriptor) for descriptor in arrived]
         active = [each for each in found if each is not None and self._bounds.needs_look(each)]
         for connection in {id(each): each for each in (*active, *self._bounds.unread)}.values():
             if (counts := _tcp_counts(connection)) is not None:
                 self._shut(self._bounds.weigh(connection, *counts, now_s))
-        if arrived or self._bounds.unread:
-            self._look_timer = self._loop.call_later(LOOK_S, self._look)
-        else:
-            self._look_timer = None
-            self._loop.add_reader(self._arrivals.fileno(), self._on_arrival)
 
 
 @contextlib.contextmanager

@@ -462,13 +462,20 @@ class Hub:
 
     def _sender(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> Sender | None:
         """Return whose a message is; `None` for one that is not to be heard."""
-        if self._gate is not None:
-            return self._gate.sender(self._channel, peer, header, payload)
         connections = self._connections
-        payload_bytes = None if payload is None else len(payload)
-        if connections is None or connections.heard(peer, b"", self._channel, len(header), payload_bytes):
+        if connections is None:
             return ANYBODY
-        return None
+        sender: Sender | None = ANYBODY
+        if self._gate is not None:
+            sender = self._gate.sender(self._channel, peer, header, payload)
+        else:
+            payload_bytes = None if payload is None else len(payload)
+            if not connections.heard(peer, b"", self._channel, len(header), payload_bytes):
+                return None
+        if sender is not None and not self._engine.bounds.allows(sender.key or peer, self._now_s()):
+            connections.said_too_much(peer)
+            return None
+        return sender
 
     def _on_failure(self, reason: str) -> None:
         """Count a handshake that has failed; without keys nobody is kept out by one."""
@@ -482,7 +489,7 @@ class Hub:
             return
         more = ", ".join(f"{count} {reason}" for reason, count in sorted((counts - self._told_denied).items()))
         self._told_denied, self._tell_at_s = counts, self._loop.time() + TELL_S
-        self._warn(f"kept off by bounds: {more}; 'denied' in the documentation of keys says what each is")
+        self._warn(f"kept off by bounds: {more}; docs/hub/bounds.md says what each is")
 
     def _denied(self) -> dict[str, int]:
         """Return how many were not let in, and what was cut short, by the reason."""

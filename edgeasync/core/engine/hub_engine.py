@@ -254,10 +254,6 @@ class HubEngine:
     ) -> None:
         """Handle one message, whatever its bytes are; `sender` is whose connection it came on."""
         self._now_s, self._sender = now_s, sender
-        if self.bounds.allows(sender.key or peer, len(header), now_s, operator=sender.role == "operator"):
-            self._on_message(peer, header, payload, sender)
-
-    def _on_message(self, peer: Peer, header: bytes, payload: wire.Buffer | None, sender: Sender) -> None:
         nbytes = len(header) if payload is None else len(header) + len(payload)
         member = self.core.members.by_peer(peer)
         if member is not None and member.key != sender.key:
@@ -295,7 +291,9 @@ class HubEngine:
         who = self._sender.key or peer
         if isinstance(message, Hello):
             return not self.bounds.allows_hello(who, self._now_s)
-        if isinstance(message, StatusRequest) and not self.bounds.allows_status(who, self._now_s):
+        if not isinstance(message, StatusRequest):
+            return False
+        if not self.bounds.allows_status(who, self._now_s, operator=self._sender.role == "operator"):
             refuse = Refuse("busy", "the status was asked for too often", 1.0)
             self._shell.send(peer, self._encode(peer, refuse), None)
             return True
