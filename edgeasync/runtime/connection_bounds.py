@@ -58,6 +58,9 @@ IDLE_S_MIN = 60.0
 UNREAD_BYTES_MAX = 64 << 20
 """What may lie unread in both directions, for all connections together."""
 
+UNREAD_OF_ONE_MIN = 8 << 20
+"""What may lie unread on one connection, at least."""
+
 HANDSHAKE_BYTES = 1 << 12
 HEARTBEAT_BYTES_PER_S = 64.0
 """What ZeroMQ's own messages may be: they are received, but never delivered."""
@@ -123,7 +126,8 @@ class ConnectionBounds:
         self._idle_s = max(IDLE_S_MIN, 2.0 * lease_s)
         self._by_address = by_address
         # A device may have a whole window in flight while the hub is busy with something else.
-        self._unread_bytes_max = min(UNREAD_BYTES_MAX, 2 * CreditWindow(int(limits.piece_bytes)).bytes_max)
+        window_bytes = CreditWindow(int(limits.piece_bytes)).bytes_max
+        self._unread_of_one_max = min(UNREAD_BYTES_MAX, max(UNREAD_OF_ONE_MIN, 2 * window_bytes))
         self._strangers: dict[int, Connection] = {}
         self._strangers_of: defaultdict[str, dict[int, Connection]] = defaultdict(dict)
         self._spoken: dict[int, Connection] = {}
@@ -251,7 +255,7 @@ class ConnectionBounds:
         connection.unread_bytes = unread_bytes
         self._unread[connection.descriptor] = connection
         self._unread_bytes += unread_bytes
-        if unread_bytes > self._unread_bytes_max:
+        if unread_bytes > self._unread_of_one_max:
             return self._doom(connection, "unread")
         if self._unread_bytes > UNREAD_BYTES_MAX:
             return self._doom(max(self._unread.values(), key=lambda each: each.unread_bytes), "unread")

@@ -278,7 +278,7 @@ class Connections:
                 self._arrivals.register(descriptor, select.EPOLLIN | select.EPOLLET)
 
     def _hold_off(self) -> None:
-        """Let the kernel drop what addresses send that come too often, and come back until none is left."""
+        """Let the kernel drop what addresses send that come too often, and look again while there are any."""
         self._bounds.release(self._loop.time())
         held_off = [*self._bounds.held_off]
         if self._listener is not None and held_off != self._held_off:

@@ -352,8 +352,7 @@ class Hub:
         socket = context.socket(zmq.ROUTER)
         socket.set(zmq.IPV6, "[" in self.address)
         socket.set(zmq.ROUTER_MANDATORY, 1)
-        limits = self._settings.limits
-        frame_bytes_max = int(limits.piece_bytes)  # longer than any header
+        frame_bytes_max = max(wire.HEADER_BYTES_MAX, int(self._settings.limits.piece_bytes))
         if not self.address.startswith("inproc:"):
             self._connections = Connections(
                 socket,

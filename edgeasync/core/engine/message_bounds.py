@@ -12,8 +12,8 @@ from edgeasync.core.engine.token_bucket import Rate, TokenBucket
 HEADER_BYTES_MAX = 1 << 14
 """The longest header that a hub reads: no message of a device needs half of it."""
 
-MESSAGES = Rate(4_000.0, 8_000.0)
-"""One connection that exchanges as fast as a hub can answer says fewer."""
+MESSAGES = Rate(10_000.0, 20_000.0)
+"""A hub does not answer one connection faster than that, even if it sends pieces and credit alone."""
 
 HELLOS = Rate(8.0, 256.0)
 """The burst is for all agents under one key, after the hub's restart."""
