@@ -4,8 +4,8 @@ No I/O and no clock: `Connections` tells what it sees, and shuts the connections
 
 A connection whose key is not known yet counts for its address, from its first message on for its key. So a fleet
 behind one router is held to no bound of the address once it speaks. Too many from an address that has not failed
-before means that the newest handshakes are not begun before older ones end; one whose handshakes fail again and
-again keeps but a few, the newest: a device that shares the address with a flood still gets through its handshake.
+before cost the oldest its place. An address whose connections keep ending unsaid keeps a few, the newest: a device
+that shares the address with a flood still gets through its handshake.
 
 Without keys an address proves nothing, since all devices of a machine share it: no bound is held against it.
 """
@@ -55,8 +55,8 @@ SILENT_S = 30.0
 IDLE_S_MIN = 60.0
 """How long a connection may be silent at least, and two leases."""
 
-UNREAD_BYTES_MAX = 64 << 20
-"""What may lie unread in both directions, for all connections together."""
+UNREAD_BYTES_MIN = 128 << 20
+"""What may lie unread in both directions, for all connections together, at least."""
 
 UNREAD_OF_ONE_MIN = 8 << 20
 """What may lie unread on one connection, at least."""
@@ -101,6 +101,11 @@ class Connection(msgspec.Struct, eq=False):
 Doomed = tuple[Connection, Reason]
 
 
+def unread_bytes_max(limits: Limits) -> int:
+    """Return what may lie unread on all connections together: more where pieces are large."""
+    return max(UNREAD_BYTES_MIN, 4 * CreditWindow(int(limits.piece_bytes)).bytes_max)
+
+
 class _Failures:
     """What an address has left: connections that may end unsaid, and connections that are accepted after that."""
 
@@ -126,8 +131,8 @@ class ConnectionBounds:
         self._idle_s = max(IDLE_S_MIN, 2.0 * lease_s)
         self._by_address = by_address
         # A device may have a whole window in flight while the hub is busy with something else.
-        window_bytes = CreditWindow(int(limits.piece_bytes)).bytes_max
-        self._unread_of_one_max = min(UNREAD_BYTES_MAX, max(UNREAD_OF_ONE_MIN, 2 * window_bytes))
+        self._unread_of_one_max = max(UNREAD_OF_ONE_MIN, 2 * CreditWindow(int(limits.piece_bytes)).bytes_max)
+        self._unread_max = unread_bytes_max(limits)
         self._strangers: dict[int, Connection] = {}
         self._strangers_of: defaultdict[str, dict[int, Connection]] = defaultdict(dict)
         self._spoken: dict[int, Connection] = {}
@@ -257,7 +262,7 @@ class ConnectionBounds:
         self._unread_bytes += unread_bytes
         if unread_bytes > self._unread_of_one_max:
             return self._doom(connection, "unread")
-        if self._unread_bytes > UNREAD_BYTES_MAX:
+        if self._unread_bytes > self._unread_max:
             return self._doom(max(self._unread.values(), key=lambda each: each.unread_bytes), "unread")
         return None
 

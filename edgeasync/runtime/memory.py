@@ -14,7 +14,7 @@ from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.policy import PolicySet
 from edgeasync.policies.transforms import state_vectors
 from edgeasync.protocol.codecs import payload_bytes_limit
-from edgeasync.runtime.connection_bounds import ADDRESSES_MAX, SPARE_MAX, STRANGERS_MAX, UNREAD_BYTES_MAX
+from edgeasync.runtime.connection_bounds import ADDRESSES_MAX, SPARE_MAX, STRANGERS_MAX, unread_bytes_max
 from edgeasync.runtime.machine import resident_bytes
 
 THREADS_BYTES = 32 << 20
@@ -67,7 +67,11 @@ def most_memory(
             2 * (limits.updates_held_max + 1) * payload,
             f"limits.updates_held_max = {limits.updates_held_max}, as they came and opened",
         ),
-        Part("unread", UNREAD_BYTES_MAX + BETWEEN_LOOKS_BYTES, "in libzmq's queues, all connections together"),
+        Part(
+            "unread",
+            unread_bytes_max(limits) + BETWEEN_LOOKS_BYTES,
+            "in libzmq's queues, all connections together",
+        ),
         Part("connections", connections * CONNECTION_BYTES, f"{connections:,} connections"),
         Part("devices", limits.devices_max * DEVICE_BYTES, f"limits.devices_max = {limits.devices_max:,}"),
         Part("journal", backlog, "entries that wait for the disk"),

@@ -18,7 +18,7 @@ LOG = logging.getLogger("edgeasync.keys")
 
 ENDPOINT = "inproc://zeromq.zap.01"
 
-_ALLOWED, _LATER, _DENIED, _FAILED = b"200", b"300", b"400", b"500"
+_ALLOWED, _DENIED, _FAILED = b"200", b"400", b"500"
 
 Decide = Callable[[Key, str], bool | None]
 """Says whether a key from an address may come in; `None` for not now."""
@@ -81,4 +81,5 @@ class ZapHandler:
             return _FAILED, b""
         if allowed is True:
             return _ALLOWED, key.hex().encode()
-        return _LATER if allowed is None else _DENIED, b""
+        # With 300, which ZAP has for this, libzmq leaves the connection open.
+        return _FAILED if allowed is None else _DENIED, b""

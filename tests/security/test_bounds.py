@@ -245,11 +245,11 @@ def test_what_lies_unread_is_bounded_for_one_and_for_all():
         most = received
     assert most <= 10 << 20
     crowd = Crowd()
-    many = [crowd.accept() for _ in range(100)]
+    many = [crowd.accept() for _ in range(200)]
     for number, each in enumerate(many):
         crowd.speak(each, b"%032d" % number)
     doomed = [found for each in many if (found := crowd.bounds.weigh(each, 2 << 20, 0, 0.0))]
-    assert sum(each.unread_bytes for each in many if not each.shut) <= connection_bounds.UNREAD_BYTES_MAX
+    assert sum(each.unread_bytes for each in many if not each.shut) <= connection_bounds.unread_bytes_max(LIMITS)
     assert all(reason == "unread" for _, reason in doomed)
     assert crowd.bounds.denied == {"unread": len(doomed)}
 

@@ -44,9 +44,11 @@ class Client:
         return wire.decode(self.socket.recv_multipart()[0])
 
     def failure(self):
-        """Wait until the connection fails; return the event."""
+        """Wait until the connection fails; return the event, and keep its `code`."""
         assert self.monitor.poll(PATIENCE_MS), "no failure"
-        return parse_monitor_message(self.monitor.recv_multipart())["event"]
+        message = parse_monitor_message(self.monitor.recv_multipart())
+        self.code = message["value"]
+        return message["event"]
 
     def ended(self):
         """Wait until the connection is closed by the hub."""
