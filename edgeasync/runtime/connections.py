@@ -11,6 +11,7 @@ at every `LOOK_S`; while nothing arrives, nothing is done.
 
 import asyncio
 import contextlib
+import ctypes
 import resource
 import select
 import socket
@@ -72,6 +73,7 @@ def connections_that_fit() -> int:
     return 1 << 31 if soft == resource.RLIM_INFINITY else max(1, soft - max(32, min(FILES_KEPT, soft // 4)))
 
 
+_LIBC = ctypes.CDLL(None)
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
@@ -145,14 +147,12 @@ class Connections:
             if connection is None:
                 return True  # it has ended since
         connection.heard = True
-        connection.delivered_bytes += self._travelled(header_bytes)
-        if payload_bytes is not None:
-            connection.delivered_bytes += self._travelled(payload_bytes)
-        doomed = None if connection.key is not None else self._bounds.spoke(connection, key)
-        if doomed is None and header_bytes > HEADER_BYTES_MAX:
-            doomed = self._bounds.said_too_much(connection, "header")
-        self._shut(doomed)
-        return doomed is None and not connection.shut
+        connection.delivered_bytes += self._travelled(header_bytes, payload_bytes)
+        if connection.key is None:
+            self._shut(self._bounds.spoke(connection, key))
+        if header_bytes > HEADER_BYTES_MAX:
+            self._shut(self._bounds.said_too_much(connection, "header"))
+        return not connection.shut
 
     def said_too_much(self, peer: Peer) -> None:
         """Shut a peer's connection that says more messages than it may."""
@@ -176,17 +176,17 @@ class Connections:
         """Note what was sent to a peer, and whether libzmq has a copy of the payload."""
         if (connection := self.by_peer.get(peer)) is None:
             return
-        connection.sent_bytes += self._travelled(header_bytes)
-        connection.copied_bytes += header_bytes
-        if payload_bytes is not None:
-            connection.sent_bytes += self._travelled(payload_bytes)
-            if copied:
-                connection.copied_bytes += payload_bytes
+        connection.sent_bytes += self._travelled(header_bytes, payload_bytes)
+        connection.copied_bytes += header_bytes + (payload_bytes if copied and payload_bytes is not None else 0)
 
-    def _travelled(self, nbytes: int) -> int:
-        """Return how long a frame is on its way: ZMTP's flags and length come before it."""
-        nbytes += self._frame_bytes
-        return nbytes + (2 if nbytes < 256 else 9)
+    def _travelled(self, header_bytes: int, payload_bytes: int | None) -> int:
+        """Return how long a message is on its way: ZMTP's flags and length come before each frame."""
+        nbytes = header_bytes + self._frame_bytes
+        nbytes += 2 if nbytes < 256 else 9
+        if payload_bytes is None:
+            return nbytes
+        payload_bytes += self._frame_bytes
+        return nbytes + payload_bytes + (2 if payload_bytes < 256 else 9)
 
     # -- which connections there are -------------------------------------------------------------------------
 
@@ -346,12 +346,11 @@ def _far_end(descriptor: int) -> Any:
 
 def _tcp_counts(connection: Connection) -> tuple[int, int] | None:
     """Return how many bytes came in on a connection, and how many that were sent have arrived."""
-    try:
-        with _socket_of(connection.descriptor) as borrowed:
-            info = borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-    except OSError:
-        return None
-    if len(info) < _TCP_INFO_BYTES:
+    info, length = ctypes.create_string_buffer(_TCP_INFO_BYTES), ctypes.c_uint32(_TCP_INFO_BYTES)
+    told = _LIBC.getsockopt(
+        connection.descriptor, socket.IPPROTO_TCP, socket.TCP_INFO, info, ctypes.byref(length)
+    )  # a socket object would ask the kernel for its address first
+    if told != 0 or length.value < _TCP_INFO_BYTES:
         return None
     acknowledged_bytes, received_bytes = _ACKED_AND_RECEIVED.unpack_from(info, _ACKED_AT)
     return received_bytes, acknowledged_bytes

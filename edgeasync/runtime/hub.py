@@ -431,9 +431,10 @@ class Hub:
     def _on_message(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
         log_frame("in", peer, header, payload)
         try:
-            sender = self._sender(peer, header, payload)
+            now_s = self._now_s()
+            sender = self._sender(peer, header, payload, now_s)
             if sender is not None:
-                self._engine.on_message(peer, header, payload, self._now_s(), sender)
+                self._engine.on_message(peer, header, payload, now_s, sender)
         except Exception as error:  # noqa: BLE001
             self._ending.fail(error)
 
@@ -459,7 +460,7 @@ class Hub:
 
     # -- who may talk ----------------------------------------------------------------------------------------
 
-    def _sender(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> Sender | None:
+    def _sender(self, peer: Peer, header: bytes, payload: wire.Buffer | None, now_s: float) -> Sender | None:
         """Return whose a message is; `None` for one that is not to be heard."""
         connections = self._connections
         if connections is None:
@@ -471,7 +472,7 @@ class Hub:
             payload_bytes = None if payload is None else len(payload)
             if not connections.heard(peer, b"", self._channel, len(header), payload_bytes):
                 return None
-        if sender is not None and not self._engine.bounds.allows(sender.key or peer, self._now_s()):
+        if sender is not None and not self._engine.bounds.allows(sender.key or peer, now_s):
             connections.said_too_much(peer)
             return None
         return sender

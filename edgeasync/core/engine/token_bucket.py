@@ -22,11 +22,15 @@ class TokenBucket:
 
     def take(self, now_s: float) -> bool:
         """Take a token; return whether there was one."""
-        tokens = self.tokens(now_s)
-        allowed = tokens >= 1.0
-        self._tokens = tokens - allowed
+        rate = self._rate
+        tokens = self._tokens + (now_s - self._now_s) * rate.per_s
+        tokens = min(tokens, rate.burst)
         self._now_s = now_s
-        return allowed
+        if tokens < 1.0:
+            self._tokens = tokens
+            return False
+        self._tokens = tokens - 1.0
+        return True
 
     def tokens(self, now_s: float) -> float:
         """Return how many tokens there are."""
