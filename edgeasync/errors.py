@@ -11,6 +11,7 @@
     ├── StorageError              9   a file of a run or a device's state cannot be read or written
     ├── GraphError               10   an ONNX graph cannot be trained, or is not one to trust
     ├── AccessError              11   keys do not fit: the hub does not know this one, or is not the one meant
+    ├── CapacityError            12   this machine has less memory or fewer files than the hub may need
     └── TransitionError           1   a state machine was about to make a move that it does not have: a defect
 
 The codes are a contract: scripts rely on them. Each message says what was wrong, where, and what to do.
@@ -83,6 +84,12 @@ class AccessError(EdgeAsyncError):
     """Keys do not fit: the hub does not know this one, or is not the one that was meant."""
 
     exit_code = 11
+
+
+class CapacityError(EdgeAsyncError):
+    """This machine has less memory, or allows fewer files, than the hub may need."""
+
+    exit_code = 12
 
 
 class TransitionError(EdgeAsyncError):

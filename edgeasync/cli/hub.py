@@ -8,15 +8,17 @@ from typing import Any
 import msgspec
 
 from edgeasync.cli.model import check_choices
-from edgeasync.cli.output import Printer
+from edgeasync.cli.output import Printer, print_table
 from edgeasync.cli.service import serve
 from edgeasync.config import convert, read_toml, to_table
 from edgeasync.core.hub.effects import Report
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import CheckpointSettings
-from edgeasync.errors import ConfigError
+from edgeasync.errors import CapacityError, ConfigError
+from edgeasync.runtime.connections import connections_that_fit
 from edgeasync.runtime.graph_process import load_graph_apart
 from edgeasync.runtime.hub_settings import HubSection, HubSettings, read_record
+from edgeasync.runtime.machine import memory_limit_bytes
 
 PROGRESS_S = 10.0
 
@@ -33,8 +35,8 @@ class Flags(msgspec.Struct, frozen=True):
     resume: Path | None = None
 
 
-def run_hub(config: Path | None, flags: Flags, printer: Printer) -> None:
-    """Run a hub by a settings file, flags, or both, or by the settings of a run; a flag wins over all of them."""
+def _all_settings(config: Path | None, flags: Flags) -> HubSettings:
+    """Return the settings of a file, flags, or both, or those of a run; a flag wins over all of them."""
     settings = _settings(config, flags) if flags.resume is None else _resumed(flags.resume, config, flags)
     section = convert(to_table(settings.hub) | flags.section, HubSection, where="flags")
     settings = msgspec.structs.replace(settings, hub=section)
@@ -43,6 +45,53 @@ def run_hub(config: Path | None, flags: Flags, printer: Printer) -> None:
             to_table(settings.checkpoint) | {"recovery": flags.recovery}, CheckpointSettings, where="flags"
         )
         settings = msgspec.structs.replace(settings, checkpoint=checkpoint)
+    return settings
+
+
+def check_hub(config: Path | None, flags: Flags, printer: Printer) -> None:
+    """Print the most memory that such a hub may need; raises `CapacityError` if this machine has less.
+
+    Nothing is listened on, and nothing is written.
+    """
+    settings = _all_settings(config, flags)
+    allow_many_files()
+    parts = settings.make_hub(load=load_graph_apart).most_memory()
+    needed, machine = sum(part.nbytes for part in parts), memory_limit_bytes()
+    connections, files = settings.limits.devices_max, connections_that_fit()
+    if printer.json:
+        printer.object(
+            {
+                "event": "checked",
+                "parts": {part.name: part.nbytes for part in parts},
+                "bytes": needed,
+                "machine_bytes": machine,
+                "connections": connections,
+                "connections_that_fit": files,
+            }
+        )
+    else:
+        rows = [(part.name, _mebibytes(part.nbytes), part.why) for part in parts]
+        print_table(printer, [("part", "MiB", "of"), *rows, ("in all", _mebibytes(needed), "at the worst")])
+        printer.line(f"this machine: {_mebibytes(machine).strip()} MiB; files for {files:,} connections")
+    if 0 < machine < needed:
+        raise CapacityError(
+            f"the hub may need {_mebibytes(needed).strip()} MiB, and this machine has "
+            f"{_mebibytes(machine).strip()}; lower limits.devices_max, updates_held_max or snapshots_max"
+        )
+    if files < connections:
+        raise CapacityError(
+            f"there are files for {files:,} connections, and limits.devices_max is {connections:,}; "
+            "raise the limit of open files (ulimit -n, LimitNOFILE=), or lower limits.devices_max"
+        )
+
+
+def _mebibytes(nbytes: int) -> str:
+    return f"{nbytes / 2**20:8,.1f}"
+
+
+def run_hub(config: Path | None, flags: Flags, printer: Printer) -> None:
+    """Run a hub by a settings file, flags, or both, or by the settings of a run."""
+    settings = _all_settings(config, flags)
 
     def on_report(report: Report) -> None:
         printer.event(report.event, device=report.device_id, detail=report.detail)

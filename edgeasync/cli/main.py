@@ -21,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train one model across many unequal, unreliable devices, without waiting for any of them.",
     epilog="Exit codes: 0 done, 2 settings, 3 data, 4 protocol, 5 another model, 6 no hub, 7 refused, 8 address, "
-    "9 files, 10 graph, 11 keys, 1 anything else.",
+    "9 files, 10 graph, 11 keys, 12 machine too small, 1 anything else.",
 )
 
 model_app = typer.Typer(
@@ -119,6 +119,9 @@ def hub(
         bool, typer.Option("--knocking", help="Record unknown keys for 'edgeasync keys pending'.")
     ] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without keys.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only print the most memory that this hub may need, part by part.")
+    ] = False,
     log_level: LogLevel = None,
     json: Json = False,
 ) -> None:
@@ -126,14 +129,15 @@ def hub(
 
     If the folder already holds a run, the hub resumes it.
     """
-    from edgeasync.cli.hub import Flags, run_hub  # noqa: PLC0415
+    from edgeasync.cli.hub import Flags, check_hub, run_hub  # noqa: PLC0415
     from edgeasync.cli.service import log_to_stderr  # noqa: PLC0415
 
     log_to_stderr(log_level)
     flags = {"bind": bind, "run": run, "durability": durability, "keys": keys, "insecure": insecure or None}
     section = _given(flags | {"knocking": knocking or None})
     model = _given({"file": file}) | _graph_flags(loss, train, freeze, output, target)
-    run_hub(config, Flags(section, model, recovery, resume), Printer(json=json))
+    act = check_hub if check else run_hub
+    act(config, Flags(section, model, recovery, resume), Printer(json=json))
 
 
 @app.command()

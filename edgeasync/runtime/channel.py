@@ -7,7 +7,7 @@ read.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import zmq
 
@@ -32,6 +32,7 @@ class Channel:
 
     With `authenticated`, `user_id` is the key that the message handed on came under, in hexadecimal, and
     `descriptor` the connection's. libzmq gives both with the frame; nothing that the peer says can change them.
+    Without it there is a `descriptor` for peers that are not `known`.
     """
 
     def __init__(
@@ -42,9 +43,11 @@ class Channel:
         on_idle: Callable[[], None] | None = None,
         *,
         authenticated: bool = False,
+        known: Container[bytes] | None = None,
     ) -> None:
         self.large_payloads = False
         self._authenticated = authenticated
+        self._known = known
         self._frame: zmq.Frame | None = None
         self._socket = socket
         self._loop = loop
@@ -136,7 +139,7 @@ class Channel:
             first = receive(zmq.NOBLOCK)
         except zmq.Again:
             return None
-        if self._authenticated:
+        if self._authenticated or (self._known is not None and first not in self._known):
             self._frame = self._socket.recv(zmq.NOBLOCK, copy=False)
             peer, header = first, self._frame.bytes
         else:

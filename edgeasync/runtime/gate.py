@@ -2,11 +2,13 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
 import zmq
 
+from edgeasync.core.engine.message_bounds import HEADER_BYTES_MAX
 from edgeasync.core.engine.sender import Sender
 from edgeasync.core.hub.events import Peer
 from edgeasync.durable.allow_list import Key
@@ -16,15 +18,11 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Enrol, Enrolled, Refuse
 from edgeasync.runtime.access import Access
 from edgeasync.runtime.channel import Channel
+from edgeasync.runtime.connection_bounds import ConnectionBounds
 from edgeasync.runtime.connections import Connections
 from edgeasync.runtime.curve import serve_keys
 from edgeasync.runtime.worker import Worker
 from edgeasync.runtime.zap import ZapHandler
-
-SILENT_S = 30.0
-"""How long a connection may say nothing at all; every peer has something to say as soon as it is in."""
-
-LOOK_S = 1.0
 
 GOODBYE_S = 0.2
 """How long the connection of a revoked key stays, so that its device is told. Nothing that it says is heard."""
@@ -43,6 +41,8 @@ class Gate:
         keys: HubKeys,
         socket: "zmq.Socket[bytes]",
         loop: asyncio.AbstractEventLoop,
+        connections: Connections,
+        bounds: ConnectionBounds,
         *,
         on_revoked: Callable[[set[Key]], None],
         on_trouble: Callable[[str], None],
@@ -54,36 +54,43 @@ class Gate:
         self._on_trouble = on_trouble
         self._access = Access(keys, self._revoked, on_trouble, self._note_knock if knocking else None)
         # libzmq asks a handler that is there when the socket is bound.
-        self._zap = ZapHandler(socket.context, loop, self._access.lets_in)
+        self._connections = connections
+        self._bounds = bounds
+        self._zap = ZapHandler(socket.context, loop, self._lets_in)
         serve_keys(socket, self._access.pair)
-        self._connections = Connections(socket, loop, self._count)
         self._enrolling: set[Key] = set()
         self._leaving: set[Key] = set()
-        self._timer: asyncio.TimerHandle | None = None
         self._worker = Worker("keys", self._fail_from_thread)
 
     def open(self) -> None:
         """Watch the list from now on, and enrol devices."""
         self._worker.start()
         self._access.watch(self._loop)
-        self._shut_silent()
 
     def close(self) -> None:
         """Let nobody in any more."""
         self._access.close()
-        if self._timer is not None:
-            self._timer.cancel()
         self._zap.close()
-        self._connections.close()
         self._worker.abandon()
 
     def holds(self, key: Key) -> bool:
         """Whether a key is in the list and not revoked."""
         return self._access.holds(key)
 
-    def denied(self) -> dict[str, int]:
-        """Return how many were not let in, by the reason."""
-        return dict(sorted(self._access.denied.items()))
+    @property
+    def denied(self) -> Counter[str]:
+        """How many were not let in, by the reason."""
+        return self._access.denied
+
+    def count(self, reason: str) -> None:
+        """Count one who was not let in."""
+        self._access.denied[reason] += 1
+
+    def _lets_in(self, key: Key, address: str) -> bool | None:
+        """Whether a key may come in; `None` if it has come too often."""
+        if not self._access.lets_in(key, address):
+            return False
+        return self._bounds.allows_handshake(key, self._loop.time()) or None
 
     def sender(self, channel: Channel, peer: Peer, header: bytes, payload: wire.Buffer | None) -> Sender | None:
         """Return whose the message is that the channel hands on.
@@ -91,23 +98,25 @@ class Gate:
         `None` for one that is not the hub's to hear: a token's, which is answered here, or that of a key that
         counts no more, whose connection is shut.
         """
-        user_id, descriptor = channel.user_id, channel.descriptor
+        user_id = channel.user_id
         if self._connections.has_claimed(peer):
-            self._refuse("routing_id", descriptor)
+            self._refuse("routing_id", channel)
             return None
         sender = self._access.sender(user_id)
+        payload_bytes = None if payload is None else len(payload)
         if sender is not None:
-            self._connections.note(descriptor, sender.key)
-            return sender
+            stays = self._connections.heard(peer, sender.key, channel, len(header), payload_bytes)
+            return sender if stays else None
         token = self._access.token(user_id)
         if token is None and bytes.fromhex(user_id) in self._leaving:
-            self._count("revoked")
-        elif token is None:
-            self._refuse("revoked", descriptor)
-        else:
-            self._connections.note(descriptor, token.key)
-            if not self._enrol(token, channel, peer, header, payload):
-                self._refuse("token", descriptor)
+            self.count("revoked")
+            return None
+        if token is None:
+            self._refuse("revoked", channel)
+            return None
+        stays = self._connections.heard(peer, token.key, channel, len(header), payload_bytes)
+        if stays and not self._enrol(token, channel, peer, header, payload):
+            self._refuse("token", channel)
         return None
 
     def _enrol(
@@ -115,7 +124,7 @@ class Gate:
     ) -> bool:
         """Begin to enrol a device, in the background; return whether it said what it may, and not twice."""
         try:
-            message = wire.decode(header)
+            message = wire.decode(header, HEADER_BYTES_MAX)
         except ProtocolError:
             return False
         if not isinstance(message, Enrol) or payload is not None or token.key in self._enrolling:
@@ -145,7 +154,7 @@ class Gate:
             self._on_trouble(f"{token.name} could not enrol: {found}")
             channel.send(peer, wire.encode(Refuse("busy", "the hub's keys cannot be written; try again", 1.0)))
         elif found is None:
-            self._count("token")
+            self.count("token")
             channel.send(peer, wire.encode(Refuse("not_allowed", "this token does not let this key in")))
         else:
             channel.send(peer, wire.encode(Enrolled(found)))
@@ -172,14 +181,7 @@ class Gate:
 
         self._worker.submit(work)
 
-    def _refuse(self, reason: str, descriptor: int) -> None:
+    def _refuse(self, reason: str, channel: Channel) -> None:
         """Count a message that nobody is to hear, and shut its connection."""
-        self._count(reason)
-        self._connections.shut_one(descriptor)
-
-    def _shut_silent(self) -> None:
-        self._connections.shut_silent(SILENT_S)
-        self._timer = self._loop.call_later(LOOK_S, self._shut_silent)
-
-    def _count(self, reason: str) -> None:
-        self._access.denied[reason] += 1
+        self.count(reason)
+        self._connections.shut_one(channel.descriptor)

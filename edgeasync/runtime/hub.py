@@ -5,6 +5,7 @@ import math
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ import zmq
 from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.engine.clock import OffsetClock
 from edgeasync.core.engine.hub_engine import HubEngine
-from edgeasync.core.engine.sender import ANYBODY
+from edgeasync.core.engine.sender import ANYBODY, Sender
 from edgeasync.core.hub.effects import Report
 from edgeasync.core.hub.events import Evaluated, Peer
 from edgeasync.core.hub.machine import HubCore
@@ -39,11 +40,14 @@ from edgeasync.protocol.messages import ModelVersion
 from edgeasync.runtime import routing_ids
 from edgeasync.runtime.address import check_bind
 from edgeasync.runtime.channel import COPY_BELOW_BYTES, Channel
+from edgeasync.runtime.connection_bounds import ConnectionBounds
+from edgeasync.runtime.connections import Connections, connections_that_fit
 from edgeasync.runtime.curve import FRAME_BYTES
 from edgeasync.runtime.ending import Ending
 from edgeasync.runtime.frame_log import log_frame
 from edgeasync.runtime.gate import Gate
 from edgeasync.runtime.graph_model import keep_file, keep_files
+from edgeasync.runtime.memory import Part, most_memory
 from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, load_model, save_model
 from edgeasync.runtime.worker import Worker
 from edgeasync.training.evaluation import Evaluator, plain
@@ -59,6 +63,15 @@ RECORD_FILE = "hub.json"
 
 PROGRESS_S = 5.0
 """How often a hub that replays a long journal says how far it is."""
+
+TELL_S = 60.0
+"""The least time between two lines about what was kept off."""
+
+HANDSHAKE_MS = 10_000
+"""How long a peer may take for ZeroMQ's greeting."""
+
+KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S, KEEPALIVE_COUNT = 30, 10, 3
+"""When the kernel asks whether the far end of a silent connection is still there."""
 
 SOCKETS_MAX = 65_535
 QUEUED_MESSAGES_MAX = 64
@@ -139,6 +152,7 @@ class Hub:
         self._graph = graph
         self._forward = forward
         self._settings = settings
+        self._policy = policy
         self._durability = durability
         self._record = record
         self._evaluator = evaluator
@@ -151,6 +165,15 @@ class Hub:
         self._keys = None if keys is None else HubKeys(keys)
         self._knocking = knocking
         self._gate: Gate | None = None
+        self._connections: Connections | None = None
+        self._told_denied: Counter[str] = Counter()
+        self._tell_at_s = 0.0
+        self._bounds = ConnectionBounds(
+            settings.limits,
+            lease_s=settings.liveness.lease_s,
+            files_max=connections_that_fit(),
+            by_address=keys is not None,
+        )
         self._folder = FolderLock(run, "--run")
         self._run = Run(FolderDisk(run, self._folder.check), Rules(spec, policy, settings, graph is not None))
         self._log: GroupCommit | None = None
@@ -168,6 +191,16 @@ class Hub:
         if not self._opened:
             raise EdgeAsyncError("the hub has no core before it has read its run's folder; look at `recovered`")
         return self._engine.core
+
+    def most_memory(self) -> list[Part]:
+        """Return what the most memory consists of that this hub may need; to be called before `run`."""
+        return most_memory(
+            self.spec,
+            self._policy,
+            self._settings,
+            journal=self._durability == "journal",
+            evaluated=self._evaluator is not None,
+        )
 
     def last_events(self) -> list[str]:
         """Return a line for each of the last events and effects of the core, without secrets."""
@@ -272,6 +305,7 @@ class Hub:
                 self._on_message,
                 self._schedule_tick,
                 authenticated=self._gate is not None,
+                known=None if self._connections is None else self._connections.by_peer,
             )
             self._channel.large_payloads = self.spec.nbytes >= COPY_BELOW_BYTES
             for worker in self._workers.values():
@@ -324,12 +358,24 @@ class Hub:
         socket.set(zmq.IPV6, "[" in self.address)
         socket.set(zmq.ROUTER_MANDATORY, 1)
         frame_bytes_max = max(wire.HEADER_BYTES_MAX, int(self._settings.limits.piece_bytes))
+        if not self.address.startswith("inproc:"):
+            self._connections = Connections(
+                socket,
+                self._loop,
+                self._bounds,
+                self._on_failure,
+                self._tell_denied,
+                encrypted=self._keys is not None,
+            )
         if self._keys is not None:
+            assert self._connections is not None
             frame_bytes_max += FRAME_BYTES
             self._gate = Gate(
                 self._keys,
                 socket,
                 self._loop,
+                self._connections,
+                self._bounds,
                 on_revoked=self._on_revoked,
                 on_trouble=self._warn,
                 knocking=self._knocking,
@@ -339,11 +385,15 @@ class Hub:
         socket.set(zmq.SNDHWM, QUEUED_MESSAGES_MAX)
         socket.set(zmq.RCVHWM, QUEUED_MESSAGES_MAX)
         socket.set(zmq.LINGER, 0)
+        socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        socket.set(zmq.TCP_KEEPALIVE, 1)
+        socket.set(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_IDLE_S)
+        socket.set(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_EVERY_S)
+        socket.set(zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_COUNT)
         try:
             socket.bind(self.address)
         except zmq.ZMQError as error:
-            if self._gate is not None:
-                self._gate.close()
+            self._close_gate()
             socket.close(0)
             raise AddressError(
                 f"{self.address}: cannot be bound: {error.strerror}; "
@@ -371,19 +421,25 @@ class Hub:
         finally:
             for worker in self._workers.values():
                 worker.abandon()
-            if self._gate is not None:
-                self._gate.close()
+            self._close_gate()
             self._channel.close(LINGER_MS)
         if self._unsaved is not None:
             raise self._unsaved
 
+    def _close_gate(self) -> None:
+        """Let nobody in any more."""
+        if self._gate is not None:
+            self._gate.close()
+        if self._connections is not None:
+            self._connections.close()
+
     def _on_message(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
         log_frame("in", peer, header, payload)
         try:
-            gate = self._gate
-            sender = ANYBODY if gate is None else gate.sender(self._channel, peer, header, payload)
+            now_s = self._now_s()
+            sender = self._sender(peer, header, payload, now_s)
             if sender is not None:
-                self._engine.on_message(peer, header, payload, self._now_s(), sender)
+                self._engine.on_message(peer, header, payload, now_s, sender)
         except Exception as error:  # noqa: BLE001
             self._ending.fail(error)
 
@@ -409,6 +465,45 @@ class Hub:
 
     # -- who may talk ----------------------------------------------------------------------------------------
 
+    def _sender(self, peer: Peer, header: bytes, payload: wire.Buffer | None, now_s: float) -> Sender | None:
+        """Return whose a message is; `None` for one that is not to be heard."""
+        connections = self._connections
+        if connections is None:
+            return ANYBODY
+        sender: Sender | None = ANYBODY
+        if self._gate is not None:
+            sender = self._gate.sender(self._channel, peer, header, payload)
+        else:
+            payload_bytes = None if payload is None else len(payload)
+            if not connections.heard(peer, b"", self._channel, len(header), payload_bytes):
+                return None
+        if sender is not None and not self._engine.bounds.allows(sender.key or peer, now_s):
+            connections.said_too_much(peer)
+            return None
+        return sender
+
+    def _on_failure(self, reason: str) -> None:
+        """Count a handshake that has failed; without keys nobody is kept out by one."""
+        if self._gate is not None:
+            self._gate.count(reason)
+
+    def _tell_denied(self) -> None:
+        """Tell what was kept off by bounds since the last time, now and then."""
+        counts = Counter[str](self._engine.bounds.denied) + self._bounds.denied
+        if counts == self._told_denied or self._loop.time() < self._tell_at_s:
+            return
+        more = ", ".join(f"{count} {reason}" for reason, count in sorted((counts - self._told_denied).items()))
+        self._told_denied, self._tell_at_s = counts, self._loop.time() + TELL_S
+        self._warn(f"kept off by bounds: {more}; docs/hub/bounds.md says what each is")
+
+    def _denied(self) -> dict[str, int]:
+        """Return how many were not let in, and what was cut short, by the reason."""
+        counts: Counter[str] = Counter(self._engine.bounds.denied)
+        counts.update(self._bounds.denied)
+        if self._gate is not None:
+            counts.update(self._gate.denied)
+        return dict(sorted(counts.items()))
+
     def _on_revoked(self, keys: set[Key]) -> None:
         """End what keys have here that count no more."""
         for key in sorted(keys):
@@ -423,7 +518,11 @@ class Hub:
     def send(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
         """Send a message without waiting; one that cannot leave is dropped."""
         log_frame("out", peer, header, payload)
-        self._channel.send(peer, header, payload)
+        if self._channel.send(peer, header, payload) and self._connections is not None:
+            payload_bytes = None if payload is None else len(payload)
+            # A snapshot is one for all. A status is there for one connection alone, as what libzmq copies.
+            own = isinstance(payload, bytes) or (payload_bytes or 0) < COPY_BELOW_BYTES
+            self._connections.sent(peer, len(header), payload_bytes, copied=own)
 
     def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Do `work` in the worker's thread, then call `then` on the loop."""
@@ -537,7 +636,7 @@ class Hub:
             "parameters": self.spec.length,
             "durability": self._durability,
             "disk_trouble": "" if log is None else log.failing,
-            "denied": {} if self._gate is None else self._gate.denied(),
+            "denied": self._denied(),
             "journal": log and {"entries": log.last, "bytes": log.bytes_appended, "syncs": log.batches},
         }
 

@@ -1,6 +1,8 @@
 """What this machine has."""
 
+import contextlib
 import os
+from pathlib import Path, PurePosixPath
 
 
 def memory_bytes() -> int:
@@ -9,3 +11,38 @@ def memory_bytes() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
         return 0
+
+
+def resident_bytes() -> int:
+    """Return the memory that this process has in use, 0 where that is not told."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def memory_limit_bytes(root: Path = Path("/")) -> int:
+    """Return the memory that this process may use: the machine's, or what its cgroup allows; 0 if not known."""
+    limits = [memory_bytes()]
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            limits += _limits_of(root / "sys/fs/cgroup", path, "memory.max")
+        elif "memory" in controllers.split(","):
+            limits += _limits_of(root / "sys/fs/cgroup/memory", path, "memory.limit_in_bytes")
+    return min((limit for limit in limits if limit), default=0)
+
+
+def _limits_of(mount: Path, path: str, name: str) -> list[int]:
+    """Return the limits of a cgroup and of those that it lies in."""
+    found = []
+    group = PurePosixPath(path)
+    for each in (group, *group.parents):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(int((mount / str(each).lstrip("/") / name).read_text(encoding="ascii")))
+    return found

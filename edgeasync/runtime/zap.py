@@ -20,8 +20,8 @@ ENDPOINT = "inproc://zeromq.zap.01"
 
 _ALLOWED, _DENIED, _FAILED = b"200", b"400", b"500"
 
-Decide = Callable[[Key, str], bool]
-"""Says whether a key from an address may come in."""
+Decide = Callable[[Key, str], bool | None]
+"""Says whether a key from an address may come in; `None` for not now."""
 
 
 class ZapHandler:
@@ -79,4 +79,7 @@ class ZapHandler:
         except Exception:
             LOG.exception("a key is not let in: the handler failed")
             return _FAILED, b""
-        return (_ALLOWED, key.hex().encode()) if allowed is True else (_DENIED, b"")
+        if allowed is True:
+            return _ALLOWED, key.hex().encode()
+        # With 300, which ZAP has for this, libzmq leaves the connection open.
+        return _FAILED if allowed is None else _DENIED, b""

@@ -16,6 +16,7 @@ from edgeasync.policies.policy import Policy
 from edgeasync.protocol.messages import Refuse, Status, StatusRequest
 from edgeasync.runtime.connections import Connections
 from edgeasync.runtime.curve import FRAME_BYTES, mechanism_at, serve_keys, use_keys
+from edgeasync.runtime.socket_monitor import DENIED
 from edgeasync.runtime.status import fetch_status
 from edgeasync.runtime.zap import ENDPOINT, ZapHandler
 from tests.support.command_line import ACCESS, NO_HUB, assert_told
@@ -184,6 +185,25 @@ async def test_whatever_is_no_plain_yes_is_a_denial(decide):
     failure, arrived = await knock(decide)
     assert failure == zmq.EVENT_HANDSHAKE_FAILED_AUTH
     assert not arrived
+
+
+@pytest.mark.asyncio
+async def test_a_key_that_comes_too_often_is_told_another_code():
+    """An agent that is told 400 tells a person; any other code may pass, and it tries again."""
+    context, hub, pair = zmq.Context(), KeyPair.make(), KeyPair.make()
+    answers = iter([None, False])
+    zap = ZapHandler(context, asyncio.get_running_loop(), lambda key, address: next(answers))
+    server = context.socket(zmq.ROUTER)
+    serve_keys(server, hub)
+    server.bind("tcp://127.0.0.1:*")
+    codes = []
+    for _ in range(2):
+        with client(server.get_string(zmq.LAST_ENDPOINT), pair, hub.public) as device:
+            assert await asyncio.to_thread(device.failure) == zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            codes.append(device.code)
+    zap.close()
+    context.destroy(linger=0)
+    assert codes == [500, DENIED]
 
 
 @pytest.mark.asyncio

@@ -46,9 +46,11 @@ class Client:
         return wire.decode(self.socket.recv_multipart()[0])
 
     def failure(self):
-        """Wait until the connection fails; return the event."""
+        """Wait until the connection fails; return the event, and keep its `code`."""
         assert self.monitor.poll(PATIENCE_MS), "no failure"
-        return parse_monitor_message(self.monitor.recv_multipart())["event"]
+        message = parse_monitor_message(self.monitor.recv_multipart())
+        self.code = message["value"]
+        return message["event"]
 
     def ended(self):
         """Wait until the connection is closed by the hub."""
@@ -82,9 +84,9 @@ def enrolled(keys, name="pi-1"):
     return pair
 
 
-def start_hub(commands, keys, *flags, **settings):
+def start_hub(commands, keys, *flags, under=(), **settings):
     """Start a hub with keys; return the process and its address."""
-    return commands.hub(commands.settings(**settings), "--keys", keys.folder, *flags)
+    return commands.hub(commands.settings(**settings), "--keys", keys.folder, *flags, under=under)
 
 
 def ask(address, keys):

@@ -1,12 +1,19 @@
-"""Limits on the hub's memory: for updates that wait, and for snapshots and graphs that are being sent."""
+"""Limits on the hub's memory: for updates that wait, and for snapshots and graphs that are being sent.
+
+Once half of the places are taken, transfers of one key hold a share of them at most: a key that announces updates
+and sends none must leave places for the others.
+"""
 
 from edgeasync.core.arrays.hub_model import Model
 from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.engine.fold_queue import FoldQueue
 from edgeasync.core.engine.hub_transfers import IncomingTransfers, OutgoingTransfers
 from edgeasync.core.engine.log_writer import LogWriter
-from edgeasync.core.hub.membership import Owner
+from edgeasync.core.hub.membership import Member
 from edgeasync.core.hub.settings import HubCoreSettings
+
+SHARE = 4
+"""One key's transfers hold a fourth of the places at most."""
 
 
 class Capacity:
@@ -38,13 +45,20 @@ class Capacity:
         self._fold_queue = fold_queue
         self._log_writer = log_writer
 
-    def for_update(self, now_s: float, owner: Owner | None = None) -> bool:
-        """Return whether the hub may receive and hold one more update; drop transfers if that makes room."""
+    def for_update(self, now_s: float, member: Member | None = None) -> bool:
+        """Return whether the hub may receive and hold one more update; drop transfers if that makes room.
+
+        `member` is who announces the update in pieces.
+        """
         if self._log_writer.is_behind:
             return False
         # A suspended push of this device takes no place from it: it is resumed, or dropped before the new one.
-        held_max = self._limits.updates_held_max + self._incoming.is_suspended(owner)
-        if self._updates_held() < held_max:
+        owner = None if member is None else member.owner
+        places = self._limits.updates_held_max
+        held, held_max = self._updates_held(), places + self._incoming.is_suspended(owner)
+        if member is not None and 2 * held >= places and self._incoming.held_by(member) >= _share(places):
+            return False
+        if held < held_max:
             return True
         self._drop_stalled(now_s)
         while self._updates_held() >= held_max:
@@ -52,9 +66,15 @@ class Capacity:
                 return False
         return True
 
-    def for_snapshot(self, now_s: float) -> bool:
-        """Return whether the hub may send one more snapshot or its deltas; drop transfers if that makes room."""
-        if self._snapshots_held() < self._limits.snapshots_max:
+    def for_snapshot(self, now_s: float, member: Member | None = None) -> bool:
+        """Return whether the hub may send one more snapshot or its deltas; drop transfers if that makes room.
+
+        `member` is who it is for, if that is known.
+        """
+        places, held = self._limits.snapshots_max, self._snapshots_held()
+        if member is not None and 2 * held >= places and self._outgoing.held_by(member) >= _share(places):
+            return False
+        if held < places:
             return True
         self._drop_stalled(now_s)
         while self._snapshots_held() >= self._limits.snapshots_max:
@@ -62,14 +82,18 @@ class Capacity:
                 return False
         return True
 
-    def for_graph(self, now_s: float) -> bool:
+    def for_graph(self, now_s: float, member: Member | None) -> bool:
         """Return whether the hub may send the graph to one more device; drop transfers if that makes room.
 
         All these transfers share one payload: each costs only the pieces in libzmq's queue.
         """
-        if self._outgoing.graphs >= self._limits.snapshots_max:
+        places = self._limits.snapshots_max
+        if self._outgoing.graphs >= places:
             self._drop_stalled(now_s)
-        return self._outgoing.graphs < self._limits.snapshots_max
+        if self._outgoing.graphs >= places:
+            return False
+        scarce = member is not None and 2 * self._outgoing.graphs >= places
+        return not scarce or member is None or self._outgoing.held_by(member) < _share(places)
 
     def _updates_held(self) -> int:
         return len(self._incoming) + self.measuring + self._model.updates_waiting
@@ -80,3 +104,8 @@ class Capacity:
     def _drop_stalled(self, now_s: float) -> None:
         self._incoming.drop_stalled(now_s - self._lease_s)
         self._outgoing.drop_stalled(now_s - self._lease_s)
+
+
+def _share(places: int) -> int:
+    """Return how many places the transfers of one key may hold."""
+    return max(1, places // SHARE)

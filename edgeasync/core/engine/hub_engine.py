@@ -27,6 +27,7 @@ from edgeasync.core.engine.fold_queue import FoldQueue
 from edgeasync.core.engine.hub_shell import HubShell
 from edgeasync.core.engine.hub_transfers import IncomingTransfers, OutgoingTransfers
 from edgeasync.core.engine.log_writer import LogWriter
+from edgeasync.core.engine.message_bounds import HEADER_BYTES_MAX, MessageBounds
 from edgeasync.core.engine.outbox import Outbox
 from edgeasync.core.engine.recorder import Recorder
 from edgeasync.core.engine.sender import ANYBODY, Sender
@@ -111,6 +112,7 @@ class HubEngine:
         self._log_writer = LogWriter(log, core, model)
         self._outbox = Outbox(shell.send, log)
         self.recorder = Recorder()
+        self.bounds = MessageBounds()
         self._spec = core.spec
         self._limits = core.settings.limits
         self._buffers = BufferPool(payload_bytes_limit(core.spec))
@@ -217,7 +219,7 @@ class HubEngine:
         match message:
             case Ping():
                 self._shell.send(peer, self._encode(peer, Pong(message.sent_s)), None)
-            case StatusRequest():
+            case StatusRequest() if not self._is_too_often(peer, message):
                 self._send_status(peer)
             case Credit() if payload is None:
                 self._credit(peer, message)
@@ -266,7 +268,7 @@ class HubEngine:
             member.link.bytes_up += nbytes
         event: HubEvent | None
         try:
-            message = with_digests(wire.decode(header))
+            message = with_digests(wire.decode(header, HEADER_BYTES_MAX))
             if sender is not ANYBODY:
                 _check_allowed(sender, message)
             self._stand_still_if_overfull()
@@ -288,8 +290,21 @@ class HubEngine:
         if member is None and (member := self.core.members.by_peer(peer)) is not None:
             member.link.bytes_up += nbytes  # this message made its sender a member
 
+    def _is_too_often(self, peer: Peer, message: Message) -> bool:
+        """Return whether the sender says this more often than it may. Who asks for the status is told."""
+        who = self._sender.key or peer
+        if isinstance(message, Hello):
+            return not self.bounds.allows_hello(who, self._now_s)
+        if not isinstance(message, StatusRequest):
+            return False
+        if not self.bounds.allows_status(who, self._now_s, operator=self._sender.role == "operator"):
+            refuse = Refuse("busy", "the status was asked for too often", 1.0)
+            self._shell.send(peer, self._encode(peer, refuse), None)
+            return True
+        return False
+
     def _event(self, peer: Peer, message: Message, payload: wire.Buffer | None) -> HubEvent | None:
-        """Turn a message into the core's event; return `None` if the worker makes the event later.
+        """Turn a message into the core's event; return `None` if the worker makes the event later, or nobody.
 
         A request first ends the transfer that it replaces. The event then says whether there is room to answer.
         """
@@ -303,16 +318,16 @@ class HubEngine:
             return self._credit(peer, message)
         if isinstance(message, FetchGraph):
             self._outgoing.drop(peer)  # a device that asks again has given up the transfer
-            return Received(peer, message, self._capacity.for_graph(self._now_s))
+            return Received(peer, message, self._capacity.for_graph(self._now_s, self._member(peer)))
         if isinstance(message, Fetch):
-            if (owner := self._owner(peer)) is not None:  # strangers have no transfers
+            if (member := self._member(peer)) is not None:  # strangers have no transfers
                 self._outgoing.suspend(peer, self._now_s)  # a device that asks again has given up the transfer
                 if message.partial is not None:
                     self._outgoing.note_partial(peer, message.partial)
-            resumes = self._outgoing.can_resume(peer, owner)
-            return Received(peer, message, resumes or self._capacity.for_snapshot(self._now_s))
+            resumes = self._outgoing.can_resume(peer, self._owner(peer))
+            return Received(peer, message, resumes or self._capacity.for_snapshot(self._now_s, member))
         if isinstance(message, Hello | Ping | Leave | StatusRequest):
-            return Received(peer, message)
+            return None if self._is_too_often(peer, message) else Received(peer, message)
         raise ProtocolError(f"a {type(message).__name__} is for devices, not for a hub")
 
     def _push(self, peer: Peer, push: Push, payload: wire.Buffer | None) -> HubEvent:
@@ -327,7 +342,7 @@ class HubEngine:
             if payload is not None:
                 raise ProtocolError("a push in pieces carries its payload itself")
             self._incoming.suspend(peer, self._now_s)  # a device that announces again has given up the transfer
-            return Received(peer, push, self._capacity.for_update(self._now_s, self._owner(peer)))
+            return Received(peer, push, self._capacity.for_update(self._now_s, self._member(peer)))
         if payload is None or len(payload) != push.payload_bytes:
             raise ProtocolError("the payload is not as long as its header says")
         if wire.checksum(payload) != push.checksum:
@@ -336,7 +351,9 @@ class HubEngine:
         if self._incoming and (owner := self._owner(peer)) is not None:
             self._incoming.drop_suspended(owner)  # a whole push replaces it
         norm = self.model.norm(update)
-        can_answer = self._capacity.for_update(self._now_s) and self._capacity.for_snapshot(self._now_s)
+        can_answer = self._capacity.for_update(self._now_s) and self._capacity.for_snapshot(
+            self._now_s, self._member(peer)
+        )
         return PushArrived(peer, push, self.model.keep(Update(update, push.codec, payload)), norm, can_answer)
 
     def _piece(self, peer: Peer, piece: Piece, payload: wire.Buffer | None) -> HubEvent | None:
@@ -366,7 +383,8 @@ class HubEngine:
             else:
                 update, norm = result
                 handle = self.model.keep(Update(update, push.codec, transfer.buffer))
-                event = PushArrived(peer, push, handle, norm, self._capacity.for_snapshot(self._now_s))
+                can_answer = self._capacity.for_snapshot(self._now_s, self._member(peer))
+                event = PushArrived(peer, push, handle, norm, can_answer)
             self._handle(_under(event, key))
 
         self._shell.run_in_background(partial(self._measure, codec, transfer.buffer), measured)
@@ -391,8 +409,11 @@ class HubEngine:
             self._send(peer, piece, part)
         return Heard(peer, "credit")
 
+    def _member(self, peer: Peer) -> Member | None:
+        return self.core.members.by_peer(peer)
+
     def _owner(self, peer: Peer) -> Owner | None:
-        member = self.core.members.by_peer(peer)
+        member = self._member(peer)
         return None if member is None else member.owner
 
     # -- outgoing effects ------------------------------------------------------------------------------------
@@ -477,13 +498,13 @@ class HubEngine:
         self._send(member.peer, message, None if message.transfer else payload)
 
     def _receive(self, peer: Peer, push: Push) -> None:
-        owner = self._owner(peer)
-        if owner is None:
+        member = self._member(peer)
+        if member is None:
             return
-        transfer = self._incoming.resume(peer, owner, push, self._now_s)
+        transfer = self._incoming.resume(peer, member.owner, push, self._now_s)
         if transfer is None:
             buffer = self._buffers.take()[: push.payload_bytes].data
-            transfer = self._incoming.receive(peer, owner, push, buffer, self._now_s)
+            transfer = self._incoming.receive(peer, member, push, buffer, self._now_s)
         self._send(peer, transfer.credit())
 
     def _send(self, peer: Peer, message: Message, payload: wire.Buffer | None = None) -> None:

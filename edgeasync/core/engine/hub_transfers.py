@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from edgeasync.core.hub.events import Peer
-from edgeasync.core.hub.membership import Member, Owner
+from edgeasync.core.hub.membership import Holder, Member, Owner
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Assignment, Credit, Graph, Piece, Push
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN, IncomingTransfer, OutgoingTransfer, Transfer
@@ -23,9 +23,10 @@ SUSPENDED_S = 600.0
 
 
 class _HubTransfer(msgspec.Struct, kw_only=True):
-    """A transfer, its owner, and when it last moved."""
+    """A transfer, its owner, whose place it takes, and when it last moved."""
 
     owner: Owner
+    holder: Holder
     transfer: Transfer
     moved_s: float
 
@@ -53,6 +54,12 @@ class _HubTransfers(Generic[AnyTransfer]):
     def __init__(self) -> None:
         self._active: dict[Peer, AnyTransfer] = {}
         self._suspended: dict[Owner, AnyTransfer] = {}  # ordered by when they were suspended
+
+    def held_by(self, member: Member) -> int:
+        """Return how many transfers the member's key holds, but not those of the member itself."""
+        holder, owner = member.holder, member.owner
+        transfers = (*self._active.values(), *self._suspended.values())
+        return sum(transfer.holder == holder and transfer.owner != owner for transfer in transfers)
 
     def suspend(self, peer: Peer, now_s: float) -> None:
         """Cut off the connection's transfer; keep it for its device if it can be resumed."""
@@ -100,10 +107,14 @@ class IncomingTransfers(_HubTransfers[IncomingPush]):
     def __len__(self) -> int:
         return len(self._active) + len(self._suspended)
 
-    def receive(self, peer: Peer, owner: Owner, push: Push, buffer: memoryview, now_s: float) -> IncomingTransfer:
+    def receive(
+        self, peer: Peer, member: Member, push: Push, buffer: memoryview, now_s: float
+    ) -> IncomingTransfer:
         """Open the transfer of an announced push."""
         transfer = IncomingTransfer(push.transfer, buffer, push.checksum)
-        self._active[peer] = IncomingPush(owner=owner, push=push, transfer=transfer, moved_s=now_s)
+        self._active[peer] = IncomingPush(
+            owner=member.owner, holder=member.holder, push=push, transfer=transfer, moved_s=now_s
+        )
         return transfer
 
     def resume(self, peer: Peer, owner: Owner, push: Push, now_s: float) -> IncomingTransfer | None:
@@ -174,7 +185,7 @@ class OutgoingTransfers(_HubTransfers[OutgoingPayload]):
         message = msgspec.structs.replace(message, transfer=self._count)
         transfer = OutgoingTransfer(self._count, payload, window, now_s)
         self._active[member.peer] = OutgoingPayload(
-            owner=member.owner, message=message, transfer=transfer, moved_s=now_s
+            owner=member.owner, holder=member.holder, message=message, transfer=transfer, moved_s=now_s
         )
         return message
 

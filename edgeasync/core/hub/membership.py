@@ -46,6 +46,9 @@ MEMBER: Table[DeviceState] = {
 Owner = tuple[str, bytes]
 """Device id and state id: the owner of a transfer, over any connection."""
 
+Holder = Key | str
+"""Who may hold a share of the hub's places for transfers: a key; without keys, a device id."""
+
 MALFORMED = "{} sent too much that is malformed, and is put aside; see the hub's events"
 """The sentence for a device in quarantine."""
 
@@ -108,6 +111,11 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     def owner(self) -> Owner:
         """The owner of this device's transfers, until another state takes its place."""
         return self.device_id, self.state_id
+
+    @property
+    def holder(self) -> Holder:
+        """Who holds the places that this device's transfers take."""
+        return self.key or self.device_id
 
     @property
     def live(self) -> bool:

@@ -37,6 +37,7 @@ class Limits(Section, frozen=True):
     strikes_max: Annotated[int, Meta(ge=1)] = 20
     quarantine_s: Annotated[float, Meta(ge=0)] = 300.0
     retry_after_s: Annotated[float, Meta(gt=0)] = 0.5
+    connections_per_key_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 128
 
     def __post_init__(self) -> None:
         if not PIECE_BYTES_MIN <= self.piece_bytes <= PIECE_BYTES_MAX:

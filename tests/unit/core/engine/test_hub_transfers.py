@@ -113,7 +113,8 @@ class IncomingMachine(HubTransfersMachine):
         assert transfer is (kept.transfer if of_this else None)
         assert not self.hub.is_suspended(owner)
         if transfer is None:
-            transfer = self.hub.receive(peer, owner, push, memoryview(bytearray(len(payload))), self.now_s)
+            member = Member(*owner, 1, DeviceProfile(), DeviceHistory(), peer=peer)
+            transfer = self.hub.receive(peer, member, push, memoryview(bytearray(len(payload))), self.now_s)
             self.transfers.append(transfer)
         assert transfer.credit().transfer == self.count
         self.payloads[peer] = payload

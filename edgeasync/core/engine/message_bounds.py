@@ -1,0 +1,74 @@
+"""How much one key may say to the hub. Without keys, one connection.
+
+A device that keeps to the protocol never comes near a bound. Over one a message is dropped, and counted; who says
+too much altogether is for the shell to shut.
+"""
+
+from collections import Counter
+from typing import Literal
+
+from edgeasync.core.engine.token_bucket import Rate, TokenBucket
+
+HEADER_BYTES_MAX = 1 << 14
+"""The longest header that a hub reads: no message of a device needs half of it."""
+
+MESSAGES = Rate(10_000.0, 20_000.0)
+"""A hub does not answer one connection faster than that, even if it sends pieces and credit alone."""
+
+HELLOS = Rate(8.0, 256.0)
+"""The burst is for all agents under one key, after the hub's restart."""
+
+STATUS_REQUESTS = Rate(1.0, 10.0)
+OPERATOR_STATUS_REQUESTS = Rate(50.0, 100.0)
+
+SENDERS_MAX = 16_384
+"""How many senders are remembered; of more, who was first heard longest ago begins with full buckets again."""
+
+Excess = Literal["hellos", "status"]
+
+
+class _Buckets:
+    """What one sender may still say."""
+
+    __slots__ = ("hellos", "messages", "operator_status", "status")
+
+    def __init__(self, now_s: float) -> None:
+        self.messages = TokenBucket(MESSAGES, now_s)
+        self.hellos = TokenBucket(HELLOS, now_s)
+        self.status = TokenBucket(STATUS_REQUESTS, now_s)
+        self.operator_status = TokenBucket(OPERATOR_STATUS_REQUESTS, now_s)
+
+
+class MessageBounds:
+    """Counts what senders say. `denied` counts hellos and status requests that were dropped."""
+
+    def __init__(self) -> None:
+        self.denied: Counter[Excess] = Counter()
+        self._senders: dict[bytes, _Buckets] = {}
+
+    def allows(self, sender: bytes, now_s: float) -> bool:
+        """Return whether a sender may say one more message, whatever it is."""
+        return self._of(sender, now_s).messages.take(now_s)
+
+    def allows_hello(self, sender: bytes, now_s: float) -> bool:
+        """Return whether a sender may say hello once more."""
+        return self._count("hellos", allowed=self._of(sender, now_s).hellos.take(now_s))
+
+    def allows_status(self, sender: bytes, now_s: float, *, operator: bool) -> bool:
+        """Return whether a sender may ask for the status once more."""
+        buckets = self._of(sender, now_s)
+        bucket = buckets.operator_status if operator else buckets.status
+        return self._count("status", allowed=bucket.take(now_s))
+
+    def _of(self, sender: bytes, now_s: float) -> _Buckets:
+        buckets = self._senders.get(sender)
+        if buckets is None:
+            buckets = self._senders[sender] = _Buckets(now_s)
+            if len(self._senders) > SENDERS_MAX:
+                del self._senders[next(iter(self._senders))]
+        return buckets
+
+    def _count(self, bound: Excess, *, allowed: bool) -> bool:
+        if not allowed:
+            self.denied[bound] += 1
+        return allowed

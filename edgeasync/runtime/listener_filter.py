@@ -1,0 +1,67 @@
+"""Keeps addresses from connecting, in the kernel: their first packet is dropped, which costs the hub nothing.
+
+A classic BPF program on the listening socket, which needs no privileges. It sees packets to the listener alone:
+connections that exist are not touched.
+"""
+
+import contextlib
+import ctypes
+import ipaddress
+import socket
+import struct
+from collections.abc import Collection
+
+ADDRESSES_MAX = 64
+
+_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
+_NETWORK = 0x100000000 - 0x100000  # SKF_NET_OFF: where the packet's network header begins
+_LOAD_WORD, _LOAD_BYTE, _AND, _JUMP_EQUAL, _RETURN = 0x20, 0x30, 0x54, 0x15, 0x06
+_SOURCE_4, _SOURCE_6 = _NETWORK + 12, _NETWORK + 8
+_KEEP, _DROP = 0xFFFFFFFF, 0
+
+_Instruction = tuple[int, int, int, int]
+
+
+class ListenerFilter:
+    """The filter of one listening socket, whose descriptor belongs to libzmq."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def drop(self, addresses: Collection[str]) -> None:
+        """Drop what comes from these addresses, of the first `ADDRESSES_MAX`, and from no other any more.
+
+        A system that has no such filters drops nothing.
+        """
+        with contextlib.suppress(OSError):
+            borrowed = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=self._descriptor)
+            try:
+                if not addresses:
+                    borrowed.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+                    return
+                program = make_program([*addresses][:ADDRESSES_MAX])
+                code = ctypes.create_string_buffer(program, len(program))
+                described = struct.pack("HP", len(program) // 8, ctypes.addressof(code))
+                borrowed.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, described)
+            finally:
+                borrowed.detach()
+
+
+def make_program(addresses: Collection[str]) -> bytes:
+    """Return a BPF program that drops packets from these addresses, of IPv4 and IPv6."""
+    old: list[_Instruction] = [(_LOAD_WORD, 0, 0, _SOURCE_4)]
+    new: list[_Instruction] = []
+    for address in addresses:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+        mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else parsed
+        if mapped is not None:
+            old += [(_JUMP_EQUAL, 0, 1, int(mapped)), (_RETURN, 0, 0, _DROP)]
+            continue
+        words = struct.unpack(">4I", parsed.packed)
+        for place, word in enumerate(words):
+            new += [(_LOAD_WORD, 0, 0, _SOURCE_6 + 4 * place), (_JUMP_EQUAL, 0, 2 * (3 - place) + 1, word)]
+        new.append((_RETURN, 0, 0, _DROP))
+    keep: _Instruction = (_RETURN, 0, 0, _KEEP)
+    begin: list[_Instruction] = [(_LOAD_BYTE, 0, 0, _NETWORK), (_AND, 0, 0, 0xF0)]
+    begin.append((_JUMP_EQUAL, 0, len(old) + 1, 0x40))
+    return b"".join(struct.pack("=HBBI", *each) for each in [*begin, *old, keep, *new, keep])

@@ -1,0 +1,82 @@
+"""The most memory that a hub may need, as a sum of named parts: each is what a limit of the hub allows.
+
+The sum is what the hub holds at once if everybody sends as much as it may. A flood that is cut off is part of it:
+`unread` is what lies unread before a connection is shut, and what comes in between two looks.
+"""
+
+import msgspec
+
+from edgeasync.core.arrays.hub_model import POOLED_BYTES_MIN
+from edgeasync.core.engine.log_writer import ANSWERS_MIN, ANSWERS_PER_DEVICE, WAITING_BYTES_MIN
+from edgeasync.core.engine.message_bounds import SENDERS_MAX
+from edgeasync.core.hub.settings import HubCoreSettings
+from edgeasync.parameters import ParameterSpec
+from edgeasync.policies.policy import PolicySet
+from edgeasync.policies.transforms import state_vectors
+from edgeasync.protocol.codecs import payload_bytes_limit
+from edgeasync.runtime.connection_bounds import ADDRESSES_MAX, SPARE_MAX, STRANGERS_MAX, unread_bytes_max
+from edgeasync.runtime.machine import resident_bytes
+
+THREADS_BYTES = 32 << 20
+"""Stacks of threads, and what the allocator keeps of memory that was freed."""
+
+BETWEEN_LOOKS_BYTES = 64 << 20
+"""What the kernel and libzmq receive before the hub looks again: 2 GB/s."""
+
+CONNECTION_BYTES = 24 << 10
+"""Of one connection, in libzmq, in the hub and in the kernel."""
+
+DEVICE_BYTES = 12 << 10
+"""Of one device that the hub knows, live or not."""
+
+STATUS_BYTES = 2 << 10
+"""Of one device in a status and in a checkpoint."""
+
+ANSWER_BYTES = 1 << 10
+SENDER_BYTES = 1 << 10
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A part of the sum, and which limit it comes from."""
+
+    name: str
+    nbytes: int
+    why: str
+
+
+def most_memory(
+    spec: ParameterSpec, policy: PolicySet, settings: HubCoreSettings, *, journal: bool, evaluated: bool
+) -> list[Part]:
+    """Return the parts of a hub that is made in this process, and does not run yet."""
+    limits, model = settings.limits, spec.nbytes
+    optimizer = state_vectors(tuple(policy.optimizer))
+    versions = 0 if policy.compensation is None else policy.compensation.versions
+    copies = 2 + 2 * policy.monitor.rolls_back + versions + optimizer + 2 + evaluated
+    payload = payload_bytes_limit(spec)
+    snapshots = limits.snapshots_max * max(model, POOLED_BYTES_MIN)
+    connections = limits.devices_max + SPARE_MAX + STRANGERS_MAX
+    backlog = 2 * max(WAITING_BYTES_MIN, 4 * model) if journal else 0
+    answers = max(ANSWERS_MIN, ANSWERS_PER_DEVICE * limits.devices_max) if journal else 0
+    return [
+        Part("process", resident_bytes() + THREADS_BYTES, "interpreter, libraries, data, threads"),
+        Part("model", copies * model, f"{copies} copies: versions, optimizer, scratch"),
+        Part("published", 3 * payload, "the published chain and what is offered of it"),
+        Part("snapshots", snapshots, f"limits.snapshots_max = {limits.snapshots_max} versions being sent"),
+        Part(
+            "updates",
+            2 * (limits.updates_held_max + 1) * payload,
+            f"limits.updates_held_max = {limits.updates_held_max}, as they came and opened",
+        ),
+        Part(
+            "unread",
+            unread_bytes_max(limits) + BETWEEN_LOOKS_BYTES,
+            "in libzmq's queues, all connections together",
+        ),
+        Part("connections", connections * CONNECTION_BYTES, f"{connections:,} connections"),
+        Part("devices", limits.devices_max * DEVICE_BYTES, f"limits.devices_max = {limits.devices_max:,}"),
+        Part("journal", backlog, "entries that wait for the disk"),
+        Part("answers", answers * ANSWER_BYTES, f"{answers:,} that wait for the disk"),
+        Part("checkpoint", (optimizer + 1) * model + limits.devices_max * STATUS_BYTES, "while it is written"),
+        Part("status", 4 * limits.devices_max * STATUS_BYTES, "while it is told"),
+        Part("bounds", (SENDERS_MAX + 2 * ADDRESSES_MAX) * SENDER_BYTES, "what keys and addresses have used"),
+    ]
