@@ -8,12 +8,13 @@ import pytest
 import zmq
 
 from edgeasync import Agent, DeviceIdentity, Hub
-from edgeasync.core.hub.settings import HubCoreSettings
+from edgeasync.core.hub.settings import HubCoreSettings, Limits
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.keys import HubKeys, KeyPair
 from edgeasync.errors import AccessError, AddressError
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.messages import Refuse, Status, StatusRequest
+from edgeasync.runtime.connection_bounds import ConnectionBounds
 from edgeasync.runtime.connections import Connections
 from edgeasync.runtime.curve import FRAME_BYTES, mechanism_at, serve_keys, use_keys
 from edgeasync.runtime.socket_monitor import DENIED
@@ -149,12 +150,14 @@ async def knock(decide, *, stopped=""):
     serve_keys(server, hub)
     server.set(zmq.HANDSHAKE_IVL, 200)
     counted: asyncio.Queue[str] = asyncio.Queue()
-    connections = Connections(server, asyncio.get_running_loop(), counted.put_nowait)
+    loop = asyncio.get_running_loop()
+    bounds = ConnectionBounds(Limits(), lease_s=15.0, files_max=1000, by_address=True)
+    connections = Connections(server, loop, bounds, counted.put_nowait, lambda: None, encrypted=True)
     server.bind("tcp://127.0.0.1:*")
     if stopped == "closed":
         zap.close()
     elif stopped == "hanging":
-        asyncio.get_running_loop().remove_reader(zap._fd)
+        loop.remove_reader(zap._fd)
     with client(server.get_string(zmq.LAST_ENDPOINT), pair, hub.public) as device:
         device.say(StatusRequest())
         failure = await asyncio.to_thread(device.failure)
