@@ -48,24 +48,28 @@ class AllowList:
         self.entries: dict[str, Allowed] = {}
         self.unreadable: dict[int, str] = {}
         self._lines: dict[str, int] = {}
-        keys: dict[Key, str] = {}
+        self._unclear: dict[int, str] = {}
+        """The word that each line which cannot be read begins with."""
+        self._names: dict[Key, str] = {}
         for number, line in enumerate(text.split("\n"), start=1):
+            words = line.partition("#")[0].split()
+            if not words:
+                continue
             try:
-                entry = _read_line(line)
-                if entry is None:
-                    continue
+                self._add(number, words)
             except ValueError as error:
-                self.unreadable[number] = str(error)
-                continue
-            if entry.name in self.entries:
-                self.unreadable[number] = f"the name {entry.name} stands in line {self._lines[entry.name]} too"
-                continue
-            if entry.key in keys:
-                self.unreadable[number] = f"the key is that of {keys[entry.key]}"
-                continue
-            self.entries[entry.name] = entry
-            self._lines[entry.name] = number
-            keys[entry.key] = entry.name
+                self.unreadable[number], self._unclear[number] = str(error), words[0]
+
+    def _add(self, number: int, words: list[str]) -> None:
+        """Add the entry of a line; raises `ValueError`."""
+        entry = _read_words(words)
+        if entry.name in self.entries:
+            raise ValueError(f"the name {entry.name} stands in line {self._lines[entry.name]} too")
+        if entry.key in self._names:
+            raise ValueError(f"the key is that of {self._names[entry.key]}")
+        self.entries[entry.name] = entry
+        self._lines[entry.name] = number
+        self._names[entry.key] = entry.name
 
     @classmethod
     def read(cls, path: Path) -> "AllowList":
@@ -91,16 +95,12 @@ class AllowList:
             return entries
         revoked = [entry for entry in self.entries.values() if entry.role == "revoked"]
         names, keys = {entry.name for entry in revoked}, {entry.key for entry in revoked}
-        unclear = {self._name_in(number) for number in self.unreadable}
+        unclear = set(self._unclear.values())
         return {
             name: entry
             for name, entry in before.items()
             if (entries.get(name) == entry or name in unclear) and name not in names and entry.key not in keys
         }
-
-    def _name_in(self, number: int) -> str:
-        """Return the word that a line begins with."""
-        return next(iter(self.text.split("\n")[number - 1].partition("#")[0].split()), "")
 
     def by_key(self) -> dict[Key, Allowed]:
         """Return the entries by their keys, the revoked ones among them."""
@@ -127,7 +127,7 @@ class AllowList:
 
         Lines of that name that cannot be read become comments.
         """
-        unclear = [number for number in self.unreadable if self._name_in(number) == name]
+        unclear = [number for number, word in self._unclear.items() if word == name]
         lines = self.text.split("\n")
         for number in unclear:
             lines[number - 1] = f"# {lines[number - 1]}"
@@ -148,11 +148,8 @@ def read_key(text: str) -> Key:
     return bytes.fromhex(text)
 
 
-def _read_line(line: str) -> Allowed | None:
-    """Return what a line says, `None` for an empty one; raises `ValueError`."""
-    words = line.partition("#")[0].split()
-    if not words:
-        return None
+def _read_words(words: list[str]) -> Allowed:
+    """Return what a line of these words says; raises `ValueError`."""
     if len(words) != 3:
         raise ValueError("write NAME ROLE KEY")
     name, role, key = words
