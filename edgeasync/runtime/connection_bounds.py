@@ -58,7 +58,7 @@ IDLE_S_MIN = 60.0
 UNREAD_BYTES_MIN = 128 << 20
 """What may lie unread in both directions, for all connections together, at least."""
 
-UNREAD_OF_ONE_MIN = 8 << 20
+UNREAD_OF_ONE_MIN = 16 << 20
 """What may lie unread on one connection, at least."""
 
 HANDSHAKE_BYTES = 1 << 12
