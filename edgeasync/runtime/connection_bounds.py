@@ -65,7 +65,7 @@ HANDSHAKE_BYTES = 1 << 12
 HEARTBEAT_BYTES_PER_S = 64.0
 """What ZeroMQ's own messages may be: they are received, but never delivered."""
 
-WEIGHED_BYTES = 1 << 18
+WEIGHED_BYTES = 1 << 21
 """A connection is looked at again after this number of delivered bytes."""
 
 SMALL_BYTES = 1 << 16
