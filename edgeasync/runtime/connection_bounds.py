@@ -58,14 +58,14 @@ IDLE_S_MIN = 60.0
 UNREAD_BYTES_MIN = 128 << 20
 """What may lie unread in both directions, for all connections together, at least."""
 
-UNREAD_OF_ONE_MIN = 8 << 20
+UNREAD_OF_ONE_MIN = 16 << 20
 """What may lie unread on one connection, at least."""
 
 HANDSHAKE_BYTES = 1 << 12
 HEARTBEAT_BYTES_PER_S = 64.0
 """What ZeroMQ's own messages may be: they are received, but never delivered."""
 
-WEIGHED_BYTES = 1 << 18
+WEIGHED_BYTES = 1 << 21
 """A connection is looked at again after this number of delivered bytes."""
 
 SMALL_BYTES = 1 << 16

@@ -120,7 +120,7 @@ class Connections:
         self._listener: ListenerFilter | None = None
         self._held_off: list[str] = []
         self._release_timer: asyncio.TimerHandle | None = None
-        self._sweeps = 0
+        self._sweeps = self._denied = 0
         self._sweep_timer = loop.call_later(SWEEP_S, self._sweep)
 
     def close(self) -> None:
@@ -219,8 +219,6 @@ class Connections:
         """Shut what has been silent too long."""
         self._sweep_timer = self._loop.call_later(SWEEP_S, self._sweep)
         self._on_sweep()
-        if not self._connections:
-            return
         now_s = self._loop.time()
         for doomed in self._bounds.silent(now_s):
             self._shut(doomed)
@@ -228,6 +226,13 @@ class Connections:
         if self._sweeps % IDLE_SWEEPS == 0:
             for doomed in self._bounds.idle(now_s):
                 self._shut(doomed)
+            self._give_memory_back()
+
+    def _give_memory_back(self) -> None:
+        """Let the allocator return what a flood has left, if there was one: by itself it keeps much of it."""
+        denied, self._denied = self._denied, self._bounds.denied.total()
+        if denied != self._denied and (trim := getattr(_LIBC, "malloc_trim", None)) is not None:
+            trim(0)
 
     def _read_some(self) -> None:
         """Read a batch of events; come back if there may be more, for the descriptor is edge-triggered."""

@@ -368,18 +368,8 @@ class Hub:
                 encrypted=self._keys is not None,
             )
         if self._keys is not None:
-            assert self._connections is not None
             frame_bytes_max += FRAME_BYTES
-            self._gate = Gate(
-                self._keys,
-                socket,
-                self._loop,
-                self._connections,
-                self._bounds,
-                on_revoked=self._on_revoked,
-                on_trouble=self._warn,
-                knocking=self._knocking,
-            )
+            self._gate = self._make_gate(self._keys, socket)
         socket.set(zmq.MAXMSGSIZE, frame_bytes_max)
         socket.set(zmq.BACKLOG, 4096)
         socket.set(zmq.SNDHWM, QUEUED_MESSAGES_MAX)
@@ -401,6 +391,24 @@ class Hub:
             ) from error
         self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         return socket
+
+    def _make_gate(self, keys: HubKeys, socket: "zmq.Socket[bytes]") -> Gate:
+        """Return the gate of a socket that is not bound yet; raises what `Gate` raises."""
+        assert self._connections is not None
+        try:
+            return Gate(
+                keys,
+                socket,
+                self._loop,
+                self._connections,
+                self._bounds,
+                on_revoked=self._on_revoked,
+                on_trouble=self._warn,
+                knocking=self._knocking,
+            )
+        except EdgeAsyncError:
+            self._connections.close()
+            raise
 
     async def _close(self) -> None:
         """Finish pending work; the loop stays awake meanwhile, for an impatient second Ctrl-C.

@@ -14,7 +14,7 @@ from zmq.utils.monitor import recv_monitor_message
 from edgeasync.durable.keys import operator_keys
 from edgeasync.errors import AccessError, AddressError, HubUnreachableError, ProtocolError
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import PROTOCOL_VERSIONS, Refuse, Status, StatusRequest
+from edgeasync.protocol.messages import PROTOCOL_VERSIONS, Status, StatusRequest
 from edgeasync.runtime.address import check_connect
 from edgeasync.runtime.curve import mechanism_at, use_keys
 
@@ -105,10 +105,7 @@ def _check_keys(address: str, denied: bool, keyed: bool) -> None:  # noqa: FBT00
 
 
 def _read(frames: list[bytes]) -> dict[str, Any]:
-    answer = wire.decode(frames[0])
-    if isinstance(answer, Refuse):
-        raise HubUnreachableError(f"the hub tells no status now: {answer.sentence}; try again")
-    if len(frames) != 2 or not isinstance(answer, Status):
+    if len(frames) != 2 or not isinstance(wire.decode(frames[0]), Status):
         raise ProtocolError("no status")
     status = msgspec.json.decode(frames[1], type=dict[str, Any])
     if missing := {"lineage", "version", "devices"} - set(status):

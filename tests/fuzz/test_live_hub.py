@@ -64,7 +64,7 @@ lease_s = 120.0
 [limits]
 piece_bytes = "64 KiB"
 devices_max = 70
-strikes_max = 60
+strikes_max = 50
 updates_held_max = 256
 snapshots_max = 256
 """

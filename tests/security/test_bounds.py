@@ -243,7 +243,7 @@ def test_what_lies_unread_is_bounded_for_one_and_for_all():
         if crowd.bounds.weigh(one, received, 0, 0.0) is not None:
             break
         most = received
-    assert most <= 10 << 20
+    assert most <= 16 << 20
     crowd = Crowd()
     many = [crowd.accept() for _ in range(200)]
     for number, each in enumerate(many):
@@ -397,13 +397,12 @@ def test_status_and_hellos_are_answered_so_often(commands, keys):
     with client(address, pair, hub_key) as device:
         for _ in range(50):
             device.say(StatusRequest())
-        answers = [device.hear() for _ in range(50)]
-        assert STATUS_REQUESTS.burst <= sum(isinstance(each, Status) for each in answers) < 20
-        assert answers[-1].code == "busy"
+        answers = [device.hear() for _ in range(int(STATUS_REQUESTS.burst))]
+        assert all(isinstance(each, Status) for each in answers)
         for number in range(2000):
             device.say(Hello((1,), f"pi-1/{number % 1000}", b"s" * 16, 1))
         counts = denied(address, keys, "hellos", 1600)
-    assert counts["status"] >= 30
+    assert 30 <= counts["status"] <= 40
     assert len(ask(address, keys)["devices"]) < 400
 
 

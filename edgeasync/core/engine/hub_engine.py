@@ -291,16 +291,12 @@ class HubEngine:
             member.link.bytes_up += nbytes  # this message made its sender a member
 
     def _is_too_often(self, peer: Peer, message: Message) -> bool:
-        """Return whether the sender says this more often than it may. Who asks for the status is told."""
-        who = self._sender.key or peer
+        """Return whether the sender says this more often than it may: then nothing is answered."""
+        sender, who = self._sender, self._sender.key or peer
         if isinstance(message, Hello):
             return not self.bounds.allows_hello(who, self._now_s)
-        if not isinstance(message, StatusRequest):
-            return False
-        if not self.bounds.allows_status(who, self._now_s, operator=self._sender.role == "operator"):
-            refuse = Refuse("busy", "the status was asked for too often", 1.0)
-            self._shell.send(peer, self._encode(peer, refuse), None)
-            return True
+        if isinstance(message, StatusRequest):
+            return not self.bounds.allows_status(who, self._now_s, operator=sender.role == "operator")
         return False
 
     def _event(self, peer: Peer, message: Message, payload: wire.Buffer | None) -> HubEvent | None:
