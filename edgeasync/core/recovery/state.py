@@ -7,6 +7,7 @@ A large model's state is saved in two halves. Call `note`, which is quick, right
 which adds the arrays, when all effects queued at that time are done and no later one has begun.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,8 +40,27 @@ class CoreState(msgspec.Struct):
 
 def upgrade(core: dict[str, Any], made_by: int) -> dict[str, Any]:
     """Convert the fields of a `CoreState` of an older format to the names and places of this one."""
-    if made_by == 4:
-        return core  # members had no key
+    if made_by < 4:  # in 4, members had no key
+        core = _upgrade_to_4(core, made_by)
+    return _upgrade_to_6(core)
+
+
+def _upgrade_to_6(core: dict[str, Any]) -> dict[str, Any]:
+    """Give every device its own vote; its next updates bring the votes that were not kept."""
+    engine, fleet = core["policy_engine"], core["policy_engine"]["fleet"]
+    last = fleet.pop("norms")
+    for name, share in (("lengths", lambda _: 1.0), ("norms", math.sqrt), ("gradients", float)):
+        newest = {device_id: norm / share(local_steps) for device_id, (norm, local_steps) in last.items()}
+        fleet[name] = {"newest": newest, "ordered": sorted(newest.values())}
+    fleet.pop("scores")
+    for contribution in engine["contributions"]:
+        contribution["voter"] = contribution["device_id"]
+    for alarm in engine["divergence"]["alarms"].values():
+        alarm["voter"] = alarm["device_id"]
+    return core
+
+
+def _upgrade_to_4(core: dict[str, Any], made_by: int) -> dict[str, Any]:
     if made_by < 3:
         core["policy_engine"] = engine = core.pop("judge")
         core["publish_schedule"] = core.pop("publication")
