@@ -1,8 +1,8 @@
 """What a device says of an update, held against what the hub knows, before any policy sees it. Part of `HubCore`.
 
-A claim that cannot be true is clamped, not refused: an honest device never makes one, and there is nothing to argue
-with another. The steps between its last update and the assignment are believed, however many a device says: it may
-have been alone for days, and the hub cannot know. No bound on an update's length follows from them.
+A claim that cannot be true is clamped, not refused: an honest device never makes one. How many steps a device took
+while it was alone, between its last update and the assignment, the hub cannot know. So such an update has a
+length that says nothing: it is neither watched nor compared with others, and shortened like any other.
 """
 
 import math
@@ -29,7 +29,10 @@ VARIANCE_MAX = 1e60
 
 
 class Claims(msgspec.Struct, frozen=True, gc=False):
-    """What a push says, within what can be true. Losses and scores may still be infinite or NaN, or missing."""
+    """What a push says, within what can be true. Losses and scores may still be infinite or NaN, or missing.
+
+    `alone`: the device says that it took more steps before the assignment came than the hub allows.
+    """
 
     local_steps: int
     overlap_steps: int
@@ -38,14 +41,24 @@ class Claims(msgspec.Struct, frozen=True, gc=False):
     loss_mean: float | None
     loss_variance: float | None
     score: float | None
+    alone: bool
 
 
-def hold(push: Push, *, steps_max: int, examples_told: int, cycle_s: float | None, slack_s: float) -> Claims:
+def hold(
+    push: Push,
+    *,
+    steps_max: int,
+    overlap_steps_max: int,
+    examples_told: int,
+    cycle_s: float | None,
+    slack_s: float,
+) -> Claims:
     """Return what a push says, held against the hub's own knowledge.
 
-    `steps_max` are the most local steps that it may have been trained with after its assignment, `examples_told` what
-    the device said of its data (0: nothing), `cycle_s` the time since the assignment by the hub's clock (`None`: not
-    measured), and `slack_s` how much longer the device may say that its steps took.
+    `steps_max` are the most local steps that it may have been trained with after its assignment, `overlap_steps_max`
+    those before that the policy allows, `examples_told` what the device said of its data (0: nothing), `cycle_s` the
+    time since the assignment by the hub's clock (`None`: not measured), and `slack_s` how much longer the device may
+    say that its steps took.
     """
     overlap_steps = min(push.overlap_steps, push.local_steps)
     steps = min(push.local_steps - overlap_steps, steps_max)
@@ -63,6 +76,7 @@ def hold(push: Push, *, steps_max: int, examples_told: int, cycle_s: float | Non
         loss_mean=_within(push.loss_mean, -LOSS_MAX, LOSS_MAX),
         loss_variance=_within(push.loss_variance, 0.0, VARIANCE_MAX),
         score=_within(push.score, -LOSS_MAX, LOSS_MAX),
+        alone=overlap_steps > overlap_steps_max,
     )
 
 

@@ -129,7 +129,9 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         self.steps_assigned = max(self.steps_assigned, local_steps)
         self.link.begin_cycle()
 
-    def observe(self, push: Push, norm: float, now_s: float, slack_s: float) -> Claims:
+    def observe(
+        self, push: Push, norm: float, now_s: float, *, overlap_steps_max: int, slack_s: float
+    ) -> Claims:
         """Record how the device trained, and how long after its assignment its update came; return what holds."""
         cycle_s = now_s - self.assigned_s if push.base == self.assigned else None
         # An assignment that was sent before the last push may have come after it.
@@ -138,6 +140,7 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         claims = hold(
             push,
             steps_max=steps_max,
+            overlap_steps_max=overlap_steps_max,
             examples_told=self.profile.examples,
             cycle_s=cycle_s,
             slack_s=slack_s,
@@ -413,12 +416,14 @@ class Membership:
     def loss_of_majority(self) -> float | None:
         """Return the lowest loss that more than half of the voters reach, `None` if not so many tell a loss.
 
-        Those count of which a live device's last update counted; a voter's loss is the highest of its devices'.
+        They are those with a live device that is not paused, and whose last update counted if it has sent any. A
+        voter's loss is the highest of its devices'.
         """
         worst: dict[str, float] = {}
         for member in self.members.values():
-            if member.live and member.history.counted:
-                loss = _shown(member.history)
+            history = member.history
+            if member.live and member.state != "paused" and (history.counted or not history.updates):
+                loss = _shown(history)
                 worst[member.voter] = max(worst.get(member.voter, -math.inf), math.inf if loss is None else loss)
         losses = sorted(worst.values())
         return losses[len(losses) // 2] if losses and math.isfinite(losses[len(losses) // 2]) else None

@@ -158,7 +158,13 @@ class PolicyEngine:
     def decide(self, member: Member, update: PushArrived, now_s: float) -> Decision:
         """Weigh an update; reject it, or let it wait and fold all that wait if they are due."""
         state, push, history = self.state, update.push, member.history
-        claims = member.observe(push, update.norm, now_s, self._settings.liveness.lease_s)
+        claims = member.observe(
+            push,
+            update.norm,
+            now_s,
+            overlap_steps_max=self.policy.overlap_steps_max,
+            slack_s=self._settings.liveness.lease_s,
+        )
         weight, effects = self._weigh(member, update, claims, now_s)
         history.counted = not isinstance(weight, Rejected)
         self._retune_if_due()
@@ -206,21 +212,23 @@ class PolicyEngine:
         push, history, fleet = update.push, member.history, self.state.fleet
         voter, voters_live = member.voter, len(self._members.voters)
         reason = self._refuse_base(push, history)
+        compared = reason is None and not claims.alone
         observation = Observation(
             member.device_id,
-            update.norm if reason is None else math.nan,
+            update.norm if compared else math.nan,
             claims.local_steps,
             claims.loss_mean,
             history.not_finite_run,
             voter,
             history.refused_run,
         )
-        effects, roll_back = self.divergence.watch_device(observation, fleet, voters_live, calms=reason is None)
+        effects, roll_back = self.divergence.watch_device(observation, fleet, voters_live, calms=compared)
         if roll_back:
             return Rejected("rolled_back"), effects + self._roll_back(now_s)
         if reason is not None:
             return reason, effects
-        fleet.observe_norm(voter, update.norm, claims.local_steps)
+        if compared:
+            fleet.observe_norm(voter, update.norm, claims.local_steps)
         if not math.isfinite(update.norm):
             return Rejected("not_finite"), effects
         if self.divergence.shuts_out(member.device_id):

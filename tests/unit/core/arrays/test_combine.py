@@ -66,7 +66,8 @@ def draw(seed, *shape):
 
 
 def contribution(number=0, weight=1.0):
-    return Contribution(number, str(number), weight, 1.0, 10 + number, 8 * (number + 1), 0, 0, 0.5, float(number))
+    steps, voter = 8 * (number + 1), str(number)
+    return Contribution(number, voter, weight, 1.0, 10 + number, steps, 0, 0, 0.5, float(number), voter)
 
 
 def contributions(count):

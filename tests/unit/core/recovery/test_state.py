@@ -307,7 +307,7 @@ def plain(effects):
     return [repr(blur(effect)) for effect in effects]
 
 
-UNORDERED = {"_by_session", "_by_peer"}
+UNORDERED = {"_by_session", "_by_peer", "voters", "shared"}
 """Tables that are only looked up in."""
 
 EXCLUDED = {"link", "codec_push", "_strangers", "_make_session"}
@@ -402,7 +402,7 @@ def test_every_attribute_of_the_core_and_its_tables_is_durable_or_known_not_to_b
     assert set(vars(core)) == {"state"} | parts | derived | counted
     assert core.policy_engine.state.evaluations is core.policy_engine.evaluations.state
     assert core.policy_engine.state.divergence is core.policy_engine.divergence.state
-    tables = {"members", "histories", "_by_session", "_by_peer", "_leases", "_watched", "live_count"}
+    tables = {"members", "histories", "_by_session", "_by_peer", "_leases", "_watched", "live_count", "voters", "shared"}
     assert set(vars(core.members)) == tables | {"lease_s", "devices_max"}
     for member in core.members.members.values():
         assert set(vars(member)) == {"link", "codec_push"}
@@ -520,7 +520,7 @@ def test_sound_bytes_of_another_kind_are_refused(written):
 
 def test_another_format_says_so():
     sealed = encode_state(Other())
-    with pytest.raises(StorageError, match=f"has format {FORMAT + 1}, not one of 1, 2, 3, 4, {FORMAT}: start"):
+    with pytest.raises(StorageError, match=f"has format {FORMAT + 1}, not one of 1, 2, 3, 4, 5, {FORMAT}: start"):
         decode_state((FORMAT + 1).to_bytes(2, "big") + sealed[2:], Other)
 
 
