@@ -6,9 +6,10 @@ others do and then changes its update, so that it knows how long an honest one i
 
 import multiprocessing
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -63,7 +64,7 @@ def _noise(update: Vector, random: np.random.Generator) -> Vector:
 
 
 def _drift(update: Vector, random: np.random.Generator) -> Vector:  # noqa: ARG001
-    """Return always the same direction, the same for all hostile devices, as long as nobody shortens or refuses it."""
+    """Return always the same direction for all hostile devices, just so long that nobody shortens it."""
     direction = np.random.default_rng(99).standard_normal(update.size).astype(np.float32)
     return direction * np.float32(1.45 * np.linalg.norm(update) / np.linalg.norm(direction))
 
@@ -78,10 +79,17 @@ ATTACKS: dict[str, Change] = {
     "drift": _drift,
 }
 
-CLAIMS: dict[str, dict[str, object]] = {
+CLAIMS: dict[str, dict[str, Any]] = {
     "true": {},
     "good": {"local_steps": 2**31, "examples": 2**53, "loss_mean": 0.0, "loss_variance": 0.0, "score": -1e30},
-    "bad": {"local_steps": 1, "examples": 0, "loss_mean": 1e30, "loss_variance": 1e60, "score": 1e30, "step_s": 1e9},
+    "bad": {
+        "local_steps": 1,
+        "examples": 0,
+        "loss_mean": 1e30,
+        "loss_variance": 1e60,
+        "score": 1e30,
+        "step_s": 1e9,
+    },
     "alone": {"local_steps": 2**31, "overlap_steps": 2**31, "examples": 2**53, "loss_mean": 0.0, "score": 0.0},
 }
 """What hostile devices say: the truth, that all is well, that all is lost, or that they were alone for long."""
@@ -116,13 +124,15 @@ class HostileTrainer:
 class LyingDevice(SimulatedDevice):
     """Says of its updates what it likes."""
 
-    claims: dict[str, object] = {}
+    def __init__(self, *arguments: Any, claims: Mapping[str, Any], **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._claims = claims
 
     def send(self, header: bytes, payload: Buffer | None) -> None:
         """Send over the link, with other words if it is an update."""
         message = wire.decode(header)
-        if isinstance(message, Push) and self.claims:
-            message = msgspec.structs.replace(message, **self.claims)
+        if isinstance(message, Push) and self._claims:
+            message = msgspec.structs.replace(message, **self._claims)
             header = wire.encode(message, version=header[1])
         super().send(header, payload)
 
@@ -193,10 +203,9 @@ def measure(case: Case) -> Outcome:
                 examples=len(part),
                 seed=case.seed,
                 sender=sender,
+                claims=CLAIMS[case.claims] if hostile else {},
             )
-            if hostile:
-                device.claims = CLAIMS[case.claims]
-            else:
+            if not hostile:
                 honest.add(name)
             device.start()
     return _train(case, clock, hub, honest, lambda: accuracy_of(MODEL, hub.model, held_out))

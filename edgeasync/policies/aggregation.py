@@ -24,8 +24,8 @@ class Contribution(msgspec.Struct, frozen=True, gc=False):
     """An accepted update that waits to be folded: scalars only; `handle` names its payload.
 
     `weight` follows from the staleness. `examples` is the size of the device's data or, if the device does not
-    say, the number it trained on. `score` is its loss: low is good, and NaN means that it tells no score. `voter` is
-    the device's key or, without keys, its id.
+    say, the number it trained on. `score` is its loss: low is good, and NaN means that it tells no score. `voter`
+    is the device's key or, without keys, its id.
     """
 
     handle: int
@@ -44,10 +44,10 @@ class Contribution(msgspec.Struct, frozen=True, gc=False):
 class Fleet(msgspec.Struct, frozen=True, gc=False):
     """The devices as an aggregator sees them.
 
-    `voters_live` counts the voters with a device that holds its lease: keys or, without keys, devices. Where several
-    devices of a voter do, `names` has their number, and each of them has that part of its vote. `period_s` is
-    the usual time between two exchanges of a device, `examples_mean` the mean size of a device's data; both are 0
-    before they are known.
+    `voters_live` counts the voters with a device that holds its lease: keys or, without keys, devices. Where
+    several devices of a voter do, `names` has their number, and each of them has that part of its vote. `period_s`
+    is the usual time between two exchanges of a device, `examples_mean` the mean size of a device's data; both are
+    0 before they are known.
     """
 
     voters_live: float

@@ -83,7 +83,7 @@ class TrimmedMeanCombiner(Section, frozen=True, tag_field="kind", tag="trimmed_m
 class CentredClipCombiner(Section, frozen=True, tag_field="kind", tag="centred_clip"):
     """The mean of updates that are cut off at a distance from the centre, a moving average of what was folded.
 
-    With the centre c, an update x counts as `c + (x - c) min(1, r / |x - c|)`, so that it moves the model by `r` at
+    With the centre c, an update x counts as `c + (x - c) min(1, r / |x - c|)`, so it moves the model by `r` at
     most from where the fleet is going. It needs no other updates beside it.
     """
 
@@ -93,10 +93,10 @@ class CentredClipCombiner(Section, frozen=True, tag_field="kind", tag="centred_c
 
     radius: Annotated[
         float, Meta(gt=0.0, le=1e9, description="r: times the median of the devices' last norms")
-    ] = 1.0
+    ] = 0.5
     momentum: Annotated[
         float, Meta(ge=0.0, lt=1.0, description="share of the centre that stays when updates were folded")
-    ] = 0.5
+    ] = 0.9
 
     def shares(self, distances: Sequence[float], norm_usual: float) -> list[float]:
         """Return how much counts of each update's difference from the centre, from 0 to 1."""

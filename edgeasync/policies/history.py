@@ -97,8 +97,8 @@ class DeviceHistory(msgspec.Struct, array_like=True):
     `examples` is the size of its data, `local_steps_max` its own limit (0: no limit). `step_s` is the time of a
     local step, `communication_s` the part of a cycle in which the device neither trained nor waited for a flush.
     `counted` says whether its last update counted, and `bound` which bound keeps its steps from the controller's
-    aim. The losses are `None`, and the score is NaN, if its last update did not tell them. `refused_run` counts its
-    latest updates in a row from versions that this run never had.
+    aim. The losses are `None`, and the score is NaN, if its last update did not tell them. `refused_run` counts
+    its latest updates in a row from versions that this run never had.
     """
 
     examples: int = 0
@@ -180,8 +180,8 @@ class FleetHistory(msgspec.Struct):
     """The measurements of all devices together; every voter has one vote in each of them.
 
     `agreement` is a moving average of the mean cosine, from -1 to 1, between updates that were folded together;
-    NaN until two have been. `lengths` has the norms of the voters' newest updates, `norms` those norms over the root
-    of the local steps, `gradients` over the local steps; `norms_first` has the first norms with their steps.
+    NaN until two have been. `lengths` has the norms of the voters' newest updates, `norms` those norms over the
+    root of the local steps, `gradients` over the local steps; `norms_first` has the first norms with their steps.
     `losses` and `loss_variances` have, for each update, the medians of `newest_losses` and `newest_variances`.
     """
 

@@ -84,7 +84,7 @@ class UpdateNormWatch(Section, frozen=True, tag_field="kind", tag="update_norm")
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
         """Compare norms over the root of the steps: random steps grow with it, and aimed ones not much faster."""
-        return _over_usual(update, fleet, fleet.norms, math.sqrt, self.ratio_max, "norm of its update")
+        return _over_usual(update, fleet, fleet.norms, self.ratio_max, share=math.sqrt, what="norm of its update")
 
 
 class GradientNormWatch(Section, frozen=True, tag_field="kind", tag="gradient_norm"):
@@ -98,7 +98,9 @@ class GradientNormWatch(Section, frozen=True, tag_field="kind", tag="gradient_no
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
         """Compare the norm over the number of steps."""
-        return _over_usual(update, fleet, fleet.gradients, float, self.ratio_max, "norm of its mean gradient")
+        return _over_usual(
+            update, fleet, fleet.gradients, self.ratio_max, share=float, what="norm of its mean gradient"
+        )
 
 
 class NotFiniteWatch(Section, frozen=True, tag_field="kind", tag="not_finite"):
@@ -118,7 +120,7 @@ class NotFiniteWatch(Section, frozen=True, tag_field="kind", tag="not_finite"):
 
 
 class RefusedWatch(Section, frozen=True, tag_field="kind", tag="refused"):
-    """A device whose updates are repeatedly from versions that this run never had: it is broken, or makes them up."""
+    """A device whose updates are repeatedly from versions that this run never had: broken, or made up."""
 
     paper: ClassVar[str] = ""
     scope: ClassVar[Literal["device"]] = "device"
@@ -220,8 +222,8 @@ class Monitor(Section, frozen=True):
         Meta(
             ge=0.0,
             le=1e9,
-            description="an update that is longer than this many times the median of the devices' last norms counts "
-            "as one of that length; 0: updates may have any length",
+            description="an update that is longer than this many times the median of the devices' last norms "
+            "counts as one of that length; 0: updates may have any length",
         ),
     ] = 1.5
 
@@ -240,8 +242,9 @@ def _over_usual(
     update: Observation,
     fleet: FleetHistory,
     votes: Votes,
-    share: Callable[[int], float],
     ratio_max: float,
+    *,
+    share: Callable[[int], float],
     what: str,
 ) -> str | None:
     """Compare a norm over a `share` of the local steps with the voters' median, and with the first norms."""

@@ -192,14 +192,9 @@ class Model:
         rest, plan = self.optimizer[used:], fold.plan[used:]
         if not rest:
             factor *= fold.scale
+        weights = self._weights(fold, updates, current)
         # The pseudo-gradient of a delta is minus the delta.
-        scales = [-weight * factor for weight in fold.weights]
-        terms = self._terms(fold, updates, scales)
-        weights = list(fold.weights)
-        if self._combine.centred:
-            shares = self._shares(fold, terms, current)
-            weights = [weight * share for weight, share in zip(weights, shares, strict=True)]
-            terms = self._terms(fold, updates, [-weight * factor for weight in weights])
+        terms = self._terms(fold, updates, [-weight * factor for weight in weights])
         square_sum = 0.0
         for start in range(0, trained, CHUNK):
             stop = min(start + CHUNK, trained)
@@ -213,17 +208,15 @@ class Model:
                 if fold.scale != 1.0:
                     np.multiply(step, np.float32(fold.scale), out=step)
             np.subtract(current[start:stop], step, out=step)
-        if trained < length:
-            # Statistics are merged convexly whatever the weights are, without the optimizer.
-            share = max(1.0, sum(fold.weights))
-            terms = [
-                Term(u, -weight / share, row=row)
-                for u, weight, row in zip(updates, weights, fold.rows or [-1] * len(weights), strict=True)
-            ]
-            for start in range(trained, length, CHUNK):
-                stop = min(start + CHUNK, length)
-                step = self._mixer.mix(terms, current, slice(start, stop), target)
-                np.subtract(current[start:stop], step, out=step)
+        # Statistics are merged convexly whatever the weights are, without the optimizer.
+        share = max(1.0, sum(fold.weights))
+        merged = [
+            Term(term.update, -weight / share, row=term.row) for term, weight in zip(terms, weights, strict=True)
+        ]
+        for start in range(trained, length, CHUNK):
+            stop = min(start + CHUNK, length)
+            step = self._mixer.mix(merged, current, slice(start, stop), target)
+            np.subtract(current[start:stop], step, out=step)
         return Snapshot(fold.number, target), math.sqrt(square_sum) / factor if factor else math.nan
 
     def advance(self, snapshot: Snapshot) -> None:
@@ -331,12 +324,14 @@ class Model:
         rows = fold.rows or [-1] * len(updates)
         return [Term(*parts) for parts in zip(updates, scales, bases, rows, strict=True)]
 
-    def _shares(self, fold: Fold, terms: Sequence[Term], current: Vector) -> list[float]:
-        """Return how much of each update's difference from the centre counts."""
+    def _weights(self, fold: Fold, updates: Sequence[Source], current: Vector) -> Sequence[float]:
+        """Return the updates' weights, less what a combiner with a centre cuts off."""
         if not isinstance(self._combine, CentredClipCombiner) or not math.isfinite(fold.norm_usual):
-            return [1.0] * len(terms)
+            return fold.weights
+        terms = self._terms(fold, updates, fold.weights)
         distances = self._mixer.distances(terms, current, self._state[-1])
-        return self._combine.shares(distances, fold.norm_usual)
+        shares = self._combine.shares(distances, fold.norm_usual)
+        return [weight * share for weight, share in zip(fold.weights, shares, strict=True)]
 
     def _centre(self, step: Vector, at: slice, factor: float, weight: float, told: float) -> None:
         """Add the centre's part to a step, of which the updates have told the other; let the centre follow."""

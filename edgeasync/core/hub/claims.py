@@ -55,15 +55,17 @@ def hold(
 ) -> Claims:
     """Return what a push says, held against the hub's own knowledge.
 
-    `steps_max` are the most local steps that it may have been trained with after its assignment, `overlap_steps_max`
-    those before that the policy allows, `examples_told` what the device said of its data (0: nothing), `cycle_s` the
-    time since the assignment by the hub's clock (`None`: not measured), and `slack_s` how much longer the device may
-    say that its steps took.
+    `steps_max` are the most local steps that it may have been trained with after its assignment, and
+    `overlap_steps_max` those before that the policy allows. `examples_told` is what the device said of its data
+    (0: nothing), `cycle_s` the time since the assignment by the hub's clock (`None`: not measured), and `slack_s`
+    how much longer the device may say that its steps took.
     """
     overlap_steps = min(push.overlap_steps, push.local_steps)
     steps = min(push.local_steps - overlap_steps, steps_max)
     local_steps = max(1, steps + overlap_steps)
-    examples = push.examples if local_steps == push.local_steps else push.examples * local_steps // push.local_steps
+    examples = (
+        push.examples if local_steps == push.local_steps else push.examples * local_steps // push.local_steps
+    )
     per_step_max = BATCHES_OF_ALL_MAX * examples_told if examples_told else EXAMPLES_PER_STEP_MAX
     step_s = min(push.step_s, STEP_S_MAX)
     if cycle_s is not None and steps:

@@ -18,7 +18,16 @@ from edgeasync.core.hub.events import Key, Peer
 from edgeasync.core.hub.link import LinkEstimate
 from edgeasync.errors import EdgeAsyncError
 from edgeasync.policies.history import DeviceHistory, add_recent, median
-from edgeasync.protocol.messages import DeviceProfile, FirstOutcome, Hello, ModelVersion, Push, Quarantine, RefusalCode, Refuse
+from edgeasync.protocol.messages import (
+    DeviceProfile,
+    FirstOutcome,
+    Hello,
+    ModelVersion,
+    Push,
+    Quarantine,
+    RefusalCode,
+    Refuse,
+)
 from edgeasync.states import Table, check_move
 
 Arrival = Literal["joined", "rejoined", "reconnected"]
@@ -129,9 +138,7 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         self.steps_assigned = max(self.steps_assigned, local_steps)
         self.link.begin_cycle()
 
-    def observe(
-        self, push: Push, norm: float, now_s: float, *, overlap_steps_max: int, slack_s: float
-    ) -> Claims:
+    def observe(self, push: Push, norm: float, now_s: float, *, overlap_steps_max: int, slack_s: float) -> Claims:
         """Record how the device trained, and how long after its assignment its update came; return what holds."""
         cycle_s = now_s - self.assigned_s if push.base == self.assigned else None
         # An assignment that was sent before the last push may have come after it.
@@ -404,7 +411,7 @@ class Membership:
         ]
 
     def live_histories(self) -> list[DeviceHistory]:
-        """Return the histories of the live devices that are not paused, of each voter one that has sent an update."""
+        """Return the histories of the live devices that are not paused: one of each voter."""
         found: dict[str, DeviceHistory] = {}
         for member in self.members.values():
             if member.live and member.state != "paused":

@@ -145,7 +145,7 @@ class PolicyEngine:
         return self.aggregate.flush_at_s(contributions, self._fleet(self._votes_of_the_refused()))
 
     def _votes_of_the_refused(self) -> float:
-        """Return how many votes those devices have that sent an update for the next version that does not count."""
+        """Return the votes of the devices that sent an update for the next version which does not count."""
         spoken = self.state.spoken
         if not spoken:
             return 0.0
@@ -288,7 +288,7 @@ class PolicyEngine:
         return self.policy.take == "better" and score > usual
 
     def forget(self, member: Member) -> None:
-        """Forget a device that is gone: its alarms, that it has spoken, and its voter's word if that is gone, too."""
+        """Forget a device that is gone: its alarms, that it has spoken, and its voter's word if that is gone."""
         self.divergence.forget(member.device_id)
         self.state.spoken.pop(member.device_id, None)
         self.withdraw(member.voter)
@@ -349,10 +349,10 @@ class PolicyEngine:
     def _one_vote_each(
         self, contributions: Sequence[Contribution], weights: tuple[float, ...]
     ) -> tuple[tuple[float, ...], tuple[int, ...]]:
-        """Return weights of which each voter has one share, and to which row of a robust combiner each update goes.
+        """Return weights of which each voter has one share, and the updates' rows for a robust combiner.
 
-        Updates of one voter go to the same row; without rows, each has its own. Where updates are folded one by one,
-        the devices of a voter take turns: each of their updates counts for its part of the vote.
+        Updates of one voter go to the same row; without rows, each has its own. Where updates are folded one by
+        one, the devices of a voter take turns: each of their updates counts for its part of the vote.
         """
         if folds_one_by_one(self.aggregate):
             shared = self._members.shared

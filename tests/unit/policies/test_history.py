@@ -201,7 +201,14 @@ def test_what_was_seen_of_a_model_that_is_no_more_is_forgotten():
     look(fleet, staleness=10)
     fleet.observe_agreement(-1.0)
     fleet.forget()
-    votes = (fleet.lengths, fleet.norms, fleet.gradients, fleet.scores, fleet.newest_losses, fleet.newest_variances)
+    votes = (
+        fleet.lengths,
+        fleet.norms,
+        fleet.gradients,
+        fleet.scores,
+        fleet.newest_losses,
+        fleet.newest_variances,
+    )
     assert not any([*votes, fleet.norms_first, fleet.losses, fleet.loss_variances])
     assert math.isnan(fleet.agreement)
     assert math.isnan(fleet.loss)

@@ -402,7 +402,17 @@ def test_every_attribute_of_the_core_and_its_tables_is_durable_or_known_not_to_b
     assert set(vars(core)) == {"state"} | parts | derived | counted
     assert core.policy_engine.state.evaluations is core.policy_engine.evaluations.state
     assert core.policy_engine.state.divergence is core.policy_engine.divergence.state
-    tables = {"members", "histories", "_by_session", "_by_peer", "_leases", "_watched", "live_count", "voters", "shared"}
+    tables = {
+        "members",
+        "histories",
+        "_by_session",
+        "_by_peer",
+        "_leases",
+        "_watched",
+        "live_count",
+        "voters",
+        "shared",
+    }
     assert set(vars(core.members)) == tables | {"lease_s", "devices_max"}
     for member in core.members.members.values():
         assert set(vars(member)) == {"link", "codec_push"}
