@@ -22,6 +22,7 @@ from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits
 from edgeasync.data.dataset import batches
 from edgeasync.data.partition import dirichlet, iid
 from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.policies.combining import CentredClipCombiner
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
@@ -35,8 +36,8 @@ from edgeasync.training.trainer import GradientTrainer, StepResult
 
 KEYS = 10
 BAD = 2
-LEARNING_RATE = 0.2
-UPDATES = 500
+LEARNING_RATE = 0.1
+UPDATES = 700
 """How many updates of honest devices a run has."""
 
 EVALUATE_S = 0.25
@@ -44,6 +45,12 @@ LAST = 8
 """The accuracy at the end is the mean of this many evaluations."""
 
 LIMIT_S = 300.0
+POLICIES = {
+    "default": Policy(),
+    "robust": Policy(combine=CentredClipCombiner(), optimizer=(SGD(),)),
+}
+"""The default, and the robust setting of docs/policies.md."""
+
 PROFILE = FleetProfile(devices=KEYS, step_s=0.01, spread=3.0, stragglers=0.0, churn=None)
 
 Change = Callable[[Vector, np.random.Generator], Vector]
@@ -157,7 +164,6 @@ class Outcome:
 
     accuracy: float
     refused: float
-    clipped_to_half: float
     quarantined: int
     rollbacks: int
     caught: int
@@ -230,7 +236,6 @@ def _train(
     return Outcome(
         accuracy=statistics.fmean(accuracies),
         refused=1.0 - (applied() + waiting) / sent,
-        clipped_to_half=0.0,
         quarantined=len(alarmed & honest),
         rollbacks=hub.core.policy_engine.state.divergence.rollbacks,
         caught=len(alarmed - honest),

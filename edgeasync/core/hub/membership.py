@@ -421,7 +421,7 @@ class Membership:
         return list(found.values())
 
     def loss_of_majority(self) -> float | None:
-        """Return the lowest loss that more than half of the voters reach, `None` if not so many tell a loss.
+        """Return the lowest loss that more than half of the voters reach, `None` if fewer tell a loss.
 
         They are those with a live device that is not paused, and whose last update counted if it has sent any. A
         voter's loss is the highest of its devices'.

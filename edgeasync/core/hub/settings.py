@@ -125,7 +125,7 @@ class HubCoreSettings(Section, frozen=True):
     """All settings of the core that are fixed for a run.
 
     With `held_out`, which a `Hub` with an evaluator sets, the shell evaluates the model. Without it the hub uses
-    the mean of the devices' losses instead.
+    the loss that most of the devices reach instead.
     """
 
     liveness: Liveness = Liveness()

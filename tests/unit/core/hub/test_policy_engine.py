@@ -888,7 +888,7 @@ def test_no_loss_stands_for_the_fleet_unless_most_voters_reach_it(hub_bench):
         found.append(loss())
     assert found == [None, None, 5.0, 5.0], "two of four are no majority, however many examples they claim"
     push(hub, "c", **SILENT)
-    assert loss() == 9.0, "who tells none does not agree"
+    assert loss() == 9.0, "a device that tells no loss reaches none"
     push(hub, "d", norm=math.nan, loss_mean=0.0)
     assert loss() == 1.0, "an update that does not count has no word: of a, b and c two are most"
     hub.leave("b")
