@@ -182,7 +182,8 @@ class FleetHistory(msgspec.Struct):
     `agreement` is a moving average of the mean cosine, from -1 to 1, between updates that were folded together;
     NaN until two have been. `lengths` has the norms of the voters' newest updates, `norms` those norms over the
     root of the local steps, `gradients` over the local steps; `norms_first` has the first norms with their steps.
-    `losses` and `loss_variances` have, for each update, the medians of `newest_losses` and `newest_variances`.
+    `losses` and `loss_variances` have, for each update, the medians of `newest_losses` and `newest_variances`; the
+    latter only from each voter's second update on.
     """
 
     staleness_mean: float = 0.0
@@ -220,16 +221,16 @@ class FleetHistory(msgspec.Struct):
     ) -> None:
         """Record an update that counts; leave out a loss or score that is missing or not finite."""
         self.observe_score(voter, score)
-        # A device cannot raise the mean faster than this, however old it says that its base is.
-        staleness_max = 2.0 * self.staleness_mean + 1.0
-        self.staleness_mean += (min(staleness, staleness_max) - self.staleness_mean) * STALENESS_WEIGHT
+        self.staleness_mean += (staleness - self.staleness_mean) * STALENESS_WEIGHT
         if loss_mean is None or loss_variance is None:
             return
         if math.isfinite(loss_mean) and math.isfinite(loss_variance):
+            known = voter in self.newest_variances.newest
             self.newest_losses.cast(voter, _bounded(loss_mean))
             self.newest_variances.cast(voter, _bounded(loss_variance))
             add_recent(self.losses, self.newest_losses.median, WINDOW)
-            add_recent(self.loss_variances, self.newest_variances.median, WINDOW)
+            if known:  # the first local steps vary least, and the median keeps them until most voters have more
+                add_recent(self.loss_variances, self.newest_variances.median, WINDOW)
             self.losses_seen += 1
             if self.losses_seen <= WINDOW // 4:
                 self.loss_first = median(self.losses)
@@ -278,7 +279,7 @@ class FleetHistory(msgspec.Struct):
     @property
     def loss_variance(self) -> float:
         """The voters' median variance, over the last quarter of the updates; NaN before the first."""
-        return _median_of_last(self.loss_variances)
+        return _median_of_last(self.loss_variances) if self.loss_variances else self.newest_variances.median
 
 
 def agreement_of(norm_of_mean: float, norms: list[float], weights: list[float]) -> float | None:

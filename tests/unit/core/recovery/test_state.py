@@ -33,7 +33,7 @@ from edgeasync.policies.aggregation import (
     QuorumAggregator,
     SynchronousAggregator,
 )
-from edgeasync.policies.combining import MedianCombiner
+from edgeasync.policies.combining import CentredClipCombiner, MedianCombiner
 from edgeasync.policies.frequency import AdaptiveFrequency
 from edgeasync.policies.optimizers import SGD, Adam
 from edgeasync.policies.policy import DelayCompensation, Plateau, Policy, WarmUp
@@ -75,6 +75,10 @@ def make_spec(trained=40):
 POLICIES = {
     "immediate": ({"aggregate": ImmediateAggregator(), "optimizer": MOMENTUM}, CHAIN),
     "immediate, corrected": ({"aggregate": ImmediateAggregator(), "compensation": DelayCompensation()}, FLOAT32),
+    "immediate, centred": (
+        {"aggregate": ImmediateAggregator(), "combine": CentredClipCombiner(), "optimizer": MOMENTUM},
+        CHAIN,
+    ),
     "immediate, goes back": (
         {"aggregate": ImmediateAggregator(), "compensation": DelayCompensation(versions=3), "monitor": ROLLBACK},
         CHAIN,
