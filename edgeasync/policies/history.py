@@ -64,12 +64,14 @@ class Votes(msgspec.Struct):
 
     def cast(self, voter: str, value: float) -> None:
         """Put a number in the place of the voter's last one."""
-        if voter in self.newest:
-            self.withdraw(voter)
-        elif len(self.newest) >= WINDOW:
-            self.withdraw(next(iter(self.newest)))
-        self.newest[voter] = value
-        insort(self.ordered, value)
+        newest, ordered = self.newest, self.ordered
+        before = newest.pop(voter, None)
+        if before is not None:
+            del ordered[bisect_left(ordered, before)]
+        elif len(newest) >= WINDOW:
+            self.withdraw(next(iter(newest)))
+        newest[voter] = value
+        insort(ordered, value)
 
     def withdraw(self, voter: str) -> None:
         """Forget a voter's number, if there is one."""

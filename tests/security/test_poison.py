@@ -6,7 +6,10 @@
 import pytest
 
 from benchmarks.security_poison_fleet import POLICIES, Case, measure
+from edgeasync.core.hub import membership
+from edgeasync.core.hub.claims import hold
 from edgeasync.policies.policy import Policy
+from tests.support.harness import run
 
 UPDATES = 300
 ACCURACY_MIN = 0.85
@@ -45,3 +48,22 @@ def test_a_fleet_without_hostile_keys_is_left_alone():
     outcome = measure(Case(Policy(), 1, updates=UPDATES))
     assert_well(outcome)
     assert (outcome.accuracy >= 0.93, outcome.refused) == (True, 0.0)
+
+
+def test_no_honest_device_is_clamped_whatever_dies(monkeypatch):
+    """Crashes, partitions, backups that are put back, repeated and late answers, steps that overlap."""
+    clamped, held = [], []
+
+    def watch(push, **known):
+        claims = hold(push, **known)
+        held.append(push)
+        for name in ("local_steps", "overlap_steps", "examples", "step_s", "loss_mean"):
+            if getattr(claims, name) != getattr(push, name):
+                clamped.append((name, push, claims, known))
+        return claims
+
+    monkeypatch.setattr(membership, "hold", watch)
+    for seed in range(15):
+        assert not run(seed).failure
+    assert clamped == []
+    assert len(held) > 300
