@@ -36,12 +36,12 @@ def test_two_hostile_keys_of_ten_do_not_ruin_the_model(policy, attack, claims):
     assert_well(measure(Case(POLICIES[policy], 1, attack, claims, updates=UPDATES)))
 
 
-def test_two_keys_under_twenty_names_each_are_two_keys():
+def test_two_keys_under_ten_names_each_are_two_keys():
     names = {
-        count: measure(Case(POLICIES["robust"], 1, "flip", names=count, updates=UPDATES)) for count in (1, 20)
+        count: measure(Case(POLICIES["robust"], 1, "flip", names=count, updates=UPDATES)) for count in (1, 10)
     }
-    assert_well(names[20])
-    assert names[20].accuracy >= names[1].accuracy - 0.03
+    assert_well(names[10])
+    assert names[10].accuracy >= names[1].accuracy - 0.03
 
 
 def test_a_fleet_without_hostile_keys_is_left_alone():
@@ -57,13 +57,14 @@ def test_no_honest_device_is_clamped_whatever_dies(monkeypatch):
     def watch(push, **known):
         claims = hold(push, **known)
         held.append(push)
-        for name in ("local_steps", "overlap_steps", "examples", "step_s", "loss_mean"):
-            if getattr(claims, name) != getattr(push, name):
-                clamped.append((name, push, claims, known))
+        names = ("local_steps", "overlap_steps", "examples", "step_s", "loss_mean")
+        clamped.extend(
+            (name, push, claims, known) for name in names if getattr(claims, name) != getattr(push, name)
+        )
         return claims
 
     monkeypatch.setattr(membership, "hold", watch)
-    for seed in range(15):
+    for seed in range(10):
         assert not run(seed).failure
     assert clamped == []
-    assert len(held) > 300
+    assert len(held) > 200
