@@ -46,17 +46,19 @@ def upgrade(core: dict[str, Any], made_by: int) -> dict[str, Any]:
 
 
 def _upgrade_to_6(core: dict[str, Any]) -> dict[str, Any]:
-    """Give every device its own vote; its next updates bring the votes that were not kept."""
+    """Give what was kept by device id to voters; their next updates bring the votes that were not kept."""
     engine, fleet = core["policy_engine"], core["policy_engine"]["fleet"]
-    last = fleet.pop("norms")
+    place = Member.__struct_fields__.index("key")
+    keys = {member[0]: member[place].hex() for member in core["members"] if len(member) > place}
+    last = {keys.get(device_id) or device_id: norm for device_id, norm in fleet.pop("norms").items()}
     for name, share in (("lengths", lambda _: 1.0), ("norms", math.sqrt), ("gradients", float)):
-        newest = {device_id: norm / share(local_steps) for device_id, (norm, local_steps) in last.items()}
+        newest = {voter: norm / share(local_steps) for voter, (norm, local_steps) in last.items()}
         fleet[name] = {"newest": newest, "ordered": sorted(newest.values())}
     fleet.pop("scores")
     for contribution in engine["contributions"]:
-        contribution["voter"] = contribution["device_id"]
+        contribution["voter"] = keys.get(contribution["device_id"]) or contribution["device_id"]
     for alarm in engine["divergence"]["alarms"].values():
-        alarm["voter"] = alarm["device_id"]
+        alarm["voter"] = keys.get(alarm["device_id"]) or alarm["device_id"]
     return core
 
 
