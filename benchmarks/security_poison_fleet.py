@@ -71,9 +71,9 @@ def _noise(update: Vector, random: np.random.Generator) -> Vector:
 
 
 def _drift(update: Vector, random: np.random.Generator) -> Vector:  # noqa: ARG001
-    """Return always the same direction for all hostile devices, just so long that nobody shortens it."""
+    """Return always the same direction for all hostile devices, no longer than is usual."""
     direction = np.random.default_rng(99).standard_normal(update.size).astype(np.float32)
-    return direction * np.float32(1.45 * np.linalg.norm(update) / np.linalg.norm(direction))
+    return direction * np.float32(0.95 * np.linalg.norm(update) / np.linalg.norm(direction))
 
 
 ATTACKS: dict[str, Change] = {

@@ -225,7 +225,7 @@ class Monitor(Section, frozen=True):
             description="an update that is longer than this many times the median of the devices' last norms "
             "counts as one of that length; 0: updates may have any length",
         ),
-    ] = 1.5
+    ] = 1.0
 
     def norm_max(self, fleet: FleetHistory) -> float:
         """Return the norm that longer updates are shortened to; infinity while too few voters are known."""
