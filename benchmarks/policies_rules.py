@@ -36,7 +36,7 @@ def rule(
         aggregate=aggregate,
         optimizer=(optimizer,),
         frequency=FixedFrequency(local_steps=local_steps),
-        monitor=Monitor(watch=()),
+        monitor=Monitor(watch=(), clip=0),
     )
 
 

@@ -2,7 +2,9 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, Protocol
 
 import msgspec
@@ -22,7 +24,8 @@ class Contribution(msgspec.Struct, frozen=True, gc=False):
     """An accepted update that waits to be folded: scalars only; `handle` names its payload.
 
     `weight` follows from the staleness. `examples` is the size of the device's data or, if the device does not
-    say, the number it trained on. `score` is its loss: low is good, and NaN means that it tells no score.
+    say, the number it trained on. `score` is its loss: low is good, and NaN means that it tells no score. `voter`
+    is the device's key or, without keys, its id.
     """
 
     handle: int
@@ -35,18 +38,26 @@ class Contribution(msgspec.Struct, frozen=True, gc=False):
     base: int
     score: float
     arrived_s: float
+    voter: str
 
 
 class Fleet(msgspec.Struct, frozen=True, gc=False):
     """The devices as an aggregator sees them.
 
-    `devices_live` counts those that hold their lease. `period_s` is the usual time between two exchanges of a
-    device, `examples_mean` the mean size of a device's data; both are 0 before they are known.
+    `voters_live` counts the voters with a device that holds its lease: keys or, without keys, devices. Where
+    several devices of a voter do, `names` has their number, and each of them has that part of its vote. `period_s`
+    is the usual time between two exchanges of a device, `examples_mean` the mean size of a device's data; both are
+    0 before they are known.
     """
 
-    devices_live: int
+    voters_live: float
     period_s: float = 0.0
     examples_mean: float = 0.0
+    names: Mapping[str, int] = {}
+
+    def vote(self, voter: str) -> float:
+        """Return the part of its voter's vote that one device has."""
+        return 1.0 / self.names.get(voter, 1)
 
 
 class Aggregator(Protocol):
@@ -110,7 +121,7 @@ class ModelAverageAggregator(Section, frozen=True, tag_field="kind", tag="model_
 
     def weights(self, buffered: Sequence[Contribution], fleet: Fleet) -> tuple[float, ...]:
         """Return the mixing weights, divided by the number of models: several at once are averaged."""
-        rate = self.rate / (max(1, fleet.devices_live) if self.by_devices else 1)
+        rate = self.rate / (max(1.0, fleet.voters_live) if self.by_devices else 1.0)
         mixing = []
         for contribution in buffered:
             share = 1.0
@@ -124,7 +135,8 @@ class Averaging(Section, frozen=True):
     """Base of the aggregators that gather updates: they fold the weighted mean.
 
     An update's factor is its staleness weight times its share among the updates folded together; by devices, all
-    shares are equal. As in FedBuff a stale update makes the step shorter: no other update gets the weight it lost.
+    shares are equal, and devices of one voter have one share together. As in FedBuff a stale update makes the step
+    shorter: no other update gets the weight it lost.
     """
 
     update: ClassVar[UpdateKind] = "delta"
@@ -145,10 +157,12 @@ class Averaging(Section, frozen=True):
     def weights(self, buffered: Sequence[Contribution], fleet: Fleet) -> tuple[float, ...]:  # noqa: ARG002
         """Return staleness weight times share."""
         steps = statistics.median([contribution.local_steps for contribution in buffered])
+        devices = Counter(voter for voter, _ in {(one.voter, one.device_id) for one in buffered})
         shares = []
         for contribution in buffered:
             share = float(contribution.examples) if self.weigh_by == "examples" else 1.0
-            shares.append(share * (steps / contribution.local_steps) ** self.balance)
+            share *= (steps / contribution.local_steps) ** self.balance
+            shares.append(share / devices[contribution.voter])
         total = math.fsum(shares)
         if total <= 0.0:  # no device said how much data it has
             shares, total = [1.0] * len(buffered), float(len(buffered))
@@ -202,13 +216,12 @@ class QuorumAggregator(Averaging, frozen=True, tag_field="kind", tag="quorum"):
 
     def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:
         """Return the arrival of the last live device, the end of the grace, or the end of patience."""
-        arrivals = _arrivals(buffered)
-        if len(arrivals) >= fleet.devices_live:
+        arrivals, votes = _votes(buffered, fleet)
+        if _reached_s(arrivals, votes, fleet.voters_live) is not None:
             return arrivals[-1]
         due_s = arrivals[0] + self.patience * (fleet.period_s or PERIOD_S)
-        if len(arrivals) >= (needed := _share_of(self.share, fleet.devices_live)):
-            due_s = min(due_s, arrivals[needed - 1] + self.grace * fleet.period_s)
-        return due_s
+        quorum_s = _reached_s(arrivals, votes, self.share * fleet.voters_live)
+        return due_s if quorum_s is None else min(due_s, quorum_s + self.grace * fleet.period_s)
 
 
 class SynchronousAggregator(Averaging, frozen=True, tag_field="kind", tag="synchronous"):
@@ -243,25 +256,37 @@ class SynchronousAggregator(Averaging, frozen=True, tag_field="kind", tag="synch
 
     def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:
         """Return the arrival of the last device that the round waits for, or its deadline."""
-        arrivals = _arrivals(buffered)
-        needed = _share_of(self.share, fleet.devices_live)
+        needed = self.share * fleet.voters_live
         if self.count is not None:
-            needed = max(1, min(self.count, fleet.devices_live))
-        if len(arrivals) >= needed:
-            return arrivals[needed - 1]
+            needed = max(1.0, min(self.count, fleet.voters_live))
+        arrivals, votes = _votes(buffered, fleet)
+        if (reached_s := _reached_s(arrivals, votes, needed)) is not None:
+            return reached_s
         return None if self.deadline_s is None else arrivals[0] + self.deadline_s
 
 
-def _arrivals(buffered: Sequence[Contribution]) -> list[float]:
-    """Return when the first update of each device arrived, in order."""
-    first: dict[str, float] = {}
-    for contribution in buffered:
-        first.setdefault(contribution.device_id, contribution.arrived_s)
-    return list(first.values())
+def _votes(buffered: Sequence[Contribution], fleet: Fleet) -> tuple[list[float], Sequence[float]]:
+    """Return when the first update of each device arrived, in order, and how many votes there were then."""
+    first: dict[str, Contribution] = {}
+    for one in buffered:
+        first.setdefault(one.device_id, one)
+    arrivals = [one.arrived_s for one in first.values()]
+    if not fleet.names:
+        return arrivals, range(1, len(arrivals) + 1)
+    by_voter: dict[str, float] = {}
+    total, votes = 0.0, []
+    for one in first.values():
+        before = by_voter.get(one.voter, 0.0)
+        by_voter[one.voter] = after = min(1.0, before + fleet.vote(one.voter))
+        total += after - before
+        votes.append(total)
+    return arrivals, votes
 
 
-def _share_of(share: float, devices: int) -> int:
-    return max(1, math.ceil(share * devices - 1e-9))
+def _reached_s(arrivals: Sequence[float], votes: Sequence[float], needed: float) -> float | None:
+    """Return when this number of votes was reached, and at least one device had spoken; `None` if not yet."""
+    position = bisect_left(votes, needed - 1e-9)
+    return arrivals[position] if position < len(arrivals) else None
 
 
 def _check_seconds(name: str, seconds: float | None) -> None:

@@ -1,6 +1,7 @@
 """Combiners make one update of those that are folded together, elementwise: each slice can be combined alone."""
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Protocol
 
 import numpy as np
@@ -17,12 +18,17 @@ class Combiner(Protocol):
     """Makes one vector of several.
 
     If it is `robust`, call `combine` with a slice of all updates at once. If not, sum the weighted updates
-    instead. Both work elementwise, so the slices may have any length.
+    instead. Both work elementwise, so the slices may have any length. If it is `centred` as well, treat it as a
+    `CentredClipCombiner`: one update is enough, and a vector of the trained length is kept for it.
     """
 
     @property
     def robust(self) -> bool:
-        """Whether it needs all updates at once; if not, the result is their weighted sum."""
+        """Whether it is more than a weighted sum of the updates; then all devices have the same share."""
+
+    @property
+    def centred(self) -> bool:
+        """Whether updates are held against a centre."""
 
     def combine(self, rows: Rows, out: Vector) -> None:
         """Combine `rows` (k, n) of float32 into `out` (n,); `rows` may be overwritten.
@@ -36,6 +42,7 @@ class MeanCombiner(Section, frozen=True, tag_field="kind", tag="mean"):
 
     paper: ClassVar[str] = ""
     robust: ClassVar[bool] = False
+    centred: ClassVar[bool] = False
 
     def combine(self, rows: Rows, out: Vector) -> None:
         """Write the mean of the rows, summed in their order."""
@@ -50,6 +57,7 @@ class MedianCombiner(Section, frozen=True, tag_field="kind", tag="median"):
 
     paper: ClassVar[str] = "Yin et al. 2018 (arXiv:1803.01498)"
     robust: ClassVar[bool] = True
+    centred: ClassVar[bool] = False
 
     def combine(self, rows: Rows, out: Vector) -> None:
         """Write each coordinate's middle value, or the mean of its middle two."""
@@ -61,6 +69,7 @@ class TrimmedMeanCombiner(Section, frozen=True, tag_field="kind", tag="trimmed_m
 
     paper: ClassVar[str] = "Yin et al. 2018 (arXiv:1803.01498)"
     robust: ClassVar[bool] = True
+    centred: ClassVar[bool] = False
 
     trim: Annotated[
         float, Meta(gt=0.0, lt=0.5, description="share of the updates left out at either end, rounded up")
@@ -69,6 +78,40 @@ class TrimmedMeanCombiner(Section, frozen=True, tag_field="kind", tag="trimmed_m
     def combine(self, rows: Rows, out: Vector) -> None:
         """Write each coordinate's mean without its extremes; at least one value stays."""
         _mean_of_middle(rows, min(math.ceil(self.trim * len(rows) - 1e-9), (len(rows) - 1) // 2), out)
+
+
+class CentredClipCombiner(Section, frozen=True, tag_field="kind", tag="centred_clip"):
+    """The mean of updates that are cut off at a distance from the centre, a moving average of what was folded.
+
+    With the centre c, an update x counts as `c + (x - c) min(1, r / |x - c|)`, so it moves the model by `r` at
+    most from where the fleet is going. It needs no other updates beside it.
+    """
+
+    paper: ClassVar[str] = "Karimireddy, He and Jaggi 2021 (arXiv:2012.10333)"
+    robust: ClassVar[bool] = True
+    centred: ClassVar[bool] = True
+
+    radius: Annotated[
+        float, Meta(gt=0.0, le=1e9, description="r: times the median of the devices' last norms")
+    ] = 0.5
+    momentum: Annotated[
+        float, Meta(ge=0.0, lt=1.0, description="share of the centre that stays when updates were folded")
+    ] = 0.9
+
+    def shares(self, distances: Sequence[float], norm_usual: float) -> list[float]:
+        """Return how much counts of each update's difference from the centre, from 0 to 1."""
+        most = self.radius * norm_usual
+        return [1.0 if distance <= most else most / distance for distance in distances]
+
+    def combine(self, rows: Rows, out: Vector) -> None:
+        """Write the mean of rows that have been cut off."""
+        MeanCombiner().combine(rows, out)
+
+    def move(self, centre: Vector, folded: Vector) -> None:
+        """Let the centre follow what was folded; `folded` may be overwritten."""
+        np.multiply(centre, np.float32(self.momentum), out=centre)
+        np.multiply(folded, np.float32(1.0 - self.momentum), out=folded)
+        np.add(centre, folded, out=centre)
 
 
 def _mean_of_middle(rows: Rows, trimmed: int, out: Vector) -> None:

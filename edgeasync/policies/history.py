@@ -1,6 +1,7 @@
 """Measurements of each device and of the whole fleet: scalars, in bounded number."""
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -21,7 +22,7 @@ AGREEMENT_WEIGHT = 0.2
 """Weight of the newest version in the moving average of the agreement."""
 
 WINDOW = 64
-"""How many of the fleet's latest reports are kept."""
+"""How many voters' newest reports are kept, and how many medians of them."""
 
 SETTLED = 0.2
 """Share of the first losses under which losses count as small, and their variation as noise."""
@@ -47,13 +48,59 @@ def add_recent(values: list[T], value: T, count_max: int) -> None:
         del values[0]
 
 
+class Votes(msgspec.Struct):
+    """One number of each voter, the newest, of the `WINDOW` voters heard last; finite numbers only.
+
+    A voter is a key or, without keys, a device id: a key that speaks under many names has one vote. `ordered` has
+    the same numbers in order, so that the median costs nothing.
+    """
+
+    newest: dict[str, float] = {}
+    ordered: list[float] = []
+
+    def __len__(self) -> int:
+        """Return how many voters have voted."""
+        return len(self.newest)
+
+    def cast(self, voter: str, value: float) -> None:
+        """Put a number in the place of the voter's last one."""
+        newest, ordered = self.newest, self.ordered
+        before = newest.pop(voter, None)
+        if before is not None:
+            del ordered[bisect_left(ordered, before)]
+        elif len(newest) >= WINDOW:
+            self.withdraw(next(iter(newest)))
+        newest[voter] = value
+        insort(ordered, value)
+
+    def withdraw(self, voter: str) -> None:
+        """Forget a voter's number, if there is one."""
+        value = self.newest.pop(voter, None)
+        if value is not None:
+            del self.ordered[bisect_left(self.ordered, value)]
+
+    def clear(self) -> None:
+        """Forget all numbers."""
+        self.newest.clear()
+        self.ordered.clear()
+
+    @property
+    def median(self) -> float:
+        """The median of the numbers, NaN without any."""
+        middle, odd = divmod(len(self.ordered), 2)
+        if odd:
+            return self.ordered[middle]
+        return (self.ordered[middle - 1] + self.ordered[middle]) / 2.0 if middle else math.nan
+
+
 class DeviceHistory(msgspec.Struct, array_like=True):
     """The measurements of one device; 0 before its first update.
 
     `examples` is the size of its data, `local_steps_max` its own limit (0: no limit). `step_s` is the time of a
     local step, `communication_s` the part of a cycle in which the device neither trained nor waited for a flush.
     `counted` says whether its last update counted, and `bound` which bound keeps its steps from the controller's
-    aim. The losses are `None`, and the score is NaN, if its last update did not tell them.
+    aim. The losses are `None`, and the score is NaN, if its last update did not tell them. `refused_run` counts
+    its latest updates in a row from versions that this run never had.
     """
 
     examples: int = 0
@@ -75,6 +122,7 @@ class DeviceHistory(msgspec.Struct, array_like=True):
     recent_step_s: list[float] = []
     recent_communication_s: list[float] = []
     bound: str = ""
+    refused_run: int = 0
 
     def observe(
         self,
@@ -131,56 +179,68 @@ class DeviceHistory(msgspec.Struct, array_like=True):
 
 
 class FleetHistory(msgspec.Struct):
-    """The measurements of all devices together.
+    """The measurements of all devices together; every voter has one vote in each of them.
 
     `agreement` is a moving average of the mean cosine, from -1 to 1, between updates that were folded together;
-    NaN until two have been. `norms` has the norm and local steps of each device's last update, for the devices
-    heard last; `norms_first` has those of the first updates. Summaries are medians, since a single device must not
-    speak for the fleet.
+    NaN until two have been. `lengths` has the norms of the voters' newest updates, `norms` those norms over the
+    root of the local steps, `gradients` over the local steps; `norms_first` has the first norms with their steps.
+    `losses` and `loss_variances` have, for each update, the medians of `newest_losses` and `newest_variances`; the
+    latter only from each voter's second update on.
     """
 
     staleness_mean: float = 0.0
     agreement: float = math.nan
     loss_first: float = 0.0
     losses_seen: int = 0
-    norms: dict[str, tuple[float, int]] = {}
     norms_first: list[tuple[float, int]] = []
-    scores: list[float] = []
     losses: list[float] = []
     loss_variances: list[float] = []
+    lengths: Votes = msgspec.field(default_factory=Votes)
+    norms: Votes = msgspec.field(default_factory=Votes)
+    gradients: Votes = msgspec.field(default_factory=Votes)
+    scores: Votes = msgspec.field(default_factory=Votes)
+    newest_losses: Votes = msgspec.field(default_factory=Votes)
+    newest_variances: Votes = msgspec.field(default_factory=Votes)
+
+    def observe_norm(self, voter: str, norm: float, local_steps: int) -> None:
+        """Record the norm of an update, also of one that does not count, if it is finite."""
+        if not math.isfinite(norm):
+            return
+        if voter not in self.lengths.newest and len(self.norms_first) < WINDOW // 4:
+            self.norms_first.append((norm, local_steps))
+        self.lengths.cast(voter, norm)
+        self.norms.cast(voter, norm / math.sqrt(local_steps))
+        self.gradients.cast(voter, norm / local_steps)
 
     def observe_update(
         self,
-        device_id: str,
+        voter: str,
         *,
         staleness: int,
-        norm: float,
-        local_steps: int,
         loss_mean: float | None,
         loss_variance: float | None,
         score: float,
     ) -> None:
         """Record an update that counts; leave out a loss or score that is missing or not finite."""
-        self.observe_score(score)
-        if self.norms.pop(device_id, None) is None and len(self.norms_first) < WINDOW // 4:
-            self.norms_first.append((norm, local_steps))
-        self.norms[device_id] = (norm, local_steps)
-        if len(self.norms) > WINDOW:
-            del self.norms[next(iter(self.norms))]
+        self.observe_score(voter, score)
         self.staleness_mean += (staleness - self.staleness_mean) * STALENESS_WEIGHT
         if loss_mean is None or loss_variance is None:
             return
         if math.isfinite(loss_mean) and math.isfinite(loss_variance):
-            add_recent(self.losses, _bounded(loss_mean), WINDOW)
-            add_recent(self.loss_variances, _bounded(loss_variance), WINDOW)
+            known = voter in self.newest_variances.newest
+            self.newest_losses.cast(voter, _bounded(loss_mean))
+            self.newest_variances.cast(voter, _bounded(loss_variance))
+            add_recent(self.losses, self.newest_losses.median, WINDOW)
+            if known:  # the first local steps vary least, and the median keeps them until most voters have more
+                add_recent(self.loss_variances, self.newest_variances.median, WINDOW)
             self.losses_seen += 1
             if self.losses_seen <= WINDOW // 4:
                 self.loss_first = median(self.losses)
 
-    def observe_score(self, score: float) -> None:
+    def observe_score(self, voter: str, score: float) -> None:
         """Record a score if it is finite."""
         if math.isfinite(score):
-            add_recent(self.scores, _bounded(score), WINDOW)
+            self.scores.cast(voter, _bounded(score))
 
     def observe_agreement(self, agreement: float) -> None:
         """Record the mean cosine between the updates of a version."""
@@ -191,17 +251,26 @@ class FleetHistory(msgspec.Struct):
     def forget(self) -> None:
         """Clear all reports after a rollback: they are of a model that is gone."""
         self.agreement = math.nan
-        for window in (self.norms, self.norms_first, self.scores, self.losses, self.loss_variances):
+        for votes in (
+            self.lengths, self.norms, self.gradients, self.scores, self.newest_losses, self.newest_variances,
+        ):  # fmt: skip
+            votes.clear()
+        for window in (self.norms_first, self.losses, self.loss_variances):
             window.clear()
+
+    def withdraw(self, voter: str) -> None:
+        """Forget what a voter that is gone said of the model; how long its updates were still holds."""
+        for votes in (self.scores, self.newest_losses, self.newest_variances):
+            votes.withdraw(voter)
 
     @property
     def score(self) -> float:
-        """The median of the last quarter of the scores; NaN before the first."""
-        return _median_of_last(self.scores)
+        """The median of the voters' scores; NaN before the first."""
+        return self.scores.median
 
     @property
     def loss(self) -> float:
-        """The median of the last quarter of the reported losses; NaN before the first."""
+        """The voters' median loss, over the last quarter of the updates; NaN before the first."""
         return _median_of_last(self.losses)
 
     @property
@@ -211,8 +280,8 @@ class FleetHistory(msgspec.Struct):
 
     @property
     def loss_variance(self) -> float:
-        """The median of the last quarter of the reported variances; NaN before the first."""
-        return _median_of_last(self.loss_variances)
+        """The voters' median variance, over the last quarter of the updates; NaN before the first."""
+        return _median_of_last(self.loss_variances) if self.loss_variances else self.newest_variances.median
 
 
 def agreement_of(norm_of_mean: float, norms: list[float], weights: list[float]) -> float | None:

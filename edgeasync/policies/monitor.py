@@ -6,14 +6,14 @@ as long as the alarm. All decisions follow from reported scalars, so a replay de
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal, Protocol
 
 import msgspec
 from msgspec import Meta
 
 from edgeasync.config import Section
-from edgeasync.policies.history import WINDOW, FleetHistory, median
+from edgeasync.policies.history import WINDOW, FleetHistory, Votes, median
 
 Remedy = Literal["alert", "increase_frequency", "reduce_lr", "rollback", "quarantine"]
 Scope = Literal["device", "fleet"]
@@ -40,7 +40,8 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     """An update as the monitor sees it; `norm` and `loss` may be infinite or NaN, and the loss may be missing.
 
     `not_finite_run` counts the device's latest updates in a row, this one included, with a norm or loss that is
-    not finite.
+    not finite, `refused_run` those from versions that this run never had. `voter` is the device's key or, without
+    keys, its id.
     """
 
     device_id: str
@@ -48,6 +49,8 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     local_steps: int
     loss: float | None
     not_finite_run: int = 0
+    voter: str = ""
+    refused_run: int = 0
 
 
 class Watch(Protocol):
@@ -81,7 +84,7 @@ class UpdateNormWatch(Section, frozen=True, tag_field="kind", tag="update_norm")
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
         """Compare norms over the root of the steps: random steps grow with it, and aimed ones not much faster."""
-        return _over_usual(update, fleet, self.ratio_max, 0.5, "norm of its update")
+        return _over_usual(update, fleet, fleet.norms, self.ratio_max, share=math.sqrt, what="norm of its update")
 
 
 class GradientNormWatch(Section, frozen=True, tag_field="kind", tag="gradient_norm"):
@@ -95,7 +98,9 @@ class GradientNormWatch(Section, frozen=True, tag_field="kind", tag="gradient_no
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
         """Compare the norm over the number of steps."""
-        return _over_usual(update, fleet, self.ratio_max, 1.0, "norm of its mean gradient")
+        return _over_usual(
+            update, fleet, fleet.gradients, self.ratio_max, share=float, what="norm of its mean gradient"
+        )
 
 
 class NotFiniteWatch(Section, frozen=True, tag_field="kind", tag="not_finite"):
@@ -115,6 +120,22 @@ class NotFiniteWatch(Section, frozen=True, tag_field="kind", tag="not_finite"):
         if update.not_finite_run < self.count_max:
             return None
         return f"its last {update.not_finite_run} updates or their losses are not finite: look at its data"
+
+
+class RefusedWatch(Section, frozen=True, tag_field="kind", tag="refused"):
+    """A device whose updates are repeatedly from versions that this run never had: broken, or made up."""
+
+    paper: ClassVar[str] = ""
+    scope: ClassVar[Literal["device"]] = "device"
+
+    count_max: Annotated[int, Meta(ge=1, le=100_000, description="such updates in a row that are alarming")] = 5
+    remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "quarantine"
+
+    def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
+        """Compare the number of such updates in a row."""
+        if update.refused_run < self.count_max:
+            return None
+        return f"its last {update.refused_run} updates are from versions that this run never had"
 
 
 class LossWatch(Section, frozen=True, tag_field="kind", tag="loss"):
@@ -174,7 +195,13 @@ class DisagreementWatch(Section, frozen=True, tag_field="kind", tag="disagreemen
 
 
 WatchKind = (
-    UpdateNormWatch | GradientNormWatch | NotFiniteWatch | LossWatch | LossVarianceWatch | DisagreementWatch
+    UpdateNormWatch
+    | GradientNormWatch
+    | NotFiniteWatch
+    | RefusedWatch
+    | LossWatch
+    | LossVarianceWatch
+    | DisagreementWatch
 )
 
 
@@ -183,6 +210,7 @@ class Monitor(Section, frozen=True):
 
     watch: Annotated[tuple[WatchKind, ...], Meta(description="the watches")] = (
         NotFiniteWatch(),
+        RefusedWatch(),
         UpdateNormWatch(),
         LossWatch(),
         LossVarianceWatch(),
@@ -192,23 +220,45 @@ class Monitor(Section, frozen=True):
         int, Meta(ge=1, le=100_000, description="updates in a row without alarm that end it")
     ] = 10
 
+    clip: Annotated[
+        float,
+        Meta(
+            ge=0.0,
+            le=1e9,
+            description="an update that is longer than this many times the median of the devices' last norms "
+            "counts as one of that length; 0: updates may have any length",
+        ),
+    ] = 1.0
+
+    def norm_max(self, fleet: FleetHistory) -> float:
+        """Return the norm that longer updates are shortened to; infinity while too few voters are known."""
+        usual = fleet.lengths.median
+        return self.clip * usual if self.clip and len(fleet.lengths) >= DEVICES_MIN and usual > 0.0 else math.inf
+
     @property
     def rolls_back(self) -> bool:
         """Whether a watch may return the hub to an earlier version."""
         return any(watch.remedy == "rollback" for watch in self.watch)
 
 
-def _over_usual(update: Observation, fleet: FleetHistory, ratio_max: float, power: float, what: str) -> str | None:
-    compared = len(fleet.norms) + (update.device_id not in fleet.norms)
+def _over_usual(
+    update: Observation,
+    fleet: FleetHistory,
+    votes: Votes,
+    ratio_max: float,
+    *,
+    share: Callable[[int], float],
+    what: str,
+) -> str | None:
+    """Compare a norm over a `share` of the local steps with the voters' median, and with the first norms."""
+    compared = len(votes) + (update.voter not in votes.newest)
     if compared < DEVICES_MIN or not math.isfinite(update.norm):
         return None
-    usual = _median_norm(fleet.norms.values(), power)
-    own = update.norm / update.local_steps**power
+    own, usual = update.norm / share(update.local_steps), votes.median
+    if not own > ratio_max * usual:  # the cheap test comes first, since it runs with every update
+        return None
     # Updates shorten during training: one as long as the first ones may come from a class not seen before.
-    if own > ratio_max * max(usual, _median_norm(fleet.norms_first, power)) > 0.0:
+    first = median([norm / share(local_steps) for norm, local_steps in fleet.norms_first])
+    if own > ratio_max * max(usual, first) > 0.0:
         return f"the {what} is {own / usual:.3g} times the fleet's median" if usual else f"the {what} is {own:.3g}"
     return None
-
-
-def _median_norm(norms: Iterable[tuple[float, int]], power: float) -> float:
-    return median([norm / float(local_steps**power) for norm, local_steps in norms])

@@ -18,7 +18,13 @@ from edgeasync.policies.aggregation import (
     QuorumAggregator,
     SynchronousAggregator,
 )
-from edgeasync.policies.combining import Combiner, MeanCombiner, MedianCombiner, TrimmedMeanCombiner
+from edgeasync.policies.combining import (
+    CentredClipCombiner,
+    Combiner,
+    MeanCombiner,
+    MedianCombiner,
+    TrimmedMeanCombiner,
+)
 from edgeasync.policies.frequency import AdaptiveFrequency, FixedFrequency, FrequencyController, TimeFrequency
 from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.optimizers import Nesterov, TransformKind, check_chain
@@ -45,7 +51,7 @@ StalenessKind = (
 AggregatorKind = (
     ImmediateAggregator | ModelAverageAggregator | BufferedAggregator | QuorumAggregator | SynchronousAggregator
 )
-CombinerKind = MeanCombiner | MedianCombiner | TrimmedMeanCombiner
+CombinerKind = MeanCombiner | MedianCombiner | TrimmedMeanCombiner | CentredClipCombiner
 FrequencyKind = FixedFrequency | TimeFrequency | AdaptiveFrequency
 Take = Literal["all", "better", "best"]
 
@@ -172,7 +178,7 @@ def _check_gathering(policy: Policy, aggregate: AggregatorKind, frequency: Frequ
     gathers = not folds_one_by_one(aggregate)
     if policy.combine.robust:
         _check_shares(policy, aggregate)
-    if policy.combine.robust and not gathers:
+    if policy.combine.robust and not policy.combine.centred and not gathers:
         raise ValueError(f"combine: {_kind(policy.combine)} {ONE_BY_ONE.format(_kind(aggregate))}")
     if policy.compensation is not None and aggregate.update == "model":
         raise ValueError(

@@ -14,6 +14,7 @@ from edgeasync.core.device.events import Disconnected, Trained
 from edgeasync.core.device.machine import GRAPH_BYTES_MAX, DeviceCore
 from edgeasync.core.engine.clock import OffsetClock
 from edgeasync.core.engine.device_engine import DeviceEngine
+from edgeasync.core.engine.sender import ANYBODY, Sender
 from edgeasync.core.hub.events import Peer
 from edgeasync.protocol.codecs import STAGES
 from edgeasync.protocol.messages import DeviceProfile, Welcome
@@ -49,6 +50,7 @@ class SimulatedDevice:
         bandwidth_bytes_per_s_max: int | None = None,
         keeps: bool = False,
         alone_steps_max: int = 0,
+        sender: Sender = ANYBODY,
     ) -> None:
         self._random = Random(f"{seed}/{device_id}")
         self._state_id = self._random.randbytes(16)
@@ -63,6 +65,7 @@ class SimulatedDevice:
         self._examples = examples
         self._bandwidth_bytes_per_s_max = bandwidth_bytes_per_s_max
         self._keeps = keeps
+        self._sender = sender
         self._alone_steps_max = alone_steps_max
         self.spool: Spool | None = None
         self._trainer_state: TrainerState | None = None
@@ -237,7 +240,7 @@ class SimulatedDevice:
         self.disconnect()
         self._connections += 1
         self._peer = peer = f"{self.device_id}#{self._connections}".encode()
-        self._hub.connect(peer, lambda header, payload: self._deliver(peer, header, payload))
+        self._hub.connect(peer, lambda header, payload: self._deliver(peer, header, payload), self._sender)
 
     def disconnect(self) -> None:
         """Close the connection; what is on its way is lost."""

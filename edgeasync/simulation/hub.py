@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 from edgeasync.core.arrays.hub_model import Model, Snapshot
 from edgeasync.core.engine.clock import OffsetClock
 from edgeasync.core.engine.hub_engine import HubEngine
+from edgeasync.core.engine.sender import ANYBODY, Sender
 from edgeasync.core.hub.effects import HubEffect, Report
 from edgeasync.core.hub.events import Evaluated, Peer
 from edgeasync.core.hub.machine import HubCore
@@ -72,6 +73,7 @@ class SimulatedHub:
         self._clock = clock
         self._now_s = OffsetClock(lambda: clock.now_s, clock.now_s)
         self._links: dict[Peer, Callable[[bytes, Buffer | None], None]] = {}
+        self._senders: dict[Peer, Sender] = {}
         self._reachable: set[Peer] = set()
         self._journal_free_s = 0.0
         self._ticking: float | None = None
@@ -159,19 +161,23 @@ class SimulatedHub:
     def _draw_session(self) -> bytes:
         return self._random.randbytes(16)
 
-    def connect(self, peer: Peer, deliver: Callable[[bytes, Buffer | None], None]) -> None:
-        """Open a connection: what is sent to `peer` goes to `deliver`."""
+    def connect(
+        self, peer: Peer, deliver: Callable[[bytes, Buffer | None], None], sender: Sender = ANYBODY
+    ) -> None:
+        """Open a connection under a key: what is sent to `peer` goes to `deliver`."""
         self._links[peer] = deliver
+        self._senders[peer] = sender
         self._reachable.add(peer)
 
     def disconnect(self, peer: Peer) -> None:
         """Close a connection."""
         self._links.pop(peer, None)
+        self._senders.pop(peer, None)
 
     def receive(self, peer: Peer, header: bytes, payload: Buffer | None) -> None:
         """Receive a message that came over a link, unless that broke when the hub died."""
         if self.running and not self.stopped and peer in self._reachable:
-            self.engine.on_message(peer, header, payload, self._now_s())
+            self.engine.on_message(peer, header, payload, self._now_s(), self._senders.get(peer, ANYBODY))
             self._schedule_tick()
 
     def _schedule_tick(self) -> None:

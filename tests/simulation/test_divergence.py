@@ -214,7 +214,7 @@ def test_a_fault_is_noticed_remedied_and_explained_and_the_target_is_reached(pol
 
 @both_policies
 def test_without_a_monitor_the_same_faults_spoil_the_model(policy):
-    fleet = Fleet(Policy(aggregate=policy.aggregate, monitor=Monitor(watch=())))
+    fleet = Fleet(Policy(aggregate=policy.aggregate, monitor=Monitor(watch=(), clip=0)))
     assert fleet.train(BEFORE_FAULTS)
     fleet.plant_faults()
     fleet.train(UPDATES)
@@ -277,17 +277,23 @@ def test_a_fault_from_the_start_spoils_the_first_versions_and_they_are_taken_bac
     assert fleet.updates <= 2 * NOTICED_WITHIN
     assert fleet.train(UPDATES)
     assert fleet.accuracy() >= TARGET
-    assert fleet.core.policy_engine.state.divergence.rollbacks >= 1
+    # Folded together, the first updates already count with a length that is usual among them.
+    rollbacks = fleet.core.policy_engine.state.divergence.rollbacks
+    assert rollbacks >= 1 if isinstance(policy.aggregate, ImmediateAggregator) else rollbacks == 0
 
 
-def test_a_fleet_that_is_in_quarantine_as_a_whole_is_let_out_and_learns():
+def test_a_fleet_whose_updates_all_grow_is_let_out_of_quarantine_and_learns():
     fleet = Fleet(Policy(), learning_rate=0.1)
     assert fleet.train(2 * BEFORE_FAULTS)
     model = fleet.hub.engine.model
     noise = np.random.default_rng(0).normal(0.0, 1.5, NETWORK.spec.length).astype(np.float32)
     model.advance(Snapshot(model.current.number, model.current.vector + noise))
     assert fleet.train(UPDATES)
-    assert any("the model is at fault" in report.detail for report in fleet.alarms())
+    # The first of them are far over what was usual; then it is what most send.
+    assert 2 <= len({report.device_id for report in fleet.alarms()} - {""}) <= 4
+    assert any("back to the model kept" in report.detail for report in fleet.alarms())
+    assert fleet.core.updates_rejected < 0.1 * fleet.updates
+    assert fleet.core.status(0.0)["alarms"] == []
     assert fleet.accuracy() >= TARGET
 
 

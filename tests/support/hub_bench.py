@@ -47,6 +47,8 @@ class HubBench:
         self.held = set()
         self.sessions = {}
         self.peers = {}
+        self.keys = {}
+        """The keys of devices that have one, by device id."""
 
     def give(self, event, at_s=None):
         self.now_s = self.now_s if at_s is None else at_s
@@ -85,7 +87,8 @@ class HubBench:
 
     def hello(self, device_id="a", *, state=1, start=1, peer=None, at_s=None, **fields):
         hello = Hello((1,), device_id, bytes((state,)) * 16, start, **fields)
-        return self.give(Received(peer or f"{device_id} {state}".encode(), hello), at_s)
+        peer = peer or f"{device_id} {state}".encode()
+        return self.give(Received(peer, hello, key=self.keys.get(device_id, b"")), at_s)
 
     def join(self, device_id="a", **fields):
         """Join and fetch, as a device does first."""
@@ -93,7 +96,8 @@ class HubBench:
         return self.fetch(device_id)
 
     def fetch(self, device_id="a", *, at_s=None, capacity=True):
-        return self.give(Received(self.peers[device_id], Fetch(self.sessions[device_id]), capacity), at_s)
+        fetch, key = Fetch(self.sessions[device_id]), self.keys.get(device_id, b"")
+        return self.give(Received(self.peers[device_id], fetch, capacity, key), at_s)
 
     def fetch_graph(self, device_id="a", *, capacity=True):
         return self.give(Received(self.peers[device_id], FetchGraph(self.sessions[device_id]), capacity))
@@ -103,7 +107,8 @@ class HubBench:
         return self.give(Received(peer or self.peers[device_id], ping), at_s)
 
     def leave(self, device_id="a", *, at_s=None):
-        return self.give(Received(self.peers[device_id], Leave("stopping", self.sessions[device_id])), at_s)
+        leave, key = Leave("stopping", self.sessions[device_id]), self.keys.get(device_id, b"")
+        return self.give(Received(self.peers[device_id], leave, key=key), at_s)
 
     def make_push(
         self, device_id, seq, base=0, *, lineage=LINEAGE, transfer=0, step_s=0.25, examples=64, checksum=0

@@ -50,7 +50,7 @@ UNUSED = 20_000
 FOLD_S = 0.02
 """The time of work in the background, for fleets whose folds are done there."""
 
-QUIET = Monitor(watch=())
+QUIET = Monitor(watch=(), clip=0)
 FIXED = FixedFrequency(local_steps=4)
 
 

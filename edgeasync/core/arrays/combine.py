@@ -50,11 +50,15 @@ def square_sum_of(values: Vector) -> float:
 
 
 class Term(msgspec.Struct, frozen=True):
-    """An update and its factor, with the version it was trained from if it is compensated for its delay."""
+    """An update and its factor, with the version it was trained from if it is compensated for its delay.
+
+    A robust combiner adds the updates of a `row` up first; -1: it has one of its own.
+    """
 
     update: Source
     scale: float
     base: Vector | None = None
+    row: int = -1
 
 
 class Mixer:
@@ -69,6 +73,23 @@ class Mixer:
         self._correction = np.empty_like(self._scratch)
         self._rows: npt.NDArray[np.float32] = np.empty((0, 0), np.float32)
 
+    def distances(self, terms: Sequence[Term], current: Vector, centre: Vector) -> list[float]:
+        """Return how far each update is from a centre, in the trained values; infinity if it cannot be said.
+
+        The sums are numpy's own, in one order, so that a replay on another machine gives the same bits.
+        """
+        found = []
+        for term in terms:
+            square_sum = 0.0
+            with np.errstate(over="ignore"):
+                for start in range(0, len(centre), CHUNK):
+                    at = slice(start, min(start + CHUNK, len(centre)))
+                    values = self._delta(term, current, at)
+                    apart = np.subtract(values, centre[at], out=self._scratch[: values.size])
+                    square_sum += float(np.add.reduce(np.multiply(apart, apart, dtype=np.float64)))
+            found.append(math.sqrt(square_sum))
+        return found
+
     def mix(self, terms: Sequence[Term], current: Vector, at: slice, target: Vector) -> Vector:
         """Combine the terms' values at the slice `at`, in the order given; write them to that slice of `target`.
 
@@ -76,7 +97,7 @@ class Mixer:
         that the updates are added to. Return the slice of `target`.
         """
         total = target[at]
-        if self._combine.robust and len(terms) > 1:
+        if self._combine.robust and not self._combine.centred and len(terms) > 1:
             self._mix_side_by_side(terms, current, at, target)
             return total
         for position, term in enumerate(terms):
@@ -88,16 +109,24 @@ class Mixer:
         return total
 
     def _mix_side_by_side(self, terms: Sequence[Term], current: Vector, at: slice, target: Vector) -> None:
-        """Combine all updates at once, in slices that are as many times smaller as there are updates."""
-        count = len(terms)
+        """Combine all rows at once, in slices that are as many times smaller as there are rows."""
+        places = [position if term.row < 0 else term.row for position, term in enumerate(terms)]
+        count = max(places) + 1
         width = max(1, CHUNK // count)
         if self._rows.shape != (count, width):
             self._rows = np.empty((count, width), np.float32)
         for start in range(at.start, at.stop, width):
             part = slice(start, min(start + width, at.stop))
             rows = self._rows[:, : part.stop - part.start]
-            for row, term in zip(rows, terms, strict=True):
-                np.multiply(self._delta(term, current, part), term.scale * count, out=row)
+            begun: set[int] = set()
+            for place, term in zip(places, terms, strict=True):
+                values = self._delta(term, current, part)
+                if place in begun:
+                    scaled = np.multiply(values, term.scale * count, out=self._scratch[: values.size])
+                    np.add(rows[place], scaled, out=rows[place])
+                else:
+                    np.multiply(values, term.scale * count, out=rows[place])
+                begun.add(place)
             self._combine.combine(rows, target[part])
 
     def _delta(self, term: Term, current: Vector, at: slice) -> Vector:

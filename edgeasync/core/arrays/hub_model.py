@@ -17,6 +17,7 @@ from edgeasync.core.arrays.state_codec import Array, take_payload, take_values
 from edgeasync.core.hub.effects import Fold
 from edgeasync.errors import ProtocolError, StorageError
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
+from edgeasync.policies.combining import CentredClipCombiner
 from edgeasync.policies.policy import PolicySet
 from edgeasync.policies.transforms import apply_chain, leading_factor, state_vectors
 from edgeasync.protocol import wire
@@ -107,7 +108,10 @@ class Model:
         self.spec = spec
         self.optimizer = tuple(policy.optimizer)
         self._takes_models = policy.aggregate.update == "model"
-        self._state = [np.zeros(spec.trained_length, np.float32) for _ in range(state_vectors(self.optimizer))]
+        self._combine = policy.combine
+        vectors = state_vectors(self.optimizer) + self._combine.centred
+        self._state = [np.zeros(spec.trained_length, np.float32) for _ in range(vectors)]
+        """The optimizer's vectors and, if the combiner has a centre, that."""
         self._updates: dict[int, Update] = {}
         self._handle_next = 0
         self._pool = BufferPool(spec.nbytes)
@@ -188,13 +192,15 @@ class Model:
         rest, plan = self.optimizer[used:], fold.plan[used:]
         if not rest:
             factor *= fold.scale
+        weights = self._weights(fold, updates, current)
         # The pseudo-gradient of a delta is minus the delta.
-        scales = [-weight * factor for weight in fold.weights]
-        terms = self._terms(fold, updates, scales)
+        terms = self._terms(fold, updates, [-weight * factor for weight in weights])
         square_sum = 0.0
         for start in range(0, trained, CHUNK):
             stop = min(start + CHUNK, trained)
             step = self._mixer.mix(terms, current, slice(start, stop), target)
+            if self._combine.centred:
+                self._centre(step, slice(start, stop), factor, sum(fold.weights), sum(weights))
             if fold.measure:
                 square_sum += square_sum_of(step)
             if rest:
@@ -202,14 +208,15 @@ class Model:
                 if fold.scale != 1.0:
                     np.multiply(step, np.float32(fold.scale), out=step)
             np.subtract(current[start:stop], step, out=step)
-        if trained < length:
-            # Statistics are merged convexly whatever the weights are, without the optimizer.
-            share = max(1.0, sum(fold.weights))
-            terms = [Term(u, -weight / share) for u, weight in zip(updates, fold.weights, strict=True)]
-            for start in range(trained, length, CHUNK):
-                stop = min(start + CHUNK, length)
-                step = self._mixer.mix(terms, current, slice(start, stop), target)
-                np.subtract(current[start:stop], step, out=step)
+        # Statistics are merged convexly whatever the weights are, without the optimizer.
+        share = max(1.0, sum(fold.weights))
+        merged = [
+            Term(term.update, -weight / share, row=term.row) for term, weight in zip(terms, weights, strict=True)
+        ]
+        for start in range(trained, length, CHUNK):
+            stop = min(start + CHUNK, length)
+            step = self._mixer.mix(merged, current, slice(start, stop), target)
+            np.subtract(current[start:stop], step, out=step)
         return Snapshot(fold.number, target), math.sqrt(square_sum) / factor if factor else math.nan
 
     def advance(self, snapshot: Snapshot) -> None:
@@ -314,7 +321,25 @@ class Model:
         kept = {snapshot.number: snapshot.vector for snapshot in self._history}
         kept.pop(self.current.number, None)
         bases = [kept.get(base) for base in fold.bases] if kept else [None] * len(updates)
-        return [Term(*parts) for parts in zip(updates, scales, bases, strict=True)]
+        rows = fold.rows or [-1] * len(updates)
+        return [Term(*parts) for parts in zip(updates, scales, bases, rows, strict=True)]
+
+    def _weights(self, fold: Fold, updates: Sequence[Source], current: Vector) -> Sequence[float]:
+        """Return the updates' weights, less what a combiner with a centre cuts off."""
+        if not isinstance(self._combine, CentredClipCombiner) or not math.isfinite(fold.norm_usual):
+            return fold.weights
+        terms = self._terms(fold, updates, fold.weights)
+        distances = self._mixer.distances(terms, current, self._state[-1])
+        shares = self._combine.shares(distances, fold.norm_usual)
+        return [weight * share for weight, share in zip(fold.weights, shares, strict=True)]
+
+    def _centre(self, step: Vector, at: slice, factor: float, weight: float, told: float) -> None:
+        """Add the centre's part to a step, of which the updates have told the other; let the centre follow."""
+        centre = self._state[-1][at]
+        rest = np.multiply(centre, np.float32(-(weight - told) * factor))
+        np.add(step, rest, out=step)
+        if isinstance(self._combine, CentredClipCombiner) and factor * weight:
+            self._combine.move(centre, np.multiply(step, np.float32(-1.0 / (factor * weight)), out=rest))
 
     def _empty_vector(self) -> Vector:
         """Return a vector with arbitrary contents, to be written to."""

@@ -41,13 +41,14 @@ _ENDED: dict[Remedy, str] = {
 
 
 class Alarm(msgspec.Struct):
-    """An active alarm: its watch, the device at fault (empty: the fleet), and the calm updates since."""
+    """An active alarm: its watch, the device at fault and its voter (empty: the fleet), the calm updates since."""
 
     watch: int
     device_id: str
     remedy: Remedy
     cause: str
     calm: int = 0
+    voter: str = ""
 
 
 class DivergenceState(msgspec.Struct):
@@ -56,7 +57,7 @@ class DivergenceState(msgspec.Struct):
     The keys of `alarms` are watch and device. `caution` is the factor that rollbacks leave of the server's
     learning rate; it grows again as versions are kept. `counted` has the devices whose updates have counted since
     the start or the last rollback. `first` has the first updates since then, until there are enough to compare;
-    then it is `None`.
+    then it is `None`. `unbounded` has the devices with an update folded meanwhile that nothing could shorten.
     """
 
     alarms: dict[tuple[int, str], Alarm] = {}
@@ -66,6 +67,7 @@ class DivergenceState(msgspec.Struct):
     caution: float = 1.0
     counted: dict[str, None] = {}
     first: list[Observation] | None = []
+    unbounded: dict[str, None] = {}
 
 
 class Verdict(NamedTuple):
@@ -93,12 +95,14 @@ class DivergenceGuard:
         """Return whether an alarm with this remedy is active."""
         return any(alarm.remedy == remedy for alarm in self.state.alarms.values())
 
-    def watch_device(self, update: Observation, fleet: FleetHistory, devices_live: int) -> Verdict:
-        """Show an update to the watches of devices, before it counts."""
-        reports, begun = self._look(update, fleet, "device")
+    def watch_device(
+        self, update: Observation, fleet: FleetHistory, voters_live: int, *, calms: bool = True
+    ) -> Verdict:
+        """Show an update to the watches of devices, before it counts; unless it `calms`, it ends no alarm."""
+        reports, begun = self._look(update, fleet, "device", calms=calms)
         if "rollback" in begun:
             return Verdict(reports, roll_back=True)
-        epidemic = self._report_epidemic(devices_live)
+        epidemic = self._report_epidemic(voters_live)
         return Verdict(reports + epidemic, roll_back=bool(epidemic))
 
     def watch_fleet(self, update: Observation, fleet: FleetHistory) -> Verdict:
@@ -114,7 +118,8 @@ class DivergenceGuard:
         for one in first:
             again, begun = self._look(one, fleet, "device")
             reports += again
-            spoilt = spoilt or not begun.isdisjoint(("quarantine", "rollback"))
+            alarming = not begun.isdisjoint(("quarantine", "rollback"))
+            spoilt = spoilt or (alarming and one.device_id in self.state.unbounded)
         return Verdict(reports, roll_back=self._rolls_back and spoilt)
 
     def shuts_out(self, device_id: str) -> bool:
@@ -124,16 +129,18 @@ class DivergenceGuard:
     def quarantine_of(self, device_id: str) -> Quarantine | None:
         """Return why the hub rejects a device's updates and how many calm ones end that; `None` if it does not."""
         longest: Quarantine | None = None
-        for alarm in self.state.alarms.values():
-            if alarm.device_id == device_id and alarm.remedy in ("quarantine", "rollback"):
+        for number in range(len(self._watches)):
+            alarm = self.state.alarms.get((number, device_id))
+            if alarm is not None and alarm.remedy in ("quarantine", "rollback"):
                 left = self._calm_updates - alarm.calm
                 if longest is None or left > longest.calm_updates:
                     longest = Quarantine(alarm.cause, left)
         return longest
 
-    def count(self, device_id: str) -> None:
-        """Note that an update of the device counts."""
-        self.state.counted[device_id] = None
+    def note_unbounded(self, device_id: str) -> None:
+        """Note that an update of the device was folded with whatever length it has."""
+        if self.state.first is not None:
+            self.state.unbounded[device_id] = None
 
     def forget(self, device_id: str) -> None:
         """Forget a device that is gone, with its alarms."""
@@ -162,9 +169,12 @@ class DivergenceGuard:
         state.calm_since_kept = state.kept_in_a_row = 0
         state.caution = max(CAUTION_MIN, state.caution * REDUCTION)
         state.counted.clear()
+        state.unbounded.clear()
         state.first = []
 
-    def _look(self, update: Observation, fleet: FleetHistory, scope: Scope) -> tuple[list[HubEffect], set[Remedy]]:
+    def _look(
+        self, update: Observation, fleet: FleetHistory, scope: Scope, *, calms: bool = True
+    ) -> tuple[list[HubEffect], set[Remedy]]:
         """Show an update to the watches of a scope; return reports, and the remedies that begin.
 
         An alarm is reported when it begins and when it ends, not with every update. It ends only after
@@ -179,12 +189,13 @@ class DivergenceGuard:
             device_id = update.device_id if scope == "device" else ""
             cause, alarm = watch.cause(update, fleet), alarms.get((number, device_id))
             if cause is not None and alarm is None:
-                alarms[number, device_id] = Alarm(number, device_id, watch.remedy, cause)
+                voter = update.voter if device_id else ""
+                alarms[number, device_id] = Alarm(number, device_id, watch.remedy, cause, voter=voter)
                 begun.add(watch.remedy)
                 reports.append(Report("alarm", device_id, f"{cause}; {_BEGUN[watch.remedy]}"))
             elif cause is not None and alarm is not None:
                 alarm.calm, alarm.cause = 0, cause
-            elif alarm is not None:
+            elif alarm is not None and calms:
                 alarm.calm += 1
                 if alarm.calm >= self._calm_updates:
                     del alarms[number, device_id]
@@ -195,20 +206,24 @@ class DivergenceGuard:
         for key in [key for key in self.state.alarms if key[1] == device_id]:
             del self.state.alarms[key]
 
-    def _report_epidemic(self, devices_live: int) -> list[HubEffect]:
-        """Return a report if more than half of the devices are in quarantine: then the model is at fault.
+    def _report_epidemic(self, voters_live: int) -> list[HubEffect]:
+        """Return a report if more than half of the voters have a device in quarantine: the model is at fault.
 
         Devices whose updates never counted may have been broken from the start. They are included only if at least
-        `DEVICES_MIN` devices are in quarantine, and only before the first rollback.
+        `DEVICES_MIN` voters are concerned, and only before the first rollback.
         """
-        devices = {alarm.device_id for alarm in self.state.alarms.values() if alarm.remedy == "quarantine"}
-        if self.state.rollbacks or len(devices) < DEVICES_MIN:
-            devices &= self.state.counted.keys()
-        if not self._rolls_back or len(devices) < 2 or 2 * len(devices) <= devices_live:
+        if not self._rolls_back:
+            return []
+        counted = self.state.counted
+        devices = {a.device_id: a.voter for a in self.state.alarms.values() if a.remedy == "quarantine"}
+        if self.state.rollbacks or len(set(devices.values())) < DEVICES_MIN:
+            devices = {device_id: voter for device_id, voter in devices.items() if device_id in counted}
+        voters = len(set(devices.values()))
+        if voters < 2 or 2 * voters <= voters_live:
             return []
         for device_id in devices:
             self._end_alarms(device_id)
-        fault = f"{len(devices)} of {devices_live} devices are in quarantine: the model is at fault"
+        fault = f"{voters} of {voters_live} devices are in quarantine: the model is at fault"
         return [Report("alarm", detail=f"{fault}; {_BEGUN['rollback']}")]
 
     def _take_first(self, update: Observation, fleet: FleetHistory) -> list[Observation]:

@@ -1,5 +1,6 @@
 """Effects of the hub's core. The engine and a shell (ZeroMQ, simulator) carry them out in order."""
 
+import math
 from typing import Literal
 
 import msgspec
@@ -60,7 +61,10 @@ class Receive(msgspec.Struct, frozen=True, gc=False):
 class Fold(msgspec.Struct, frozen=True, gc=False):
     """Make the next version: current - scale transforms(-sum of weight times delta); then drop the updates.
 
-    `bases` are the versions that the updates were trained from. With `measure`, report the sum's norm by `Folded`.
+    `bases` are the versions that the updates were trained from, -1 for one that was shortened: it is not
+    corrected for its delay. With `measure`, report the sum's norm by `Folded`. A robust combiner adds updates of
+    the same row up first; without `rows`, each is a row. `norm_usual` is the devices' median norm, infinity while
+    that is unknown.
     """
 
     number: int
@@ -70,6 +74,8 @@ class Fold(msgspec.Struct, frozen=True, gc=False):
     scale: float = 1.0
     bases: tuple[int, ...] = ()
     measure: bool = False
+    rows: tuple[int, ...] = ()
+    norm_usual: float = math.inf
 
 
 class Keep(msgspec.Struct, frozen=True, gc=False):

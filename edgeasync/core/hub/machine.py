@@ -417,8 +417,7 @@ class HubCore:
         held, ancestry = member.version if member.follows else None, self.policy_engine.state.ancestry
         base = held.number if held is not None and ancestry.knows(held) else None
         member.waiting = False
-        member.assigned, member.assigned_s = version, now_s
-        member.link.begin_cycle()
+        member.assign(version, local_steps, now_s)
         push_codec = self.codecs.choose(member)
         return [
             *publish,
@@ -454,7 +453,7 @@ class HubCore:
             "messages_refused": self.messages_refused,
             "messages_ignored": self.messages_ignored,
             **self.policy_engine.describe(self.members.live_histories()),
-            "devices": self.members.describe(now_s, self.policy_engine.divergence.shuts_out),
+            "devices": self.members.describe(now_s, self.policy_engine.divergence.quarantine_of),
         }
 
     def check(self) -> None:

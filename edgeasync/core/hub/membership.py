@@ -7,15 +7,17 @@ one is not live. Its pushes are numbered from the beginning, and the old state i
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
 
+from edgeasync.core.hub.claims import Claims, hold
 from edgeasync.core.hub.events import Peer
 from edgeasync.core.hub.link import LinkEstimate
 from edgeasync.errors import EdgeAsyncError
-from edgeasync.policies.history import DeviceHistory, add_recent
+from edgeasync.policies.history import DeviceHistory, add_recent, median
 from edgeasync.protocol.messages import (
     DeviceProfile,
     FirstOutcome,
@@ -23,6 +25,7 @@ from edgeasync.protocol.messages import (
     Key,
     ModelVersion,
     Push,
+    Quarantine,
     RefusalCode,
     Refuse,
 )
@@ -51,6 +54,9 @@ Holder = Key | str
 
 MALFORMED = "{} sent too much that is malformed, and is put aside; see the hub's events"
 """The sentence for a device in quarantine."""
+
+STEPS_UNASSIGNED = 8
+"""Local steps of an update from a device that the hub has assigned none, since it had forgotten the device."""
 
 RETIRED_STATES_MAX = 8
 
@@ -102,6 +108,9 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     protocol_version: int = 1
     checksum_last: int | None = None
     key: Key = b""
+    steps_assigned: int = 0
+    """The most local steps of the assignments since its last push; `steps_before` of those before that push."""
+    steps_before: int = 0
 
     def __post_init__(self) -> None:
         self.link = LinkEstimate()
@@ -118,6 +127,11 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         return self.key or self.device_id
 
     @property
+    def voter(self) -> str:
+        """Whose vote the device's measurements are: its key's or, without keys, its own."""
+        return self.key.hex() if self.key else self.device_id
+
+    @property
     def live(self) -> bool:
         """Whether the device holds its lease."""
         return self.state in ("joining", "training", "paused")
@@ -127,24 +141,41 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         check_move(MEMBER, self.state, state, "a member")
         self.state = state
 
-    def observe(self, push: Push, norm: float, now_s: float) -> None:
-        """Record how the device trained, and how long after its assignment its update came."""
+    def assign(self, version: ModelVersion, local_steps: int, now_s: float) -> None:
+        """Note an assignment: the device may train it, or one that was sent before."""
+        self.assigned, self.assigned_s = version, now_s
+        self.steps_assigned = max(self.steps_assigned, local_steps)
+        self.link.begin_cycle()
+
+    def observe(self, push: Push, norm: float, now_s: float, *, overlap_steps_max: int, slack_s: float) -> Claims:
+        """Record how the device trained, and how long after its assignment its update came; return what holds."""
         cycle_s = now_s - self.assigned_s if push.base == self.assigned else None
-        overlap_steps = min(push.overlap_steps, push.local_steps)
+        # An assignment that was sent before the last push may have come after it.
+        steps_max = max(self.steps_assigned, self.steps_before) or STEPS_UNASSIGNED
+        self.steps_assigned, self.steps_before = 0, self.steps_assigned
+        claims = hold(
+            push,
+            steps_max=steps_max,
+            overlap_steps_max=overlap_steps_max,
+            examples_told=self.profile.examples,
+            cycle_s=cycle_s,
+            slack_s=slack_s,
+        )
         if cycle_s is not None:
-            self.link.end_cycle(cycle_s - (push.local_steps - overlap_steps) * push.step_s)
+            self.link.end_cycle(cycle_s - (claims.local_steps - claims.overlap_steps) * claims.step_s)
         self.assigned = None
         self.history.observe(
             cycle_s=cycle_s,
             norm=norm,
-            score=push.score,
-            local_steps=push.local_steps,
-            overlap_steps=overlap_steps,
-            examples=push.examples,
-            step_s=push.step_s,
-            loss_mean=push.loss_mean,
-            loss_variance=push.loss_variance,
+            score=claims.score,
+            local_steps=claims.local_steps,
+            overlap_steps=claims.overlap_steps,
+            examples=claims.examples,
+            step_s=claims.step_s,
+            loss_mean=claims.loss_mean,
+            loss_variance=claims.loss_variance,
         )
+        return claims
 
 
 class Strangers:
@@ -183,6 +214,10 @@ class Membership:
         self._leases: list[tuple[float, str]] = []
         self._watched: set[str] = set()
         self.live_count = 0
+        self.voters: dict[str, int] = {}
+        """How many live devices each voter has."""
+        self.shared: dict[str, int] = {}
+        """The same, of voters with more than one."""
 
     def dump_state(self) -> list[Member]:
         """Return the members in the order in which they joined; encode them at once, since they are not copies."""
@@ -197,7 +232,11 @@ class Membership:
         self._leases = [(member.lease_until_s, member.device_id) for member in members if member.live]
         heapq.heapify(self._leases)
         self._watched = {device_id for _, device_id in self._leases}
-        self.live_count = len(self._leases)
+        self.live_count = 0
+        self.voters, self.shared = {}, {}
+        for member in members:
+            if member.live:
+                self._count(member, 1)
 
     def by_session(self, session: bytes, key: Key = b"") -> Member:
         """Return the member of a session; raises `RefusalError` for one that is unknown, or another key's."""
@@ -238,7 +277,7 @@ class Membership:
             event = self._readmit(member, hello, peer, now_s)
             if member.state == "quarantined":
                 member.strikes = 0
-        member.key = key
+        self._change_key(member, key)
         member.profile = hello.profile
         member.piece_bytes_max = hello.piece_bytes_max
         member.history.examples = hello.profile.examples
@@ -275,7 +314,7 @@ class Membership:
     def revive(self, member: Member) -> None:
         """Make a member live, and watch for the end of its lease."""
         if not member.live:
-            self.live_count += 1
+            self._count(member, 1)
         member.move("joining")
         if member.device_id not in self._watched:
             self._watched.add(member.device_id)
@@ -284,9 +323,30 @@ class Membership:
     def retire(self, member: Member, state: Literal["lost", "left", "quarantined"]) -> None:
         """End a member's lease; the hub still knows it, and the number of its last push."""
         if member.live:
-            self.live_count -= 1
+            self._count(member, -1)
         member.move(state)
         member.waiting = False
+
+    def _count(self, member: Member, change: int) -> None:
+        """Count a device that comes to be live, or no longer is."""
+        self.live_count += change
+        voter = member.voter
+        names = self.voters.get(voter, 0) + change
+        for table, least in ((self.voters, 1), (self.shared, 2)):
+            if names >= least:
+                table[voter] = names
+            else:
+                table.pop(voter, None)
+
+    def _change_key(self, member: Member, key: Key) -> None:
+        """Give a member to a key; its vote goes with it."""
+        if member.key == key:
+            return
+        if member.live:
+            self._count(member, -1)
+        member.key = key
+        if member.live:
+            self._count(member, 1)
 
     def of_key(self, key: Key) -> list[Member]:
         """Return the members of a key."""
@@ -303,6 +363,7 @@ class Membership:
     def resume(self, now_s: float, *, connected: bool) -> None:
         """Renew all leases; unless the members are still `connected`, forget their connections."""
         for member in self.members.values():
+            member.assigned = None  # its cycle is longer than what the hub's clock shows
             if member.live:
                 self.renew(member, now_s)
                 member.progress_s = now_s
@@ -333,12 +394,12 @@ class Membership:
         # The heap's times may be outdated, in a way that is not durable: its order must not decide.
         return sorted(ended, key=lambda member: (member.lease_until_s, member.device_id))
 
-    def describe(self, now_s: float, shut_out: Callable[[str], bool]) -> list[dict[str, Any]]:
-        """Return each device's part of the status; a device that is `shut_out` is in quarantine."""
+    def describe(self, now_s: float, quarantine_of: Callable[[str], Quarantine | None]) -> list[dict[str, Any]]:
+        """Return each device's part of the status; `quarantine_of` is the monitor's word."""
         return [
             {
                 "id": member.device_id,
-                "state": "quarantined" if member.live and shut_out(member.device_id) else member.state,
+                **_quarantine(member, now_s, quarantine_of(member.device_id) if member.live else None),
                 "staleness": member.history.staleness,
                 "local_steps": member.history.local_steps,
                 "last_seen_s": round(now_s - member.seen_s, 3),
@@ -359,20 +420,29 @@ class Membership:
         ]
 
     def live_histories(self) -> list[DeviceHistory]:
-        """Return the histories of the live devices that are not paused."""
-        return [m.history for m in self.members.values() if m.live and m.state != "paused"]
+        """Return the histories of the live devices that are not paused: one of each voter."""
+        found: dict[str, DeviceHistory] = {}
+        for member in self.members.values():
+            if member.live and member.state != "paused":
+                known = found.setdefault(member.voter, member.history)
+                if not known.updates:
+                    found[member.voter] = member.history
+        return list(found.values())
 
-    def loss_by_examples(self) -> float | None:
-        """Return the mean loss of the live devices whose last update counted, weighted by their examples.
+    def loss_of_majority(self) -> float | None:
+        """Return the lowest loss that more than half of the voters reach, `None` if fewer tell a loss.
 
-        No device weighs more than all others together. Return `None` if no such device has told a finite loss.
+        They are those with a live device that is not paused, and whose last update counted if it has sent any. A
+        voter's loss is the highest of its devices'.
         """
-        live = [member.history for member in self.members.values() if member.live and member.history.counted]
-        shown = [(loss, max(1, h.examples)) for h in live if (loss := _shown(h)) is not None]
-        total = sum(examples for _, examples in shown)
-        shares = [(loss, min(examples, max(1, total - examples))) for loss, examples in shown]
-        total = sum(examples for _, examples in shares)
-        return math.fsum(loss * (examples / total) for loss, examples in shares) if total else None
+        worst: dict[str, float] = {}
+        for member in self.members.values():
+            history = member.history
+            if member.live and member.state != "paused" and (history.counted or not history.updates):
+                loss = _shown(history)
+                worst[member.voter] = max(worst.get(member.voter, -math.inf), math.inf if loss is None else loss)
+        losses = sorted(worst.values())
+        return losses[len(losses) // 2] if losses and math.isfinite(losses[len(losses) // 2]) else None
 
     @property
     def silent_on_loss(self) -> bool:
@@ -380,14 +450,16 @@ class Membership:
         return any(m.live and m.history.counted and m.history.loss_mean is None for m in self.members.values())
 
     def loss(self) -> float | None:
-        """Return the mean of the devices' last losses, with equal weights; `None` without any loss."""
+        """Return the median of the devices' last losses, for people; `None` without any loss."""
         losses = [loss for history in self.histories.values() if (loss := _shown(history)) is not None]
-        return sum(losses) / len(losses) if losses else None
+        return median(losses) if losses else None
 
     def check(self) -> None:
         """Raise `AssertionError` if the tables contradict one another."""
         assert len(self.members) <= self.devices_max
         assert self.live_count == sum(member.live for member in self.members.values())
+        assert self.voters == Counter(member.voter for member in self.members.values() if member.live)
+        assert self.shared == {voter: names for voter, names in self.voters.items() if names > 1}
         assert set(self.histories) == set(self.members)
         for session, member in self._by_session.items():
             assert member.session == session
@@ -463,3 +535,15 @@ def _shown(history: DeviceHistory) -> float | None:
     """Return a device's last mean loss, if it has told one that is finite."""
     loss = history.loss_mean
     return loss if history.updates and loss is not None and math.isfinite(loss) else None
+
+
+def _quarantine(member: Member, now_s: float, monitor: Quarantine | None) -> dict[str, Any]:
+    """Return a member's state as the status shows it, and why it is in quarantine and what ends that."""
+    if monitor is not None:
+        ends = f"{monitor.calm_updates} updates in a row that are not alarming"
+        return {"state": "quarantined", "quarantine": {"cause": monitor.cause, "ends": f"after {ends}"}}
+    if member.state != "quarantined":
+        return {"state": member.state, "quarantine": None}
+    remaining_s = max(0.0, member.quarantined_until_s - now_s)
+    cause = "it sent too much that is malformed"
+    return {"state": member.state, "quarantine": {"cause": cause, "ends": f"in {remaining_s:.0f} s"}}

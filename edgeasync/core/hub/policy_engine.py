@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from edgeasync.core.hub.claims import Claims
 from edgeasync.core.hub.divergence import DivergenceGuard, DivergenceState
 from edgeasync.core.hub.effects import Discard, Evaluate, Fold, HubEffect, Keep, Report, Restore
 from edgeasync.core.hub.evaluation_tracker import EvaluationState, EvaluationTracker
@@ -21,8 +22,8 @@ from edgeasync.core.hub.membership import Member, Membership
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet
 from edgeasync.policies.frequency import Cadence, FrequencyController, Interval
-from edgeasync.policies.history import DeviceHistory, FleetHistory, add_recent, agreement_of
-from edgeasync.policies.monitor import STEPS_FACTOR, Observation
+from edgeasync.policies.history import DeviceHistory, FleetHistory, add_recent, agreement_of, median
+from edgeasync.policies.monitor import DEVICES_MIN, STEPS_FACTOR, Observation
 from edgeasync.policies.policy import PolicySet, folds_one_by_one
 from edgeasync.policies.staleness import Staleness
 from edgeasync.policies.transforms import Conditions, plan_chain
@@ -30,6 +31,10 @@ from edgeasync.protocol.messages import Applied, Buffered, FirstOutcome, ModelVe
 
 VERSION_TIMES_MAX = 4096
 """How many versions' times are remembered; an older base counts as being as old as the oldest of them."""
+
+
+EXAMPLES_RATIO_MAX = 10.0
+"""A device counts with at most this many times the median of the examples that devices say they have."""
 
 
 class PolicyEngineState(msgspec.Struct):
@@ -62,6 +67,7 @@ class PolicyEngineState(msgspec.Struct):
     examples_mean: float = 0.0
     examples_total: float = 0.0
     examples_seen: float = 0.0
+    examples_median: float = 0.0
     updates: int = 0
     updates_applied: int = 0
     updates_rejected: int = 0
@@ -136,17 +142,30 @@ class PolicyEngine:
             return None
         if len(contributions) >= self._settings.limits.updates_held_max:
             return now_s
+        return self.aggregate.flush_at_s(contributions, self._fleet(self._votes_of_the_refused()))
+
+    def _votes_of_the_refused(self) -> float:
+        """Return the votes of the devices that sent an update for the next version which does not count."""
         spoken = self.state.spoken
-        silent = len(spoken.keys() - {one.device_id for one in contributions}) if spoken else 0
-        return self.aggregate.flush_at_s(contributions, self._fleet(self._members.live_count - silent))
+        if not spoken:
+            return 0.0
+        refused = spoken.keys() - {one.device_id for one in self.state.contributions}
+        members, shared = self._members.members, self._members.shared
+        return sum(1.0 / shared.get(members[device_id].voter, 1) for device_id in refused)
 
     # -- an update arrives -----------------------------------------------------------------------------------
 
     def decide(self, member: Member, update: PushArrived, now_s: float) -> Decision:
         """Weigh an update; reject it, or let it wait and fold all that wait if they are due."""
         state, push, history = self.state, update.push, member.history
-        member.observe(push, update.norm, now_s)
-        weight, effects = self._weigh(member, update, now_s)
+        claims = member.observe(
+            push,
+            update.norm,
+            now_s,
+            overlap_steps_max=self.policy.overlap_steps_max,
+            slack_s=self._settings.liveness.lease_s,
+        )
+        weight, effects = self._weigh(member, update, claims, now_s)
         history.counted = not isinstance(weight, Rejected)
         self._retune_if_due()
         if isinstance(weight, Rejected):
@@ -160,39 +179,56 @@ class PolicyEngine:
             device_id=member.device_id,
             weight=weight,
             norm=update.norm,
-            examples=history.examples or push.examples,
-            local_steps=push.local_steps,
+            examples=self._examples(history.examples or claims.examples),
+            local_steps=claims.local_steps,
             staleness=history.staleness,
             base=push.base.number,
             score=history.score,
             arrived_s=now_s,
+            voter=member.voter,
         )
         state.contributions.append(contribution)
         state.spoken.pop(member.device_id, None)
         state.divergence.counted[member.device_id] = None
-        state.examples_seen += push.examples
+        state.examples_seen += claims.examples
         effects += self.fold_if_due(now_s)
         waiting = len(state.contributions)
         return Decision(Buffered(waiting) if waiting else Applied(state.version), effects)
 
+    def _examples(self, told: int) -> int:
+        """Return how many examples a device counts with: not more than a multiple of what the others told."""
+        most = EXAMPLES_RATIO_MAX * self.state.examples_median
+        return min(told, int(most)) if most else told
+
     def _weigh(
-        self, member: Member, update: PushArrived, now_s: float
+        self, member: Member, update: PushArrived, claims: Claims, now_s: float
     ) -> tuple[float | Rejected, list[HubEffect]]:
         """Return an update's weight, or why it never counts, and reports of alarms that begin or end with it.
 
-        The watches of devices see every update of a known base, also one that is rejected after that, so that a
-        device in quarantine can be seen to be calm. The fleet's history and its watches see only updates that
-        count.
+        The watches of devices see every update, also one that is rejected after that, so that a device in
+        quarantine can be seen to be calm. The fleet's history and its watches see only updates that count, but for
+        the norms: what is common is what the devices send, or a fleet could grow out of all of them.
         """
         push, history, fleet = update.push, member.history, self.state.fleet
-        if reason := self._refuse_base(push, history):
-            return reason, []
+        voter, voters_live = member.voter, len(self._members.voters)
+        reason = self._refuse_base(push, history)
+        compared = reason is None and not claims.alone
         observation = Observation(
-            member.device_id, update.norm, push.local_steps, push.loss_mean, history.not_finite_run
+            member.device_id,
+            update.norm if compared else math.nan,
+            claims.local_steps,
+            claims.loss_mean,
+            history.not_finite_run,
+            voter,
+            history.refused_run,
         )
-        effects, roll_back = self.divergence.watch_device(observation, fleet, self._members.live_count)
+        effects, roll_back = self.divergence.watch_device(observation, fleet, voters_live, calms=compared)
         if roll_back:
             return Rejected("rolled_back"), effects + self._roll_back(now_s)
+        if reason is not None:
+            return reason, effects
+        if compared:
+            fleet.observe_norm(voter, update.norm, claims.local_steps)
         if not math.isfinite(update.norm):
             return Rejected("not_finite"), effects
         if self.divergence.shuts_out(member.device_id):
@@ -202,15 +238,13 @@ class PolicyEngine:
         if weight is None:
             return Rejected("stale"), effects
         if self._is_behind(history.score):
-            fleet.observe_score(history.score)  # else the median, of updates that count, could never rise
+            fleet.observe_score(voter, history.score)  # else the median, of updates that count, could never rise
             return Rejected("behind"), effects
         fleet.observe_update(
-            member.device_id,
+            voter,
             staleness=history.staleness,
-            norm=update.norm,
-            local_steps=push.local_steps,
-            loss_mean=push.loss_mean,
-            loss_variance=push.loss_variance,
+            loss_mean=claims.loss_mean,
+            loss_variance=claims.loss_variance,
             score=history.score,
         )
         reports, roll_back = self.divergence.watch_fleet(observation, fleet)
@@ -221,11 +255,13 @@ class PolicyEngine:
 
     def _refuse_base(self, push: Push, history: DeviceHistory) -> Rejected | None:
         """Record the staleness of an update; return why its base does not count, if it does not."""
+        history.refused_run += 1
         if not self.state.ancestry.knows(push.base):
             return Rejected("foreign_lineage")
         staleness = self.state.version - push.base.number
         if staleness < 0:
             return Rejected("future_version")
+        history.refused_run = 0
         history.staleness = staleness
         return Rejected("rolled_back") if push.base.number < self.state.version_oldest else None
 
@@ -251,10 +287,16 @@ class PolicyEngine:
             return score > self.state.score_best
         return self.policy.take == "better" and score > usual
 
-    def forget(self, device_id: str) -> None:
-        """Forget a device that is gone: its alarms, and that it has spoken."""
-        self.divergence.forget(device_id)
-        self.state.spoken.pop(device_id, None)
+    def forget(self, member: Member) -> None:
+        """Forget a device that is gone: its alarms, that it has spoken, and its voter's word if that is gone."""
+        self.divergence.forget(member.device_id)
+        self.state.spoken.pop(member.device_id, None)
+        self.withdraw(member.voter)
+
+    def withdraw(self, voter: str) -> None:
+        """Forget what a voter said of the model if it has no live device."""
+        if voter not in self._members.voters:
+            self.state.fleet.withdraw(voter)
 
     def drop_updates(self, device_id: str) -> list[HubEffect]:
         """Drop the updates of a device that wait to be folded."""
@@ -275,9 +317,13 @@ class PolicyEngine:
         """Make the next version of all updates that wait, and evaluate it if an evaluation is due."""
         state = self.state
         contributions, state.contributions = state.contributions, []
-        weights = self.aggregate.weights(contributions, self._fleet(self._members.live_count))
+        weights = self.aggregate.weights(contributions, self._fleet())
         if self.policy.take == "best":
             weights = _only_best(contributions, weights)
+        weights, rows = self._one_vote_each(contributions, weights)
+        norm_max = self._norm_max(contributions)
+        clips = [min(1.0, norm_max / one.norm) if one.norm else 1.0 for one in contributions]
+        weights = tuple([weight * clip for weight, clip in zip(weights, clips, strict=True)])
         norms = [contribution.norm for contribution in contributions]
         norm_bound = math.fsum(abs(weight) * norm for weight, norm in zip(weights, norms, strict=True))
         conditions = Conditions(norm_bound, state.folds, state.fleet.staleness_mean, state.folds_before)
@@ -293,10 +339,53 @@ class PolicyEngine:
             weights=weights,
             plan=plan,
             scale=self.learning_rate_factor,
-            bases=tuple([contribution.base for contribution in contributions]),
+            bases=tuple([one.base if clip == 1.0 else -1 for one, clip in zip(contributions, clips, strict=True)]),
             measure=measure,
+            rows=rows,
+            norm_usual=self._norm_usual,
         )
         return [fold, *self._count(contributions), *self._evaluate_if_due(len(contributions))]
+
+    def _one_vote_each(
+        self, contributions: Sequence[Contribution], weights: tuple[float, ...]
+    ) -> tuple[tuple[float, ...], tuple[int, ...]]:
+        """Return weights of which each voter has one share, and the updates' rows for a robust combiner.
+
+        Updates of one voter go to the same row; without rows, each has its own. Where updates are folded one by
+        one, the devices of a voter take turns: each of their updates counts for its part of the vote.
+        """
+        if folds_one_by_one(self.aggregate):
+            shared = self._members.shared
+            if not shared:
+                return weights, ()
+            votes = [1.0 / shared.get(one.voter, 1) for one in contributions]
+            return tuple([weight * vote for weight, vote in zip(weights, votes, strict=True)]), ()
+        if not self.policy.combine.robust:
+            return weights, ()
+        updates = Counter(one.voter for one in contributions)
+        if len(updates) == len(contributions):
+            return weights, ()
+        row_of = {voter: row for row, voter in enumerate(updates)}
+        weights = tuple([one.weight / (len(updates) * updates[one.voter]) for one in contributions])
+        return weights, tuple([row_of[one.voter] for one in contributions])
+
+    def _norm_max(self, contributions: Sequence[Contribution]) -> float:
+        """Return the norm that longer updates are shortened to; note whose are folded before there is a bound.
+
+        A combiner with a centre has its own bound, on the distance from there.
+        """
+        centred = self.policy.combine.centred
+        bound = self._norm_usual if centred else self.policy.monitor.norm_max(self.state.fleet)
+        if bound == math.inf:
+            for one in contributions:
+                self.divergence.note_unbounded(one.device_id)
+        return math.inf if centred else bound
+
+    @property
+    def _norm_usual(self) -> float:
+        """The voters' median norm; infinity while too few are known."""
+        lengths = self.state.fleet.lengths
+        return lengths.median if len(lengths) >= DEVICES_MIN and lengths.median > 0.0 else math.inf
 
     def _count(self, contributions: Sequence[Contribution]) -> list[HubEffect]:
         """Count folded updates: for the warm-up, for the members, and for the next version to keep."""
@@ -324,7 +413,7 @@ class PolicyEngine:
             return []
         if self._settings.held_out:
             return [Evaluate()]
-        if (loss := self._members.loss_by_examples()) is not None:
+        if (loss := self._members.loss_of_majority()) is not None:
             return self.evaluations.observe(Evaluated(self.state.version, loss, None))
         return self.evaluations.warn_unjudged() if self._members.silent_on_loss else []
 
@@ -380,14 +469,19 @@ class PolicyEngine:
         scores = [history.score for history in histories if history.counted]
         state.score_best = min((score for score in scores if not math.isnan(score)), default=math.inf)
         with_data = [history.examples for history in histories if history.examples]
+        state.examples_median = float(median(with_data)) if len(with_data) >= DEVICES_MIN else 0.0
+        with_data = [self._examples(examples) for examples in with_data]
         state.examples_total = float(sum(with_data))
         state.examples_mean = state.examples_total / len(with_data) if with_data else 0.0
         state.cadence = self.frequency.retune(
             state.cadence, state.fleet, [history for history in histories if history.updates]
         )
 
-    def _fleet(self, devices_live: int) -> Fleet:
-        return Fleet(devices_live, self.state.cadence.period_s, self.state.examples_mean)
+    def _fleet(self, refused: float = 0.0) -> Fleet:
+        """Return the fleet as an aggregator sees it, without the votes of those that were refused."""
+        state, members = self.state, self._members
+        voters_live = len(members.voters) - refused
+        return Fleet(voters_live, state.cadence.period_s, state.examples_mean, members.shared)
 
     # -- status and checks -----------------------------------------------------------------------------------
 

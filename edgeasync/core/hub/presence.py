@@ -61,7 +61,10 @@ class Presence:
         protocol_version = self._handshake.check(hello)
         known = self._members.members.get(hello.device_id)
         was_live, peer_before = (known.live, known.peer) if known is not None else (False, b"")
+        voter_before = "" if known is None else known.voter
         member, arrival = self._members.greet(hello, peer, self._make_session(), now_s, key)
+        if voter_before not in ("", member.voter):
+            self._policy_engine.withdraw(voter_before)
         member.protocol_version = protocol_version
         self._codecs.greet(member, hello.codecs)
         effects: list[HubEffect] = []
@@ -85,13 +88,15 @@ class Presence:
             Expel(member.peer, member.owner),
             Report("revoked", member.device_id, "its key counts no more"),
         ]
+        if member.live:
+            self._members.retire(member, "left")
+        self._policy_engine.forget(member)
         self._members.expel(member)
-        self._policy_engine.forget(member.device_id)
         return effects
 
     def _retire(self, member: Member, state: Literal["lost", "left", "quarantined"]) -> None:
         self._members.retire(member, state)
-        self._policy_engine.forget(member.device_id)
+        self._policy_engine.forget(member)
 
     def renew_lease(self, member: Member, peer: Peer, now_s: float) -> list[HubEffect]:
         """Renew the lease of a message's sender, which may have another connection by now.
@@ -116,7 +121,7 @@ class Presence:
 
     def ping(self, member: Member, ping: Ping, now_s: float) -> list[HubEffect]:
         """Answer a ping, and note whether its sender takes local steps."""
-        member.link.observe_ping(ping.round_trip_s)
+        member.link.observe_ping(min(ping.round_trip_s, self._members.lease_s))
         effects: list[HubEffect] = []
         stalled_s = now_s - member.progress_s
         if ping.steps_total != member.steps_total:

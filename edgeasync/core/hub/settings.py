@@ -125,8 +125,8 @@ class StopCondition(Section, frozen=True):
 class HubCoreSettings(Section, frozen=True):
     """All settings of the hub's core. They are fixed for a run.
 
-    With `held_out` the hub evaluates the model; a `Hub` with an evaluator sets it. Without it the mean of the
-    devices' losses takes the place of an evaluation.
+    With `held_out` the hub evaluates the model; a `Hub` with an evaluator sets it. Without it the loss that most
+    of the devices reach takes the place of an evaluation.
     """
 
     liveness: Liveness = Liveness()

@@ -7,6 +7,7 @@ A large model's state is saved in two halves. Call `note`, which is quick, right
 which adds the arrays, when all effects queued at that time are done and no later one has begun.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,15 +43,38 @@ def upgrade(core: dict[str, Any], made_by: int) -> dict[str, Any]:
     """Convert the fields of a `CoreState` of an older format to the names and places of this one."""
     if made_by < 4:
         _rename(core, made_by)
-    # Format 4 had no keys. Up to format 5 members had their sessions and state ids themselves.
+    # Format 4 had no keys.
+    _take_digests(core)
+    _give_to_voters(core)
+    return core
+
+
+_STATE_ID, _SESSION, _RETIRED, _KEY = map(
+    Member.__struct_fields__.index, ("state_id", "session", "retired", "key")
+)
+
+
+def _take_digests(core: dict[str, Any]) -> None:
+    """Put digests in the place of sessions and state ids, which members had themselves up to format 5."""
     for member in core["members"]:
         for place in _STATE_ID, _SESSION:
             member[place] = digest(member[place]) if member[place] else b""
         member[_RETIRED] = [digest(state_id) for state_id in member[_RETIRED]]
-    return core
 
 
-_STATE_ID, _SESSION, _RETIRED = map(Member.__struct_fields__.index, ("state_id", "session", "retired"))
+def _give_to_voters(core: dict[str, Any]) -> None:
+    """Give what was kept by device id to voters; their next updates bring the votes that were not kept."""
+    engine, fleet = core["policy_engine"], core["policy_engine"]["fleet"]
+    keys = {member[0]: member[_KEY].hex() for member in core["members"] if len(member) > _KEY}
+    last = {keys.get(device_id) or device_id: norm for device_id, norm in fleet.pop("norms").items()}
+    for name, share in (("lengths", lambda _: 1.0), ("norms", math.sqrt), ("gradients", float)):
+        newest = {voter: norm / share(local_steps) for voter, (norm, local_steps) in last.items()}
+        fleet[name] = {"newest": newest, "ordered": sorted(newest.values())}
+    fleet.pop("scores")
+    for contribution in engine["contributions"]:
+        contribution["voter"] = keys.get(contribution["device_id"]) or contribution["device_id"]
+    for alarm in engine["divergence"]["alarms"].values():
+        alarm["voter"] = keys.get(alarm["device_id"]) or alarm["device_id"]
 
 
 def _rename(core: dict[str, Any], made_by: int) -> None:

@@ -31,7 +31,8 @@ GATHERING = [
 
 def contribution(device_id="a", arrived_s=0.0, **fields):
     usual = {"handle": 0, "weight": 1.0, "norm": 1.0, "examples": 10, "local_steps": 8, "staleness": 0}
-    return Contribution(device_id=device_id, arrived_s=arrived_s, **usual | {"base": 0, "score": 1.0} | fields)
+    usual |= {"base": 0, "score": 1.0, "voter": device_id.partition("/")[0]}
+    return Contribution(device_id=device_id, arrived_s=arrived_s, **usual | fields)
 
 
 def arrivals(text):
@@ -204,3 +205,40 @@ def test_a_stale_update_counts_less_and_what_it_loses_goes_to_nobody(aggregator,
     fresh, aged = [aggregator.weights([one, *buffered[1:]], Fleet(3)) for one in (first, stale)]
     assert aged[0] <= fresh[0]
     assert aged[1:] == fresh[1:]
+
+
+# -- one key, one vote -----------------------------------------------------------------------------------------
+
+FIFTY = " ".join(f"k/{number}@{number / 100}" for number in range(50))
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "spoken", "names", "live", "due_s"),
+    [
+        # Fifty names of one key are one vote of ten: no quorum, so the first update's patience ends first.
+        (QuorumAggregator(), FIFTY, {"k": 50}, 10, 10.0),
+        (QuorumAggregator(), f"{FIFTY} a@1 b@2 c@3 d@4 e@5", {"k": 50}, 10, 6.0),
+        # A name that is silent holds nobody up for longer than any device does.
+        (QuorumAggregator(), "k/0@1 a@2 b@3", {"k": 50}, 3, 4.0),
+        # Names that have come and gone are no more than one vote.
+        (QuorumAggregator(), "k/0@1 k/1@2 k/2@3", {}, 10, 11.0),
+        # Four agents of one board alone: a quorum of them is three.
+        (QuorumAggregator(), "k/0@1 k/1@2 k/2@3", {"k": 4}, 1, 4.0),
+        (QuorumAggregator(), "k/0@1 k/1@2 k/2@3 k/3@3.5", {"k": 4}, 1, 3.5),
+        (SynchronousAggregator(), "k/0@1 k/1@2 a@3", {"k": 3}, 2, None),
+        (SynchronousAggregator(), "k/0@1 k/1@2 a@3 k/2@4", {"k": 3}, 2, 4.0),
+        (SynchronousAggregator(count=2), f"{FIFTY} a@7", {"k": 50}, 9, 7.0),
+    ],
+)
+def test_a_key_under_many_names_has_one_vote(aggregator, spoken, names, live, due_s):
+    due = aggregator.flush_at_s(arrivals(spoken), Fleet(live, period_s=10.0, names=names))
+    assert due == (None if due_s is None else pytest.approx(due_s))
+
+
+@pytest.mark.parametrize("kind", [BufferedAggregator, QuorumAggregator, SynchronousAggregator])
+def test_devices_of_one_key_share_its_part_of_the_mean(kind):
+    buffered = [contribution(name) for name in ("k/0", "k/1", "k/2", "k/3", "a", "b")]
+    weights = kind().weights(buffered, Fleet(3, names={"k": 4}))
+    assert weights == pytest.approx([1 / 12] * 4 + [1 / 3] * 2)
+    again = [contribution("a"), contribution("a"), contribution("b")]
+    assert kind().weights(again, Fleet(2)) == pytest.approx([1 / 3] * 3), "two updates of one device are two"

@@ -1,9 +1,11 @@
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeasync.policies.combining import MeanCombiner, MedianCombiner, TrimmedMeanCombiner
+from edgeasync.policies.combining import CentredClipCombiner, MeanCombiner, MedianCombiner, TrimmedMeanCombiner
 
 F = np.float32
 SEEDS = st.integers(0, 2**32 - 1)
@@ -92,3 +94,20 @@ def test_a_minority_cannot_move_them_beyond_the_others(seed, count, lie):
 
 def test_which_need_all_updates_side_by_side():
     assert [combiner.robust for combiner in ALL] == [False, True, True, True]
+
+
+# -- around a centre -------------------------------------------------------------------------------------------
+
+
+def test_how_much_of_a_difference_from_the_centre_counts():
+    combiner = CentredClipCombiner(radius=2.0)
+    assert combiner.shares([0.0, 1.0, 4.0, 8.0, math.inf], 2.0) == [1.0, 1.0, 1.0, 0.5, 0.0]
+    assert (combiner.robust, combiner.centred) == (True, True)
+
+
+@given(SEEDS, st.floats(0.0, 0.99))
+def test_the_centre_is_a_moving_average_of_what_was_folded(seed, momentum):
+    centre, folded = draw(seed, 2)
+    expected = momentum * centre.astype(float) + (1.0 - momentum) * folded.astype(float)
+    CentredClipCombiner(momentum=momentum).move(centre, folded)
+    np.testing.assert_allclose(centre, expected, rtol=1e-5, atol=1e-6)

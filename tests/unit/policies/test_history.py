@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeasync.policies.history import RECENT, WINDOW, DeviceHistory, FleetHistory, agreement_of
+from edgeasync.policies.history import RECENT, WINDOW, DeviceHistory, FleetHistory, Votes, agreement_of
 from edgeasync.policies.monitor import Monitor, Observation
 
 ANY = st.floats() | st.sampled_from([0.0, -0.0, 5e-324, 1e200, 1.7e308, -1.7e308, math.inf, -math.inf, math.nan])
@@ -18,9 +18,10 @@ def observe(history, **fields):
     history.observe(**usual | fields)
 
 
-def look(fleet, device_id="a", **fields):
-    usual = {"staleness": 0, "norm": 1.0, "local_steps": 8, "loss_mean": 0.5, "loss_variance": 0.25, "score": 0.5}
-    fleet.observe_update(device_id, **usual | fields)
+def look(fleet, voter="a", *, norm=1.0, local_steps=8, **fields):
+    usual = {"staleness": 0, "loss_mean": 0.5, "loss_variance": 0.25, "score": 0.5}
+    fleet.observe_norm(voter, norm, local_steps)
+    fleet.observe_update(voter, **usual | fields)
 
 
 # -- one device ----------------------------------------------------------------------------------------------
@@ -78,7 +79,7 @@ def test_an_update_without_a_loss_is_no_fault():
         look(fleet, loss_mean=None, loss_variance=None, score=history.score)
     assert history.not_finite_run == 0
     assert math.isnan(history.score)
-    assert (fleet.losses, fleet.loss_variances, fleet.scores) == ([], [], [])
+    assert (fleet.losses, fleet.loss_variances, len(fleet.scores)) == ([], [], 0)
     observe(history, loss_mean=None, loss_variance=None, score=0.25)
     assert history.score == 0.25
     observe(history, loss_mean=None, loss_variance=None, norm=math.nan)
@@ -116,47 +117,71 @@ def test_a_device_may_say_what_it_likes(told):
 # -- the fleet -----------------------------------------------------------------------------------------------
 
 
-def test_the_median_of_the_last_quarter_stands_for_now():
+@given(st.lists(st.tuples(st.integers(0, 90), st.floats(-1e9, 1e9) | st.just(0.0)), max_size=300))
+def test_votes_are_the_newest_numbers_of_those_heard_last(told):
+    votes, expected = Votes(), {}
+    for who, value in told:
+        votes.cast(str(who), value)
+        expected.pop(str(who), None)
+        expected[str(who)] = value
+        expected = dict(list(expected.items())[-WINDOW:])
+        assert votes.newest == expected
+        assert votes.ordered == sorted(expected.values())
+        assert votes.median == statistics.median(expected.values())
+    for who in list(expected):
+        votes.withdraw(who)
+        votes.withdraw(who)
+    assert (len(votes), votes.ordered) == (0, [])
+    assert math.isnan(votes.median)
+
+
+def test_the_voters_median_over_the_last_quarter_stands_for_now():
     fleet = FleetHistory()
     assert math.isnan(fleet.loss)
     assert math.isnan(fleet.score)
-    squares = [float(number * number) for number in range(WINDOW + 10)]
-    for number, square in enumerate(squares):
-        look(fleet, f"device-{number}", loss_mean=square, loss_variance=2 * square, score=3 * square)
-    last = statistics.median(squares[-16:])
-    assert (fleet.loss, fleet.loss_variance, fleet.score) == (last, 2 * last, 3 * last)
-    assert fleet.loss_first == statistics.median(squares[:16])
-    assert {len(fleet.losses), len(fleet.loss_variances), len(fleet.scores), len(fleet.norms)} == {WINDOW}
-    assert fleet.losses[0] == 100.0
+    medians = []
+    for number in range(WINDOW + 10):
+        told = float(number * number)
+        look(fleet, f"device-{number % 5}", loss_mean=told, loss_variance=2 * told, score=3 * told)
+        medians.append(statistics.median([float(n * n) for n in range(max(0, number - 4), number + 1)]))
+    last = statistics.median(medians[-16:])
+    assert (fleet.loss, fleet.loss_variance, fleet.score) == (last, 2 * last, 3 * medians[-1])
+    assert fleet.loss_first == statistics.median(medians[:16])
+    assert {len(fleet.losses), len(fleet.loss_variances)} == {WINDOW}
 
 
-def test_a_device_on_another_scale_does_not_speak_for_the_fleet():
+@pytest.mark.parametrize("names", [1, 50])
+def test_a_key_on_another_scale_does_not_speak_for_the_fleet_however_often_it_speaks(names):
     fleet = FleetHistory()
-    for number in range(WINDOW):
-        factor = 1e6 if number % 3 == 0 else 1.0
-        look(fleet, f"device-{number % 3}", loss_mean=factor, loss_variance=factor, score=factor)
-    assert fleet.loss == fleet.loss_variance == fleet.score == fleet.loss_first == 1.0
+    for _ in range(WINDOW):
+        for voter in ("a", *["liar"] * names, "b"):
+            factor = 1e6 if voter == "liar" else 1.0
+            look(fleet, voter, loss_mean=factor, loss_variance=factor, score=factor, norm=factor)
+    assert fleet.loss == fleet.loss_variance == fleet.score == fleet.lengths.median == 1.0
 
 
-def test_of_each_device_the_last_norm_and_the_first_are_kept():
+def test_of_each_voter_the_last_norm_and_the_first_are_kept():
     fleet = FleetHistory()
-    for norm, device_id in enumerate("abacab"):
-        look(fleet, device_id, norm=float(norm), local_steps=norm + 1)
-    assert fleet.norms == {"c": (3.0, 4), "a": (4.0, 5), "b": (5.0, 6)}
-    assert list(fleet.norms) == ["c", "a", "b"], "the device that spoke last is last"
+    for norm, voter in enumerate("abacab"):
+        look(fleet, voter, norm=float(norm), local_steps=norm + 1)
+    assert fleet.lengths.newest == {"c": 3.0, "a": 4.0, "b": 5.0}
+    assert fleet.norms.newest == {"c": 1.5, "a": 4 / math.sqrt(5), "b": 5 / math.sqrt(6)}
+    assert fleet.gradients.newest == {"c": 0.75, "a": 0.8, "b": 5 / 6}
+    assert list(fleet.norms.newest) == ["c", "a", "b"], "the voter that spoke last is last"
     assert fleet.norms_first == [(0.0, 1), (1.0, 2), (3.0, 4)]
+    fleet.observe_norm("d", math.nan, 1)
+    assert set(fleet.norms.newest) == set("abc")
 
 
-def test_norms_are_those_of_the_devices_heard_last():
+def test_who_is_gone_has_no_word_about_the_model():
     fleet = FleetHistory()
-    for number in range(WINDOW):
-        look(fleet, f"device-{number}", norm=float(number))
-    look(fleet, "device-0", norm=99.0)
-    look(fleet, "another")
-    assert len(fleet.norms) == WINDOW
-    assert "device-1" not in fleet.norms
-    assert fleet.norms["device-0"] == (99.0, 8)
-    assert fleet.norms_first == [(float(number), 8) for number in range(16)]
+    for voter, loss in (("a", 1.0), ("b", 9.0), ("c", 9.0)):
+        look(fleet, voter, loss_mean=loss, score=loss)
+    fleet.withdraw("b")
+    fleet.withdraw("c")
+    look(fleet, loss_mean=1.0, score=1.0)
+    assert (fleet.score, fleet.losses[-1]) == (1.0, 1.0)
+    assert set(fleet.norms.newest) == set("abc")
 
 
 def test_averages_move_by_hand():
@@ -175,7 +200,15 @@ def test_what_was_seen_of_a_model_that_is_no_more_is_forgotten():
     look(fleet, staleness=10)
     fleet.observe_agreement(-1.0)
     fleet.forget()
-    assert not any([fleet.norms, fleet.scores, fleet.losses, fleet.loss_variances])
+    votes = (
+        fleet.lengths,
+        fleet.norms,
+        fleet.gradients,
+        fleet.scores,
+        fleet.newest_losses,
+        fleet.newest_variances,
+    )
+    assert not any([*votes, fleet.norms_first, fleet.losses, fleet.loss_variances])
     assert math.isnan(fleet.agreement)
     assert math.isnan(fleet.loss)
     assert fleet.staleness_mean == 1.0, "the network is the same"
@@ -186,7 +219,8 @@ def test_a_loss_that_is_no_number_is_left_out():
     told = {"a": (math.nan, 1.0, 1.0), "b": (1.0, math.inf, math.inf), "c": (2.0, 3.0, math.nan)}
     for device_id, (loss_mean, loss_variance, score) in told.items():
         look(fleet, device_id, loss_mean=loss_mean, loss_variance=loss_variance, score=score)
-    assert (list(fleet.losses), list(fleet.loss_variances), list(fleet.scores)) == ([2.0], [3.0], [1.0])
+    assert (fleet.losses, fleet.newest_variances.ordered, fleet.scores.ordered) == ([2.0], [3.0], [1.0])
+    assert fleet.loss_variances == [], "from a voter's second update on"
     assert len(fleet.norms) == 3
 
 
@@ -197,8 +231,8 @@ def test_whatever_is_reported_can_be_averaged_and_watched(told, local_steps):
     for number, (loss_mean, loss_variance, score) in enumerate(told * 40):
         fields = {"loss_mean": loss_mean, "loss_variance": loss_variance, "score": score}
         look(fleet, f"device-{number % 4}", local_steps=local_steps, **fields)
-    assert all(math.isfinite(value) for value in (*fleet.losses, *fleet.loss_variances, *fleet.scores))
-    for value, window in ((fleet.loss, fleet.losses), (fleet.score, fleet.scores)):
+    assert all(math.isfinite(value) for value in (*fleet.losses, *fleet.loss_variances, *fleet.scores.ordered))
+    for value, window in ((fleet.loss, fleet.losses), (fleet.score, fleet.scores.ordered)):
         assert math.isfinite(value) == bool(window)
     for watch in monitor.watch:
         watch.cause(Observation("a", 1.0, local_steps, told[0][0]), fleet)

@@ -14,18 +14,26 @@ from edgeasync.policies.monitor import (
     Monitor,
     NotFiniteWatch,
     Observation,
+    RefusedWatch,
     UpdateNormWatch,
 )
 
 
-def update(norm=1.0, local_steps=4, *, device_id="a", loss=0.5, not_finite_run=0):
-    return Observation(device_id, norm, local_steps, loss, not_finite_run)
+def update(norm=1.0, local_steps=4, *, device_id="a", loss=0.5, not_finite_run=0, voter=None, refused_run=0):
+    return Observation(device_id, norm, local_steps, loss, not_finite_run, voter or device_id, refused_run)
 
 
 def norms(count=3, norm=1.0, local_steps=4, *, first=0.0):
     """The last norms of `count` devices, and the first of each."""
-    last = {f"device-{number}": (norm, local_steps) for number in range(count)}
-    return FleetHistory(norms=last, norms_first=[(first, local_steps)] * count)
+    return fleet_of([(f"device-{number}", norm, local_steps) for number in range(count)], first)
+
+
+def fleet_of(last, first=0.0):
+    fleet = FleetHistory()
+    for voter, norm, local_steps in last:
+        fleet.observe_norm(voter, norm, local_steps)
+    fleet.norms_first = [(first, local_steps) for _, _, local_steps in last]
+    return fleet
 
 
 def losses(usual, last, *, count=64, first=0.0):
@@ -76,8 +84,7 @@ def test_how_long_an_update_may_be(watch, norm, local_steps, fleet, alarming):
 
 
 def test_long_updates_of_some_devices_do_not_hide_the_next():
-    last = [(1.0, 4)] * 5 + [(1e9, 4)] * 4
-    fleet = FleetHistory(norms=dict(zip("abcdefghi", last, strict=True)), norms_first=last)
+    fleet = fleet_of([(voter, 1.0 if voter < "f" else 1e9, 4) for voter in "abcdefghi"])
     assert UpdateNormWatch().cause(update(9.0), fleet) == "the norm of its update is 9 times the fleet's median"
     expected = "the norm of its mean gradient is 30 times the fleet's median"
     assert GradientNormWatch().cause(update(30.0), fleet) == expected
@@ -85,9 +92,8 @@ def test_long_updates_of_some_devices_do_not_hide_the_next():
 
 def test_a_device_that_speaks_often_is_one_of_those_it_is_compared_with():
     fleet = FleetHistory()
-    for device_id, norm in [("a", 1.0), ("b", 1.0), *[("fast", 50.0)] * 30]:
-        reported = {"staleness": 0, "loss_mean": 1.0, "loss_variance": 0.0, "score": 1.0}
-        fleet.observe_update(device_id, norm=norm, local_steps=4, **reported)
+    for voter, norm in [("a", 1.0), ("b", 1.0), *[("fast", 50.0)] * 30]:
+        fleet.observe_norm(voter, norm, 4)
     assert UpdateNormWatch().cause(update(50.0, device_id="fast"), fleet) is not None
 
 
@@ -100,6 +106,34 @@ def test_updates_that_are_no_numbers_alarm_after_three_in_a_row():
     causes = [watch.cause(update(not_finite_run=run), FleetHistory()) for run in range(5)]
     assert [cause is not None for cause in causes] == [False, False, False, True, True]
     assert causes[3] == "its last 3 updates or their losses are not finite: look at its data"
+
+
+def test_updates_from_versions_that_never_were_alarm_after_five_in_a_row():
+    causes = [RefusedWatch().cause(update(refused_run=run), FleetHistory()) for run in range(6)]
+    assert causes == [None] * 5 + ["its last 5 updates are from versions that this run never had"]
+
+
+def test_a_key_under_many_names_is_one_of_those_that_norms_are_compared_with():
+    fleet = fleet_of([("a", 1.0, 4), ("b", 1.0, 4), *[("liar", 100.0, 4)] * 50])
+    assert UpdateNormWatch().cause(update(9.0, voter="liar", device_id="liar/7"), fleet) is not None
+    assert (len(fleet.norms), fleet.lengths.median) == (3, 1.0)
+
+
+# -- how long an update counts ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("clip", "last", "norm_max"),
+    [
+        (2.0, [1.0, 3.0, 1e9], 6.0),
+        (0.0, [1.0, 3.0, 1e9], math.inf),
+        (2.0, [1.0, 3.0], math.inf),  # of two, either may be wrong
+        (2.0, [0.0, 0.0, 1.0], math.inf),  # where most stand still, nothing says how long a step is
+    ],
+)
+def test_the_norm_that_updates_are_shortened_to(clip, last, norm_max):
+    fleet = fleet_of([(str(place), norm, 1) for place, norm in enumerate(last)])
+    assert Monitor(clip=clip).norm_max(fleet) == norm_max
 
 
 # -- the fleet -----------------------------------------------------------------------------------------------
@@ -159,6 +193,7 @@ def test_the_usual_remedies():
     remedies = {type(watch).__name__: (watch.scope, watch.remedy) for watch in Monitor().watch}
     assert remedies == {
         "NotFiniteWatch": ("device", "quarantine"),
+        "RefusedWatch": ("device", "quarantine"),
         "UpdateNormWatch": ("device", "quarantine"),
         "LossWatch": ("fleet", "rollback"),
         "LossVarianceWatch": ("fleet", "increase_frequency"),

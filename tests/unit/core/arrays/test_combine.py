@@ -15,11 +15,12 @@ from edgeasync.policies.aggregation import (
     BufferedAggregator,
     Contribution,
     Fleet,
+    ImmediateAggregator,
     ModelAverageAggregator,
     QuorumAggregator,
     SynchronousAggregator,
 )
-from edgeasync.policies.combining import MeanCombiner, MedianCombiner, TrimmedMeanCombiner
+from edgeasync.policies.combining import CentredClipCombiner, MeanCombiner, MedianCombiner, TrimmedMeanCombiner
 from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.optimizers import SGD, Adam, ClipByGlobalNorm
 from edgeasync.policies.policy import DelayCompensation, Policy
@@ -43,12 +44,15 @@ def make_model(initial, *, statistics=0, **parts):
     return Model(ParameterSpec(tuple(parameters)), np.array(initial, F), 0, policy)
 
 
-def fold(model, weights, rows, *, bases=None, scale=1.0, count=None, codec="identity"):
+def fold(
+    model, weights, rows, *, bases=None, scale=1.0, count=None, codec="identity", grouped=(), norm_usual=math.inf
+):
     """Fold rows into the next version; return it and the norm that was measured."""
     number = model.current.number
     plan = plan_chain(model.optimizer, Conditions(1.0, number if count is None else count))
     bases = tuple(bases or [number] * len(rows))
-    effect = Fold(number + 1, tuple(range(len(rows))), tuple(weights), plan, scale, bases, measure=True)
+    handles = tuple(range(len(rows)))
+    effect = Fold(number + 1, handles, tuple(weights), plan, scale, bases, True, grouped, norm_usual)
     snapshot, norm = model.fold(effect, [coded(row, codec) for row in rows])
     model.advance(snapshot)
     return snapshot.vector, norm
@@ -66,7 +70,8 @@ def draw(seed, *shape):
 
 
 def contribution(number=0, weight=1.0):
-    return Contribution(number, str(number), weight, 1.0, 10 + number, 8 * (number + 1), 0, 0, 0.5, float(number))
+    steps, voter = 8 * (number + 1), str(number)
+    return Contribution(number, voter, weight, 1.0, 10 + number, steps, 0, 0, 0.5, float(number), voter)
 
 
 def contributions(count):
@@ -162,6 +167,69 @@ def test_robust_statistics_never_leave_the_hull_of_the_values_and_the_current_on
         result, _ = fold(model, weights, rows)
         assert (result[-8:] >= held.min(axis=0) - 1e-3).all()
         assert (result[-8:] <= held.max(axis=0) + 1e-3).all()
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_updates_of_one_row_are_added_up_before_they_are_ranked(length):
+    """Rows 0 and 2 are one key's: its mean stands against the two others."""
+    rows, initial = draw(length, 4, length + 2), draw(length + 1, length + 2)
+    model = make_model(initial, statistics=2, combine=MedianCombiner())
+    result, _ = fold(model, [1 / 6, 1 / 3, 1 / 6, 1 / 3], rows, grouped=(0, 1, 0, 2))
+    told = differences(rows, initial, 2)
+    middle = np.median([(told[0] + told[2]) / 2, told[1], told[3]], axis=0)
+    np.testing.assert_allclose(result, initial + middle, rtol=1e-5, atol=1e-5)
+
+
+# -- around a centre -------------------------------------------------------------------------------------------
+
+
+def centred(rows, weights, centre, radius, momentum):
+    """Karimireddy et al. 2021 in plain numpy: what is folded, and the next centre."""
+    folded = np.zeros_like(centre)
+    for row, weight in zip(rows.astype(float), weights, strict=True):
+        apart = row - centre
+        folded += weight * (centre + apart * min(1.0, radius / max(np.linalg.norm(apart), 1e-30)))
+    return folded, momentum * centre + (1 - momentum) * folded / sum(weights)
+
+
+@pytest.mark.parametrize("codec", ["identity", "float16"])
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_centred_clipping_is_that_of_the_paper(length, count, codec, momentum):
+    """One by one, and several at once; some of them stale, one of them a thousand times too long."""
+    aggregate = ImmediateAggregator() if count == 1 else BUFFERED
+    combine = CentredClipCombiner(radius=0.8, momentum=momentum)
+    optimizer = (SGD(learning_rate=0.5),)
+    expected = draw(length, length).astype(float)
+    model = make_model(expected, aggregate=aggregate, combine=combine, optimizer=optimizer)
+    centre, usual = np.zeros(length), math.sqrt(length)
+    for number in range(4):
+        rows = draw(length + number, count, length)
+        rows[number % count] *= 1000.0 if number % 2 else 1.0
+        told = rows.astype(np.float16) if codec == "float16" else rows
+        weights = [0.5 ** (n % 2) / count for n in range(count)]
+        result, _ = fold(model, weights, rows, codec=codec, norm_usual=usual, scale=0.5)
+        folded, centre = centred(told, weights, centre, 0.8 * usual, momentum)
+        expected += 0.25 * folded
+        np.testing.assert_allclose(result, expected, rtol=2e-4, atol=2e-5)
+
+
+def test_without_a_usual_norm_centred_clipping_is_the_mean_and_a_rollback_clears_the_centre():
+    model = make_model(np.zeros(3), combine=CentredClipCombiner(momentum=0.0), monitor=Monitor())
+    rows = np.array([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]])
+    result, _ = fold(model, [0.5, 0.5], rows)
+    assert result.tolist() == [2.0, 2.0, 2.0]
+    assert model._state[-1].tolist() == [2.0, 2.0, 2.0]
+    model.restore(2)
+    assert not model._state[-1].any()
+
+
+def test_statistics_of_an_update_far_from_the_centre_hardly_count():
+    model = make_model(np.zeros(4), statistics=2, combine=CentredClipCombiner(radius=1.0))
+    rows = np.array([[0.1, 0.1, 1.0, 1.0], [1e6, 0.0, 1e6, 1e6]])
+    result, _ = fold(model, [0.5, 0.5], rows, norm_usual=0.2)
+    assert result[-2:] == pytest.approx([0.6, 0.6], rel=1e-3)
 
 
 def test_one_update_alone_is_what_it_is():

@@ -46,7 +46,7 @@ class Deadline:
     update: str = "delta"
 
     def flush_at_s(self, buffered, fleet):
-        if len({contribution.device_id for contribution in buffered}) >= fleet.devices_live:
+        if len({contribution.device_id for contribution in buffered}) >= fleet.voters_live:
             return buffered[-1].arrived_s
         return buffered[0].arrived_s + self.wait_s
 

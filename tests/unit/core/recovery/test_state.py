@@ -33,7 +33,7 @@ from edgeasync.policies.aggregation import (
     QuorumAggregator,
     SynchronousAggregator,
 )
-from edgeasync.policies.combining import MedianCombiner
+from edgeasync.policies.combining import CentredClipCombiner, MedianCombiner
 from edgeasync.policies.frequency import AdaptiveFrequency
 from edgeasync.policies.optimizers import SGD, Adam
 from edgeasync.policies.policy import DelayCompensation, Plateau, Policy, WarmUp
@@ -76,6 +76,10 @@ def make_spec(trained=40):
 POLICIES = {
     "immediate": ({"aggregate": ImmediateAggregator(), "optimizer": MOMENTUM}, CHAIN),
     "immediate, corrected": ({"aggregate": ImmediateAggregator(), "compensation": DelayCompensation()}, FLOAT32),
+    "immediate, centred": (
+        {"aggregate": ImmediateAggregator(), "combine": CentredClipCombiner(), "optimizer": MOMENTUM},
+        CHAIN,
+    ),
     "immediate, goes back": (
         {"aggregate": ImmediateAggregator(), "compensation": DelayCompensation(versions=3), "monitor": ROLLBACK},
         CHAIN,
@@ -308,7 +312,7 @@ def plain(effects):
     return [repr(blur(effect)) for effect in effects]
 
 
-UNORDERED = {"_by_session", "_by_peer"}
+UNORDERED = {"_by_session", "_by_peer", "voters", "shared"}
 """Tables that are only looked up in."""
 
 EXCLUDED = {"link", "codec_push", "_strangers", "_make_session"}
@@ -403,7 +407,17 @@ def test_every_attribute_of_the_core_and_its_tables_is_durable_or_known_not_to_b
     assert set(vars(core)) == {"state"} | parts | derived | counted
     assert core.policy_engine.state.evaluations is core.policy_engine.evaluations.state
     assert core.policy_engine.state.divergence is core.policy_engine.divergence.state
-    tables = {"members", "histories", "_by_session", "_by_peer", "_leases", "_watched", "live_count"}
+    tables = {
+        "members",
+        "histories",
+        "_by_session",
+        "_by_peer",
+        "_leases",
+        "_watched",
+        "live_count",
+        "voters",
+        "shared",
+    }
     assert set(vars(core.members)) == tables | {"lease_s", "devices_max"}
     for member in core.members.members.values():
         assert set(vars(member)) == {"link", "codec_push"}
