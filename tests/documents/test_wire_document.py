@@ -192,7 +192,7 @@ def test_the_status_has_the_keys_that_are_described():
     core.policy_engine.divergence.watch_device(
         Observation("a", math.nan, 1, math.nan, 9), core.policy_engine.state.fleet, 1
     )
-    core.policy_engine.evaluations.observe(Evaluated(0, 1.0, 0.5))
+    core.policy_engine.observe_evaluation(Evaluated(0, 1.0, 0.5), 0.0)
     status = core.status(1.0)
     found = {
         "": status,

@@ -6,7 +6,7 @@ import msgspec
 
 from edgeasync.core.hub.effects import HubEffect, Report, SaveBest
 from edgeasync.core.hub.events import Evaluated
-from edgeasync.core.hub.settings import StopCondition
+from edgeasync.core.hub.settings import StopCondition, StopPlateau
 from edgeasync.policies.policy import Plateau
 
 
@@ -15,7 +15,8 @@ class EvaluationState(msgspec.Struct):
 
     `best` has the highest accuracy; among equal ones, or without accuracies, the lowest loss. `reached` says which
     goal of training was reached, if one was. For the plateau, `lowest` is the lowest loss, and `waited` counts the
-    evaluations since then. With `unjudged`, the hub has warned that nothing can be evaluated.
+    evaluations since then. With `unjudged`, the hub has warned that nothing can be evaluated. To end training
+    on a plateau, `mark` is the evaluation that later ones must improve on, after `mark_updates` updates, at `mark_s`.
     """
 
     last: Evaluated | None = None
@@ -25,6 +26,9 @@ class EvaluationState(msgspec.Struct):
     lowest: float = math.inf
     waited: int = 0
     unjudged: bool = False
+    mark: Evaluated | None = None
+    mark_updates: int = 0
+    mark_s: float = 0.0
 
 
 class EvaluationTracker:
@@ -35,7 +39,7 @@ class EvaluationTracker:
         self._plateau = plateau
         self._stop = stop
 
-    def observe(self, evaluation: Evaluated) -> list[HubEffect]:
+    def observe(self, evaluation: Evaluated, updates_applied: int, now_s: float) -> list[HubEffect]:
         """Compare an evaluation with the best one and the goals; have the version saved if it is the best."""
         state, stop = self.state, self._stop
         state.last = evaluation
@@ -52,13 +56,19 @@ class EvaluationTracker:
             state.reached = f"loss {loss:.4g} is at most {stop.loss:g}"
         elif stop.accuracy is not None and accuracy is not None and accuracy >= stop.accuracy:
             state.reached = f"accuracy {accuracy:.2%} is at least {stop.accuracy:.2%}"
+        elif stop.plateau is not None:
+            state.reached = self._stood_still(stop.plateau, evaluation, updates_applied, now_s)
         return effects + self._lower_learning_rate(loss)
 
     def warn_unjudged(self) -> list[HubEffect]:
         """Warn once if a goal or the plateau needs a loss, but no device tells one."""
         waits = [
             name
-            for name, value in (("stop.loss", self._stop.loss), ("plateau", self._plateau))
+            for name, value in (
+                ("stop.loss", self._stop.loss),
+                ("stop.plateau", self._stop.plateau),
+                ("plateau", self._plateau),
+            )
             if value is not None
         ]
         if not waits or self.state.unjudged:
@@ -66,6 +76,17 @@ class EvaluationTracker:
         self.state.unjudged = True
         detail = f"no device tells a loss, so {' and '.join(waits)} cannot be judged: give evaluation.data"
         return [Report("warning", detail=detail)]
+
+    def _stood_still(self, plateau: StopPlateau, evaluation: Evaluated, updates: int, now_s: float) -> str:
+        """Return in words for how long no evaluation was better, if that is long enough; else nothing."""
+        state = self.state
+        if state.mark is None or _improves(evaluation, state.mark, plateau.improvement):
+            state.mark, state.mark_updates, state.mark_s = evaluation, updates, now_s
+            return ""
+        waited, minutes = updates - state.mark_updates, (now_s - state.mark_s) / 60.0
+        if waited < (plateau.updates or 0) or minutes < (plateau.minutes or 0.0):
+            return ""
+        return f"no evaluation was better by {plateau.improvement:g} for {waited} updates, {minutes:.3g} minutes"
 
     def _lower_learning_rate(self, loss: float) -> list[HubEffect]:
         """Count evaluations without a better loss; lower the learning rate after `patience` of them."""
@@ -89,3 +110,12 @@ def is_better(one: Evaluated, other: Evaluated) -> bool:
     if one.accuracy is None or other.accuracy is None:
         return one.loss < other.loss
     return (-one.accuracy, one.loss) < (-other.accuracy, other.loss)
+
+
+def _improves(one: Evaluated, mark: Evaluated, improvement: float) -> bool:
+    """Return whether an accuracy is higher by `improvement`, or without accuracies a loss lower by that share."""
+    if one.accuracy is not None and mark.accuracy is not None:
+        return one.accuracy > mark.accuracy and one.accuracy >= mark.accuracy + improvement
+    if not math.isfinite(mark.loss):
+        return math.isfinite(one.loss)
+    return one.loss < mark.loss and one.loss <= mark.loss - improvement * abs(mark.loss)

@@ -177,7 +177,7 @@ class HubCore:
                 self.policy_engine.observe_sum(event.number, event.norm)
                 effects = []
             case Evaluated():
-                effects = self.policy_engine.evaluations.observe(event)
+                effects = self.policy_engine.observe_evaluation(event, now_s)
             case Resumed():
                 self._resume(event, now_s)
                 return []

@@ -344,7 +344,7 @@ class PolicyEngine:
             rows=rows,
             norm_usual=self._norm_usual,
         )
-        return [fold, *self._count(contributions), *self._evaluate_if_due(len(contributions))]
+        return [fold, *self._count(contributions), *self._evaluate_if_due(len(contributions), now_s)]
 
     def _one_vote_each(
         self, contributions: Sequence[Contribution], weights: tuple[float, ...]
@@ -405,7 +405,7 @@ class PolicyEngine:
             effects.append(Keep())
         return effects
 
-    def _evaluate_if_due(self, updates: int) -> list[HubEffect]:
+    def _evaluate_if_due(self, updates: int, now_s: float) -> list[HubEffect]:
         """Count applied updates; if an evaluation is due, evaluate the model, or use the devices' losses."""
         every, before = self._settings.evaluate_every_updates, self.state.updates_applied
         self.state.updates_applied += updates
@@ -414,8 +414,12 @@ class PolicyEngine:
         if self._settings.held_out:
             return [Evaluate()]
         if (loss := self._members.loss_of_majority()) is not None:
-            return self.evaluations.observe(Evaluated(self.state.version, loss, None))
+            return self.observe_evaluation(Evaluated(self.state.version, loss, None), now_s)
         return self.evaluations.warn_unjudged() if self._members.silent_on_loss else []
+
+    def observe_evaluation(self, evaluation: Evaluated, now_s: float) -> list[HubEffect]:
+        """Compare an evaluation with those before it."""
+        return self.evaluations.observe(evaluation, self.state.updates_applied, now_s)
 
     def observe_sum(self, number: int, norm: float) -> None:
         """Record the norm of the weighted sum that made a version: it shows how far the updates agree."""

@@ -113,6 +113,22 @@ class CheckpointSettings(Section, frozen=True):
         return float(match[1]), match[2]
 
 
+class StopPlateau(Section, frozen=True):
+    """`[hub.stop.plateau]`: training is finished once evaluations have stopped improving for so long.
+
+    An evaluation is better by its accuracy, or without held-out data by its loss. With `updates` and `minutes`,
+    both must have passed.
+    """
+
+    updates: Annotated[int, Meta(ge=1)] | None = None
+    minutes: Annotated[float, Meta(gt=0)] | None = None
+    improvement: Annotated[float, Meta(ge=0, lt=1)] = 0.001
+
+    def __post_init__(self) -> None:
+        if self.updates is None and self.minutes is None:
+            raise ValueError("plateau needs patience: give updates, minutes, or both")
+
+
 class StopCondition(Section, frozen=True):
     """When training is finished. A condition that you leave out never ends it."""
 
@@ -120,6 +136,7 @@ class StopCondition(Section, frozen=True):
     minutes: Annotated[float, Meta(gt=0)] | None = None
     loss: Annotated[float, Meta(ge=0)] | None = None
     accuracy: Annotated[float, Meta(gt=0, le=1)] | None = None
+    plateau: StopPlateau | None = None
 
 
 class HubCoreSettings(Section, frozen=True):

@@ -5,7 +5,7 @@ import pytest
 from edgeasync.core.hub.effects import Report, SaveBest
 from edgeasync.core.hub.evaluation_tracker import EvaluationTracker
 from edgeasync.core.hub.events import Evaluated
-from edgeasync.core.hub.settings import StopCondition
+from edgeasync.core.hub.settings import StopCondition, StopPlateau
 from edgeasync.policies.policy import Plateau
 
 
@@ -13,7 +13,7 @@ def run(told, *, plateau=None, **stop):
     """Show evaluations; return the progress and, for each of them, its effects."""
     progress, seen = EvaluationTracker(plateau, StopCondition(**stop)), []
     for number, (loss, accuracy) in enumerate(told):
-        seen.append(progress.observe(Evaluated(number, loss, accuracy)))
+        seen.append(progress.observe(Evaluated(number, loss, accuracy), 10 * number, 60.0 * number))
     return progress.state, seen
 
 
@@ -88,3 +88,38 @@ def test_without_a_plateau_it_never_falls():
 )
 def test_when_training_has_reached_what_it_is_for(stop, told, reached):
     assert run([told], **stop)[0].reached == reached
+
+
+LOSSES = [(loss, None) for loss in (1.0, 0.5, 0.49, 0.48, 0.47, 0.46, 0.1)]
+ACCURACIES = [(1.0, accuracy) for accuracy in (0.5, 0.8, 0.8, 0.81, 0.81, 0.81, 0.81)]
+
+
+@pytest.mark.parametrize(
+    ("told", "patience", "ends"),
+    [
+        # Ten updates and a minute pass between two evaluations; number 1 is the last that is better by a tenth.
+        (LOSSES, {"updates": 30}, 4),
+        (LOSSES, {"minutes": 2}, 3),
+        (LOSSES, {"updates": 30, "minutes": 4}, 5),
+        (LOSSES, {"updates": 60}, None),
+        (LOSSES, {"updates": 20, "improvement": 0.02}, None),
+        (ACCURACIES, {"updates": 30}, 4),
+        (ACCURACIES, {"updates": 30, "improvement": 0.005}, 6),
+        ([(loss, None) for loss in (math.nan, math.nan, 1.0, math.nan, math.nan)], {"updates": 20}, 4),
+    ],
+)
+def test_training_ends_when_evaluations_stop_improving(told, patience, ends):
+    plateau = StopPlateau(**{"improvement": 0.1} | patience)
+    tracker = EvaluationTracker(None, StopCondition(plateau=plateau))
+    for number, (loss, accuracy) in enumerate(told):
+        tracker.observe(Evaluated(number, loss, accuracy), 10 * number, 60.0 * number)
+        if tracker.state.reached:
+            break
+    assert (number if tracker.state.reached else None) == ends
+    if ends is not None:
+        assert tracker.state.reached.startswith("no evaluation was better by ")
+
+
+def test_a_plateau_needs_patience():
+    with pytest.raises(ValueError, match="give updates, minutes, or both"):
+        StopPlateau()
