@@ -16,8 +16,7 @@ class EvaluationState(msgspec.Struct):
     `best` has the highest accuracy; among equal ones, or without accuracies, the lowest loss. `reached` says which
     goal of training was reached, if one was. For the plateau, `lowest` is the lowest loss, and `waited` counts the
     evaluations since then. With `unjudged`, the hub has warned that nothing can be evaluated. To end training
-    on a plateau, `mark` is the evaluation that later ones must improve on; it came after `mark_updates` updates, at
-    `mark_s`.
+    on a plateau, `mark` is the evaluation that later ones must improve on, made at `mark_s` after `mark_updates`.
     """
 
     last: Evaluated | None = None
