@@ -85,7 +85,8 @@ def test_a_full_run_of_a_clean_commit_is_repeated_as_such(docs):
 def test_without_a_record_a_page_is_left_as_it_is(docs):
     files = make_files({}, docs)
     assert list(files) == [docs / "results/index.md"]
-    assert "| [fold](fold.md) | folds |  | There is no stored measurement yet. |" in files[docs / "results/index.md"]
+    row = "| [fold](fold.md) | folds |  | There is no stored measurement yet. |"
+    assert row in files[docs / "results/index.md"]
 
 
 def test_the_list_counts_the_targets_that_are_reached(docs):
