@@ -122,7 +122,7 @@ def _list(records: Mapping[str, Record], docs: Path) -> str:
         what = page.read_text("utf-8").partition("\n")[0].partition(": ")[2]
         record = records.get(page.stem)
         if record is None:
-            cells = ["", "not measured, or before results were kept"]
+            cells = ["", "There is no stored measurement yet."]
         else:
             reached = len(record.targets) - len(record.missed())
             measured = f"{record.date}, {record.form} run, `{record.commit}`"

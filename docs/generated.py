@@ -119,7 +119,15 @@ def _part(part: str, kinds: list[Kind], shown: list[tuple[str, tuple[Parameter, 
             if kind.kind in DRAWN_FOR:
                 lines.append(f"Drawn for {DRAWN_FOR[kind.kind]}. A cross: refused as `stale`.")
         lines.append(f"```toml\n[policy]\n{kind.example}\n```")
+        if chosen := _placeholders(kind):
+            lines.append(f"Choose {chosen} yourself: there is no default, and the value above is a placeholder.")
     return "\n\n".join(lines)
+
+
+def _placeholders(kind: Kind) -> str:
+    """Return the keys of an example that have no default."""
+    names = [key.name for key in kind.parameters if key.default is None]
+    return ", ".join(f"`{name}`" for name in names if re.search(rf"\b{name} = ", kind.example))
 
 
 # -- Python -----------------------------------------------------------------------------------------------------

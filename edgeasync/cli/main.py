@@ -157,7 +157,7 @@ def agent(
         float | None,
         typer.Option(help="Least seconds that a local step takes, to imitate a slower device."),
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="Cores that a local step may use [default: 1].")] = None,
+    threads: Annotated[int | None, typer.Option(help="Cores for a step of an ONNX model [default: 1].")] = None,
     provider: Annotated[
         str | None,
         typer.Option(

@@ -22,7 +22,7 @@ class DeviceIdentity(msgspec.Struct, frozen=True):
 class DeviceFolder:
     """A device's state folder. At most one running agent holds it.
 
-    Once it is open, `remarks` tells a person who else could read the folder.
+    After `open`, `remarks` lists the other users who could read the folder.
     """
 
     def __init__(self, path: Path) -> None:

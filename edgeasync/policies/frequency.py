@@ -78,7 +78,7 @@ class FrequencyController(Protocol):
 
 
 class FixedFrequency(Section, frozen=True, tag_field="kind", tag="fixed"):
-    """The same number of local steps for every device, always."""
+    """The same number of local steps for every device, unless the monitor or the device's own limit lowers it."""
 
     paper: ClassVar[str] = "local SGD, Stich 2019 (arXiv:1805.09767)"
 

@@ -91,6 +91,8 @@ class Hub:
       `loss`, `accuracy` (or `None`) and `examples`. The hub calls
       it every `settings.evaluate_every_updates` updates and keeps the best version in `best_file`. If the
       settings need an evaluator and there is no evaluator, the constructor raises `ConfigError`.
+    - `training` are settings that the hub sends to every device that joins, as `Welcome.settings`. The command
+      `edgeasync agent` makes its trainer from them. If your agents make trainers of their own, leave it out.
     - `graph` is a serialized ONNX training graph for the devices. The run folder keeps a copy of it, and of the
       `forward` model that it was built from. It also keeps `record`, the settings.
     - `keys` is a folder from `edgeasync keys init`. Then every connection is encrypted, and only keys on the
