@@ -53,7 +53,7 @@ def decode_state(sealed: bytes, kind: type[State], upgrade: Upgrade | None = Non
         if upgrade is None or made_by == FORMAT:
             return msgspec.msgpack.decode(body, type=kind)
         return msgspec.convert(upgrade(msgspec.msgpack.decode(body), made_by), kind, builtin_types=(bytes,))
-    except (msgspec.DecodeError, ValueError, TypeError, AttributeError, LookupError) as error:
+    except (msgspec.DecodeError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
         raise StorageError(f"not the state of a hub: {error}") from error
 
 
