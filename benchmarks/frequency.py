@@ -24,9 +24,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Self
 
-import msgspec
 import numpy as np
-import zmq
 from sklearn.datasets import load_digits
 
 from benchmarks.frequency_processes import Assigned, run_agent, run_link
@@ -34,8 +32,7 @@ from benchmarks.report import Form, Results, make_parser, show_progress, show_re
 from edgeasync.data.dataset import Dataset
 from edgeasync.data.partition import iid
 from edgeasync.policies.frequency import AdaptiveFrequency
-from edgeasync.protocol import wire
-from edgeasync.protocol.messages import StatusRequest
+from edgeasync.runtime.status import fetch_status
 
 DEVICES = 6
 SLOWDOWN = 10.0
@@ -136,7 +133,7 @@ class Phase:
 
 
 class Hub:
-    """A real `edgeasync hub`, its events, and a socket to ask it for its status."""
+    """A real `edgeasync hub`, its events, and its status."""
 
     def __init__(self, aggregate: str, folder: Path) -> None:
         settings = folder / "hub.toml"
@@ -151,21 +148,14 @@ class Hub:
         self.address = str(self._next_event()["detail"])
         self._reader = threading.Thread(target=self._follow, daemon=True)
         self._reader.start()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.set(zmq.LINGER, 0)
-        self._socket.set(zmq.RCVTIMEO, round(START_S * 1e3))
-        self._socket.connect(self.address)
 
     def look(self) -> tuple[float, dict[str, Any]]:
         """Return the time and the hub's status."""
-        self._socket.send(wire.encode(StatusRequest()))
-        _, status = self._socket.recv_multipart()
-        return time.monotonic(), msgspec.json.decode(status, type=dict[str, Any])
+        status = fetch_status(self.address, START_S)
+        return time.monotonic(), status
 
     def close(self) -> None:
         """End the process."""
-        self._context.destroy()
         self._process.terminate()
         self._process.wait()
         self._reader.join()
