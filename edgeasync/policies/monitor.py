@@ -74,7 +74,7 @@ class Watch(Protocol):
 
 
 class UpdateNormWatch(Section, frozen=True, tag_field="kind", tag="update_norm"):
-    """Find a device whose updates, over the root of their local steps, are far longer than the others'."""
+    """Find a device with far longer updates than others, each divided by the root of its number of steps."""
 
     paper: ClassVar[str] = ""
     scope: ClassVar[Literal["device"]] = "device"
