@@ -119,6 +119,8 @@ def _part(part: str, kinds: list[Kind], shown: list[tuple[str, tuple[Parameter, 
             if kind.kind in DRAWN_FOR:
                 lines.append(f"Drawn for {DRAWN_FOR[kind.kind]}. A cross: refused as `stale`.")
         lines.append(f"```toml\n[policy]\n{kind.example}\n```")
+        if default and str(kind.default) not in kind.example:
+            lines.append(f"The default policy has it as `{kind.default}`.")
         if chosen := _placeholders(kind):
             lines.append(f"Choose {chosen} yourself: there is no default, and the value above is a placeholder.")
     return "\n\n".join(lines)

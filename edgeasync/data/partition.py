@@ -22,8 +22,8 @@ def dirichlet(dataset: Dataset, parts: int, alpha: float, seed: int, *, examples
     For each class the shares of the parts are drawn from Dirichlet(`alpha`). Near 0 one part gets a whole class.
     A large `alpha` makes an even split. The skew is that of Hsu et al. 2019 (arXiv:1909.06335). Like
     Yurochkin et al. 2019 (arXiv:1905.12022), this draws once for each class, not once for each part. So no example
-    is left over, but the parts also differ in size. A part with fewer than `examples_min` examples then gets random examples of the largest
-    parts.
+    is left over, but the parts also differ in size. A part with fewer than `examples_min` examples then gets
+    random examples of the largest parts.
 
     Raises `ConfigError` for a setting out of range, `DataError` for too few examples.
     """
