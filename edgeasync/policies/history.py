@@ -263,6 +263,12 @@ class FleetHistory(msgspec.Struct):
         for votes in (self.scores, self.newest_losses, self.newest_variances):
             votes.withdraw(voter)
 
+    def revoke(self, voter: str) -> None:
+        """Forget all that a voter has said, the lengths of its updates, too."""
+        self.withdraw(voter)
+        for votes in (self.lengths, self.norms, self.gradients):
+            votes.withdraw(voter)
+
     @property
     def score(self) -> float:
         """The median of the voters' scores; NaN before the first."""

@@ -336,7 +336,7 @@ class HubCore:
         if push.seq <= member.seq_last:
             return self._repeat_outcome(member, push, now_s, can_send=has_capacity)
         self._check_sequence(member, push)
-        if not has_capacity:
+        if not has_capacity or self.policy_engine.is_crowding(member.voter):
             raise self._busy()
         return [Receive(member.peer, push)]
 
@@ -351,7 +351,7 @@ class HubCore:
             again = self._repeat_outcome(member, push, now_s, can_send=event.can_answer)
             return [Discard(event.handle), *again]
         self._check_sequence(member, push)
-        if not event.can_answer and not push.transfer:
+        if (not event.can_answer and not push.transfer) or self.policy_engine.is_crowding(member.voter):
             raise self._busy()
         effects = self.presence.note_progress(member, now_s)
         outcome, decided = self.policy_engine.decide(member, event, now_s)

@@ -29,6 +29,9 @@ from edgeasync.policies.staleness import Staleness
 from edgeasync.policies.transforms import Conditions, plan_chain
 from edgeasync.protocol.messages import Applied, Buffered, FirstOutcome, ModelVersion, Push, Rejected
 
+VOTERS_WITH_A_SHARE = 4
+"""One voter's waiting updates take at most a fourth of the places; with fewer voters an equal share."""
+
 VERSION_TIMES_MAX = 4096
 """How many versions' times are remembered; an older base counts as being as old as the oldest of them."""
 
@@ -107,6 +110,14 @@ class PolicyEngine:
         self.divergence.state = state.divergence
 
     # -- the policies in force -------------------------------------------------------------------------------
+
+    def is_crowding(self, voter: str) -> bool:
+        """Whether as many updates of a voter wait as may: the others must find places, or it would fold alone."""
+        contributions, places = self.state.contributions, self._settings.limits.updates_held_max
+        share = math.ceil(places / max(1, min(VOTERS_WITH_A_SHARE, len(self._members.voters))))
+        if share >= places or len(contributions) < share:
+            return False
+        return sum(one.voter == voter for one in contributions) >= share
 
     @property
     def updates_waiting(self) -> int:
@@ -297,6 +308,11 @@ class PolicyEngine:
         """Forget what a voter said of the model if it has no live device."""
         if voter not in self._members.voters:
             self.state.fleet.withdraw(voter)
+
+    def revoke(self, voter: str) -> None:
+        """Take every vote from a voter whose key counts no more, once it has no live device."""
+        if voter not in self._members.voters:
+            self.state.fleet.revoke(voter)
 
     def drop_updates(self, device_id: str) -> list[HubEffect]:
         """Drop the updates of a device that wait to be folded."""

@@ -91,6 +91,7 @@ class Presence:
         if member.live:
             self._members.retire(member, "left")
         self._policy_engine.forget(member)
+        self._policy_engine.revoke(member.voter)
         self._members.expel(member)
         return effects
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edgeasync.core.hub import policy_engine
 from edgeasync.core.hub.divergence import KEEP_EVERY_UPDATES
 from edgeasync.core.hub.effects import Assign, Discard, Evaluate, Fold, Keep, Report, Restore, SaveBest
-from edgeasync.core.hub.events import Evaluated, Folded, PushArrived
+from edgeasync.core.hub.events import Evaluated, Folded, PushArrived, Revoked
 from edgeasync.core.hub.settings import CheckpointSettings
 from edgeasync.policies.aggregation import (
     BufferedAggregator,
@@ -969,3 +969,45 @@ def test_nothing_a_device_says_of_its_update_stops_the_hub(hub_bench, parts, met
         <= WINDOW
     )
     assert len(watched.state.divergence.alarms) <= 3 * 3 + 3
+
+
+# -- one key, one vote -----------------------------------------------------------------------------------------
+
+
+def keyed(hub_bench, names, **settings):
+    """Return a hub with members under keys: of each name the first letter says whose."""
+    hub = hub_bench(policy(aggregate=BufferedAggregator(count=8)), **{"liveness": {"lease_s": 1e6}} | settings)
+    for name in names:
+        hub.keys[name] = name[0].encode() * 32
+        hub.join(name)
+    return hub
+
+
+def test_one_key_takes_no_place_from_the_others(hub_bench):
+    """Under many names it could fill all places for updates that wait, and so make a version alone."""
+    names = ["a", *(f"a/{number}" for number in range(7)), "b", "c", "d"]
+    hub = keyed(hub_bench, names, limits={"updates_held_max": 8})
+    for name in names[:8]:
+        push(hub, name)
+    assert (hub.core.version, hub.core.policy_engine.updates_waiting) == (0, 2)
+    assert [name for name in names[:8] if hub.core.members.members[name].seq_last] == names[:2]
+    for name in "bcd":
+        push(hub, name)
+    assert (hub.core.version, hub.core.policy_engine.updates_waiting) == (0, 5)
+
+
+def test_a_key_alone_has_all_places(hub_bench):
+    names = ["a", *(f"a/{number}" for number in range(7))]
+    hub = keyed(hub_bench, names, limits={"updates_held_max": 8})
+    for name in names:
+        push(hub, name)
+    assert hub.core.version == 1
+
+
+def test_a_revoked_key_has_no_vote_on_norms(hub_bench):
+    hub = keyed(hub_bench, "abcd")
+    for name, norm in zip("abcd", (1.0, 1.0, 9.0, 9.0), strict=True):
+        push(hub, name, norm=norm)
+    assert hub.core.policy_engine.state.fleet.lengths.median == 5.0
+    hub.core.handle(Revoked(b"d" * 32), hub.now_s)
+    assert hub.core.policy_engine.state.fleet.lengths.median == 1.0
