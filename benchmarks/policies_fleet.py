@@ -5,18 +5,15 @@ policy, call `compare({"label": Policy(...), ...}, scenario, seeds)`.
 """
 
 import math
-import multiprocessing
 import statistics
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from sklearn.datasets import load_digits
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # scikit-learn brings it
 
-from benchmarks.report import show_progress
+from benchmarks.pool import measure_in_processes
 from edgeasync.core.hub.settings import FLOAT32, CodecSettings, HubCoreSettings, Limits, Liveness
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.data.partition import dirichlet, iid
@@ -210,15 +207,7 @@ def measure_one_place(seed: int, epochs: int = ONE_PLACE_EPOCHS) -> float:
 
 def measure_all(cases: Sequence[Case], what: str) -> list[Outcome]:
     """Make all runs, on all cores; return their outcomes in the same order."""
-    outcomes = []
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.policies_fleet"])
-    with ProcessPoolExecutor(mp_context=context, initializer=_begin) as pool:
-        for outcome in pool.map(_measure, cases):
-            outcomes.append(outcome)
-            if len(outcomes) % max(1, len(cases) // 10) == 0:
-                show_progress(f"{what}: {len(outcomes)} of {len(cases)} runs")
-    return outcomes
+    return measure_in_processes(_measure, cases, what)
 
 
 def compare(
@@ -246,11 +235,6 @@ def split_digits() -> tuple[Dataset, Dataset]:
     order = np.random.Generator(np.random.PCG64(0)).permutation(len(dataset))
     held = round(HELD_OUT * len(dataset))
     return dataset.take(order[held:]), dataset.take(order[:held])
-
-
-def _begin() -> None:
-    # The matrices are small: threads of numpy's own would only slow the other processes down.
-    threadpool_limits(1)
 
 
 def _measure(case: Case) -> Outcome:

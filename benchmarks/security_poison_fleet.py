@@ -4,19 +4,16 @@ Ten keys learn digits in virtual time, with their own cores and real encoded fra
 others do and then changes its update, so that it knows how long an honest one is.
 """
 
-import multiprocessing
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # scikit-learn brings it
 
 from benchmarks.policies_fleet import BATCH, EXAMPLES_MIN, LIVENESS, MODEL, accuracy_of, split_digits
-from benchmarks.report import show_progress
+from benchmarks.pool import measure_in_processes
 from edgeasync.core.engine.sender import Sender
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits
 from edgeasync.data.dataset import batches
@@ -245,16 +242,4 @@ def _train(
 
 def measure_all(cases: Sequence[Case], what: str) -> list[Outcome]:
     """Make all runs, on all cores; return their outcomes in the same order."""
-    outcomes = []
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.security_poison_fleet"])
-    with ProcessPoolExecutor(mp_context=context, initializer=_begin) as pool:
-        for outcome in pool.map(measure, cases):
-            outcomes.append(outcome)
-            if len(outcomes) % max(1, len(cases) // 10) == 0:
-                show_progress(f"{what}: {len(outcomes)} of {len(cases)} runs")
-    return outcomes
-
-
-def _begin() -> None:
-    threadpool_limits(1)
+    return measure_in_processes(measure, cases, what)

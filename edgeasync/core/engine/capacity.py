@@ -56,7 +56,7 @@ class Capacity:
         owner = None if member is None else member.owner
         places = self._limits.updates_held_max
         held, held_max = self._updates_held(), places + self._incoming.is_suspended(owner)
-        if member is not None and 2 * held >= places and self._incoming.held_by(member) >= _share(places):
+        if _is_crowding(member, self._incoming, held, places):
             return False
         if held < held_max:
             return True
@@ -72,7 +72,7 @@ class Capacity:
         `member` is who it is for, if that is known.
         """
         places, held = self._limits.snapshots_max, self._snapshots_held()
-        if member is not None and 2 * held >= places and self._outgoing.held_by(member) >= _share(places):
+        if _is_crowding(member, self._outgoing, held, places):
             return False
         if held < places:
             return True
@@ -90,10 +90,8 @@ class Capacity:
         places = self._limits.snapshots_max
         if self._outgoing.graphs >= places:
             self._drop_stalled(now_s)
-        if self._outgoing.graphs >= places:
-            return False
-        scarce = member is not None and 2 * self._outgoing.graphs >= places
-        return not scarce or member is None or self._outgoing.held_by(member) < _share(places)
+        graphs = self._outgoing.graphs
+        return graphs < places and not _is_crowding(member, self._outgoing, graphs, places)
 
     def _updates_held(self) -> int:
         return len(self._incoming) + self.measuring + self._model.updates_waiting
@@ -106,6 +104,8 @@ class Capacity:
         self._outgoing.drop_stalled(now_s - self._lease_s)
 
 
-def _share(places: int) -> int:
-    """Return how many places the transfers of one key may hold."""
-    return max(1, places // SHARE)
+def _is_crowding(
+    member: Member | None, transfers: IncomingTransfers | OutgoingTransfers, held: int, places: int
+) -> bool:
+    """Return whether half of the places are taken, and the member's key already has its share of them."""
+    return member is not None and 2 * held >= places and transfers.held_by(member) >= max(1, places // SHARE)

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from edgeasync.core.hub.events import Peer
-from edgeasync.core.hub.membership import Holder, Member, Owner
+from edgeasync.core.hub.membership import Member, Owner
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Assignment, Credit, Graph, Piece, Push
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN, IncomingTransfer, OutgoingTransfer, Transfer
@@ -23,10 +23,10 @@ SUSPENDED_S = 600.0
 
 
 class _HubTransfer(msgspec.Struct, kw_only=True):
-    """A transfer, its owner, whose place it takes, and when it last moved."""
+    """A transfer, its owner, the voter whose place it takes, and when it last moved."""
 
     owner: Owner
-    holder: Holder
+    voter: str
     transfer: Transfer
     moved_s: float
 
@@ -57,9 +57,9 @@ class _HubTransfers(Generic[AnyTransfer]):
 
     def held_by(self, member: Member) -> int:
         """Return how many transfers the member's key holds, but not those of the member itself."""
-        holder, owner = member.holder, member.owner
+        voter, owner = member.voter, member.owner
         transfers = (*self._active.values(), *self._suspended.values())
-        return sum(transfer.holder == holder and transfer.owner != owner for transfer in transfers)
+        return sum(transfer.voter == voter and transfer.owner != owner for transfer in transfers)
 
     def suspend(self, peer: Peer, now_s: float) -> None:
         """Cut off the connection's transfer; keep it for its device if it can be resumed."""
@@ -113,7 +113,7 @@ class IncomingTransfers(_HubTransfers[IncomingPush]):
         """Open the transfer of an announced push."""
         transfer = IncomingTransfer(push.transfer, buffer, push.checksum)
         self._active[peer] = IncomingPush(
-            owner=member.owner, holder=member.holder, push=push, transfer=transfer, moved_s=now_s
+            owner=member.owner, voter=member.voter, push=push, transfer=transfer, moved_s=now_s
         )
         return transfer
 
@@ -185,7 +185,7 @@ class OutgoingTransfers(_HubTransfers[OutgoingPayload]):
         message = msgspec.structs.replace(message, transfer=self._count)
         transfer = OutgoingTransfer(self._count, payload, window, now_s)
         self._active[member.peer] = OutgoingPayload(
-            owner=member.owner, holder=member.holder, message=message, transfer=transfer, moved_s=now_s
+            owner=member.owner, voter=member.voter, message=message, transfer=transfer, moved_s=now_s
         )
         return message
 

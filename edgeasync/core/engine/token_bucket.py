@@ -1,10 +1,10 @@
-"""A rate limit: so much a second, and some at once after a quiet time."""
+"""A rate limit, which allows a burst after a quiet time."""
 
 import msgspec
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """How much a second, and how much at once after a quiet time."""
+    """The tokens gained in a second, and the most that a quiet time gathers."""
 
     per_s: float
     burst: float

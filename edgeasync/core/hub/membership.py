@@ -49,9 +49,6 @@ MEMBER: Table[DeviceState] = {
 Owner = tuple[str, bytes]
 """Device id and state id: the owner of a transfer, over any connection."""
 
-Holder = Key | str
-"""Who may hold a share of the hub's places for transfers: a key; without keys, a device id."""
-
 MALFORMED = "{} sent too much that is malformed, and is put aside; see the hub's events"
 """The sentence for a device in quarantine."""
 
@@ -122,13 +119,8 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         return self.device_id, self.state_id
 
     @property
-    def holder(self) -> Holder:
-        """Who holds the places that this device's transfers take."""
-        return self.key or self.device_id
-
-    @property
     def voter(self) -> str:
-        """Whose vote the device's measurements are: its key's or, without keys, its own."""
+        """Whose the device's vote and its places for transfers are: its key's or, without keys, its own."""
         return self.key.hex() if self.key else self.device_id
 
     @property
