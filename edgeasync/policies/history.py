@@ -27,6 +27,12 @@ WINDOW = 64
 SETTLED = 0.2
 """Share of the first losses under which losses count as small, and their variation as noise."""
 
+COMPARED_MIN = 3
+"""The least number of voters to compare, the suspect included: of two, either may be wrong."""
+
+PEAK_SHARE = 0.3
+"""Lengths up to this share of the highest median count as usual, however short the others' are by now."""
+
 REPORTED_MAX = 1e100
 """A larger loss, variance or score counts as this, so that their sums and squares stay finite."""
 
@@ -93,14 +99,40 @@ class Votes(msgspec.Struct):
         return (self.ordered[middle - 1] + self.ordered[middle]) / 2.0 if middle else math.nan
 
 
+class Lengths(Votes):
+    """How long the voters' updates are. `peak` is the highest median so far, of at least `COMPARED_MIN` voters.
+
+    As a model learns, the updates of those whose data it knows get shorter and shorter. Those of a device whose
+    data it does not know yet stay long, and are no fault. So what is usual never falls under a share of the peak.
+    """
+
+    peak: float = 0.0
+
+    def cast(self, voter: str, value: float) -> None:
+        """Put a length in the place of the voter's last one."""
+        Votes.cast(self, voter, value)
+        if len(self.newest) >= COMPARED_MIN:
+            self.peak = max(self.peak, self.median)
+
+    def clear(self) -> None:
+        """Forget all lengths, and the peak."""
+        Votes.clear(self)
+        self.peak = 0.0
+
+    @property
+    def usual(self) -> float:
+        """The length that nobody need explain; infinity while too few voters are known, or all lengths are 0."""
+        known = len(self.newest) >= COMPARED_MIN
+        return max(self.median, PEAK_SHARE * self.peak) if known and self.peak > 0.0 else math.inf
+
+
 class DeviceHistory(msgspec.Struct, array_like=True):
     """The measurements of one device; 0 before its first update.
 
     `examples` is the size of its data, `local_steps_max` its own limit (0: no limit). `step_s` is the time of a
     local step, `communication_s` the part of a cycle in which the device neither trained nor waited for a flush.
     `counted` says whether its last update counted, and `bound` which bound keeps its steps from the controller's
-    aim. The losses are `None`, and the score is NaN, if its last update did not tell them. `refused_run` counts
-    its latest updates in a row from versions that this run never had.
+    aim. The losses are `None`, and the score is NaN, if its last update did not tell them.
     """
 
     examples: int = 0
@@ -117,12 +149,10 @@ class DeviceHistory(msgspec.Struct, array_like=True):
     score: float = math.inf
     updates: int = 0
     counted: bool = False
-    not_finite_run: int = 0
     why: str = ""
     recent_step_s: list[float] = []
     recent_communication_s: list[float] = []
     bound: str = ""
-    refused_run: int = 0
 
     def observe(
         self,
@@ -132,7 +162,6 @@ class DeviceHistory(msgspec.Struct, array_like=True):
         step_s: float,
         loss_mean: float | None,
         loss_variance: float | None,
-        norm: float = 0.0,
         score: float | None = None,
         cycle_s: float | None = None,
         overlap_steps: int = 0,
@@ -153,8 +182,6 @@ class DeviceHistory(msgspec.Struct, array_like=True):
         else:
             self.score = told if math.isfinite(told) else math.inf
         self.updates += 1
-        finite = math.isfinite(norm) and (loss_mean is None or math.isfinite(loss_mean))
-        self.not_finite_run = 0 if finite else self.not_finite_run + 1
         if step_s:
             add_recent(self.recent_step_s, step_s, RECENT)
             self.step_s = median(self.recent_step_s)
@@ -182,8 +209,8 @@ class FleetHistory(msgspec.Struct):
     """The measurements of all devices together; every voter has one vote in each of them.
 
     `agreement` is a moving average of the mean cosine, from -1 to 1, between updates that were folded together;
-    NaN until two have been. `lengths` has the norms of the voters' newest updates, `norms` those norms over the
-    root of the local steps, `gradients` over the local steps; `norms_first` has the first norms with their steps.
+    NaN until two have been. `lengths` has the norms of the voters' newest updates, `gradients` those norms over
+    the local steps.
     `losses` and `loss_variances` have, for each update, the medians of `newest_losses` and `newest_variances`; the
     latter only from each voter's second update on.
     """
@@ -192,12 +219,10 @@ class FleetHistory(msgspec.Struct):
     agreement: float = math.nan
     loss_first: float = 0.0
     losses_seen: int = 0
-    norms_first: list[tuple[float, int]] = []
     losses: list[float] = []
     loss_variances: list[float] = []
-    lengths: Votes = msgspec.field(default_factory=Votes)
-    norms: Votes = msgspec.field(default_factory=Votes)
-    gradients: Votes = msgspec.field(default_factory=Votes)
+    lengths: Lengths = msgspec.field(default_factory=Lengths)
+    gradients: Lengths = msgspec.field(default_factory=Lengths)
     scores: Votes = msgspec.field(default_factory=Votes)
     newest_losses: Votes = msgspec.field(default_factory=Votes)
     newest_variances: Votes = msgspec.field(default_factory=Votes)
@@ -206,10 +231,7 @@ class FleetHistory(msgspec.Struct):
         """Record the norm of an update, also of one that does not count, if it is finite."""
         if not math.isfinite(norm):
             return
-        if voter not in self.lengths.newest and len(self.norms_first) < WINDOW // 4:
-            self.norms_first.append((norm, local_steps))
         self.lengths.cast(voter, norm)
-        self.norms.cast(voter, norm / math.sqrt(local_steps))
         self.gradients.cast(voter, norm / local_steps)
 
     def observe_update(
@@ -252,10 +274,10 @@ class FleetHistory(msgspec.Struct):
         """Clear all reports after a rollback: they are of a model that is gone."""
         self.agreement = math.nan
         for votes in (
-            self.lengths, self.norms, self.gradients, self.scores, self.newest_losses, self.newest_variances,
+            self.lengths, self.gradients, self.scores, self.newest_losses, self.newest_variances,
         ):  # fmt: skip
             votes.clear()
-        for window in (self.norms_first, self.losses, self.loss_variances):
+        for window in (self.losses, self.loss_variances):
             window.clear()
 
     def withdraw(self, voter: str) -> None:
@@ -266,7 +288,7 @@ class FleetHistory(msgspec.Struct):
     def revoke(self, voter: str) -> None:
         """Forget all that a voter has said, the lengths of its updates, too."""
         self.withdraw(voter)
-        for votes in (self.lengths, self.norms, self.gradients):
+        for votes in (self.lengths, self.gradients):
             votes.withdraw(voter)
 
     @property

@@ -1,26 +1,22 @@
 """The divergence monitor: its watches, their alarms, and the remedies.
 
-A watch looks either at one device's updates or at the whole fleet. An alarm begins with an update that exceeds the
-watch's bound. It ends after `calm_updates` in a row, of that device or of the fleet, that do not. Its remedy holds
+A watch looks either at one device's updates or at the whole fleet. An alarm begins when as many updates in a row
+as the watch asks for exceed its bound. It ends after `calm_updates` in a row, of that device or of the fleet, that do not. Its remedy holds
 as long as the alarm. All decisions follow from reported scalars, so a replay decides the same.
 """
 
 import math
-from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal, Protocol
 
 import msgspec
 from msgspec import Meta
 
 from edgeasync.config import Section
-from edgeasync.policies.history import WINDOW, FleetHistory, Votes, median
+from edgeasync.policies.history import PEAK_SHARE, WINDOW, FleetHistory, Lengths, median
 
 Remedy = Literal["alert", "increase_frequency", "reduce_lr", "rollback", "quarantine"]
 Scope = Literal["device", "fleet"]
 FleetRemedy = Literal["alert", "increase_frequency", "reduce_lr", "rollback"]
-
-DEVICES_MIN = 3
-"""The least number of devices to compare, the suspect included: of two, either may be wrong."""
 
 LOST = 0.5
 """Share of the first losses up to which no rise of the loss is alarming: most of what was learnt still holds."""
@@ -31,35 +27,43 @@ STEPS_FACTOR = 0.5
 REDUCTION = 0.5
 """Factor of the learning rate under the remedies `reduce_lr` and `rollback`."""
 
-NORM_RATIO = "times the median of the devices' last norms, or of their first ones if larger, that is still calm"
+NORM_RATIO = (
+    f"times what is usual that is still calm; usual is the median of the devices' last norms, "
+    f"but at least {PEAK_SHARE:g} of the highest median so far"
+)
 
 RatioMax = Annotated[float, Meta(gt=1.0, le=1e9)]
+CountMax = Annotated[int, Meta(ge=1, le=100_000, description="such updates in a row that are alarming")]
 
 
 class Observation(msgspec.Struct, frozen=True, gc=False):
     """An update as the monitor sees it; `norm` and `loss` may be infinite or NaN, and the loss may be missing.
 
-    `not_finite_run` counts the device's latest updates in a row, this one included, with a norm or loss that is
-    not finite, `refused_run` those from versions that this run never had. `voter` is the device's key or, without
-    keys, its id.
+    `finite` says whether its values and its loss are, also of one whose norm is not compared and NaN. `known` says
+    whether this run has had the version that it was trained from. `voter` is the device's key or, without keys,
+    its id.
     """
 
     device_id: str
     norm: float
     local_steps: int
     loss: float | None
-    not_finite_run: int = 0
     voter: str = ""
-    refused_run: int = 0
+    finite: bool = True
+    known: bool = True
 
 
 class Watch(Protocol):
     """Watches for one sign of divergence.
 
     Show every update to `cause`: with the scope "device" before `fleet` has recorded the update, with the scope
-    "fleet" after that. A cause begins an alarm, and `remedy` applies while it lasts. The answer depends on nothing
-    but the arguments, so that a replay decides the same.
+    "fleet" after that. An alarm begins when `count_max` updates in a row have a cause, and `remedy` applies while
+    it lasts. The answer depends on nothing but the arguments, so that a replay decides the same.
     """
+
+    @property
+    def count_max(self) -> int:
+        """How many updates in a row must have a cause."""
 
     @property
     def remedy(self) -> Remedy:
@@ -74,17 +78,20 @@ class Watch(Protocol):
 
 
 class UpdateNormWatch(Section, frozen=True, tag_field="kind", tag="update_norm"):
-    """Find a device with far longer updates than others, each divided by the root of its number of steps."""
+    """Find a device whose updates are far longer than what is usual, as a whole and per local step."""
 
     paper: ClassVar[str] = ""
     scope: ClassVar[Literal["device"]] = "device"
 
     ratio_max: Annotated[RatioMax, Meta(description=NORM_RATIO)] = 8.0
+    count_max: CountMax = 3
     remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "quarantine"
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
-        """Compare norms over the root of the steps: random steps grow with it, and aimed ones not much faster."""
-        return _over_usual(update, fleet, fleet.norms, self.ratio_max, share=math.sqrt, what="norm of its update")
+        """Compare both lengths: many steps excuse a long update, and few steps a steep one."""
+        if not update.norm > self.ratio_max * fleet.lengths.usual:  # first, since it runs with every update
+            return None
+        return _over_usual(update.norm / update.local_steps, fleet.gradients, self.ratio_max, "update")
 
 
 class GradientNormWatch(Section, frozen=True, tag_field="kind", tag="gradient_norm"):
@@ -94,13 +101,12 @@ class GradientNormWatch(Section, frozen=True, tag_field="kind", tag="gradient_no
     scope: ClassVar[Literal["device"]] = "device"
 
     ratio_max: Annotated[RatioMax, Meta(description=NORM_RATIO)] = 20.0
+    count_max: CountMax = 3
     remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "quarantine"
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
         """Compare the norm over the number of steps."""
-        return _over_usual(
-            update, fleet, fleet.gradients, self.ratio_max, share=float, what="norm of its mean gradient"
-        )
+        return _over_usual(update.norm / update.local_steps, fleet.gradients, self.ratio_max, "mean gradient")
 
 
 class NotFiniteWatch(Section, frozen=True, tag_field="kind", tag="not_finite"):
@@ -112,14 +118,12 @@ class NotFiniteWatch(Section, frozen=True, tag_field="kind", tag="not_finite"):
     paper: ClassVar[str] = ""
     scope: ClassVar[Literal["device"]] = "device"
 
-    count_max: Annotated[int, Meta(ge=1, le=100_000, description="such updates in a row that are alarming")] = 3
+    count_max: CountMax = 3
     remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "quarantine"
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
-        """Compare the number of such updates in a row."""
-        if update.not_finite_run < self.count_max:
-            return None
-        return f"its last {update.not_finite_run} updates or their losses are not finite: look at its data"
+        """Look at the values and at the loss."""
+        return None if update.finite else "its updates or their losses are not finite: look at its data"
 
 
 class RefusedWatch(Section, frozen=True, tag_field="kind", tag="refused"):
@@ -128,14 +132,12 @@ class RefusedWatch(Section, frozen=True, tag_field="kind", tag="refused"):
     paper: ClassVar[str] = ""
     scope: ClassVar[Literal["device"]] = "device"
 
-    count_max: Annotated[int, Meta(ge=1, le=100_000, description="such updates in a row that are alarming")] = 5
+    count_max: CountMax = 5
     remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "quarantine"
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
-        """Compare the number of such updates in a row."""
-        if update.refused_run < self.count_max:
-            return None
-        return f"its last {update.refused_run} updates are from versions that this run never had"
+        """Look at the version."""
+        return None if update.known else "its updates are from versions that this run never had"
 
 
 class LossWatch(Section, frozen=True, tag_field="kind", tag="loss"):
@@ -143,6 +145,7 @@ class LossWatch(Section, frozen=True, tag_field="kind", tag="loss"):
 
     paper: ClassVar[str] = ""
     scope: ClassVar[Literal["fleet"]] = "fleet"
+    count_max: ClassVar[int] = 1
 
     ratio_max: Annotated[RatioMax, Meta(description="times the median of the losses that is still calm")] = 3.0
     remedy: Annotated[FleetRemedy, Meta(description="what the hub does about it")] = "rollback"
@@ -163,6 +166,7 @@ class LossVarianceWatch(Section, frozen=True, tag_field="kind", tag="loss_varian
 
     paper: ClassVar[str] = ""
     scope: ClassVar[Literal["fleet"]] = "fleet"
+    count_max: ClassVar[int] = 1
 
     ratio_max: Annotated[RatioMax, Meta(description="times the median of the variances that is still calm")] = 8.0
     remedy: Annotated[FleetRemedy, Meta(description="what the hub does about it")] = "increase_frequency"
@@ -183,6 +187,7 @@ class DisagreementWatch(Section, frozen=True, tag_field="kind", tag="disagreemen
 
     paper: ClassVar[str] = ""
     scope: ClassVar[Literal["fleet"]] = "fleet"
+    count_max: ClassVar[int] = 1
 
     cosine_min: Annotated[float, Meta(ge=-1.0, le=1.0, description="mean cosine that is still calm")] = -0.05
     remedy: Annotated[FleetRemedy, Meta(description="what the hub does about it")] = "reduce_lr"
@@ -225,15 +230,14 @@ class Monitor(Section, frozen=True):
         Meta(
             ge=0.0,
             le=1e9,
-            description="an update that is longer than this many times the median of the devices' last norms "
-            "counts as one of that length; 0: updates may have any length",
+            description="an update that is longer than this many times what is usual counts as one of that "
+            "length; 0: updates may have any length",
         ),
     ] = 1.0
 
     def norm_max(self, fleet: FleetHistory) -> float:
         """Return the norm that longer updates are shortened to; infinity while too few voters are known."""
-        usual = fleet.lengths.median
-        return self.clip * usual if self.clip and len(fleet.lengths) >= DEVICES_MIN and usual > 0.0 else math.inf
+        return self.clip * fleet.lengths.usual if self.clip else math.inf
 
     @property
     def rolls_back(self) -> bool:
@@ -241,24 +245,8 @@ class Monitor(Section, frozen=True):
         return any(watch.remedy == "rollback" for watch in self.watch)
 
 
-def _over_usual(
-    update: Observation,
-    fleet: FleetHistory,
-    votes: Votes,
-    ratio_max: float,
-    *,
-    share: Callable[[int], float],
-    what: str,
-) -> str | None:
-    """Compare a norm over a `share` of the local steps with the voters' median, and with the first norms."""
-    compared = len(votes) + (update.voter not in votes.newest)
-    if compared < DEVICES_MIN or not math.isfinite(update.norm):
+def _over_usual(length: float, lengths: Lengths, ratio_max: float, what: str) -> str | None:
+    usual = lengths.usual
+    if not usual * ratio_max < length < math.inf:
         return None
-    own, usual = update.norm / share(update.local_steps), votes.median
-    if not own > ratio_max * usual:  # the cheap test comes first, since it runs with every update
-        return None
-    # Updates shorten during training: one as long as the first ones may come from a class not seen before.
-    first = median([norm / share(local_steps) for norm, local_steps in fleet.norms_first])
-    if own > ratio_max * max(usual, first) > 0.0:
-        return f"the {what} is {own / usual:.3g} times the fleet's median" if usual else f"the {what} is {own:.3g}"
-    return None
+    return f"the norm of its {what} is {length / usual:.3g} times what is usual in the fleet"

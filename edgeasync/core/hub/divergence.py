@@ -5,8 +5,8 @@ from typing import NamedTuple
 import msgspec
 
 from edgeasync.core.hub.effects import HubEffect, Report
-from edgeasync.policies.history import WINDOW, FleetHistory
-from edgeasync.policies.monitor import DEVICES_MIN, REDUCTION, Monitor, Observation, Remedy, Scope
+from edgeasync.policies.history import COMPARED_MIN, WINDOW, FleetHistory
+from edgeasync.policies.monitor import REDUCTION, Monitor, Observation, Remedy, Scope
 from edgeasync.protocol.messages import Quarantine
 
 KEEP_EVERY_UPDATES = 32
@@ -54,7 +54,8 @@ class Alarm(msgspec.Struct):
 class DivergenceState(msgspec.Struct):
     """The durable fields of `DivergenceGuard`.
 
-    The keys of `alarms` are watch and device. `caution` is the factor that rollbacks leave of the server's
+    The keys of `alarms` are watch and device; those of `causes`, too, with the number of updates in a row that had
+    a cause, but not enough for an alarm yet. `caution` is the factor that rollbacks leave of the server's
     learning rate; it grows again as versions are kept. `counted` has the devices whose updates have counted since
     the start or the last rollback. `first` has the first updates since then, until there are enough to compare;
     then it is `None`. `unbounded` has the devices with an update folded meanwhile that nothing could shorten.
@@ -68,6 +69,7 @@ class DivergenceState(msgspec.Struct):
     counted: dict[str, None] = {}
     first: list[Observation] | None = []
     unbounded: dict[str, None] = {}
+    causes: dict[tuple[int, str], int] = {}
 
 
 class Verdict(NamedTuple):
@@ -108,7 +110,8 @@ class DivergenceGuard:
     def watch_fleet(self, update: Observation, fleet: FleetHistory) -> Verdict:
         """Show an update that will count to the watches of the fleet.
 
-        Once there are enough of the first updates to compare, the watches of devices see those again.
+        Once there are enough of the first updates to compare, the watches of devices see those again that nothing
+        could shorten.
         """
         reports, begun = self._look(update, fleet, "fleet")
         if "rollback" in begun:
@@ -116,10 +119,10 @@ class DivergenceGuard:
         first = self._take_first(update, fleet)
         spoilt = False
         for one in first:
-            again, begun = self._look(one, fleet, "device")
-            reports += again
-            alarming = not begun.isdisjoint(("quarantine", "rollback"))
-            spoilt = spoilt or (alarming and one.device_id in self.state.unbounded)
+            if one.device_id in self.state.unbounded:
+                again, begun = self._look(one, fleet, "device", calms=False, at_once=True)
+                reports += again
+                spoilt = spoilt or not begun.isdisjoint(("quarantine", "rollback"))
         return Verdict(reports, roll_back=self._rolls_back and spoilt)
 
     def shuts_out(self, device_id: str) -> bool:
@@ -170,17 +173,20 @@ class DivergenceGuard:
         state.caution = max(CAUTION_MIN, state.caution * REDUCTION)
         state.counted.clear()
         state.unbounded.clear()
+        state.causes.clear()
         state.first = []
 
     def _look(
-        self, update: Observation, fleet: FleetHistory, scope: Scope, *, calms: bool = True
+        self, update: Observation, fleet: FleetHistory, scope: Scope, *, calms: bool = True, at_once: bool = False
     ) -> tuple[list[HubEffect], set[Remedy]]:
         """Show an update to the watches of a scope; return reports, and the remedies that begin.
+
+        `at_once` begins an alarm with its first cause.
 
         An alarm is reported when it begins and when it ends, not with every update. It ends only after
         `calm_updates` in a row, so that it does not begin and end with each outlier.
         """
-        alarms = self.state.alarms
+        alarms, causes = self.state.alarms, self.state.causes
         reports: list[HubEffect] = []
         begun: set[Remedy] = set()
         for number, watch in enumerate(self._watches):
@@ -189,6 +195,10 @@ class DivergenceGuard:
             device_id = update.device_id if scope == "device" else ""
             cause, alarm = watch.cause(update, fleet), alarms.get((number, device_id))
             if cause is not None and alarm is None:
+                in_a_row = causes.pop((number, device_id), 0) + 1
+                if in_a_row < watch.count_max and not at_once:
+                    causes[number, device_id] = in_a_row
+                    continue
                 voter = update.voter if device_id else ""
                 alarms[number, device_id] = Alarm(number, device_id, watch.remedy, cause, voter=voter)
                 begun.add(watch.remedy)
@@ -200,23 +210,26 @@ class DivergenceGuard:
                 if alarm.calm >= self._calm_updates:
                     del alarms[number, device_id]
                     reports.append(Report("calm", device_id, f"over: {alarm.cause}; {_ENDED[alarm.remedy]}"))
+            elif calms and causes:
+                causes.pop((number, device_id), None)
         return reports, begun
 
     def _end_alarms(self, device_id: str) -> None:
-        for key in [key for key in self.state.alarms if key[1] == device_id]:
-            del self.state.alarms[key]
+        for number in range(len(self._watches)):
+            self.state.alarms.pop((number, device_id), None)
+            self.state.causes.pop((number, device_id), None)
 
     def _report_epidemic(self, voters_live: int) -> list[HubEffect]:
         """Return a report if more than half of the voters have a device in quarantine: the model is at fault.
 
         Devices whose updates never counted may have been broken from the start. They are included only if at least
-        `DEVICES_MIN` voters are concerned, and only before the first rollback.
+        `COMPARED_MIN` voters are concerned, and only before the first rollback.
         """
         if not self._rolls_back:
             return []
         counted = self.state.counted
         devices = {a.device_id: a.voter for a in self.state.alarms.values() if a.remedy == "quarantine"}
-        if self.state.rollbacks or len(set(devices.values())) < DEVICES_MIN:
+        if self.state.rollbacks or len(set(devices.values())) < COMPARED_MIN:
             devices = {device_id: voter for device_id, voter in devices.items() if device_id in counted}
         voters = len(set(devices.values()))
         if voters < 2 or 2 * voters <= voters_live:
@@ -232,7 +245,7 @@ class DivergenceGuard:
         if first is None:
             return []
         first.append(update)
-        if len(first) < FIRST_UPDATES or (len(fleet.norms) < DEVICES_MIN and len(first) < WINDOW):
+        if len(first) < FIRST_UPDATES or (len(fleet.lengths) < COMPARED_MIN and len(first) < WINDOW):
             return []
         self.state.first = None
         return first

@@ -139,7 +139,7 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         self.steps_assigned = max(self.steps_assigned, local_steps)
         self.link.begin_cycle()
 
-    def observe(self, push: Push, norm: float, now_s: float, *, overlap_steps_max: int, slack_s: float) -> Claims:
+    def observe(self, push: Push, now_s: float, *, overlap_steps_max: int, slack_s: float) -> Claims:
         """Record how the device trained, and how long after its assignment its update came; return what holds."""
         cycle_s = now_s - self.assigned_s if push.base == self.assigned else None
         # An assignment that was sent before the last push may have come after it.
@@ -158,7 +158,6 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         self.assigned = None
         self.history.observe(
             cycle_s=cycle_s,
-            norm=norm,
             score=claims.score,
             local_steps=claims.local_steps,
             overlap_steps=claims.overlap_steps,

@@ -22,8 +22,8 @@ from edgeasync.core.hub.membership import Member, Membership
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet
 from edgeasync.policies.frequency import Cadence, FrequencyController, Interval
-from edgeasync.policies.history import DeviceHistory, FleetHistory, add_recent, agreement_of, median
-from edgeasync.policies.monitor import DEVICES_MIN, STEPS_FACTOR, Observation
+from edgeasync.policies.history import COMPARED_MIN, DeviceHistory, FleetHistory, add_recent, agreement_of, median
+from edgeasync.policies.monitor import STEPS_FACTOR, Observation
 from edgeasync.policies.policy import PolicySet, folds_one_by_one
 from edgeasync.policies.staleness import Staleness
 from edgeasync.policies.transforms import Conditions, plan_chain
@@ -171,7 +171,6 @@ class PolicyEngine:
         state, push, history = self.state, update.push, member.history
         claims = member.observe(
             push,
-            update.norm,
             now_s,
             overlap_steps_max=self.policy.overlap_steps_max,
             slack_s=self._settings.liveness.lease_s,
@@ -229,9 +228,9 @@ class PolicyEngine:
             update.norm if compared else math.nan,
             claims.local_steps,
             claims.loss_mean,
-            history.not_finite_run,
             voter,
-            history.refused_run,
+            finite=math.isfinite(update.norm) and (claims.loss_mean is None or math.isfinite(claims.loss_mean)),
+            known=reason is None or reason.reason == "rolled_back",
         )
         effects, roll_back = self.divergence.watch_device(observation, fleet, voters_live, calms=compared)
         if roll_back:
@@ -266,13 +265,11 @@ class PolicyEngine:
 
     def _refuse_base(self, push: Push, history: DeviceHistory) -> Rejected | None:
         """Record the staleness of an update; return why its base does not count, if it does not."""
-        history.refused_run += 1
         if not self.state.ancestry.knows(push.base):
             return Rejected("foreign_lineage")
         staleness = self.state.version - push.base.number
         if staleness < 0:
             return Rejected("future_version")
-        history.refused_run = 0
         history.staleness = staleness
         return Rejected("rolled_back") if push.base.number < self.state.version_oldest else None
 
@@ -401,7 +398,7 @@ class PolicyEngine:
     def _norm_usual(self) -> float:
         """The voters' median norm; infinity while too few are known."""
         lengths = self.state.fleet.lengths
-        return lengths.median if len(lengths) >= DEVICES_MIN and lengths.median > 0.0 else math.inf
+        return lengths.median if len(lengths) >= COMPARED_MIN and lengths.median > 0.0 else math.inf
 
     def _count(self, contributions: Sequence[Contribution]) -> list[HubEffect]:
         """Count folded updates: for the warm-up, for the members, and for the next version to keep."""
@@ -489,7 +486,7 @@ class PolicyEngine:
         scores = [history.score for history in histories if history.counted]
         state.score_best = min((score for score in scores if not math.isnan(score)), default=math.inf)
         with_data = [history.examples for history in histories if history.examples]
-        state.examples_median = float(median(with_data)) if len(with_data) >= DEVICES_MIN else 0.0
+        state.examples_median = float(median(with_data)) if len(with_data) >= COMPARED_MIN else 0.0
         with_data = [self._examples(examples) for examples in with_data]
         state.examples_total = float(sum(with_data))
         state.examples_mean = state.examples_total / len(with_data) if with_data else 0.0

@@ -43,9 +43,11 @@ def upgrade(core: dict[str, Any], made_by: int) -> dict[str, Any]:
     """Convert the fields of a `CoreState` of an older format to the names and places of this one."""
     if made_by < 4:
         _rename(core, made_by)
-    # Format 4 had no keys.
-    _take_digests(core)
-    _give_to_voters(core)
+    if made_by < 6:
+        # Format 4 had no keys.
+        _take_digests(core)
+        _give_to_voters(core)
+    _count_causes(core)
     return core
 
 
@@ -67,7 +69,7 @@ def _give_to_voters(core: dict[str, Any]) -> None:
     engine, fleet = core["policy_engine"], core["policy_engine"]["fleet"]
     keys = {member[0]: member[_KEY].hex() for member in core["members"] if len(member) > _KEY}
     last = {keys.get(device_id) or device_id: norm for device_id, norm in fleet.pop("norms").items()}
-    for name, share in (("lengths", lambda _: 1.0), ("norms", math.sqrt), ("gradients", float)):
+    for name, share in (("lengths", lambda _: 1.0), ("gradients", float)):
         newest = {voter: norm / share(local_steps) for voter, (norm, local_steps) in last.items()}
         fleet[name] = {"newest": newest, "ordered": sorted(newest.values())}
     fleet.pop("scores")
@@ -75,6 +77,20 @@ def _give_to_voters(core: dict[str, Any]) -> None:
         contribution["voter"] = keys.get(contribution["device_id"]) or contribution["device_id"]
     for alarm in engine["divergence"]["alarms"].values():
         alarm["voter"] = keys.get(alarm["device_id"]) or alarm["device_id"]
+
+
+_HISTORY = Member.__struct_fields__.index("history")
+_RUNS = (18, 14)
+"""Places in a device's history, up to format 6, of counts that the divergence guard has now; the last one first."""
+
+
+def _count_causes(core: dict[str, Any]) -> None:
+    """Drop what format 6 kept to count bad updates in a row, and the norms that nothing is compared with now."""
+    for member in core["members"]:
+        for place in _RUNS:
+            del member[_HISTORY][place : place + 1]
+    for name in ("norms", "norms_first"):
+        core["policy_engine"]["fleet"].pop(name, None)
 
 
 def _rename(core: dict[str, Any], made_by: int) -> None:

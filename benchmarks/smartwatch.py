@@ -1,0 +1,49 @@
+"""Windows of a smartwatch's sensors: ten people, seven shoulder exercises, both arms.
+
+The recordings come with the package seglearn (Burns et al. 2018, arXiv:1802.01489): 140 of them at 50 Hz, three
+axes of acceleration and three of rotation. One person a device is a fleet whose data differ by nature.
+"""
+
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from edgeasync.data.dataset import Dataset
+from edgeasync.training.numpy_models import MlpModel
+
+PEOPLE = 10
+WINDOW = 100
+"""Samples in an example: two seconds."""
+
+STRIDE = 50
+HELD_OUT = 0.25
+"""The last part of every recording, which no window to train on reaches into."""
+
+MODEL = MlpModel(inputs=WINDOW * 6, hidden=(64,), classes=7)
+
+
+@lru_cache
+def split_by_person() -> tuple[list[Dataset], Dataset]:
+    """Return each person's windows to train on, and everybody's held-out windows; standardised by sensor."""
+    package = find_spec("seglearn")
+    if package is None or package.origin is None:
+        raise ModuleNotFoundError("the smartwatch data come with seglearn: pip install 'edgeasync[test]'")
+    path = Path(package.origin).with_name("data") / "watch_dataset.npy"
+    recorded = np.load(path, allow_pickle=True).item()  # an object array of a package that is installed anyway
+    scale = np.concatenate(recorded["X"]).std(axis=0)
+    parts: list[tuple[list[np.ndarray], list[int]]] = [([], []) for _ in range(PEOPLE)]
+    held: tuple[list[np.ndarray], list[int]] = ([], [])
+    for values, label, person in zip(recorded["X"], recorded["y"], recorded["subject"], strict=True):
+        values = (values / scale).astype(np.float32)
+        border = round((1.0 - HELD_OUT) * len(values))
+        for begin, end, (x, y) in ((0, border, parts[person - 1]), (border, len(values), held)):
+            for start in range(begin, end - WINDOW + 1, STRIDE):
+                x.append(values[start : start + WINDOW].ravel())
+                y.append(label)
+    return [_dataset(*part) for part in parts], _dataset(*held)
+
+
+def _dataset(x: list[np.ndarray], y: list[int]) -> Dataset:
+    return Dataset.of(np.stack(x), np.array(y, np.int64))
