@@ -100,7 +100,7 @@ class Votes(msgspec.Struct):
 
 
 class Lengths(Votes):
-    """How long the voters' updates are. `peak` is the highest median so far, of at least `COMPARED_MIN` voters.
+    """How long the voters' updates are. `peak` is the highest median so far.
 
     As a model learns, the updates of those whose data it knows get shorter and shorter. Those of a device whose
     data it does not know yet stay long, and are no fault. So what is usual never falls under a share of the peak.
@@ -108,10 +108,9 @@ class Lengths(Votes):
 
     peak: float = 0.0
 
-    def cast(self, voter: str, value: float) -> None:
-        """Put a length in the place of the voter's last one."""
-        Votes.cast(self, voter, value)
-        if len(self.newest) >= COMPARED_MIN:
+    def note_peak(self) -> None:
+        """Raise the peak to the median, if that is higher; call this only when most voters have voted."""
+        if self.newest:
             self.peak = max(self.peak, self.median)
 
     def clear(self) -> None:
@@ -122,8 +121,8 @@ class Lengths(Votes):
     @property
     def usual(self) -> float:
         """The length that nobody need explain; infinity while too few voters are known, or all lengths are 0."""
-        known = len(self.newest) >= COMPARED_MIN
-        return max(self.median, PEAK_SHARE * self.peak) if known and self.peak > 0.0 else math.inf
+        usual = max(self.median, PEAK_SHARE * self.peak) if len(self.newest) >= COMPARED_MIN else 0.0
+        return usual or math.inf
 
 
 class DeviceHistory(msgspec.Struct, array_like=True):
@@ -209,8 +208,8 @@ class FleetHistory(msgspec.Struct):
     """The measurements of all devices together; every voter has one vote in each of them.
 
     `agreement` is a moving average of the mean cosine, from -1 to 1, between updates that were folded together;
-    NaN until two have been. `lengths` has the norms of the voters' newest updates, `gradients` those norms over
-    the local steps.
+    NaN until two have been. `lengths` has the norms of the voters' newest updates, `norms` those norms over
+    the root of the local steps, `gradients` over the local steps.
     `losses` and `loss_variances` have, for each update, the medians of `newest_losses` and `newest_variances`; the
     latter only from each voter's second update on.
     """
@@ -222,6 +221,7 @@ class FleetHistory(msgspec.Struct):
     losses: list[float] = []
     loss_variances: list[float] = []
     lengths: Lengths = msgspec.field(default_factory=Lengths)
+    norms: Lengths = msgspec.field(default_factory=Lengths)
     gradients: Lengths = msgspec.field(default_factory=Lengths)
     scores: Votes = msgspec.field(default_factory=Votes)
     newest_losses: Votes = msgspec.field(default_factory=Votes)
@@ -232,7 +232,14 @@ class FleetHistory(msgspec.Struct):
         if not math.isfinite(norm):
             return
         self.lengths.cast(voter, norm)
+        self.norms.cast(voter, norm / math.sqrt(local_steps))
         self.gradients.cast(voter, norm / local_steps)
+
+    def note_peaks(self, voters_live: int) -> None:
+        """Note how long updates are, if more than half of the live voters have sent one."""
+        if 2 * len(self.lengths) > voters_live:
+            for lengths in (self.lengths, self.norms, self.gradients):
+                lengths.note_peak()
 
     def observe_update(
         self,
@@ -274,7 +281,7 @@ class FleetHistory(msgspec.Struct):
         """Clear all reports after a rollback: they are of a model that is gone."""
         self.agreement = math.nan
         for votes in (
-            self.lengths, self.gradients, self.scores, self.newest_losses, self.newest_variances,
+            self.lengths, self.norms, self.gradients, self.scores, self.newest_losses, self.newest_variances,
         ):  # fmt: skip
             votes.clear()
         for window in (self.losses, self.loss_variances):
@@ -288,7 +295,7 @@ class FleetHistory(msgspec.Struct):
     def revoke(self, voter: str) -> None:
         """Forget all that a voter has said, the lengths of its updates, too."""
         self.withdraw(voter)
-        for votes in (self.lengths, self.gradients):
+        for votes in (self.lengths, self.norms, self.gradients):
             votes.withdraw(voter)
 
     @property

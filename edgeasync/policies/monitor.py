@@ -78,20 +78,23 @@ class Watch(Protocol):
 
 
 class UpdateNormWatch(Section, frozen=True, tag_field="kind", tag="update_norm"):
-    """Find a device whose updates are far longer than what is usual, as a whole and per local step."""
+    """Find a device whose updates are far longer than what is usual, for any number of steps and for its own.
+
+    Its own number counts by its root: random steps grow with that, and aimed ones not much faster.
+    """
 
     paper: ClassVar[str] = ""
     scope: ClassVar[Literal["device"]] = "device"
 
-    ratio_max: Annotated[RatioMax, Meta(description=NORM_RATIO)] = 8.0
+    ratio_max: Annotated[RatioMax, Meta(description=NORM_RATIO)] = 4.0
     count_max: CountMax = 3
     remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "quarantine"
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
-        """Compare both lengths: many steps excuse a long update, and few steps a steep one."""
+        """Compare the norm, and the norm over the root of the steps."""
         if not update.norm > self.ratio_max * fleet.lengths.usual:  # first, since it runs with every update
             return None
-        return _over_usual(update.norm / update.local_steps, fleet.gradients, self.ratio_max, "update")
+        return _over_usual(update.norm / math.sqrt(update.local_steps), fleet.norms, self.ratio_max, "update")
 
 
 class GradientNormWatch(Section, frozen=True, tag_field="kind", tag="gradient_norm"):

@@ -481,6 +481,7 @@ class PolicyEngine:
         if state.retune_in > 0:
             return
         histories = self._members.live_histories()
+        state.fleet.note_peaks(len(self._members.voters))
         state.devices = devices_live
         state.retune_in = max(1, devices_live // 2)
         scores = [history.score for history in histories if history.counted]

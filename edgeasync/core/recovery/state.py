@@ -69,7 +69,7 @@ def _give_to_voters(core: dict[str, Any]) -> None:
     engine, fleet = core["policy_engine"], core["policy_engine"]["fleet"]
     keys = {member[0]: member[_KEY].hex() for member in core["members"] if len(member) > _KEY}
     last = {keys.get(device_id) or device_id: norm for device_id, norm in fleet.pop("norms").items()}
-    for name, share in (("lengths", lambda _: 1.0), ("gradients", float)):
+    for name, share in (("lengths", lambda _: 1.0), ("norms", math.sqrt), ("gradients", float)):
         newest = {voter: norm / share(local_steps) for voter, (norm, local_steps) in last.items()}
         fleet[name] = {"newest": newest, "ordered": sorted(newest.values())}
     fleet.pop("scores")
@@ -85,12 +85,11 @@ _RUNS = (18, 14)
 
 
 def _count_causes(core: dict[str, Any]) -> None:
-    """Drop what format 6 kept to count bad updates in a row, and the norms that nothing is compared with now."""
+    """Drop what format 6 kept to count bad updates in a row, and the first norms."""
     for member in core["members"]:
         for place in _RUNS:
             del member[_HISTORY][place : place + 1]
-    for name in ("norms", "norms_first"):
-        core["policy_engine"]["fleet"].pop(name, None)
+    core["policy_engine"]["fleet"].pop("norms_first", None)
 
 
 def _rename(core: dict[str, Any], made_by: int) -> None:
