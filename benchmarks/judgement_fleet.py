@@ -3,7 +3,6 @@
 `build(case)` makes the fleet, `Fleet.run` lets it train. All is drawn from the seed.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -123,8 +122,8 @@ def build(case: Case, disk: Disk | None = None) -> Fleet:
     for number, (speed, part) in enumerate(zip(case.speeds, parts, strict=True)):
         if number in case.spoilt:
             random = np.random.default_rng([case.seed, number])
-            part = FAULTS[case.spoilt[number]](part, model.classes, random)
-        stream = batches(part, BATCH, 1000 * case.seed + number)
+            parts[number] = FAULTS[case.spoilt[number]](part, model.classes, random)
+        stream = batches(parts[number], BATCH, 1000 * case.seed + number)
         optimizer = (SGD(learning_rate=LEARNING_RATES[case.data]),)
         device = SimulatedDevice(
             clock,

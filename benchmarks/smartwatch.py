@@ -35,8 +35,8 @@ def split_by_person() -> tuple[list[Dataset], Dataset]:
     scale = np.concatenate(recorded["X"]).std(axis=0)
     parts: list[tuple[list[np.ndarray], list[int]]] = [([], []) for _ in range(PEOPLE)]
     held: tuple[list[np.ndarray], list[int]] = ([], [])
-    for values, label, person in zip(recorded["X"], recorded["y"], recorded["subject"], strict=True):
-        values = (values / scale).astype(np.float32)
+    scaled = [(values / scale).astype(np.float32) for values in recorded["X"]]
+    for values, label, person in zip(scaled, recorded["y"], recorded["subject"], strict=True):
         border = round((1.0 - HELD_OUT) * len(values))
         for begin, end, (x, y) in ((0, border, parts[person - 1]), (border, len(values), held)):
             for start in range(begin, end - WINDOW + 1, STRIDE):

@@ -15,6 +15,9 @@ RECENT = 5
 EXAMPLES_RATE_WEIGHT = 0.3
 """Weight of the newest measurement in a device's moving average of examples per second."""
 
+MISFIT_WINDOW = 10
+"""How many of a device's losses are compared with as many before them."""
+
 STALENESS_WEIGHT = 0.1
 """Weight of the newest update in the moving average of staleness."""
 
@@ -31,7 +34,7 @@ COMPARED_MIN = 3
 """The least number of voters to compare, the suspect included: of two, either may be wrong."""
 
 PEAK_SHARE = 0.3
-"""Lengths up to this share of the highest median count as usual, however short the others' are by now."""
+"""VotesWithPeak up to this share of the highest median count as usual, however short the others' are by now."""
 
 REPORTED_MAX = 1e100
 """A larger loss, variance or score counts as this, so that their sums and squares stay finite."""
@@ -99,11 +102,11 @@ class Votes(msgspec.Struct):
         return (self.ordered[middle - 1] + self.ordered[middle]) / 2.0 if middle else math.nan
 
 
-class Lengths(Votes):
-    """How long the voters' updates are. `peak` is the highest median so far.
+class VotesWithPeak(Votes):
+    """Votes, and the highest median that they have had, their `peak`.
 
     As a model learns, the updates of those whose data it knows get shorter and shorter. Those of a device whose
-    data it does not know yet stay long, and are no fault. So what is usual never falls under a share of the peak.
+    data it does not know yet stay long, and are no fault. So `usual` never falls under a share of the peak.
     """
 
     peak: float = 0.0
@@ -114,15 +117,43 @@ class Lengths(Votes):
             self.peak = max(self.peak, self.median)
 
     def clear(self) -> None:
-        """Forget all lengths, and the peak."""
+        """Forget all votes, and the peak."""
         Votes.clear(self)
         self.peak = 0.0
 
     @property
     def usual(self) -> float:
-        """The length that nobody need explain; infinity while too few voters are known, or all lengths are 0."""
+        """What nobody need explain; infinity while too few voters are known, or all votes are 0."""
         usual = max(self.median, PEAK_SHARE * self.peak) if len(self.newest) >= COMPARED_MIN else 0.0
         return usual or math.inf
+
+
+class BaseLosses(msgspec.Struct, array_like=True):
+    """What a device's newest updates told of the loss of the model that they were trained from.
+
+    `recent` has the finite ones of the last `MISFIT_WINDOW` updates, `before` those of as many before them.
+    """
+
+    recent: list[float] = []
+    before: list[float] = []
+
+    def observe(self, loss: float | None) -> None:
+        """Record an update's."""
+        if loss is None or not math.isfinite(loss):
+            return
+        if len(self.recent) == MISFIT_WINDOW:
+            add_recent(self.before, self.recent[0], MISFIT_WINDOW)
+        add_recent(self.recent, _bounded(loss), MISFIT_WINDOW)
+
+    @property
+    def newest(self) -> float:
+        """The median of the last few; NaN before the first."""
+        return median(self.recent[-RECENT:]) if self.recent else math.nan
+
+    @property
+    def whole(self) -> bool:
+        """Whether there are enough of them to judge the device's data by."""
+        return len(self.before) == MISFIT_WINDOW
 
 
 class DeviceHistory(msgspec.Struct, array_like=True):
@@ -152,6 +183,7 @@ class DeviceHistory(msgspec.Struct, array_like=True):
     recent_step_s: list[float] = []
     recent_communication_s: list[float] = []
     bound: str = ""
+    base_losses: BaseLosses = msgspec.field(default_factory=BaseLosses)
 
     def observe(
         self,
@@ -162,6 +194,7 @@ class DeviceHistory(msgspec.Struct, array_like=True):
         loss_mean: float | None,
         loss_variance: float | None,
         score: float | None = None,
+        base_loss: float | None = None,
         cycle_s: float | None = None,
         overlap_steps: int = 0,
     ) -> None:
@@ -180,6 +213,7 @@ class DeviceHistory(msgspec.Struct, array_like=True):
             self.score = math.nan
         else:
             self.score = told if math.isfinite(told) else math.inf
+        self.base_losses.observe(base_loss)
         self.updates += 1
         if step_s:
             add_recent(self.recent_step_s, step_s, RECENT)
@@ -220,12 +254,13 @@ class FleetHistory(msgspec.Struct):
     losses_seen: int = 0
     losses: list[float] = []
     loss_variances: list[float] = []
-    lengths: Lengths = msgspec.field(default_factory=Lengths)
-    norms: Lengths = msgspec.field(default_factory=Lengths)
-    gradients: Lengths = msgspec.field(default_factory=Lengths)
+    lengths: VotesWithPeak = msgspec.field(default_factory=VotesWithPeak)
+    norms: VotesWithPeak = msgspec.field(default_factory=VotesWithPeak)
+    gradients: VotesWithPeak = msgspec.field(default_factory=VotesWithPeak)
     scores: Votes = msgspec.field(default_factory=Votes)
     newest_losses: Votes = msgspec.field(default_factory=Votes)
     newest_variances: Votes = msgspec.field(default_factory=Votes)
+    base_losses: VotesWithPeak = msgspec.field(default_factory=VotesWithPeak)
 
     def observe_norm(self, voter: str, norm: float, local_steps: int) -> None:
         """Record the norm of an update, also of one that does not count, if it is finite."""
@@ -236,10 +271,10 @@ class FleetHistory(msgspec.Struct):
         self.gradients.cast(voter, norm / local_steps)
 
     def note_peaks(self, voters_live: int) -> None:
-        """Note how long updates are, if more than half of the live voters have sent one."""
+        """Note the usual lengths and losses, if more than half of the live voters have sent an update."""
         if 2 * len(self.lengths) > voters_live:
-            for lengths in (self.lengths, self.norms, self.gradients):
-                lengths.note_peak()
+            for votes in (self.lengths, self.norms, self.gradients, self.base_losses):
+                votes.note_peak()
 
     def observe_update(
         self,
@@ -266,6 +301,11 @@ class FleetHistory(msgspec.Struct):
             if self.losses_seen <= WINDOW // 4:
                 self.loss_first = median(self.losses)
 
+    def observe_base_loss(self, voter: str, loss: float) -> None:
+        """Record a device's loss of the fleet's model if it is finite, also of an update that does not count."""
+        if math.isfinite(loss):
+            self.base_losses.cast(voter, loss)
+
     def observe_score(self, voter: str, score: float) -> None:
         """Record a score if it is finite."""
         if math.isfinite(score):
@@ -281,7 +321,8 @@ class FleetHistory(msgspec.Struct):
         """Clear all reports after a rollback: they are of a model that is gone."""
         self.agreement = math.nan
         for votes in (
-            self.lengths, self.norms, self.gradients, self.scores, self.newest_losses, self.newest_variances,
+            self.lengths, self.norms, self.gradients,
+            self.scores, self.newest_losses, self.newest_variances, self.base_losses,
         ):  # fmt: skip
             votes.clear()
         for window in (self.losses, self.loss_variances):
@@ -289,7 +330,7 @@ class FleetHistory(msgspec.Struct):
 
     def withdraw(self, voter: str) -> None:
         """Forget what a voter that is gone said of the model; how long its updates were still holds."""
-        for votes in (self.scores, self.newest_losses, self.newest_variances):
+        for votes in (self.scores, self.newest_losses, self.newest_variances, self.base_losses):
             votes.withdraw(voter)
 
     def revoke(self, voter: str) -> None:

@@ -1,8 +1,9 @@
 """The divergence monitor: its watches, their alarms, and the remedies.
 
 A watch looks either at one device's updates or at the whole fleet. An alarm begins when as many updates in a row
-as the watch asks for exceed its bound. It ends after `calm_updates` in a row, of that device or of the fleet, that do not. Its remedy holds
-as long as the alarm. All decisions follow from reported scalars, so a replay decides the same.
+as the watch asks for exceed its bound. It ends after `calm_updates` in a row, of that device or of the fleet, that
+do not. Its remedy holds as long as the alarm. All decisions follow from reported scalars, so a replay decides the
+same.
 """
 
 import math
@@ -12,7 +13,15 @@ import msgspec
 from msgspec import Meta
 
 from edgeasync.config import Section
-from edgeasync.policies.history import PEAK_SHARE, WINDOW, FleetHistory, Lengths, median
+from edgeasync.policies.history import (
+    COMPARED_MIN,
+    PEAK_SHARE,
+    WINDOW,
+    BaseLosses,
+    FleetHistory,
+    VotesWithPeak,
+    median,
+)
 
 Remedy = Literal["alert", "increase_frequency", "reduce_lr", "rollback", "quarantine"]
 Scope = Literal["device", "fleet"]
@@ -40,8 +49,8 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     """An update as the monitor sees it; `norm` and `loss` may be infinite or NaN, and the loss may be missing.
 
     `finite` says whether its values and its loss are, also of one whose norm is not compared and NaN. `known` says
-    whether this run has had the version that it was trained from. `voter` is the device's key or, without keys,
-    its id.
+    whether this run has had the version that it was trained from. `base_losses` are those of the device up to this
+    update, if it may be judged by them. `voter` is the device's key or, without keys, its id.
     """
 
     device_id: str
@@ -51,6 +60,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     voter: str = ""
     finite: bool = True
     known: bool = True
+    base_losses: BaseLosses | None = None
 
 
 class Watch(Protocol):
@@ -143,6 +153,47 @@ class RefusedWatch(Section, frozen=True, tag_field="kind", tag="refused"):
         return None if update.known else "its updates are from versions that this run never had"
 
 
+class MisfitWatch(Section, frozen=True, tag_field="kind", tag="misfit"):
+    """Find a device whose data contradict the others': the model learns theirs, and never its.
+
+    So it is with wrong labels, a broken sensor, inputs on another scale. A device with rare classes, or a new one,
+    begins with a large loss, too, but its loss falls as its updates count.
+    """
+
+    paper: ClassVar[str] = ""
+    scope: ClassVar[Literal["device"]] = "device"
+
+    ratio_max: Annotated[
+        RatioMax, Meta(description="times the fleet's median loss of the hub's model that is still calm")
+    ] = 8.0
+    peak_share: Annotated[
+        float,
+        Meta(gt=0.0, le=1.0, description="share of the highest median so far up to which a loss is calm"),
+    ] = 0.7
+    falling: Annotated[
+        float,
+        Meta(gt=0.0, le=1.0, description="a loss that falls below this share of itself within 10 updates is calm"),
+    ] = 0.6
+    count_max: CountMax = 3
+    remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "quarantine"
+
+    def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
+        """Compare the device's median loss of the fleet's model with the others', the first ones, and its own."""
+        losses, votes = update.base_losses, fleet.base_losses
+        if losses is None or not losses.whole or len(votes) < COMPARED_MIN:
+            return None
+        # The newest first: it is cheap, and most devices end here.
+        if losses.recent[-1] <= self.peak_share * votes.peak:
+            return None
+        own, usual = median(losses.recent), votes.median
+        if own <= max(self.peak_share * votes.peak, self.ratio_max * usual):
+            return None
+        if own < self.falling * median(losses.before):
+            return None
+        losses_told = f"its loss is {own:.3g}, the fleet's {usual:.3g}"
+        return f"the model does not learn its data: {losses_told}: look at its labels and inputs"
+
+
 class LossWatch(Section, frozen=True, tag_field="kind", tag="loss"):
     """Find when the loss of the whole fleet rises well above its average."""
 
@@ -207,6 +258,7 @@ WatchKind = (
     | GradientNormWatch
     | NotFiniteWatch
     | RefusedWatch
+    | MisfitWatch
     | LossWatch
     | LossVarianceWatch
     | DisagreementWatch
@@ -220,6 +272,7 @@ class Monitor(Section, frozen=True):
         NotFiniteWatch(),
         RefusedWatch(),
         UpdateNormWatch(),
+        MisfitWatch(),
         LossWatch(),
         LossVarianceWatch(),
         DisagreementWatch(),
@@ -248,7 +301,7 @@ class Monitor(Section, frozen=True):
         return any(watch.remedy == "rollback" for watch in self.watch)
 
 
-def _over_usual(length: float, lengths: Lengths, ratio_max: float, what: str) -> str | None:
+def _over_usual(length: float, lengths: VotesWithPeak, ratio_max: float, what: str) -> str | None:
     usual = lengths.usual
     if not usual * ratio_max < length < math.inf:
         return None

@@ -158,7 +158,8 @@ class Push(Message, frozen=True, gc=False):
 
     `loss_mean` and `loss_variance` are of my local steps; since protocol version 2 they are `None` if I know no
     loss. `score` is the loss of the assigned model on examples of my own, if I keep some for that; low is good.
-    `overlap_steps` of the local steps were taken before the assignment arrived.
+    `overlap_steps` of the local steps were taken before the assignment arrived. `base_loss` is the loss of the
+    first step after it: that of the assigned model on a batch of mine.
 
     With `transfer` above 0 the payload follows in pieces of that transfer once the hub grants credit.
     """
@@ -178,6 +179,7 @@ class Push(Message, frozen=True, gc=False):
     transfer: Count = 0
     score: float | None = None
     overlap_steps: Annotated[int, Meta(ge=0, le=2**31)] = 0
+    base_loss: float | None = None
 
 
 class Quarantine(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -103,6 +103,7 @@ def take_local_steps(
     examples, total_s = 0, 0.0
     # Welford 1962: sums of squares would cancel once the losses are nearly alike.
     mean, squares, count, losses = 0.0, 0.0, 0, 0
+    base_loss: float | None = None
     while count < local_steps:
         if should_stop():
             return None
@@ -117,6 +118,8 @@ def take_local_steps(
         total_s += clock() - started
         loss, batch_examples = _numbers(result)
         examples += batch_examples
+        if count == 1 and should_pause is None:
+            base_loss = loss
         if loss is not None:
             losses += 1
             deviation = loss - mean
@@ -126,7 +129,7 @@ def take_local_steps(
     if not count:
         return None
     loss_mean, loss_variance = (mean, squares / losses) if losses else (None, None)
-    return Trained(count, examples, loss_mean, loss_variance, total_s / count, score)
+    return Trained(count, examples, loss_mean, loss_variance, total_s / count, score, base_loss=base_loss)
 
 
 def _numbers(result: StepResult) -> tuple[float | None, int]:

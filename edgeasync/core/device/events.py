@@ -63,7 +63,8 @@ class TransferMoved(msgspec.Struct, frozen=True, gc=False):
 class Trained(msgspec.Struct, frozen=True, gc=False):
     """The assigned local steps are done.
 
-    The loss's mean and variance, and the score, may be infinite or NaN, and are `None` where they are unknown.
+    The loss's mean and variance, the score, and `base_loss`, that of the first step, may be infinite or NaN, and
+    are `None` where they are unknown.
     `codec`, `checksum` and `payload_bytes` describe the payload, once the update is coded.
     """
 
@@ -76,6 +77,7 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
     codec: str = "identity"
     checksum: int = 0
     payload_bytes: int = 0
+    base_loss: float | None = None
 
     def after(self, earlier: "Trained") -> "Trained":
         """Return this result joined with an `earlier` one; if only one has a loss, that is the loss of both."""
@@ -92,6 +94,7 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
             codec=self.codec,
             checksum=self.checksum,
             payload_bytes=self.payload_bytes,
+            base_loss=self.base_loss,
         )
 
     def _losses_after(self, earlier: "Trained", share: float) -> tuple[float | None, float | None]:

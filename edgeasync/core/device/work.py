@@ -348,6 +348,7 @@ class DeviceWork:
             payload_bytes=result.payload_bytes,
             score=result.score,
             overlap_steps=0 if before is None else before.local_steps,
+            base_loss=result.base_loss,
         )
         self.pending.make(push)
         self._busy = False

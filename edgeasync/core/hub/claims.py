@@ -31,7 +31,8 @@ VARIANCE_MAX = 1e60
 class Claims(msgspec.Struct, frozen=True, gc=False):
     """What a push says, within what can be true. Losses and scores may still be infinite or NaN, or missing.
 
-    `alone`: the device says that it took more steps before the assignment came than the hub allows.
+    `base_loss` is the loss of the model that the device trained from: its score if it has one, else that of its
+    first batch. `alone`: the device says that it took more steps before the assignment came than the hub allows.
     """
 
     local_steps: int
@@ -41,6 +42,7 @@ class Claims(msgspec.Struct, frozen=True, gc=False):
     loss_mean: float | None
     loss_variance: float | None
     score: float | None
+    base_loss: float | None
     alone: bool
 
 
@@ -77,7 +79,8 @@ def hold(
         step_s=step_s,
         loss_mean=_within(push.loss_mean, -LOSS_MAX, LOSS_MAX),
         loss_variance=_within(push.loss_variance, 0.0, VARIANCE_MAX),
-        score=_within(push.score, -LOSS_MAX, LOSS_MAX),
+        score=(score := _within(push.score, -LOSS_MAX, LOSS_MAX)),
+        base_loss=_within(push.base_loss, -LOSS_MAX, LOSS_MAX) if score is None else score,
         alone=overlap_steps > overlap_steps_max,
     )
 

@@ -159,6 +159,7 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         self.history.observe(
             cycle_s=cycle_s,
             score=claims.score,
+            base_loss=claims.base_loss,
             local_steps=claims.local_steps,
             overlap_steps=claims.overlap_steps,
             examples=claims.examples,

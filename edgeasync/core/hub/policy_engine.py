@@ -231,6 +231,7 @@ class PolicyEngine:
             voter,
             finite=math.isfinite(update.norm) and (claims.loss_mean is None or math.isfinite(claims.loss_mean)),
             known=reason is None or reason.reason == "rolled_back",
+            base_losses=history.base_losses if compared else None,
         )
         effects, roll_back = self.divergence.watch_device(observation, fleet, voters_live, calms=compared)
         if roll_back:
@@ -239,6 +240,7 @@ class PolicyEngine:
             return reason, effects
         if compared:
             fleet.observe_norm(voter, update.norm, claims.local_steps)
+            fleet.observe_base_loss(voter, history.base_losses.newest)
         if not math.isfinite(update.norm):
             return Rejected("not_finite"), effects
         if self.divergence.shuts_out(member.device_id):

@@ -81,7 +81,7 @@ def _give_to_voters(core: dict[str, Any]) -> None:
 
 _HISTORY = Member.__struct_fields__.index("history")
 _RUNS = (18, 14)
-"""Places in a device's history, up to format 6, of counts that the divergence guard has now; the last one first."""
+"""Places in a device's history, up to format 6, of counts that the guard has now; the last one first."""
 
 
 def _count_causes(core: dict[str, Any]) -> None:
