@@ -13,14 +13,11 @@ import msgspec
 from msgspec import Meta
 
 from edgeasync.config import Section
-from edgeasync.policies.history import WINDOW, FleetHistory, Votes, median
+from edgeasync.policies.history import VOTERS_MIN, WINDOW, FleetHistory, Votes, median
 
 Remedy = Literal["alert", "increase_frequency", "reduce_lr", "rollback", "quarantine"]
 Scope = Literal["device", "fleet"]
 FleetRemedy = Literal["alert", "increase_frequency", "reduce_lr", "rollback"]
-
-DEVICES_MIN = 3
-"""The least number of devices to compare, the suspect included: of two, either may be wrong."""
 
 LOST = 0.5
 """Share of the first losses up to which no rise of the loss is alarming: most of what was learnt still holds."""
@@ -139,7 +136,7 @@ class RefusedWatch(Section, frozen=True, tag_field="kind", tag="refused"):
 
 
 class LossWatch(Section, frozen=True, tag_field="kind", tag="loss"):
-    """Find when the loss of the whole fleet rises well above its average."""
+    """Find when the loss of the whole fleet, and of more than half of the voters, rises well above its average."""
 
     paper: ClassVar[str] = ""
     scope: ClassVar[Literal["fleet"]] = "fleet"
@@ -153,7 +150,8 @@ class LossWatch(Section, frozen=True, tag_field="kind", tag="loss"):
         if len(fleet.losses) < WINDOW // 2 or fleet.loss <= LOST * fleet.loss_first:
             return None
         usual = median(fleet.losses)
-        if fleet.loss > self.ratio_max * usual > 0.0:
+        bound = self.ratio_max * usual
+        if fleet.loss > bound > 0.0 and fleet.newest_losses.reached_by_most > bound:
             return f"the loss is {fleet.loss:.3g}, {fleet.loss / usual:.1f} times its median"
         return None
 
@@ -172,7 +170,8 @@ class LossVarianceWatch(Section, frozen=True, tag_field="kind", tag="loss_varian
         if len(fleet.loss_variances) < WINDOW // 2 or fleet.settled:
             return None
         usual = median(fleet.loss_variances)
-        if fleet.loss_variance > self.ratio_max * usual > 0.0:
+        bound, most = self.ratio_max * usual, fleet.newest_variances.reached_by_most
+        if fleet.loss_variance > bound > 0.0 and (self.remedy != "rollback" or most > bound):
             times = fleet.loss_variance / usual
             return f"the variance of the losses is {fleet.loss_variance:.3g}, {times:.1f} times its median"
         return None
@@ -233,7 +232,7 @@ class Monitor(Section, frozen=True):
     def norm_max(self, fleet: FleetHistory) -> float:
         """Return the norm that longer updates are shortened to; infinity while too few voters are known."""
         usual = fleet.lengths.median
-        return self.clip * usual if self.clip and len(fleet.lengths) >= DEVICES_MIN and usual > 0.0 else math.inf
+        return self.clip * usual if self.clip and len(fleet.lengths) >= VOTERS_MIN and usual > 0.0 else math.inf
 
     @property
     def rolls_back(self) -> bool:
@@ -252,7 +251,7 @@ def _over_usual(
 ) -> str | None:
     """Compare a norm over a `share` of the local steps with the voters' median, and with the first norms."""
     compared = len(votes) + (update.voter not in votes.newest)
-    if compared < DEVICES_MIN or not math.isfinite(update.norm):
+    if compared < VOTERS_MIN or not math.isfinite(update.norm):
         return None
     own, usual = update.norm / share(update.local_steps), votes.median
     if not own > ratio_max * usual:  # the cheap test comes first, since it runs with every update

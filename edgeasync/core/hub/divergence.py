@@ -5,8 +5,8 @@ from typing import NamedTuple
 import msgspec
 
 from edgeasync.core.hub.effects import HubEffect, Report
-from edgeasync.policies.history import WINDOW, FleetHistory
-from edgeasync.policies.monitor import DEVICES_MIN, REDUCTION, Monitor, Observation, Remedy, Scope
+from edgeasync.policies.history import VOTERS_MIN, WINDOW, FleetHistory
+from edgeasync.policies.monitor import REDUCTION, Monitor, Observation, Remedy, Scope
 from edgeasync.protocol.messages import Quarantine
 
 KEEP_EVERY_UPDATES = 32
@@ -120,6 +120,8 @@ class DivergenceGuard:
             reports += again
             alarming = not begun.isdisjoint(("quarantine", "rollback"))
             spoilt = spoilt or (alarming and one.device_id in self.state.unbounded)
+            if one is not update and one.device_id not in self.state.counted:
+                self._end_alarms(one.device_id)  # it is gone: nobody would be calm for it
         return Verdict(reports, roll_back=self._rolls_back and spoilt)
 
     def shuts_out(self, device_id: str) -> bool:
@@ -143,7 +145,7 @@ class DivergenceGuard:
             self.state.unbounded[device_id] = None
 
     def forget(self, device_id: str) -> None:
-        """Forget a device that is gone, with its alarms."""
+        """Forget a device that is gone, with its alarms; its first updates may still make the hub go back."""
         self._end_alarms(device_id)
         self.state.counted.pop(device_id, None)
 
@@ -210,13 +212,13 @@ class DivergenceGuard:
         """Return a report if more than half of the voters have a device in quarantine: the model is at fault.
 
         Devices whose updates never counted may have been broken from the start. They are included only if at least
-        `DEVICES_MIN` voters are concerned, and only before the first rollback.
+        `VOTERS_MIN` voters are concerned, and only before the first rollback.
         """
         if not self._rolls_back:
             return []
         counted = self.state.counted
         devices = {a.device_id: a.voter for a in self.state.alarms.values() if a.remedy == "quarantine"}
-        if self.state.rollbacks or len(set(devices.values())) < DEVICES_MIN:
+        if self.state.rollbacks or len(set(devices.values())) < VOTERS_MIN:
             devices = {device_id: voter for device_id, voter in devices.items() if device_id in counted}
         voters = len(set(devices.values()))
         if voters < 2 or 2 * voters <= voters_live:
@@ -232,7 +234,7 @@ class DivergenceGuard:
         if first is None:
             return []
         first.append(update)
-        if len(first) < FIRST_UPDATES or (len(fleet.norms) < DEVICES_MIN and len(first) < WINDOW):
+        if len(first) < FIRST_UPDATES or (len(fleet.norms) < VOTERS_MIN and len(first) < WINDOW):
             return []
         self.state.first = None
         return first

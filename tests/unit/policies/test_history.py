@@ -19,7 +19,7 @@ def observe(history, **fields):
 
 
 def look(fleet, voter="a", *, norm=1.0, local_steps=8, **fields):
-    usual = {"staleness": 0, "loss_mean": 0.5, "loss_variance": 0.25, "score": 0.5}
+    usual = {"voters_live": 1, "staleness": 0, "loss_mean": 0.5, "loss_variance": 0.25, "score": 0.5}
     fleet.observe_norm(voter, norm, local_steps)
     fleet.observe_update(voter, **usual | fields)
 
