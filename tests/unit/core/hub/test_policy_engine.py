@@ -707,6 +707,17 @@ def test_of_those_folded_together_the_best_counts_for_all(hub_bench):
 SILENT = {"loss_mean": None, "loss_variance": None}
 
 
+def test_the_loss_of_who_is_behind_or_in_quarantine_is_a_vote(hub_bench):
+    monitor = Monitor(watch=(UpdateNormWatch(),))
+    hub = joined(hub_bench, policy(take="better", monitor=monitor), "abcd")
+    for name in "abcd":
+        push(hub, name, loss_mean=1.0)
+    assert push(hub, "a", loss_mean=2.0) == "behind"
+    assert push(hub, "b", norm=99.0, loss_mean=3.0) == "quarantined"
+    votes = hub.core.policy_engine.state.fleet.newest_losses
+    assert votes.newest == {"a": 2.0, "b": 3.0, "c": 1.0, "d": 1.0}
+
+
 @pytest.mark.parametrize("parts", [{"take": "better"}, {"take": "best"}, {"behind_max": 1.5}])
 def test_who_tells_no_loss_is_behind_nobody(hub_bench, parts):
     hub = joined(hub_bench, policy(**parts), "abc")
