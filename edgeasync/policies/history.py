@@ -28,8 +28,8 @@ WINDOW = 64
 SETTLED = 0.2
 """Share of the first losses under which losses count as small, and their variation as noise."""
 
-VOTERS_MIN = 3
-"""The least number of voters to compare, the suspect included: of two, either may be wrong."""
+DEVICES_MIN = 3
+"""The least number of devices, or voters, to compare, the suspect included: of two, either may be wrong."""
 
 DEVIATIONS_MAX = 8.0
 """A score that is further below the median than this many median deviations is not believed."""
@@ -119,7 +119,7 @@ class Votes(msgspec.Struct):
         It is as far below the median as `DEVIATIONS_MAX` times the median distance from the median.
         """
         usual = self.median
-        if len(self.ordered) < VOTERS_MIN:
+        if len(self.ordered) < DEVICES_MIN:
             return -math.inf
         deviation = median([abs(value - usual) for value in self.ordered])
         return usual - DEVIATIONS_MAX * max(deviation, DEVIATION_MIN * abs(usual))

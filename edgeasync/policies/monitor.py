@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from edgeasync.config import Section
-from edgeasync.policies.history import VOTERS_MIN, WINDOW, FleetHistory, Votes, median
+from edgeasync.policies.history import DEVICES_MIN, WINDOW, FleetHistory, Votes, median
 
 Remedy = Literal["alert", "increase_frequency", "reduce_lr", "rollback", "quarantine"]
 Scope = Literal["device", "fleet"]
@@ -232,7 +232,7 @@ class Monitor(Section, frozen=True):
     def norm_max(self, fleet: FleetHistory) -> float:
         """Return the norm that longer updates are shortened to; infinity while too few voters are known."""
         usual = fleet.lengths.median
-        return self.clip * usual if self.clip and len(fleet.lengths) >= VOTERS_MIN and usual > 0.0 else math.inf
+        return self.clip * usual if self.clip and len(fleet.lengths) >= DEVICES_MIN and usual > 0.0 else math.inf
 
     @property
     def rolls_back(self) -> bool:
@@ -251,7 +251,7 @@ def _over_usual(
 ) -> str | None:
     """Compare a norm over a `share` of the local steps with the voters' median, and with the first norms."""
     compared = len(votes) + (update.voter not in votes.newest)
-    if compared < VOTERS_MIN or not math.isfinite(update.norm):
+    if compared < DEVICES_MIN or not math.isfinite(update.norm):
         return None
     own, usual = update.norm / share(update.local_steps), votes.median
     if not own > ratio_max * usual:  # the cheap test comes first, since it runs with every update

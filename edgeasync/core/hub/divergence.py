@@ -5,7 +5,7 @@ from typing import NamedTuple
 import msgspec
 
 from edgeasync.core.hub.effects import HubEffect, Report
-from edgeasync.policies.history import VOTERS_MIN, WINDOW, FleetHistory
+from edgeasync.policies.history import DEVICES_MIN, WINDOW, FleetHistory
 from edgeasync.policies.monitor import REDUCTION, Monitor, Observation, Remedy, Scope
 from edgeasync.protocol.messages import Quarantine
 
@@ -212,13 +212,13 @@ class DivergenceGuard:
         """Return a report if more than half of the voters have a device in quarantine: the model is at fault.
 
         Devices whose updates never counted may have been broken from the start. They are included only if at least
-        `VOTERS_MIN` voters are concerned, and only before the first rollback.
+        `DEVICES_MIN` voters are concerned, and only before the first rollback.
         """
         if not self._rolls_back:
             return []
         counted = self.state.counted
         devices = {a.device_id: a.voter for a in self.state.alarms.values() if a.remedy == "quarantine"}
-        if self.state.rollbacks or len(set(devices.values())) < VOTERS_MIN:
+        if self.state.rollbacks or len(set(devices.values())) < DEVICES_MIN:
             devices = {device_id: voter for device_id, voter in devices.items() if device_id in counted}
         voters = len(set(devices.values()))
         if voters < 2 or 2 * voters <= voters_live:
@@ -234,7 +234,7 @@ class DivergenceGuard:
         if first is None:
             return []
         first.append(update)
-        if len(first) < FIRST_UPDATES or (len(fleet.norms) < VOTERS_MIN and len(first) < WINDOW):
+        if len(first) < FIRST_UPDATES or (len(fleet.norms) < DEVICES_MIN and len(first) < WINDOW):
             return []
         self.state.first = None
         return first

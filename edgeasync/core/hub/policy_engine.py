@@ -24,7 +24,7 @@ from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet
 from edgeasync.policies.frequency import Cadence, FrequencyController, Interval
 from edgeasync.policies.history import (
-    VOTERS_MIN,
+    DEVICES_MIN,
     WINDOW,
     DeviceHistory,
     FleetHistory,
@@ -413,7 +413,7 @@ class PolicyEngine:
     def _norm_usual(self) -> float:
         """The voters' median norm; infinity while too few are known."""
         lengths = self.state.fleet.lengths
-        return lengths.median if len(lengths) >= VOTERS_MIN and lengths.median > 0.0 else math.inf
+        return lengths.median if len(lengths) >= DEVICES_MIN and lengths.median > 0.0 else math.inf
 
     def _count(self, contributions: Sequence[Contribution]) -> list[HubEffect]:
         """Count folded updates: for the warm-up, for the members, and for the next version to keep."""
@@ -443,7 +443,7 @@ class PolicyEngine:
         members = self._members.members
         known = [member for member in islice(members.values(), WINDOW) if member.history.updates]
         of_voters = {member.voter: member.history.batch_examples for member in known}
-        most = median(of_voters.values()) if len(of_voters) >= VOTERS_MIN else math.inf
+        most = median(of_voters.values()) if len(of_voters) >= DEVICES_MIN else math.inf
         told = [(one, members.get(one.device_id)) for one in contributions]
         return math.fsum(
             one.local_steps * min(most, member.history.batch_examples)
@@ -520,7 +520,7 @@ class PolicyEngine:
         scores = [history.score for history in histories if history.counted]
         state.score_best = min((score for score in scores if score >= least), default=math.inf)
         with_data = [history.examples for history in histories if history.examples]
-        state.examples_median = float(median(with_data)) if len(with_data) >= VOTERS_MIN else 0.0
+        state.examples_median = float(median(with_data)) if len(with_data) >= DEVICES_MIN else 0.0
         with_data = [self._examples(examples) for examples in with_data]
         state.examples_total = float(sum(with_data))
         state.examples_mean = state.examples_total / len(with_data) if with_data else 0.0
