@@ -3,6 +3,7 @@
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable
+from itertools import islice
 from typing import TypeVar
 
 import msgspec
@@ -30,11 +31,17 @@ WINDOW = 64
 SETTLED = 0.2
 """Share of the first losses under which losses count as small, and their variation as noise."""
 
-COMPARED_MIN = 3
-"""The least number of voters to compare, the suspect included: of two, either may be wrong."""
-
 PEAK_SHARE = 0.3
-"""VotesWithPeak up to this share of the highest median count as usual, however short the others' are by now."""
+"""Votes up to this share of the highest median count as usual, however low the others' are by now."""
+
+DEVICES_MIN = 3
+"""The least number of devices, or voters, to compare, the suspect included: of two, either may be wrong."""
+
+DEVIATIONS_MAX = 8.0
+"""A score that is further below the median than this many median deviations is not believed."""
+
+DEVIATION_MIN = 0.05
+"""The median deviation counts as at least this share of the median: voters may be very much alike."""
 
 REPORTED_MAX = 1e100
 """A larger loss, variance or score counts as this, so that their sums and squares stay finite."""
@@ -82,6 +89,16 @@ class Votes(msgspec.Struct):
         newest[voter] = value
         insort(ordered, value)
 
+    def replace(self, voter: str, value: float) -> None:
+        """Change a voter's number; the voter keeps its place among those heard last."""
+        del self.ordered[bisect_left(self.ordered, self.newest[voter])]
+        self.newest[voter] = value
+        insort(self.ordered, value)
+
+    def has_turn(self, voter: str) -> bool:
+        """Return whether the voter is not of the half that was cast last."""
+        return voter not in islice(reversed(self.newest), len(self.newest) // 2)
+
     def withdraw(self, voter: str) -> None:
         """Forget a voter's number, if there is one."""
         value = self.newest.pop(voter, None)
@@ -100,6 +117,23 @@ class Votes(msgspec.Struct):
         if odd:
             return self.ordered[middle]
         return (self.ordered[middle - 1] + self.ordered[middle]) / 2.0 if middle else math.nan
+
+    @property
+    def least_credible(self) -> float:
+        """The number below which nobody is believed; minus infinity with fewer than three voters.
+
+        It is as far below the median as `DEVIATIONS_MAX` times the median distance from the median.
+        """
+        usual = self.median
+        if len(self.ordered) < DEVICES_MIN:
+            return -math.inf
+        deviation = median([abs(value - usual) for value in self.ordered])
+        return usual - DEVIATIONS_MAX * max(deviation, DEVIATION_MIN * abs(usual))
+
+    @property
+    def reached_by_most(self) -> float:
+        """The highest number that more than half of the voters reach, NaN without any: half is no majority."""
+        return self.ordered[(len(self.ordered) - 1) // 2] if self.ordered else math.nan
 
 
 class VotesWithPeak(Votes):
@@ -124,7 +158,7 @@ class VotesWithPeak(Votes):
     @property
     def usual(self) -> float:
         """What nobody need explain; infinity while too few voters are known, or all votes are 0."""
-        usual = max(self.median, PEAK_SHARE * self.peak) if len(self.newest) >= COMPARED_MIN else 0.0
+        usual = max(self.median, PEAK_SHARE * self.peak) if len(self.newest) >= DEVICES_MIN else 0.0
         return usual or math.inf
 
 
@@ -242,10 +276,12 @@ class FleetHistory(msgspec.Struct):
     """The measurements of all devices together; every voter has one vote in each of them.
 
     `agreement` is a moving average of the mean cosine, from -1 to 1, between updates that were folded together;
-    NaN until two have been. `lengths` has the norms of the voters' newest updates, `norms` those norms over
-    the root of the local steps, `gradients` over the local steps.
-    `losses` and `loss_variances` have, for each update, the medians of `newest_losses` and `newest_variances`; the
-    latter only from each voter's second update on.
+    NaN until two have been. `lengths` has the norms of the voters' newest updates, `norms` those norms over the
+    root of the local steps, `gradients` over the local steps; `base_losses` has the losses of the models that the
+    updates were trained from.
+    `losses` and `loss_variances` have past medians of `newest_losses` and `newest_variances`, one for each turn of
+    a voter. Its next turn comes when half of the voters have had one: who speaks often has no more turns. There is
+    none before more than half of the voters tell a loss. Variances count from a voter's second update on.
     """
 
     staleness_mean: float = 0.0
@@ -280,6 +316,7 @@ class FleetHistory(msgspec.Struct):
         self,
         voter: str,
         *,
+        voters_live: int,
         staleness: int,
         loss_mean: float | None,
         loss_variance: float | None,
@@ -288,18 +325,30 @@ class FleetHistory(msgspec.Struct):
         """Record an update that counts; leave out a loss or score that is missing or not finite."""
         self.observe_score(voter, score)
         self.staleness_mean += (staleness - self.staleness_mean) * STALENESS_WEIGHT
+        self.observe_loss(voter, loss_mean, loss_variance, voters_live)
+
+    def observe_loss(
+        self, voter: str, loss_mean: float | None, loss_variance: float | None, voters_live: int
+    ) -> None:
+        """Record a loss and its variance if both are finite."""
         if loss_mean is None or loss_variance is None:
             return
-        if math.isfinite(loss_mean) and math.isfinite(loss_variance):
-            known = voter in self.newest_variances.newest
-            self.newest_losses.cast(voter, _bounded(loss_mean))
-            self.newest_variances.cast(voter, _bounded(loss_variance))
-            add_recent(self.losses, self.newest_losses.median, WINDOW)
-            if known:  # the first local steps vary least, and the median keeps them until most voters have more
-                add_recent(self.loss_variances, self.newest_variances.median, WINDOW)
-            self.losses_seen += 1
-            if self.losses_seen <= WINDOW // 4:
-                self.loss_first = median(self.losses)
+        if not (math.isfinite(loss_mean) and math.isfinite(loss_variance)):
+            return
+        known = voter in self.newest_variances.newest
+        self.newest_variances.cast(voter, _bounded(loss_variance))
+        if not self.newest_losses.has_turn(voter):
+            self.newest_losses.replace(voter, _bounded(loss_mean))
+            return
+        self.newest_losses.cast(voter, _bounded(loss_mean))
+        if 2 * len(self.newest_losses) <= min(voters_live, WINDOW):
+            return
+        add_recent(self.losses, self.newest_losses.median, WINDOW)
+        if known:  # the first local steps vary least, and the median keeps them until most voters have more
+            add_recent(self.loss_variances, self.newest_variances.median, WINDOW)
+        self.losses_seen += 1
+        if self.losses_seen <= WINDOW // 4:
+            self.loss_first = median(self.losses)
 
     def observe_base_loss(self, voter: str, loss: float) -> None:
         """Record a device's loss of the fleet's model if it is finite, also of an update that does not count."""
@@ -346,8 +395,8 @@ class FleetHistory(msgspec.Struct):
 
     @property
     def loss(self) -> float:
-        """The voters' median loss, over the last quarter of the updates; NaN before the first."""
-        return _median_of_last(self.losses)
+        """The voters' median loss, over the last quarter of the turns; NaN before the first loss."""
+        return _median_of_last(self.losses) if self.losses else self.newest_losses.median
 
     @property
     def settled(self) -> bool:
@@ -356,7 +405,7 @@ class FleetHistory(msgspec.Struct):
 
     @property
     def loss_variance(self) -> float:
-        """The voters' median variance, over the last quarter of the updates; NaN before the first."""
+        """The voters' median variance, over the last quarter of the turns; NaN before the first."""
         return _median_of_last(self.loss_variances) if self.loss_variances else self.newest_variances.median
 
 

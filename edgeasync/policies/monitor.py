@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from edgeasync.config import Section
 from edgeasync.policies.history import (
-    COMPARED_MIN,
+    DEVICES_MIN,
     PEAK_SHARE,
     WINDOW,
     BaseLosses,
@@ -180,7 +180,7 @@ class MisfitWatch(Section, frozen=True, tag_field="kind", tag="misfit"):
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
         """Compare the device's median loss of the fleet's model with the others', the first ones, and its own."""
         losses, votes = update.base_losses, fleet.base_losses
-        if losses is None or not losses.whole or len(votes) < COMPARED_MIN:
+        if losses is None or not losses.whole or len(votes) < DEVICES_MIN:
             return None
         # The newest first: it is cheap, and most devices end here.
         if losses.recent[-1] <= self.peak_share * votes.peak:
@@ -195,7 +195,7 @@ class MisfitWatch(Section, frozen=True, tag_field="kind", tag="misfit"):
 
 
 class LossWatch(Section, frozen=True, tag_field="kind", tag="loss"):
-    """Find when the loss of the whole fleet rises well above its average."""
+    """Find when the loss of the whole fleet, and of more than half of the voters, rises well above its average."""
 
     paper: ClassVar[str] = ""
     scope: ClassVar[Literal["fleet"]] = "fleet"
@@ -210,7 +210,8 @@ class LossWatch(Section, frozen=True, tag_field="kind", tag="loss"):
         if len(fleet.losses) < WINDOW // 2 or fleet.loss <= LOST * fleet.loss_first:
             return None
         usual = median(fleet.losses)
-        if fleet.loss > self.ratio_max * usual > 0.0:
+        bound = self.ratio_max * usual
+        if fleet.loss > bound > 0.0 and fleet.newest_losses.reached_by_most > bound:
             return f"the loss is {fleet.loss:.3g}, {fleet.loss / usual:.1f} times its median"
         return None
 
@@ -230,7 +231,8 @@ class LossVarianceWatch(Section, frozen=True, tag_field="kind", tag="loss_varian
         if len(fleet.loss_variances) < WINDOW // 2 or fleet.settled:
             return None
         usual = median(fleet.loss_variances)
-        if fleet.loss_variance > self.ratio_max * usual > 0.0:
+        bound, most = self.ratio_max * usual, fleet.newest_variances.reached_by_most
+        if fleet.loss_variance > bound > 0.0 and (self.remedy != "rollback" or most > bound):
             times = fleet.loss_variance / usual
             return f"the variance of the losses is {fleet.loss_variance:.3g}, {times:.1f} times its median"
         return None

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import msgspec
 
 from edgeasync.core.hub.effects import HubEffect, Report
-from edgeasync.policies.history import COMPARED_MIN, WINDOW, FleetHistory
+from edgeasync.policies.history import DEVICES_MIN, WINDOW, FleetHistory
 from edgeasync.policies.monitor import REDUCTION, Monitor, Observation, Remedy, Scope
 from edgeasync.protocol.messages import Quarantine
 
@@ -123,6 +123,8 @@ class DivergenceGuard:
                 again, begun = self._look(one, fleet, "device", calms=False, at_once=True)
                 reports += again
                 spoilt = spoilt or not begun.isdisjoint(("quarantine", "rollback"))
+                if one is not update and one.device_id not in self.state.counted:
+                    self._end_alarms(one.device_id)  # it is gone: nobody would be calm for it
         return Verdict(reports, roll_back=self._rolls_back and spoilt)
 
     def shuts_out(self, device_id: str) -> bool:
@@ -146,7 +148,7 @@ class DivergenceGuard:
             self.state.unbounded[device_id] = None
 
     def forget(self, device_id: str) -> None:
-        """Forget a device that is gone, with its alarms."""
+        """Forget a device that is gone, with its alarms; its first updates may still make the hub go back."""
         self._end_alarms(device_id)
         self.state.counted.pop(device_id, None)
 
@@ -223,13 +225,13 @@ class DivergenceGuard:
         """Return a report if more than half of the voters have a device in quarantine: the model is at fault.
 
         Devices whose updates never counted may have been broken from the start. They are included only if at least
-        `COMPARED_MIN` voters are concerned, and only before the first rollback.
+        `DEVICES_MIN` voters are concerned, and only before the first rollback.
         """
         if not self._rolls_back:
             return []
         counted = self.state.counted
         devices = {a.device_id: a.voter for a in self.state.alarms.values() if a.remedy == "quarantine"}
-        if self.state.rollbacks or len(set(devices.values())) < COMPARED_MIN:
+        if self.state.rollbacks or len(set(devices.values())) < DEVICES_MIN:
             devices = {device_id: voter for device_id, voter in devices.items() if device_id in counted}
         voters = len(set(devices.values()))
         if voters < 2 or 2 * voters <= voters_live:
@@ -245,7 +247,7 @@ class DivergenceGuard:
         if first is None:
             return []
         first.append(update)
-        if len(first) < FIRST_UPDATES or (len(fleet.lengths) < COMPARED_MIN and len(first) < WINDOW):
+        if len(first) < FIRST_UPDATES or (len(fleet.lengths) < DEVICES_MIN and len(first) < WINDOW):
             return []
         self.state.first = None
         return first

@@ -8,6 +8,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,7 +23,15 @@ from edgeasync.core.hub.membership import Member, Membership
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet
 from edgeasync.policies.frequency import Cadence, FrequencyController, Interval
-from edgeasync.policies.history import COMPARED_MIN, DeviceHistory, FleetHistory, add_recent, agreement_of, median
+from edgeasync.policies.history import (
+    DEVICES_MIN,
+    WINDOW,
+    DeviceHistory,
+    FleetHistory,
+    add_recent,
+    agreement_of,
+    median,
+)
 from edgeasync.policies.monitor import STEPS_FACTOR, Observation
 from edgeasync.policies.policy import PolicySet, folds_one_by_one
 from edgeasync.policies.staleness import Staleness
@@ -200,7 +209,6 @@ class PolicyEngine:
         state.contributions.append(contribution)
         state.spoken.pop(member.device_id, None)
         state.divergence.counted[member.device_id] = None
-        state.examples_seen += claims.examples
         effects += self.fold_if_due(now_s)
         waiting = len(state.contributions)
         return Decision(Buffered(waiting) if waiting else Applied(state.version), effects)
@@ -217,7 +225,7 @@ class PolicyEngine:
 
         The watches of devices see every update, also one that is rejected after that, so that a device in
         quarantine can be seen to be calm. The fleet's history and its watches see only updates that count, but for
-        the norms: what is common is what the devices send, or a fleet could grow out of all of them.
+        norms and losses: what is common is what the devices send, or a fleet could grow out of all of them.
         """
         push, history, fleet = update.push, member.history, self.state.fleet
         voter, voters_live = member.voter, len(self._members.voters)
@@ -244,6 +252,8 @@ class PolicyEngine:
         if not math.isfinite(update.norm):
             return Rejected("not_finite"), effects
         if self.divergence.shuts_out(member.device_id):
+            # It is one voter of those that must agree that the loss rose, and the model may be at fault.
+            fleet.observe_loss(voter, claims.loss_mean, claims.loss_variance, voters_live)
             return Rejected("quarantined"), effects
         age_s = self._seconds_since(push.base.number, now_s)
         weight = self.policy.staleness(Staleness(history.staleness, age_s, self._members.live_count))
@@ -251,9 +261,11 @@ class PolicyEngine:
             return Rejected("stale"), effects
         if self._is_behind(history.score):
             fleet.observe_score(voter, history.score)  # else the median, of updates that count, could never rise
+            fleet.observe_loss(voter, claims.loss_mean, claims.loss_variance, voters_live)
             return Rejected("behind"), effects
         fleet.observe_update(
             voter,
+            voters_live=voters_live,
             staleness=history.staleness,
             loss_mean=claims.loss_mean,
             loss_variance=claims.loss_variance,
@@ -294,7 +306,7 @@ class PolicyEngine:
         if limit is not None and score > usual + (limit - 1.0) * abs(usual):
             return True
         if self.policy.take == "best" and folds_one_by_one(self.aggregate):
-            return score > self.state.score_best
+            return score > self.state.score_best or score < self.state.fleet.scores.least_credible
         return self.policy.take == "better" and score > usual
 
     def forget(self, member: Member) -> None:
@@ -334,7 +346,7 @@ class PolicyEngine:
         contributions, state.contributions = state.contributions, []
         weights = self.aggregate.weights(contributions, self._fleet())
         if self.policy.take == "best":
-            weights = _only_best(contributions, weights)
+            weights = _only_best(contributions, weights, self.state.fleet.scores.least_credible)
         weights, rows = self._one_vote_each(contributions, weights)
         norm_max = self._norm_max(contributions)
         clips = [min(1.0, norm_max / one.norm) if one.norm else 1.0 for one in contributions]
@@ -400,7 +412,7 @@ class PolicyEngine:
     def _norm_usual(self) -> float:
         """The voters' median norm; infinity while too few are known."""
         lengths = self.state.fleet.lengths
-        return lengths.median if len(lengths) >= COMPARED_MIN and lengths.median > 0.0 else math.inf
+        return lengths.median if len(lengths) >= DEVICES_MIN and lengths.median > 0.0 else math.inf
 
     def _count(self, contributions: Sequence[Contribution]) -> list[HubEffect]:
         """Count folded updates: for the warm-up, for the members, and for the next version to keep."""
@@ -411,6 +423,8 @@ class PolicyEngine:
             if (member := self._members.members.get(contribution.device_id)) is not None:
                 member.updates_applied += 1
         if not state.warm and warm_up is not None:
+            if warm_up.epochs:
+                state.examples_seen += self._examples_trained(contributions)
             # If no device says how much data it has, there are no epochs to wait for.
             epochs = state.examples_seen / state.examples_total if state.examples_total else math.inf
             state.warm = state.updates >= warm_up.updates if warm_up.updates else epochs >= (warm_up.epochs or 0.0)
@@ -419,6 +433,22 @@ class PolicyEngine:
         if self.divergence.count_folded(len(contributions), state.devices):
             effects.append(Keep())
         return effects
+
+    def _examples_trained(self, contributions: Sequence[Contribution]) -> float:
+        """Return how many examples updates were trained on: in each step not more than the voters' median.
+
+        Devices may say what they like. It looks at the first devices only, so that it costs little.
+        """
+        members = self._members.members
+        known = [member for member in islice(members.values(), WINDOW) if member.history.updates]
+        of_voters = {member.voter: member.history.batch_examples for member in known}
+        most = median(of_voters.values()) if len(of_voters) >= DEVICES_MIN else math.inf
+        told = [(one, members.get(one.device_id)) for one in contributions]
+        return math.fsum(
+            one.local_steps * min(most, member.history.batch_examples)
+            for one, member in told
+            if member is not None
+        )
 
     def _evaluate_if_due(self, updates: int, now_s: float) -> list[HubEffect]:
         """Count applied updates; if an evaluation is due, evaluate the model, or use the devices' losses."""
@@ -486,10 +516,11 @@ class PolicyEngine:
         state.fleet.note_peaks(len(self._members.voters))
         state.devices = devices_live
         state.retune_in = max(1, devices_live // 2)
+        least = state.fleet.scores.least_credible
         scores = [history.score for history in histories if history.counted]
-        state.score_best = min((score for score in scores if not math.isnan(score)), default=math.inf)
+        state.score_best = min((score for score in scores if score >= least), default=math.inf)
         with_data = [history.examples for history in histories if history.examples]
-        state.examples_median = float(median(with_data)) if len(with_data) >= COMPARED_MIN else 0.0
+        state.examples_median = float(median(with_data)) if len(with_data) >= DEVICES_MIN else 0.0
         with_data = [self._examples(examples) for examples in with_data]
         state.examples_total = float(sum(with_data))
         state.examples_mean = state.examples_total / len(with_data) if with_data else 0.0
@@ -559,9 +590,9 @@ def _evaluation(evaluated: Evaluated | None) -> dict[str, Any] | None:
     return {"version": evaluated.number, "loss": _number(evaluated.loss), "accuracy": evaluated.accuracy}
 
 
-def _only_best(contributions: Sequence[Contribution], weights: Sequence[float]) -> tuple[float, ...]:
-    """Give the weight of all updates to the one with the lowest score; keep the weights if there is no score."""
-    scored = [position for position, one in enumerate(contributions) if not math.isnan(one.score)]
+def _only_best(contributions: Sequence[Contribution], weights: Sequence[float], least: float) -> tuple[float, ...]:
+    """Give the weight of all updates to the one with the lowest score of at least `least`, if there is one."""
+    scored = [position for position, one in enumerate(contributions) if one.score >= least]
     if not scored:
         return tuple(weights)
     best = min(scored, key=lambda position: contributions[position].score)

@@ -19,7 +19,7 @@ def observe(history, **fields):
 
 
 def look(fleet, voter="a", *, norm=1.0, local_steps=8, **fields):
-    usual = {"staleness": 0, "loss_mean": 0.5, "loss_variance": 0.25, "score": 0.5}
+    usual = {"voters_live": 1, "staleness": 0, "loss_mean": 0.5, "loss_variance": 0.25, "score": 0.5}
     fleet.observe_norm(voter, norm, local_steps)
     fleet.observe_update(voter, **usual | fields)
 
@@ -158,6 +158,59 @@ def test_a_key_on_another_scale_does_not_speak_for_the_fleet_however_often_it_sp
             factor = 1e6 if voter == "liar" else 1.0
             look(fleet, voter, loss_mean=factor, loss_variance=factor, score=factor, norm=factor)
     assert fleet.loss == fleet.loss_variance == fleet.score == fleet.lengths.median == 1.0
+
+
+@pytest.mark.parametrize(
+    ("voters", "often", "notes"), [(10, 0, 100), (10, 30, 108), (3, 30, 40), (2, 30, 20), (1, 30, 310)]
+)
+def test_a_voter_that_tells_often_has_no_more_turns_than_half_of_the_others(voters, often, notes):
+    """Ten rounds; the first voter repeats itself before each of the others."""
+    fleet = FleetHistory()
+    for number in range(11 * voters):
+        if number == voters:
+            before = fleet.losses_seen
+        for _ in range(often if number >= voters and (number % voters or voters == 1) else 0):
+            look(fleet, "0", voters_live=voters)
+        look(fleet, str(number % voters), voters_live=voters)
+    assert fleet.losses_seen - before == notes
+
+
+def test_before_most_have_told_a_loss_there_is_no_first_one():
+    for voters_live, most in ((1, 1), (2, 2), (7, 4), (10, 6), (1000, 33)):
+        fleet = FleetHistory()
+        for number in range(most):
+            assert (fleet.losses, fleet.loss_first) == ([], 0.0)
+            look(fleet, str(number), loss_mean=2.0, voters_live=voters_live)
+            assert fleet.loss == 2.0, "for people"
+        assert fleet.loss_first == 2.0
+
+
+@pytest.mark.parametrize(
+    ("told", "least"),
+    [
+        ([], -math.inf),
+        ([1.0, 9.0], -math.inf),
+        ([1.0, 2.0, 3.0], -6.0),
+        ([2.0, 2.0, 2.0], 1.2),
+        ([-2.0, -2.0, -2.0, -1e30], -2.8),
+        ([1.0, 2.0, 3.0, 4.0, -1e30], -6.0),
+    ],
+)
+def test_how_low_a_score_may_be(told, least):
+    votes = Votes()
+    for number, value in enumerate(told):
+        votes.cast(str(number), value)
+    assert votes.least_credible == pytest.approx(least)
+
+
+@pytest.mark.parametrize(
+    ("told", "reached"), [([], None), ([3.0], 3.0), ([1, 2], 1), ([1, 2, 9], 2), ([1, 2, 8, 9], 2)]
+)
+def test_half_is_not_most(told, reached):
+    votes = Votes()
+    for number, value in enumerate(told):
+        votes.cast(str(number), value)
+    assert votes.reached_by_most == reached if told else math.isnan(votes.reached_by_most)
 
 
 def test_of_each_voter_the_last_norm_and_the_first_are_kept():

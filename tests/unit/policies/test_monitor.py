@@ -39,7 +39,10 @@ def fleet_of(last, first=0.0):
 def losses(usual, last, *, count=64, first=0.0):
     """Losses and variances of which the last quarter has another value."""
     series = [usual] * (count - 16) + [last] * 16
-    return FleetHistory(losses=series, loss_variances=series, loss_first=first)
+    fleet = FleetHistory(losses=series, loss_variances=series, loss_first=first)
+    for votes in (fleet.newest_losses, fleet.newest_variances):
+        votes.cast("a", last)
+    return fleet
 
 
 # -- one device's updates ------------------------------------------------------------------------------------

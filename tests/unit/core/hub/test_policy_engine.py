@@ -109,31 +109,32 @@ def rising(hub_bench, *, calm_updates=6, **parts):
     """A hub whose devices' losses have been calm for 32 updates."""
     monitor = Monitor(watch=(LossWatch(),), calm_updates=calm_updates)
     hub = joined(hub_bench, policy(aggregate=BufferedAggregator(count=4), monitor=monitor, **parts), "abc")
-    for _ in range(31):
-        push(hub)
+    for number in range(31):
+        push(hub, "abc"[number % 3])
         assert Keep not in kinds(hub)
-    push(hub)
+    push(hub, "b")
     assert kinds(hub) == [Fold, Keep]
     return hub
 
 
 def test_a_rollback_drops_what_waits_and_what_comes_of_versions_that_are_no_more(hub_bench):
     hub = rising(hub_bench)
+    assert [push(hub, name) for name in "abc"] == [None] * 3
     # As long as most of the last 16 are calm, so is the fleet.
-    assert [push(hub, name, loss_mean=100.0) for name in "abcabca"] == [None] * 7
+    assert [push(hub, name, loss_mean=100.0) for name in "abcabcab"] == [None] * 8
     assert push(hub, "c", loss_mean=100.0) == "rolled_back"
     last = next(hub.handles)
     assert kinds(hub) == [Report, Discard, Discard, Discard, Restore, Discard]
     assert [effect.handle for effect in hub.all_of(Discard)] == [last - 4, last - 3, last - 2, last - 1]
     assert hub.one(Report).event == "alarm"
     assert hub.one(Report).detail.startswith("the loss is 50.2, 100.5 times its median; back to the model kept")
-    assert hub.one(Restore).number == hub.core.version == 10
-    assert hub.one(Assign).version.number == 10
+    assert hub.one(Restore).number == hub.core.version == 11
+    assert hub.one(Assign).version.number == 11
     status = hub.core.status(0.0)
-    assert (status["updates_applied"], status["updates_rejected"], status["rollbacks"]) == (36, 4, 1)
+    assert (status["updates_applied"], status["updates_rejected"], status["rollbacks"]) == (40, 4, 1)
     assert [(alarm["remedy"], alarm["device"]) for alarm in status["alarms"]] == [("rollback", "")]
-    assert push(hub, "a", 9) == push(hub, "b", 3) == "rolled_back"
-    assert push(hub, "a", 10) is None
+    assert push(hub, "a", 10) == push(hub, "b", 3) == "rolled_back"
+    assert push(hub, "a", 11) is None
     # Six calm updates end the alarm, and with it the halved learning rate.
     scales, reports = [], []
     for _ in range(11):
@@ -141,7 +142,7 @@ def test_a_rollback_drops_what_waits_and_what_comes_of_versions_that_are_no_more
         scales += [fold.scale for fold in hub.all_of(Fold)]
         reports += hub.reports
     assert (scales, reports) == ([0.5, 0.5, 0.5], ["calm"])
-    assert hub.core.version == 13
+    assert hub.core.version == 14
     assert hub.core.status(0.0)["rollbacks"] == 1
 
 
@@ -153,9 +154,44 @@ def test_a_single_device_does_not_speak_for_the_fleet(hub_bench):
     assert hub.core.policy_engine.state.fleet.loss == 0.5
 
 
+def test_one_key_that_sends_often_neither_sets_the_first_losses_nor_hides_a_rise(hub_bench):
+    hub = joined(hub_bench, policy(monitor=Monitor(watch=(LossWatch(),))), "abcd")
+
+    def round_of(loss_mean):
+        for name in "abc":
+            told = [push(hub, "d", loss_mean=1e6) for _ in range(20)]
+            if "rolled_back" in (*told, push(hub, name, loss_mean=loss_mean)):
+                return True
+        return False
+
+    for _ in range(20):
+        assert not round_of(1.0)
+    fleet = hub.core.policy_engine.state.fleet
+    assert (fleet.loss_first, fleet.loss) == (1.0, 1.0)
+    loss_mean = 1.0
+    for _ in range(20):
+        loss_mean *= 1.5
+        if round_of(loss_mean):
+            break
+    assert hub.core.policy_engine.state.divergence.rollbacks == 1, "the fleet's rise is seen"
+    assert loss_mean < 30.0
+    for _ in range(3 * WINDOW):
+        push(hub, "d", loss_mean=1e-6)
+    assert fleet.losses == [], "after a rollback, too, one key alone is not the fleet"
+
+
+@pytest.mark.parametrize(("rising", "rollbacks"), [("ab", 0), ("abc", 1)])
+def test_half_of_the_keys_do_not_move_the_model_back(hub_bench, rising, rollbacks):
+    hub = joined(hub_bench, policy(monitor=Monitor(watch=(LossWatch(),))), "abcd")
+    for number in range(2 * WINDOW):
+        name = "abcd"[number % 4]
+        push(hub, name, loss_mean=1e6 if number >= WINDOW and name in rising else 1.0)
+    assert (hub.core.policy_engine.state.divergence.rollbacks > 0) == bool(rollbacks)
+
+
 def test_after_a_rollback_the_optimizer_counts_anew_and_nothing_is_looked_back_on(hub_bench):
     hub = rising(hub_bench)
-    assert [push(hub, loss_mean=100.0) for _ in range(8)] == [None] * 7 + ["rolled_back"]
+    assert [push(hub, name, loss_mean=100.0) for name in "abcabcabc"] == [None] * 8 + ["rolled_back"]
     fleet = hub.core.policy_engine.state.fleet
     assert not any([fleet.losses, fleet.norms, fleet.scores])
     assert hub.core.policy_engine.state.folds == 0
@@ -362,6 +398,17 @@ def test_alarms_of_devices_that_go_are_forgotten(hub_bench, goes):
         else:
             hub.tick(hub.now_s + 100.0)
         assert not hub.core.policy_engine.state.divergence.alarms
+
+
+@pytest.mark.parametrize("remedy", ["rollback", "quarantine"])
+def test_a_device_that_left_before_its_first_update_was_looked_at_again_has_no_alarm(hub_bench, remedy):
+    """Nobody would be calm for it. If its update spoilt the model, the hub still returns."""
+    hub = joined(hub_bench, policy(monitor=Monitor(watch=(UpdateNormWatch(remedy=remedy),))), "abcd")
+    push(hub, "d", norm=50.0)
+    hub.leave("d")
+    told = [push(hub, name) for name in "abcabcabc"]
+    assert ("rolled_back" in told) == (remedy == "rollback")
+    assert not hub.core.policy_engine.state.divergence.alarms
 
 
 @pytest.mark.parametrize("aggregate", [SynchronousAggregator(), QuorumAggregator(share=1.0, patience=100.0)])
@@ -627,6 +674,23 @@ def test_the_best_is_among_those_that_count(hub_bench):
     assert scored(hub, "b3 a3") == []
 
 
+def test_a_score_that_is_unheard_of_is_not_the_best_one_by_one(hub_bench):
+    hub = joined(hub_bench, policy(take="best"), "abcd")
+    for name, score in zip("abcd", (0.5, 0.4, 0.6, 0.45), strict=True):
+        push(hub, name, score=score)
+    assert push(hub, "d", score=-1e30) == "behind"
+    assert scored(hub, "a4 b3 a4") == ["a4"], "the best of the others still is the best"
+    assert push(hub, "d", score=-1e30) == "behind"
+
+
+def test_a_score_that_is_unheard_of_is_not_the_best_of_a_version(hub_bench):
+    hub = joined(hub_bench, policy(take="best", aggregate=BufferedAggregator(count=4)), "abcd")
+    for told in (0.45, -1e30, -1e30):
+        for name, score in zip("abcd", (0.5, 0.4, 0.6, told), strict=True):
+            push(hub, name, score=score)
+        assert hub.one(Fold).weights == (0.0, pytest.approx(1.0), 0.0, 0.0)
+
+
 def test_of_those_folded_together_the_best_counts_for_all(hub_bench):
     hub = joined(hub_bench, policy(take="best", aggregate=BufferedAggregator(count=3)), "abc")
     assert scored(hub, "a4 b3 c5") == []
@@ -641,6 +705,17 @@ def test_of_those_folded_together_the_best_counts_for_all(hub_bench):
 
 
 SILENT = {"loss_mean": None, "loss_variance": None}
+
+
+def test_the_loss_of_who_is_behind_or_in_quarantine_is_a_vote(hub_bench):
+    monitor = Monitor(watch=(UpdateNormWatch(),))
+    hub = joined(hub_bench, policy(take="better", monitor=monitor), "abcd")
+    for name in "abcd":
+        push(hub, name, loss_mean=1.0)
+    assert push(hub, "a", loss_mean=2.0) == "behind"
+    assert push(hub, "b", norm=99.0, loss_mean=3.0) == "quarantined"
+    votes = hub.core.policy_engine.state.fleet.newest_losses
+    assert votes.newest == {"a": 2.0, "b": 3.0, "c": 1.0, "d": 1.0}
 
 
 @pytest.mark.parametrize("parts", [{"take": "better"}, {"take": "best"}, {"behind_max": 1.5}])
@@ -745,6 +820,20 @@ def test_a_warm_up_is_more_synchronous_and_then_it_is_over(hub_bench, until, rou
         seen.append(hub.one(Assign).local_steps)
     assert seen == [8, 16, 16, 16], "from the 4 of the last answer on, at most twice as many"
     assert hub.reports == []
+
+
+@pytest.mark.parametrize("told", [64, 10**6])
+def test_examples_that_one_key_makes_up_do_not_end_a_warm_up(hub_bench, told):
+    """Four devices with 640 examples each, of which every update takes 64: ten rounds."""
+    warm_up = WarmUp(epochs=1.0, frequency=FixedFrequency(local_steps=2))
+    hub = hub_bench(policy(warm_up=warm_up), liveness={"lease_s": 1e6})
+    for name in "abcd":
+        hub.join(name, profile=DeviceProfile(examples=640))
+    for _ in range(10):
+        assert not hub.core.policy_engine.state.warm
+        for name in "abcd":
+            push(hub, name, local_steps=2, examples=told if name == "d" else 64)
+    assert hub.core.policy_engine.state.warm
 
 
 # -- the cadence, what is measured, what is watched ------------------------------------------------------------
