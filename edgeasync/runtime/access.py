@@ -101,8 +101,8 @@ class Access:
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Look at the list every `POLL_S` seconds, until `close`."""
+        self._timer = loop.call_later(POLL_S, self.watch, loop)  # first: an error must not end the watch
         self.poll()
-        self._timer = loop.call_later(POLL_S, self.watch, loop)
 
     def close(self) -> None:
         """Stop watching."""
@@ -132,12 +132,12 @@ class Access:
         except StorageError as error:
             self._on_trouble(f"{error}; the allow-list before counts until then")
             return
+        self._apply(allowed)
         if allowed.unreadable:
             self._on_trouble(
                 f"{self._keys.allow_list_file}: {allowed.trouble}; until every line can be read nobody new comes "
                 "in; who is taken out is out, and the names of these lines stay as they were"
             )
-        self._apply(allowed)
 
     def _apply(self, allowed: AllowList) -> None:
         before = {sender.key for sender in self._senders.values()}

@@ -632,8 +632,11 @@ class Hub:
         self._workers["evaluate"].submit(work)
 
     def report(self, report: Report) -> None:
-        """Pass on what happened."""
-        self._on_report(report)
+        """Pass on what happened; an error there ends the hub, after what else is to be done now."""
+        try:
+            self._on_report(report)
+        except Exception as error:  # noqa: BLE001
+            self._ending.fail(error)
 
     def describe(self) -> dict[str, Any]:
         """Return address, process, uptime, the model's place, and what was written down so far."""

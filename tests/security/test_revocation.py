@@ -290,6 +290,33 @@ def test_a_list_that_is_gone_changes_nothing_and_is_told(keys, access):
     assert len(access.trouble) == 1
 
 
+class Timers:
+    """A loop of which only the timers are used."""
+
+    def call_later(self, delay_s, action, *arguments):
+        self.run_next = lambda: action(*arguments)
+
+
+def test_an_error_in_what_is_told_delays_no_revocation(keys):
+    """Neither of this change nor of the next: the hub still watches."""
+    one, two = enrolled(keys, "one"), enrolled(keys, "two")
+    gone, timers = set(), Timers()
+
+    def on_trouble(sentence):
+        raise OSError(sentence)
+
+    access = Access(keys, gone.update, on_trouble)
+    edit(keys, lambda text: text.replace("one ", "# ") + "two device\n")
+    access.watch(timers)
+    with pytest.raises(OSError, match="write NAME ROLE KEY"):
+        timers.run_next()
+    assert gone == {one.public}
+    edit(keys, lambda text: text.replace("two ", "# "))
+    timers.run_next()
+    timers.run_next()
+    assert gone == {one.public, two.public}
+
+
 # -- over real sockets --------------------------------------------------------------------------------------------
 
 
