@@ -316,8 +316,8 @@ class Hub:
                 self.report(Report("listening", detail=self.address))
                 self._resume()
                 if self._gate is not None:
-                    known = {member.key for member in self.core.members.members.values() if member.key}
-                    self._on_revoked({key for key in known if not self._gate.holds(key)})
+                    keyed = [member for member in self.core.members.members.values() if member.key]
+                    self._on_revoked({one.key for one in keyed if not self._gate.gives(one.key, one.device_id)})
                     self._gate.open()
                 if self._stopping:
                     self.request_stop()
