@@ -121,15 +121,9 @@ def _part(part: str, kinds: list[Kind], shown: list[tuple[str, tuple[Parameter, 
         lines.append(f"```toml\n[policy]\n{kind.example}\n```")
         if default and str(kind.default) not in kind.example:
             lines.append(f"The default policy has it as `{kind.default}`.")
-        if chosen := _placeholders(kind):
-            lines.append(f"Choose {chosen} yourself: there is no default, and the value above is a placeholder.")
+        if chosen := ", ".join(f"`{name}`" for name in kind.chosen):
+            lines.append(f"Choose {chosen} yourself: there is no default, and the value above is an example.")
     return "\n\n".join(lines)
-
-
-def _placeholders(kind: Kind) -> str:
-    """Return the keys of an example that have no default."""
-    names = [key.name for key in kind.parameters if key.default is None]
-    return ", ".join(f"`{name}`" for name in names if re.search(rf"\b{name} = ", kind.example))
 
 
 # -- Python -----------------------------------------------------------------------------------------------------
