@@ -627,6 +627,10 @@ class Hub:
 
         def work() -> None:
             found = plain(evaluator(snapshot.vector))
+            if found.accuracy is None and self._settings.stop.accuracy is not None:
+                raise ConfigError(
+                    "stop.accuracy would never end training: the evaluator returns none; leave out stop.accuracy"
+                )
             self._hand_over(Evaluated(snapshot.number, found.loss, found.accuracy), done)
 
         self._workers["evaluate"].submit(work)

@@ -418,6 +418,13 @@ async def test_an_evaluator_that_is_given_is_asked(tmp_path, context):
     )
 
 
+async def test_training_that_is_to_end_at_an_accuracy_needs_an_evaluator_that_tells_one(tmp_path, context):
+    settings = HubCoreSettings(evaluate_every_updates=1, stop=StopCondition(accuracy=0.9))
+    hub = make_hub(tmp_path, context, settings=settings, evaluator=lambda _: Evaluation(0.25, None, 10))
+    with pytest.raises(ConfigError, match=r"stop.accuracy would never end training: the evaluator returns none"):
+        await serve(hub, make_agent(context))
+
+
 async def test_an_evaluator_may_tell_numbers_of_numpy(tmp_path, context):
     settings = HubCoreSettings(evaluate_every_updates=1, stop=StopCondition(accuracy=0.5))
     found = Evaluation(np.float64(0.25), np.float32(0.75), np.int64(10))
