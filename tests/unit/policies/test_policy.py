@@ -266,7 +266,7 @@ def test_parts_that_contradict_one_another_are_refused_with_a_sentence(table, me
                 "evaluation": {"data": "test.npz"},
                 "model": ONNX | {"loss": "mse"},
             },
-            "hub.stop.accuracy would never end training: only the loss cross_entropy has an accuracy, and model.loss",
+            "hub.stop.accuracy would never end training: only the loss cross_entropy has an accuracy",
         ),
         (
             {
