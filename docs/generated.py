@@ -20,7 +20,7 @@ from edgeasync.core.engine.hub_shell import HubShell
 from edgeasync.durable.commit import CommitShell
 from edgeasync.durable.run_replay import Beginning, Evaluation, Happening, Update
 from edgeasync.policies.catalogue import Kind, Parameter, catalogue
-from edgeasync.runtime.runs import Mark, RunSummary
+from edgeasync.runtime.runs import CheckpointSummary, Mark, RunSummary
 
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 
@@ -197,7 +197,7 @@ def replay_keys() -> str:
 
 def runs_keys() -> str:
     """Return the keys of the lines of `edgeasync runs --json`."""
-    return "\n\n".join(_keys(struct) for struct in (RunSummary, Mark))
+    return "\n\n".join(_keys(struct) for struct in (RunSummary, Mark, CheckpointSummary))
 
 
 def inspection_keys() -> str:

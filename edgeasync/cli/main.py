@@ -366,10 +366,10 @@ def replay(
 
 @app.command()
 def runs(
-    folder: Annotated[Path, typer.Argument(help="Folder of runs.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(help="Folder of runs, or of one run.")] = Path("runs"),
     json: Json = False,
 ) -> None:
-    """List the runs in a folder: version, time of the last write, and problems of each."""
+    """List the runs in a folder, or the checkpoints of one run: version, time of the last write, and problems."""
     from edgeasync.cli.runs import print_runs  # noqa: PLC0415
 
     print_runs(folder, Printer(json=json))
