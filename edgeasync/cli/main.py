@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from edgeasync import errors
-from edgeasync.cli.output import Printer, visible
+from edgeasync.cli.output import Printer, tell, visible
 from edgeasync.version import VERSION
 
 app = typer.Typer(
@@ -498,7 +498,7 @@ def run_command() -> int:
     try:
         app()
     except errors.EdgeAsyncError as error:
-        sys.stderr.write(f"edgeasync: {visible(' '.join(str(error).split()))}\n")
+        tell(f"edgeasync: {visible(' '.join(str(error).split()))}")
         return error.exit_code
     except SystemExit as ended:
         code = ended.code or 0

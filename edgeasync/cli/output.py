@@ -27,6 +27,12 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
+def tell(text: str) -> None:
+    """Write a line to standard error, if that can be written: it may lie on a full disk."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text + "\n")
+
+
 class Printer:
     """Prints events to standard output, each as a line; a JSON object each if `json` is asked for."""
 
@@ -45,15 +51,13 @@ class Printer:
         lost = self.lost
         try:
             if lost:
-                self._event("warning", {"detail": f"{lost} events before this one could not be printed"})
+                self._event("warning", {"detail": f"{lost} events before this one are late or missing"})
                 self.lost = 0
             self._event(event, details)
         except OSError as error:
             self.lost += 1
             if not lost:
-                told = f"edgeasync: events cannot be printed: {error.strerror}; look at the disk of the log\n"
-                with contextlib.suppress(OSError):
-                    sys.stderr.write(told)
+                tell(f"edgeasync: events cannot be printed: {error.strerror}; look at the disk of the log")
 
     def _event(self, event: str, details: Mapping[str, Any]) -> None:
         """Print one event; raises `OSError`."""

@@ -78,6 +78,6 @@ def test_an_event_that_cannot_be_written_is_counted_and_told_once(monkeypatch, c
     printer.event("joined", device="pi-2")
     out, err = capsys.readouterr()
     warning, joined = map(json.loads, out.splitlines())
-    assert (warning["event"], warning["detail"]) == ("warning", "3 events before this one could not be printed")
+    assert (warning["event"], warning["detail"]) == ("warning", "3 events before this one are late or missing")
     assert joined["device"] == "pi-2"
     assert err == "edgeasync: events cannot be printed: No space left on device; look at the disk of the log\n"
