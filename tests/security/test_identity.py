@@ -8,6 +8,7 @@ from edgeasync.core.engine.sender import ANYBODY, Sender
 from edgeasync.core.hub.effects import Send
 from edgeasync.core.hub.events import Malformed, PushArrived, Received
 from edgeasync.durable.keys import operator_keys
+from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Fetch, Hello, Leave, Ping, StatusRequest
 from tests.support.hub_bench import HubBench
 from tests.support.keyed import client, enrolled, is_welcome, start_hub
@@ -148,6 +149,12 @@ def test_an_update_counts_once_though_its_device_was_forgotten_before_it_was_ans
     assert hub.core.updates_applied == 1
     hub.push("a", 2)
     assert hub.core.updates_applied == 2
+
+
+def test_a_number_that_leaves_none_for_the_next_update_is_answered_by_one_that_can_be_read():
+    hub = HubBench()
+    hub.hello("a", session=bytes(16), seq_answered=2**53)
+    assert wire.decode(wire.encode(hub.one(Send).message)).seq_last == 2**53
 
 
 def test_a_run_without_keys_can_be_given_keys():

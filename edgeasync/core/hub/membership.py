@@ -19,6 +19,7 @@ from edgeasync.core.hub.link import LinkEstimate
 from edgeasync.errors import EdgeAsyncError
 from edgeasync.policies.history import DeviceHistory, add_recent, median
 from edgeasync.protocol.messages import (
+    COUNT_MAX,
     DeviceProfile,
     FirstOutcome,
     Hello,
@@ -562,7 +563,7 @@ def _seq_before(hello: Hello) -> int:
     A device with a session was a member before, until the hub forgot it. The push after its last answered one may
     have counted, so nobody may use that number again.
     """
-    return hello.seq_answered + (hello.session is not None)
+    return min(hello.seq_answered + (hello.session is not None), COUNT_MAX)
 
 
 def _shown(history: DeviceHistory) -> float | None:
