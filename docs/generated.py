@@ -20,7 +20,7 @@ from edgeasync.core.engine.hub_shell import HubShell
 from edgeasync.durable.commit import CommitShell
 from edgeasync.durable.run_replay import Beginning, Evaluation, Happening, Update
 from edgeasync.policies.catalogue import Kind, Parameter, catalogue
-from edgeasync.runtime.runs import Mark, RunSummary
+from edgeasync.runtime.runs import CheckpointSummary, Mark, RunSummary
 
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 
@@ -121,15 +121,9 @@ def _part(part: str, kinds: list[Kind], shown: list[tuple[str, tuple[Parameter, 
         lines.append(f"```toml\n[policy]\n{kind.example}\n```")
         if default and str(kind.default) not in kind.example:
             lines.append(f"The default policy has it as `{kind.default}`.")
-        if chosen := _placeholders(kind):
-            lines.append(f"Choose {chosen} yourself: there is no default, and the value above is a placeholder.")
+        if chosen := ", ".join(f"`{name}`" for name in kind.chosen):
+            lines.append(f"Choose {chosen} yourself: there is no default, and the value above is an example.")
     return "\n\n".join(lines)
-
-
-def _placeholders(kind: Kind) -> str:
-    """Return the keys of an example that have no default."""
-    names = [key.name for key in kind.parameters if key.default is None]
-    return ", ".join(f"`{name}`" for name in names if re.search(rf"\b{name} = ", kind.example))
 
 
 # -- Python -----------------------------------------------------------------------------------------------------
@@ -203,7 +197,7 @@ def replay_keys() -> str:
 
 def runs_keys() -> str:
     """Return the keys of the lines of `edgeasync runs --json`."""
-    return "\n\n".join(_keys(struct) for struct in (RunSummary, Mark))
+    return "\n\n".join(_keys(struct) for struct in (RunSummary, Mark, CheckpointSummary))
 
 
 def inspection_keys() -> str:

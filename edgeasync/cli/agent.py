@@ -75,7 +75,7 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
         knocking=section.hub_key is not None,
         on_report=on_report,
     )
-    told = -1
+    told = 0
 
     def on_progress() -> None:
         nonlocal told

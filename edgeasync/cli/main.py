@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from edgeasync import errors
-from edgeasync.cli.output import Printer, visible
+from edgeasync.cli.output import Printer, tell, visible
 from edgeasync.version import VERSION
 
 app = typer.Typer(
@@ -366,10 +366,10 @@ def replay(
 
 @app.command()
 def runs(
-    folder: Annotated[Path, typer.Argument(help="Folder of runs.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(help="Folder of runs, or of one run.")] = Path("runs"),
     json: Json = False,
 ) -> None:
-    """List the runs in a folder: version, time of the last write, and problems of each."""
+    """List the runs in a folder, or the checkpoints of one run: version, time of the last write, and problems."""
     from edgeasync.cli.runs import print_runs  # noqa: PLC0415
 
     print_runs(folder, Printer(json=json))
@@ -498,7 +498,7 @@ def run_command() -> int:
     try:
         app()
     except errors.EdgeAsyncError as error:
-        sys.stderr.write(f"edgeasync: {visible(' '.join(str(error).split()))}\n")
+        tell(f"edgeasync: {visible(' '.join(str(error).split()))}")
         return error.exit_code
     except SystemExit as ended:
         code = ended.code or 0

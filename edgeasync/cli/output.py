@@ -1,5 +1,6 @@
 """What the commands print: one line an event, for people or, with `--json`, for scripts."""
 
+import contextlib
 import errno
 import sys
 import time
@@ -26,6 +27,12 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
+def tell(text: str) -> None:
+    """Write a line to standard error, if that can be written: it may lie on a full disk."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text + "\n")
+
+
 class Printer:
     """Prints events to standard output, each as a line; a JSON object each if `json` is asked for."""
 
@@ -33,13 +40,31 @@ class Printer:
         self.json = json
         self.unread = False
         """Whether the reader has gone away; what else is printed goes to standard error."""
+        self.lost = 0
+        """How many events could not be printed since the last one that could."""
 
     def event(self, event: str, **details: Any) -> None:
-        """Print one event; for people with date, time and offset, and without empty details."""
+        """Print one event; for people with date, time and offset, and without empty details.
+
+        An event that cannot be written, as on a full disk, is no error: a hub or an agent must not end by its log.
+        """
+        lost = self.lost
+        try:
+            if lost:
+                self._event("warning", {"detail": f"{lost} events before this one are late or missing"})
+                self.lost = 0
+            self._event(event, details)
+        except OSError as error:
+            self.lost += 1
+            if not lost:
+                tell(f"edgeasync: events cannot be printed: {error.strerror}; look at the disk of the log")
+
+    def _event(self, event: str, details: Mapping[str, Any]) -> None:
+        """Print one event; raises `OSError`."""
         if self.json:
             self.object({"event": event, "time": round(time.time(), 3), **details})
-            return
-        self.line(event_line(event, details))
+        else:
+            self.line(event_line(event, details))
 
     def object(self, value: object) -> None:
         """Print one JSON object on a line of its own."""

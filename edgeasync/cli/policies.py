@@ -38,7 +38,8 @@ def print_policies(name: str | None, printer: Printer) -> None:
             if index:
                 printer.line("")
             console.print(full(kind, same[1:]))
-            for line in ("", *kind.example.splitlines()):
+            choice = [f"# no default, choose it yourself: {', '.join(kind.chosen)}"] if kind.chosen else []
+            for line in ("", *choice, *kind.example.splitlines()):
                 printer.line(line)  # not wrapped: it is to be copied
 
 

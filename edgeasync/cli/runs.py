@@ -1,15 +1,21 @@
-"""`edgeasync runs`: the runs in a folder."""
+"""`edgeasync runs`: the runs in a folder, or the checkpoints of one run."""
 
 import time
 from pathlib import Path
 
 from edgeasync.cli.output import Printer, print_table
 from edgeasync.cli.status import in_bytes
-from edgeasync.runtime.runs import Mark, RunSummary, list_runs
+from edgeasync.runtime.runs import CheckpointSummary, Mark, RunSummary, is_run, list_checkpoints, list_runs
 
 
 def print_runs(folder: Path, printer: Printer) -> None:
-    """Print a line for every run, and below it one for everything that is wrong with it."""
+    """Print a line for every run, and below it one for everything that is wrong with it.
+
+    Of the folder of one run, print its checkpoints.
+    """
+    if is_run(folder):
+        _print_checkpoints(folder, printer)
+        return
     found = list_runs(folder)
     if printer.json:
         for run in found:
@@ -25,14 +31,41 @@ def print_runs(folder: Path, printer: Printer) -> None:
             printer.line(f"{run.name}: {trouble}")
 
 
+def _print_checkpoints(run: Path, printer: Printer) -> None:
+    found = list_checkpoints(run)
+    if printer.json:
+        for one in found:
+            printer.object(one)
+        return
+    if not found:
+        printer.line(f"no checkpoints in {run}")
+        return
+    header = ("checkpoint", "version", "updates", "lineage", "written", "size", "loss")
+    rows = [
+        (
+            one.checkpoint,
+            _shown(one.version),
+            _shown(one.updates_applied),
+            one.lineage or "-",
+            _time(one.written_s),
+            "-" if one.bytes is None else in_bytes(one.bytes),
+            _quality(one),
+        )
+        for one in found
+    ]
+    print_table(printer, [header, *rows])
+    for one in found:
+        if one.trouble:
+            printer.line(one.trouble)
+
+
 def _row(run: RunSummary) -> tuple[str, ...]:
-    written = "-" if run.written_s is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.written_s))
     return (
         run.name,
-        "-" if run.version is None else str(run.version),
-        "-" if run.updates_applied is None else str(run.updates_applied),
+        _shown(run.version),
+        _shown(run.updates_applied),
         run.lineage or "-",
-        written,
+        _time(run.written_s),
         str(run.checkpoints),
         in_bytes(run.journal_bytes),
         _quality(run.newest),
@@ -41,7 +74,15 @@ def _row(run: RunSummary) -> tuple[str, ...]:
     )
 
 
-def _quality(mark: Mark | None) -> str:
+def _shown(number: int | None) -> str:
+    return "-" if number is None else str(number)
+
+
+def _time(written_s: float | None) -> str:
+    return "-" if written_s is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(written_s))
+
+
+def _quality(mark: Mark | CheckpointSummary | None) -> str:
     if mark is None or mark.loss is None:
         return "-"
     return f"{mark.loss:.4g}" if mark.accuracy is None else f"{mark.loss:.4g}, {mark.accuracy:.2%}"

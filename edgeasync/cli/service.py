@@ -4,14 +4,13 @@ import asyncio
 import contextlib
 import logging
 import signal
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 import uvloop
 
-from edgeasync.cli.output import visible
+from edgeasync.cli.output import tell, visible
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError, EdgeAsyncError, StorageError
 
@@ -95,7 +94,7 @@ def _leave_last_events(service: Service, folder: Path | None) -> None:
             replace_file(folder / LAST_EVENTS_FILE, "\n".join([*lines, ""]).encode(errors="backslashreplace"))
             shown, where = lines[-LINES_SHOWN:], f"; all are in {folder / LAST_EVENTS_FILE}"
     told = [f"edgeasync: the last events before the error{where}:", *shown]
-    sys.stderr.write("\n".join(map(visible, told)) + "\n")
+    tell("\n".join(map(visible, told)))
 
 
 async def _serve(service: Service, every_s: float, on_progress: Callable[[], None]) -> str:

@@ -19,12 +19,12 @@ _PRIVATE = 0o700
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder that only its owner may enter, if it is missing, and return it.
+    """Make a folder that only its owner may enter, if it is missing, as the one above it; return it.
 
     Raises `StorageError` if it cannot be made, is a link, or is open to others.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(_PRIVATE, parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             path.mkdir(_PRIVATE)
         found = path.lstat()

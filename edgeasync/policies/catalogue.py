@@ -37,7 +37,8 @@ class Kind(msgspec.Struct, frozen=True):
 
     `part` is the part's path in `[policy]`. If `many` is true, the part is a list, and the list may have a kind
     more than once. `table` is the kind's TOML table with its defaults. `default` is the part's default value, if
-    that value is of this kind. `example` is a line of `[policy]` that chooses the kind.
+    that value is of this kind. `example` is a line of `[policy]` that chooses the kind, with the part's
+    default if that is of this kind, or else with the kind's own defaults.
     """
 
     part: str
@@ -49,6 +50,12 @@ class Kind(msgspec.Struct, frozen=True):
     parameters: tuple[Parameter, ...]
     table: str
     example: str
+
+    @property
+    def chosen(self) -> list[str]:
+        """The keys in `example` that have no default: their values there are examples."""
+        names = [key.name for key in self.parameters if key.default is None]
+        return [name for name in names if self.default is None and re.search(rf"\b{name} = ", self.example)]
 
 
 def catalogue(policy: type[msgspec.Struct] = Policy) -> list[Kind]:
@@ -95,17 +102,18 @@ def _walk(struct: types.StructType, above: tuple[type, ...], path: str, around: 
         for inner in _structs(field.type):
             chosen = [value for value in (default if many else [default]) if type(value) is inner.cls]
             table = to_toml(_table(inner))
+            standard = to_toml(to_table(chosen[0])) if chosen else None
             found.append(
                 Kind(
                     part=part,
                     many=many,
                     kind="" if inner.tag is None else str(inner.tag),
-                    default=to_toml(to_table(chosen[0])) if chosen else None,
+                    default=standard,
                     summary=_summary(inner.cls),
                     paper=getattr(inner.cls, "paper", ""),
                     parameters=tuple([_parameter(key) for key in inner.fields]),
                     table=table,
-                    example=hole.replace(_HOLE, table),
+                    example=hole.replace(_HOLE, standard or table),
                 )
             )
             if inner.cls not in above:
@@ -245,7 +253,10 @@ def _is_read(table: dict[str, Any], struct: type) -> bool:
 
 
 def _sample(kind: types.Type) -> Any:
-    """Return some value that a key might have."""
+    """Return some value that a key might have: the first of its examples, if it has some."""
+    examples = (kind.extra_json_schema or {}).get("examples") if isinstance(kind, types.Metadata) else None
+    if examples:
+        return examples[0]
     bare = _bare(kind)
     if isinstance(bare, types.IntType | types.FloatType):
         number = int if isinstance(bare, types.IntType) else float

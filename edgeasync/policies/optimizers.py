@@ -151,6 +151,7 @@ class DelayedNesterov(Section, frozen=True, tag_field="kind", tag="delayed_neste
             ge=1,
             le=1_000_000,
             description="updates from one renewal of the momentum to the next; each gradient counts `1 / delay`",
+            examples=[4],
         ),
     ]
     learning_rate: LearningRate = 1.0
@@ -350,7 +351,9 @@ class WeightDecay(Section, frozen=True, tag_field="kind", tag="weight_decay"):
 
     paper: ClassVar[str] = "Loshchilov and Hutter 2019 (arXiv:1711.05101)"
 
-    rate: Annotated[float, Meta(gt=0.0, le=1.0, description="share of each parameter that is added")]
+    rate: Annotated[
+        float, Meta(gt=0.0, le=1.0, description="share of each parameter that is added", examples=[1e-4])
+    ]
 
     @property
     def state_vectors(self) -> int:

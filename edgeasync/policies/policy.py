@@ -83,7 +83,7 @@ class WarmUp(Section, frozen=True):
 
     paper: ClassVar[str] = ""
 
-    updates: Annotated[int | None, Meta(description="updates applied until it ends")] = None
+    updates: Annotated[int | None, Meta(description="updates applied until it ends", examples=[100])] = None
     epochs: Annotated[float | None, Meta(description="passes over the fleet's data until it ends")] = None
     aggregate: AggregatorKind = SynchronousAggregator()
     frequency: FrequencyKind = FixedFrequency(local_steps=8)
@@ -123,7 +123,10 @@ class Policy(Section, frozen=True):
     ] = "all"
     behind_max: Annotated[
         float | None,
-        Meta(description="reject an update as `behind` if its score is over this many times the fleet's median"),
+        Meta(
+            description="reject an update as `behind` if its score is over this many times the fleet's median",
+            examples=[10.0],
+        ),
     ] = None
     aggregate: AggregatorKind = QuorumAggregator()
     combine: CombinerKind = MeanCombiner()

@@ -23,7 +23,13 @@ class CosineSchedule(Scaling, frozen=True, tag_field="kind", tag="cosine"):
     paper: ClassVar[str] = "Loshchilov and Hutter 2017 (arXiv:1608.03983)"
 
     updates: Annotated[
-        int, Meta(ge=1, le=UPDATES_MAX, description="updates until the factor is `final`, warm-up included")
+        int,
+        Meta(
+            ge=1,
+            le=UPDATES_MAX,
+            description="updates until the factor is `final`, warm-up included",
+            examples=[1000],
+        ),
     ]
     warm_up: Annotated[int, Meta(ge=0, le=UPDATES_MAX, description="updates until the factor is 1")] = 0
     final: Annotated[float, Meta(ge=0.0, le=1.0, description="the factor at the end, which stays")] = 0.0
@@ -45,8 +51,10 @@ class ExponentialSchedule(Scaling, frozen=True, tag_field="kind", tag="exponenti
 
     paper: ClassVar[str] = ""
 
-    decay: Annotated[float, Meta(gt=0.0, le=1.0, description="multiplies the factor with every stair")]
-    every: Annotated[int, Meta(ge=1, le=UPDATES_MAX, description="updates on each stair")]
+    decay: Annotated[
+        float, Meta(gt=0.0, le=1.0, description="multiplies the factor with every stair", examples=[0.5])
+    ]
+    every: Annotated[int, Meta(ge=1, le=UPDATES_MAX, description="updates on each stair", examples=[1000])]
 
     def plan(self, conditions: Conditions) -> Scalars:
         """Return the factor."""
@@ -61,7 +69,9 @@ class InverseSqrtSchedule(Scaling, frozen=True, tag_field="kind", tag="inverse_s
 
     paper: ClassVar[str] = "Vaswani et al. 2017 (arXiv:1706.03762)"
 
-    warm_up: Annotated[int, Meta(ge=1, le=UPDATES_MAX, description="updates until the factor is 1")]
+    warm_up: Annotated[
+        int, Meta(ge=1, le=UPDATES_MAX, description="updates until the factor is 1", examples=[100])
+    ]
 
     def plan(self, conditions: Conditions) -> Scalars:
         """Return the factor."""

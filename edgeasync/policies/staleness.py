@@ -140,7 +140,10 @@ class BoundedStaleness(Section, frozen=True, tag_field="kind", tag="bounded"):
 
     staleness_max: Annotated[
         Limit,
-        Meta(description="the last staleness, in `unit`, that counts; a staler update is refused as `stale`"),
+        Meta(
+            description="the last staleness, in `unit`, that counts; a staler update is refused as `stale`",
+            examples=[10.0],
+        ),
     ]
     unit: Unit = "versions"
 

@@ -21,7 +21,8 @@ DEVICE_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(/[0-9]{1,3})?\Z"
 DELTAS_MAX = 64
 """The most differences in one assignment's payload."""
 
-Count = Annotated[int, Meta(ge=0, le=2**53)]
+COUNT_MAX = 2**53
+Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 Unsigned64 = Annotated[int, Meta(ge=0)]
 Identity = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Key = bytes

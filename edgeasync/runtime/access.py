@@ -101,8 +101,8 @@ class Access:
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Look at the list every `POLL_S` seconds, until `close`."""
+        self._timer = loop.call_later(POLL_S, self.watch, loop)  # first: an error must not end the watch
         self.poll()
-        self._timer = loop.call_later(POLL_S, self.watch, loop)
 
     def close(self) -> None:
         """Stop watching."""
@@ -132,26 +132,27 @@ class Access:
         except StorageError as error:
             self._on_trouble(f"{error}; the allow-list before counts until then")
             return
+        self._apply(allowed)
         if allowed.unreadable:
             self._on_trouble(
                 f"{self._keys.allow_list_file}: {allowed.trouble}; until every line can be read nobody new comes "
                 "in; who is taken out is out, and the names of these lines stay as they were"
             )
-        self._apply(allowed)
 
     def _apply(self, allowed: AllowList) -> None:
-        before = {sender.key for sender in self._senders.values()}
+        before = set(self._senders.values())
         self._let_in = allowed.lets_in(self._let_in)
         self._senders = {
             entry.key.hex(): Sender(entry.key, entry.name, entry.role)
             for entry in self._let_in.values()
             if entry.role != "revoked"
         }
-        now = {sender.key for sender in self._senders.values()}
-        gone = before - now
+        # A key that has another name or role now loses what it has under the old one.
+        gone = {sender.key for sender in before - set(self._senders.values())}
         marked = {entry.key for entry in allowed.entries.values() if entry.role == "revoked"}
         for key in gone | marked:
-            self._revoked[key] = None
+            if not self.holds(key):
+                self._revoked[key] = None
         for key in [*self._revoked][: max(0, len(self._revoked) - REVOKED_MAX)]:
             del self._revoked[key]
         if gone:
@@ -160,6 +161,11 @@ class Access:
     def holds(self, key: Key) -> bool:
         """Whether a key is in the list and not revoked."""
         return key.hex() in self._senders
+
+    def gives(self, key: Key, device_id: str) -> bool:
+        """Whether the list gives a device to a key."""
+        sender = self.sender(key.hex())
+        return sender is not None and sender.speaks_for(device_id)
 
 
 def _stamp(path: Path) -> _Stamp | None:

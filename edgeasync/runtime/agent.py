@@ -25,7 +25,7 @@ from edgeasync.core.engine.device_engine import DeviceEngine
 from edgeasync.durable.allow_list import read_key
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity
-from edgeasync.durable.keys import Token, fingerprint
+from edgeasync.durable.keys import KeyPair, Token, fingerprint
 from edgeasync.errors import (
     AccessError,
     AddressError,
@@ -152,7 +152,8 @@ class Agent:
         self._keys = keys
         self._token = self._unused(enrol)
         self._token_denied = False
-        self._knocking = knocking
+        self._knocking = knocking and self._pair is not None
+        self._knock = "" if self._pair is None else _describe_knock(self._pair, identity.device_id)
         self.addresses = self._find_hub((address,) if isinstance(address, str) else tuple(address))
         for each in self.addresses:
             check_connect(each, insecure=insecure or keys is not None)
@@ -356,14 +357,8 @@ class Agent:
         reason = keys_do_not_fit(finding, keyed=self._pair is not None, mechanism=mechanism)
         if not reason or self._let_in:
             return
-        if finding == "denied" and self._knocking and self._pair is not None:
-            if address not in self._shut_out:
-                asks = (
-                    f"asks to be let in; at the hub: edgeasync keys accept {fingerprint(self._pair.public)} NAME"
-                )
-                self._do(lambda: self._on_report(Report("waiting", asks)))
-            self._shut_out[address] = reason
-            return
+        if finding == "denied" and self._knocking:
+            return  # a person at the hub may let it in
         self._shut_out[address] = USED if self._token_denied else reason
         if len(self._shut_out) == len(self.addresses):
             told = "; ".join(f"{address}: {why}" for address, why in self._shut_out.items())
@@ -557,8 +552,13 @@ class Agent:
             if self._token_denied and self._token is not None and self._keys is not None:
                 self._token_denied = False
                 self._keys.finish(self._token)
+        knocked = self._knocking and not self._let_in and self._findings.get(self.address) == "denied"
+        if report.since_s is not None and knocked:
+            self._on_report(Report("waiting", self._knock))
+            return
         if report.since_s is None:
-            self._on_report(report)
+            if report.event != "waiting" or not knocked:
+                self._on_report(report)
             return
         since_s = time.time() - time.monotonic() + report.since_s
         findings = {address: (finding, "") for address, finding in self._findings.items()}
@@ -583,6 +583,15 @@ class Agent:
 
     def _count_step(self) -> None:
         self.steps_total += 1
+
+
+def _describe_knock(pair: KeyPair, device_id: str) -> str:
+    """Return what a person reads at a device that knocks, and what to do at the hub."""
+    name = device_id.partition("/")[0]
+    return (
+        "this device knocks, and waits until the hub's operator lets it in by "
+        f"'edgeasync keys accept {fingerprint(pair.public)} {name}'"
+    )
 
 
 def frame_bytes_max(parameters_max: int, graph_bytes_max: int) -> int:

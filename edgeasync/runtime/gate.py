@@ -73,9 +73,9 @@ class Gate:
         self._zap.close()
         self._worker.abandon()
 
-    def holds(self, key: Key) -> bool:
-        """Whether a key is in the list and not revoked."""
-        return self._access.holds(key)
+    def gives(self, key: Key, device_id: str) -> bool:
+        """Whether the list gives a device to a key."""
+        return self._access.gives(key, device_id)
 
     @property
     def denied(self) -> Counter[str]:

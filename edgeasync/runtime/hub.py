@@ -316,8 +316,8 @@ class Hub:
                 self.report(Report("listening", detail=self.address))
                 self._resume()
                 if self._gate is not None:
-                    known = {member.key for member in self.core.members.members.values() if member.key}
-                    self._on_revoked({key for key in known if not self._gate.holds(key)})
+                    keyed = [member for member in self.core.members.members.values() if member.key]
+                    self._on_revoked({one.key for one in keyed if not self._gate.gives(one.key, one.device_id)})
                     self._gate.open()
                 if self._stopping:
                     self.request_stop()
@@ -627,13 +627,20 @@ class Hub:
 
         def work() -> None:
             found = plain(evaluator(snapshot.vector))
+            if found.accuracy is None and self._settings.stop.accuracy is not None:
+                raise ConfigError(
+                    "stop.accuracy would never end training: the evaluator returns none; leave out stop.accuracy"
+                )
             self._hand_over(Evaluated(snapshot.number, found.loss, found.accuracy), done)
 
         self._workers["evaluate"].submit(work)
 
     def report(self, report: Report) -> None:
-        """Pass on what happened."""
-        self._on_report(report)
+        """Pass on what happened; an error there ends the hub, after what else is to be done now."""
+        try:
+            self._on_report(report)
+        except Exception as error:  # noqa: BLE001
+            self._ending.fail(error)
 
     def describe(self) -> dict[str, Any]:
         """Return address, process, uptime, the model's place, and what was written down so far."""

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
+from edgeasync.autodiff.settings import CrossEntropy, find_loss
 from edgeasync.config import Section, convert, to_table
 from edgeasync.core.hub.settings import (
     CheckpointSettings,
@@ -70,6 +71,13 @@ class HubSettings(Section, frozen=True):
     def __post_init__(self) -> None:
         if self.hub.stop.accuracy is not None and self.evaluation.data is None:
             raise ValueError("hub.stop.accuracy needs held-out data to measure it on: give evaluation.data")
+        if self.hub.stop.accuracy is not None and isinstance(self.model, OnnxModel):
+            loss = find_loss(self.model.loss)
+            if not isinstance(loss, CrossEntropy):
+                raise ValueError(
+                    "hub.stop.accuracy would never end training: only the loss cross_entropy has an accuracy, and "
+                    f"model.loss is {loss.__struct_config__.tag}; take hub.stop.loss, plateau, minutes or updates"
+                )
         if self.policy.aggregate.update == "model" and self.codec.push not in ("auto", *ELEMENTWISE):
             raise ValueError(
                 f"codec.push = {self.codec.push!r} would lose too much of the whole models that devices send "

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from edgeasync.durable.checkpoint import Manifest, best_first
+from edgeasync.durable.checkpoint import CheckpointStore, Manifest, best_first
+from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.run_replay import JournalEnd, follow_journal, look_at
 from edgeasync.errors import StorageError
 from edgeasync.runtime.hub import RECORD_FILE
@@ -20,6 +21,25 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     loss: float | None
     accuracy: float | None
+
+
+class CheckpointSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint of a run.
+
+    `entry` is the last entry of the journal that it covers. `loss` and `accuracy` are of the last evaluation
+    before it. `written_s` is the time of the write by the wall clock. `trouble` is empty, or says what is wrong.
+    """
+
+    checkpoint: str
+    version: int | None = None
+    updates_applied: int | None = None
+    lineage: str | None = None
+    entry: int | None = None
+    written_s: float | None = None
+    bytes: int | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    trouble: str = ""
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +72,35 @@ def list_runs(folder: Path) -> list[RunSummary]:
     except OSError as error:
         raise StorageError(f"{folder}: cannot be read: {error.strerror}; fix its rights") from error
     return [summary for path in runs if (summary := _summarize(path)) is not None]
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is that of a run, and not one of runs."""
+    try:
+        return any((folder / name).exists() for name in (RECORD_FILE, MODEL_FILE))
+    except OSError:  # `list_runs` says what is wrong
+        return False
+
+
+def list_checkpoints(run: Path) -> list[CheckpointSummary]:
+    """Return a run's checkpoints, the newest first, then those that cannot be read; raises `StorageError`."""
+    manifests, unreadable = CheckpointStore(FolderDisk(run), keep=1).manifests()
+    found = [
+        CheckpointSummary(
+            checkpoint=name,
+            version=manifest.version,
+            updates_applied=manifest.updates_applied,
+            lineage=manifest.lineage,
+            entry=manifest.journal,
+            written_s=manifest.created_s,
+            bytes=manifest.nbytes,
+            loss=manifest.loss,
+            accuracy=manifest.accuracy,
+            trouble=_wrong_with(run, name, manifest),
+        )
+        for name, manifest in manifests
+    ]
+    return found + [CheckpointSummary(checkpoint=name, trouble=reason) for name, reason in unreadable]
 
 
 def _summarize(run: Path) -> RunSummary | None:

@@ -7,9 +7,10 @@ import pytest
 
 from edgeasync.errors import StorageError
 from edgeasync.runtime.status import fetch_status
+from tests.support.command_line import CONFIG
 from tests.support.disk_faults import injecting, needs_strace
 from tests.support.kills import Fleet
-from tests.support.processes import PATIENCE_S, status_when
+from tests.support.processes import PATIENCE_S, free_address, status_when
 
 pytestmark = pytest.mark.process
 
@@ -20,6 +21,27 @@ def test_a_hub_is_as_durable_as_its_settings_say(commands, durability):
     assert fetch_status(address, PATIENCE_S)["durability"] == durability
     journals = list((commands.folder / "run-hub").glob("journal-*"))
     assert not journals or durability == "journal"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_log_on_a_full_disk_harms_no_hub(commands, number):
+    """Nor an agent: both work on, and end when they are told to."""
+    address, full = free_address(), ("sh", "-c", 'exec "$@" > /dev/full', "sh")
+    hub = commands.start("hub", commands.settings(bind=address), "--json", under=full)
+    agent = commands.agent(address, "pi-1", under=full)
+    status_when(address, lambda status: status["updates_applied"] > 3, "updates")
+    for service in (agent, hub):
+        service.signal(number)
+        assert service.wait() == 0
+        told = "edgeasync: events cannot be printed: No space left on device; look at the disk of the log\n"
+        assert service.stderr == told
+    assert (commands.folder / "run-hub" / "model.safetensors").exists()
+
+
+def test_a_full_standard_error_changes_no_exit_code(commands):
+    """systemd decides by it whether a restart could help."""
+    service = commands.start("hub", "none.toml", under=("sh", "-c", 'exec "$@" > /dev/full 2>&1', "sh"))
+    assert service.wait() == CONFIG
 
 
 def assert_waits(fleet, since=0):

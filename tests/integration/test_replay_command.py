@@ -245,6 +245,22 @@ def test_runs_are_listed(finished):
     assert line.startswith("run-hub")
 
 
+def test_the_checkpoints_of_a_run_are_listed_by_name(finished):
+    commands, _ = finished
+    run = commands.folder / "run-hub"
+    told = commands.run("runs", run, "--json")
+    assert (told.returncode, told.stderr) == (0, "")
+    found = [json.loads(line) for line in told.stdout.splitlines()]
+    names = sorted((path.stem for path in run.glob("checkpoint-*.json")), reverse=True)
+    assert [one["checkpoint"] for one in found] == names
+    newest = listed(commands, commands.folder)["run-hub"]["newest"]
+    assert newest.items() <= found[0].items()
+    assert not any(one["trouble"] for one in found)
+    header, *lines = commands.run("runs", run).stdout.splitlines()
+    assert header.split()[0] == "checkpoint"
+    assert [line.split()[0] for line in lines] == names
+
+
 def test_a_run_is_listed_as_what_its_journal_leads_to(crashed):
     """A copy made at work has no checkpoint but that of version 0; a killed hub has left its newest one behind."""
     for folder in (crashed.begun, crashed.folder / "run-hub"):
@@ -283,6 +299,10 @@ def test_what_is_wrong_with_runs_is_listed(crashed):
     assert "no checkpoint" in found["no-checkpoint"]["trouble"][0]
     assert "damaged" in found["no-manifest"]["trouble"][0]
     assert f"cut: {newest}" in crashed.run("runs", folder).stdout
+    (one,) = [
+        line for line in crashed.run("runs", folder / "no-manifest").stdout.splitlines() if "damaged" in line
+    ]
+    assert one.startswith("checkpoint-")
     assert crashed.run("runs", folder / "no run").stdout.startswith("no runs in ")
     mistake(crashed, FILES, "nowhere", "no such folder", arguments=["runs", "nowhere"])
 

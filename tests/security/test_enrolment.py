@@ -230,13 +230,15 @@ def test_a_device_knocks_and_is_let_in_by_a_person(commands, keys):
     hub, address = start_hub(commands, keys, "--knocking")
     agent = start_agent(commands, "--hub", address, "--hub-key", keys.pair().public.hex(), "--device-id", "pi-1")
     shown = fingerprint(DeviceKeys(commands.folder / "state").own().public)
-    until(lambda: any(shown in event.get("detail", "") for event in list(agent.events)), "the agent says its key")
+    told = agent.wait_for("waiting")["detail"]
+    assert told.endswith(f"waits until the hub's operator lets it in by 'edgeasync keys accept {shown} pi-1'")
     (one,) = until(keys.pending, "the knock is noted")
     assert (fingerprint(one.key), one.address) == (shown, "127.0.0.1")
     listed = commands.run("keys", "pending", "--keys", keys.folder, "--json")
     assert shown in listed.stdout
     assert commands.run("keys", "accept", shown, "pi-1", "--keys", keys.folder).returncode == 0
     agent.wait_for("joined")
+    assert agent.names() == ["started", "waiting", "joined"], "one line says what happens"
     assert hub.wait_for("joined")["device"] == "pi-1"
     assert commands.run("keys", "pending", "--keys", keys.folder, "--json").stdout == ""
 

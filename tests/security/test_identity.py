@@ -8,6 +8,7 @@ from edgeasync.core.engine.sender import ANYBODY, Sender
 from edgeasync.core.hub.effects import Send
 from edgeasync.core.hub.events import Malformed, PushArrived, Received
 from edgeasync.durable.keys import operator_keys
+from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Fetch, Hello, Leave, Ping, StatusRequest
 from tests.support.hub_bench import HubBench
 from tests.support.keyed import client, enrolled, is_welcome, start_hub
@@ -80,6 +81,80 @@ def test_strikes_stick_to_the_key(hub):
     assert codes(hub) == ["quarantined"]
     hub.give(hello("o", b"o" * 32, peer=b"peer 0"))
     assert codes(hub) == []
+
+
+def test_a_key_that_was_struck_out_comes_in_once_it_has_been_calm_for_a_while():
+    hub, key = HubBench(limits={"strikes_max": 2, "quarantine_s": 30.0}), b"n" * 32
+    hub.give(Malformed(b"peer 1", "no message", key=key), at_s=0.0)
+    hub.give(Malformed(b"peer 2", "no message", key=key), at_s=10.0)
+    hub.give(hello("n", key), at_s=39.0)
+    assert hub.refusal.code == "quarantined"
+    assert hub.refusal.retry_after_s == 1.0, "an agent ends if it is not told when to come again"
+    hub.give(hello("n", key), at_s=40.0)
+    assert hub.reports == ["joined"]
+
+
+def test_strikes_of_long_ago_put_nobody_out():
+    hub, key = HubBench(limits={"strikes_max": 2, "quarantine_s": 30.0}), b"n" * 32
+    hub.give(Malformed(b"peer", "no message", key=key), at_s=0.0)
+    hub.give(Malformed(b"peer", "no message", key=key), at_s=30.0)
+    hub.give(hello("n", key), at_s=31.0)
+    assert hub.reports == ["joined"]
+
+
+def leave(hub, device_id, key):
+    hub.give(Received(hub.peers[device_id], Leave("stopping", hub.sessions[device_id]), key=key))
+
+
+def test_one_key_does_not_take_all_places_of_a_small_fleet():
+    """It has a fourth of them. Above that, its own silent names make way for its new ones."""
+    hub = HubBench(limits={"devices_max": 8})
+    for number in range(20):
+        hub.give(hello(f"m/{number}", MALLORY, peer=b"m%d" % number))
+    assert set(hub.core.members.members) == {"m/0", "m/1"}
+    assert hub.refusal.code == "hub_full"
+    assert "one key" in hub.refusal.sentence
+    for name in "abcdef":
+        hub.give(hello(name, name.encode() * 32))
+    leave(hub, "a", ALICE)
+    leave(hub, "m/0", MALLORY)
+    hub.give(hello("m/7", MALLORY, peer=b"m7"))
+    assert set(hub.core.members.members) == {*"abcdef", "m/1", "m/7"}
+
+
+def test_of_a_full_hub_the_key_with_the_most_names_gives_a_place():
+    hub = HubBench(limits={"devices_max": 8})
+    for name in ("a", "m/0", "m/1", *"bcdef"):
+        hub.give(hello(name, name[0].encode() * 32, peer=name.encode()), at_s=hub.now_s + 0.1)
+    for name in ("a", "m/0", "m/1"):
+        leave(hub, name, name[0].encode() * 32)
+    hub.give(hello("g", b"g" * 32))
+    assert set(hub.core.members.members) == {*"abcdefg", "m/1"}, "though `a` has been silent for longer"
+    hub.give(hello("h", b"h" * 32))
+    assert set(hub.core.members.members) == {*"bcdefgh", "m/1"}, "and then each has one name"
+
+
+def test_an_update_counts_once_though_its_device_was_forgotten_before_it_was_answered():
+    """Also of an agent that names the last number which was answered, and repeats the push after it."""
+    hub = HubBench(limits={"devices_max": 1})
+    hub.join("a")
+    push = hub.make_push("a", 1)
+    hub.push("a", 1)
+    hub.leave("a")
+    hub.join("b")
+    hub.leave("b")
+    hub.hello("a", session=push.session, seq_answered=0)
+    assert hub.one(Send).message.seq_last == 1, "so it drops the push"
+    hub.push("a", 1)
+    assert hub.core.updates_applied == 1
+    hub.push("a", 2)
+    assert hub.core.updates_applied == 2
+
+
+def test_a_number_that_leaves_none_for_the_next_update_is_answered_by_one_that_can_be_read():
+    hub = HubBench()
+    hub.hello("a", session=bytes(16), seq_answered=2**53)
+    assert wire.decode(wire.encode(hub.one(Send).message)).seq_last == 2**53
 
 
 def test_a_run_without_keys_can_be_given_keys():

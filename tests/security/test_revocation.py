@@ -282,12 +282,52 @@ def test_a_key_that_is_marked_is_out_under_any_name(keys, access):
     assert pair.public in access.gone
 
 
+@pytest.mark.parametrize("change", [("one ", "new "), ("device  ", "operator")], ids=["name", "role"])
+def test_a_key_that_gets_another_name_or_role_loses_what_it_had(keys, access, change):
+    one = enrolled(keys, "one")
+    access.read()
+    edit(keys, lambda text: text.replace(*change))
+    access.poll()
+    access.poll()
+    assert access.gone == {one.public}
+    assert access.lets_in(one.public, "")
+    assert not access.gives(one.public, "one")
+    assert access.gives(one.public, "new/1") == (change[1] == "new ")
+
+
 def test_a_list_that_is_gone_changes_nothing_and_is_told(keys, access):
     keys.allow_list_file.rename(keys.folder / "elsewhere")
     for _ in range(4):
         access.poll()
     assert access.gone == set()
     assert len(access.trouble) == 1
+
+
+class Timers:
+    """A loop of which only the timers are used."""
+
+    def call_later(self, delay_s, action, *arguments):
+        self.run_next = lambda: action(*arguments)
+
+
+def test_an_error_in_what_is_told_delays_no_revocation(keys):
+    """Neither of this change nor of the next: the hub still watches."""
+    one, two = enrolled(keys, "one"), enrolled(keys, "two")
+    gone, timers = set(), Timers()
+
+    def on_trouble(sentence):
+        raise OSError(sentence)
+
+    access = Access(keys, gone.update, on_trouble)
+    edit(keys, lambda text: text.replace("one ", "# ") + "two device\n")
+    access.watch(timers)
+    with pytest.raises(OSError, match="write NAME ROLE KEY"):
+        timers.run_next()
+    assert gone == {one.public}
+    edit(keys, lambda text: text.replace("two ", "# "))
+    timers.run_next()
+    timers.run_next()
+    assert gone == {one.public, two.public}
 
 
 # -- over real sockets --------------------------------------------------------------------------------------------
@@ -370,6 +410,30 @@ def test_revoked_while_the_hub_was_away(commands, keys):
     keys.revoke("pi-1")
     hub, address = start_hub(commands, keys)
     assert hub.wait_for("revoked")["device"] == "pi-1"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("away", [False, True])
+def test_a_key_that_is_moved_to_another_name_leaves_its_old_name_free(commands, keys, away):
+    pair, hub_key = enrolled(keys, "one"), keys.pair().public
+    hub, address = start_hub(commands, keys)
+    with client(address, pair, hub_key) as device:
+        assert is_welcome(device.join("one"))
+        if away:
+            hub.signal(15)
+            hub.wait()
+        edit(keys, lambda text: text.replace("one ", "two "))
+        if away:
+            hub, address = start_hub(commands, keys)
+        hub.wait_for("revoked", device="one")
+        if not away:
+            assert device.hear().code == "not_allowed"
+            device.ended()
+    with client(address, pair, hub_key) as device:
+        assert device.join("one").code == "not_allowed"
+        assert is_welcome(device.join("two"))
+    with client(address, enrolled(keys, "one"), hub_key) as device:
+        assert is_welcome(device.join("one", b"t" * 16))
 
 
 @pytest.mark.process

@@ -259,7 +259,7 @@ class HubCore:
         self.messages_refused += 1
         if not event.strike:
             return []
-        muted = self.presence.is_muted(event.peer, event.key)
+        muted = self.presence.is_muted(event.peer, now_s, event.key)
         effects = self.presence.strike(event.peer, event.reason, now_s, event.key)
         return effects if muted else [*effects, Send(event.peer, RefusalError("malformed", event.reason).refuse)]
 

@@ -19,6 +19,7 @@ from edgeasync.core.hub.link import LinkEstimate
 from edgeasync.errors import EdgeAsyncError
 from edgeasync.policies.history import DeviceHistory, add_recent, median
 from edgeasync.protocol.messages import (
+    COUNT_MAX,
     DeviceProfile,
     FirstOutcome,
     Hello,
@@ -56,6 +57,9 @@ STEPS_UNASSIGNED = 8
 """Local steps of an update from a device that the hub has assigned none, since it had forgotten the device."""
 
 RETIRED_STATES_MAX = 8
+
+SHARE = 4
+"""One key's names take a fourth of the places for devices at most."""
 
 STRANGERS_MAX = 4096
 """How many connections without a member have their strikes remembered."""
@@ -171,22 +175,28 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
 
 
 class Strangers:
-    """Strikes of connections without a member, or of their keys: of the `STRANGERS_MAX` that were struck last."""
+    """Strikes of connections without a member, or of their keys: of the `STRANGERS_MAX` that were struck last.
 
-    def __init__(self) -> None:
-        self._strikes: dict[Peer, int] = {}
+    They end `quarantine_s` after the last one. An end that hangs on the last strike alone lets a replay, which
+    knows fewer strikes than the hub knew, refuse nobody whom the hub admitted.
+    """
 
-    def strikes(self, peer: Peer) -> int:
-        """Return how many strikes a connection has."""
-        return self._strikes.get(peer, 0)
+    def __init__(self, strikes_max: int, quarantine_s: float) -> None:
+        self._strikes_max = strikes_max
+        self._quarantine_s = quarantine_s
+        self._strikes: dict[Peer, tuple[int, float]] = {}
 
-    def strike(self, peer: Peer) -> int:
-        """Count a strike; return how many the connection has now."""
-        strikes = self._strikes.pop(peer, 0) + 1
-        self._strikes[peer] = strikes
+    def remaining_s(self, peer: Peer, now_s: float) -> float:
+        """Return for how long a connection stays shut out; 0 if it is not."""
+        strikes, ends_s = self._strikes.get(peer, (0, 0.0))
+        return max(0.0, ends_s - now_s) if strikes >= self._strikes_max else 0.0
+
+    def strike(self, peer: Peer, now_s: float) -> None:
+        """Count a strike."""
+        strikes, ends_s = self._strikes.pop(peer, (0, 0.0))
+        self._strikes[peer] = (strikes + 1 if now_s < ends_s else 1, now_s + self._quarantine_s)
         if len(self._strikes) > STRANGERS_MAX:
             del self._strikes[next(iter(self._strikes))]
-        return strikes
 
     def check(self) -> None:
         """Raise `AssertionError` if too many connections are remembered."""
@@ -205,6 +215,7 @@ class Membership:
         self._by_peer: dict[Peer, Member] = {}
         self._leases: list[tuple[float, str]] = []
         self._watched: set[str] = set()
+        self._names: Counter[Key] = Counter()
         self.live_count = 0
         self.voters: dict[str, int] = {}
         """How many live devices each voter has."""
@@ -224,6 +235,7 @@ class Membership:
         self._leases = [(member.lease_until_s, member.device_id) for member in members if member.live]
         heapq.heapify(self._leases)
         self._watched = {device_id for _, device_id in self._leases}
+        self._names = Counter(member.key for member in members if member.key)
         self.live_count = 0
         self.voters, self.shared = {}, {}
         for member in members:
@@ -250,7 +262,7 @@ class Membership:
         """
         member = self.members.get(hello.device_id)
         if member is None:
-            self._make_place(now_s)
+            self._make_place(key, now_s)
             history = DeviceHistory(examples=hello.profile.examples)
             member = Member(
                 hello.device_id,
@@ -258,7 +270,7 @@ class Membership:
                 hello.incarnation,
                 hello.profile,
                 history,
-                seq_last=hello.seq_answered,
+                seq_last=_seq_before(hello),
             )
             self.members[hello.device_id] = member
             self.histories[hello.device_id] = member.history
@@ -336,9 +348,18 @@ class Membership:
             return
         if member.live:
             self._count(member, -1)
+        self._count_name(member.key, -1)
         member.key = key
+        self._count_name(key, 1)
         if member.live:
             self._count(member, 1)
+
+    def _count_name(self, key: Key, change: int) -> None:
+        """Count a place that a key holds or no longer does; without keys each device stands for itself."""
+        if key:
+            self._names[key] += change
+            if not self._names[key]:
+                del self._names[key]
 
     def of_key(self, key: Key) -> list[Member]:
         """Return the members of a key."""
@@ -350,7 +371,8 @@ class Membership:
             self.retire(member, "left")
         self._by_session.pop(member.session, None)
         self._by_peer.pop(member.peer, None)
-        member.session = member.peer = member.key = b""
+        member.session = member.peer = b""
+        self._change_key(member, b"")
 
     def resume(self, now_s: float, *, connected: bool) -> None:
         """Renew all leases; unless the members are still `connected`, forget their connections."""
@@ -453,6 +475,7 @@ class Membership:
         assert self.voters == Counter(member.voter for member in self.members.values() if member.live)
         assert self.shared == {voter: names for voter, names in self.voters.items() if names > 1}
         assert set(self.histories) == set(self.members)
+        assert self._names == Counter(member.key for member in self.members.values() if member.key)
         for session, member in self._by_session.items():
             assert member.session == session
             assert self.members[member.device_id] is member
@@ -505,22 +528,42 @@ class Membership:
             max(0.0, member.lease_until_s - now_s),
         )
 
-    def _make_place(self, now_s: float) -> None:
-        """Make room for one device: forget the one silent longest; raises `RefusalError` if all must stay."""
-        if len(self.members) < self.devices_max:
+    def _make_place(self, key: Key, now_s: float) -> None:
+        """Make room for one device: forget a silent one if need be; raises `RefusalError` if all must stay.
+
+        A key that holds its share of the places gives one of its own. Otherwise the key with the most gives one.
+        """
+        share = math.ceil(self.devices_max / SHARE)
+        crowding = self._names[key] >= share if key else False
+        if len(self.members) < self.devices_max and not crowding:
             return
         silent = [
             member
-            for member in self.members.values()
+            for member in (self.of_key(key) if crowding else self.members.values())
             if not member.live and (member.state != "quarantined" or now_s >= member.quarantined_until_s)
         ]
         if not silent:
-            raise RefusalError("hub_full", f"the hub has its {self.devices_max} devices", self.lease_s)
-        oldest = min(silent, key=lambda member: member.seen_s)
-        del self.members[oldest.device_id]
-        del self.histories[oldest.device_id]
-        self._by_session.pop(oldest.session, None)
-        self._by_peer.pop(oldest.peer, None)
+            why = f"one key has {share} of the hub's places at most" if crowding else "the hub has no place free"
+            raise RefusalError(
+                "hub_full", f"{why}; limits.devices_max = {self.devices_max} at the hub", self.lease_s
+            )
+        self._forget(min(silent, key=lambda member: (-self._names[member.key], member.seen_s)))
+
+    def _forget(self, member: Member) -> None:
+        del self.members[member.device_id]
+        del self.histories[member.device_id]
+        self._count_name(member.key, -1)
+        self._by_session.pop(member.session, None)
+        self._by_peer.pop(member.peer, None)
+
+
+def _seq_before(hello: Hello) -> int:
+    """Return the number after which a device's pushes begin that the hub does not know.
+
+    A device with a session was a member before, until the hub forgot it. The push after its last answered one may
+    have counted, so nobody may use that number again.
+    """
+    return min(hello.seq_answered + (hello.session is not None), COUNT_MAX)
 
 
 def _shown(history: DeviceHistory) -> float | None:

@@ -13,7 +13,7 @@ from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.protocol.messages import Hello, Key, Leave, Ping, Pong
 
 REVOKED = (
-    "this device's key was revoked, or another key has taken its place; to let the device in again: "
+    "this device's key was revoked or renamed, or another key has taken its place; to let the device in again: "
     "'edgeasync keys enrol NAME' at the hub, 'edgeasync agent --enrol TOKEN' here"
 )
 """The sentence for a device whose key counts no more."""
@@ -39,7 +39,7 @@ class Presence:
         self._limits = settings.limits
         self._progress_s = settings.liveness.progress_s
         self._make_session = make_session
-        self._strangers = Strangers()
+        self._strangers = Strangers(settings.limits.strikes_max, settings.limits.quarantine_s)
 
     def expire(self, now_s: float) -> list[HubEffect]:
         """End the leases of members that were silent too long."""
@@ -56,8 +56,8 @@ class Presence:
         """Admit a device, for the first time or again; raises `RefusalError` if it must stay out."""
         # Strikes of strangers are not durable, so they must not decide what becomes of a member.
         stranger = self._members.by_peer(peer) is None
-        if stranger and self._strangers.strikes(key or peer) >= self._limits.strikes_max:
-            raise RefusalError("quarantined", "this connection sent too much that is malformed")
+        if stranger and (remaining_s := self._strangers.remaining_s(key or peer, now_s)):
+            raise RefusalError("quarantined", MALFORMED.format(hello.device_id), remaining_s)
         protocol_version = self._handshake.check(hello)
         known = self._members.members.get(hello.device_id)
         was_live, peer_before = (known.live, known.peer) if known is not None else (False, b"")
@@ -140,11 +140,11 @@ class Presence:
         member.move("training")
         return [Report("training", member.device_id, "takes local steps again")] if paused else []
 
-    def is_muted(self, peer: Peer, key: Key = b"") -> bool:
+    def is_muted(self, peer: Peer, now_s: float, key: Key = b"") -> bool:
         """Return whether a connection has sent too many malformed messages to be answered."""
         member = self._members.by_peer(peer)
         if member is None:
-            return self._strangers.strikes(key or peer) >= self._limits.strikes_max
+            return self._strangers.remaining_s(key or peer, now_s) > 0
         return member.state == "quarantined"
 
     def strike(self, peer: Peer, reason: str, now_s: float, key: Key = b"") -> list[HubEffect]:
@@ -152,7 +152,7 @@ class Presence:
         limits = self._limits
         member = self._members.by_peer(peer)
         if member is None:
-            self._strangers.strike(key or peer)
+            self._strangers.strike(key or peer, now_s)
             return []
         if member.state == "quarantined":
             return []

@@ -66,3 +66,18 @@ def test_what_cannot_be_written_to_a_full_disk_is_an_error(monkeypatch):
     monkeypatch.setattr(sys, "stdout", Gone(errno.ENOSPC))
     with pytest.raises(OSError, match="No space left"):
         Printer(json=False).line("a log on a full disk")
+
+
+def test_an_event_that_cannot_be_written_is_counted_and_told_once(monkeypatch, capsys):
+    """The log of a hub may lie on a full disk; the hub must not end by it."""
+    printer, stream = Printer(json=True), sys.stdout
+    monkeypatch.setattr(sys, "stdout", Gone(errno.ENOSPC))
+    for _ in range(3):
+        printer.event("joined", device="pi-1")
+    monkeypatch.setattr(sys, "stdout", stream)
+    printer.event("joined", device="pi-2")
+    out, err = capsys.readouterr()
+    warning, joined = map(json.loads, out.splitlines())
+    assert (warning["event"], warning["detail"]) == ("warning", "3 events before this one are late or missing")
+    assert joined["device"] == "pi-2"
+    assert err == "edgeasync: events cannot be printed: No space left on device; look at the disk of the log\n"

@@ -51,6 +51,17 @@ def test_its_paper_is_a_string(kind):
 
 
 @every_kind
+def test_its_example_has_the_defaults_or_values_to_begin_with(kind):
+    """Never one that only fits: a rate of 1 would be read, and would do harm."""
+    if kind.default is not None:
+        assert kind.default in kind.example
+    assert set(kind.chosen) <= {
+        "behind_max", "decay", "delay", "every", "rate", "staleness_max", "updates", "warm_up"
+    }, "give the key's Meta an example"  # fmt: skip
+    assert not re.search(r"\b(behind_max|decay|delay|every|rate|updates) = [12](\.0)?\b", kind.example)
+
+
+@every_kind
 def test_its_example_is_read(kind):
     assert convert(tomllib.loads(kind.example), PARTS, where=kind.example) is not None
 
@@ -71,7 +82,7 @@ def test_no_kind_stands_twice_in_a_part():
 def test_a_staleness_policy_in_full():
     (kind,) = [kind for kind in KINDS if (kind.part, kind.kind) == ("staleness", "bounded")]
     assert kind.paper.endswith("(arXiv:1910.01355)")
-    assert kind.example == 'staleness = { kind = "bounded", staleness_max = 2.0, unit = "versions" }'
+    assert kind.example == 'staleness = { kind = "bounded", staleness_max = 10.0, unit = "versions" }'
     limit, unit = kind.parameters
     assert (limit.type, limit.bounds, limit.required, limit.default) == ("number", "0 or more", True, None)
     assert (unit.type, unit.bounds, unit.default) == ('"seconds" or "versions"', "", "versions")

@@ -77,6 +77,7 @@ def test_what_is_unknown_or_contradictory_is_refused_with_its_path(table, messag
 # -- parts that contradict one another -----------------------------------------------------------------------
 
 MODEL = {"kind": "mlp", "inputs": 4, "hidden": [5], "classes": 3}
+ONNX = {"kind": "onnx", "file": "m.onnx"}
 NAN, INF = float("nan"), float("inf")
 AT_ONCE, BY_MODEL, IN_FIVES = {"kind": "immediate"}, {"kind": "model_average"}, {"kind": "buffered"}
 ROUNDS, DIVERGENCE = {"kind": "synchronous"}, {"kind": "adaptive", "metric": "divergence"}
@@ -260,6 +261,22 @@ def test_parts_that_contradict_one_another_are_refused_with_a_sentence(table, me
             "hub.stop.accuracy needs held-out data to measure it on: give evaluation.data",
         ),
         (
+            {
+                "hub": {"stop": {"accuracy": 0.9}},
+                "evaluation": {"data": "test.npz"},
+                "model": ONNX | {"loss": "mse"},
+            },
+            "hub.stop.accuracy would never end training: only the loss cross_entropy has an accuracy",
+        ),
+        (
+            {
+                "hub": {"stop": {"accuracy": 0.9}},
+                "evaluation": {"data": "test.npz"},
+                "model": ONNX | {"loss": {"kind": "huber", "delta": 2.0}},
+            },
+            "hub.stop.accuracy would never end training",
+        ),
+        (
             {"policy": {"aggregate": {"kind": "buffered", "count": 65}}},
             "policy.aggregate.count (65) is over the 64 of limits.updates_held_max",
         ),
@@ -291,6 +308,7 @@ def test_a_hubs_settings_that_contradict_one_another_are_refused(table, message)
     "table",
     [
         {"hub": {"stop": {"accuracy": 0.9}}, "evaluation": {"data": "test.npz"}},
+        {"hub": {"stop": {"accuracy": 0.9}}, "evaluation": {"data": "test.npz"}, "model": ONNX},
         {"policy": {"aggregate": {"kind": "buffered", "count": 64}}},
         {"policy": {"aggregate": ROUNDS | {"count": 9, "share": 1.0}}},
         {"policy": {"aggregate": BY_MODEL, "warm_up": {"epochs": 0.5, "aggregate": BY_MODEL}}},

@@ -1,6 +1,7 @@
 """How a hub and an agent end: once, whatever ends them, with everything written and nothing left behind."""
 
 import asyncio
+import errno
 import threading
 from pathlib import Path
 
@@ -146,6 +147,26 @@ async def test_what_is_told_to_may_raise_stop_iteration(tmp_path, context):
 
     with pytest.raises(EdgeAsyncError, match=r"raised StopIteration.*test_ends.py.*in on_report"):
         await serve(make_hub(tmp_path, context, on_report=on_report), make_agent(context))
+
+
+async def test_a_hub_whose_reports_raise_saves_and_ends_all_the_same(tmp_path, context):
+    """As they do if they are written to a full disk."""
+    listening = asyncio.Event()
+
+    def on_report(report):
+        if report.event == "stopping":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        listening.set()
+
+    hub = make_hub(tmp_path, context, on_report=on_report)
+    running = asyncio.create_task(hub.run())
+    async with asyncio.timeout(PATIENCE_S):
+        await listening.wait()
+        hub.model_file.unlink()
+        hub.request_stop()
+        with pytest.raises(OSError, match="No space left"):
+            await running
+    assert hub.model_file.exists(), "what was to be done after the report was done"
 
 
 async def test_what_an_agent_tells_to_may_raise_stop_iteration(tmp_path, context):
@@ -395,6 +416,13 @@ async def test_an_evaluator_that_is_given_is_asked(tmp_path, context):
         0.25,
         0.75,
     )
+
+
+async def test_training_that_is_to_end_at_an_accuracy_needs_an_evaluator_that_tells_one(tmp_path, context):
+    settings = HubCoreSettings(evaluate_every_updates=1, stop=StopCondition(accuracy=0.9))
+    hub = make_hub(tmp_path, context, settings=settings, evaluator=lambda _: Evaluation(0.25, None, 10))
+    with pytest.raises(ConfigError, match=r"stop.accuracy would never end training: the evaluator returns none"):
+        await serve(hub, make_agent(context))
 
 
 async def test_an_evaluator_may_tell_numbers_of_numpy(tmp_path, context):

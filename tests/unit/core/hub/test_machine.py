@@ -588,7 +588,7 @@ def test_a_stranger_is_answered_until_it_has_too_many_strikes(hub_bench):
         hub.give(Malformed(b"x", "nonsense"))
         assert hub.effects == []
     hub.hello(peer=b"x")
-    assert (hub.refused, hub.refusal.retry_after_s) == ("quarantined", None)
+    assert (hub.refused, hub.refusal.retry_after_s) == ("quarantined", 300.0)
     hub.hello(peer=b"y")
     assert hub.reports == ["joined"]
 
