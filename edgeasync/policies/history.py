@@ -147,8 +147,7 @@ class VotesWithPeak(Votes):
 
     def note_peak(self) -> None:
         """Raise the peak to the median, if that is higher; call this only when most voters have voted."""
-        if self.newest:
-            self.peak = max(self.peak, self.median)
+        self.peak = max(self.peak, self.median)
 
     def clear(self) -> None:
         """Forget all votes, and the peak."""
@@ -185,9 +184,11 @@ class BaseLosses(msgspec.Struct, array_like=True):
         return median(self.recent[-RECENT:]) if self.recent else math.nan
 
     @property
-    def whole(self) -> bool:
-        """Whether there are enough of them to judge the device's data by."""
-        return len(self.before) == MISFIT_WINDOW
+    def usual(self) -> tuple[float, float]:
+        """The medians of `recent` and of `before`; NaN while there are too few to judge the device's data by."""
+        if len(self.before) < MISFIT_WINDOW:
+            return math.nan, math.nan
+        return median(self.recent), median(self.before)
 
 
 class DeviceHistory(msgspec.Struct, array_like=True):
@@ -307,8 +308,8 @@ class FleetHistory(msgspec.Struct):
         self.gradients.cast(voter, norm / local_steps)
 
     def note_peaks(self, voters_live: int) -> None:
-        """Note the usual lengths and losses, if more than half of the live voters have sent an update."""
-        if 2 * len(self.lengths) > voters_live:
+        """Note the usual lengths and losses, if enough voters, and most of the live ones, have sent an update."""
+        if len(self.lengths) >= DEVICES_MIN and 2 * len(self.lengths) > voters_live:
             for votes in (self.lengths, self.norms, self.gradients, self.base_losses):
                 votes.note_peak()
 

@@ -231,6 +231,7 @@ class PolicyEngine:
         voter, voters_live = member.voter, len(self._members.voters)
         reason = self._refuse_base(push, history)
         compared = reason is None and not claims.alone
+        base_loss, base_loss_before = history.base_losses.usual if compared else (math.nan, math.nan)
         observation = Observation(
             member.device_id,
             update.norm if compared else math.nan,
@@ -239,7 +240,8 @@ class PolicyEngine:
             voter,
             finite=math.isfinite(update.norm) and (claims.loss_mean is None or math.isfinite(claims.loss_mean)),
             known=reason is None or reason.reason == "rolled_back",
-            base_losses=history.base_losses if compared else None,
+            base_loss=base_loss,
+            base_loss_before=base_loss_before,
         )
         effects, roll_back = self.divergence.watch_device(observation, fleet, voters_live, calms=compared)
         if roll_back:
