@@ -490,7 +490,7 @@ class Hub:
             payload_bytes = None if payload is None else len(payload)
             if not connections.heard(peer, b"", self._channel, len(header), payload_bytes):
                 return None
-        if sender is not None and not self._engine.bounds.allows(sender.key or peer, now_s):
+        if sender is not None and not self._engine.bounds.allows(sender.key or peer, now_s, len(header)):
             connections.said_too_much(peer)
             return None
         return sender

@@ -61,6 +61,14 @@ def test_one_key_says_so_much_and_another_is_not_held_to_it():
     assert bounds.allows(OTHER, 10.0)
 
 
+def test_a_long_header_counts_for_many():
+    """Red before: a header of 16 KiB of empty arrays takes 5 ms to read, and one key could say 10,000 a second."""
+    bounds = MessageBounds()
+    said = sum(bounds.allows(KEY, step / 20_000, HEADER_BYTES_MAX) for step in range(200_000))  # for 10 s
+    assert said <= 500
+    assert all(bounds.allows(OTHER, step / 4000, 400) for step in range(40_000)), "a device that exchanges"
+
+
 def test_hellos_and_status_requests_have_bounds_of_their_own():
     bounds = MessageBounds()
     assert sum(bounds.allows_hello(KEY, 0.0) for _ in range(10_000)) == HELLOS.burst

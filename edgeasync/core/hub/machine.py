@@ -54,6 +54,7 @@ from edgeasync.protocol.messages import (
     Fetch,
     FetchGraph,
     Hello,
+    Key,
     Leave,
     ModelVersion,
     Ping,
@@ -366,6 +367,16 @@ class HubCore:
             return [*effects, Send(member.peer, ack)]
         effects += self._assign_or_defer(member, ack, now_s, can_send=event.can_answer)
         return effects + self._answer_waiting(now_s, can_send=event.can_answer)
+
+    def decides(self, push: Push, key: Key, now_s: float, *, can_answer: bool) -> bool:
+        """Return whether an update that arrives now will be decided about: only then must it be measured."""
+        try:
+            member = self.members.by_session(push.session, key)
+            self._check_sequence(member, push)
+        except RefusalError:
+            return False
+        shut_out = member.state == "quarantined" and now_s < member.quarantined_until_s
+        return can_answer and not (self.stopped or shut_out or self.policy_engine.is_crowding(member.voter))
 
     def _check_sequence(self, member: Member, push: Push) -> None:
         if push.seq != member.seq_last + 1:
