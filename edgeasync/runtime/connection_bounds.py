@@ -99,6 +99,7 @@ class Connection(msgspec.Struct, eq=False):
     heard_s: float = 0.0
     heard: bool = False
     shut: bool = False
+    enrols: bool = False
     delivered_bytes: int = 0
     looked_bytes: int = 0
     weighed_bytes: int = 0

@@ -164,6 +164,14 @@ class Connections:
         if (connection := self.by_peer.get(peer)) is not None:
             self._shut(self._bounds.said_too_much(connection, "messages"))
 
+    def begins_enrolment(self, peer: Peer) -> bool:
+        """Note that a peer asks to be enrolled; return whether it is the first time on its connection."""
+        connection = self.by_peer.get(peer)
+        if connection is None or connection.enrols:
+            return False
+        connection.enrols = True
+        return True
+
     def said_without_end(self, descriptor: int) -> None:
         """Shut a connection whose message has more frames than any message may have."""
         self._read()

@@ -4,8 +4,8 @@ Still no I/O: a `HubShell` sends, runs work in the background, and saves. The Ze
 are two such shells around this one engine.
 
 Small models are measured and folded at once, which takes microseconds. The shell's background worker measures and
-folds large ones in order. Nothing is measured for a push that the core would refuse or has answered. Effects that depend on a fold (answers, checkpoints, the end) wait for it, while
-heartbeats are answered at once.
+folds large ones in order. Nothing is measured for a push that the core would refuse or has answered. Effects that
+depend on a fold (answers, checkpoints, the end) wait for it, while heartbeats are answered at once.
 
 With a log every event is written down before its outcome is sent. While the log cannot be written the core stands
 still: devices that ask for something are told to try again, and no lease ends.
