@@ -543,9 +543,11 @@ class HubEngine:
             self._outbox.send(peer, header, payload, confirms=confirms)
 
     def _send_status(self, peer: Peer) -> None:
-        status = self.core.status(self._now_s) | self._shell.describe()
-        if self._sender.role == "device":
-            status = _own(status, self._sender)
+        sender = self._sender
+        own = sender.key if sender.role == "device" else b""
+        status = self.core.status(self._now_s, own) | self._shell.describe()
+        if own:
+            status = _own(status, sender)
         self._shell.send(peer, self._encode(peer, Status()), msgspec.json.encode(status))
 
     def _encode(self, peer: Peer, message: Message) -> bytes:
@@ -577,7 +579,6 @@ def _under(event: HubEvent, key: Key) -> HubEvent:
 
 
 def _own(status: Mapping[str, Any], sender: Sender) -> dict[str, Any]:
-    """Return what a device may see of a status: of devices, its own."""
-    devices = [device for device in status["devices"] if sender.speaks_for(device["id"])]
+    """Return what a device may see of a status that is about its key's devices."""
     alarms = [alarm for alarm in status["alarms"] if not alarm["device"] or sender.speaks_for(alarm["device"])]
-    return {**status, "devices": devices, "alarms": alarms, "denied": {}}
+    return {**status, "alarms": alarms, "denied": {}}

@@ -451,8 +451,13 @@ class HubCore:
 
     # -- status and checks -----------------------------------------------------------------------------------
 
-    def status(self, now_s: float) -> dict[str, Any]:
-        """Return the hub's state for people and scripts; the keys are a contract (docs/reference/json.md)."""
+    def status(self, now_s: float, key: Key = b"") -> dict[str, Any]:
+        """Return the hub's state for people and scripts; the keys are a contract (docs/reference/json.md).
+
+        With a key it is for a device: it is about the key's devices, and costs the same however many others there
+        are.
+        """
+        members = self.members.owned_by(key) if key else list(self.members.members.values())
         return {
             "lineage": self.lineage,
             "version": self.version,
@@ -463,8 +468,8 @@ class HubCore:
             "messages_accepted": dict(sorted(self.messages_accepted.items())),
             "messages_refused": self.messages_refused,
             "messages_ignored": self.messages_ignored,
-            **self.policy_engine.describe(self.members.live_histories()),
-            "devices": self.members.describe(now_s, self.policy_engine.divergence.quarantine_of),
+            **self.policy_engine.describe(self.members.live_histories(members)),
+            "devices": self.members.describe(members, now_s, self.policy_engine.divergence.quarantine_of),
         }
 
     def check(self) -> None:

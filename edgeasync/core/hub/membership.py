@@ -8,7 +8,7 @@ one is not live. Its pushes are numbered from the beginning, and the old state i
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -203,6 +203,7 @@ class Membership:
         self.histories: dict[str, DeviceHistory] = {}
         self._by_session: dict[bytes, Member] = {}
         self._by_peer: dict[Peer, Member] = {}
+        self._by_key: dict[Key, set[str]] = {}
         self._leases: list[tuple[float, str]] = []
         self._watched: set[str] = set()
         self.live_count = 0
@@ -221,6 +222,9 @@ class Membership:
         self.histories = {member.device_id: member.history for member in members}
         self._by_session = {member.session: member for member in members if member.session}
         self._by_peer = {member.peer: member for member in members if member.peer}
+        self._by_key = {}
+        for member in members:
+            self._note_key(member)
         self._leases = [(member.lease_until_s, member.device_id) for member in members if member.live]
         heapq.heapify(self._leases)
         self._watched = {device_id for _, device_id in self._leases}
@@ -336,9 +340,26 @@ class Membership:
             return
         if member.live:
             self._count(member, -1)
+        self._forget_key(member)
         member.key = key
+        self._note_key(member)
         if member.live:
             self._count(member, 1)
+
+    def _note_key(self, member: Member) -> None:
+        if member.key:
+            self._by_key.setdefault(member.key, set()).add(member.device_id)
+
+    def _forget_key(self, member: Member) -> None:
+        if member.key:
+            names = self._by_key[member.key]
+            names.remove(member.device_id)
+            if not names:
+                del self._by_key[member.key]
+
+    def owned_by(self, key: Key) -> list[Member]:
+        """Return the members of a key, by their names, without a walk over all."""
+        return [self.members[name] for name in sorted(self._by_key.get(key, ()))]
 
     def of_key(self, key: Key) -> list[Member]:
         """Return the members of a key."""
@@ -350,6 +371,7 @@ class Membership:
             self.retire(member, "left")
         self._by_session.pop(member.session, None)
         self._by_peer.pop(member.peer, None)
+        self._forget_key(member)
         member.session = member.peer = member.key = b""
 
     def resume(self, now_s: float, *, connected: bool) -> None:
@@ -386,8 +408,10 @@ class Membership:
         # The heap's times may be outdated, in a way that is not durable: its order must not decide.
         return sorted(ended, key=lambda member: (member.lease_until_s, member.device_id))
 
-    def describe(self, now_s: float, quarantine_of: Callable[[str], Quarantine | None]) -> list[dict[str, Any]]:
-        """Return each device's part of the status; `quarantine_of` is the monitor's word."""
+    def describe(
+        self, members: Iterable[Member], now_s: float, quarantine_of: Callable[[str], Quarantine | None]
+    ) -> list[dict[str, Any]]:
+        """Return the devices' parts of the status; `quarantine_of` is the monitor's word."""
         return [
             {
                 "id": member.device_id,
@@ -408,13 +432,13 @@ class Membership:
                 "push_codec": member.codec_push,
                 **member.link.describe(),
             }
-            for member in self.members.values()
+            for member in members
         ]
 
-    def live_histories(self) -> list[DeviceHistory]:
-        """Return the histories of the live devices that are not paused: one of each voter."""
+    def live_histories(self, members: Iterable[Member] | None = None) -> list[DeviceHistory]:
+        """Return the histories of the live members that are not paused, by default of all: one of each voter."""
         found: dict[str, DeviceHistory] = {}
-        for member in self.members.values():
+        for member in self.members.values() if members is None else members:
             if member.live and member.state != "paused":
                 known = found.setdefault(member.voter, member.history)
                 if not known.updates:
@@ -456,6 +480,8 @@ class Membership:
         for session, member in self._by_session.items():
             assert member.session == session
             assert self.members[member.device_id] is member
+        owned = {(member.key, member.device_id) for member in self.members.values() if member.key}
+        assert owned == {(key, name) for key, names in self._by_key.items() for name in names}
         for peer, member in self._by_peer.items():
             assert member.peer == peer
         assert self._watched == {device_id for _, device_id in self._leases}
@@ -519,6 +545,7 @@ class Membership:
         oldest = min(silent, key=lambda member: member.seen_s)
         del self.members[oldest.device_id]
         del self.histories[oldest.device_id]
+        self._forget_key(oldest)
         self._by_session.pop(oldest.session, None)
         self._by_peer.pop(oldest.peer, None)
 

@@ -1,5 +1,6 @@
 """The hub's exchange by itself: frames in, frames out, with a shell that only takes notes."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -35,6 +36,7 @@ from edgeasync.protocol.messages import (
     Ping,
     Push,
     Refuse,
+    StatusRequest,
     Welcome,
 )
 
@@ -663,3 +665,30 @@ def test_the_worker_measures_the_updates_of_a_large_model_one_of_each_device():
     then(work())
     assert bench.engine.core.updates_applied == 1
     assert bench.engine._capacity.measuring == 0
+
+
+class NoWalk(dict):
+    """Members that nobody may walk over."""
+
+    def values(self):
+        raise AssertionError("a walk over all members")
+
+    items = __iter__ = values
+
+
+def test_a_devices_own_status_costs_no_walk_over_all_devices(monkeypatch):
+    """Red before: everybody's status was made, and the others' then left out."""
+    bench = Bench()
+    for number in range(5):
+        key = b"%032d" % (number // 2)
+        hello = Hello((1,), f"pi-{number // 2}/{number}", b"%016d" % number, 1)
+        bench.engine.on_message(
+            b"%d" % number, wire.encode(hello), None, 0.0, Sender(key, f"pi-{number // 2}", "device")
+        )
+    bench.engine.core.check()
+    bench.notes.describe = dict
+    monkeypatch.setattr(bench.engine.core.members, "members", NoWalk(bench.engine.core.members.members))
+    owner = Sender(b"%032d" % 1, "pi-1", "device")
+    bench.engine.on_message(b"2", wire.encode(StatusRequest()), None, 0.0, owner)
+    status = msgspec.json.decode(bench.notes.payloads[-1])
+    assert [device["id"] for device in status["devices"]] == ["pi-1/2", "pi-1/3"]
