@@ -49,7 +49,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
 
     `finite` says whether its values and its loss are, also of one whose norm is not compared and NaN. `known` says
     whether this run has had the version that it was trained from. `base_loss` is the device's usual loss of
-    the fleet's model, over its last updates, and `base_loss_before` over those before them; NaN while there are too
+    the fleet's model in its last updates, and `base_loss_before` in those before them; NaN while there are too
     few. `voter` is the device's key or, without keys, its id.
     """
 
