@@ -275,8 +275,8 @@ class Loud:
     """Alarmed by a loss over 1."""
 
     scope: str
-    count_max: int = 1
     remedy: str = "alert"
+    count_max: int = 1
 
     def cause(self, update, fleet):
         return f"loss {update.loss:g}" if update.loss > 1.0 else None

@@ -415,7 +415,6 @@ def test_every_attribute_of_the_core_and_its_tables_is_durable_or_known_not_to_b
         "_by_key",
         "_leases",
         "_watched",
-        "_names",
         "live_count",
         "voters",
         "shared",
