@@ -56,6 +56,9 @@ MALFORMED = "{} sent too much that is malformed, and is put aside; see the hub's
 STEPS_UNASSIGNED = 8
 """Local steps of an update from a device that the hub has assigned none, since it had forgotten the device."""
 
+SHORTENED = 0.5
+"""An update that counts with less than this share of its length is counted as shortened."""
+
 RETIRED_STATES_MAX = 8
 
 SHARE = 4
@@ -112,10 +115,23 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     steps_assigned: int = 0
     """The most local steps of the assignments since its last push; `steps_before` of those before that push."""
     steps_before: int = 0
+    updates_rejected: dict[str, int] = {}
+    updates_shortened: int = 0
+    """How many of its updates counted with less than half of their length."""
+    weight: float = 0.0
+    """The weights of its folded updates by staleness and shares; `weight_kept`: as they were, by their length."""
+    weight_kept: float = 0.0
 
     def __post_init__(self) -> None:
         self.link = LinkEstimate()
         self.codec_push = "identity"
+
+    def count_folded(self, weight: float, clip: float) -> None:
+        """Count a folded update: its weight, and the factor that shortened it."""
+        self.updates_applied += 1
+        self.updates_shortened += clip < SHORTENED
+        self.weight += weight
+        self.weight_kept += weight * clip
 
     @property
     def owner(self) -> Owner:
@@ -427,6 +443,9 @@ class Membership:
                 "last_seen_s": round(now_s - member.seen_s, 3),
                 "examples_per_s": round(member.history.examples_per_s, 1),
                 "updates_applied": member.updates_applied,
+                "updates_rejected": member.updates_rejected,
+                "updates_shortened": member.updates_shortened,
+                "weight_kept": round(member.weight_kept / member.weight, 3) if member.weight else None,
                 "loss": _shown(member.history),
                 "assigned_steps": member.history.assigned_steps,
                 "why": member.history.why,

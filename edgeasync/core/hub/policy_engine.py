@@ -189,6 +189,7 @@ class PolicyEngine:
         self._retune_if_due()
         if isinstance(weight, Rejected):
             state.updates_rejected += 1
+            member.updates_rejected[weight.reason] = member.updates_rejected.get(weight.reason, 0) + 1
             if weight.reason in ("not_finite", "quarantined", "behind"):
                 state.spoken[member.device_id] = None  # a quorum need not wait for this device
             effects.append(Discard(update.handle))
@@ -352,7 +353,7 @@ class PolicyEngine:
         weights, rows = self._one_vote_each(contributions, weights)
         norm_max = self._norm_max(contributions)
         clips = [min(1.0, norm_max / one.norm) if one.norm else 1.0 for one in contributions]
-        weights = tuple([weight * clip for weight, clip in zip(weights, clips, strict=True)])
+        shares, weights = weights, tuple([weight * clip for weight, clip in zip(weights, clips, strict=True)])
         norms = [contribution.norm for contribution in contributions]
         norm_bound = math.fsum(abs(weight) * norm for weight, norm in zip(weights, norms, strict=True))
         conditions = Conditions(norm_bound, state.folds, state.fleet.staleness_mean, state.folds_before)
@@ -373,7 +374,11 @@ class PolicyEngine:
             rows=rows,
             norm_usual=self._norm_usual,
         )
-        return [fold, *self._count(contributions), *self._evaluate_if_due(len(contributions), now_s)]
+        return [
+            fold,
+            *self._count(contributions, shares, clips),
+            *self._evaluate_if_due(len(contributions), now_s),
+        ]
 
     def _one_vote_each(
         self, contributions: Sequence[Contribution], weights: tuple[float, ...]
@@ -416,14 +421,16 @@ class PolicyEngine:
         lengths = self.state.fleet.lengths
         return lengths.median if len(lengths) >= DEVICES_MIN and lengths.median > 0.0 else math.inf
 
-    def _count(self, contributions: Sequence[Contribution]) -> list[HubEffect]:
+    def _count(
+        self, contributions: Sequence[Contribution], weights: Sequence[float], clips: Sequence[float]
+    ) -> list[HubEffect]:
         """Count folded updates: for the warm-up, for the members, and for the next version to keep."""
         state, warm_up = self.state, self.policy.warm_up
         effects: list[HubEffect] = []
         state.updates += len(contributions)
-        for contribution in contributions:
+        for contribution, weight, clip in zip(contributions, weights, clips, strict=True):
             if (member := self._members.members.get(contribution.device_id)) is not None:
-                member.updates_applied += 1
+                member.count_folded(weight, clip)
         if not state.warm and warm_up is not None:
             if warm_up.epochs:
                 state.examples_seen += self._examples_trained(contributions)
