@@ -79,7 +79,7 @@ class Run:
     until_s: float
     killed: bool = False
     exchanges: int = 0
-    """It also goes on until each device has sent this many updates."""
+    """The run ends only when each device has sent this many updates."""
 
 
 @dataclass(frozen=True)

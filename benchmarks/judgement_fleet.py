@@ -105,7 +105,7 @@ class Fleet:
 
 
 def build(case: Case, *, durable: bool = False) -> Fleet:
-    """Make the fleet of a case and switch it on; a durable hub can be killed and goes on."""
+    """Make the fleet of a case and switch it on; a durable hub can be killed and started again."""
     model, parts, held_out = _data(case)
     clock = VirtualClock()
     hub = SimulatedHub(

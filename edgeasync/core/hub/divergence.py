@@ -122,7 +122,7 @@ class DivergenceGuard:
         first = self._take_first(update, fleet)
         spoilt = False
         for one in first:
-            # What is usual may have shrunk since then: the first updates of a model average always do.
+            # The usual length may have shrunk since then: the first updates of a model average always do.
             if one.device_id in self.state.unbounded and one.norm > FIRST_RATIO * fleet.lengths.peak:
                 again, begun = self._look(one, fleet, "device", calms=False, at_once=True)
                 reports += again

@@ -1100,3 +1100,19 @@ def test_a_revoked_key_has_no_vote_on_norms(hub_bench):
     assert hub.core.policy_engine.state.fleet.lengths.median == 5.0
     hub.core.handle(Revoked(b"d" * 32), hub.now_s)
     assert hub.core.policy_engine.state.fleet.lengths.median == 1.0
+
+
+# -- what becomes of each device's updates -------------------------------------------------------------------
+
+
+def test_the_status_tells_how_many_updates_were_refused_shortened_and_kept(hub_bench):
+    hub = joined(hub_bench, policy(monitor=Monitor(watch=())), "abcd")
+    for name in "abcabc":
+        push(hub, name)
+    assert push(hub, "d", norm=4.0) is None
+    assert push(hub, "d", norm=math.nan) == "not_finite"
+    assert push(hub, "d", 99) == "future_version"
+    keys = ("updates_applied", "updates_rejected", "updates_shortened", "weight_kept")
+    shown = {one["id"]: tuple(one[key] for key in keys) for one in hub.core.status(0.0)["devices"]}
+    assert shown["a"] == (2, {}, 0, 1.0)
+    assert shown["d"] == (1, {"not_finite": 1, "future_version": 1}, 1, 0.25)
