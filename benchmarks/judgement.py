@@ -11,14 +11,16 @@ constant input, or one label for all. Each is named within 30 exchanges of its o
 ends within 2 points of one without it. On clean data nobody is named within 200 exchanges in 14 of 15 runs.
 """
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from benchmarks.judgement_fleet import FAULTS, SPEEDS, Case, Fleet, build
+from benchmarks.judgement_fleet import FAULTS, SPEEDS, STEP_S, Case, Fleet, build
+from benchmarks.judgement_processes import watch_devices
 from benchmarks.pool import measure_in_processes
-from benchmarks.report import Form, Results, enforce_targets, make_parser, show_results
+from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
 
 One = TypeVar("One")
 
@@ -33,7 +35,7 @@ UNBOUND = ("digits, Dirichlet 0.1",)
 ALIKE = (1.0,) * 10
 """The speeds of the ten devices among which some are spoilt."""
 
-PARTS = ("honest", "clean", "spoilt")
+PARTS = ("honest", "processes", "clean", "spoilt")
 NAMED_WITHIN = 30
 NEVER = 10**6
 LEAST = 1e-4
@@ -58,16 +60,15 @@ class Effort:
     honest_s: float
     spoilt_s: float
     exchanges: int
+    runs: int
+    processes_s: float
 
 
+UNEQUAL = ("digits, Dirichlet 0.1", "smartwatch")
 EFFORTS = {
-    Form.FULL: Effort(
-        ("digits, Dirichlet 0.1", "smartwatch"), tuple(FLEETS), tuple(FAULTS), tuple(range(1, 16)), 40.0, 30.0, 200
-    ),
-    Form.SHORT: Effort(
-        ("digits, Dirichlet 0.1", "smartwatch"), ("digits", "smartwatch"), tuple(FAULTS), (1, 2), 40.0, 30.0, 200
-    ),
-    Form.QUICK: Effort(("smartwatch",), ("digits",), ("one class",), (1,), 2.0, 2.0, 5),
+    Form.FULL: Effort(UNEQUAL, tuple(FLEETS), tuple(FAULTS), tuple(range(1, 16)), 40.0, 30.0, 200, 3, 60.0),
+    Form.SHORT: Effort(UNEQUAL, ("digits", "smartwatch"), tuple(FAULTS), (1, 2), 40.0, 30.0, 200, 1, 40.0),
+    Form.QUICK: Effort(("smartwatch",), ("digits",), ("one class",), (1,), 2.0, 2.0, 5, 1, 3.0),
 }
 
 
@@ -115,6 +116,11 @@ def measure(run: Run) -> Outcome:
             fleet.hub.start()
     fleet.hub.core.check()
     devices = fleet.hub.core.status(fleet.clock.now_s)["devices"]
+    return judged(devices, statistics.fmean(accuracies), named)
+
+
+def judged(devices: Sequence[Mapping[str, Any]], accuracy: float, named: Mapping[str, int]) -> Outcome:
+    """Return what the devices' parts of a status say."""
     rejected = [sum(device["updates_rejected"].values()) for device in devices]
     applied = [device["updates_applied"] for device in devices]
     kept = [
@@ -123,7 +129,7 @@ def measure(run: Run) -> Outcome:
     ]
     total = max(1, sum(applied) + sum(rejected))
     return Outcome(
-        accuracy=statistics.fmean(accuracies),
+        accuracy=accuracy,
         refused=sum(rejected) / total,
         shortened=sum(device["updates_shortened"] for device in devices) / total,
         weight=min(kept),
@@ -153,6 +159,23 @@ def judge_honest(fleets: Sequence[str], seeds: Sequence[int], until_s: float, re
     results.bound("honest: updates shortened", max(LEAST, *[one.shortened for one in outcomes]), SHORTENED_MAX)
     results.ratios["honest: least weight of a device"] = round(min(one.weight for one in outcomes), 3)
     results.targets["honest: least weight of a device"] = WEIGHT_MIN
+
+
+def judge_processes(runs: int, step_s: float, seconds: float, results: Results) -> None:
+    """Measure real processes on the smartwatch data."""
+    outcomes = []
+    for seed in range(runs):
+        devices = watch_devices(SPEEDS, step_s, seconds, seed)
+        bad = {device["id"]: 0 for device in devices if device["quarantine"] is not None}
+        outcomes.append(judged(devices, math.nan, bad))
+        show_progress(f"processes: {seed + 1} of {runs} runs")
+    figures = _figures(outcomes)
+    del figures["accuracy, %"]
+    results.add("processes", f"smartwatch, {runs} runs", figures)
+    results.bound("processes: updates refused", max(LEAST, *[one.refused for one in outcomes]), REFUSED_MAX)
+    results.bound("processes: updates shortened", max(LEAST, *[one.shortened for one in outcomes]), SHORTENED_MAX)
+    results.ratios["processes: least weight of a device"] = round(min(one.weight for one in outcomes), 3)
+    results.targets["processes: least weight of a device"] = WEIGHT_MIN
 
 
 def judge_clean(fleets: Sequence[str], seeds: Sequence[int], exchanges: int, results: Results) -> None:
@@ -231,6 +254,8 @@ def main() -> None:
     effort, results = EFFORTS[arguments.form], Results()
     if "honest" in arguments.part:
         judge_honest(effort.unequal, effort.seeds, effort.honest_s, results)
+    if "processes" in arguments.part:
+        judge_processes(effort.runs, STEP_S, effort.processes_s, results)
     if "clean" in arguments.part:
         judge_clean(effort.fleets, effort.seeds, effort.exchanges, results)
     if "spoilt" in arguments.part:
