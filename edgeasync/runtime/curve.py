@@ -30,6 +30,15 @@ def serve_keys(socket: "zmq.Socket[bytes]", pair: KeyPair) -> None:
     socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
 
+def refuse_old_peers(socket: "zmq.Socket[bytes]") -> None:
+    """Let a socket without keys, which is not bound yet, speak ZMTP 3 alone.
+
+    Older peers send no mechanism, so libzmq refuses them where it would ask a ZAP handler. There must be no
+    handler in the socket's context: then libzmq asks nobody, and lets all others in.
+    """
+    socket.set(zmq.ZAP_DOMAIN, DOMAIN)
+
+
 def use_keys(socket: "zmq.Socket[bytes]", pair: KeyPair, hub: Key) -> None:
     """Let a socket that is not connected yet speak under a key, and with the hub of that key alone."""
     socket.set(zmq.CURVE_SERVERKEY, hub)
