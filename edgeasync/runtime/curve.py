@@ -18,6 +18,12 @@ DOMAIN = b"edgeasync"
 PROBE_S = 3.0
 """How long a hub may take to say how it speaks."""
 
+CUTS_MIN = 3
+"""Handshakes in a row that a hub of another key must cut before it is taken for one.
+
+A single one says nothing: links break, and a hub that shuts a key out cuts those who have said nothing yet.
+"""
+
 _HELLO = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03"
 """The beginning of a greeting of ZMTP 3, as much as the other side needs to send the whole of its own."""
 
