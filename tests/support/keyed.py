@@ -160,7 +160,7 @@ class Recorder:
 
 
 class Cutting:
-    """A TCP proxy that cuts the first connections, each after so many bytes from the hub, and no others."""
+    """A TCP proxy that cuts the first connections, each after this number of bytes from the hub, and no others."""
 
     def __init__(self, port, *after_bytes):
         self.cut = 0
