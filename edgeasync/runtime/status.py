@@ -22,6 +22,9 @@ from edgeasync.runtime.socket_monitor import DENIED
 AGAIN_S = 0.1
 """How long after a connection that broke the hub is asked again."""
 
+STATUS_BYTES_MAX = 1 << 26
+"""The longest status that is read: one of ten thousand devices has some 10 MB."""
+
 _ENDINGS = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -58,7 +61,7 @@ def fetch_status(address: str, timeout_s: float = 3.0, keys: Path | None = None)
                     "or check the address and the network"
                 )
             time.sleep(AGAIN_S)
-    except (ProtocolError, msgspec.DecodeError) as error:
+    except (ProtocolError, msgspec.DecodeError, RecursionError) as error:
         raise ProtocolError(
             f"what answers at {address} is not an edgeasync hub of this version ({error}); check the address"
         ) from error
@@ -73,6 +76,7 @@ def _ask(
     socket = context.socket(zmq.DEALER)
     socket.set(zmq.LINGER, 0)
     socket.set(zmq.IPV6, "[" in address)
+    socket.set(zmq.MAXMSGSIZE, STATUS_BYTES_MAX)
     if pair is not None:
         use_keys(socket, *pair)
     monitor = socket.get_monitor_socket(_ENDINGS)
