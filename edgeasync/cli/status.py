@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgeasync.cli.output import Printer, visible
+from edgeasync.errors import ProtocolError
 from edgeasync.runtime.status import fetch_status
 
 REMEDIES = {
@@ -48,7 +49,14 @@ def print_status(address: str, timeout_s: float, keys: Path | None, printer: Pri
     if printer.json:
         printer.object(status)
         return
-    Console(highlight=False).print(describe_status(status))
+    try:
+        described = describe_status(status)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ProtocolError(
+            f"what answers at {address} is not an edgeasync hub of this version (its status cannot be read); "
+            "check the address"
+        ) from error
+    Console(highlight=False).print(described)
 
 
 def describe_status(status: Mapping[str, Any]) -> RenderableType:

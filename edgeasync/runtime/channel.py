@@ -84,9 +84,15 @@ class Channel:
 
     @property
     def descriptor(self) -> int:
-        """The descriptor that the message that is handed on came over; its connection may be closed by now."""
+        """The descriptor that the message that is handed on came over; its connection may be closed by now.
+
+        Negative for a peer of ZeroMQ 3 or older: libzmq does not tell it.
+        """
         assert self._frame is not None
-        return int(self._frame.get(zmq.SRCFD))
+        try:
+            return int(self._frame.get(zmq.SRCFD))
+        except zmq.ZMQError:
+            return -1
 
     def send(self, peer: bytes, header: bytes, payload: Buffer | None = None) -> bool:
         """Send a message without blocking; return whether the socket took it.

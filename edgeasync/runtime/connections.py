@@ -148,7 +148,9 @@ class Connections:
         """Note the message that the channel hands on; return whether its connection may stay."""
         connection = self.by_peer.get(peer)
         if connection is None or connection.key != key:
-            connection = self._find(peer, channel.descriptor)
+            if (descriptor := channel.descriptor) < 0:
+                return False  # its connection cannot be told from others, so no bound would hold
+            connection = self._find(peer, descriptor)
             if connection is None:
                 return True  # it has ended since
         connection.heard = True
@@ -395,7 +397,10 @@ def _tcp_counts(connection: Connection) -> tuple[int, int] | None:
 
 def _queued_bytes(connection: Connection) -> int:
     """Return what the kernel holds of what came in: libzmq has not read it yet."""
-    queued = fcntl.ioctl(connection.descriptor, termios.FIONREAD, bytes(4))
+    try:
+        queued = fcntl.ioctl(connection.descriptor, termios.FIONREAD, bytes(4))
+    except OSError:
+        return 0  # libzmq has closed it a moment ago
     return int.from_bytes(queued, sys.byteorder)
 
 

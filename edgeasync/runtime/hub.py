@@ -42,7 +42,7 @@ from edgeasync.runtime.address import check_bind
 from edgeasync.runtime.channel import COPY_BELOW_BYTES, Channel
 from edgeasync.runtime.connection_bounds import ConnectionBounds
 from edgeasync.runtime.connections import Connections, connections_that_fit
-from edgeasync.runtime.curve import FRAME_BYTES
+from edgeasync.runtime.curve import FRAME_BYTES, refuse_old_peers
 from edgeasync.runtime.ending import Ending
 from edgeasync.runtime.frame_log import log_frame
 from edgeasync.runtime.gate import Gate
@@ -375,6 +375,8 @@ class Hub:
         if self._keys is not None:
             frame_bytes_max += FRAME_BYTES
             self._gate = self._make_gate(self._keys, socket)
+        elif self._given_context is None:
+            refuse_old_peers(socket)
         socket.set(zmq.MAXMSGSIZE, frame_bytes_max)
         socket.set(zmq.BACKLOG, 4096)
         socket.set(zmq.SNDHWM, QUEUED_MESSAGES_MAX)

@@ -346,6 +346,7 @@ class Handshake(Target):
         return [bytes(recorder.recorded)]
 
     def attempt(self, content):
+        assert not self.hub.ended, f"one of the last cases ended the hub: {self.hub}"
         self._attempts += 1  # from an address of its own: one that fails often is held off for a while
         source = str(ipaddress.ip_address("127.1.0.0") + self._attempts)
         with socket.create_connection(("127.0.0.1", self.port), PATIENCE_S, (source, 0)) as stranger:
