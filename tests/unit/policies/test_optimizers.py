@@ -125,6 +125,23 @@ def test_how_much_momentum_an_update_has(settings, count, staleness, momentum):
         assert planned == (1.0, pytest.approx(momentum, abs=1e-15))
 
 
+@pytest.mark.parametrize(
+    ("extrapolation", "staleness", "rate"),
+    [(0.0, 0.0, 1.25), (1.0, 0.0, 1.25), (1.5, 0.0, 1.5), (1e6, 0.0, 1.75), (1.5, 0.6, 1.0)],
+)
+def test_how_far_an_update_goes_when_devices_disagree(extrapolation, staleness, rate):
+    conditions = Conditions(1.0, 9, staleness, extrapolation=extrapolation)
+    for kind in (SGD, Nesterov):
+        stage = kind(learning_rate=1.25, learning_rate_max=1.75, staleness_max=0.5)
+        assert stage.plan(conditions)[0] == rate
+        assert kind(learning_rate=1.25).plan(conditions)[0] == 1.25
+
+
+def test_the_highest_learning_rate_is_not_under_the_learning_rate():
+    with pytest.raises(ValueError, match=r"learning_rate_max \(0\.5\) is under learning_rate \(1\)"):
+        SGD(learning_rate_max=0.5)
+
+
 @given(st.floats(0.0, 0.999999), st.floats(0.0, 1e6))
 def test_asynchrony_and_what_momentum_is_left_average_over_what_was_asked_for(momentum, staleness):
     """Momentum b averages over 1 / (1 - b) updates, asynchrony over 1 + tau: the product stays."""
