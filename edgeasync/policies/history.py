@@ -410,7 +410,7 @@ class FleetHistory(msgspec.Struct):
         return self.loss <= SETTLED * self.loss_first
 
     def extrapolation(self, voters: int) -> float:
-        """Return the learning rate by which the mean of so many voters' updates may be lengthened; 0 if unknown.
+        """Return the learning rate for the mean of this number of voters' updates; 0 if it is unknown.
 
         As in FedExP it is a share of the mean squared length of the updates over the squared length of their mean,
         here for updates of one length whose cosines have the mean `agreement`.
