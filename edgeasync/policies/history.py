@@ -43,6 +43,12 @@ DEVIATIONS_MAX = 8.0
 DEVIATION_MIN = 0.05
 """The median deviation counts as at least this share of the median: voters may be very much alike."""
 
+EXTRAPOLATION = 1.0 / 3.0
+"""FedExP takes a half. With momentum that made the model of a small fleet of unlike devices restless."""
+
+MEAN_SHARE_MIN = 1e-3
+"""The squared length of a mean counts as at least this share of the updates' own: it may be 0."""
+
 REPORTED_MAX = 1e100
 """A larger loss, variance or score counts as this, so that their sums and squares stay finite."""
 
@@ -403,6 +409,16 @@ class FleetHistory(msgspec.Struct):
     def settled(self) -> bool:
         """Whether the losses are small beside the first ones, so that their variation is noise."""
         return self.loss <= SETTLED * self.loss_first
+
+    def extrapolation(self, voters: int) -> float:
+        """Return the learning rate for the mean of this number of voters' updates; 0 if it is unknown.
+
+        As in FedExP it is a share of the mean squared length of the updates over the squared length of their mean,
+        here for updates of one length whose cosines have the mean `agreement`.
+        """
+        if math.isnan(self.agreement):
+            return 0.0
+        return EXTRAPOLATION / max(self.agreement + (1.0 - self.agreement) / voters, MEAN_SHARE_MIN)
 
     @property
     def loss_variance(self) -> float:

@@ -356,7 +356,10 @@ class PolicyEngine:
         shares, weights = weights, tuple([weight * clip for weight, clip in zip(weights, clips, strict=True)])
         norms = [contribution.norm for contribution in contributions]
         norm_bound = math.fsum(abs(weight) * norm for weight, norm in zip(weights, norms, strict=True))
-        conditions = Conditions(norm_bound, state.folds, state.fleet.staleness_mean, state.folds_before)
+        extrapolation = state.fleet.extrapolation(len({one.voter for one in contributions}))
+        conditions = Conditions(
+            norm_bound, state.folds, state.fleet.staleness_mean, state.folds_before, extrapolation
+        )
         plan = plan_chain(self.policy.optimizer, conditions)
         state.folds += 1
         self._advance(now_s)

@@ -328,6 +328,21 @@ def test_vectors_at_one_angle_agree_by_its_cosine(seed, count, place):
     assert agreement_of(norm, list(norms), list(weights)) == pytest.approx(cosine, abs=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("agreement", "voters", "rate"),
+    [
+        (math.nan, 8, 0.0),
+        (1.0, 8, 1 / 3),
+        (0.5, 1, 1 / 3),
+        (0.0, 8, 8 / 3),
+        (0.2, 10, 1 / 3 / 0.28),
+        (-1.0, 8, 1000 / 3),
+    ],
+)
+def test_the_less_updates_agree_the_more_their_mean_is_lengthened(agreement, voters, rate):
+    assert FleetHistory(agreement=agreement).extrapolation(voters) == pytest.approx(rate)
+
+
 @given(st.integers(0, 2**32 - 1), st.integers(2, 8))
 def test_at_many_angles_it_is_their_mean_by_length(seed, count):
     generator = np.random.default_rng(seed)
