@@ -143,22 +143,41 @@ class Votes(msgspec.Struct):
 
 
 class VotesWithPeak(Votes):
-    """Votes, and the highest median that they have had, their `peak`.
+    """Votes, and the highest that their median has been.
 
     As a model learns, the updates of those whose data it knows get shorter and shorter. Those of a device whose
     data it does not know yet stay long, and are no fault. So `usual` never falls under a share of the peak.
+    `firsts` has the first number of each voter: before there are enough to compare there is no median to note.
     """
 
-    peak: float = 0.0
+    noted: float = 0.0
+    firsts: Votes = msgspec.field(default_factory=Votes)
+
+    def cast(self, voter: str, value: float) -> None:
+        """Put a number in the place of the voter's last one."""
+        if voter not in self.newest:
+            self.firsts.cast(voter, value)
+        Votes.cast(self, voter, value)
+
+    def withdraw(self, voter: str) -> None:
+        """Forget a voter's numbers, if there are any."""
+        Votes.withdraw(self, voter)
+        self.firsts.withdraw(voter)
 
     def note_peak(self) -> None:
-        """Raise the peak to the median, if that is higher; call this only when most voters have voted."""
-        self.peak = max(self.peak, self.median)
+        """Note the median if it is higher than any before; call this only when most voters have voted."""
+        self.noted = max(self.noted, self.median)
 
     def clear(self) -> None:
         """Forget all votes, and the peak."""
         Votes.clear(self)
-        self.peak = 0.0
+        self.firsts.clear()
+        self.noted = 0.0
+
+    @property
+    def peak(self) -> float:
+        """The highest median so far, that of the first numbers included; 0 while too few voters are known."""
+        return max(self.noted, self.firsts.median) if len(self.newest) >= DEVICES_MIN else 0.0
 
     @property
     def usual(self) -> float:

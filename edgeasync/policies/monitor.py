@@ -174,8 +174,8 @@ class MisfitWatch(Section, frozen=True, tag_field="kind", tag="misfit"):
     falling: Annotated[
         float,
         Meta(gt=0.0, le=1.0, description="a loss that falls below this share of itself within 10 updates is calm"),
-    ] = 0.6
-    count_max: CountMax = 3
+    ] = 0.7
+    count_max: CountMax = 8
     remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "quarantine"
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:

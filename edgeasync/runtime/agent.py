@@ -568,7 +568,8 @@ class Agent:
             return
         since_s = time.time() - time.monotonic() + report.since_s
         findings = {address: (finding, "") for address, finding in self._findings.items()}
-        findings[self.address] = self._findings[self.address], report.detail
+        # A hub that answered before, and is not heard now, has left no finding.
+        findings[self.address] = self._findings.get(self.address, "spoken"), report.detail
         self._explaining = self._loop.create_task(self._explain(report, written(since_s), findings))
 
     async def _explain(self, report: Report, since: str, findings: dict[str, tuple[Finding, str]]) -> None:

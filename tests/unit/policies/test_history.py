@@ -235,13 +235,15 @@ def test_what_is_usual_never_falls_far_under_what_most_voters_once_had():
     for voter in "abc":
         fleet.observe_norm(voter, 10.0, 4)
         fleet.note_peaks(6)
-    assert (fleet.lengths.peak, fleet.lengths.usual) == (0.0, 10.0), "half of the voters are not most"
+    assert (fleet.lengths.noted, fleet.lengths.usual) == (0.0, 10.0), "half of the voters are not most"
     fleet.observe_norm("d", 10.0, 4)
     fleet.note_peaks(6)
     for voter in "abcd":
         fleet.observe_norm(voter, 0.1, 4)
         fleet.note_peaks(6)
     assert (fleet.lengths.peak, fleet.lengths.usual, fleet.norms.usual) == (10.0, 3.0, 1.5)
+    fleet.lengths.noted = 0.0
+    assert fleet.lengths.peak == 10.0, "of the first ones: a third voter may come when two have learnt all"
     fleet.forget()
     assert fleet.lengths.usual == math.inf
 

@@ -153,9 +153,9 @@ def misfit(recent, before, *, fleet=0.05, peak=2.0, voters=4):
     ("losses", "alarming"),
     [
         ({"recent": 2.0, "before": 2.0}, True),
-        ({"recent": 2.0, "before": 3.3}, True),
+        ({"recent": 2.0, "before": 2.8}, True),
         ({"recent": math.nan, "before": math.nan}, False),  # too new to be judged
-        ({"recent": 2.0, "before": 3.4}, False),  # its loss falls
+        ({"recent": 2.0, "before": 2.9}, False),  # its loss falls
         ({"recent": 1.4, "before": 1.4}, False),  # most has been learnt
         ({"recent": 1.41, "before": 1.41}, True),
         ({"recent": 2.0, "before": 2.0, "fleet": 0.26}, False),  # nobody has learnt much
