@@ -22,6 +22,8 @@ _WORDS: dict[Finding, str] = {
     "mechanism": "one side uses keys and the other does not, enrol this device at that hub",
     "denied": "the hub does not let this device's key in: it was revoked, or is not in the hub's list; "
     "ask the hub's operator, this device waits until then",
+    "put off": "the hub lets nobody in for now, or not this device's key so often; this device tries again, "
+    "check the hub if that lasts",
     "spoken": "a ZeroMQ peer that does not answer: not an edgeasync hub, or one that is overloaded, "
     "check the address and the hub",
 }
