@@ -409,3 +409,35 @@ def test_what_is_shown_is_what_is_done(bounds, steps):
     console = Console(width=200, file=io.StringIO())
     console.print(describe_status(status | {"address": "", "pid": 0}))
     assert words in console.file.getvalue()
+
+
+# -- a device whose link is capped -----------------------------------------------------------------------------
+
+CAPPED = LinkProfile(16 << 10, 16 << 10, 0.005)
+
+
+def beside(*links, seconds=30.0):
+    """Return a fleet under the default policy after a while: its status, and the exchanges of the first device."""
+    clock, spec = VirtualClock(), MlpModel(inputs=64, hidden=(256,), classes=10).spec
+    hub = SimulatedHub(
+        clock,
+        spec=spec,
+        initial=np.zeros(spec.length, np.float32),
+        policy=Policy(),
+        settings=HubCoreSettings(),
+        seed=0,
+    )
+    for number, link in enumerate((LinkProfile(), *links)):
+        SimulatedDevice(clock, hub, f"device-{number}", Idle(spec), step_s=0.05, link=link, examples=400).start()
+    clock.run(lambda: False, seconds)
+    return hub.core.status(clock.now_s), hub.core.members.members["device-0"].history.updates
+
+
+def test_a_capped_device_holds_up_nobody_and_the_period_shown_is_kept():
+    _, alone = beside()
+    for links in ((CAPPED,), (CAPPED, CAPPED), (LinkProfile(), CAPPED)):
+        status, exchanges = beside(*links)
+        assert exchanges >= 0.8 * alone
+        assert status["tempo"]["period_s"] == pytest.approx(30.0 / exchanges, rel=0.1)
+        assert status["devices"][0]["period_s"] == pytest.approx(30.0 / exchanges, rel=0.1)
+        assert status["devices"][-1]["updates_applied"] > 0, "who is capped counts all the same"
