@@ -3,22 +3,24 @@
 All devices follow one published chain, so the hub keeps no copy of the model for each device. The published model
 p moves by the coded difference w - p; the next difference contains what the codec dropped from this one. Every sum
 is rounded to values that the model's codec can represent. So a device that receives the whole model holds the same
-bits as a device that applied the differences.
+bits as a device that applied the differences. A few devices hold a coarse model instead (`apart_models.py`).
 """
 
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from edgeasync.core.arrays.apart_models import ApartModels, Coarse
 from edgeasync.core.arrays.buffers import BufferPool
 from edgeasync.core.arrays.delta_chain import Difference, follow, is_finite
 from edgeasync.core.arrays.hub_model import POOLED_BYTES_MIN, Model, Snapshot
 from edgeasync.core.arrays.state_codec import Array, take_payload, take_values
+from edgeasync.core.hub.codec_agreement import COARSE
 from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.errors import StorageError
 from edgeasync.parameters import ParameterSpec, Vector
@@ -66,9 +68,14 @@ class Publisher:
         self._published: Snapshot | None = None  # stays None without a chain, to keep no old version alive
         self._checksum = 0
         self._steps: deque[tuple[int, wire.Buffer]] = deque()
+        self._checksums: dict[int, int] = {}  # of the chain's versions; not of those before the last start
+        self._apart = ApartModels(spec)
         self._fitting = (-1, "", False)
         # Made from the version published now, and dropped with it:
         self._offers: dict[int, Offer] = {}
+        self._apart_offers: dict[tuple[Hashable, int, int], tuple[Offer, Coarse]] = {}
+        self._coarse: tuple[Offer, Coarse] | None = None
+        self._is_coarse_made = False
         self._joined: memoryview | None = None
         self._offered = -1  # the number of that version, without a chain
         # Memory that is counted until it is freed:
@@ -97,6 +104,7 @@ class Publisher:
             vector[:] = current.vector
             self._codec.round_in_place(vector[:trained])
             self._trim_steps(0)
+            self._apart.clear()
         else:
             random = np.random.Generator(np.random.PCG64(current.number))
             step = self._delta.encode(Difference(current.vector, base.vector, trained), random)
@@ -110,10 +118,31 @@ class Publisher:
             self._trim_steps(0)
         self._checksum = wire.checksum(vector.data.cast("B"))
         self._published = Snapshot(current.number, vector)
+        known = {number: self._checksums[number] for number, _ in self._steps if number in self._checksums}
+        self._checksums = known | {current.number: self._checksum}
+        self._apart.advance()
 
-    def offer(self, base: int | None, codec: str) -> Offer:
-        """Return the payload for a device that holds the version `base`, if any; `codec` codes a whole model."""
-        found = None if base is None else self._deltas_from(base)
+    def offer(
+        self,
+        base: int | None,
+        codec: str,
+        *,
+        held: int | None = None,
+        owner: Hashable = None,
+        coarse: bool = False,
+    ) -> Offer:
+        """Return the payload for a device that holds the version `base`, if any; `codec` codes a whole model.
+
+        `held` is the checksum of what the device holds, if it says that. With `coarse` the `owner` may be sent a
+        coarse whole model, and be led on from there.
+        """
+        found = None if base is None else self._deltas_from(base, held)
+        if found is not None and (not coarse or len(found.payload) <= self._coarse_bytes):
+            self._apart.drop(owner)
+            return found
+        if coarse and self._apart.has_room(owner) and (apart := self._offer_apart(base, held, owner)) is not None:
+            return apart
+        self._apart.drop(owner)
         if found is not None:
             return found
         published = self.published
@@ -162,10 +191,60 @@ class Publisher:
         self._codec = make_codec(state.codec, self._spec)
         self._checksum = state.checksum
         self._steps = deque(steps)
+        self._checksums = {state.number: state.checksum}
+        self._apart.clear()
 
-    def _deltas_from(self, base: int) -> Offer | None:
-        """Return the steps from a version to the published one, if the chain still has them."""
-        if self._delta is None:
+    def needs_coding(self, base: int | None, held: int | None, owner: Hashable, *, coarse: bool) -> bool:
+        """Return whether the offer for a device has yet to be coded, for this device or for all like it."""
+        if not coarse or self._delta is None or (base is not None and self._deltas_from(base, held) is not None):
+            return False
+        if self._apart.find(owner, base, held) is None:
+            return not self._is_coarse_made
+        return (owner, base, held) not in self._apart_offers
+
+    def _offer_apart(self, base: int | None, held: int | None, owner: Hashable) -> Offer | None:
+        """Return the difference from what the device holds apart, or a coarse whole model, if one will do."""
+        assert self._delta is not None
+        published = self.published
+        made = None if base is None or held is None else self._apart_offers.get((owner, base, held))
+        if made is None and (apart := self._apart.find(owner, base, held)) is not None:
+            if apart.number == published.number:
+                deltas = Deltas(apart.number, (), apart.checksum, self._codec.name)
+                return Offer(b"", wire.checksum(b""), self._delta.name, deltas)
+            coded = self._apart.lead_on(apart, published, self._delta, self._codec)
+            if coded is not None:
+                deltas = Deltas(apart.number, (len(coded.payload),), coded.checksum, self._codec.name)
+                offer = Offer(coded.payload, wire.checksum(coded.payload), self._delta.name, deltas)
+                made = self._apart_offers[owner, apart.number, apart.checksum] = (offer, coded)
+        if made is None:
+            made = self._make_coarse(published)
+        if made is None:
+            return None
+        offer, coded = made
+        _watch(offer.payload, self._given)
+        if coded.checksum == self._checksum:
+            self._apart.drop(owner)  # nothing was dropped
+        else:
+            self._apart.put(owner, published.number, coded)
+        return offer
+
+    def _make_coarse(self, published: Snapshot) -> tuple[Offer, Coarse] | None:
+        """Return the coarse whole model, which is coded once for all devices."""
+        if not self._is_coarse_made:
+            self._is_coarse_made = True
+            coded = self._apart.code_whole(published, make_codec(COARSE, self._spec))
+            if coded is not None:
+                self._coarse = Offer(coded.payload, wire.checksum(coded.payload), COARSE), coded
+        return self._coarse
+
+    @property
+    def _coarse_bytes(self) -> int:
+        """The length of a coarse whole model."""
+        return make_codec(COARSE, self._spec).payload_bytes_max
+
+    def _deltas_from(self, base: int, held: int | None) -> Offer | None:
+        """Return the steps from a version to the published one, if the chain still has them and it is held."""
+        if self._delta is None or (held is not None and self._checksums.get(base, held) != held):
             return None
         if base in self._offers:
             return self._offers[base]
@@ -199,6 +278,8 @@ class Publisher:
         self._outdated.update(self._given)
         self._given.clear()
         self._offers.clear()
+        self._apart_offers.clear()
+        self._coarse, self._is_coarse_made = None, False
         self._joined = None
 
     def _empty_vector(self) -> Vector:

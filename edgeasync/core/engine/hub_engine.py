@@ -12,7 +12,7 @@ still: devices that ask for something are told to try again, and no lease ends.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -126,6 +126,7 @@ class HubEngine:
             shell,
             self._outbox,
             assign=self._assign,
+            prepare=self._prepare,
             handle=self._handle,
             restored=self._outgoing.drop_all_suspended,
         )
@@ -464,7 +465,10 @@ class HubEngine:
             return  # the device has gone while the assignment waited for a fold
         kept = self._outgoing.resume(effect.peer, member)
         if kept is None:
-            version, offer = effect.version, self._publisher.offer(effect.base, effect.codec)
+            version = effect.version
+            offer = self._publisher.offer(
+                effect.base, effect.codec, held=effect.held, owner=member.owner, coarse=effect.coarse
+            )
         else:
             # The device holds the beginning of an older version.
             before, payload = kept
@@ -480,6 +484,16 @@ class HubEngine:
             push_codec=effect.push_codec,
         )
         self._announce(member, message, offer.payload)
+
+    def _prepare(self, effect: Assign) -> Callable[[], object] | None:
+        """Return the coding that an assignment needs, and that takes long with a large model."""
+        member = self.core.members.by_peer(effect.peer)
+        if member is None or self._outgoing.can_resume(effect.peer, member.owner):
+            return None
+        base, held, owner, coarse = effect.base, effect.held, member.owner, effect.coarse
+        if not self._publisher.needs_coding(base, held, owner, coarse=coarse):
+            return None
+        return partial(self._publisher.offer, base, effect.codec, held=held, owner=owner, coarse=coarse)
 
     def _send_graph(self, peer: Peer) -> None:
         graph, member = self.core.graph, self.core.members.by_peer(peer)

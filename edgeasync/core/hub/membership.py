@@ -73,7 +73,8 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     """One device that the hub knows, live or not. All fields are durable.
 
     The attributes `link` and `codec_push`, which is chosen for the link, are not durable: the hub measures the
-    link again after a restart.
+    link again after a restart. Nor are `held`, the checksum of what the device says it holds as `version`, and
+    `coarse`, whether it may be sent a coarse whole model: both follow from what it says in a session.
     """
 
     device_id: str
@@ -112,6 +113,8 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     def __post_init__(self) -> None:
         self.link = LinkEstimate()
         self.codec_push = "identity"
+        self.held: int | None = None
+        self.coarse = False
 
     @property
     def owner(self) -> Owner:
@@ -276,7 +279,7 @@ class Membership:
         member.history.examples = hello.profile.examples
         member.history.local_steps_max = hello.profile.local_steps_max
         member.history.updated_s = 0.0
-        member.assigned = member.version = None
+        member.assigned = member.version = member.held = None
         self._by_session.pop(member.session, None)
         member.session = session
         self._by_session[session] = member

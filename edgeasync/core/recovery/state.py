@@ -43,9 +43,9 @@ def upgrade(core: dict[str, Any], made_by: int) -> dict[str, Any]:
     """Convert the fields of a `CoreState` of an older format to the names and places of this one."""
     if made_by < 4:
         _rename(core, made_by)
-    # Format 4 had no keys.
-    _take_digests(core)
-    _give_to_voters(core)
+    if made_by < 6:
+        _take_digests(core)
+        _give_to_voters(core)  # format 4 had no keys
     return core
 
 
