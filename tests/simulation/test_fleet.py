@@ -338,7 +338,7 @@ def converse(monkeypatch, hub_speaks, kind):
     return device, hub, versions
 
 
-@pytest.mark.parametrize(("hub_speaks", "spoken"), [((1,), 1), ((1, 2), 2), ((2, 3), 3), ((3, 4), 3)])
+@pytest.mark.parametrize(("hub_speaks", "spoken"), [((1,), 1), ((1, 2), 2), ((2, 3), 3), ((3, 4), 4), ((4, 5), 4)])
 def test_a_device_speaks_what_the_hub_has_chosen(monkeypatch, hub_speaks, spoken):
     _, hub, versions = converse(monkeypatch, hub_speaks, Idle)
     assert hub.core.updates_applied >= 3

@@ -173,8 +173,8 @@ def make_messages():
     ack = Ack(7, Duplicate(Rejected("stale")))
     return [
         Hello(
-            (1, 2, 3, 4), "device-1", bytes.fromhex(STATE_ID), 3, SESSION, 6, PROFILE, ("identity", "int8"), "a" * 32,
-            1 << 18,
+            (1, 2, 3, 4), "device-1", bytes.fromhex(STATE_ID), 3, SESSION, 6, PROFILE, ("identity", "int8"),
+            "a" * 32, 1 << 18,
         ),
         Welcome(
             SESSION, MODEL.spec, {"local": {"batch_size": 8}}, 6, "int8", 5.0, 15.0, 1 << 20, "b" * 64, 4096,

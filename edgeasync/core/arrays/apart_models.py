@@ -3,7 +3,7 @@
 A device whose model the chain does not lead on from is sent the whole model in a coarse codec. So it holds another
 model than the chain's, and the hub remembers which. The next difference for this device starts from there, and so
 contains what the coding dropped: error feedback at the hub. An update is relative to what its device holds, and so
-is as good as any.
+is as good as any. Who stays is sent the whole model exactly after a while, which the chain leads on from.
 """
 
 from collections.abc import Hashable
@@ -21,6 +21,9 @@ from edgeasync.protocol.codecs import Codec, VectorSource, copy_range
 APART_MAX = 8
 """How many devices' models are remembered, each a vector. Any further device is sent the whole model exactly."""
 
+DIFFERENCES_MAX = 8
+"""After this many differences a device is sent the whole model exactly, and makes room for another device."""
+
 UNUSED_MAX = 64
 """After this many publications a model that no device has named is forgotten."""
 
@@ -29,11 +32,12 @@ ERROR_MAX = 0.02
 
 
 class Apart(NamedTuple):
-    """What a device holds at a version beside the chain; `since` is the publication at which it was sent."""
+    """What a device holds beside the chain: a version, after how many differences, since which publication."""
 
     number: int
     checksum: int
     vector: Vector
+    differences: int
     since: int
 
 
@@ -72,13 +76,16 @@ class ApartModels:
         apart = self._held.get(owner)
         return apart if apart is not None and (apart.number, apart.checksum) == (number, checksum) else None
 
-    def has_room(self, owner: Hashable) -> bool:
-        """Return whether a model may be remembered for this device."""
-        return owner in self._held or len(self._held) < APART_MAX
+    def may_hold(self, owner: Hashable, apart: Apart | None) -> bool:
+        """Return whether a device may be sent a model beside the chain now; `apart` is what it holds there."""
+        if apart is None:
+            return owner in self._held or len(self._held) < APART_MAX
+        return apart.differences < DIFFERENCES_MAX
 
-    def put(self, owner: Hashable, number: int, sent: Coarse) -> None:
+    def put(self, owner: Hashable, number: int, sent: Coarse, before: Apart | None) -> None:
         """Remember what a device is sent, in place of what it held."""
-        self._held[owner] = Apart(number, sent.checksum, sent.vector, self._publications)
+        differences = 0 if before is None else before.differences + 1
+        self._held[owner] = Apart(number, sent.checksum, sent.vector, differences, self._publications)
 
     def drop(self, owner: Hashable) -> None:
         """Forget a device: what it is sent is the chain's."""

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edgeasync.core.arrays.apart_models import ApartModels, Coarse
+from edgeasync.core.arrays.apart_models import Apart, ApartModels, Coarse
 from edgeasync.core.arrays.buffers import BufferPool
 from edgeasync.core.arrays.delta_chain import Difference, follow, is_finite
 from edgeasync.core.arrays.hub_model import POOLED_BYTES_MIN, Model, Snapshot
@@ -73,7 +73,7 @@ class Publisher:
         self._fitting = (-1, "", False)
         # Made from the version published now, and dropped with it:
         self._offers: dict[int, Offer] = {}
-        self._apart_offers: dict[tuple[Hashable, int, int], tuple[Offer, Coarse]] = {}
+        self._led_on: dict[Hashable, tuple[Apart, tuple[Offer, Coarse]]] = {}
         self._coarse: tuple[Offer, Coarse] | None = None
         self._is_coarse_made = False
         self._joined: memoryview | None = None
@@ -137,11 +137,10 @@ class Publisher:
         coarse whole model, and be led on from there.
         """
         found = None if base is None else self._deltas_from(base, held)
-        if found is not None and (not coarse or len(found.payload) <= self._coarse_bytes):
-            self._apart.drop(owner)
-            return found
-        if coarse and self._apart.has_room(owner) and (apart := self._offer_apart(base, held, owner)) is not None:
-            return apart
+        if coarse and (found is None or len(found.payload) > self._coarse_bytes):
+            apart = self._apart.find(owner, base, held)
+            if self._may_be_apart(owner, apart) and (offer := self._offer_apart(owner, apart)) is not None:
+                return offer
         self._apart.drop(owner)
         if found is not None:
             return found
@@ -196,28 +195,34 @@ class Publisher:
 
     def needs_coding(self, base: int | None, held: int | None, owner: Hashable, *, coarse: bool) -> bool:
         """Return whether the offer for a device has yet to be coded, for this device or for all like it."""
-        if not coarse or self._delta is None or (base is not None and self._deltas_from(base, held) is not None):
+        if not coarse or (base is not None and self._deltas_from(base, held) is not None):
             return False
-        if self._apart.find(owner, base, held) is None:
+        apart = self._apart.find(owner, base, held)
+        if not self._may_be_apart(owner, apart):
+            return False
+        if apart is None:
             return not self._is_coarse_made
-        return (owner, base, held) not in self._apart_offers
+        return apart.number != self.published.number and apart is not self._led_on.get(owner, (None,))[0]
 
-    def _offer_apart(self, base: int | None, held: int | None, owner: Hashable) -> Offer | None:
+    def prepare(self, base: int | None, held: int | None, owner: Hashable) -> None:
+        """Code the offer for a device whose offer `needs_coding`; runs in the background."""
+        apart = self._apart.find(owner, base, held)
+        if apart is None:
+            self._make_coarse(self.published)
+        elif apart.number != self.published.number:
+            self._lead_on(owner, apart)
+
+    def _may_be_apart(self, owner: Hashable, apart: Apart | None) -> bool:
+        """Return whether a device may hold another model than the chain's; at the chain's beginning none does."""
+        return bool(self._steps) and self._apart.may_hold(owner, apart)
+
+    def _offer_apart(self, owner: Hashable, apart: Apart | None) -> Offer | None:
         """Return the difference from what the device holds apart, or a coarse whole model, if one will do."""
-        assert self._delta is not None
         published = self.published
-        made = None if base is None or held is None else self._apart_offers.get((owner, base, held))
-        if made is None and (apart := self._apart.find(owner, base, held)) is not None:
-            if apart.number == published.number:
-                deltas = Deltas(apart.number, (), apart.checksum, self._codec.name)
-                return Offer(b"", wire.checksum(b""), self._delta.name, deltas)
-            coded = self._apart.lead_on(apart, published, self._delta, self._codec)
-            if coded is not None:
-                deltas = Deltas(apart.number, (len(coded.payload),), coded.checksum, self._codec.name)
-                offer = Offer(coded.payload, wire.checksum(coded.payload), self._delta.name, deltas)
-                made = self._apart_offers[owner, apart.number, apart.checksum] = (offer, coded)
-        if made is None:
-            made = self._make_coarse(published)
+        if apart is not None and apart.number == published.number:
+            deltas = Deltas(apart.number, (), apart.checksum, self._codec.name)
+            return self._offer_of(b"", deltas)
+        made = self._make_coarse(published) if apart is None else self._lead_on(owner, apart)
         if made is None:
             return None
         offer, coded = made
@@ -225,8 +230,25 @@ class Publisher:
         if coded.checksum == self._checksum:
             self._apart.drop(owner)  # nothing was dropped
         else:
-            self._apart.put(owner, published.number, coded)
+            self._apart.put(owner, published.number, coded, apart)
         return offer
+
+    def _lead_on(self, owner: Hashable, apart: Apart) -> tuple[Offer, Coarse] | None:
+        """Return the difference for a device, which is coded once."""
+        assert self._delta is not None
+        before, made = self._led_on.get(owner, (None, None))
+        if before is not apart or made is None:
+            coded = self._apart.lead_on(apart, self.published, self._delta, self._codec)
+            if coded is None:
+                return None
+            deltas = Deltas(apart.number, (len(coded.payload),), coded.checksum, self._codec.name)
+            made = self._offer_of(coded.payload, deltas), coded
+            self._led_on[owner] = apart, made
+        return made
+
+    def _offer_of(self, payload: wire.Buffer, deltas: Deltas) -> Offer:
+        assert self._delta is not None
+        return Offer(payload, wire.checksum(payload), self._delta.name, deltas)
 
     def _make_coarse(self, published: Snapshot) -> tuple[Offer, Coarse] | None:
         """Return the coarse whole model, which is coded once for all devices."""
@@ -251,9 +273,8 @@ class Publisher:
         if base != self.published.number and all(number != base for number, _ in self._steps):
             return None
         steps = [step for number, step in self._steps if number >= base]
-        payload = self._join(steps)
         deltas = Deltas(base, tuple([len(step) for step in steps]), self._checksum, self._codec.name)
-        offer = self._offers[base] = Offer(payload, wire.checksum(payload), self._delta.name, deltas)
+        offer = self._offers[base] = self._offer_of(self._join(steps), deltas)
         return offer
 
     def _join(self, newest: list[wire.Buffer]) -> wire.Buffer:
@@ -278,7 +299,7 @@ class Publisher:
         self._outdated.update(self._given)
         self._given.clear()
         self._offers.clear()
-        self._apart_offers.clear()
+        self._led_on.clear()
         self._coarse, self._is_coarse_made = None, False
         self._joined = None
 

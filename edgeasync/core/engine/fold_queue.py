@@ -46,7 +46,7 @@ class FoldQueue:
         outbox: Outbox,
         *,
         assign: Callable[[Assign], None],
-        prepare: Callable[[Assign], Callable[[], object] | None],
+        prepare: Callable[[Assign], Callable[[], None] | None],
         handle: Callable[[HubEvent], None],
         restored: Callable[[], None],
     ) -> None:
@@ -105,7 +105,7 @@ class FoldQueue:
     def _begin_assignment(self, effect: Assign) -> None:
         """Send an assignment, after the coding that only it needs."""
 
-        def assign(_: object) -> None:
+        def assign(_: None) -> None:
             self.assignments -= 1
             self._assign(effect)
 

@@ -485,15 +485,15 @@ class HubEngine:
         )
         self._announce(member, message, offer.payload)
 
-    def _prepare(self, effect: Assign) -> Callable[[], object] | None:
+    def _prepare(self, effect: Assign) -> Callable[[], None] | None:
         """Return the coding that an assignment needs, and that takes long with a large model."""
         member = self.core.members.by_peer(effect.peer)
         if member is None or self._outgoing.can_resume(effect.peer, member.owner):
             return None
-        base, held, owner, coarse = effect.base, effect.held, member.owner, effect.coarse
-        if not self._publisher.needs_coding(base, held, owner, coarse=coarse):
+        device = effect.base, effect.held, member.owner
+        if not self._publisher.needs_coding(*device, coarse=effect.coarse):
             return None
-        return partial(self._publisher.offer, base, effect.codec, held=held, owner=owner, coarse=coarse)
+        return partial(self._publisher.prepare, *device)
 
     def _send_graph(self, peer: Peer) -> None:
         graph, member = self.core.graph, self.core.members.by_peer(peer)
