@@ -222,7 +222,7 @@ class Assignment(Message, frozen=True, gc=False):
     """Hub to device: train `local_steps` steps from this version. The payload is the coded model, or `deltas`.
 
     With `transfer` above 0 the payload follows in pieces once the device grants credit. `push_codec`, if given, is
-    the codec of the device's payloads from now on.
+    the codec of the device's payloads from now on. Since protocol version 4 the coded model may be coarse.
     """
 
     kind = 6

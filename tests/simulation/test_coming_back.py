@@ -43,7 +43,7 @@ class World:
             spec=MODEL.spec,
             initial=MODEL.initial(0),
             policy=Policy(aggregate=BufferedAggregator(count=1), frequency=FixedFrequency(local_steps=4)),
-            settings=HubCoreSettings(codec=CodecSettings(push="int8", delta=delta)),
+            settings=HubCoreSettings(codec=CodecSettings(push="int8", delta=delta, publish_s=1e-6)),
             seed=0,
         )
         link = LinkProfile(1e6, 1e6)
@@ -92,6 +92,7 @@ def test_who_was_away_takes_a_quarter_of_a_model(keeps, away):
 def test_who_still_holds_the_newest_version_is_sent_nothing():
     world = World(keeps=True)
     world.stays.cut_power()
+    world.versions(1)
     world.trains_again()
     world.goes.spool = None  # it was killed in training: the update that was kept has its answer
     assert world.go(away=0) < HEADERS

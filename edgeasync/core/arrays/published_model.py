@@ -213,7 +213,7 @@ class Publisher:
             self._lead_on(owner, apart)
 
     def _may_be_apart(self, owner: Hashable, apart: Apart | None) -> bool:
-        """Return whether a device may hold another model than the chain's; at the chain's beginning none does."""
+        """Return whether a device may hold another model than the chain's: not at the beginning."""
         return bool(self._steps) and self._apart.may_hold(owner, apart)
 
     def _offer_apart(self, owner: Hashable, apart: Apart | None) -> Offer | None:
