@@ -157,7 +157,7 @@ def run_processes(commands: Commands, seconds: float, capped: tuple[str, ...]) -
     training, _ = split_digits()
     data = Path(commands.folder) / "digits.npz"
     np.savez(data, x=training.x, y=training.y)
-    settings = commands.settings(model='kind = "mlp"\ninputs = 64\nhidden = [256]\nclasses = 10', more="")
+    settings = commands.settings(model='kind = "mlp"\ninputs = 64\nhidden = [1024]\nclasses = 10', more="")
     _, address = commands.hub(settings)
     if capped:
         commands.agent(address, "capped", *capped, data=data, step_s=STEP_S)

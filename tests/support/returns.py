@@ -61,7 +61,7 @@ def returns(commands, times, *, versions, spool="full", step_s=0.02):
         before = device(fetch_status(address, PATIENCE_S))["bytes_down"]
         goes = start()
         goes.wait_for("joined")
-        # The first bytes beyond headers are the assignment's, which a short status may find under way.
+        # The first bytes beyond headers are the assignment's, which may still be in flight.
         seen = status_when(address, lambda s, known=before: device(s)["bytes_down"] > known + 2000)
         taken.append((device(seen)["bytes_down"] - before) / MODEL.spec.nbytes)
     for one in (goes, stays, hub):
