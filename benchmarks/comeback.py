@@ -1,5 +1,7 @@
 """How soon a fleet is back after kills of its hub or of its devices, and thousands of devices after a restart.
 
+And what a device takes that was away and restarted.
+
 Run as `python -m benchmarks.comeback`. Real processes run, and the checks of the tests are made here too: no
 acknowledged update is lost, and no update counts twice. It ends with exit code 1 if anything takes longer than its
 bound.
@@ -10,12 +12,14 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
 from tests.support.crowds import churn, joins
 from tests.support.kills import EXACT, OFTEN, SELDOM, kill_hubs
 from tests.support.processes import Commands
+from tests.support.returns import returns
 
 GOES_ON_S = 5.0
 """Seconds after a restart until every agent has its next answer."""
@@ -25,6 +29,11 @@ BACK_S = 5.0
 
 WELCOMED_S = 10.0
 """Seconds after a hub's restart until thousands of devices are members again."""
+
+TAKEN_MAX = 0.3
+"""Of a whole model of four bytes a value: what a device takes that was away for ten versions and restarted."""
+
+AWAY_VERSIONS = 10
 
 LARGE_INPUTS = 300_000
 """A model of 3.6 MB: in pieces, folded by a worker."""
@@ -49,7 +58,10 @@ class Kills:
 
 @dataclass(frozen=True)
 class Effort:
-    """What to do; for churn, `processes` have `devices` each, and in each of `turns` a tenth of them is killed."""
+    """What to do; for churn, `processes` have `devices` each, and in each of `turns` a tenth of them is killed.
+
+    `returns` is how often a device goes and comes back.
+    """
 
     cases: tuple[str, ...]
     kills: tuple[Kills, ...]
@@ -57,9 +69,10 @@ class Effort:
     devices: int
     turns: int
     joining: int
+    returns: int
 
 
-CASES = ("kills", "churn", "joins")
+CASES = ("kills", "churn", "joins", "returns")
 LARGE = {"inputs": LARGE_INPUTS, "processes": 4, "step_s": 0.1}
 EFFORTS = {
     Form.FULL: Effort(
@@ -70,10 +83,14 @@ EFFORTS = {
             Kills("default policy", 20, policy=""),
             Kills("3.6 MB, checkpoints at any time", 10, checkpoint=OFTEN, options=LARGE),
         ),
-        20, 10, 20, 5000,
+        20, 10, 20, 5000, 10,
     ),
-    Form.SHORT: Effort(CASES, (Kills("few checkpoints", 10),), 8, 5, 4, 500),
-    Form.QUICK: Effort(("kills", "joins"), (Kills("few checkpoints", 1, options={"processes": 2}),), 2, 1, 1, 20),
+    Form.SHORT: Effort(CASES, (Kills("few checkpoints", 10),), 8, 5, 4, 500, 3),
+    Form.QUICK: Effort(
+        ("kills", "joins", "returns"),
+        (Kills("few checkpoints", 1, options={"processes": 2}),),
+        2, 1, 1, 20, 1,
+    ),
 }  # fmt: skip
 
 
@@ -116,6 +133,15 @@ def measure_joins(count: int, commands: Commands, results: Results) -> None:
     results.add("restart", f"{count:,} devices", {key.replace("_", " "): seen[key] for key in counts})
 
 
+def measure_returns(count: int, commands: Commands, results: Results) -> None:
+    """Stop or kill a device again and again, and start it when ten versions have passed."""
+    for name, spool in (("keeps its model", "full"), ("keeps no model", "identity")):
+        taken = returns(commands, count, versions=AWAY_VERSIONS, spool=spool)
+        row = f"away for {AWAY_VERSIONS} versions, {name}"
+        results.add("bytes taken, of a whole model of float32", row, {"mean": fmean(taken), "most": max(taken)})
+        results.bound(row, max(taken), TAKEN_MAX)
+
+
 def add_quantiles(results: Results, name: str, quantiles: list[float]) -> None:
     """Add a row of seconds."""
     results.add("seconds", name, dict(zip(QUANTILES, quantiles, strict=True)))
@@ -125,7 +151,7 @@ def parse() -> argparse.Namespace:
     """Return the arguments."""
     parser = make_parser("How soon a fleet is back after kills and restarts.")
     parser.add_argument(
-        "--case", nargs="+", choices=CASES, help="only these [default: all; with --quick: kills joins]"
+        "--case", nargs="+", choices=CASES, help="only these [default: all; with --quick: no churn]"
     )
     return parser.parse_args()
 
@@ -139,6 +165,7 @@ def main() -> None:
         "kills": [(kills.name, partial(measure_kills, kills)) for kills in effort.kills],
         "churn": [("kills of devices", partial(measure_churn, effort))],
         "joins": [(f"{effort.joining:,} devices at once", partial(measure_joins, effort.joining))],
+        "returns": [("a device that goes and comes back", partial(measure_returns, effort.returns))],
     }
     for case in arguments.case or effort.cases:
         for name, measure in work[case]:

@@ -47,13 +47,14 @@ class Fleet(msgspec.Struct, frozen=True, gc=False):
     `voters_live` counts the voters with a device that holds its lease: keys or, without keys, devices. Where
     several devices of a voter do, `names` has their number, and each of them has that part of its vote. `period_s`
     is the usual time between two exchanges of a device, `examples_mean` the mean size of a device's data; both are
-    0 before they are known.
+    0 before they are known. `rare` has the live devices that exchange far more rarely than that, and their votes.
     """
 
     voters_live: float
     period_s: float = 0.0
     examples_mean: float = 0.0
     names: Mapping[str, int] = {}
+    rare: Mapping[str, float] = {}
 
     def vote(self, voter: str) -> float:
         """Return the part of its voter's vote that one device has."""
@@ -197,7 +198,8 @@ class QuorumAggregator(Averaging, frozen=True, tag_field="kind", tag="quorum"):
     """Fold when all live devices have pushed, or a short grace after a share of them have pushed.
 
     The devices wait for the fold, but slow devices do not delay it: their updates count in the next version, as
-    stale ones. Times are in periods, the usual time between two exchanges of a device.
+    stale ones. Nobody waits for rare devices once all others have pushed. Times are in periods, the usual time
+    between two exchanges of a device.
     """
 
     paper: ClassVar[str] = "backup workers, Chen et al. 2016 (arXiv:1604.00981)"
@@ -221,7 +223,13 @@ class QuorumAggregator(Averaging, frozen=True, tag_field="kind", tag="quorum"):
             return arrivals[-1]
         due_s = arrivals[0] + self.patience * (fleet.period_s or PERIOD_S)
         quorum_s = _reached_s(arrivals, votes, self.share * fleet.voters_live)
-        return due_s if quorum_s is None else min(due_s, quorum_s + self.grace * fleet.period_s)
+        if quorum_s is not None:
+            due_s = min(due_s, quorum_s + self.grace * fleet.period_s)
+        if fleet.rare and (often := [one for one in buffered if one.device_id not in fleet.rare]):
+            needed = fleet.voters_live - math.fsum(fleet.rare.values())
+            all_s = _reached_s(*_votes(often, fleet), needed)
+            due_s = due_s if all_s is None else min(due_s, all_s)
+        return due_s
 
 
 class SynchronousAggregator(Averaging, frozen=True, tag_field="kind", tag="synchronous"):

@@ -24,6 +24,9 @@ FIRST_STEPS = 8
 AIM = 0.95
 """Safety margin on the communication share of a slow link: measurements are noisy."""
 
+RARE = 4.0
+"""Nobody waits for a device that needs more than this many periods of the quick devices for an exchange."""
+
 GAIN_MIN = 0.25
 SHRINK = 0.7
 AGREEMENT_MIN = 0.0
@@ -46,13 +49,19 @@ class Cadence(msgspec.Struct, frozen=True):
 
     `period_s` is the usual time between two exchanges of a device (0 before anything is measured). `gain` is the
     factor that shortens it while models drift apart (1: not at all), and `cause` says why. `steps_factor`
-    multiplies the local steps while a remedy against divergence is active (1: not at all).
+    multiplies the local steps while a remedy against divergence is active (1: not at all). `quick_s` is the period
+    that a third of the devices could keep if they were alone (0 before anything is measured).
     """
 
     period_s: float = 0.0
     gain: float = 1.0
     steps_factor: float = 1.0
     cause: str = ""
+    quick_s: float = 0.0
+
+    def is_rare(self, device: DeviceHistory) -> bool:
+        """Return whether the device's cycle is longer than `RARE` periods of the quick devices."""
+        return device.cycle_s > RARE * self.quick_s > 0.0
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -85,8 +94,10 @@ class FixedFrequency(Section, frozen=True, tag_field="kind", tag="fixed"):
     local_steps: Annotated[LocalSteps, Meta(description="between two exchanges")] = 16
 
     def retune(self, cadence: Cadence, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Cadence:  # noqa: ARG002
-        """Return the median cycle of the devices as the period."""
-        return msgspec.structs.replace(cadence, period_s=_median([device.cycle_s for device in devices]))
+        """Return the median cycle of the devices that are not rare as the period."""
+        quick_s = _quick(cycles := [device.cycle_s for device in devices])
+        period_s = _median([cycle_s for cycle_s in cycles if cycle_s <= RARE * quick_s])
+        return msgspec.structs.replace(cadence, period_s=period_s, quick_s=quick_s)
 
     def interval(self, device: DeviceHistory, cadence: Cadence) -> Interval:
         """Return `local_steps`."""
@@ -113,7 +124,7 @@ class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
 
     def retune(self, cadence: Cadence, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Cadence:  # noqa: ARG002
         """Return the given time as the period."""
-        return msgspec.structs.replace(cadence, period_s=self.seconds)
+        return msgspec.structs.replace(cadence, period_s=self.seconds, quick_s=self.seconds)
 
     def interval(self, device: DeviceHistory, cadence: Cadence) -> Interval:
         """Return the steps that fit."""
@@ -135,7 +146,8 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
     The period is the longer of two times: `period_steps_min` steps and one exchange of the median device; and the
     time of which that device's communication takes `communication_share`. While `metric` demands it, the period
     shrinks, down to a quarter. A device exchanges less often if communication would take more than
-    `communication_share_max` of its time.
+    `communication_share_max` of its time. A device that is rare for that or for its slow steps does not count for
+    the median.
 
     `metric`: with "loss_variance" the period shrinks while the variance of the losses is over four times its
     median; with "divergence" while updates that are folded together point apart (mean cosine under 0); with
@@ -175,13 +187,26 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         measured = [device for device in devices if device.step_s]
         if not measured:
             return cadence
-        step_s = _median([device.step_s for device in measured])
-        communication_s = _median([device.communication_s for device in measured])
-        period_s = max(
-            communication_s / self.communication_share, communication_s + self.period_steps_min * step_s
+        quick_s = _quick(
+            [max(self._period_s(one.step_s, one.communication_s), self._shortest_s(one)) for one in measured]
         )
+        usual = [device for device in measured if self._shortest_s(device) <= RARE * quick_s]
+        step_s = _median([device.step_s for device in usual])
+        communication_s = _median([device.communication_s for device in usual])
+        period_s = self._period_s(step_s, communication_s)
         gain, cause = self._gain(cadence.gain, fleet)
-        return Cadence(communication_s + (period_s - communication_s) * gain, gain, cadence.steps_factor, cause)
+        period_s = communication_s + (period_s - communication_s) * gain
+        return Cadence(period_s, gain, cadence.steps_factor, cause, quick_s)
+
+    def _period_s(self, step_s: float, communication_s: float) -> float:
+        """Return the period of devices with these times, before `metric` shortens it."""
+        by_link = communication_s / self.communication_share
+        return max(by_link, communication_s + self.period_steps_min * step_s)
+
+    def _shortest_s(self, device: DeviceHistory) -> float:
+        """Return the shortest time between two exchanges of a device."""
+        by_link = device.communication_s / self.communication_share_max
+        return max(by_link, device.communication_s + self.local_steps_min * device.step_s)
 
     def interval(self, device: DeviceHistory, cadence: Cadence) -> Interval:
         """Return the steps that fit into the period, or those that a slow link asks for."""
@@ -223,6 +248,11 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
 
 def _median(values: list[float]) -> float:
     return statistics.median(values) if values else 0.0
+
+
+def _quick(values: list[float]) -> float:
+    """Return the time that a third of the devices keep to; the quickest one's where there are two or three."""
+    return sorted(values)[(len(values) - 1) // 3] if values else 0.0
 
 
 def _check_steps(name: str, steps: int, local_steps_max: int) -> None:

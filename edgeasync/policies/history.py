@@ -222,7 +222,8 @@ class DeviceHistory(msgspec.Struct, array_like=True):
     `examples` is the size of its data, `local_steps_max` its own limit (0: no limit). `step_s` is the time of a
     local step, `communication_s` the part of a cycle in which the device neither trained nor waited for a flush.
     `counted` says whether its last update counted, and `bound` which bound keeps its steps from the controller's
-    aim. The losses are `None`, and the score is NaN, if its last update did not tell them.
+    aim. The losses are `None`, and the score is NaN, if its last update did not tell them. `updated_s` is the
+    core's time of its last update, 0 since it joined again.
     """
 
     examples: int = 0
@@ -244,6 +245,14 @@ class DeviceHistory(msgspec.Struct, array_like=True):
     recent_communication_s: list[float] = []
     bound: str = ""
     base_losses: BaseLosses = msgspec.field(default_factory=BaseLosses)
+    updated_s: float = 0.0
+    recent_period_s: list[float] = []
+
+    def observe_arrival(self, now_s: float) -> None:
+        """Record the time since the device's last update."""
+        if self.updated_s:
+            add_recent(self.recent_period_s, now_s - self.updated_s, RECENT)
+        self.updated_s = now_s
 
     def observe(
         self,
@@ -291,6 +300,11 @@ class DeviceHistory(msgspec.Struct, array_like=True):
     def cycle_s(self) -> float:
         """Seconds from one exchange to the next with the steps last assigned, without the wait for a flush."""
         return self.communication_s + self.step_s * (self.assigned_steps or self.local_steps)
+
+    @property
+    def period_s(self) -> float:
+        """The time between two exchanges as it was, the wait for a flush included; 0 before the second."""
+        return median(self.recent_period_s) if self.recent_period_s else 0.0
 
     @property
     def communication_share(self) -> float:

@@ -10,11 +10,14 @@ from msgspec import Meta
 
 from edgeasync.parameters import ParameterSpec
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """The newest version, which is used if both sides know it."""
 
-PROTOCOL_VERSIONS = (1, 2, PROTOCOL_VERSION)
+PROTOCOL_VERSIONS = (1, 2, 3, PROTOCOL_VERSION)
 """All versions that are read and written; messages before both sides have agreed on one use the first."""
+
+HELD_VERSION = 4
+"""The first version of the protocol in which a device says the checksum of the model that it holds."""
 
 DEVICE_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(/[0-9]{1,3})?\Z"
 
@@ -144,14 +147,15 @@ class Welcome(Message, frozen=True):
 class Fetch(Message, frozen=True):
     """Device to hub: give me an assignment (after a welcome, or when one was refused or lost).
 
-    `version` is the one I hold, to the bit. `partial` is the checksum of an assignment's payload whose beginning I
-    hold.
+    `version` is the one I hold, as the hub sent it; since protocol version 4 `held_checksum` is that of the model
+    as float32. `partial` is the checksum of an assignment's payload whose beginning I hold.
     """
 
     kind = 3
     session: Identity
     version: ModelVersion | None = None
     partial: Unsigned64 | None = None
+    held_checksum: Unsigned64 | None = None
 
 
 class Push(Message, frozen=True, gc=False):
@@ -160,7 +164,8 @@ class Push(Message, frozen=True, gc=False):
     `loss_mean` and `loss_variance` are of my local steps; since protocol version 2 they are `None` if I know no
     loss. `score` is the loss of the assigned model on examples of my own, if I keep some for that; low is good.
     `overlap_steps` of the local steps were taken before the assignment arrived. `base_loss` is the loss of the
-    first step after it: that of the assigned model on a batch of mine.
+    first step after it: that of the assigned model on a batch of mine. `held_checksum` is that of `base` as I hold
+    it; `None` if I no longer do, and before protocol version 4.
 
     With `transfer` above 0 the payload follows in pieces of that transfer once the hub grants credit.
     """
@@ -181,6 +186,7 @@ class Push(Message, frozen=True, gc=False):
     score: float | None = None
     overlap_steps: Annotated[int, Meta(ge=0, le=2**31)] = 0
     base_loss: float | None = None
+    held_checksum: Unsigned64 | None = None
 
 
 class Quarantine(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -219,7 +225,7 @@ class Assignment(Message, frozen=True, gc=False):
     """Hub to device: train `local_steps` steps from this version. The payload is the coded model, or `deltas`.
 
     With `transfer` above 0 the payload follows in pieces once the device grants credit. `push_codec`, if given, is
-    the codec of the device's payloads from now on.
+    the codec of the device's payloads from now on. Since protocol version 4 the coded model may be coarse.
     """
 
     kind = 6

@@ -5,6 +5,7 @@ long a step takes.
 """
 
 import asyncio
+import contextlib
 import os
 import platform
 import threading
@@ -18,7 +19,7 @@ import msgspec
 import zmq
 
 from edgeasync.core.arrays.device_model import DeviceModel
-from edgeasync.core.arrays.spool import Spool, TrainerState
+from edgeasync.core.arrays.spool import HeldModel, Spool, TrainerState
 from edgeasync.core.device.effects import Report, Stop
 from edgeasync.core.device.events import Disconnected, StopRequested, Trained
 from edgeasync.core.device.machine import GRAPH_BYTES_MAX, DeviceCore
@@ -89,6 +90,12 @@ class KeptSpool(Protocol):
 
     def put_aside(self) -> object:
         """Make way, and return where what was kept is now; raises `StorageError`."""
+
+    def read_model(self) -> HeldModel | None:
+        """Return the model that was kept, `None` if there is none that can be read."""
+
+    def write_model(self, held: HeldModel) -> None:
+        """Keep this model instead; raises `StorageError`."""
 
 
 class Agent:
@@ -256,7 +263,8 @@ class Agent:
                 if waiting is not None:
                     waiting.cancel()
             try:
-                await asyncio.to_thread(self._worker.close, CLOSE_S)
+                if await asyncio.to_thread(self._worker.close, CLOSE_S):
+                    await asyncio.to_thread(self._keep_last_model)
             finally:
                 self._disconnect(LINGER_MS)
                 if self._given_context is None:
@@ -465,22 +473,35 @@ class Agent:
 
     # -- what outlives a power cut ---------------------------------------------------------------------------
 
-    def _recall(self) -> Spool | None:
+    def _recall(self) -> tuple[Spool | None, HeldModel | None]:
         """Read what was kept before this start; whatever is wrong with that costs a warning, and no more."""
         assert self._spool is not None
+        held = self._spool.read_model()
         try:
-            return self._spool.read()
+            return self._spool.read(), held
         except StorageError as error:
             self._warn_from_thread(str(error))
         except ProtocolError as error:
             self._put_aside(str(error))
-        return None
+        return None, held
 
-    def _begin_from(self, spool: Spool | None) -> None:
+    def _begin_from(self, kept: tuple[Spool | None, HeldModel | None]) -> None:
+        spool, held = kept
         if spool is not None:
             self._trainer_state = spool.trainer
-            self._engine.recall(spool)
+        self._engine.recall(spool, held)
         self._engine.begin()
+
+    def keep_model(self, held: HeldModel) -> None:
+        """Write the model. If the disk fails, `keep` tells that, and the next start fetches a whole model."""
+        assert self._spool is not None
+        with contextlib.suppress(StorageError):
+            self._spool.write_model(held)
+
+    def _keep_last_model(self) -> None:
+        """Keep the model of a device that stops; its worker has ended."""
+        if self._spool is not None and (held := self._engine.held_model()) is not None:
+            self.keep_model(held)
 
     def keep(self, spool: Spool) -> None:
         """Write what would be lost with the power; a disk that fails is told of once, until it works again."""

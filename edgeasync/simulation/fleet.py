@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from edgeasync.core.arrays.device_model import DeviceModel
-from edgeasync.core.arrays.spool import Spool, TrainerState
+from edgeasync.core.arrays.spool import HeldModel, Spool, TrainerState
 from edgeasync.core.device.effects import Report, Stop
 from edgeasync.core.device.events import Disconnected, Trained
 from edgeasync.core.device.machine import GRAPH_BYTES_MAX, DeviceCore
@@ -32,8 +32,8 @@ class SimulatedDevice:
     """A device's shell in virtual time: every local step takes `step_s`, every byte its time on the link.
 
     `start` switches it on, `cut_power` off, and `start` on again: a new start of the same state, as of an agent
-    on the same folder. With `keeps` it repeats the update that the power cut left unanswered. Speed and
-    link may change at any time, in the middle of a step or a transfer, too.
+    on the same folder. With `keeps` it repeats the update that the power cut left unanswered, and may
+    still hold a model. Speed and link may change at any time, in the middle of a step or a transfer, too.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class SimulatedDevice:
         self._sender = sender
         self._alone_steps_max = alone_steps_max
         self.spool: Spool | None = None
+        self.held: HeldModel | None = None
         self._trainer_state: TrainerState | None = None
         self._step_s = step_s
         self.up = Direction(clock, link.up_bytes_per_s, link.delay_s, f"{seed}/{device_id}/up")
@@ -116,8 +117,8 @@ class SimulatedDevice:
         self.starts += 1
         if self.starts > 1:
             self.engine = self._make_engine()
+            self.engine.recall(self.spool, self.held)
             if self.spool is not None:
-                self.engine.recall(self.spool)
                 self._trainer_state = self.spool.trainer
         self.engine.begin()
         self._schedule_tick()
@@ -278,6 +279,10 @@ class SimulatedDevice:
             None if spool.residual is None else spool.residual.copy(),
             {name: array.copy() for name, array in trainer.items()},
         )
+
+    def keep_model(self, held: HeldModel) -> None:
+        """Keep a copy that outlives a power cut."""
+        self.held = msgspec.structs.replace(held, values=held.values.copy())
 
     def put_aside(self, reason: str) -> None:
         """Forget what was kept."""

@@ -338,7 +338,7 @@ def converse(monkeypatch, hub_speaks, kind):
     return device, hub, versions
 
 
-@pytest.mark.parametrize(("hub_speaks", "spoken"), [((1,), 1), ((1, 2), 2), ((2, 3), 3), ((3, 4), 3)])
+@pytest.mark.parametrize(("hub_speaks", "spoken"), [((1,), 1), ((1, 2), 2), ((2, 3), 3), ((3, 4), 4), ((4, 5), 4)])
 def test_a_device_speaks_what_the_hub_has_chosen(monkeypatch, hub_speaks, spoken):
     _, hub, versions = converse(monkeypatch, hub_speaks, Idle)
     assert hub.core.updates_applied >= 3
@@ -409,3 +409,35 @@ def test_what_is_shown_is_what_is_done(bounds, steps):
     console = Console(width=200, file=io.StringIO())
     console.print(describe_status(status | {"address": "", "pid": 0}))
     assert words in console.file.getvalue()
+
+
+# -- a device whose link is capped -----------------------------------------------------------------------------
+
+CAPPED = LinkProfile(16 << 10, 16 << 10, 0.005)
+
+
+def beside(*links, seconds=30.0):
+    """Return a fleet under the default policy after a while: its status, and the exchanges of the first device."""
+    clock, spec = VirtualClock(), MlpModel(inputs=64, hidden=(256,), classes=10).spec
+    hub = SimulatedHub(
+        clock,
+        spec=spec,
+        initial=np.zeros(spec.length, np.float32),
+        policy=Policy(),
+        settings=HubCoreSettings(),
+        seed=0,
+    )
+    for number, link in enumerate((LinkProfile(), *links)):
+        SimulatedDevice(clock, hub, f"device-{number}", Idle(spec), step_s=0.05, link=link, examples=400).start()
+    clock.run(lambda: False, seconds)
+    return hub.core.status(clock.now_s), hub.core.members.members["device-0"].history.updates
+
+
+def test_a_capped_device_holds_up_nobody_and_the_period_shown_is_kept():
+    _, alone = beside()
+    for links in ((CAPPED,), (CAPPED, CAPPED), (LinkProfile(), CAPPED)):
+        status, exchanges = beside(*links)
+        assert exchanges >= 0.8 * alone
+        assert status["tempo"]["period_s"] == pytest.approx(30.0 / exchanges, rel=0.1)
+        assert status["devices"][0]["period_s"] == pytest.approx(30.0 / exchanges, rel=0.1)
+        assert status["devices"][-1]["updates_applied"] > 0, "who is capped counts all the same"

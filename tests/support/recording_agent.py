@@ -19,6 +19,7 @@ import xxhash
 import zmq
 
 from edgeasync import Agent, DeviceFolder, StepResult
+from edgeasync.core.hub.codec_agreement import COARSE
 
 PLACES = 3
 GROUPS = 100
@@ -56,12 +57,15 @@ class Recorder:
         self.spec = spec
         self._device = device
         self._parameters = None
+        self._apart = False
 
     def begin(self, parameters):
         """Note which version this is, and what it is."""
-        held = self._device.agent._engine._model
+        held, assignment = self._device.agent._engine._model, self._device.agent._engine.core.work._installing
+        if assignment.deltas is None:
+            self._apart = assignment.codec == COARSE
         version, digest = held.version, xxhash.xxh3_64_hexdigest(held._base.data)
-        self._device.record.note(lineage=version.lineage, number=version.number, digest=digest)
+        self._device.record.note(lineage=version.lineage, number=version.number, digest=digest, apart=self._apart)
         self._parameters = parameters
 
     def step(self):

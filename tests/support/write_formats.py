@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from edgeasync.core.arrays.spool import Spool
+from edgeasync.core.arrays.spool import HeldModel, Spool
 from edgeasync.core.device.pending_push import ModelKey
 from edgeasync.core.hub.settings import CheckpointSettings, HubCoreSettings, Liveness
 from edgeasync.data.dataset import Dataset, batches
@@ -154,11 +154,18 @@ def make_spool():
     return Spool(ModelKey("a" * 32, None, "delta"), push, payload, np.array([0.5, -1.0, 2.0], np.float32), trainer)
 
 
+def make_held():
+    """Return the model that a device held."""
+    values = np.array([0.5, -1.0, 2.0, 0.25], np.float32)
+    return HeldModel(ModelKey("a" * 32, None, "delta"), VERSION, wire.checksum(values.data.cast("B")), values)
+
+
 def write_device(folder):
     """Write a device's state folder, as `spool = "full"` keeps it."""
     folder.mkdir(parents=True)
     (folder / "identity.json").write_bytes(msgspec.json.encode(DeviceIdentity("device-1", STATE_ID, 3)))
     SpoolFile(folder, STATE_ID).write(make_spool())
+    SpoolFile(folder, STATE_ID).write_model(make_held())
 
 
 def make_messages():
@@ -166,15 +173,15 @@ def make_messages():
     ack = Ack(7, Duplicate(Rejected("stale")))
     return [
         Hello(
-            (1, 2, 3), "device-1", bytes.fromhex(STATE_ID), 3, SESSION, 6, PROFILE, ("identity", "int8"), "a" * 32,
-            1 << 18,
+            (1, 2, 3, 4), "device-1", bytes.fromhex(STATE_ID), 3, SESSION, 6, PROFILE, ("identity", "int8"),
+            "a" * 32, 1 << 18,
         ),
         Welcome(
             SESSION, MODEL.spec, {"local": {"batch_size": 8}}, 6, "int8", 5.0, 15.0, 1 << 20, "b" * 64, 4096,
             "model", "always", 0.5, 16, 2,
         ),
-        Fetch(SESSION, VERSION, 99),
-        Push(SESSION, 7, VERSION, 16, 512, None, None, 0.0625, "int8+zstd", 99, 12, 3, 0.75, 2),
+        Fetch(SESSION, VERSION, 99, 95),
+        Push(SESSION, 7, VERSION, 16, 512, None, None, 0.0625, "int8+zstd", 99, 12, 3, 0.75, 2, 94),
         Ack(6, Rejected("quarantined"), Quarantine("its norm is 9 times the median", 10)),
         Assignment(VERSION, 16, "int8", 99, 24, 3, ack, Deltas(40, (12, 12), 98, "float16"), "float16"),
         Piece(3, 1 << 20, 97),

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from edgeasync.core.arrays.delta_chain import Difference, follow, is_finite
+from edgeasync.core.arrays.spool import HeldModel
 from edgeasync.errors import ProtocolError
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.policies.aggregation import UpdateKind
@@ -28,6 +29,8 @@ class DeviceModel:
         self._base: Vector = np.zeros(spec.length, np.float32)
         self.version: ModelVersion | None = None
         """The base's version. The caller of `install` sets it, to `None` while it installs a model."""
+        self.checksum = 0
+        """The base's checksum."""
         self._trained_length = spec.trained_length
         self._residual: Vector | None = None
         self._at_push: Vector | None = None
@@ -44,6 +47,19 @@ class DeviceModel:
             raise ValueError(f"a residual of {residual.shape} is not one of {self._trained_length} values")
         self._residual = residual
 
+    @property
+    def base(self) -> Vector:
+        """The hub's model that training began from; a view that must not be changed."""
+        return self._base
+
+    def restore_base(self, held: HeldModel) -> None:
+        """Resume with the base that an earlier start held; raises `ValueError` for a vector of another length."""
+        if held.values.shape != self._base.shape or held.values.dtype != np.float32:
+            raise ValueError(f"a model of {held.values.shape} is not one of {len(self._base)} values")
+        self._base[:] = held.values
+        self.parameters[:] = held.values
+        self.version, self.checksum = held.version, held.checksum
+
     # -- installing the hub's model --------------------------------------------------------------------------
 
     def install(self, source: Source) -> None:
@@ -56,6 +72,7 @@ class DeviceModel:
             # With the base's own slice as scratch, most codecs decode in place.
             chunk = self._base[start : start + CHUNK]
             chunk[:] = source.read(start, start + len(chunk), chunk)
+        self.checksum = wire.checksum(self._base.data.cast("B"))
         self._start_from_base()
 
     def install_deltas(self, steps: Iterable[Source], rounding: Codec, checksum: int) -> None:
@@ -66,6 +83,7 @@ class DeviceModel:
         follow(self._base, steps, rounding, self._trained_length, self._base)
         if wire.checksum(self._base.data.cast("B")) != checksum:
             raise ProtocolError("this device holds another model than the hub assumes; it fetches the whole model")
+        self.checksum = checksum
         self._start_from_base()
 
     def _start_from_base(self) -> None:

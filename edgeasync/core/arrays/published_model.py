@@ -3,22 +3,24 @@
 All devices follow one published chain, so the hub keeps no copy of the model for each device. The published model
 p moves by the coded difference w - p; the next difference contains what the codec dropped from this one. Every sum
 is rounded to values that the model's codec can represent. So a device that receives the whole model holds the same
-bits as a device that applied the differences.
+bits as a device that applied the differences. A few devices hold a coarse model instead (`apart_models.py`).
 """
 
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from edgeasync.core.arrays.apart_models import Apart, ApartModels, Coarse
 from edgeasync.core.arrays.buffers import BufferPool
 from edgeasync.core.arrays.delta_chain import Difference, follow, is_finite
 from edgeasync.core.arrays.hub_model import POOLED_BYTES_MIN, Model, Snapshot
 from edgeasync.core.arrays.state_codec import Array, take_payload, take_values
+from edgeasync.core.hub.codec_agreement import COARSE
 from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.errors import StorageError
 from edgeasync.parameters import ParameterSpec, Vector
@@ -66,9 +68,14 @@ class Publisher:
         self._published: Snapshot | None = None  # stays None without a chain, to keep no old version alive
         self._checksum = 0
         self._steps: deque[tuple[int, wire.Buffer]] = deque()
+        self._checksums: dict[int, int] = {}  # of the chain's versions; not of those before the last start
+        self._apart = ApartModels(spec)
         self._fitting = (-1, "", False)
         # Made from the version published now, and dropped with it:
         self._offers: dict[int, Offer] = {}
+        self._led_on: dict[Hashable, tuple[Apart, tuple[Offer, Coarse]]] = {}
+        self._coarse: tuple[Offer, Coarse] | None = None
+        self._is_coarse_made = False
         self._joined: memoryview | None = None
         self._offered = -1  # the number of that version, without a chain
         # Memory that is counted until it is freed:
@@ -97,6 +104,7 @@ class Publisher:
             vector[:] = current.vector
             self._codec.round_in_place(vector[:trained])
             self._trim_steps(0)
+            self._apart.clear()
         else:
             random = np.random.Generator(np.random.PCG64(current.number))
             step = self._delta.encode(Difference(current.vector, base.vector, trained), random)
@@ -110,10 +118,30 @@ class Publisher:
             self._trim_steps(0)
         self._checksum = wire.checksum(vector.data.cast("B"))
         self._published = Snapshot(current.number, vector)
+        known = {number: self._checksums[number] for number, _ in self._steps if number in self._checksums}
+        self._checksums = known | {current.number: self._checksum}
+        self._apart.advance()
 
-    def offer(self, base: int | None, codec: str) -> Offer:
-        """Return the payload for a device that holds the version `base`, if any; `codec` codes a whole model."""
-        found = None if base is None else self._deltas_from(base)
+    def offer(
+        self,
+        base: int | None,
+        codec: str,
+        *,
+        held: int | None = None,
+        owner: Hashable = None,
+        coarse: bool = False,
+    ) -> Offer:
+        """Return the payload for a device that holds the version `base`, if any; `codec` codes a whole model.
+
+        `held` is the checksum of what the device holds, if it says that. With `coarse` the `owner` may be sent a
+        coarse whole model, and be led on from there.
+        """
+        found = None if base is None else self._deltas_from(base, held)
+        if coarse and (found is None or len(found.payload) > self._coarse_bytes):
+            apart = self._apart.find(owner, base, held)
+            if self._may_be_apart(owner, apart) and (offer := self._offer_apart(owner, apart)) is not None:
+                return offer
+        self._apart.drop(owner)
         if found is not None:
             return found
         published = self.published
@@ -162,19 +190,91 @@ class Publisher:
         self._codec = make_codec(state.codec, self._spec)
         self._checksum = state.checksum
         self._steps = deque(steps)
+        self._checksums = {state.number: state.checksum}
+        self._apart.clear()
 
-    def _deltas_from(self, base: int) -> Offer | None:
-        """Return the steps from a version to the published one, if the chain still has them."""
-        if self._delta is None:
+    def needs_coding(self, base: int | None, held: int | None, owner: Hashable, *, coarse: bool) -> bool:
+        """Return whether the offer for a device has yet to be coded, for this device or for all like it."""
+        if not coarse or (base is not None and self._deltas_from(base, held) is not None):
+            return False
+        apart = self._apart.find(owner, base, held)
+        if not self._may_be_apart(owner, apart):
+            return False
+        if apart is None:
+            return not self._is_coarse_made
+        return apart.number != self.published.number and apart is not self._led_on.get(owner, (None,))[0]
+
+    def prepare(self, base: int | None, held: int | None, owner: Hashable) -> None:
+        """Code the offer for a device whose offer `needs_coding`; runs in the background."""
+        apart = self._apart.find(owner, base, held)
+        if apart is None:
+            self._make_coarse(self.published)
+        elif apart.number != self.published.number:
+            self._lead_on(owner, apart)
+
+    def _may_be_apart(self, owner: Hashable, apart: Apart | None) -> bool:
+        """Return whether a device may hold another model than the chain's: not at the beginning."""
+        return bool(self._steps) and self._apart.may_hold(owner, apart)
+
+    def _offer_apart(self, owner: Hashable, apart: Apart | None) -> Offer | None:
+        """Return the difference from what the device holds apart, or a coarse whole model, if one will do."""
+        published = self.published
+        if apart is not None and apart.number == published.number:
+            deltas = Deltas(apart.number, (), apart.checksum, self._codec.name)
+            return self._offer_of(b"", deltas)
+        made = self._make_coarse(published) if apart is None else self._lead_on(owner, apart)
+        if made is None:
+            return None
+        offer, coded = made
+        _watch(offer.payload, self._given)
+        if coded.checksum == self._checksum:
+            self._apart.drop(owner)  # nothing was dropped
+        else:
+            self._apart.put(owner, published.number, coded, apart)
+        return offer
+
+    def _lead_on(self, owner: Hashable, apart: Apart) -> tuple[Offer, Coarse] | None:
+        """Return the difference for a device, which is coded once."""
+        assert self._delta is not None
+        before, made = self._led_on.get(owner, (None, None))
+        if before is not apart or made is None:
+            coded = self._apart.lead_on(apart, self.published, self._delta, self._codec)
+            if coded is None:
+                return None
+            deltas = Deltas(apart.number, (len(coded.payload),), coded.checksum, self._codec.name)
+            made = self._offer_of(coded.payload, deltas), coded
+            self._led_on[owner] = apart, made
+        return made
+
+    def _offer_of(self, payload: wire.Buffer, deltas: Deltas) -> Offer:
+        assert self._delta is not None
+        return Offer(payload, wire.checksum(payload), self._delta.name, deltas)
+
+    def _make_coarse(self, published: Snapshot) -> tuple[Offer, Coarse] | None:
+        """Return the coarse whole model, which is coded once for all devices."""
+        if not self._is_coarse_made:
+            self._is_coarse_made = True
+            coded = self._apart.code_whole(published, make_codec(COARSE, self._spec))
+            if coded is not None:
+                self._coarse = Offer(coded.payload, wire.checksum(coded.payload), COARSE), coded
+        return self._coarse
+
+    @property
+    def _coarse_bytes(self) -> int:
+        """The length of a coarse whole model."""
+        return make_codec(COARSE, self._spec).payload_bytes_max
+
+    def _deltas_from(self, base: int, held: int | None) -> Offer | None:
+        """Return the steps from a version to the published one, if the chain still has them and it is held."""
+        if self._delta is None or (held is not None and self._checksums.get(base, held) != held):
             return None
         if base in self._offers:
             return self._offers[base]
         if base != self.published.number and all(number != base for number, _ in self._steps):
             return None
         steps = [step for number, step in self._steps if number >= base]
-        payload = self._join(steps)
         deltas = Deltas(base, tuple([len(step) for step in steps]), self._checksum, self._codec.name)
-        offer = self._offers[base] = Offer(payload, wire.checksum(payload), self._delta.name, deltas)
+        offer = self._offers[base] = self._offer_of(self._join(steps), deltas)
         return offer
 
     def _join(self, newest: list[wire.Buffer]) -> wire.Buffer:
@@ -199,6 +299,8 @@ class Publisher:
         self._outdated.update(self._given)
         self._given.clear()
         self._offers.clear()
+        self._led_on.clear()
+        self._coarse, self._is_coarse_made = None, False
         self._joined = None
 
     def _empty_vector(self) -> Vector:

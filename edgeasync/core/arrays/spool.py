@@ -9,7 +9,7 @@ import numpy.typing as npt
 from edgeasync.core.device.pending_push import ModelKey
 from edgeasync.parameters import Vector
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Push
+from edgeasync.protocol.messages import ModelVersion, Push
 
 TrainerState = Mapping[str, npt.NDArray[Any]]
 """A trainer's own arrays by name: its optimizer's vectors, its place in the data."""
@@ -18,8 +18,9 @@ TrainerState = Mapping[str, npt.NDArray[Any]]
 class Spool(msgspec.Struct, frozen=True):
     """An update as it was first sent, and the state from which training resumes after it.
 
-    It holds neither the hub's model nor the parameters: the next assignment brings them. Without them a device
-    that restarted cannot undo the effect of a rejected update on the residual, so it drops the residual.
+    It holds no parameters: the next assignment brings them, or a `HeldModel` and differences from there. Without
+    them a device that restarted cannot undo the effect of a rejected update on the residual, so it drops the
+    residual.
     """
 
     model: ModelKey
@@ -27,3 +28,12 @@ class Spool(msgspec.Struct, frozen=True):
     payload: wire.Buffer
     residual: Vector | None
     trainer: TrainerState = {}
+
+
+class HeldModel(msgspec.Struct, frozen=True):
+    """The hub's model at a version, as the device holds it, with its checksum: what differences lead on from."""
+
+    model: ModelKey
+    version: ModelVersion
+    checksum: int
+    values: Vector

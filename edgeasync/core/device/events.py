@@ -18,9 +18,10 @@ class Malformed(msgspec.Struct, frozen=True, gc=False):
 
 
 class ModelInstalled(msgspec.Struct, frozen=True, gc=False):
-    """The assigned model is in the device's memory, whole and checked."""
+    """The assigned model is in the device's memory, whole and checked; `checksum` is that of the model."""
 
     assignment: Assignment
+    checksum: int | None = None
 
 
 class InstallFailed(msgspec.Struct, frozen=True, gc=False):

@@ -90,6 +90,9 @@ class DeviceWork:
         self.connected = False
         self.version: ModelVersion | None = None
         """The version that the device holds."""
+        self._held_checksum: int | None = None
+        self._recalled: tuple[ModelKey, ModelVersion, int] | None = None
+        """The model that an earlier start held, until the hub has said what it trains."""
         self.push_codec = "identity"
         self.updates_answered = 0
         self.pending = PendingPush()
@@ -120,6 +123,10 @@ class DeviceWork:
         self.pending.recall(push, model)
         self._move("pushing")
 
+    def recall_model(self, model: ModelKey, version: ModelVersion, checksum: int) -> None:
+        """Resume with a version that an earlier start held; call this before `DeviceCore.begin`."""
+        self._recalled = model, version, checksum
+
     def check(self) -> None:
         """Raise `AssertionError` if the state contradicts itself; cheap enough to call after every event."""
         push = self.pending.push
@@ -147,7 +154,7 @@ class DeviceWork:
             case OverlapTrained():
                 return self._overlap_trained(event.result)
             case ModelInstalled():
-                return self._model_installed(event.assignment)
+                return self._model_installed(event)
             case InstallFailed():
                 return self._install_failed(event, now_s)
             case Kept():
@@ -163,6 +170,11 @@ class DeviceWork:
         self._spoke_again = False
         self.push_codec = welcome.push_codec
         effects: list[DeviceEffect] = []
+        if self._recalled is not None:
+            model, version, checksum = self._recalled
+            if model == ModelKey.of(welcome):
+                self.version, self._held_checksum = version, checksum
+            self._recalled = None
         if self.pending.drop_foreign(welcome):
             effects.append(PutAside("an update of another model than this hub's"))
         if dropped := self.pending.agree(welcome.seq_last, welcome.checksum_last):
@@ -233,7 +245,7 @@ class DeviceWork:
             self._move("pushing")
             return [SendPush(push)]
         self._move("idle")
-        return [Send(Fetch(self._welcome.session, self.version))]
+        return [Send(Fetch(self._welcome.session, self.version, held_checksum=self._held_checksum))]
 
     def _wait(self, now_s: float) -> None:
         """Give the hub one lease to answer before the message is repeated."""
@@ -298,9 +310,10 @@ class DeviceWork:
         self._wait(now_s)
         return [*effects, InstallModel(assignment)]
 
-    def _model_installed(self, assignment: Assignment) -> list[DeviceEffect]:
+    def _model_installed(self, installed: ModelInstalled) -> list[DeviceEffect]:
         """Train from the model."""
-        self.version = assignment.version
+        assignment = installed.assignment
+        self.version, self._held_checksum = assignment.version, installed.checksum
         # If a second assignment arrived meanwhile, its model is the one in memory in the end.
         if self.state != "installing" or assignment is not self._installing:
             return self._unexpected.ignore("ModelInstalled of an earlier assignment", normal=True)
@@ -313,7 +326,7 @@ class DeviceWork:
     def _install_failed(self, failed: InstallFailed, now_s: float) -> list[DeviceEffect]:
         """Ask again soon."""
         if failed.spoilt:
-            self.version = None
+            self.version = self._held_checksum = None
         if self.state == "installing":
             self._move("idle")
             self._speak_at_s = now_s + BACKOFF_MIN_S
@@ -349,6 +362,7 @@ class DeviceWork:
             score=result.score,
             overlap_steps=0 if before is None else before.local_steps,
             base_loss=result.base_loss,
+            held_checksum=self._held_checksum,
         )
         self.pending.make(push)
         self._busy = False

@@ -4,6 +4,7 @@ Still no I/O: a `DeviceShell` connects, sends, trains, and runs the jobs of `dev
 ZeroMQ agent and the simulator are two such shells around this one engine.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -11,7 +12,7 @@ import msgspec
 import numpy as np
 
 from edgeasync.core.arrays.device_model import DeviceModel
-from edgeasync.core.arrays.spool import Spool
+from edgeasync.core.arrays.spool import HeldModel, Spool
 from edgeasync.core.device.bounds import HEADER_BYTES_MAX, check_welcome
 from edgeasync.core.device.effects import (
     Connect,
@@ -36,6 +37,7 @@ from edgeasync.core.device.events import (
     InstallFailed,
     Kept,
     Malformed,
+    ModelInstalled,
     OverlapTrained,
     Received,
     Trained,
@@ -63,12 +65,15 @@ from edgeasync.protocol.messages import (
     Welcome,
 )  # fmt: skip
 
+KEEP_MODEL_S = 60.0
+"""The least time between two writes of the model: it is longer than an update, and an older one is of use, too."""
+
 
 class DeviceEngine:
     """Frames in, frames out. It reads the time from `now_s`; no call blocks for longer than a copy.
 
     `bandwidth_bytes_per_s_max` caps all traffic of the device, both directions together. With `keeps` the shell
-    writes every update to disk before it is sent.
+    writes every update to disk before it is sent, and now and then the model.
     """
 
     def __init__(
@@ -93,12 +98,29 @@ class DeviceEngine:
         self._keeps = keeps
         self._kept_seq = self._keeping_seq = 0
         self._recalled: Spool | None = None
+        self._held: HeldModel | None = None
+        self._keep_model_at_s = -math.inf
 
-    def recall(self, spool: Spool) -> None:
-        """Resume with the update that an earlier start kept; call this before `begin`."""
+    def recall(self, spool: Spool | None, held: HeldModel | None = None) -> None:
+        """Resume with the update and the model that an earlier start kept; call this before `begin`."""
+        self._held = held
+        if held is not None:
+            self.core.work.recall_model(held.model, held.version, held.checksum)
+        if spool is None:
+            return
         self._recalled = spool
         self._payload, self._kept_seq = spool.payload, spool.push.seq
-        self.core.work.recall(spool.push, spool.model)
+        push = spool.push
+        if held is None or (held.version, held.checksum) != (push.base, push.held_checksum):
+            push = msgspec.structs.replace(push, held_checksum=None)
+        self.core.work.recall(push, spool.model)
+
+    def held_model(self) -> HeldModel | None:
+        """Return the hub's model that the device holds, if it does; its values must not be changed."""
+        model, welcome = self._model, self.core.welcome
+        if model is None or model.version is None or welcome is None:
+            return None
+        return HeldModel(ModelKey.of(welcome), model.version, model.checksum, model.base)
 
     def begin(self) -> None:
         """Connect for the first time."""
@@ -221,6 +243,18 @@ class DeviceEngine:
                 self._codec = make_codec(self._recalled.push.codec, welcome.spec)
                 if self._recalled.residual is not None:
                     self._model.restore_residual(self._recalled.residual)
+            self._restore_model(ModelKey.of(welcome))
+
+    def _restore_model(self, key: ModelKey) -> None:
+        """Hold the model of an earlier start again if it is the hub's."""
+        assert self._model is not None
+        held, self._held = self._held, None
+        if held is None or held.model != key:
+            return
+        try:
+            self._model.restore_base(held)
+        except ValueError as error:
+            self.handle(InstallFailed(f"the model that was kept is of no use: {error}", spoilt=True))
 
     def _forget_recalled(self) -> None:
         self._recalled, self._payload, self._codec, self._kept_seq = None, b"", None, 0
@@ -258,7 +292,20 @@ class DeviceEngine:
             assert self.core.welcome is not None
             self._shell.pause()
             work = partial(install_model, self._model, message, payload, self.core.welcome)
-        self._shell.run_in_background(work, self.handle)
+        self._shell.run_in_background(work, self._processed)
+
+    def _processed(self, event: DeviceEvent) -> None:
+        """Tell the core, and keep a model that is here if the one on disk is old."""
+        self.handle(event)
+        now_s = self._now_s()
+        if self._keeps and isinstance(event, ModelInstalled) and now_s >= self._keep_model_at_s:
+            self._keep_model_at_s = now_s + KEEP_MODEL_S
+            self._shell.run_in_background(self._keep_model, lambda _: None)
+
+    def _keep_model(self) -> None:
+        held = self.held_model()
+        if held is not None:
+            self._shell.keep_model(held)
 
     def _trained(self, trained: Trained) -> None:
         """Code the update in the background, then let the core decide when it is sent."""

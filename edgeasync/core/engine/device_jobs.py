@@ -67,7 +67,7 @@ def install_model(
     model.version = assignment.version
     if before is not None and before.lineage == assignment.version.lineage:
         model.decay_residual(welcome.residual_decay ** max(0, assignment.version.number - before.number))
-    return ModelInstalled(assignment)
+    return ModelInstalled(assignment, model.checksum)
 
 
 def code_update(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from edgeasync.core.arrays.device_model import DeviceModel
-from edgeasync.core.arrays.spool import Spool
+from edgeasync.core.arrays.spool import HeldModel, Spool
 from edgeasync.core.device.effects import Report, Stop
 from edgeasync.core.device.events import Trained
 from edgeasync.protocol import wire
@@ -48,6 +48,12 @@ class DeviceShell(Protocol):
         """Write an update and the trainer's state to disk, to outlive a power cut; runs in the background.
 
         If the disk fails, report that and return: the update is sent all the same.
+        """
+
+    def keep_model(self, held: HeldModel) -> None:
+        """Write the model to disk, to be led on from after a restart; runs in the background.
+
+        If the disk fails, return: the hub then sends the whole model. The values change after the call.
         """
 
     def put_aside(self, reason: str) -> None:

@@ -34,7 +34,8 @@ INLINE_BYTES_MAX = 2 << 20
 class FoldQueue:
     """Carries out effects one after the other; the shell's worker does the long work of a large model.
 
-    `assign` sends an assignment, `handle` gives the core an event, and `restored` is called at a rollback.
+    `assign` sends an assignment, and `prepare` returns the coding that it needs before, if any. `handle` gives the
+    core an event, and `restored` is called at a rollback.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class FoldQueue:
         outbox: Outbox,
         *,
         assign: Callable[[Assign], None],
+        prepare: Callable[[Assign], Callable[[], None] | None],
         handle: Callable[[HubEvent], None],
         restored: Callable[[], None],
     ) -> None:
@@ -57,6 +59,7 @@ class FoldQueue:
         self._shell = shell
         self._outbox = outbox
         self._assign = assign
+        self._prepare = prepare
         self._handle = handle
         self._restored = restored
         self._inline = executor.model.spec.nbytes <= INLINE_BYTES_MAX
@@ -89,8 +92,7 @@ class FoldQueue:
                 case SaveBest():
                     self._shell.save_best(self._model.current, effect.loss, effect.accuracy)
                 case Assign():
-                    self.assignments -= 1
-                    self._assign(effect)
+                    self._begin_assignment(effect)
                 case Note():
                     # Write the checkpoint once the entries that it covers are durable.
                     self._run(
@@ -99,6 +101,19 @@ class FoldQueue:
                     )
                 case Stop():
                     self._outbox.end(partial(self._shell.stop, effect.reason))
+
+    def _begin_assignment(self, effect: Assign) -> None:
+        """Send an assignment, after the coding that only it needs."""
+
+        def assign(_: None) -> None:
+            self.assignments -= 1
+            self._assign(effect)
+
+        work = None if self._inline else self._prepare(effect)
+        if work is None:
+            assign(None)
+        else:
+            self._run(work, assign)
 
     def _apply(self, effect: Fold | Publish) -> None:
         """Change the model; give the core the event that this leads to, if there is one."""

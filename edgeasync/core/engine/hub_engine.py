@@ -13,7 +13,7 @@ still: devices that ask for something are told to try again, and no lease ends.
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -131,6 +131,7 @@ class HubEngine:
             shell,
             self._outbox,
             assign=self._assign,
+            prepare=self._prepare,
             handle=self._handle,
             restored=self._outgoing.drop_all_suspended,
         )
@@ -488,7 +489,10 @@ class HubEngine:
             return  # the device has gone while the assignment waited for a fold
         kept = self._outgoing.resume(effect.peer, member)
         if kept is None:
-            version, offer = effect.version, self._publisher.offer(effect.base, effect.codec)
+            version = effect.version
+            offer = self._publisher.offer(
+                effect.base, effect.codec, held=effect.held, owner=member.owner, coarse=effect.coarse
+            )
         else:
             # The device holds the beginning of an older version.
             before, payload = kept
@@ -504,6 +508,16 @@ class HubEngine:
             push_codec=effect.push_codec,
         )
         self._announce(member, message, offer.payload)
+
+    def _prepare(self, effect: Assign) -> Callable[[], None] | None:
+        """Return the coding that an assignment needs, and that takes long with a large model."""
+        member = self.core.members.by_peer(effect.peer)
+        if member is None or self._outgoing.can_resume(effect.peer, member.owner):
+            return None
+        device = effect.base, effect.held, member.owner
+        if not self._publisher.needs_coding(*device, coarse=effect.coarse):
+            return None
+        return partial(self._publisher.prepare, *device)
 
     def _send_graph(self, peer: Peer) -> None:
         graph, member = self.core.graph, self.core.members.by_peer(peer)

@@ -7,6 +7,10 @@ from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.policies.codec_choice import LADDER, MODEL_LADDER, Rung, choose_codec
 from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol.codecs import stages_of
+from edgeasync.protocol.messages import HELD_VERSION
+
+COARSE = "int8"
+"""The codec of a whole model for a device that is led on from there, by differences in the same codec."""
 
 
 class CodecAgreement:
@@ -18,6 +22,10 @@ class CodecAgreement:
         self._ladder: tuple[Rung, ...] = ()
         if settings.push == "auto":
             self._ladder = MODEL_LADDER if policy.aggregate.update == "model" else LADDER
+        # An update is relative to what its device holds; a whole model would bring the coarse one's errors along.
+        # A difference in any other codec is so short that the chain is worth an exact model, or drops too much.
+        leads_on = settings.delta != "off" and stages_of(settings.delta) <= {COARSE, "zstd"}
+        self._coarse = leads_on and policy.aggregate.update == "delta"
         self._wanted = [rung.codec for rung in self._ladder] or [settings.push]
 
     def greet(self, member: Member, stages: Collection[str]) -> None:
@@ -26,6 +34,8 @@ class CodecAgreement:
         member.codecs_push = tuple([name for name in self._wanted if stages_of(name) <= known])
         member.codec_model = settings.model if stages_of(settings.model) <= known else "identity"
         member.follows = settings.delta != "off" and stages_of(settings.delta) | stages_of(settings.model) <= known
+        says_what_it_holds = member.protocol_version >= HELD_VERSION
+        member.coarse = self._coarse and member.follows and says_what_it_holds
         self.begin(member)
 
     def begin(self, member: Member) -> None:

@@ -26,7 +26,8 @@ class SendStatus(msgspec.Struct, frozen=True, gc=False):
 class Assign(msgspec.Struct, frozen=True, gc=False):
     """Send an assignment of the published model, at `version`, as soon as that version is published.
 
-    `base` is the version that the device holds, if the hub may send deltas from it.
+    `base` is the version that the device holds, if the hub may send deltas from it, and `held` the checksum of
+    what it holds, if it says that. With `coarse` the device may be sent a coarse whole model.
     """
 
     peer: Peer
@@ -36,6 +37,8 @@ class Assign(msgspec.Struct, frozen=True, gc=False):
     ack: Ack | None
     base: int | None = None
     push_codec: str | None = None
+    held: int | None = None
+    coarse: bool = False
 
 
 class Publish(msgspec.Struct, frozen=True, gc=False):

@@ -48,6 +48,7 @@ from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import (
+    HELD_VERSION,
     Ack,
     Buffered,
     Duplicate,
@@ -333,7 +334,7 @@ class HubCore:
 
     def _on_push_offered(self, member: Member, push: Push, now_s: float, *, has_capacity: bool) -> list[HubEffect]:
         """Answer the announcement of a push in pieces: receive it, or repeat the outcome of an answered one."""
-        member.version = push.base
+        member.version, member.held = push.base, push.held_checksum
         if push.seq <= member.seq_last:
             return self._repeat_outcome(member, push, now_s, can_send=has_capacity)
         self._check_sequence(member, push)
@@ -347,7 +348,7 @@ class HubCore:
         The recorded outcome is repeated if the device pushes the same update again, so no update counts twice.
         """
         push = event.push
-        member.version = push.base
+        member.version, member.held = push.base, push.held_checksum
         if push.seq <= member.seq_last:
             again = self._repeat_outcome(member, push, now_s, can_send=event.can_answer)
             return [Discard(event.handle), *again]
@@ -398,7 +399,7 @@ class HubCore:
     # -- assignments -----------------------------------------------------------------------------------------
 
     def _on_fetch(self, member: Member, fetch: Fetch, now_s: float, *, has_capacity: bool) -> list[HubEffect]:
-        member.version = fetch.version
+        member.version, member.held = fetch.version, fetch.held_checksum
         if member.waiting:
             return []  # its answer comes with the next version
         if not has_capacity:
@@ -425,14 +426,25 @@ class HubCore:
         publish = self.publish_schedule.follow(self.policy_engine, now_s)
         local_steps = self.policy_engine.assign_steps(member.history)
         version = ModelVersion(self.lineage, self.publish_schedule.state.number)
-        held, ancestry = member.version if member.follows else None, self.policy_engine.state.ancestry
+        follows = member.follows and (member.held is not None or member.protocol_version < HELD_VERSION)
+        held, ancestry = member.version if follows else None, self.policy_engine.state.ancestry
         base = held.number if held is not None and ancestry.knows(held) else None
         member.waiting = False
         member.assign(version, local_steps, now_s)
         push_codec = self.codecs.choose(member)
         return [
             *publish,
-            Assign(member.peer, version, local_steps, member.codec_model, ack, base, push_codec),
+            Assign(
+                member.peer,
+                version,
+                local_steps,
+                member.codec_model,
+                ack,
+                base,
+                push_codec,
+                None if base is None else member.held,
+                member.coarse,
+            ),
         ]
 
     def _answer_waiting(self, now_s: float, *, can_send: bool) -> list[HubEffect]:

@@ -80,7 +80,8 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     """One device that the hub knows, live or not. All fields are durable.
 
     The attributes `link` and `codec_push`, which is chosen for the link, are not durable: the hub measures the
-    link again after a restart.
+    link again after a restart. Nor are `held`, the checksum of what the device says it holds as `version`, and
+    `coarse`, whether it may be sent a coarse whole model: both follow from what it says in a session.
     """
 
     device_id: str
@@ -125,6 +126,8 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     def __post_init__(self) -> None:
         self.link = LinkEstimate()
         self.codec_push = "identity"
+        self.held: int | None = None
+        self.coarse = False
 
     def count_folded(self, weight: float, clip: float) -> None:
         """Count a folded update: its weight, and the factor that shortened it."""
@@ -176,6 +179,7 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         if cycle_s is not None:
             self.link.end_cycle(cycle_s - (claims.local_steps - claims.overlap_steps) * claims.step_s)
         self.assigned = None
+        self.history.observe_arrival(now_s)
         self.history.observe(
             cycle_s=cycle_s,
             score=claims.score,
@@ -304,7 +308,8 @@ class Membership:
         member.piece_bytes_max = hello.piece_bytes_max
         member.history.examples = hello.profile.examples
         member.history.local_steps_max = hello.profile.local_steps_max
-        member.assigned = member.version = None
+        member.history.updated_s = 0.0
+        member.assigned = member.version = member.held = None
         self._by_session.pop(member.session, None)
         member.session = session
         self._by_session[session] = member
@@ -453,7 +458,7 @@ class Membership:
                 "step_s": round(member.history.step_s, 6),
                 "talk_s": round(member.history.communication_s, 6),
                 "talk_share": round(member.history.communication_share, 3),
-                "period_s": round(member.history.cycle_s, 6),
+                "period_s": round(member.history.period_s or member.history.cycle_s, 6),
                 "push_codec": member.codec_push,
                 **member.link.describe(),
             }
@@ -469,6 +474,24 @@ class Membership:
                 if not known.updates:
                     found[member.voter] = member.history
         return list(found.values())
+
+    def rare(self, is_rare: Callable[[DeviceHistory], bool], overdue_s: float) -> dict[str, float]:
+        """Return the live devices that nobody waits for, and their votes: those that `is_rare` names.
+
+        So is a device without an update, once its first assignment was sent before `overdue_s` or, without one,
+        since it joined before that.
+        """
+        found = {}
+        for member in self.members.values():
+            if not member.live:
+                continue
+            if member.history.updates:
+                rare = is_rare(member.history)
+            else:
+                rare = (member.progress_s if member.assigned is None else member.assigned_s) < overdue_s
+            if rare:
+                found[member.device_id] = 1.0 / self.shared.get(member.voter, 1)
+        return found
 
     def loss_of_majority(self) -> float | None:
         """Return the lowest loss that more than half of the voters reach, `None` if fewer tell a loss.

@@ -22,7 +22,7 @@ from edgeasync.core.hub.lineage import Ancestry
 from edgeasync.core.hub.membership import Member, Membership
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet
-from edgeasync.policies.frequency import Cadence, FrequencyController, Interval
+from edgeasync.policies.frequency import RARE, Cadence, FrequencyController, Interval
 from edgeasync.policies.history import (
     DEVICES_MIN,
     WINDOW,
@@ -52,7 +52,8 @@ EXAMPLES_RATIO_MAX = 10.0
 class PolicyEngineState(msgspec.Struct):
     """The durable fields of `PolicyEngine`.
 
-    `spoken` has the live devices that sent an update since the last version, but one that does not count.
+    `spoken` has the live devices that sent an update since the last version, but one that does not count. `rare`
+    has the live devices that no quorum waits for, and their votes.
     `version_oldest` is the oldest base that counts: a rollback raises it. `updates` counts updates folded under
     this policy, `updates_applied` those of the whole run. `examples_seen` is a float because devices choose the
     summands: their sum as an integer could become too large to encode. `measuring` has the norms and weights of
@@ -69,6 +70,7 @@ class PolicyEngineState(msgspec.Struct):
     cadence: Cadence = Cadence()
     contributions: list[Contribution] = []
     spoken: dict[str, None] = {}
+    rare: dict[str, float] = {}
     folds: int = 0
     folds_before: int = 0
     version_times: list[float] = []
@@ -169,7 +171,7 @@ class PolicyEngine:
         spoken = self.state.spoken
         if not spoken:
             return 0.0
-        refused = spoken.keys() - {one.device_id for one in self.state.contributions}
+        refused = spoken.keys() - self.state.rare.keys() - {one.device_id for one in self.state.contributions}
         members, shared = self._members.members, self._members.shared
         return sum(1.0 / shared.get(members[device_id].voter, 1) for device_id in refused)
 
@@ -186,7 +188,7 @@ class PolicyEngine:
         )
         weight, effects = self._weigh(member, update, claims, now_s)
         history.counted = not isinstance(weight, Rejected)
-        self._retune_if_due()
+        self._retune_if_due(now_s)
         if isinstance(weight, Rejected):
             state.updates_rejected += 1
             member.updates_rejected[weight.reason] = member.updates_rejected.get(weight.reason, 0) + 1
@@ -316,6 +318,7 @@ class PolicyEngine:
         """Forget a device that is gone: its alarms, that it has spoken, and its voter's word if that is gone."""
         self.divergence.forget(member.device_id)
         self.state.spoken.pop(member.device_id, None)
+        self.state.rare.pop(member.device_id, None)
         self.withdraw(member.voter)
 
     def withdraw(self, voter: str) -> None:
@@ -363,7 +366,9 @@ class PolicyEngine:
         plan = plan_chain(self.policy.optimizer, conditions)
         state.folds += 1
         self._advance(now_s)
-        measure = len(contributions) > 1 and not self.policy.combine.robust
+        # A rare device's update is an old one: whether it agrees with the others says nothing of the period.
+        rare = state.rare and any(one.device_id in state.rare for one in contributions)
+        measure = len(contributions) > 1 and not self.policy.combine.robust and not rare
         if measure:
             state.measuring[state.version] = (norms, list(weights))
         fold = Fold(
@@ -518,7 +523,7 @@ class PolicyEngine:
         history.bound = interval.bound
         return interval.local_steps
 
-    def _retune_if_due(self) -> None:
+    def _retune_if_due(self, now_s: float) -> None:
         """Retune the cadence to the fleet, once per `devices_live // 2` updates since it looks at every device."""
         state, devices_live = self.state, self._members.live_count
         state.retune_in -= 1
@@ -539,28 +544,32 @@ class PolicyEngine:
         state.cadence = self.frequency.retune(
             state.cadence, state.fleet, [history for history in histories if history.updates]
         )
+        overdue_s = now_s - RARE * state.cadence.period_s if state.cadence.period_s else -math.inf
+        state.rare = self._members.rare(state.cadence.is_rare, overdue_s)
 
     def _fleet(self, refused: float = 0.0) -> Fleet:
         """Return the fleet as an aggregator sees it, without the votes of those that were refused."""
         state, members = self.state, self._members
         voters_live = len(members.voters) - refused
-        return Fleet(voters_live, state.cadence.period_s, state.examples_mean, members.shared)
+        return Fleet(voters_live, state.cadence.period_s, state.examples_mean, members.shared, state.rare)
 
     # -- status and checks -----------------------------------------------------------------------------------
 
     def describe(self, devices: Sequence[DeviceHistory] = ()) -> dict[str, Any]:
         """Return the policies' part of the status (docs/reference/json.md), and the period of these devices.
 
-        `period_s` is their median cycle, `aim_s` what the controller aims at: bounds may keep the devices from it.
+        `period_s` is the median of the times between their exchanges, but for rare ones; `aim_s` is what the
+        controller aims at: bounds may keep the devices from it.
         """
         state = self.state
         fleet, cadence = state.fleet, state.cadence
         measured = [device for device in devices if device.step_s]
+        usual = [one.period_s or one.cycle_s for one in measured if not cadence.is_rare(one)]
         bounds = Counter(device.bound for device in measured if device.bound)
         bound = bounds.most_common(1)[0][0] if 2 * bounds.total() >= len(measured) > 0 else ""
         return {
             "tempo": {
-                "period_s": round(statistics.median([d.cycle_s for d in measured]) if measured else 0.0, 6),
+                "period_s": round(statistics.median(usual) if usual else 0.0, 6),
                 "aim_s": round(cadence.period_s, 6),
                 "bound": bound,
                 "gain": round(cadence.gain, 3),

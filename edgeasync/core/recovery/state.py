@@ -44,9 +44,8 @@ def upgrade(core: dict[str, Any], made_by: int) -> dict[str, Any]:
     if made_by < 4:
         _rename(core, made_by)
     if made_by < 6:
-        # Format 4 had no keys.
         _take_digests(core)
-        _give_to_voters(core)
+        _give_to_voters(core)  # format 4 had no keys
     _count_causes(core)
     return core
 

@@ -90,7 +90,7 @@ def test_what_is_not_this_devices_is_refused(file, tmp_path, monkeypatch):
         file.read()
 
 
-@pytest.mark.parametrize("version", [0, 4])
+@pytest.mark.parametrize("version", [0, 5])
 def test_an_update_of_another_protocol_version_is_refused(file, monkeypatch, version):
     monkeypatch.setattr(wire, "encode", partial(wire.encode, version=version))
     file.write(SPOOL)

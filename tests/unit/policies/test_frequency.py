@@ -211,6 +211,13 @@ UNEQUAL = [device(0.1, 1.0), device(0.2, 2.0), device(0.4, 4.0), DeviceHistory(c
         (adaptive(communication_share=0.5), UNEQUAL, Cadence(), 4.0),
         (adaptive(period_steps_min=100), UNEQUAL, Cadence(), 22.0),
         (ADAPTIVE, [device(0.2, 0.1)], Cadence(), 1.7),
+        # Who is far slower than the quickest third is not waited for; with two or three, than the quickest.
+        (ADAPTIVE, [device(0.2, 0.1), device(0.2, 40.0)], Cadence(), 1.7),
+        (ADAPTIVE, [device(0.2, 0.1), device(0.2, 40.0), device(0.2, 50.0)], Cadence(), 1.7),
+        (ADAPTIVE, [device(0.2, 0.1), device(8.0, 0.1)], Cadence(), 1.7),
+        (ADAPTIVE, [device(0.2, 0.1), device(0.2, 1.1)], Cadence(), 2.2),
+        (ADAPTIVE, [device(0.2, 0.1), *[device(0.2, 40.0)] * 3], Cadence(), 40.0 / 0.33),
+        (FixedFrequency(), [device(0.1, 1.0, assigned_steps=n) for n in (10, 90)], Cadence(), 2.0),
         # 2 s of talking stay; of the other 1.6 s a gain of 0.49 leaves 0.7 of it by this look.
         (
             adaptive(communication_share=0.5, communication_share_max=0.6, period_steps_min=50),

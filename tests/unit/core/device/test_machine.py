@@ -199,7 +199,7 @@ def one_assignment(number, ack):
 
 def test_the_happy_way():
     device = DeviceBench()
-    hello = Hello((1, 2, 3), "pi-1", b"s" * 16, 3, profile=PROFILE)
+    hello = Hello((1, 2, 3, 4), "pi-1", b"s" * 16, 3, profile=PROFILE)
     assert device.effects == [Connect(), Send(hello)]
     device.welcome(seq_last=6)
     assert device.kinds == [Report, Join, Send]

@@ -621,8 +621,8 @@ def test_strangers_and_newer_versions_are_answered_in_the_first():
     assert bench.notes.versions == [("Refuse", 1)] * 3
     refusals = [message for _, message in bench.notes.sent]
     assert [refuse.code for refuse in refusals] == ["unknown_session", "protocol_version", "protocol_version"]
-    assert refusals[1].sentence == "protocol version 7 is not 1 or 2 or 3; install the same edgeasync on both"
-    assert "speaks protocol version 1 or 2 or 3, the device 7; install" in refusals[2].sentence
+    assert refusals[1].sentence == "protocol version 7 is not 1 or 2 or 3 or 4; install the same edgeasync on both"
+    assert "speaks protocol version 1 or 2 or 3 or 4, the device 7; install" in refusals[2].sentence
 
 
 def whole_push(session, seq):

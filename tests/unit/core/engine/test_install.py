@@ -43,7 +43,7 @@ def model():
 
 def test_differences_lead_on(model):
     message, payload = leading(5, coded(1, 1, 1, 1), coded(2, 0, 0, 0), to=[4, 3, 4, 5])
-    assert install_model(model, message, payload, WELCOME) == ModelInstalled(message)
+    assert install_model(model, message, payload, WELCOME) == ModelInstalled(message, message.deltas.checksum)
     assert model.parameters.tolist() == [4, 3, 4, 5]
     assert model.version == ModelVersion(LINEAGE, 7)
 
@@ -52,14 +52,14 @@ def test_a_version_that_is_here_already_is_not_made_twice(model):
     """The hub led on from an older version: it could not know that the newer one had come in."""
     message, payload = leading(4, coded(9, 9, 9, 9), to=[1, 2, 3, 4])
     model.parameters += 1.0
-    assert install_model(model, message, payload, WELCOME) == ModelInstalled(message)
+    assert install_model(model, message, payload, WELCOME) == ModelInstalled(message, message.deltas.checksum)
     assert model.parameters.tolist() == [1, 2, 3, 4]
 
 
 def test_differences_lead_on_into_the_branch_of_a_hub_that_was_started_again(model):
     message, payload = leading(5, coded(1, 1, 1, 1), to=[2, 3, 4, 5])
     message = assignment(message.version.number, payload, message.deltas, "f" * 16)
-    assert install_model(model, message, payload, WELCOME) == ModelInstalled(message)
+    assert install_model(model, message, payload, WELCOME) == ModelInstalled(message, message.deltas.checksum)
     assert model.version == message.version
 
 
@@ -71,7 +71,7 @@ def test_what_leads_on_from_another_version_leaves_the_one_held_alone(model, hel
     assert not failed.spoilt
     assert model.version == ModelVersion(LINEAGE, 5)
     message, payload = leading(5, coded(1, 1, 1, 1), to=[2, 3, 4, 5])
-    assert install_model(model, message, payload, WELCOME) == ModelInstalled(message)
+    assert install_model(model, message, payload, WELCOME) == ModelInstalled(message, message.deltas.checksum)
 
 
 @pytest.mark.parametrize(

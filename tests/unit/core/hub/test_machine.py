@@ -197,7 +197,7 @@ def test_eight_retired_states_are_remembered(hub_bench):
 @pytest.mark.parametrize(
     ("versions", "fingerprint", "code"),
     [
-        ((4, 5), None, "protocol_version"),
+        ((5, 6), None, "protocol_version"),
         ((1,), "0" * 32, "model_mismatch"),
         ((2, 1), None, None),
         ((1,), "own", None),
