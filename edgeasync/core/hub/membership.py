@@ -72,8 +72,8 @@ class RefusalError(EdgeAsyncError):
 class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     """One device that the hub knows, live or not. All fields are durable.
 
-    The attributes `link` and `codec_push`, which is chosen for the link, are not durable: the hub measures the
-    link again after a restart.
+    The attributes `link`, `codec_push`, which is chosen for the link, and what that choice depends on are not
+    durable: the hub measures the link again after a restart.
     """
 
     device_id: str
@@ -112,6 +112,7 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     def __post_init__(self) -> None:
         self.link = LinkEstimate()
         self.codec_push = "identity"
+        self.codec_asked, self.codec_changed = 0, False
 
     @property
     def owner(self) -> Owner:
