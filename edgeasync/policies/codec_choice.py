@@ -23,6 +23,8 @@ LADDER = (Rung("int8", 1.02), Rung("top_k(0.1)+int8", 0.17))
 MODEL_LADDER = (Rung("float16", 2.0),)
 """For devices that send whole models, which coarser codecs would damage."""
 
+_BYTES_PER_VALUE = {rung.codec: rung.bytes_per_value for rung in LADDER + MODEL_LADDER} | {"bfloat16": 2.0}
+
 UPLOAD_SHARE_MAX = 0.1
 """Longest upload, as a share of the time of `STEPS` local steps and a round trip."""
 
@@ -66,3 +68,8 @@ def choose_codec(
         if share <= UPLOAD_SHARE_MAX * (HYSTERESIS if finer else 1.0):
             return rung.codec
     return rungs[-1].codec
+
+
+def bytes_per_value(codec: str) -> float:
+    """Return about how many bytes a codec takes for a value; of one that is not known here, the most."""
+    return _BYTES_PER_VALUE.get(codec, 4.0)

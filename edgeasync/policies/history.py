@@ -100,7 +100,8 @@ class DeviceHistory(msgspec.Struct, array_like=True):
     local step, `communication_s` the part of a cycle in which the device neither trained nor waited for a flush.
     `counted` says whether its last update counted, and `bound` which bound keeps its steps from the controller's
     aim. The losses are `None`, and the score is NaN, if its last update did not tell them. `refused_run` counts
-    its latest updates in a row from versions that this run never had.
+    its latest updates in a row from versions that this run never had. `period_s_min` is the least time from one
+    exchange to the next that the day's bytes allow.
     """
 
     examples: int = 0
@@ -123,6 +124,7 @@ class DeviceHistory(msgspec.Struct, array_like=True):
     recent_communication_s: list[float] = []
     bound: str = ""
     refused_run: int = 0
+    period_s_min: float = 0.0
 
     def observe(
         self,

@@ -34,11 +34,21 @@ class LinkEstimate:
     device.
     """
 
-    __slots__ = ("_begun_bytes", "_cycles", "_round_trips_s", "_window", "_windows", "bytes_down", "bytes_up")
+    __slots__ = (
+        "_begun_bytes",
+        "_counted",
+        "_cycles",
+        "_round_trips_s",
+        "_window",
+        "_windows",
+        "bytes_down",
+        "bytes_up",
+    )
 
     def __init__(self) -> None:
         self.bytes_up = 0
         self.bytes_down = 0
+        self._counted = (0, 0)
         self._begun_bytes = 0
         self._round_trips_s: deque[float] = deque(maxlen=RECENT)
         self._windows: deque[float] = deque(maxlen=RECENT)
@@ -63,6 +73,16 @@ class LinkEstimate:
         if SURE_CYCLES_MIN <= count < SURE_CYCLES:
             return count * min(moving_s for _, moving_s in self._cycles) >= SURE_S
         return count >= SURE_CYCLES
+
+    @property
+    def uncounted(self) -> tuple[int, int]:
+        """Bytes up and down since `take_uncounted`."""
+        return self.bytes_up - self._counted[0], self.bytes_down - self._counted[1]
+
+    def take_uncounted(self) -> tuple[int, int]:
+        """Return the bytes up and down since the last call, for the core to count."""
+        uncounted, self._counted = self.uncounted, (self.bytes_up, self.bytes_down)
+        return uncounted
 
     def window(self, piece_bytes: int, *, narrow: bool) -> CreditWindow:
         """Return the window of transfers to the device; a `narrow` one begins with a single piece."""
@@ -103,8 +123,6 @@ class LinkEstimate:
     def describe(self) -> dict[str, int | float]:
         """Return the link's part of the status (docs/reference/json.md)."""
         return {
-            "bytes_up": self.bytes_up,
-            "bytes_down": self.bytes_down,
             "round_trip_s": round(self.round_trip_s, 6),
             "bandwidth_bytes_per_s": round(self.bandwidth_bytes_per_s),
         }

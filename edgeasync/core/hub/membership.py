@@ -16,6 +16,8 @@ import msgspec
 from edgeasync.core.hub.claims import Claims, hold
 from edgeasync.core.hub.events import Peer
 from edgeasync.core.hub.link import LinkEstimate
+from edgeasync.core.hub.settings import DAY_S
+from edgeasync.core.hub.traffic import OwnDay, Traffic
 from edgeasync.errors import EdgeAsyncError
 from edgeasync.policies.history import DeviceHistory, add_recent, median
 from edgeasync.protocol.messages import (
@@ -108,6 +110,13 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     steps_assigned: int = 0
     """The most local steps of the assignments since its last push; `steps_before` of those before that push."""
     steps_before: int = 0
+    traffic: Traffic = msgspec.field(default_factory=Traffic)
+    own_day: OwnDay | None = None
+    rest_until_s: float = 0.0
+    exchange_s: float = 0.0
+    """When the last exchange began; its bytes are counted from `exchange_bytes`, its update is after this many."""
+    exchange_bytes: int = 0
+    exchange_updates: int = 0
 
     def __post_init__(self) -> None:
         self.link = LinkEstimate()
@@ -272,6 +281,7 @@ class Membership:
                 member.strikes = 0
         self._change_key(member, key)
         member.profile = hello.profile
+        member.own_day = _own_day(hello.profile, now_s)
         member.piece_bytes_max = hello.piece_bytes_max
         member.history.examples = hello.profile.examples
         member.history.local_steps_max = hello.profile.local_steps_max
@@ -387,8 +397,13 @@ class Membership:
         # The heap's times may be outdated, in a way that is not durable: its order must not decide.
         return sorted(ended, key=lambda member: (member.lease_until_s, member.device_id))
 
-    def describe(self, now_s: float, quarantine_of: Callable[[str], Quarantine | None]) -> list[dict[str, Any]]:
-        """Return each device's part of the status; `quarantine_of` is the monitor's word."""
+    def describe(
+        self,
+        now_s: float,
+        quarantine_of: Callable[[str], Quarantine | None],
+        budget_of: Callable[[Member, float], dict[str, Any]],
+    ) -> list[dict[str, Any]]:
+        """Return each device's part of the status: `quarantine_of` is the monitor's word, `budget_of` its day."""
         return [
             {
                 "id": member.device_id,
@@ -407,7 +422,10 @@ class Membership:
                 "talk_share": round(member.history.communication_share, 3),
                 "period_s": round(member.history.cycle_s, 6),
                 "push_codec": member.codec_push,
+                "bytes_up": member.traffic.up_bytes + member.link.uncounted[0],
+                "bytes_down": member.traffic.down_bytes + member.link.uncounted[1],
                 **member.link.describe(),
+                **budget_of(member, now_s),
             }
             for member in self.members.values()
         ]
@@ -522,6 +540,14 @@ class Membership:
         del self.histories[oldest.device_id]
         self._by_session.pop(oldest.session, None)
         self._by_peer.pop(oldest.peer, None)
+
+
+def _own_day(profile: DeviceProfile, now_s: float) -> OwnDay | None:
+    """Return the day of a device with a limit of its own, as it says."""
+    most = profile.bytes_per_day_max
+    if not most:
+        return None
+    return OwnDay(most - min(profile.day_left_bytes, most), now_s + min(profile.day_remaining_s, DAY_S))
 
 
 def _shown(history: DeviceHistory) -> float | None:
