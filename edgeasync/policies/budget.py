@@ -1,6 +1,6 @@
 """Spends a day's bytes: how long a device waits from one exchange to the next, given what is left.
 
-What is left is spent at the same multiple of an even pace all day: the first exchanges follow one another quickly,
+The rest of a day is spent at the same multiple of an even pace all day: the first exchanges follow one another quickly,
 later ones ever more slowly, and the last bytes go as the day ends. While the fleet learns the multiple is high,
 since exchanges buy most then. Once it learns nothing new the pace is even, and keeps bytes for when something
 changes.
@@ -22,7 +22,7 @@ EXCHANGES_UNCHANGED = 16
 
 
 class Allowance(NamedTuple):
-    """What is left of a day: bytes for exchanges, and seconds."""
+    """The rest of a day: bytes left for exchanges, and seconds."""
 
     left_bytes: float
     remaining_s: float
