@@ -29,7 +29,7 @@ CONSECUTIVE = 3
 
 @dataclass(frozen=True)
 class Case:
-    """One run: it is watched every `evaluate_s` for `seconds`, or until its devices have spent `bytes_max` each."""
+    """One run, evaluated every `evaluate_s`. It ends after `seconds`, or `bytes_max` of each device."""
 
     policy: PolicySet
     seed: int
@@ -37,7 +37,6 @@ class Case:
     evaluate_s: float
     seconds: float
     bytes_max: float = math.inf
-    codec: CodecSettings = CodecSettings()
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def spend(case: Case) -> Spent:
         spec=MODEL.spec,
         initial=MODEL.initial(case.seed),
         policy=case.policy,
-        settings=HubCoreSettings(limits=case.limits, codec=case.codec),
+        settings=HubCoreSettings(limits=case.limits, codec=CodecSettings()),
         seed=case.seed,
     )
     devices = []

@@ -1,11 +1,12 @@
 """Spends a day's bytes: how long a device waits from one exchange to the next, given what is left.
 
-The rest of a day is spent at the same multiple of an even pace all day: the first exchanges follow one another quickly,
-later ones ever more slowly, and the last bytes go as the day ends. While the fleet learns the multiple is high,
-since exchanges buy most then. Once it learns nothing new the pace is even, and keeps bytes for when something
+The rest of a day is spent at the same multiple of an even pace all day: the first exchanges follow one another
+quickly, later ones ever more slowly, and the last bytes go as the day ends. While the fleet learns the multiple is
+high, since exchanges buy most then. Once it learns nothing new the pace is even, and keeps bytes for when something
 changes.
 """
 
+import math
 from typing import NamedTuple
 
 LEARNING_HASTE = 6.0
@@ -37,6 +38,8 @@ def period_s(allowance: Allowance, exchange_bytes: float, haste: float) -> float
 
 
 def has_changed(loss: float, mark: float, first: float) -> bool:
-    """Return whether a loss differs from a mark by more than noise; an unknown mark counts as a change."""
+    """Return whether a loss differs from a mark by more than noise; the first mark is infinite."""
+    if math.isinf(mark):
+        return True
     least = max(CHANGE_MIN * abs(mark), CHANGE_OF_FIRST_MIN * abs(first))
-    return not abs(loss - mark) <= least
+    return abs(loss - mark) > least

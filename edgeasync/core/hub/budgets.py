@@ -73,7 +73,7 @@ class Budgets:
         return rest_s if rest_s >= REST_S_MIN else 0.0
 
     def _most_bytes(self, member: Member) -> float:
-        """Return the most bytes of an exchange: a whole model, which takes no less than differences, and an update."""
+        """Return the most bytes of an exchange: of a whole model and an update. Differences take no more."""
         model = bytes_per_value(member.codec_model)
         return self._values * (model + bytes_per_value(member.codec_push)) + HEADERS_BYTES
 
