@@ -1,8 +1,8 @@
 """What a limit on a day's bytes buys: whether it is kept, when the target is reached, and accuracy at equal bytes.
 
-Run as `python -m benchmarks.budget`. Eight simulated devices, one three times and one ten times slower, learn
-scikit-learn's digits with skewed labels in virtual time. Each may move 20 MB a day. Beside them the same fleet runs
-at full pace, and with a fixed interval of 16 local steps, until it has spent as many bytes.
+Run as `python -m benchmarks.budget`. Eight simulated devices, one three times and one ten times slower, learn the
+digits of scikit-learn with skewed labels in virtual time. Each may move 20 MB a day. The same fleet runs at full
+pace, too, and with a fixed interval of 16 local steps, until it has spent as many bytes.
 """
 
 import math

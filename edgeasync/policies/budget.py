@@ -2,8 +2,8 @@
 
 The rest of a day is spent at the same multiple of an even pace all day: the first exchanges follow one another
 quickly, later ones ever more slowly, and the last bytes go as the day ends. While the fleet learns the multiple is
-high, since exchanges buy most then. Once it learns nothing new the pace is even, and keeps bytes for when something
-changes.
+high, since exchanges buy most then. Once it learns nothing new the pace is even, which keeps bytes for when it
+learns again.
 """
 
 import math
