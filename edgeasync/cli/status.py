@@ -94,7 +94,7 @@ def device_table(devices: list[dict[str, Any]], pids: dict[str, int] | None = No
             "" if device["loss"] is None else f"{device['loss']:.3g}",
         ]
         if pids is None:
-            cells.append(in_bytes(device["bytes_up"] + device["bytes_down"]) if "bytes_up" in device else "")
+            cells.append(_traffic(device))
         else:
             cells.insert(1, str(pids.get(device["id"], "")))
         _add_row(table, cells)
@@ -141,6 +141,9 @@ def _totals(status: Mapping[str, Any]) -> Iterator[str]:
         yield f"the run's folder cannot be written: {trouble}; no update is taken until it can be"
     if (tempo := status.get("tempo")) is not None:
         yield _tempo(tempo, status.get("learning_rate_factor", 1.0))
+    traffic = status.get("traffic", {})
+    if (left_bytes := traffic.get("day_left_bytes")) is not None:
+        yield f"today: {in_bytes(left_bytes)} left of {in_bytes(traffic['bytes_per_day_max'])} for all devices"
     if (last := status.get("evaluation")) is not None:
         yield f"evaluation: {_evaluation(last)}"
     if (best := status.get("best")) is not None and best != last:
@@ -193,6 +196,15 @@ def in_bytes(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000.0
     return f"{count:.3g} TB"
+
+
+def _traffic(device: Mapping[str, Any]) -> str:
+    """Return a device's bytes, and what is left of its day if it has a limit."""
+    if "bytes_up" not in device:
+        return ""
+    total = in_bytes(device["bytes_up"] + device["bytes_down"])
+    left_bytes = device.get("day_left_bytes")
+    return total if left_bytes is None else f"{total}, {in_bytes(left_bytes)} left today"
 
 
 def _seconds(seconds: float) -> str:

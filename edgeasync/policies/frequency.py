@@ -213,8 +213,11 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         if not device.step_s or not cadence.period_s:
             first = min(max(FIRST_STEPS, self.period_steps_min), self.local_steps_max)
             return _first(device, cadence, first, least=self.local_steps_min)
-        steps = (cadence.period_s - device.communication_s) / device.step_s
-        why = f"period {cadence.period_s:.3g} s"
+        period_s = max(cadence.period_s, device.period_s_min)
+        steps = (period_s - device.communication_s) / device.step_s
+        why = f"period {period_s:.3g} s"
+        if period_s > cadence.period_s:
+            why += ", for the day's bytes"
         if cadence.gain < 1.0:
             why += f", shortened: {cadence.cause}"
         by_link = device.communication_s * (1.0 / (AIM * self.communication_share_max) - 1.0) / device.step_s

@@ -223,7 +223,8 @@ class DeviceHistory(msgspec.Struct, array_like=True):
     local step, `communication_s` the part of a cycle in which the device neither trained nor waited for a flush.
     `counted` says whether its last update counted, and `bound` which bound keeps its steps from the controller's
     aim. The losses are `None`, and the score is NaN, if its last update did not tell them. `updated_s` is the
-    core's time of its last update, 0 since it joined again.
+    core's time of its last update, 0 since it joined again. `period_s_min` is the least time from one exchange to
+    the next that the day's bytes allow.
     """
 
     examples: int = 0
@@ -247,6 +248,7 @@ class DeviceHistory(msgspec.Struct, array_like=True):
     base_losses: BaseLosses = msgspec.field(default_factory=BaseLosses)
     updated_s: float = 0.0
     recent_period_s: list[float] = []
+    period_s_min: float = 0.0
 
     def observe_arrival(self, now_s: float) -> None:
         """Record the time since the device's last update."""

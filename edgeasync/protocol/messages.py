@@ -85,7 +85,10 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DeviceProfile(msgspec.Struct, frozen=True, array_like=True):
-    """What a device says about itself, for people and for policies."""
+    """What a device says about itself, for people and for policies.
+
+    With a limit of its own, `bytes_per_day_max`, it says what is left of its day: bytes and seconds.
+    """
 
     machine: Annotated[str, Meta(max_length=64)] = ""
     cores: Annotated[int, Meta(ge=1, le=4096)] = 1
@@ -93,6 +96,9 @@ class DeviceProfile(msgspec.Struct, frozen=True, array_like=True):
     examples: Count = 0
     software: Annotated[str, Meta(max_length=64)] = ""
     local_steps_max: Annotated[int, Meta(ge=0, le=2**31)] = 0
+    bytes_per_day_max: Count = 0
+    day_left_bytes: Count = 0
+    day_remaining_s: Seconds = 0.0
 
 
 class Hello(Message, frozen=True):

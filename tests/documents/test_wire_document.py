@@ -197,6 +197,7 @@ def test_the_status_has_the_keys_that_are_described():
     status = core.status(1.0)
     found = {
         "": status,
+        "`traffic`": status["traffic"],
         "`tempo`": status["tempo"],
         "`fleet`": status["fleet"],
         "Each alarm": status["alarms"][0],

@@ -196,7 +196,9 @@ class DeviceWork:
 
     def hub_is_busy(self, retry_after_s: float | None, now_s: float) -> list[DeviceEffect]:
         """Repeat the message later; train meanwhile as if the hub could not be reached."""
-        self._speak_at_s = now_s + (retry_after_s or 1.0) * self._random.uniform(1.0, 1.5)
+        retry_after_s = retry_after_s or 1.0
+        spread_s = min(retry_after_s, 2.0 * BACKOFF_MAX_S) * self._random.uniform(0.0, 0.5)
+        self._speak_at_s = now_s + retry_after_s + spread_s
         self._busy = True
         return self._train_on()
 

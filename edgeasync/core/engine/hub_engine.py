@@ -294,7 +294,7 @@ class HubEngine:
         except ProtocolError as error:
             event = Malformed(peer, str(error))
         if event is not None and not self._standing_still:
-            self._handle(_under(event, sender.key))
+            self._handle(_under(event, sender.key, member))
         if member is None and (member := self.core.members.by_peer(peer)) is not None:
             member.link.bytes_up += nbytes  # this message made its sender a member
 
@@ -407,7 +407,7 @@ class HubEngine:
                 handle = self.model.keep(Update(update, push.codec, payload))
                 can_answer = self._capacity.for_snapshot(self._now_s, self._member(peer))
                 event = PushArrived(peer, push, handle, norm, can_answer)
-            self._handle(_under(event, key))
+            self._handle(_under(event, key, self._member(peer)))
 
         self._shell.run_in_background(partial(self._measure, codec, payload), measured)
 
@@ -585,11 +585,17 @@ def _check_allowed(sender: Sender, message: Message) -> None:
         )
 
 
-def _under(event: HubEvent, key: Key) -> HubEvent:
-    """Return an event with the key that its message came under."""
-    if key and isinstance(event, Received | PushArrived | Heard | Malformed):
-        return msgspec.structs.replace(event, key=key)
-    return event
+def _under(event: HubEvent, key: Key, member: Member | None) -> HubEvent:
+    """Return an event with the key that its message came under, and the bytes to count for its sender.
+
+    What the log leaves out brings no bytes: they come with the sender's next event.
+    """
+    if not isinstance(event, Received | PushArrived | Heard | Malformed):
+        return event
+    logged = not isinstance(event, Malformed) and not isinstance(getattr(event, "message", None), StatusRequest)
+    if member is not None and logged:
+        return msgspec.structs.replace(event, key=key, moved=member.link.take_uncounted())
+    return msgspec.structs.replace(event, key=key) if key else event
 
 
 def _own(status: Mapping[str, Any], sender: Sender) -> dict[str, Any]:

@@ -4,13 +4,17 @@ from collections.abc import Collection
 
 from edgeasync.core.hub.membership import Member
 from edgeasync.core.hub.settings import CodecSettings
-from edgeasync.policies.codec_choice import LADDER, MODEL_LADDER, Rung, choose_codec
+from edgeasync.policies.codec_choice import LADDER, MODEL_LADDER, TINY_BYTES, Rung, choose_codec
 from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol.codecs import stages_of
 from edgeasync.protocol.messages import HELD_VERSION
 
 COARSE = "int8"
 """The codec of a whole model for a device that is led on from there, by differences in the same codec."""
+
+ASKED_MIN = 2
+ASKED_AGAIN_MIN = 32
+"""How often in a row another codec must be better before the first change, and before every further one."""
 
 
 class CodecAgreement:
@@ -39,22 +43,27 @@ class CodecAgreement:
         self.begin(member)
 
     def begin(self, member: Member) -> None:
-        """Choose the codec of a device's updates before its link is measured."""
-        push = self._settings.push
-        member.codec_push = push if push in member.codecs_push else "identity"
-        self.choose(member)
+        """Set the codec of a device's updates: under `auto` the one before, or the finest that it knows."""
+        if member.codec_push == "identity" or member.codec_push not in member.codecs_push:
+            known = () if 4 * self._values <= TINY_BYTES and self._ladder else member.codecs_push
+            member.codec_push = known[0] if known else "identity"
+            member.codec_asked, member.codec_changed = 0, False
 
     def choose(self, member: Member) -> str | None:
         """Choose the codec of a device's next updates for its link; return `None` if the settings fix it."""
         if not self._ladder:
             return None
-        member.codec_push = choose_codec(
+        link = member.link
+        wanted = choose_codec(
             self._ladder,
             member.codec_push,
             values=self._values,
             known=member.codecs_push,
-            bandwidth_bytes_per_s=member.link.bandwidth_bytes_per_s,
-            computing_s=member.history.assigned_steps * member.history.step_s,
-            round_trip_s=member.link.round_trip_s,
+            bandwidth_bytes_per_s=link.bandwidth_bytes_per_s if link.is_sure else 0.0,
+            step_s=member.history.step_s,
+            round_trip_s=link.round_trip_s,
         )
+        member.codec_asked = 0 if wanted == member.codec_push else member.codec_asked + 1
+        if member.codec_asked >= (ASKED_AGAIN_MIN if member.codec_changed else ASKED_MIN):
+            member.codec_push, member.codec_asked, member.codec_changed = wanted, 0, True
         return member.codec_push

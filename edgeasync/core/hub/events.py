@@ -10,6 +10,9 @@ from edgeasync.protocol.messages import Fetch, FetchGraph, Hello, Key, Leave, Pi
 
 Peer = bytes
 
+Moved = tuple[int, int]
+"""Bytes from a device and to it that the core has not counted yet."""
+
 
 class Received(msgspec.Struct, frozen=True, gc=False):
     """A whole message without payload arrived; a `Push` here announces a transfer in pieces.
@@ -21,6 +24,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     message: Hello | Fetch | FetchGraph | Push | Ping | Leave | StatusRequest
     has_capacity: bool = True
     key: Key = b""
+    moved: Moved = (0, 0)
 
 
 class PushArrived(msgspec.Struct, frozen=True, array_like=True, tag="push", gc=False):
@@ -37,6 +41,7 @@ class PushArrived(msgspec.Struct, frozen=True, array_like=True, tag="push", gc=F
     norm: float
     can_answer: bool = True
     key: Key = b""
+    moved: Moved = (0, 0)
 
 
 class Heard(msgspec.Struct, frozen=True, array_like=True, tag="heard", gc=False):
@@ -45,6 +50,7 @@ class Heard(msgspec.Struct, frozen=True, array_like=True, tag="heard", gc=False)
     peer: Peer
     kind: str
     key: Key = b""
+    moved: Moved = (0, 0)
 
 
 class Malformed(msgspec.Struct, frozen=True, array_like=True, tag="malformed"):

@@ -11,6 +11,14 @@ from edgeasync.protocol.transfers import PIECE_BYTES_MIN, CreditWindow
 MEASURED_BYTES_MIN = 1 << 16
 """A cycle that moves fewer bytes shows delays, not bandwidth."""
 
+CYCLES = 32
+"""The fastest of this many cycles tells the bandwidth: a busy machine makes most of them slower than the link."""
+
+SURE_CYCLES_MIN = 3
+SURE_CYCLES = 16
+SURE_S = 1.0
+"""A link may be called slow after this many cycles, or sooner if the shortest times their number is this long."""
+
 BANDWIDTH_MAX_BYTES_PER_S = 1e12
 """Limit for bandwidths that were measured over almost no time."""
 
@@ -20,20 +28,31 @@ class LinkEstimate:
 
     `bytes_up` counts bytes from the device to the hub. `round_trip_s` is the median of the last five pings, as the
     device measured them. `bandwidth_bytes_per_s` is the larger of two measurements: the median of the last five
-    full windows of transfers to the device, and the highest of the last five cycles that moved at least
-    `MEASURED_BYTES_MIN`. In a cycle other things take time, too, so each of those is too low. `window` is that of
-    transfers to the device.
+    full windows of transfers to the device, and the highest of the last `CYCLES` that moved at least
+    `MEASURED_BYTES_MIN`. In a cycle other things take time, too, so each of those is too low. `is_sure` says
+    whether there are enough of them to believe that the link is no faster. `window` is that of transfers to the
+    device.
     """
 
-    __slots__ = ("_begun_bytes", "_cycles", "_round_trips_s", "_window", "_windows", "bytes_down", "bytes_up")
+    __slots__ = (
+        "_begun_bytes",
+        "_counted",
+        "_cycles",
+        "_round_trips_s",
+        "_window",
+        "_windows",
+        "bytes_down",
+        "bytes_up",
+    )
 
     def __init__(self) -> None:
         self.bytes_up = 0
         self.bytes_down = 0
+        self._counted = (0, 0)
         self._begun_bytes = 0
         self._round_trips_s: deque[float] = deque(maxlen=RECENT)
         self._windows: deque[float] = deque(maxlen=RECENT)
-        self._cycles: deque[float] = deque(maxlen=RECENT)
+        self._cycles: deque[tuple[float, float]] = deque(maxlen=CYCLES)
         self._window: CreditWindow | None = None
 
     @property
@@ -44,7 +63,26 @@ class LinkEstimate:
     @property
     def bandwidth_bytes_per_s(self) -> float:
         """The bandwidth in bytes a second, 0 before it was measured."""
-        return max(max(self._cycles, default=0.0), median(self._windows) if self._windows else 0.0)
+        fastest = max(self._cycles, default=(0.0, 0.0))[0]
+        return max(fastest, median(self._windows) if self._windows else 0.0)
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether a bandwidth that looks low is that of the link, and not of a machine that was busy."""
+        count = len(self._cycles)
+        if SURE_CYCLES_MIN <= count < SURE_CYCLES:
+            return count * min(moving_s for _, moving_s in self._cycles) >= SURE_S
+        return count >= SURE_CYCLES
+
+    @property
+    def uncounted(self) -> tuple[int, int]:
+        """Bytes up and down since `take_uncounted`."""
+        return self.bytes_up - self._counted[0], self.bytes_down - self._counted[1]
+
+    def take_uncounted(self) -> tuple[int, int]:
+        """Return the bytes up and down since the last call, for the core to count."""
+        uncounted, self._counted = self.uncounted, (self.bytes_up, self.bytes_down)
+        return uncounted
 
     def window(self, piece_bytes: int, *, narrow: bool) -> CreditWindow:
         """Return the window of transfers to the device; a `narrow` one begins with a single piece."""
@@ -74,16 +112,17 @@ class LinkEstimate:
     def end_cycle(self, communication_s: float) -> None:
         """Record the bandwidth of the cycle that ends; the device communicated for `communication_s` in it."""
         moved = self.bytes_up + self.bytes_down - self._begun_bytes
-        if moved >= MEASURED_BYTES_MIN and (moving_s := communication_s - self.round_trip_s) > 0.0:
-            self._cycles.append(min(moved / moving_s, BANDWIDTH_MAX_BYTES_PER_S))
-            if self._windows and len(self._cycles) == RECENT:
-                self._windows.popleft()  # the link may have changed since
+        if moved < MEASURED_BYTES_MIN or communication_s <= self.round_trip_s:
+            return
+        # The pings may have waited behind other messages: they take off half of the time at most.
+        moving_s = max(communication_s - self.round_trip_s, communication_s / 2)
+        self._cycles.append((min(moved / moving_s, BANDWIDTH_MAX_BYTES_PER_S), moving_s))
+        if self._windows and len(self._cycles) >= RECENT:
+            self._windows.popleft()  # the link may have changed since
 
     def describe(self) -> dict[str, int | float]:
         """Return the link's part of the status (docs/reference/json.md)."""
         return {
-            "bytes_up": self.bytes_up,
-            "bytes_down": self.bytes_down,
             "round_trip_s": round(self.round_trip_s, 6),
             "bandwidth_bytes_per_s": round(self.bandwidth_bytes_per_s),
         }

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from edgeasync.core.hub.budgets import Budgets
 from edgeasync.core.hub.codec_agreement import CodecAgreement
 from edgeasync.core.hub.effects import (
     Assign,
@@ -98,6 +99,7 @@ class HubCore:
         self.policy_engine = PolicyEngine(policy, version, self.members, settings)
         self.publish_schedule = PublishSchedule(settings.codec, version.number, now_s)
         self.codecs = CodecAgreement(settings.codec, policy, spec.length)
+        self.budgets = Budgets(settings, self.members, spec.length)
         self.messages_refused = 0
         self.messages_accepted: Counter[str] = Counter()
         self.messages_ignored = 0
@@ -197,6 +199,8 @@ class HubCore:
     def _on_message(self, event: Received | PushArrived | Heard, now_s: float) -> list[HubEffect]:
         """Answer a message that could be read, or refuse it."""
         effects: list[HubEffect] = []
+        if event.moved != (0, 0) and (known := self.members.by_peer(event.peer)) is not None:
+            self.budgets.count(known, event.moved, now_s)
         try:
             member = self._sender(event)
             if member is not None:
@@ -404,6 +408,8 @@ class HubCore:
             return []  # its answer comes with the next version
         if not has_capacity:
             raise self._busy()
+        if rest := self._rest(member, now_s):
+            raise rest
         return self._assign(member, None, now_s)
 
     def _on_fetch_graph(self, member: Member, *, has_capacity: bool) -> list[HubEffect]:
@@ -416,14 +422,16 @@ class HubCore:
     def _assign_or_defer(
         self, member: Member, ack: Ack | None, now_s: float, *, can_send: bool
     ) -> list[HubEffect]:
-        """Answer with the newest model or, if it cannot be sent now, with when to fetch it."""
-        if can_send:
+        """Answer with the newest model or, if it is not to be sent now, with when to fetch it."""
+        rest = self._rest(member, now_s)
+        if can_send and rest is None:
             return self._assign(member, ack, now_s)
-        busy = Send(member.peer, self._busy().refuse)
+        busy = Send(member.peer, (rest or self._busy()).refuse)
         return [busy] if ack is None else [Send(member.peer, ack), busy]
 
     def _assign(self, member: Member, ack: Ack | None, now_s: float) -> list[HubEffect]:
         publish = self.publish_schedule.follow(self.policy_engine, now_s)
+        self.budgets.begin_exchange(member, now_s, learning=self.policy_engine.is_learning)
         local_steps = self.policy_engine.assign_steps(member.history)
         version = ModelVersion(self.lineage, self.publish_schedule.state.number)
         follows = member.follows and (member.held is not None or member.protocol_version < HELD_VERSION)
@@ -458,6 +466,14 @@ class HubCore:
                 effects += self._assign_or_defer(member, None, now_s, can_send=can_send)
         return effects
 
+    def _rest(self, member: Member, now_s: float) -> RefusalError | None:
+        """Return the refusal of a device that is to rest before its next exchange."""
+        rest_s = self.budgets.rest_s(member, now_s, learning=self.policy_engine.is_learning)
+        if not rest_s:
+            return None
+        member.rest_until_s = now_s + rest_s
+        return RefusalError("busy", f"rest for {rest_s:.0f} s: so much is left of the day's bytes", rest_s)
+
     def _busy(self) -> RefusalError:
         return RefusalError("busy", "the hub is busy; try again", self.settings.limits.retry_after_s)
 
@@ -481,7 +497,10 @@ class HubCore:
             "messages_refused": self.messages_refused,
             "messages_ignored": self.messages_ignored,
             **self.policy_engine.describe(self.members.live_histories(members)),
-            "devices": self.members.describe(members, now_s, self.policy_engine.divergence.quarantine_of),
+            "traffic": self.budgets.describe(now_s),
+            "devices": self.members.describe(
+                members, now_s, self.policy_engine.divergence.quarantine_of, self.budgets.describe_device
+            ),
         }
 
     def check(self) -> None:

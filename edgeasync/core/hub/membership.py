@@ -16,6 +16,8 @@ import msgspec
 from edgeasync.core.hub.claims import Claims, hold
 from edgeasync.core.hub.events import Peer
 from edgeasync.core.hub.link import LinkEstimate
+from edgeasync.core.hub.settings import DAY_S
+from edgeasync.core.hub.traffic import OwnDay, Traffic
 from edgeasync.errors import EdgeAsyncError
 from edgeasync.policies.history import DeviceHistory, add_recent, median
 from edgeasync.protocol.messages import (
@@ -79,9 +81,10 @@ class RefusalError(EdgeAsyncError):
 class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     """One device that the hub knows, live or not. All fields are durable.
 
-    The attributes `link` and `codec_push`, which is chosen for the link, are not durable: the hub measures the
-    link again after a restart. Nor are `held`, the checksum of what the device says it holds as `version`, and
-    `coarse`, whether it may be sent a coarse whole model: both follow from what it says in a session.
+    The attributes `link`, `codec_push`, which is chosen for the link, and what that choice depends on are not
+    durable: the hub measures the link again after a restart. Nor are `held`, the checksum of what the device says
+    it holds as `version`, and `coarse`, whether it may be sent a coarse whole model: both follow from what it says
+    in a session.
     """
 
     device_id: str
@@ -122,10 +125,18 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     weight: float = 0.0
     """The weights of its folded updates by staleness and shares; `weight_kept`: as they were, by their length."""
     weight_kept: float = 0.0
+    traffic: Traffic = msgspec.field(default_factory=Traffic)
+    own_day: OwnDay | None = None
+    rest_until_s: float = 0.0
+    exchange_s: float = 0.0
+    """When the last exchange began; its bytes are counted from `exchange_bytes`, its update is after this many."""
+    exchange_bytes: int = 0
+    exchange_updates: int = 0
 
     def __post_init__(self) -> None:
         self.link = LinkEstimate()
         self.codec_push = "identity"
+        self.codec_asked, self.codec_changed = 0, False
         self.held: int | None = None
         self.coarse = False
 
@@ -305,6 +316,7 @@ class Membership:
                 member.strikes = 0
         self._change_key(member, key)
         member.profile = hello.profile
+        member.own_day = _own_day(hello.profile, now_s)
         member.piece_bytes_max = hello.piece_bytes_max
         member.history.examples = hello.profile.examples
         member.history.local_steps_max = hello.profile.local_steps_max
@@ -436,9 +448,13 @@ class Membership:
         return sorted(ended, key=lambda member: (member.lease_until_s, member.device_id))
 
     def describe(
-        self, members: Iterable[Member], now_s: float, quarantine_of: Callable[[str], Quarantine | None]
+        self,
+        members: Iterable[Member],
+        now_s: float,
+        quarantine_of: Callable[[str], Quarantine | None],
+        budget_of: Callable[[Member, float], dict[str, Any]],
     ) -> list[dict[str, Any]]:
-        """Return the devices' parts of the status; `quarantine_of` is the monitor's word."""
+        """Return the devices' parts of the status: `quarantine_of` is the monitor's word, `budget_of` the day's."""
         return [
             {
                 "id": member.device_id,
@@ -460,7 +476,10 @@ class Membership:
                 "talk_share": round(member.history.communication_share, 3),
                 "period_s": round(member.history.period_s or member.history.cycle_s, 6),
                 "push_codec": member.codec_push,
+                "bytes_up": member.traffic.up_bytes + member.link.uncounted[0],
+                "bytes_down": member.traffic.down_bytes + member.link.uncounted[1],
                 **member.link.describe(),
+                **budget_of(member, now_s),
             }
             for member in members
         ]
@@ -619,6 +638,14 @@ def _seq_before(hello: Hello) -> int:
     have counted, so nobody may use that number again.
     """
     return min(hello.seq_answered + (hello.session is not None), COUNT_MAX)
+
+
+def _own_day(profile: DeviceProfile, now_s: float) -> OwnDay | None:
+    """Return the day of a device with a limit of its own, as it says."""
+    most = profile.bytes_per_day_max
+    if not most:
+        return None
+    return OwnDay(most - min(profile.day_left_bytes, most), now_s + min(profile.day_remaining_s, DAY_S))
 
 
 def _shown(history: DeviceHistory) -> float | None:

@@ -22,6 +22,7 @@ from edgeasync.core.hub.lineage import Ancestry
 from edgeasync.core.hub.membership import Member, Membership
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet
+from edgeasync.policies.budget import EXCHANGES_UNCHANGED, has_changed
 from edgeasync.policies.frequency import RARE, Cadence, FrequencyController, Interval
 from edgeasync.policies.history import (
     DEVICES_MIN,
@@ -54,6 +55,7 @@ class PolicyEngineState(msgspec.Struct):
 
     `spoken` has the live devices that sent an update since the last version, but one that does not count. `rare`
     has the live devices that no quorum waits for, and their votes.
+    Since `loss_mark_updates` updates the fleet's loss has not differed from `loss_mark` by more than noise.
     `version_oldest` is the oldest base that counts: a rollback raises it. `updates` counts updates folded under
     this policy, `updates_applied` those of the whole run. `examples_seen` is a float because devices choose the
     summands: their sum as an integer could become too large to encode. `measuring` has the norms and weights of
@@ -85,6 +87,8 @@ class PolicyEngineState(msgspec.Struct):
     updates: int = 0
     updates_applied: int = 0
     updates_rejected: int = 0
+    loss_mark: float = math.inf
+    loss_mark_updates: int = 0
 
 
 class Decision(NamedTuple):
@@ -314,6 +318,12 @@ class PolicyEngine:
             return score > self.state.score_best or score < self.state.fleet.scores.least_credible
         return self.policy.take == "better" and score > usual
 
+    @property
+    def is_learning(self) -> bool:
+        """Whether the devices' losses have changed lately, or are not known."""
+        unchanged = self.state.updates_applied - self.state.loss_mark_updates
+        return math.isinf(self.state.loss_mark) or unchanged < EXCHANGES_UNCHANGED * self._members.live_count
+
     def forget(self, member: Member) -> None:
         """Forget a device that is gone: its alarms, that it has spoken, and its voter's word if that is gone."""
         self.divergence.forget(member.device_id)
@@ -541,11 +551,18 @@ class PolicyEngine:
         with_data = [self._examples(examples) for examples in with_data]
         state.examples_total = float(sum(with_data))
         state.examples_mean = state.examples_total / len(with_data) if with_data else 0.0
-        state.cadence = self.frequency.retune(
+        cadence = self.frequency.retune(
             state.cadence, state.fleet, [history for history in histories if history.updates]
         )
-        overdue_s = now_s - RARE * state.cadence.period_s if state.cadence.period_s else -math.inf
-        state.rare = self._members.rare(state.cadence.is_rare, overdue_s)
+        if rests := [history.period_s_min for history in histories if history.period_s_min]:
+            period_s = max(cadence.period_s, median(rests))  # what the aggregator waits for comes that rarely
+            cadence = msgspec.structs.replace(cadence, period_s=period_s)
+        state.cadence = cadence
+        overdue_s = now_s - RARE * cadence.period_s if cadence.period_s else -math.inf
+        state.rare = self._members.rare(cadence.is_rare, overdue_s)
+        loss = state.fleet.loss
+        if not math.isnan(loss) and has_changed(loss, state.loss_mark, state.fleet.loss_first):
+            state.loss_mark, state.loss_mark_updates = loss, state.updates_applied
 
     def _fleet(self, refused: float = 0.0) -> Fleet:
         """Return the fleet as an aggregator sees it, without the votes of those that were refused."""

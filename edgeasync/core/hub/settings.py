@@ -11,6 +11,11 @@ from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol.codecs import ELEMENTWISE, check_codec_name
 from edgeasync.protocol.transfers import PIECE_BYTES_MAX, PIECE_BYTES_MIN
 
+DAY_S = 86400.0
+
+HEARTBEAT_BYTES = 128
+"""A ping and its answer."""
+
 _SECONDS = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
 
 
@@ -38,6 +43,8 @@ class Limits(Section, frozen=True):
     quarantine_s: Annotated[float, Meta(ge=0)] = 300.0
     retry_after_s: Annotated[float, Meta(gt=0)] = 0.5
     connections_per_key_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 128
+    bytes_per_day_max: ByteCount | None = None
+    device_bytes_per_day_max: ByteCount | None = None
 
     def __post_init__(self) -> None:
         if not PIECE_BYTES_MIN <= self.piece_bytes <= PIECE_BYTES_MAX:
@@ -153,3 +160,13 @@ class HubCoreSettings(Section, frozen=True):
     evaluate_every_updates: Annotated[int, Meta(ge=1)] = 100
     held_out: bool = False
     codec: CodecSettings = CodecSettings()
+
+    def __post_init__(self) -> None:
+        pings_bytes = round(DAY_S / self.liveness.heartbeat_s) * HEARTBEAT_BYTES
+        for name in ("bytes_per_day_max", "device_bytes_per_day_max"):
+            most = getattr(self.limits, name)
+            if most is not None and most < 2 * pings_bytes:
+                raise ValueError(
+                    f"limits.{name} is {most} bytes, and a device's pings alone take {pings_bytes} a day: "
+                    "raise it, or liveness.heartbeat_s"
+                )

@@ -18,6 +18,7 @@ from edgeasync.core.hub.events import (
     Heard,
     HubEvent,
     Malformed,
+    Moved,
     Peer,
     PushArrived,
     Received,
@@ -44,6 +45,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, tag="message", gc=Fals
     header: bytes
     has_capacity: bool
     key: Key = b""
+    moved: Moved = (0, 0)
 
 
 class FoldScalars(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -115,7 +117,7 @@ def write_entry(
     """Return the entry of an event that the core has handled, with the scalars of its folds."""
     folds = tuple([FoldScalars(e.weights, e.plan, e.scale) for e in effects if isinstance(e, Fold)])
     if isinstance(event, Received):
-        frame = Frame(event.peer, wire.encode(event.message), event.has_capacity, event.key)
+        frame = Frame(event.peer, wire.encode(event.message), event.has_capacity, event.key, event.moved)
         return _encode(Entry(now_s, frame, version, session, folds))
     return _encode(Entry(now_s, event, version, b"", folds))
 
@@ -153,7 +155,8 @@ def event_of(entry: Entry) -> HubEvent:
     event = entry.event
     if not isinstance(event, Frame):
         return event
-    return Received(event.peer, _message_of(event), event.has_capacity, event.key)  # type: ignore[arg-type]
+    message = _message_of(event)
+    return Received(event.peer, message, event.has_capacity, event.key, event.moved)  # type: ignore[arg-type]
 
 
 def _message_of(frame: Frame) -> Message:

@@ -17,6 +17,7 @@ import numpy as np
 from edgeasync.core.arrays.hub_model import Model, ModelState, Snapshot, WaitingUpdates
 from edgeasync.core.arrays.published_model import Publisher, PublisherState
 from edgeasync.core.arrays.state_codec import Array, decode_state, encode_state
+from edgeasync.core.hub.budgets import BudgetState
 from edgeasync.core.hub.digests import digest
 from edgeasync.core.hub.events import Evaluated
 from edgeasync.core.hub.machine import HubCore, HubCoreState
@@ -37,6 +38,7 @@ class CoreState(msgspec.Struct):
     policy_engine: PolicyEngineState
     members: list[Member]
     publish_schedule: PublishState
+    budgets: BudgetState = msgspec.field(default_factory=BudgetState)
 
 
 def upgrade(core: dict[str, Any], made_by: int) -> dict[str, Any]:
@@ -47,7 +49,7 @@ def upgrade(core: dict[str, Any], made_by: int) -> dict[str, Any]:
         _take_digests(core)
         _give_to_voters(core)  # format 4 had no keys
     _count_causes(core)
-    return core
+    return core  # format 6 counted no bytes
 
 
 _STATE_ID, _SESSION, _RETIRED, _KEY = map(
@@ -106,7 +108,7 @@ def _rename(core: dict[str, Any], made_by: int) -> None:
     divergence["alarms"] = {(alarm["watch"], alarm["device_id"]): alarm for alarm in divergence["alarms"]}
     for name in ("updates_applied", "updates_rejected"):
         engine[name] = core.pop(name)
-    core["hub"] = {name: core.pop(name) for name in HubCoreState.__struct_fields__}
+    core["hub"] = {name: core.pop(name) for name in HubCoreState.__struct_fields__ if name in core}
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -153,6 +155,7 @@ def dump_state(core: HubCore) -> bytes:
             policy_engine=core.policy_engine.state,
             members=core.members.dump_state(),
             publish_schedule=core.publish_schedule.state,
+            budgets=core.budgets.state,
         )
     )
 
@@ -166,6 +169,7 @@ def load_state(core: HubCore, state: bytes) -> None:
     core.policy_engine.load_state(found.policy_engine)
     core.members.load_state(found.members)
     core.publish_schedule.state = found.publish_schedule
+    core.budgets.state = found.budgets
     for member in core.members.members.values():
         core.codecs.begin(member)
 
@@ -236,6 +240,7 @@ def succeed(core: HubCore, old: HubCore) -> None:
     new.updates_applied, new.updates_rejected = before.updates_applied, before.updates_rejected
     core.state.saved_updates = before.updates_applied
     core.state.duplicates = old.state.duplicates
+    core.budgets.state = old.budgets.state
     for member in core.members.members.values():
         member.codecs_push, member.follows = (), False
         core.codecs.begin(member)

@@ -12,8 +12,6 @@ def cycle(link, up, down, communication_s):
 
 def test_nothing_is_known_at_first():
     assert LinkEstimate().describe() == {
-        "bytes_up": 0,
-        "bytes_down": 0,
         "round_trip_s": 0.0,
         "bandwidth_bytes_per_s": 0,
     }
@@ -24,8 +22,6 @@ def test_bandwidth_is_what_a_cycle_moved_in_its_talking_less_a_round_trip():
     link.observe_ping(0.5)
     cycle(link, 600_000, 400_000, 2.5)
     assert link.describe() == {
-        "bytes_up": 600_000,
-        "bytes_down": 400_000,
         "round_trip_s": 0.5,
         "bandwidth_bytes_per_s": 500_000,
     }

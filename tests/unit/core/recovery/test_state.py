@@ -421,7 +421,7 @@ def test_every_attribute_of_the_core_and_its_tables_is_durable_or_known_not_to_b
     }
     assert set(vars(core.members)) == tables | {"lease_s", "devices_max"}
     for member in core.members.members.values():
-        assert set(vars(member)) == {"link", "codec_push", "held", "coarse"}
+        assert set(vars(member)) == {"link", "codec_push", "codec_asked", "codec_changed", "held", "coarse"}
 
 
 def test_what_is_measured_of_connections_begins_anew():

@@ -1,0 +1,132 @@
+"""The bytes of a day: counted, and spent within their limits. Part of `HubCore`.
+
+A day is 24 hours of the hub's time, which stands still while there is no hub. The limits that a device has of its
+own count by the device's day, as it says when it joins.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from edgeasync.core.hub.membership import Member, Membership
+from edgeasync.core.hub.settings import DAY_S, HEARTBEAT_BYTES, HubCoreSettings
+from edgeasync.core.hub.traffic import Traffic
+from edgeasync.policies.budget import EVEN_HASTE, LEARNING_HASTE, Allowance, period_s
+from edgeasync.policies.codec_choice import bytes_per_value
+from edgeasync.policies.history import median
+
+REST_S_MIN = 0.1
+"""A shorter rest is not worth the message that asks for it."""
+
+HEADERS_BYTES = 4096
+"""What an exchange takes beside its payloads, at most."""
+
+
+class BudgetState(msgspec.Struct):
+    """The durable fields of `Budgets`: all traffic of the run, of devices that are forgotten, too."""
+
+    traffic: Traffic = msgspec.field(default_factory=Traffic)
+
+
+class Budgets:
+    """Counts bytes, and says how long a device rests. Without limits no device does."""
+
+    def __init__(self, settings: HubCoreSettings, members: Membership, values: int) -> None:
+        limits = settings.limits
+        self.state = BudgetState()
+        self._members = members
+        self._hub_max = limits.bytes_per_day_max
+        self._device_max = limits.device_bytes_per_day_max
+        self._pings_bytes_per_s = HEARTBEAT_BYTES / settings.liveness.heartbeat_s
+        self._values = values
+
+    def count(self, member: Member, moved: tuple[int, int], now_s: float) -> None:
+        """Count bytes that a device sent and was sent."""
+        self.state.traffic.count(moved, now_s)
+        member.traffic.count(moved, now_s)
+        if member.own_day is not None:
+            member.own_day.count(sum(moved), now_s)
+
+    def begin_exchange(self, member: Member, now_s: float, *, learning: bool) -> None:
+        """Note that an assignment is sent; set the least time until the next."""
+        traffic = member.traffic
+        pings_bytes = (now_s - member.exchange_s) * self._pings_bytes_per_s
+        if member.history.updates > member.exchange_updates:
+            traffic.note_exchange(traffic.total_bytes - member.exchange_bytes - pings_bytes)
+        member.exchange_s, member.exchange_bytes = now_s, traffic.total_bytes
+        member.exchange_updates = member.history.updates
+        member.history.period_s_min = self._period_s(member, now_s, learning=learning)
+
+    def rest_s(self, member: Member, now_s: float, *, learning: bool) -> float:
+        """Return how long a device is to wait with its next exchange, 0 if it need not."""
+        allowances = list(self._allowances(member, now_s))
+        if not allowances:
+            return 0.0
+        due_s = now_s
+        if member.history.updates > member.exchange_updates:
+            due_s = member.exchange_s + self._period_s(member, now_s, learning=learning)
+        most_bytes = self._most_bytes(member)
+        for allowance in allowances:
+            ends_s = now_s + allowance.remaining_s
+            due_s = min(due_s, ends_s) if allowance.left_bytes >= most_bytes else max(due_s, ends_s)
+        rest_s = due_s - now_s
+        return rest_s if rest_s >= REST_S_MIN else 0.0
+
+    def _most_bytes(self, member: Member) -> float:
+        """Return the most bytes of an exchange: of a whole model and an update. Differences take no more."""
+        model = bytes_per_value(member.codec_model)
+        return self._values * (model + bytes_per_value(member.codec_push)) + HEADERS_BYTES
+
+    def _period_s(self, member: Member, now_s: float, *, learning: bool) -> float:
+        """Return the least time from one exchange of a device to the next that its days' bytes allow."""
+        if not member.traffic.exchanges:
+            return 0.0
+        usual_bytes = median(member.traffic.exchanges)
+        haste = LEARNING_HASTE if learning else EVEN_HASTE
+        return max((period_s(one, usual_bytes, haste) for one in self._allowances(member, now_s)), default=0.0)
+
+    def _allowances(self, member: Member, now_s: float) -> Iterator[Allowance]:
+        """Yield what is left for a device by each limit that it has; of the hub's limit, its share."""
+        if self._device_max is not None:
+            yield self._allowance(member.traffic.left_bytes(self._device_max, now_s), now_s % DAY_S)
+        if self._hub_max is not None:
+            devices = max(1, self._members.live_count)
+            left_bytes = self.state.traffic.left_bytes(self._hub_max, now_s)
+            yield self._allowance(left_bytes / devices, now_s % DAY_S)
+        if (own := member.own_day) is not None:
+            own.turn(now_s)
+            passed_s = DAY_S - (own.ends_s - now_s)
+            yield self._allowance(member.profile.bytes_per_day_max - own.used_bytes, passed_s)
+
+    def _allowance(self, left_bytes: float, passed_s: float) -> Allowance:
+        remaining_s = DAY_S - passed_s
+        return Allowance(left_bytes - remaining_s * self._pings_bytes_per_s, remaining_s)
+
+    def describe(self, now_s: float) -> dict[str, int | float | None]:
+        """Return the hub's part of the status (docs/reference/json.md)."""
+        traffic = self.state.traffic
+        return {
+            "bytes_up": traffic.up_bytes,
+            "bytes_down": traffic.down_bytes,
+            "day_bytes": traffic.day_bytes(now_s),
+            "day_remaining_s": round(DAY_S - now_s % DAY_S, 3),
+            "bytes_per_day_max": self._hub_max,
+            "day_left_bytes": None if self._hub_max is None else traffic.left_bytes(self._hub_max, now_s),
+        }
+
+    def describe_device(self, member: Member, now_s: float) -> dict[str, int | float | None]:
+        """Return the part of the status that is about a device's day: of its limits, the one with least left."""
+        left = []
+        if self._device_max is not None:
+            left.append((member.traffic.left_bytes(self._device_max, now_s), int(self._device_max)))
+        if (own := member.own_day) is not None:
+            own.turn(now_s)
+            most = member.profile.bytes_per_day_max
+            left.append((max(0, most - own.used_bytes), most))
+        left_bytes, most_bytes = min(left, default=(None, None))
+        return {
+            "day_bytes": member.traffic.day_bytes(now_s),
+            "bytes_per_day_max": most_bytes,
+            "day_left_bytes": left_bytes,
+            "rest_s": round(max(0.0, member.rest_until_s - now_s), 3),
+        }

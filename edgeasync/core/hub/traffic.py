@@ -1,0 +1,61 @@
+"""Counts of bytes that outlive a restart: in all, and of the day. Part of `HubCore`."""
+
+import math
+
+import msgspec
+
+from edgeasync.core.hub.settings import DAY_S
+from edgeasync.policies.history import RECENT, add_recent
+
+
+class OwnDay(msgspec.Struct, array_like=True):
+    """A day by a device's own limit: bytes used so far, and when the day ends by the hub's time."""
+
+    used_bytes: int
+    ends_s: float
+
+    def count(self, nbytes: int, now_s: float) -> None:
+        """Count bytes."""
+        self.turn(now_s)
+        self.used_bytes += nbytes
+
+    def turn(self, now_s: float) -> None:
+        """Begin another day if this one is over."""
+        if now_s >= self.ends_s:
+            self.ends_s += DAY_S * (math.floor((now_s - self.ends_s) / DAY_S) + 1)
+            self.used_bytes = 0
+
+
+class Traffic(msgspec.Struct, array_like=True):
+    """Bytes both ways: in all, and of day number `day`. `exchanges` has the bytes of the last ones."""
+
+    up_bytes: int = 0
+    down_bytes: int = 0
+    day: int = 0
+    used_bytes: int = 0
+    exchanges: list[float] = []
+
+    @property
+    def total_bytes(self) -> int:
+        """All bytes, both ways."""
+        return self.up_bytes + self.down_bytes
+
+    def count(self, moved: tuple[int, int], now_s: float) -> None:
+        """Count bytes up and down."""
+        up, down = moved
+        self.used_bytes = self.day_bytes(now_s) + up + down
+        self.day = int(now_s // DAY_S)
+        self.up_bytes += up
+        self.down_bytes += down
+
+    def day_bytes(self, now_s: float) -> int:
+        """Return the bytes of the day so far."""
+        return self.used_bytes if self.day == now_s // DAY_S else 0
+
+    def left_bytes(self, most: int, now_s: float) -> int:
+        """Return what is left of a day's bytes."""
+        return max(0, int(most) - self.day_bytes(now_s))
+
+    def note_exchange(self, nbytes: float) -> None:
+        """Note the bytes of an exchange."""
+        add_recent(self.exchanges, max(1.0, nbytes), RECENT)
