@@ -125,7 +125,7 @@ REASONS = {
     "junk": (lambda: other_service(b"junk"), r"not an edgeasync hub of this version \(header is not"),
     "newer": (
         lambda: other_service(wire.encode(Status(), 99)),
-        r"not an edgeasync hub of this version \(protocol version 99 is not 1 or 2 or 3\)",
+        r"not an edgeasync hub of this version \(protocol version 99 is not 1 or 2 or 3 or 4\)",
     ),
 }
 

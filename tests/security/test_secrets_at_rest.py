@@ -208,11 +208,19 @@ def test_secrets_lie_in_key_files_alone(commands, keys):
     for name in ("board", "late"):
         planted.plant(DeviceKeys(commands.folder / name).own().secret, f"{name}/keys/device.key")
         state_id = json.loads((commands.folder / name / "identity.json").read_text())["state_id"]
-        files = [f"{name}/identity.json"] + [f"{name}/spool.safetensors"] * (name == "board")
+        kept = [f"{name}/spool.safetensors", f"{name}/model.safetensors"] if name == "board" else []
+        files = [f"{name}/identity.json", *kept]
         planted.plant(bytes.fromhex(state_id), *files)
     assert planted.misplaced(commands.folder, texts) == []
     whole = "\n".join(texts.values())
     assert not [token for token in [*tokens, own.text()] if token in whole]
     for path in commands.folder.rglob("*"):
-        if path.name in ("device.key", "identity.json", "spool.safetensors", "hub.key", "operator.key"):
+        if path.name in (
+            "device.key",
+            "identity.json",
+            "spool.safetensors",
+            "model.safetensors",
+            "hub.key",
+            "operator.key",
+        ):
             assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
