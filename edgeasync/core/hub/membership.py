@@ -454,7 +454,7 @@ class Membership:
         quarantine_of: Callable[[str], Quarantine | None],
         budget_of: Callable[[Member, float], dict[str, Any]],
     ) -> list[dict[str, Any]]:
-        """Return the devices' parts of the status: `quarantine_of` is the monitor's word, `budget_of` the day's."""
+        """Return the devices' parts of the status: `quarantine_of` is the monitor's word, `budget_of` the day."""
         return [
             {
                 "id": member.device_id,
