@@ -196,7 +196,7 @@ class DeviceHistory(msgspec.Struct, array_like=True):
     `examples` is the size of its data, `local_steps_max` its own limit (0: no limit). `step_s` is the time of a
     local step, `communication_s` the part of a cycle in which the device neither trained nor waited for a flush.
     `counted` says whether its last update counted, and `bound` which bound keeps its steps from the controller's
-    aim. The losses are `None`, and the score is NaN, if its last update did not tell them.
+    aim. For its next `roused` updates it does not rest. The losses are `None`, and the score is NaN, if its last update did not tell them.
     """
 
     examples: int = 0
@@ -218,6 +218,7 @@ class DeviceHistory(msgspec.Struct, array_like=True):
     recent_communication_s: list[float] = []
     bound: str = ""
     base_losses: BaseLosses = msgspec.field(default_factory=BaseLosses)
+    roused: int = 0
 
     def observe(
         self,

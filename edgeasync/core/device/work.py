@@ -56,6 +56,9 @@ from edgeasync.protocol.messages import (
 )
 from edgeasync.states import Table, check_move
 
+RESTING_S = 10.0
+"""Shorter rests are not told to people."""
+
 LOSS_OPTIONAL_VERSION = 2
 """The first version of the protocol in which an update need not have a loss."""
 
@@ -182,9 +185,13 @@ class DeviceWork:
             self._move("idle")
         return self._train_on()
 
-    def hub_is_busy(self, retry_after_s: float | None, now_s: float) -> list[DeviceEffect]:
-        """Repeat the message later; train meanwhile as if the hub could not be reached."""
-        self._speak_at_s = now_s + (retry_after_s or 1.0) * self._random.uniform(1.0, 1.5)
+    def hub_is_busy(self, retry_after_s: float | None, now_s: float, *, rest: bool = False) -> list[DeviceEffect]:
+        """Repeat the message later; train meanwhile as if the hub could not be reached, unless told to `rest`."""
+        retry_after_s = retry_after_s or 1.0
+        if rest:
+            self._speak_at_s = now_s + retry_after_s
+            return [Report("resting", f"for {retry_after_s:.0f} s")] if retry_after_s >= RESTING_S else []
+        self._speak_at_s = now_s + retry_after_s * self._random.uniform(1.0, 1.5)
         self._busy = True
         return self._train_on()
 

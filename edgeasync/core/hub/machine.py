@@ -60,7 +60,12 @@ from edgeasync.protocol.messages import (
     Push,
     Rejected,
     StatusRequest,
+    Wake,
 )  # fmt: skip
+
+
+REST_S_MIN = 0.1
+"""A shorter rest is not worth a message."""
 
 
 class HubCoreState(msgspec.Struct):
@@ -210,7 +215,7 @@ class HubCore:
         if isinstance(event, Heard):
             return self.members.by_peer(event.peer)
         message = event.push if isinstance(event, PushArrived) else event.message
-        if isinstance(message, Hello | StatusRequest):
+        if isinstance(message, Hello | StatusRequest | Wake):
             return None
         return self.members.by_session(message.session or b"", event.key)
 
@@ -231,6 +236,8 @@ class HubCore:
             return self.presence.hello(event.peer, message, now_s, event.key)
         if isinstance(message, StatusRequest):
             return [SendStatus(event.peer)]
+        if isinstance(message, Wake):
+            return [*self.policy_engine.wake("an operator said so", now_s), SendStatus(event.peer)]
         assert member is not None
         match message:
             case Ping():
@@ -392,6 +399,8 @@ class HubCore:
             return []  # its answer comes with the next version
         if not has_capacity:
             raise self._busy()
+        if (rest_s := member.rest_until_s - now_s) >= REST_S_MIN:
+            raise _resting(rest_s)
         return self._assign(member, None, now_s)
 
     def _on_fetch_graph(self, member: Member, *, has_capacity: bool) -> list[HubEffect]:
@@ -404,10 +413,13 @@ class HubCore:
     def _assign_or_defer(
         self, member: Member, ack: Ack | None, now_s: float, *, can_send: bool
     ) -> list[HubEffect]:
-        """Answer with the newest model or, if it cannot be sent now, with when to fetch it."""
-        if can_send:
+        """Answer with the newest model or, if it is not to be sent now, with when to fetch it."""
+        rest_s = self.policy_engine.rest_s(member, now_s)
+        if rest_s >= REST_S_MIN:
+            member.rest_until_s = now_s + rest_s
+        elif can_send:
             return self._assign(member, ack, now_s)
-        busy = Send(member.peer, self._busy().refuse)
+        busy = Send(member.peer, (_resting(rest_s) if rest_s >= REST_S_MIN else self._busy()).refuse)
         return [busy] if ack is None else [Send(member.peer, ack), busy]
 
     def _assign(self, member: Member, ack: Ack | None, now_s: float) -> list[HubEffect]:
@@ -463,6 +475,10 @@ class HubCore:
         for member in self.members.members.values():
             assert member.seq_last >= 0
             assert not (member.waiting and not member.live)
+
+
+def _resting(rest_s: float) -> RefusalError:
+    return RefusalError("busy", f"the model stands still: rest for {rest_s:.0f} s", rest_s, rest=True)
 
 
 def _kind_of(event: Received | PushArrived | Heard) -> str:

@@ -68,9 +68,11 @@ STRANGERS_MAX = 4096
 class RefusalError(EdgeAsyncError):
     """A message is refused; `refuse` is the answer."""
 
-    def __init__(self, code: RefusalCode, sentence: str, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, code: RefusalCode, sentence: str, retry_after_s: float | None = None, *, rest: bool = False
+    ) -> None:
         super().__init__(sentence)
-        self.refuse = Refuse(code, sentence[:1024], retry_after_s)
+        self.refuse = Refuse(code, sentence[:1024], retry_after_s, rest)
 
 
 class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
@@ -112,6 +114,7 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     steps_assigned: int = 0
     """The most local steps of the assignments since its last push; `steps_before` of those before that push."""
     steps_before: int = 0
+    rest_until_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.link = LinkEstimate()
@@ -292,6 +295,8 @@ class Membership:
         self._by_session[session] = member
         self.bind(member, peer)
         member.waiting = False
+        if event != "reconnected":
+            member.rest_until_s = 0.0
         member.steps_total = 0
         member.progress_s = now_s
         self.renew(member, now_s)
@@ -427,6 +432,7 @@ class Membership:
                 "talk_s": round(member.history.communication_s, 6),
                 "talk_share": round(member.history.communication_share, 3),
                 "period_s": round(member.history.cycle_s, 6),
+                "rest_s": round(max(0.0, member.rest_until_s - now_s), 3),
                 "push_codec": member.codec_push,
                 **member.link.describe(),
             }

@@ -124,7 +124,7 @@ class Presence:
         """Answer a ping, and note whether its sender takes local steps."""
         member.link.observe_ping(min(ping.round_trip_s, self._members.lease_s))
         effects: list[HubEffect] = []
-        stalled_s = now_s - member.progress_s
+        stalled_s = now_s - max(member.progress_s, member.rest_until_s)
         if ping.steps_total != member.steps_total:
             member.steps_total = ping.steps_total
             effects += self.note_progress(member, now_s)
