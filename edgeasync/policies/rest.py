@@ -65,14 +65,14 @@ class Track(msgspec.Struct):
         times = (self.best - loss) / least
         return times if times >= 1.0 else 0.0
 
-    def note(self, loss: float, *, better: bool) -> None:
-        """Record a loss; one that is `better` is what later ones are compared with."""
+    def note(self, loss: float, worse: float, *, better: bool) -> None:
+        """Record a loss, of which most have at least `worse`; a `better` one is what later ones are compared with."""
         if math.isnan(self.first):
             self.first = loss
         if better:
-            self.best = self.worst = loss
+            self.best, self.worst = loss, worse
         else:
-            self.worst = max(self.worst, loss)
+            self.worst = max(self.worst, worse)
 
     def has_risen(self, loss: float) -> bool:
         """Return whether a loss is far over all since the last improvement."""
@@ -123,7 +123,7 @@ class Rest:
                 times = max(times, gain / BETTER_ACCURACY)
                 state.accuracy_best = accuracy
         risen = state.evaluated.has_risen(loss)
-        state.evaluated.note(loss, better=risen or (times > 0.0 and loss <= state.evaluated.best))
+        state.evaluated.note(loss, loss, better=risen or (times > 0.0 and loss <= state.evaluated.best))
         if risen:
             return self.wake(f"the loss on held-out data rose to {loss:.3g}", now_s)
         return self._judge(times, "the model got better on held-out data", now_s, pace_s)
@@ -140,10 +140,10 @@ class Rest:
         most_reach, most_have = ordered[len(ordered) // 2], ordered[(len(ordered) - 1) // 2]
         track = self.state.told
         if track.has_risen(most_have):
-            track.note(most_reach, better=True)
+            track.note(most_reach, most_have, better=True)
             return self.wake(f"the devices' losses of the model rose to {most_have:.3g}", now_s)
         times = track.improvement(most_reach)
-        track.note(most_reach, better=times > 0.0)
+        track.note(most_reach, most_have, better=times > 0.0)
         return judges and self._judge(times, "the devices' losses of the model fell", now_s, pace_s)
 
     def moved(self, agreement: float, now_s: float, pace_s: float) -> bool:

@@ -361,6 +361,9 @@ class PolicyEngine:
         if self.policy.take == "best":
             weights = _only_best(contributions, weights, self.state.fleet.scores.least_credible)
         weights, rows = self._one_vote_each(contributions, weights)
+        if state.rest.resting:
+            share = self._share_of_voters(contributions)
+            weights = tuple([weight * share for weight in weights])
         norm_max = self._norm_max(contributions)
         clips = [min(1.0, norm_max / one.norm) if one.norm else 1.0 for one in contributions]
         weights = tuple([weight * clip for weight, clip in zip(weights, clips, strict=True)])
@@ -408,6 +411,20 @@ class PolicyEngine:
         row_of = {voter: row for row, voter in enumerate(updates)}
         weights = tuple([one.weight / (len(updates) * updates[one.voter]) for one in contributions])
         return weights, tuple([row_of[one.voter] for one in contributions])
+
+    def _share_of_voters(self, contributions: Sequence[Contribution]) -> float:
+        """Return the votes behind updates that are folded together, as a share of all.
+
+        While the fleet rests, few devices may be awake. Each counts as much as it would among all: otherwise a
+        device that exchanges alone would make the model its own.
+        """
+        if folds_one_by_one(self.aggregate):
+            return 1.0
+        shared = self._members.shared
+        votes = sum(
+            1.0 / shared.get(voter, 1) for _, voter in {(one.device_id, one.voter) for one in contributions}
+        )
+        return min(1.0, votes / max(1, len(self._members.voters)))
 
     def _norm_max(self, contributions: Sequence[Contribution]) -> float:
         """Return the norm that longer updates are shortened to; note whose are folded before there is a bound.
