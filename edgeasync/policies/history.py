@@ -196,7 +196,8 @@ class DeviceHistory(msgspec.Struct, array_like=True):
     `examples` is the size of its data, `local_steps_max` its own limit (0: no limit). `step_s` is the time of a
     local step, `communication_s` the part of a cycle in which the device neither trained nor waited for a flush.
     `counted` says whether its last update counted, and `bound` which bound keeps its steps from the controller's
-    aim. For its next `roused` updates it does not rest. The losses are `None`, and the score is NaN, if its last update did not tell them.
+    aim. For its next `roused` updates it does not rest. The losses are `None`, and the score is NaN, if its last
+    update did not tell them.
     """
 
     examples: int = 0

@@ -14,7 +14,9 @@ SHARE = 0.25
 """The period of a resting fleet, as a share of the time for which the model has stood still."""
 
 PATIENCE_PERIODS = 30.0
-"""The model must have stood still for this many periods at full pace before the fleet rests."""
+PATIENCE_PERIODS_MAX = 100.0
+PATIENCE_S = 300.0
+"""A fleet rests once its model has stood still for so many periods at full pace: more if they fit in that time."""
 
 JUDGED_MIN = 5
 """And it must have been judged this many times."""
@@ -66,7 +68,7 @@ class Track(msgspec.Struct):
         return times if times >= 1.0 else 0.0
 
     def note(self, loss: float, worse: float, *, better: bool) -> None:
-        """Record a loss, of which most have at least `worse`; a `better` one is what later ones are compared with."""
+        """Record a loss, of which most have at least `worse`; later ones are compared with a `better` one."""
         if math.isnan(self.first):
             self.first = loss
         if better:
@@ -87,8 +89,9 @@ class Track(msgspec.Struct):
 class RestState(msgspec.Struct):
     """What `Rest` remembers. All fields are durable.
 
-    The model last got better, or there was news, at `since_s`, and it was last judged at `judged_s`: `judged` times
-    since then. `evaluated` has the losses of evaluations, `told` those that most voters tell of the model.
+    The model last got better, or there was news, at `since_s`. It was last judged at `judged_s`, `judged` times
+    since then. `evaluated` has the losses of evaluations, `told` those that most voters reach,
+    `told_by_half` those that at least half of them reach.
     `known` has the voters that are no newcomers. `cause` says why the fleet last came back to its full pace.
     """
 
@@ -98,6 +101,7 @@ class RestState(msgspec.Struct):
     accuracy_best: float = -math.inf
     evaluated: Track = msgspec.field(default_factory=Track)
     told: Track = msgspec.field(default_factory=Track)
+    told_by_half: Track = msgspec.field(default_factory=Track)
     known: dict[str, None] = {}
     cause: str = ""
     resting: bool = False
@@ -141,9 +145,17 @@ class Rest:
         track = self.state.told
         if track.has_risen(most_have):
             track.note(most_reach, most_have, better=True)
+            self.state.told_by_half.note(most_have, most_have, better=True)
             return self.wake(f"the devices' losses of the model rose to {most_have:.3g}", now_s)
         times = track.improvement(most_reach)
         track.note(most_reach, most_have, better=times > 0.0)
+        half = self.state.told_by_half
+        split = not times and half.improvement(most_have) > 0.0
+        half.note(most_have, most_have, better=most_have < half.best)
+        if split:  # of two voters one's loss falls: that the model stands still, or does not, is one key's word
+            self.state.since_s += now_s - self.state.judged_s
+            self.state.judged_s = now_s
+            return False
         return judges and self._judge(times, "the devices' losses of the model fell", now_s, pace_s)
 
     def moved(self, agreement: float, now_s: float, pace_s: float) -> bool:
@@ -189,7 +201,7 @@ class Rest:
     def nudge(self, now_s: float, pace_s: float) -> None:
         """Shorten the time for which the model has stood still: something may become better."""
         state = self.state
-        still_s = max(0.0, KEPT * (now_s - state.since_s) - PATIENCE_PERIODS * pace_s)
+        still_s = max(0.0, KEPT * (now_s - state.since_s) - patience_s(pace_s))
         state.since_s = now_s - still_s
 
     def period_s(self, pace_s: float, longest_s: float) -> float:
@@ -197,7 +209,7 @@ class Rest:
         state = self.state
         if state.judged < JUDGED_MIN:
             return pace_s
-        return max(pace_s, min(longest_s, SHARE * (self.still_s - PATIENCE_PERIODS * pace_s)))
+        return max(pace_s, min(longest_s, SHARE * (self.still_s - patience_s(pace_s))))
 
     @property
     def still_s(self) -> float:
@@ -213,3 +225,8 @@ class Rest:
         state.judged_s = now_s
         state.judged += 1
         return False
+
+
+def patience_s(pace_s: float) -> float:
+    """Return for how long a model must have stood still before its fleet rests."""
+    return min(PATIENCE_PERIODS_MAX * pace_s, max(PATIENCE_PERIODS * pace_s, PATIENCE_S))

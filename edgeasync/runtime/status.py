@@ -14,7 +14,7 @@ from zmq.utils.monitor import recv_monitor_message
 from edgeasync.durable.keys import operator_keys
 from edgeasync.errors import AccessError, AddressError, HubUnreachableError, ProtocolError
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import PROTOCOL_VERSIONS, Status, StatusRequest
+from edgeasync.protocol.messages import PROTOCOL_VERSIONS, Status, StatusRequest, Wake
 from edgeasync.runtime.address import check_connect
 from edgeasync.runtime.curve import mechanism_at, use_keys
 
@@ -23,8 +23,10 @@ _HANDSHAKE_FAILED = (
 )
 
 
-def fetch_status(address: str, timeout_s: float = 3.0, keys: Path | None = None) -> dict[str, Any]:
-    """Return the status object of the hub at `address`; blocks for up to `timeout_s`.
+def fetch_status(
+    address: str, timeout_s: float = 3.0, keys: Path | None = None, *, wake: bool = False
+) -> dict[str, Any]:
+    """Return the status object of the hub at `address`; blocks for up to `timeout_s`. With `wake`, wake its fleet.
 
     The page "Events and JSON" describes its keys. To ask a hub with keys, give an operator's folder as `keys`.
     Raises `AddressError`, `AccessError` if the keys do not fit, `HubUnreachableError` if no answer comes in
@@ -46,7 +48,7 @@ def fetch_status(address: str, timeout_s: float = 3.0, keys: Path | None = None)
             raise AddressError(
                 f"{address!r} is not an address: {error.strerror}; write tcp://HOST:PORT"
             ) from error
-        socket.send(wire.encode(StatusRequest(), PROTOCOL_VERSIONS[0]))
+        socket.send(wire.encode(Wake() if wake else StatusRequest(), PROTOCOL_VERSIONS[0]))
         if not _answered(
             socket, monitor, timeout_s, lambda denied: _check_keys(address, denied, pair is not None)
         ):

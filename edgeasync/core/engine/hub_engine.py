@@ -535,7 +535,7 @@ def _encode(member: Member | None, message: Message) -> bytes:
 
 
 def _check_allowed(sender: Sender, message: Message) -> None:
-    """Raise `_NotAllowedError` for what a key must not say: an operator asks for the status and wakes the fleet."""
+    """Raise `_NotAllowedError` for what a key must not say: an operator's asks and wakes, no more."""
     if isinstance(message, StatusRequest):
         return
     if isinstance(message, Wake):

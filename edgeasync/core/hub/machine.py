@@ -63,7 +63,6 @@ from edgeasync.protocol.messages import (
     Wake,
 )  # fmt: skip
 
-
 REST_S_MIN = 0.1
 """A shorter rest is not worth a message."""
 
@@ -234,11 +233,16 @@ class HubCore:
         message = event.message
         if isinstance(message, Hello):
             return self.presence.hello(event.peer, message, now_s, event.key)
-        if isinstance(message, StatusRequest):
-            return [SendStatus(event.peer)]
-        if isinstance(message, Wake):
-            return [*self.policy_engine.wake("an operator said so", now_s), SendStatus(event.peer)]
+        if isinstance(message, StatusRequest | Wake):
+            woken = isinstance(message, Wake)
+            effects = self.policy_engine.wake("an operator said so", now_s) if woken else []
+            return [*effects, SendStatus(event.peer)]
         assert member is not None
+        return self._answer_member(event, message, member, now_s)
+
+    def _answer_member(
+        self, event: Received, message: Ping | Push | Fetch | FetchGraph | Leave, member: Member, now_s: float
+    ) -> list[HubEffect]:
         match message:
             case Ping():
                 return self.presence.ping(member, message, now_s)

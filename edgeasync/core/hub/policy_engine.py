@@ -487,10 +487,8 @@ class PolicyEngine:
         evaluations = self.state.evaluations
         every, every_s = settings.evaluate_every_updates, settings.evaluate_every_s
         passed_s = now_s - evaluations.begun_s
-        if every_s is None:
-            due = self.state.updates_applied // every != before // every
-        else:
-            due = passed_s >= every_s
+        by_updates = self.state.updates_applied // every != before // every
+        due = by_updates if every_s is None else passed_s >= every_s
         if not due and not (self.rest.state.resting and passed_s >= EVALUATED_AT_REST_S):
             return []
         evaluations.begun_s = now_s
