@@ -16,7 +16,7 @@ from benchmarks.policies_fleet import BATCH, accuracy_of, split_digits
 from benchmarks.policies_fleet import MODEL as DIGITS
 from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.hub.events import Evaluated
-from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits
+from edgeasync.core.hub.settings import HubCoreSettings, Limits
 from edgeasync.data.dataset import Batch, Dataset, batches
 from edgeasync.data.partition import iid
 from edgeasync.parameters import Vector
@@ -134,7 +134,6 @@ class _Run:
             policy=Policy(),
             settings=HubCoreSettings(
                 limits=Limits(updates_held_max=64, snapshots_max=64),
-                codec=FLOAT32,
                 held_out=case.held_out,
                 quiet=case.quiet,
             ),

@@ -90,9 +90,9 @@ class RestState(msgspec.Struct):
     """What `Rest` remembers. All fields are durable.
 
     The model last got better, or there was news, at `since_s`. It was last judged at `judged_s`, `judged` times
-    since then. `evaluated` has the losses of evaluations, `told` those that most voters reach,
-    `told_by_half` those that at least half of them reach.
-    `known` has the voters that are no newcomers. `cause` says why the fleet last came back to its full pace.
+    since then. `evaluated` has the losses of evaluations, `told` those that most voters reach, `told_by_half`
+    those that at least half of them reach. `known` has the voters that are no newcomers. `cause` says why the
+    fleet last came back to its full pace.
     """
 
     since_s: float = 0.0
@@ -150,12 +150,10 @@ class Rest:
         times = track.improvement(most_reach)
         track.note(most_reach, most_have, better=times > 0.0)
         half = self.state.told_by_half
-        split = not times and half.improvement(most_have) > 0.0
-        half.note(most_have, most_have, better=most_have < half.best)
-        if split:  # of two voters one's loss falls: that the model stands still, or does not, is one key's word
-            self.state.since_s += now_s - self.state.judged_s
-            self.state.judged_s = now_s
-            return False
+        times_by_half = half.improvement(most_have)
+        half.note(most_have, most_have, better=times_by_half > 0.0)
+        if times_by_half and not times:
+            times = 1.0  # of two voters one's loss falls: the period gets shorter, but one word is no wake
         return judges and self._judge(times, "the devices' losses of the model fell", now_s, pace_s)
 
     def moved(self, agreement: float, now_s: float, pace_s: float) -> bool:

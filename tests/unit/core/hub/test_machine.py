@@ -173,7 +173,7 @@ def test_of_an_update_that_was_written_down_without_its_checksum_none_is_named(h
     hub.join()
     hub.push(seq=1, checksum=11)
     fields = msgspec.msgpack.decode(msgspec.msgpack.encode(*hub.core.members.dump_state()))
-    assert [fields.pop() for _ in range(4)] == [16, 16, b"", 11]
+    assert [fields.pop() for _ in range(5)] == [0.0, 16, 16, b"", 11]
     hub.core.members.load_state([msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=Member)])
     assert greeted(hub) == (1, None)
 
