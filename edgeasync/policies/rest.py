@@ -16,7 +16,7 @@ SHARE = 0.25
 PATIENCE_PERIODS = 30.0
 PATIENCE_PERIODS_MAX = 100.0
 PATIENCE_S = 300.0
-"""A fleet rests once its model has stood still for so many periods at full pace: more if they fit in that time."""
+"""A fleet rests once its model has stood still for 30 periods at full pace, or up to 100 that fit in this time."""
 
 JUDGED_MIN = 5
 """And it must have been judged this many times."""

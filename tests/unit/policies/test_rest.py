@@ -115,7 +115,7 @@ def test_one_keys_word_neither_wakes_nor_quiets_a_fleet(lie, honest):
         assert not hear(rest, 3001.0 + number, {"a": lie} | dict.fromkeys(honest, 0.1))
     assert period(rest) == LONGEST_S if len(honest) > 1 else rest.state.resting
     rest = learnt(voters="a" + honest)
-    for number in range(600):  # the others' loss goes on falling
+    for number in range(600):
         hear(rest, float(number), {"a": lie} | dict.fromkeys(honest, 0.1 / (1 + 0.1 * number) - 1e-3 * number))
     assert period(rest) == PACE_S
 
