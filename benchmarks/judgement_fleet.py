@@ -14,10 +14,10 @@ from benchmarks.policies_fleet import MODEL as DIGITS
 from edgeasync.core.hub.settings import FLOAT32, CodecSettings, HubCoreSettings, Limits
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.data.partition import dirichlet, iid
-from edgeasync.durable.disk import Disk
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.simulation.clock import VirtualClock
+from edgeasync.simulation.disk import SimulatedDisk
 from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
@@ -66,7 +66,7 @@ FAULTS: dict[str, Fault] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One run: its data, its devices, and which of them are spoilt (device number to fault)."""
+    """One run: its data, its devices, which of them are spoilt (number to fault), and which are not there."""
 
     seed: int
     data: str = "digits"
@@ -76,6 +76,7 @@ class Case:
     link: LinkProfile = LINK
     codec: CodecSettings = FLOAT32
     spoilt: Mapping[int, str] = field(default_factory=dict)
+    left_out: tuple[int, ...] = ()
 
 
 @dataclass
@@ -103,8 +104,8 @@ class Fleet:
         return sum(device.up.bytes_sent + device.down.bytes_sent for device in self.devices)
 
 
-def build(case: Case, disk: Disk | None = None) -> Fleet:
-    """Make the fleet of a case and switch it on."""
+def build(case: Case, *, durable: bool = False) -> Fleet:
+    """Make the fleet of a case and switch it on; a durable hub can be killed and started again."""
     model, parts, held_out = _data(case)
     clock = VirtualClock()
     hub = SimulatedHub(
@@ -116,10 +117,12 @@ def build(case: Case, disk: Disk | None = None) -> Fleet:
             liveness=LIVENESS, limits=Limits(updates_held_max=256, snapshots_max=256), codec=case.codec
         ),
         seed=case.seed,
-        disk=disk,
+        disk=SimulatedDisk(case.seed) if durable else None,
     )
     devices = []
     for number, (speed, part) in enumerate(zip(case.speeds, parts, strict=True)):
+        if number in case.left_out:
+            continue
         if number in case.spoilt:
             random = np.random.default_rng([case.seed, number])
             parts[number] = FAULTS[case.spoilt[number]](part, model.classes, random)
@@ -134,7 +137,7 @@ def build(case: Case, disk: Disk | None = None) -> Fleet:
             link=case.link,
             examples=len(part),
             seed=case.seed,
-            keeps=disk is not None,
+            keeps=durable,
         )
         device.start()
         devices.append(device)

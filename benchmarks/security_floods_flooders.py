@@ -30,6 +30,7 @@ SOURCE = "127.0.0.2"
 CONNECTIONS = 1_000
 HELLOS_PER_S = 10_000
 MEMBERS = 64
+EMPTY_FRAMES = 30_000
 NAME = "flood"
 
 
@@ -168,6 +169,17 @@ def endless(target: Target) -> Iterator[None]:
         yield
 
 
+def empty_frames(target: Target) -> Iterator[None]:
+    """Send messages of empty frames that are a little shorter than a message may be."""
+    with _dealer(target) as dealer:
+        while True:
+            with contextlib.suppress(zmq.Again):
+                for number in range(EMPTY_FRAMES):
+                    dealer.send(b"", zmq.NOBLOCK | (zmq.SNDMORE if number < EMPTY_FRAMES - 1 else 0))
+            _drain(dealer)
+            yield
+
+
 def headers(target: Target) -> Iterator[None]:
     """Send headers of 1 MiB."""
     header = bytes(1 << 20)
@@ -252,6 +264,7 @@ ENROLLED: dict[str, Flood] = {
     "1,000 connections of a key": own_connections,
     "10,000 hellos/s": hellos,
     "endless frames": endless,
+    "empty frames": empty_frames,
     "1 MiB headers": headers,
     "status": status,
     "64 members hold places": slots,

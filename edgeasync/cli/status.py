@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgeasync.cli.output import Printer, visible
+from edgeasync.errors import ProtocolError
 from edgeasync.runtime.status import fetch_status
 
 REMEDIES = {
@@ -30,6 +31,9 @@ DENIALS = {
     "unknown_key": "under an unknown key",
 }
 
+LOSSES_CALM = 0.1
+"""A device that loses no more than this share of its updates, or of their length, is not worth a line."""
+
 BOUNDS = {
     "change": "steps at most double or halve from one answer to the next",
     "device": "the devices' own local_steps_max holds",
@@ -47,7 +51,14 @@ def print_status(
     if printer.json:
         printer.object(status)
         return
-    Console(highlight=False).print(describe_status(status))
+    try:
+        described = describe_status(status)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ProtocolError(
+            f"what answers at {address} is not an edgeasync hub of this version (its status cannot be read); "
+            "check the address"
+        ) from error
+    Console(highlight=False).print(described)
 
 
 def describe_status(status: Mapping[str, Any]) -> RenderableType:
@@ -56,6 +67,7 @@ def describe_status(status: Mapping[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [Text(visible(line)) for line in _totals(status)]
     alarms = status.get("alarms", [])
     parts += [Text(visible(_alarm(alarm)), style="bold") for alarm in alarms]
+    parts += [Text(visible(line)) for device in devices for line in _losses(device)]
     parts.append(device_table(devices))
     if any(device.get("why") for device in devices):
         parts += [Text(), interval_table(devices)]
@@ -161,6 +173,17 @@ def _tempo(tempo: Mapping[str, Any], learning_rate_factor: float) -> str:
 def _alarm(alarm: Mapping[str, Any]) -> str:
     remedy = alarm["remedy"]
     return f"alarm: {alarm['device'] or 'fleet'}: {alarm['cause']}; {REMEDIES.get(remedy, remedy)}"
+
+
+def _losses(device: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line if a device counts for much less than it might."""
+    rejected = device.get("updates_rejected") or {}
+    count, kept = sum(rejected.values()), device.get("weight_kept")
+    if count > LOSSES_CALM * (count + device["updates_applied"]):
+        reasons = ", ".join(f"{number} {reason}" for reason, number in sorted(rejected.items()))
+        yield f"{device['id']}: {count} of {count + device['updates_applied']} updates rejected: {reasons}"
+    if kept is not None and kept < 1.0 - LOSSES_CALM:
+        yield f"{device['id']}: its updates are long and were shortened: they counted for {kept:.0%}"
 
 
 def _evaluation(evaluated: Mapping[str, Any]) -> str:

@@ -50,6 +50,10 @@ def _load_npz(path: Path) -> Dataset:
                     raise DataError(f"{path}: array {name!r} is missing, there is {names}; save it as {name!r}")
             x = archive["x"]
             y = archive["y"] if "y" in archive.files else x
+    except MemoryError as error:
+        raise DataError(
+            f"{path}: its arrays need more memory than there is; give fewer examples, or save it again"
+        ) from error
     # What a damaged archive raises depends on which byte is wrong.
     except (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path}: not a readable npz file of plain arrays; save it with numpy.savez") from error

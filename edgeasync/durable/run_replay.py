@@ -5,6 +5,7 @@ that is kept: where a hub went back to a checkpoint, or resumed under other rule
 checkpoint written then bridges that.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -336,7 +337,7 @@ class _Teller:
             reason=reason,
             staleness=member.history.staleness if weighed and not repeated and member is not None else None,
             loss=push.loss_mean,
-            norm=norm,
+            norm=None if norm is None or (math.isnan(norm) and not weighed) else norm,
             version=entry.version,
         )
 

@@ -43,6 +43,12 @@ DEVIATIONS_MAX = 8.0
 DEVIATION_MIN = 0.05
 """The median deviation counts as at least this share of the median: voters may be very much alike."""
 
+EXTRAPOLATION = 1.0 / 3.0
+"""FedExP takes a half. With momentum that made the model of a small fleet of unlike devices restless."""
+
+MEAN_SHARE_MIN = 1e-3
+"""The squared length of a mean counts as at least this share of the updates' own: it may be 0."""
+
 REPORTED_MAX = 1e100
 """A larger loss, variance or score counts as this, so that their sums and squares stay finite."""
 
@@ -137,23 +143,41 @@ class Votes(msgspec.Struct):
 
 
 class VotesWithPeak(Votes):
-    """Votes, and the highest median that they have had, their `peak`.
+    """Votes, and the highest that their median has been.
 
     As a model learns, the updates of those whose data it knows get shorter and shorter. Those of a device whose
     data it does not know yet stay long, and are no fault. So `usual` never falls under a share of the peak.
+    `firsts` has the first number of each voter: before there are enough to compare there is no median to note.
     """
 
-    peak: float = 0.0
+    noted: float = 0.0
+    firsts: Votes = msgspec.field(default_factory=Votes)
+
+    def cast(self, voter: str, value: float) -> None:
+        """Put a number in the place of the voter's last one."""
+        if voter not in self.newest:
+            self.firsts.cast(voter, value)
+        Votes.cast(self, voter, value)
+
+    def withdraw(self, voter: str) -> None:
+        """Forget a voter's numbers, if there are any."""
+        Votes.withdraw(self, voter)
+        self.firsts.withdraw(voter)
 
     def note_peak(self) -> None:
-        """Raise the peak to the median, if that is higher; call this only when most voters have voted."""
-        if self.newest:
-            self.peak = max(self.peak, self.median)
+        """Note the median if it is higher than any before; call this only when most voters have voted."""
+        self.noted = max(self.noted, self.median)
 
     def clear(self) -> None:
         """Forget all votes, and the peak."""
         Votes.clear(self)
-        self.peak = 0.0
+        self.firsts.clear()
+        self.noted = 0.0
+
+    @property
+    def peak(self) -> float:
+        """The highest median so far, that of the first numbers included; 0 while too few voters are known."""
+        return max(self.noted, self.firsts.median) if len(self.newest) >= DEVICES_MIN else 0.0
 
     @property
     def usual(self) -> float:
@@ -185,9 +209,11 @@ class BaseLosses(msgspec.Struct, array_like=True):
         return median(self.recent[-RECENT:]) if self.recent else math.nan
 
     @property
-    def whole(self) -> bool:
-        """Whether there are enough of them to judge the device's data by."""
-        return len(self.before) == MISFIT_WINDOW
+    def usual(self) -> tuple[float, float]:
+        """The medians of `recent` and of `before`; NaN while there are too few to judge the device's data by."""
+        if len(self.before) < MISFIT_WINDOW:
+            return math.nan, math.nan
+        return median(self.recent), median(self.before)
 
 
 class DeviceHistory(msgspec.Struct, array_like=True):
@@ -309,8 +335,8 @@ class FleetHistory(msgspec.Struct):
         self.gradients.cast(voter, norm / local_steps)
 
     def note_peaks(self, voters_live: int) -> None:
-        """Note the usual lengths and losses, if more than half of the live voters have sent an update."""
-        if 2 * len(self.lengths) > voters_live:
+        """Note the usual lengths and losses, if enough voters, and most of the live ones, have sent an update."""
+        if len(self.lengths) >= DEVICES_MIN and 2 * len(self.lengths) > voters_live:
             for votes in (self.lengths, self.norms, self.gradients, self.base_losses):
                 votes.note_peak()
 
@@ -404,6 +430,16 @@ class FleetHistory(msgspec.Struct):
     def settled(self) -> bool:
         """Whether the losses are small beside the first ones, so that their variation is noise."""
         return self.loss <= SETTLED * self.loss_first
+
+    def extrapolation(self, voters: int) -> float:
+        """Return the learning rate for the mean of this number of voters' updates; 0 if it is unknown.
+
+        As in FedExP it is a share of the mean squared length of the updates over the squared length of their mean,
+        here for updates of one length whose cosines have the mean `agreement`.
+        """
+        if math.isnan(self.agreement):
+            return 0.0
+        return EXTRAPOLATION / max(self.agreement + (1.0 - self.agreement) / voters, MEAN_SHARE_MIN)
 
     @property
     def loss_variance(self) -> float:

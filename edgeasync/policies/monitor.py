@@ -17,7 +17,6 @@ from edgeasync.policies.history import (
     DEVICES_MIN,
     PEAK_SHARE,
     WINDOW,
-    BaseLosses,
     FleetHistory,
     VotesWithPeak,
     median,
@@ -49,8 +48,9 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     """An update as the monitor sees it; `norm` and `loss` may be infinite or NaN, and the loss may be missing.
 
     `finite` says whether its values and its loss are, also of one whose norm is not compared and NaN. `known` says
-    whether this run has had the version that it was trained from. `base_losses` are those of the device up to this
-    update, if it may be judged by them. `voter` is the device's key or, without keys, its id.
+    whether this run has had the version that it was trained from. `base_loss` is the device's usual loss of
+    the fleet's model in its last updates, and `base_loss_before` in those before them; NaN while there are too
+    few. `voter` is the device's key or, without keys, its id.
     """
 
     device_id: str
@@ -60,7 +60,8 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     voter: str = ""
     finite: bool = True
     known: bool = True
-    base_losses: BaseLosses | None = None
+    base_loss: float = math.nan
+    base_loss_before: float = math.nan
 
 
 class Watch(Protocol):
@@ -173,22 +174,17 @@ class MisfitWatch(Section, frozen=True, tag_field="kind", tag="misfit"):
     falling: Annotated[
         float,
         Meta(gt=0.0, le=1.0, description="a loss that falls below this share of itself within 10 updates is calm"),
-    ] = 0.6
-    count_max: CountMax = 3
+    ] = 0.7
+    count_max: CountMax = 8
     remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "quarantine"
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
         """Compare the device's median loss of the fleet's model with the others', the first ones, and its own."""
-        losses, votes = update.base_losses, fleet.base_losses
-        if losses is None or not losses.whole or len(votes) < DEVICES_MIN:
+        own, votes = update.base_loss, fleet.base_losses
+        if not own > self.peak_share * votes.peak or len(votes) < DEVICES_MIN:
             return None
-        # The newest first: it is cheap, and most devices end here.
-        if losses.recent[-1] <= self.peak_share * votes.peak:
-            return None
-        own, usual = median(losses.recent), votes.median
-        if own <= max(self.peak_share * votes.peak, self.ratio_max * usual):
-            return None
-        if own < self.falling * median(losses.before):
+        usual = votes.median
+        if own <= self.ratio_max * usual or own < self.falling * update.base_loss_before:
             return None
         losses_told = f"its loss is {own:.3g}, the fleet's {usual:.3g}"
         return f"the model does not learn its data: {losses_told}: look at its labels and inputs"

@@ -30,6 +30,9 @@ class Momentum(Section, frozen=True):
     so asynchrony alone averages over `1 + tau`, and the two horizons multiply. With `correct_for_staleness` the
     explicit momentum is only `b'`, which together with asynchrony gives the horizon of `b`:
     `(1 + tau) / (1 - b') = 1 / (1 - b)`, that is `b' = b - (1 - b) tau`, or 0 if asynchrony alone gives more.
+
+    With `learning_rate_max` the rate follows FedExP (Jhunjhunwala et al. 2023, arXiv:2301.09604): the less the
+    devices' updates agree, the shorter their mean is beside them, and the longer a step it is given.
     """
 
     learning_rate: LearningRate = 1.0
@@ -48,6 +51,20 @@ class Momentum(Section, frozen=True):
         int,
         Meta(ge=0, le=1_000_000_000, description="updates over which the momentum rises linearly from 0"),
     ] = 0
+    learning_rate_max: Annotated[
+        Annotated[float, Meta(gt=0.0, le=1e6)] | None,
+        Meta(
+            description="the less the devices' updates agree, the higher the learning rate, up to this; without "
+            "it the rate stays",
+            examples=[1.75],
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.learning_rate_max is not None and self.learning_rate_max < self.learning_rate:
+            raise ValueError(
+                f"learning_rate_max ({self.learning_rate_max:g}) is under learning_rate ({self.learning_rate:g})"
+            )
 
     @property
     def state_vectors(self) -> int:
@@ -63,7 +80,10 @@ class Momentum(Section, frozen=True):
             momentum *= min(1.0, conditions.count / self.warm_up)
         if self.correct_for_staleness:
             momentum = max(0.0, momentum - (1.0 - momentum) * conditions.staleness)
-        return (self.learning_rate, momentum)
+        learning_rate = self.learning_rate
+        if self.learning_rate_max is not None:
+            learning_rate = min(self.learning_rate_max, max(learning_rate, conditions.extrapolation))
+        return (learning_rate, momentum)
 
     def factor(self, scalars: Scalars) -> float | None:
         """Return the learning rate if this update has no momentum, else `None`."""

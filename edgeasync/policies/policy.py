@@ -131,7 +131,7 @@ class Policy(Section, frozen=True):
     aggregate: AggregatorKind = QuorumAggregator()
     combine: CombinerKind = MeanCombiner()
     optimizer: Annotated[tuple[TransformKind, ...], Meta(min_length=1)] = (
-        Nesterov(learning_rate=1.25, momentum=0.85, staleness_max=0.5),
+        Nesterov(learning_rate=1.25, learning_rate_max=1.75, momentum=0.85, staleness_max=0.5),
     )
     frequency: FrequencyKind = AdaptiveFrequency()
     overlap_steps_max: Annotated[

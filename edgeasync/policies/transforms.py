@@ -24,13 +24,15 @@ class Conditions(msgspec.Struct, frozen=True, gc=False):
 
     `norm` is the L2 norm of the gradient, or an upper bound. `count` is the number of updates that the state
     vectors have seen, `count_before` the number of those before the state was last cleared. `staleness` is the
-    moving average of the updates' staleness in versions, 0 on a device.
+    moving average of the updates' staleness in versions, 0 on a device. `extrapolation` is the learning rate that
+    FedExP gives the mean of the devices' updates, 0 on a device and while it is unknown.
     """
 
     norm: float
     count: int
     staleness: float = 0.0
     count_before: int = 0
+    extrapolation: float = 0.0
 
     @property
     def total(self) -> int:

@@ -9,6 +9,7 @@ import os
 import platform
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Protocol, TypeVar
@@ -186,6 +187,7 @@ class Agent:
         self._explaining: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._shut_out: dict[str, str] = {}
+        self._cuts: Counter[str] = Counter()
         """Why keys do not fit, by address, as long as no hub has let this device in."""
         self._let_in = False
         self._trainer: Trainer | None = None
@@ -342,9 +344,11 @@ class Agent:
         self._do(lambda: self._engine.on_message(header, payload))
 
     def _on_disconnected(self) -> None:
-        if self._monitor is not None and not self._let_in and (self._looking is None or self._looking.done()):
+        if self._monitor is not None and not self._let_in:
             finding = self._monitor.finding
-            if finding in ("denied", "mechanism", "foreign"):
+            self._cuts[self.address] = self._cuts[self.address] + 1 if finding == "foreign" else 0
+            idle = self._looking is None or self._looking.done()
+            if idle and finding in ("denied", "mechanism", "foreign"):
                 self._looking = self._loop.create_task(self._look_at_keys(self.address, finding))
         self._do(lambda: self._engine.handle(Disconnected()))
 
@@ -354,7 +358,9 @@ class Agent:
         Once a hub has let the device in, it waits all the same: somebody on the way could say anything.
         """
         mechanism = "" if finding == "denied" else await mechanism_at(address)
-        reason = keys_do_not_fit(finding, keyed=self._pair is not None, mechanism=mechanism)
+        reason = keys_do_not_fit(
+            finding, keyed=self._pair is not None, mechanism=mechanism, cuts=self._cuts[address]
+        )
         if not reason or self._let_in:
             return
         if finding == "denied" and self._knocking:
@@ -562,7 +568,8 @@ class Agent:
             return
         since_s = time.time() - time.monotonic() + report.since_s
         findings = {address: (finding, "") for address, finding in self._findings.items()}
-        findings[self.address] = self._findings[self.address], report.detail
+        # A hub that answered before, and is not heard now, has left no finding.
+        findings[self.address] = self._findings.get(self.address, "spoken"), report.detail
         self._explaining = self._loop.create_task(self._explain(report, written(since_s), findings))
 
     async def _explain(self, report: Report, since: str, findings: dict[str, tuple[Finding, str]]) -> None:

@@ -16,6 +16,12 @@ from edgeasync.protocol.wire import Buffer
 BATCH = 64
 """Messages read before the loop gets its turn."""
 
+FRAMES_MAX = 16
+"""A message of more frames than that is not read to its end in one go, and its sender is told of."""
+
+FRAMES_AT_A_TIME = 1024
+"""Frames of such a message that are dropped before the loop gets its turn."""
+
 COPY_BELOW_BYTES = 1 << 16
 """Smaller frames are copied: without a copy they would pin libzmq's shared receive buffer, maybe unaligned."""
 
@@ -28,7 +34,10 @@ class Channel:
     """Receives whole messages (peer, header, payload) and sends them, on a ROUTER or a DEALER socket.
 
     On a DEALER the peer is always `b""`. A message of more than two frames (routing id aside) is read to its
-    end and handed on with an empty header, which no message has.
+    end and handed on with an empty header, which no message has. If it has more than `FRAMES_MAX`, `on_endless` is
+    called while its end is still to come. libzmq gives no other message meanwhile, but the loop has its turns.
+
+    `emptied` counts how often everything had been read.
 
     With `authenticated`, `user_id` is the key that the message handed on came under, in hexadecimal, and
     `descriptor` the connection's. libzmq gives both with the frame; nothing that the peer says can change them.
@@ -42,10 +51,12 @@ class Channel:
         on_message: OnMessage,
         on_idle: Callable[[], None] | None = None,
         *,
+        on_endless: Callable[[], None] | None = None,
         authenticated: bool = False,
         known: Container[bytes] | None = None,
     ) -> None:
         self.large_payloads = False
+        self.emptied = 0
         self._authenticated = authenticated
         self._known = known
         self._frame: zmq.Frame | None = None
@@ -53,10 +64,14 @@ class Channel:
         self._loop = loop
         self._on_message = on_message
         self._on_idle = on_idle
+        self._on_endless = on_endless
+        self._long: bytes | None = None
+        """The peer whose long message is being dropped, and the frames that were."""
+        self._dropped = 0
         self._routed = socket.getsockopt(zmq.TYPE) == zmq.ROUTER
         self._reading = self._scheduled = self._closed = False
         loop.add_reader(socket.FD, self._read)
-        self._schedule()
+        self.read_soon()
 
     @property
     def user_id(self) -> str:
@@ -69,9 +84,15 @@ class Channel:
 
     @property
     def descriptor(self) -> int:
-        """The descriptor that the message that is handed on came over; its connection may be closed by now."""
+        """The descriptor that the message that is handed on came over; its connection may be closed by now.
+
+        Negative for a peer of ZeroMQ 3 or older: libzmq does not tell it.
+        """
         assert self._frame is not None
-        return int(self._frame.get(zmq.SRCFD))
+        try:
+            return int(self._frame.get(zmq.SRCFD))
+        except zmq.ZMQError:
+            return -1
 
     def send(self, peer: bytes, header: bytes, payload: Buffer | None = None) -> bool:
         """Send a message without blocking; return whether the socket took it.
@@ -95,7 +116,7 @@ class Channel:
             raise
         finally:
             if not self._reading:
-                self._schedule()
+                self.read_soon()
         return True
 
     def close(self, linger_ms: int) -> None:
@@ -105,7 +126,8 @@ class Channel:
             self._loop.remove_reader(self._socket.FD)
             self._socket.close(linger_ms)
 
-    def _schedule(self) -> None:
+    def read_soon(self) -> None:
+        """Read at the loop's next turn, whether there is a notice or not."""
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._read)
@@ -119,9 +141,10 @@ class Channel:
         emptied = False
         try:
             for _ in range(BATCH):
-                message = self._receive()
+                message = self._receive() if self._long is None else self._drop_rest(self._long)
                 if message is None:
-                    emptied = True
+                    emptied = self._long is None
+                    self.emptied += emptied
                     break
                 self._on_message(*message)
                 if self._socket.closed:  # by what the message led to
@@ -129,7 +152,7 @@ class Channel:
         finally:
             self._reading = False
             if not emptied:  # also after an error: the descriptor would stay silent
-                self._schedule()
+                self.read_soon()
         if self._on_idle is not None:
             self._on_idle()
 
@@ -154,6 +177,17 @@ class Channel:
             payload = receive(zmq.NOBLOCK)
         if not more(zmq.RCVMORE):
             return peer, header, payload
-        while more(zmq.RCVMORE):
-            receive(zmq.NOBLOCK)
-        return peer, b"", None
+        self._long, self._dropped = peer, 0
+        return self._drop_rest(peer)
+
+    def _drop_rest(self, peer: bytes) -> tuple[bytes, bytes, Buffer | None] | None:
+        """Drop frames of a long message; return the message at its end, `None` if the end is not there yet."""
+        for _ in range(FRAMES_AT_A_TIME):
+            self._frame = frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+            if not frame.more:
+                self._long = None
+                return peer, b"", None
+            self._dropped += 1
+            if self._dropped == FRAMES_MAX and self._on_endless is not None:
+                self._on_endless()
+        return None

@@ -22,6 +22,8 @@ from edgeasync.core.hub.events import Peer
 from edgeasync.core.hub.settings import Limits
 from edgeasync.durable.allow_list import Key
 from edgeasync.protocol.transfers import CreditWindow
+from edgeasync.protocol.wire import HEADER_BYTES_MAX as WIRE_HEADER_BYTES_MAX
+from edgeasync.runtime.curve import FRAME_BYTES
 
 STRANGERS_MAX = 2048
 """Connections that have said nothing yet."""
@@ -55,7 +57,7 @@ SILENT_S = 30.0
 IDLE_S_MIN = 60.0
 """How long a connection may be silent at least, and two leases."""
 
-UNREAD_BYTES_MIN = 128 << 20
+UNREAD_BYTES_MIN = 256 << 20
 """What may lie unread in both directions, for all connections together, at least."""
 
 UNREAD_OF_ONE_MIN = 16 << 20
@@ -65,20 +67,27 @@ HANDSHAKE_BYTES = 1 << 12
 HEARTBEAT_BYTES_PER_S = 64.0
 """What ZeroMQ's own messages may be: they are received, but never delivered."""
 
+MESSAGE_SLACK_BYTES = 1 << 17
+"""What libzmq may have read of one connection beside the payload of a message that is not whole yet."""
+
+PART_BYTES = 64
+"""What a frame costs libzmq beside its bytes, while its message is not whole."""
+
 WEIGHED_BYTES = 1 << 21
 """A connection is looked at again after this number of delivered bytes."""
 
 SMALL_BYTES = 1 << 16
 """Less than this is on its way on any connection that works."""
 
-Reason = Literal["connections", "files", "header", "messages", "silent", "unread"]
+Reason = Literal["connections", "files", "frames", "header", "messages", "silent", "unread"]
 
 
 class Connection(msgspec.Struct, eq=False):
     """A connection. `key` is unknown until its first message came; empty where there are no keys.
 
     `delivered_bytes` and `sent_bytes` are of whole messages, as they travel. Of what was sent libzmq may hold
-    copies of `copied_bytes`.
+    copies of `copied_bytes`. At the last look libzmq had read `taken_bytes`, and the hub had read everything that
+    was whole `emptied` times.
     """
 
     descriptor: int
@@ -90,12 +99,15 @@ class Connection(msgspec.Struct, eq=False):
     heard_s: float = 0.0
     heard: bool = False
     shut: bool = False
+    enrols: bool = False
     delivered_bytes: int = 0
     looked_bytes: int = 0
     weighed_bytes: int = 0
     sent_bytes: int = 0
     copied_bytes: int = 0
     unread_bytes: int = 0
+    taken_bytes: int = 0
+    emptied: int = 0
 
 
 Doomed = tuple[Connection, Reason]
@@ -133,6 +145,9 @@ class ConnectionBounds:
         # A device may have a whole window in flight while the hub is busy with something else.
         self._unread_of_one_max = max(UNREAD_OF_ONE_MIN, 2 * CreditWindow(int(limits.piece_bytes)).bytes_max)
         self._unread_max = unread_bytes_max(limits)
+        self._parts_factor = PART_BYTES / (FRAME_BYTES + 2) if by_address else 0.0
+        """Memory for a byte of empty frames under keys; without keys it is 32 bytes, and not counted."""
+        self._message_max = max(WIRE_HEADER_BYTES_MAX, int(limits.piece_bytes)) + MESSAGE_SLACK_BYTES
         self._strangers: dict[int, Connection] = {}
         self._strangers_of: defaultdict[str, dict[int, Connection]] = defaultdict(dict)
         self._spoken: dict[int, Connection] = {}
@@ -240,9 +255,20 @@ class ConnectionBounds:
         return much or delivered == before
 
     def weigh(
-        self, connection: Connection, received_bytes: int, acknowledged_bytes: int, now_s: float
+        self,
+        connection: Connection,
+        received_bytes: int,
+        acknowledged_bytes: int,
+        now_s: float,
+        *,
+        taken_bytes: int = 0,
+        emptied: int = 0,
     ) -> Doomed | None:
         """Note what the kernel has received on a connection, and what the far end has of what was sent to it.
+
+        libzmq has read `taken_bytes` of it, and the hub has read all whole messages `emptied` times. If it did so
+        since the last look, then what libzmq had at that look and is still not delivered is one message that is
+        not whole. It may be as long as a message. It may be all empty frames, which cost more than their bytes.
 
         Return the connection to shut if too much lies unread on it, or the worst one if it is too much on all.
         """
@@ -253,14 +279,20 @@ class ConnectionBounds:
             connection.copied_bytes = 0
         incoming = max(0, received_bytes - connection.delivered_bytes - own_bytes)
         connection.looked_bytes = connection.weighed_bytes = connection.delivered_bytes
+        begun_bytes = connection.taken_bytes - connection.delivered_bytes - own_bytes
+        if emptied <= connection.emptied or begun_bytes < 0:
+            begun_bytes = 0
+        connection.taken_bytes, connection.emptied = taken_bytes, emptied
         unread_bytes = incoming + connection.copied_bytes
         self._forget_unread(connection)
         if unread_bytes <= SMALL_BYTES or connection.shut:
             return None
+        is_too_much = unread_bytes > self._unread_of_one_max or begun_bytes > self._message_max
+        unread_bytes += int(self._parts_factor * begun_bytes)
         connection.unread_bytes = unread_bytes
         self._unread[connection.descriptor] = connection
         self._unread_bytes += unread_bytes
-        if unread_bytes > self._unread_of_one_max:
+        if is_too_much:
             return self._doom(connection, "unread")
         if self._unread_bytes > self._unread_max:
             return self._doom(max(self._unread.values(), key=lambda each: each.unread_bytes), "unread")

@@ -12,10 +12,13 @@ at every `LOOK_S`; while nothing arrives, nothing is done.
 import asyncio
 import contextlib
 import ctypes
+import fcntl
 import resource
 import select
 import socket
 import struct
+import sys
+import termios
 from collections.abc import Callable
 from typing import Any
 
@@ -97,6 +100,8 @@ class Connections:
         encrypted: bool,
     ) -> None:
         self.by_peer: dict[Peer, Connection] = {}
+        self.channel: Channel | None = None
+        """What reads the socket; until it is given, no message counts as too long."""
         self._router = router
         self._loop = loop
         self._bounds = bounds
@@ -143,7 +148,9 @@ class Connections:
         """Note the message that the channel hands on; return whether its connection may stay."""
         connection = self.by_peer.get(peer)
         if connection is None or connection.key != key:
-            connection = self._find(peer, channel.descriptor)
+            if (descriptor := channel.descriptor) < 0:
+                return False  # its connection cannot be told from others, so no bound would hold
+            connection = self._find(peer, descriptor)
             if connection is None:
                 return True  # it has ended since
         connection.heard = True
@@ -158,6 +165,20 @@ class Connections:
         """Shut a peer's connection that says more messages than it may."""
         if (connection := self.by_peer.get(peer)) is not None:
             self._shut(self._bounds.said_too_much(connection, "messages"))
+
+    def begins_enrolment(self, peer: Peer) -> bool:
+        """Note that a peer asks to be enrolled; return whether it is the first time on its connection."""
+        connection = self.by_peer.get(peer)
+        if connection is None or connection.enrols:
+            return False
+        connection.enrols = True
+        return True
+
+    def said_without_end(self, descriptor: int) -> None:
+        """Shut a connection whose message has more frames than any message may have."""
+        self._read()
+        if (connection := self._connections.get(descriptor)) is not None:
+            self._shut(self._bounds.said_too_much(connection, "frames"))
 
     def _find(self, peer: Peer, descriptor: int) -> Connection | None:
         """Return the connection of a peer that speaks for the first time, if it is still there."""
@@ -213,12 +234,16 @@ class Connections:
     def _shut(self, doomed: Doomed | None) -> None:
         if doomed is not None:
             connection, reason = doomed
-            _shut(connection, at_once=reason in ("header", "messages", "unread"))
+            _shut(connection, at_once=reason in ("frames", "header", "messages", "unread"))
 
     def _sweep(self) -> None:
         """Shut what has been silent too long."""
         self._sweep_timer = self._loop.call_later(SWEEP_S, self._sweep)
         self._on_sweep()
+        # The epoll forgets an arrival that libzmq has read by the time of the look: nobody gets by in bursts.
+        self._weigh([*self._connections])
+        if self._bounds.unread and self._look_timer is None:
+            self._on_arrival()
         now_s = self._loop.time()
         for doomed in self._bounds.silent(now_s):
             self._shut(doomed)
@@ -321,13 +346,22 @@ class Connections:
                 self._look_timer = None
                 self._loop.add_reader(self._arrivals.fileno(), self._on_arrival)
 
+    @property
+    def _emptied(self) -> int:
+        return 0 if self.channel is None else self.channel.emptied
+
     def _weigh(self, arrived: list[int]) -> None:
         now_s = self._loop.time()
         found = [self._connections.get(descriptor) for descriptor in arrived]
         active = [each for each in found if each is not None and self._bounds.needs_look(each)]
         for connection in {id(each): each for each in (*active, *self._bounds.unread)}.values():
             if (counts := _tcp_counts(connection)) is not None:
-                self._shut(self._bounds.weigh(connection, *counts, now_s))
+                taken_bytes = counts[0] - _queued_bytes(connection)
+                self._shut(
+                    self._bounds.weigh(connection, *counts, now_s, taken_bytes=taken_bytes, emptied=self._emptied)
+                )
+        if self.channel is not None and self._bounds.unread:
+            self.channel.read_soon()  # what is not delivered at the next look is not whole
 
 
 @contextlib.contextmanager
@@ -359,6 +393,15 @@ def _tcp_counts(connection: Connection) -> tuple[int, int] | None:
         return None
     acknowledged_bytes, received_bytes = _ACKED_AND_RECEIVED.unpack_from(info, _ACKED_AT)
     return received_bytes, acknowledged_bytes
+
+
+def _queued_bytes(connection: Connection) -> int:
+    """Return what the kernel holds of what came in: libzmq has not read it yet."""
+    try:
+        queued = fcntl.ioctl(connection.descriptor, termios.FIONREAD, bytes(4))
+    except OSError:
+        return 0  # libzmq has closed it a moment ago
+    return int.from_bytes(queued, sys.byteorder)
 
 
 def _shut(connection: Connection, *, at_once: bool = False) -> None:

@@ -18,6 +18,12 @@ DOMAIN = b"edgeasync"
 PROBE_S = 3.0
 """How long a hub may take to say how it speaks."""
 
+CUTS_MIN = 3
+"""Handshakes in a row that a hub of another key must cut before it is taken for one.
+
+A single one says nothing: links break, and a hub that shuts a key out cuts those who have said nothing yet.
+"""
+
 _HELLO = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03"
 """The beginning of a greeting of ZMTP 3, as much as the other side needs to send the whole of its own."""
 
@@ -28,6 +34,15 @@ def serve_keys(socket: "zmq.Socket[bytes]", pair: KeyPair) -> None:
     socket.set(zmq.CURVE_SECRETKEY, pair.secret)
     socket.set(zmq.ZAP_DOMAIN, DOMAIN)
     socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+
+def refuse_old_peers(socket: "zmq.Socket[bytes]") -> None:
+    """Let a socket without keys, which is not bound yet, speak ZMTP 3 alone.
+
+    Older peers send no mechanism, so libzmq refuses them where it would ask a ZAP handler. There must be no
+    handler in the socket's context: then libzmq asks nobody, and lets all others in.
+    """
+    socket.set(zmq.ZAP_DOMAIN, DOMAIN)
 
 
 def use_keys(socket: "zmq.Socket[bytes]", pair: KeyPair, hub: Key) -> None:

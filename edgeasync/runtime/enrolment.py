@@ -1,6 +1,7 @@
 """A device enrols: under its token's temporary key it says its own public key, and hears whether that is taken."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import zmq
@@ -38,6 +39,7 @@ async def enrol(
     `None` if the hub takes the token no more. It tries the addresses in turn until one answers; raises
     `AccessError` if another hub does.
     """
+    cuts: Counter[str] = Counter()
     while True:
         for address in addresses:
             answer, finding = await _ask(context, address, token, own)
@@ -46,7 +48,9 @@ async def enrol(
             if finding == "denied" or (isinstance(answer, Refuse) and answer.code == "not_allowed"):
                 return None
             if finding in ("foreign", "mechanism"):
-                reason = keys_do_not_fit(finding, keyed=True, mechanism=await mechanism_at(address))
+                cuts[address] += 1
+                mechanism = await mechanism_at(address)
+                reason = keys_do_not_fit(finding, keyed=True, mechanism=mechanism, cuts=cuts[address])
                 if reason:
                     raise AccessError(f"{address}: {reason}")
             await on_failure(address, finding)

@@ -122,12 +122,17 @@ class Gate:
     def _enrol(
         self, token: IssuedToken, channel: Channel, peer: Peer, header: bytes, payload: wire.Buffer | None
     ) -> bool:
-        """Begin to enrol a device, in the background; return whether it said what it may, and not twice."""
+        """Begin to enrol a device, in the background; return whether it said what it may.
+
+        That is once a connection: each time costs the folder of keys a write.
+        """
         try:
             message = wire.decode(header, HEADER_BYTES_MAX)
         except ProtocolError:
             return False
         if not isinstance(message, Enrol) or payload is not None or token.key in self._enrolling:
+            return False
+        if not self._connections.begins_enrolment(peer):
             return False
         self._enrolling.add(token.key)
         answer = partial(self._enrolled, channel, peer, token)

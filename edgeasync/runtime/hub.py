@@ -42,7 +42,7 @@ from edgeasync.runtime.address import check_bind
 from edgeasync.runtime.channel import COPY_BELOW_BYTES, Channel
 from edgeasync.runtime.connection_bounds import ConnectionBounds
 from edgeasync.runtime.connections import Connections, connections_that_fit
-from edgeasync.runtime.curve import FRAME_BYTES
+from edgeasync.runtime.curve import FRAME_BYTES, refuse_old_peers
 from edgeasync.runtime.ending import Ending
 from edgeasync.runtime.frame_log import log_frame
 from edgeasync.runtime.gate import Gate
@@ -306,9 +306,12 @@ class Hub:
                 self._loop,
                 self._on_message,
                 self._schedule_tick,
+                on_endless=self._on_endless,
                 authenticated=self._gate is not None,
                 known=None if self._connections is None else self._connections.by_peer,
             )
+            if self._connections is not None:
+                self._connections.channel = self._channel
             self._channel.large_payloads = self.spec.nbytes >= COPY_BELOW_BYTES
             for worker in self._workers.values():
                 worker.start()
@@ -372,6 +375,8 @@ class Hub:
         if self._keys is not None:
             frame_bytes_max += FRAME_BYTES
             self._gate = self._make_gate(self._keys, socket)
+        elif self._given_context is None:
+            refuse_old_peers(socket)
         socket.set(zmq.MAXMSGSIZE, frame_bytes_max)
         socket.set(zmq.BACKLOG, 4096)
         socket.set(zmq.SNDHWM, QUEUED_MESSAGES_MAX)
@@ -487,10 +492,15 @@ class Hub:
             payload_bytes = None if payload is None else len(payload)
             if not connections.heard(peer, b"", self._channel, len(header), payload_bytes):
                 return None
-        if sender is not None and not self._engine.bounds.allows(sender.key or peer, now_s):
+        if sender is not None and not self._engine.bounds.allows(sender.key or peer, now_s, len(header)):
             connections.said_too_much(peer)
             return None
         return sender
+
+    def _on_endless(self) -> None:
+        """Shut the connection of the message that the channel is reading."""
+        if self._connections is not None:
+            self._connections.said_without_end(self._channel.descriptor)
 
     def _on_failure(self, reason: str) -> None:
         """Count a handshake that has failed; without keys nobody is kept out by one."""

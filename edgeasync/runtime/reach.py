@@ -4,6 +4,7 @@ import asyncio
 import socket
 
 from edgeasync.runtime.address import host_of
+from edgeasync.runtime.curve import CUTS_MIN
 from edgeasync.runtime.socket_monitor import Finding
 
 LOOK_UP_S = 5.0
@@ -21,22 +22,25 @@ _WORDS: dict[Finding, str] = {
     "mechanism": "one side uses keys and the other does not, enrol this device at that hub",
     "denied": "the hub does not let this device's key in: it was revoked, or is not in the hub's list; "
     "ask the hub's operator, this device waits until then",
+    "put off": "the hub lets nobody in for now, or not this device's key so often; this device tries again, "
+    "check the hub if that lasts",
     "spoken": "a ZeroMQ peer that does not answer: not an edgeasync hub, or one that is overloaded, "
     "check the address and the hub",
 }
 
 
-def keys_do_not_fit(finding: Finding, *, keyed: bool, mechanism: str) -> str:
+def keys_do_not_fit(finding: Finding, *, keyed: bool, mechanism: str, cuts: int) -> str:
     """Return why this side's keys and the hub's do not fit, or nothing if they are not at fault.
 
-    `keyed` says whether this side has keys, `mechanism` how the other side secures its connections.
+    `keyed` says whether this side has keys, `mechanism` how the other side secures its connections, `cuts` how
+    many handshakes in a row it has cut.
     """
     if finding == "denied":
         return (
             "this hub does not know this device's key, or it was revoked; enrol the device: "
             "'edgeasync keys enrol NAME' at the hub, 'edgeasync agent --enrol TOKEN' here"
         )
-    if keyed and mechanism == "CURVE":
+    if keyed and mechanism == "CURVE" and cuts >= CUTS_MIN:
         return "the hub at this address has another key than the one this device was enrolled with"
     if keyed and mechanism == "NULL":
         return "the hub at this address has no keys, and this device talks to its own hub alone"

@@ -8,7 +8,17 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 Finding = Literal[
-    "nothing", "unresolved", "no way", "no answer", "refused", "taken", "foreign", "mechanism", "denied", "spoken"
+    "nothing",
+    "unresolved",
+    "no way",
+    "no answer",
+    "refused",
+    "taken",
+    "foreign",
+    "mechanism",
+    "denied",
+    "put off",
+    "spoken",
 ]
 """How far a connection came; `reach.explain` has the words."""
 
@@ -83,9 +93,9 @@ def _find(event: int, value: int, before: Finding) -> Finding:
         case zmq.EVENT_HANDSHAKE_SUCCEEDED:
             return "spoken"
         case zmq.EVENT_DISCONNECTED:
-            return before if before in ("spoken", "mechanism", "denied") else "foreign"
-        case zmq.EVENT_HANDSHAKE_FAILED_AUTH if value == DENIED:
-            return "denied"
+            return before if before in ("spoken", "mechanism", "denied", "put off") else "foreign"
+        case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            return "denied" if value == DENIED else "put off"
         case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL if value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
             return "mechanism"
         case _:  # the handshake has failed

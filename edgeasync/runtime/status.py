@@ -3,24 +3,37 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from edgeasync.durable.keys import operator_keys
+from edgeasync.durable.allow_list import Key
+from edgeasync.durable.keys import KeyPair, operator_keys
 from edgeasync.errors import AccessError, AddressError, HubUnreachableError, ProtocolError
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import PROTOCOL_VERSIONS, Status, StatusRequest, Wake
 from edgeasync.runtime.address import check_connect
-from edgeasync.runtime.curve import mechanism_at, use_keys
+from edgeasync.runtime.curve import CUTS_MIN, mechanism_at, use_keys
+from edgeasync.runtime.socket_monitor import DENIED
 
-_HANDSHAKE_FAILED = (
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+AGAIN_S = 0.1
+"""How long after a connection that broke the hub is asked again."""
+
+STATUS_BYTES_MAX = 1 << 26
+"""The longest status that is read: one of ten thousand devices has some 10 MB."""
+
+_ENDINGS = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_DISCONNECTED
 )
+
+_Ending = Literal["answered", "denied", "cut", "lost", "late"]
+"""What became of a connection; `cut` is in the handshake, `lost` after it or for a time."""
 
 
 def fetch_status(
@@ -35,12 +48,48 @@ def fetch_status(
     pair = None if keys is None else operator_keys(keys)
     check_connect(address, insecure=True)  # a status tells nothing that is worth a device's trust
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    until_s, cuts = time.monotonic() + timeout_s, 0
+    question = Wake() if wake else StatusRequest()
+    try:
+        while True:
+            frames, ending = _ask(context, address, pair, until_s, question)
+            if frames is not None:
+                return _read(frames)
+            cuts += ending == "cut"
+            if ending != "lost":
+                _check_keys(address, ending, cuts, keyed=pair is not None)
+            if ending == "late":
+                raise HubUnreachableError(
+                    f"no hub answers at {address} within {timeout_s:g} s; start one with 'edgeasync hub', "
+                    "or check the address and the network"
+                )
+            time.sleep(AGAIN_S)
+    except (ProtocolError, msgspec.DecodeError, RecursionError) as error:
+        raise ProtocolError(
+            f"what answers at {address} is not an edgeasync hub of this version ({error}); check the address"
+        ) from error
+    finally:
+        context.term()
+
+
+def _ask(
+    context: "zmq.Context[zmq.Socket[bytes]]",
+    address: str,
+    pair: tuple[KeyPair, Key] | None,
+    until_s: float,
+    question: StatusRequest | Wake,
+) -> tuple[list[bytes] | None, _Ending]:
+    """Ask over a connection of its own; return the answer, if there is one, and else what became of it."""
     socket = context.socket(zmq.DEALER)
     socket.set(zmq.LINGER, 0)
     socket.set(zmq.IPV6, "[" in address)
+    socket.set(zmq.MAXMSGSIZE, STATUS_BYTES_MAX)
     if pair is not None:
         use_keys(socket, *pair)
-    monitor = socket.get_monitor_socket(_HANDSHAKE_FAILED)
+    monitor = socket.get_monitor_socket(_ENDINGS)
+    poller = zmq.Poller()
+    poller.register(socket, zmq.POLLIN)
+    poller.register(monitor, zmq.POLLIN)
     try:
         try:
             socket.connect(address)
@@ -48,57 +97,35 @@ def fetch_status(
             raise AddressError(
                 f"{address!r} is not an address: {error.strerror}; write tcp://HOST:PORT"
             ) from error
-        socket.send(wire.encode(Wake() if wake else StatusRequest(), PROTOCOL_VERSIONS[0]))
-        if not _answered(
-            socket, monitor, timeout_s, lambda denied: _check_keys(address, denied, pair is not None)
-        ):
-            raise HubUnreachableError(
-                f"no hub answers at {address} within {timeout_s:g} s; start one with 'edgeasync hub', "
-                "or check the address and the network"
-            )
-        return _read(socket.recv_multipart())
-    except (ProtocolError, msgspec.DecodeError) as error:
-        raise ProtocolError(
-            f"what answers at {address} is not an edgeasync hub of this version ({error}); check the address"
-        ) from error
+        socket.send(wire.encode(question, PROTOCOL_VERSIONS[0]))
+        ready = dict(poller.poll(math.ceil(max(0.0, until_s - time.monotonic()) * 1000)))
+        if socket in ready:
+            return socket.recv_multipart(), "answered"
+        return None, _ending(monitor) if monitor in ready else "late"
     finally:
         socket.disable_monitor()
         monitor.close(0)
         socket.close(0)
-        context.term()
 
 
-def _answered(
-    socket: "zmq.Socket[bytes]",
-    monitor: "zmq.Socket[bytes]",
-    timeout_s: float,
-    check: Callable[[bool], None],
-) -> bool:
-    """Wait for an answer; `check` raises if it is the keys why a handshake failed, or was denied."""
-    poller = zmq.Poller()
-    poller.register(socket, zmq.POLLIN)
-    poller.register(monitor, zmq.POLLIN)
-    until_s, checked = time.monotonic() + timeout_s, False
-    while (left_s := until_s - time.monotonic()) > 0:
-        ready = dict(poller.poll(math.ceil(left_s * 1000)))
-        if socket in ready:
-            return True
-        if monitor in ready:
-            denied = recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH
-            if denied or not checked:
-                check(denied)
-                checked = True
-    if not checked:
-        check(False)
-    return False
+def _ending(monitor: "zmq.Socket[bytes]") -> _Ending:
+    """Return what an event says of the connection; after it what was asked is lost."""
+    message = recv_monitor_message(monitor)
+    match message["event"]:
+        case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            return "denied" if message["value"] == DENIED else "lost"
+        case zmq.EVENT_DISCONNECTED:
+            return "lost"
+        case _:
+            return "cut"
 
 
-def _check_keys(address: str, denied: bool, keyed: bool) -> None:  # noqa: FBT001
-    """Raise `AccessError` if it is the keys why nobody answers."""
-    if denied:
+def _check_keys(address: str, ending: _Ending, cuts: int, *, keyed: bool) -> None:
+    """Raise `AccessError` if it is the keys why nobody answers; `cuts` handshakes were cut."""
+    if ending == "denied":
         raise AccessError(f"{address}: this hub does not know this operator key; give its own folder as --keys")
     mechanism = asyncio.run(mechanism_at(address))
-    if keyed and mechanism == "CURVE":
+    if keyed and mechanism == "CURVE" and cuts >= CUTS_MIN:
         raise AccessError(f"{address}: this hub has another key than the folder of keys says")
     if keyed and mechanism == "NULL":
         raise AccessError(f"{address}: this hub has no keys; leave out --keys")

@@ -7,6 +7,7 @@ they were taken. It raises the target's `refusals`, and nothing else.
 import base64
 import contextlib
 import hashlib
+import ipaddress
 import shutil
 import socket
 import tempfile
@@ -323,6 +324,7 @@ class Handshake(Target):
         self._folder = tempfile.mkdtemp()
         self._commands = Commands(self._folder)
         self.hub, self.address = self._start()
+        self._attempts = 0
         self.port = int(self.address.rpartition(":")[2])
         self.inputs = self._record()
         return self
@@ -344,7 +346,10 @@ class Handshake(Target):
         return [bytes(recorder.recorded)]
 
     def attempt(self, content):
-        with socket.create_connection(("127.0.0.1", self.port), PATIENCE_S) as stranger:
+        assert not self.hub.ended, f"one of the last cases ended the hub: {self.hub}"
+        self._attempts += 1  # from an address of its own: one that fails often is held off for a while
+        source = str(ipaddress.ip_address("127.1.0.0") + self._attempts)
+        with socket.create_connection(("127.0.0.1", self.port), PATIENCE_S, (source, 0)) as stranger:
             stranger.settimeout(LISTEN_S)
             for start, end in pairwise((0, *self.ends, len(content))):
                 stranger.sendall(content[start:end])  # libzmq drops who says more before it has answered

@@ -64,7 +64,7 @@ lease_s = 120.0
 [limits]
 piece_bytes = "64 KiB"
 devices_max = 70
-strikes_max = 50
+strikes_max = 60
 updates_held_max = 256
 snapshots_max = 256
 """
@@ -423,9 +423,11 @@ async def test_a_live_hub_outlives_ten_thousand_messages_and_counts_them_all(tmp
         assert status["duplicates"] > 0
         assert set().union(*(attacker.kinds_seen for attacker in attackers)) >= {
             "Welcome", "Assignment", "Credit", "Pong", "Status",
-            "duplicate_device_id", "hub_full", "malformed", "model_mismatch", "protocol_version", "quarantined",
-            "sequence", "unknown_session",
+            "duplicate_device_id", "hub_full", "malformed", "model_mismatch", "protocol_version", "sequence",
+            "unknown_session",
         }  # fmt: skip
+        # An attacker may not hear of its quarantine: what it does not read in time is dropped.
+        assert any(event["event"] == "quarantined" for event in hub.events)
 
         hub.signal(signal.SIGTERM)
         assert hub.wait() == 0

@@ -11,6 +11,9 @@ import pytest
 import zmq.asyncio
 
 from edgeasync import Agent, DeviceIdentity
+from edgeasync.cli.output import Printer
+from edgeasync.cli.status import print_status
+from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Refuse, Status
 from tests.support.processes import PATIENCE_S, free_address
@@ -125,6 +128,23 @@ REASONS = {
         r"not an edgeasync hub of this version \(protocol version 99 is not 1 or 2 or 3\)",
     ),
 }
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"[" * 100_000,
+        b'{"lineage":1,"version":2,"devices":3}',
+        b'{"lineage":1,"version":2,"devices":' + b"[" * 10_000,
+    ],
+    ids=["no object", "of other types", "too deep"],
+)
+async def test_a_status_that_no_hub_would_send_is_told_in_a_sentence(said):
+    """Red before: a `KeyError`, or a `RecursionError`."""
+    async with other_service(wire.encode(Status()), said) as address:
+        with pytest.raises(ProtocolError, match="not an edgeasync hub of this version"):
+            await asyncio.to_thread(print_status, address, PATIENCE_S, None, Printer(json=False))
 
 
 @pytest.mark.asyncio

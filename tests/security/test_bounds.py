@@ -35,7 +35,9 @@ from edgeasync.protocol.messages import (
 from edgeasync.runtime import connection_bounds
 from edgeasync.runtime.connection_bounds import Connection, ConnectionBounds
 from edgeasync.runtime.listener_filter import ADDRESSES_MAX, ListenerFilter, make_program
+from edgeasync.runtime.status import fetch_status
 from tests.support.keyed import ask, client, denied, enrolled, is_welcome, start_hub
+from tests.support.processes import PATIENCE_S, until
 from tests.support.zmtp import Peer, greeting, tcp
 
 LIMITS = Limits(devices_max=1000)
@@ -57,6 +59,14 @@ def test_one_key_says_so_much_and_another_is_not_held_to_it():
     said = sum(bounds.allows(KEY, step / 20_000) for step in range(200_000))  # for 10 s
     assert said == pytest.approx(MESSAGES.burst + 10 * MESSAGES.per_s, abs=2)
     assert bounds.allows(OTHER, 10.0)
+
+
+def test_a_long_header_counts_for_many():
+    """Red before: a header of 16 KiB of empty arrays takes 5 ms to read, and one key could say 10,000 a second."""
+    bounds = MessageBounds()
+    said = sum(bounds.allows(KEY, step / 20_000, HEADER_BYTES_MAX) for step in range(200_000))  # for 10 s
+    assert said <= 500
+    assert all(bounds.allows(OTHER, step / 4000, 400) for step in range(40_000)), "a device that exchanges"
 
 
 def test_hellos_and_status_requests_have_bounds_of_their_own():
@@ -254,6 +264,22 @@ def test_what_lies_unread_is_bounded_for_one_and_for_all():
     assert crowd.bounds.denied == {"unread": len(doomed)}
 
 
+def test_one_message_that_is_not_whole_is_no_longer_than_a_message():
+    """An empty frame is 2 bytes on the wire and 64 in memory: 16 MiB of them are half a GiB."""
+    crowd = Crowd()
+    one = crowd.accept()
+    crowd.speak(one)
+    assert crowd.bounds.weigh(one, 2 << 20, 0, 0.0, taken_bytes=2 << 20, emptied=1) is None
+    assert crowd.bounds.weigh(one, 2 << 20, 0, 0.0, taken_bytes=2 << 20, emptied=1) is None, (
+        "the hub may not have read it yet"
+    )
+    one.delivered_bytes = 1 << 20
+    assert crowd.bounds.weigh(one, 9 << 20, 0, 0.0, taken_bytes=9 << 20, emptied=2) is None, (
+        "a piece that is half there"
+    )
+    assert crowd.bounds.weigh(one, 9 << 20, 0, 0.0, taken_bytes=9 << 20, emptied=3) == (one, "unread")
+
+
 def test_who_reads_what_it_is_sent_and_sends_whole_messages_is_left_alone():
     crowd = Crowd()
     device = crowd.accept()
@@ -363,6 +389,35 @@ def test_a_message_that_never_ends_is_cut(commands, keys, encrypted):
     assert sent < 1 << 28
     with client(address, *((pair, hub_key) if encrypted else ())) as device:
         assert is_welcome(device.join("pi-1"))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("encrypted", [True, False], ids=["keys", "plain"])
+def test_a_message_longer_than_any_is_cut_although_little_lies_unread(commands, keys, encrypted):
+    """Red before: 16 MiB of empty frames are half a GiB in libzmq, and at their end seconds of the loop."""
+    pair, hub_key = enrolled(keys), keys.pair().public
+    _, address = start_hub(commands, keys) if encrypted else commands.hub(commands.settings())
+    with raw(address, *((pair, hub_key) if encrypted else ())) as peer:
+        body = bytes(1 << 15) if encrypted else b""
+        frames = b"".join(peer.frame(body, more=True) for _ in range(128))
+        assert send_until_cut(peer, lambda: [frames * (1 if encrypted else 16384)], 4 << 20) >= 4 << 20
+        until(
+            lambda: fetch_status(address, PATIENCE_S, keys.folder if encrypted else None)["denied"].get("unread"),
+            "the message is cut",
+        )
+
+
+@pytest.mark.process
+def test_a_message_of_a_few_frames_too_many_ends_its_connection(commands, keys):
+    pair, hub_key = enrolled(keys), keys.pair().public
+    _, address = start_hub(commands, keys)
+    with client(address, pair, hub_key) as device:
+        device.join("pi-1")
+        device.socket.send_multipart([b""] * 10)
+        assert device.hear().code == "malformed"
+        device.socket.send_multipart([b""] * 20)
+        device.ended()
+    assert denied(address, keys, "frames")["frames"] == 1
 
 
 @pytest.mark.process

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import time
 
 import pytest
 import zmq
@@ -16,12 +17,22 @@ from edgeasync.policies.policy import Policy
 from edgeasync.protocol.messages import Refuse, Status, StatusRequest
 from edgeasync.runtime.connection_bounds import ConnectionBounds
 from edgeasync.runtime.connections import Connections
-from edgeasync.runtime.curve import FRAME_BYTES, mechanism_at, serve_keys, use_keys
+from edgeasync.runtime.curve import CUTS_MIN, FRAME_BYTES, mechanism_at, serve_keys, use_keys
 from edgeasync.runtime.socket_monitor import DENIED
 from edgeasync.runtime.status import fetch_status
 from edgeasync.runtime.zap import ENDPOINT, ZapHandler
 from tests.support.command_line import ACCESS, NO_HUB, assert_told
-from tests.support.keyed import PATIENCE_MS, Recorder, ask, client, denied, enrolled, is_welcome, start_hub
+from tests.support.keyed import (
+    PATIENCE_MS,
+    Cutting,
+    Recorder,
+    ask,
+    client,
+    denied,
+    enrolled,
+    is_welcome,
+    start_hub,
+)
 from tests.support.processes import MODEL, PATIENCE_S, until
 
 pytestmark = pytest.mark.process
@@ -279,6 +290,58 @@ def test_an_agent_says_which_key_does_not_fit(commands, keys):
         agent = commands.agent(place, name)
         assert agent.wait() == ACCESS, agent
         assert hint in agent.stderr
+
+
+GREETING_BYTES, HANDSHAKE_BYTES = 64, 310
+"""What a hub has said when its handshake has begun, and a little more than when it is done."""
+
+
+def test_a_handshake_that_breaks_says_nothing_about_keys(commands, keys):
+    """The agent ended, and the status blamed the keys. A hub that shuts a key out breaks handshakes."""
+    pair = enrolled(keys)
+    _, address = start_hub(commands, keys)
+    port = int(address.rpartition(":")[2])
+    with Cutting(port, GREETING_BYTES) as proxy:
+        keyed_state(commands, "pi-1", pair, keys.pair().public, proxy.address)
+        assert commands.agent(proxy.address, "pi-1").wait_for("joined")
+        assert proxy.cut == 1
+    with Cutting(port, GREETING_BYTES) as proxy:
+        token = keys.issue_token("pi-2", (proxy.address,), time.time()).text()
+        assert commands.agent(proxy.address, "pi-2", "--enrol", token).wait_for("joined")
+        assert proxy.cut == 1
+    # The second connection asks how the hub secures connections.
+    with Cutting(port, GREETING_BYTES, HANDSHAKE_BYTES, HANDSHAKE_BYTES) as proxy:
+        assert fetch_status(proxy.address, PATIENCE_S, keys.folder)["devices"]
+        assert proxy.cut == 2
+
+
+@pytest.mark.asyncio
+async def test_an_agent_that_is_put_off_tries_again(tmp_path):
+    """Red before: it took the hub for one of another key, and ended. A hub puts off a key that comes too often."""
+    context, pair = zmq.Context(), KeyPair.make()
+    zap = ZapHandler(context, asyncio.get_running_loop(), lambda key, address: None)
+    hub = context.socket(zmq.ROUTER)
+    serve_keys(hub, pair)
+    hub.bind("tcp://127.0.0.1:*")
+    address, told = hub.get_string(zmq.LAST_ENDPOINT), asyncio.Queue()
+    state = DeviceKeys(tmp_path)
+    state.know(pair.public, (address,), "pi-1")
+    agent = Agent(
+        identity=DeviceIdentity("pi-1", "0" * 32, 1), make_trainer=None, keys=state, on_report=told.put_nowait
+    )
+    running = asyncio.create_task(agent.run())
+    async with asyncio.timeout(PATIENCE_S):
+        while (report := await told.get()).event != "unreachable":
+            pass
+        assert "tries again" in report.detail
+        for _ in range(CUTS_MIN):
+            zap_asked = asyncio.get_running_loop().create_future()
+            zap._decide = lambda *_, asked=zap_asked: None if asked.done() else asked.set_result(None)
+            await zap_asked
+        agent.request_stop()
+        assert await running == "stopped"
+    zap.close()
+    context.destroy(linger=0)
 
 
 def test_an_enrolled_agent_trains(commands, keys):

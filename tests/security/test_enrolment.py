@@ -171,6 +171,18 @@ def test_a_token_counts_once(commands, keys):
         assert is_welcome(device.join("pi-1"))
 
 
+def test_a_connection_asks_to_be_enrolled_once(commands, keys):
+    """Red before: the hub went to its folder of keys as often as it was asked."""
+    _, address = start_hub(commands, keys)
+    token, own = issue(keys, address), KeyPair.make().public
+    with client(address, *temporary(token)) as device:
+        device.say(Enrol(own))
+        assert device.hear() == Enrolled("pi-1")
+        device.say(Enrol(own))
+        device.ended()
+    assert denied(address, keys, "token")["token"] == 1
+
+
 def test_a_token_that_has_expired_lets_nobody_in(commands, keys):
     _, address = start_hub(commands, keys)
     token = issue(keys, address, now_s=time.time() - 601)
@@ -184,8 +196,9 @@ def test_a_token_that_has_expired_lets_nobody_in(commands, keys):
 def test_a_token_takes_nobody_elses_key(commands, keys):
     _, address = start_hub(commands, keys)
     owner = keys.allow_list().entries["owner"].key
-    with client(address, *temporary(issue(keys, address))) as device:
-        for key in (owner, keys.pair().public):
+    token = issue(keys, address)
+    for key in (owner, keys.pair().public):
+        with client(address, *temporary(token)) as device:
             device.say(Enrol(key), version=3)
             answer = device.hear()
             assert isinstance(answer, Refuse)

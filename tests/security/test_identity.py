@@ -157,6 +157,23 @@ def test_a_number_that_leaves_none_for_the_next_update_is_answered_by_one_that_c
     assert wire.decode(wire.encode(hub.one(Send).message)).seq_last == 2**53
 
 
+@pytest.mark.parametrize("key", [b"n" * 32, b""], ids=["key", "no key"])
+def test_another_name_forgives_no_strikes(hub, key):
+    """Red before: a device with another name began with none, on the same connection and under the same key."""
+    most = hub.core.settings.limits.strikes_max
+    hub.give(hello("n", key, peer=b"peer"))
+    for _ in range(most - 1):
+        hub.give(Malformed(b"peer", "no message", key=key))
+    hub.give(hello("n/1", key, peer=b"peer"))
+    assert hub.core.members.members["n/1"].strikes == most - 1
+    hub.give(Malformed(b"peer", "no message", key=key))
+    assert hub.core.members.members["n/1"].state == "quarantined"
+    hub.give(hello("n/2", key, peer=b"peer"))
+    assert codes(hub) == ["quarantined"]
+    hub.give(hello("o", b"o" * 32, peer=b"another"))
+    assert codes(hub) == []
+
+
 def test_a_run_without_keys_can_be_given_keys():
     hub = HubBench()
     hub.join("a")

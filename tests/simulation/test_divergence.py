@@ -178,11 +178,11 @@ def test_a_fault_is_noticed_remedied_and_explained_and_the_target_is_reached(pol
 
     assert fleet.clock.run(look, LIMIT_S)
     # Its own updates since the fault; one more may have been in flight. The bound is 20.
-    assert noticed["device-1"] <= 2
+    assert noticed["device-1"] <= 4
     assert noticed["device-2"] <= 4
 
     causes = {report.device_id: report.detail for report in fleet.alarms()}
-    assert "times the fleet's median" in causes["device-1"]
+    assert "times what is usual" in causes["device-1"]
     assert "not finite" in causes["device-2"]
     for cause in causes.values():
         assert "do not count" in cause
@@ -190,7 +190,7 @@ def test_a_fault_is_noticed_remedied_and_explained_and_the_target_is_reached(pol
     assert set(shown) == set(before)
     for name, alarm in shown.items():
         assert alarm["remedy"] == "quarantine"
-        assert {"device-1": "times the fleet's median", "device-2": "not finite"}[name] in alarm["cause"]
+        assert {"device-1": "times what is usual", "device-2": "not finite"}[name] in alarm["cause"]
 
     states = {device["id"]: device["state"] for device in fleet.core.status(0.0)["devices"]}
     assert {name for name, state in states.items() if state == "quarantined"} == set(before)
@@ -274,7 +274,8 @@ def test_a_fault_from_the_start_spoils_the_first_versions_and_they_are_taken_bac
     fleet = Fleet(policy)
     fleet.plant_faults(too_high)
     assert fleet.clock.run(lambda: len({report.device_id for report in fleet.alarms()}) == 2, LIMIT_S)
-    assert fleet.updates <= 2 * NOTICED_WITHIN
+    histories = fleet.core.members.histories
+    assert max(histories[name].updates for name in ("device-1", "device-2")) <= 6
     assert fleet.train(UPDATES)
     assert fleet.accuracy() >= TARGET
     # Folded together, the first updates already count with a length that is usual among them.
@@ -282,16 +283,15 @@ def test_a_fault_from_the_start_spoils_the_first_versions_and_they_are_taken_bac
     assert rollbacks >= 1 if isinstance(policy.aggregate, ImmediateAggregator) else rollbacks == 0
 
 
-def test_a_fleet_whose_updates_all_grow_is_let_out_of_quarantine_and_learns():
+def test_a_fleet_whose_updates_all_grow_shuts_nobody_out_and_learns():
     fleet = Fleet(Policy(), learning_rate=0.1)
     assert fleet.train(2 * BEFORE_FAULTS)
     model = fleet.hub.engine.model
     noise = np.random.default_rng(0).normal(0.0, 1.5, NETWORK.spec.length).astype(np.float32)
     model.advance(Snapshot(model.current.number, model.current.vector + noise))
     assert fleet.train(UPDATES)
-    # The first of them are far over what was usual; then it is what most send.
-    assert 2 <= len({report.device_id for report in fleet.alarms()} - {""}) <= 4
-    assert any("back to the model kept" in report.detail for report in fleet.alarms())
+    # The first of them are far over what was usual, and shortened; then it is what most send.
+    assert {report.device_id for report in fleet.alarms()} <= {""}
     assert fleet.core.updates_rejected < 0.1 * fleet.updates
     assert fleet.core.status(0.0)["alarms"] == []
     assert fleet.accuracy() >= TARGET

@@ -157,3 +157,51 @@ class Recorder:
         self._threads[0].join(PATIENCE_S)
         for each in (self._server, self._hub, self._device):
             each.close()
+
+
+class Cutting:
+    """A TCP proxy that cuts the first connections, each after this number of bytes from the hub, and no others."""
+
+    def __init__(self, port, *after_bytes):
+        self.cut = 0
+        self._port, self._after_bytes = port, [*after_bytes]
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
+        self._open, self._threads = [self._server], []
+        self._start(self._accept)
+
+    def _start(self, *target):
+        self._threads.append(threading.Thread(target=target[0], args=target[1:]))
+        self._threads[-1].start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                device, _ = self._server.accept()
+                hub = socket.create_connection(("127.0.0.1", self._port))
+                self._open += [device, hub]
+                left_bytes = self._after_bytes.pop(0) if self._after_bytes else 1 << 40
+                self._start(self._pump, device, hub, 1 << 40)
+                self._start(self._pump, hub, device, left_bytes)
+
+    def _pump(self, source, target, left_bytes):
+        with contextlib.suppress(OSError):
+            while data := source.recv(min(4096, left_bytes)):
+                target.sendall(data)
+                left_bytes -= len(data)
+            self.cut += not left_bytes
+        for each in (source, target):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for each in self._open:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+        for each in self._open:
+            each.close()

@@ -97,6 +97,11 @@ class Command:
         self._process.kill()
         self.wait()
 
+    @property
+    def ended(self):
+        """Whether the process has ended."""
+        return self._process.poll() is not None
+
     def wait(self, limit_s=PATIENCE_S):
         """Wait for the end; return the exit code. All output has been read then."""
         try:

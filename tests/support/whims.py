@@ -12,6 +12,7 @@ class Whim:
     every: int
     scope: str
     remedy: str
+    count_max: int = 1
 
     def cause(self, update, fleet):
         return "a whim" if round(update.loss) % self.every == 0 else None

@@ -4,26 +4,28 @@ Still no I/O: a `HubShell` sends, runs work in the background, and saves. The Ze
 are two such shells around this one engine.
 
 Small models are measured and folded at once, which takes microseconds. The shell's background worker measures and
-folds large ones in order. Effects that depend on a fold (answers, checkpoints, the end) wait for it, while
-heartbeats are answered at once.
+folds large ones in order. Nothing is measured for a push that the core would refuse or has answered. Effects that
+depend on a fold (answers, checkpoints, the end) wait for it, while heartbeats are answered at once.
 
 With a log every event is written down before its outcome is sent. While the log cannot be written the core stands
 still: devices that ask for something are told to try again, and no lease ends.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from edgeasync.core.arrays.buffers import BufferPool
 from edgeasync.core.arrays.hub_model import Model, Update
 from edgeasync.core.arrays.model_executor import ModelExecutor
 from edgeasync.core.arrays.published_model import Offer, Publisher
 from edgeasync.core.engine.capacity import Capacity
-from edgeasync.core.engine.fold_queue import FoldQueue
+from edgeasync.core.engine.fold_queue import INLINE_BYTES_MAX, FoldQueue
 from edgeasync.core.engine.hub_shell import HubShell
 from edgeasync.core.engine.hub_transfers import IncomingTransfers, OutgoingTransfers
 from edgeasync.core.engine.log_writer import LogWriter
@@ -64,7 +66,7 @@ from edgeasync.core.recovery.replay import Sessions
 from edgeasync.core.recovery.state import note
 from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import Codec, Source, find_codec, make_codec, payload_bytes_limit
+from edgeasync.protocol.codecs import Codec, Source, VectorSource, find_codec, make_codec, payload_bytes_limit
 from edgeasync.protocol.messages import (
     PROTOCOL_VERSIONS,
     Ack,
@@ -87,6 +89,9 @@ from edgeasync.protocol.messages import (
     Wake,
     Welcome,
 )
+
+_NOT_OPENED = VectorSource(np.empty(0, np.float32))
+"""Stands for the values of an update that the core will not decide about."""
 
 
 class _NotAllowedError(ProtocolError):
@@ -139,6 +144,8 @@ class HubEngine:
             fold_queue=self._fold_queue,
             log_writer=self._log_writer,
         )
+        self._measuring: Counter[Owner | None] = Counter()
+        """Whose updates the worker measures: nobody gets another measured meanwhile."""
         self._now_s = 0.0
         self._sender = ANYBODY
         self._revoked: list[Key] = []
@@ -327,10 +334,12 @@ class HubEngine:
             return None if self._is_too_often(peer, message) else Received(peer, message)
         raise ProtocolError(f"a {type(message).__name__} is for devices, not for a hub")
 
-    def _push(self, peer: Peer, push: Push, payload: wire.Buffer | None) -> HubEvent:
+    def _push(self, peer: Peer, push: Push, payload: wire.Buffer | None) -> HubEvent | None:
         """Return the event of a whole or announced push; raises `ProtocolError` unless the payload is sound.
 
-        The core sees only updates whose payload was checked, opened and measured.
+        The core decides only about updates whose payload was checked, opened and measured. That may take long for
+        a few bytes: so nobody gets it done for a push that the core refuses or has answered, and the worker does
+        it for a large model. Then the event comes later, and this returns `None`.
         """
         codec = find_codec(push.codec, push.payload_bytes, self._spec)
         if self._takes_models and not codec.elementwise:
@@ -344,13 +353,22 @@ class HubEngine:
             raise ProtocolError("the payload is not as long as its header says")
         if wire.checksum(payload) != push.checksum:
             raise ProtocolError("the payload does not have the checksum it was announced with")
-        update = codec.open(payload)
-        if self._incoming and (owner := self._owner(peer)) is not None:
-            self._incoming.drop_suspended(owner)  # a whole push replaces it
-        norm = self.model.norm(update)
-        can_answer = self._capacity.for_update(self._now_s) and self._capacity.for_snapshot(
-            self._now_s, self._member(peer)
+        owner = self._owner(peer)
+        can_answer = (
+            owner not in self._measuring
+            and self._capacity.for_update(self._now_s)
+            and self._capacity.for_snapshot(self._now_s, self._member(peer))
         )
+        if not self.core.decides(push, self._sender.key, self._now_s, can_answer=can_answer):
+            handle = self.model.keep(Update(_NOT_OPENED, push.codec, payload))
+            return PushArrived(peer, push, handle, math.nan, can_answer)
+        if owner is not None:
+            self._incoming.drop_suspended(owner)  # a whole push replaces it
+        if self._spec.nbytes > INLINE_BYTES_MAX:
+            self._measure_in_background(peer, push, payload, owner)
+            return None
+        update = codec.open(payload)
+        norm = self.model.norm(update)
         return PushArrived(peer, push, self.model.keep(Update(update, push.codec, payload)), norm, can_answer)
 
     def _piece(self, peer: Peer, piece: Piece, payload: wire.Buffer | None) -> HubEvent | None:
@@ -365,12 +383,19 @@ class HubEngine:
         if transfer.state != "complete":
             self._send(peer, transfer.credit())
             return Heard(peer, "piece")
+        self._measure_in_background(peer, push, transfer.buffer, self._owner(peer))
+        return None
+
+    def _measure_in_background(self, peer: Peer, push: Push, payload: wire.Buffer, owner: Owner | None) -> None:
+        """Let the worker open and measure a payload, then give the core the event of its push."""
         self._capacity.measuring += 1
+        self._measuring[owner] += 1
         key = self._sender.key
         codec = make_codec(push.codec, self._spec)
 
         def measured(result: tuple[Source, float] | ProtocolError) -> None:
             self._capacity.measuring -= 1
+            self._measuring -= Counter({owner: 1})
             if self._standing_still:
                 self._refuse_busy(peer)
                 return
@@ -379,16 +404,15 @@ class HubEngine:
                 event = Malformed(peer, str(result))
             else:
                 update, norm = result
-                handle = self.model.keep(Update(update, push.codec, transfer.buffer))
+                handle = self.model.keep(Update(update, push.codec, payload))
                 can_answer = self._capacity.for_snapshot(self._now_s, self._member(peer))
                 event = PushArrived(peer, push, handle, norm, can_answer)
             self._handle(_under(event, key))
 
-        self._shell.run_in_background(partial(self._measure, codec, transfer.buffer), measured)
-        return None
+        self._shell.run_in_background(partial(self._measure, codec, payload), measured)
 
     def _measure(self, codec: Codec, payload: wire.Buffer) -> tuple[Source, float] | ProtocolError:
-        """Open a payload that arrived in pieces, and take its norm; runs in the background."""
+        """Open a payload, and take its norm; runs in the background."""
         try:
             update = codec.open(payload)
         except ProtocolError as error:
@@ -520,9 +544,11 @@ class HubEngine:
             self._outbox.send(peer, header, payload, confirms=confirms)
 
     def _send_status(self, peer: Peer) -> None:
-        status = self.core.status(self._now_s) | self._shell.describe()
-        if self._sender.role == "device":
-            status = _own(status, self._sender)
+        sender = self._sender
+        own = sender.key if sender.role == "device" else b""
+        status = self.core.status(self._now_s, own) | self._shell.describe()
+        if own:
+            status = _own(status, sender)
         self._shell.send(peer, self._encode(peer, Status()), msgspec.json.encode(status))
 
     def _encode(self, peer: Peer, message: Message) -> bytes:
@@ -558,7 +584,6 @@ def _under(event: HubEvent, key: Key) -> HubEvent:
 
 
 def _own(status: Mapping[str, Any], sender: Sender) -> dict[str, Any]:
-    """Return what a device may see of a status: of devices, its own."""
-    devices = [device for device in status["devices"] if sender.speaks_for(device["id"])]
+    """Return what a device may see of a status that is about its key's devices."""
     alarms = [alarm for alarm in status["alarms"] if not alarm["device"] or sender.speaks_for(alarm["device"])]
-    return {**status, "devices": devices, "alarms": alarms, "denied": {}}
+    return {**status, "alarms": alarms, "denied": {}}

@@ -15,6 +15,10 @@ HEADER_BYTES_MAX = 1 << 14
 MESSAGES = Rate(10_000.0, 20_000.0)
 """A hub does not answer one connection faster than that, even if it sends pieces and credit alone."""
 
+LONG_BYTES = 512
+TOKEN_BYTES = 64
+"""A header of `LONG_BYTES` or more counts for a message in every `TOKEN_BYTES`: 16 KiB may take 5 ms to read."""
+
 HELLOS = Rate(8.0, 256.0)
 """The burst is for all agents under one key, after the hub's restart."""
 
@@ -46,9 +50,10 @@ class MessageBounds:
         self.denied: Counter[Excess] = Counter()
         self._senders: dict[bytes, _Buckets] = {}
 
-    def allows(self, sender: bytes, now_s: float) -> bool:
+    def allows(self, sender: bytes, now_s: float, header_bytes: int = 0) -> bool:
         """Return whether a sender may say one more message, whatever it is."""
-        return self._of(sender, now_s).messages.take(now_s)
+        count = 1 if header_bytes < LONG_BYTES else header_bytes // TOKEN_BYTES
+        return self._of(sender, now_s).messages.take(now_s, count)
 
     def allows_hello(self, sender: bytes, now_s: float) -> bool:
         """Return whether a sender may say hello once more."""

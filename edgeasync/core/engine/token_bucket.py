@@ -20,16 +20,16 @@ class TokenBucket:
         self._tokens = rate.burst
         self._now_s = now_s
 
-    def take(self, now_s: float) -> bool:
-        """Take a token; return whether there was one."""
+    def take(self, now_s: float, count: float = 1.0) -> bool:
+        """Take tokens; return whether there were as many."""
         rate = self._rate
         tokens = self._tokens + (now_s - self._now_s) * rate.per_s
         tokens = min(tokens, rate.burst)
         self._now_s = now_s
-        if tokens < 1.0:
+        if tokens < count:
             self._tokens = tokens
             return False
-        self._tokens = tokens - 1.0
+        self._tokens = tokens - count
         return True
 
     def tokens(self, now_s: float) -> float:

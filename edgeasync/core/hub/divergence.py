@@ -15,6 +15,9 @@ KEEP_EVERY_UPDATES = 32
 CAUTION_MIN = 1 / 64
 """Least factor of the server's learning rate, after however many rollbacks."""
 
+FIRST_RATIO = 4.0
+"""An update that nothing could shorten spoilt the model if it is longer than this many times the peak."""
+
 FIRST_UPDATES = 8
 """The first updates are watched again when there are this many, or later."""
 
@@ -119,7 +122,8 @@ class DivergenceGuard:
         first = self._take_first(update, fleet)
         spoilt = False
         for one in first:
-            if one.device_id in self.state.unbounded:
+            # The usual length may have shrunk since then: the first updates of a model average always do.
+            if one.device_id in self.state.unbounded and one.norm > FIRST_RATIO * fleet.lengths.peak:
                 again, begun = self._look(one, fleet, "device", calms=False, at_once=True)
                 reports += again
                 spoilt = spoilt or not begun.isdisjoint(("quarantine", "rollback"))

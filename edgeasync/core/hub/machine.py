@@ -54,6 +54,7 @@ from edgeasync.protocol.messages import (
     Fetch,
     FetchGraph,
     Hello,
+    Key,
     Leave,
     ModelVersion,
     Ping,
@@ -378,6 +379,16 @@ class HubCore:
         effects += self._assign_or_defer(member, ack, now_s, can_send=event.can_answer)
         return effects + self._answer_waiting(now_s, can_send=event.can_answer)
 
+    def decides(self, push: Push, key: Key, now_s: float, *, can_answer: bool) -> bool:
+        """Return whether an update that arrives now will be decided about: only then must it be measured."""
+        try:
+            member = self.members.by_session(push.session, key)
+            self._check_sequence(member, push)
+        except RefusalError:
+            return False
+        shut_out = member.state == "quarantined" and now_s < member.quarantined_until_s
+        return can_answer and not (self.stopped or shut_out or self.policy_engine.is_crowding(member.voter))
+
     def _check_sequence(self, member: Member, push: Push) -> None:
         if push.seq != member.seq_last + 1:
             raise RefusalError("sequence", f"push {push.seq} where {member.seq_last + 1} was due")
@@ -456,8 +467,13 @@ class HubCore:
 
     # -- status and checks -----------------------------------------------------------------------------------
 
-    def status(self, now_s: float) -> dict[str, Any]:
-        """Return the hub's state for people and scripts; the keys are a contract (docs/reference/json.md)."""
+    def status(self, now_s: float, key: Key = b"") -> dict[str, Any]:
+        """Return the hub's state for people and scripts; the keys are a contract (docs/reference/json.md).
+
+        With a key it is for a device: it is about the key's devices, and costs the same however many others there
+        are.
+        """
+        members = self.members.of_key(key) if key else list(self.members.members.values())
         return {
             "lineage": self.lineage,
             "version": self.version,
@@ -468,8 +484,8 @@ class HubCore:
             "messages_accepted": dict(sorted(self.messages_accepted.items())),
             "messages_refused": self.messages_refused,
             "messages_ignored": self.messages_ignored,
-            **self.policy_engine.describe(self.members.live_histories()),
-            "devices": self.members.describe(now_s, self.policy_engine.divergence.quarantine_of),
+            **self.policy_engine.describe(self.members.live_histories(members)),
+            "devices": self.members.describe(members, now_s, self.policy_engine.divergence.quarantine_of),
         }
 
     def check(self) -> None:

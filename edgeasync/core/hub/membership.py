@@ -8,7 +8,7 @@ one is not live. Its pushes are numbered from the beginning, and the old state i
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -55,6 +55,9 @@ MALFORMED = "{} sent too much that is malformed, and is put aside; see the hub's
 
 STEPS_UNASSIGNED = 8
 """Local steps of an update from a device that the hub has assigned none, since it had forgotten the device."""
+
+SHORTENED = 0.5
+"""An update that counts with less than this share of its length is counted as shortened."""
 
 RETIRED_STATES_MAX = 8
 
@@ -114,11 +117,24 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     steps_assigned: int = 0
     """The most local steps of the assignments since its last push; `steps_before` of those before that push."""
     steps_before: int = 0
+    updates_rejected: dict[str, int] = {}
+    updates_shortened: int = 0
+    """How many of its updates counted with less than half of their length."""
+    weight: float = 0.0
+    """The weights of its folded updates by staleness and shares; `weight_kept`: as they were, by their length."""
+    weight_kept: float = 0.0
     rest_until_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.link = LinkEstimate()
         self.codec_push = "identity"
+
+    def count_folded(self, weight: float, clip: float) -> None:
+        """Count a folded update: its weight, and the factor that shortened it."""
+        self.updates_applied += 1
+        self.updates_shortened += clip < SHORTENED
+        self.weight += weight
+        self.weight_kept += weight * clip
 
     @property
     def owner(self) -> Owner:
@@ -216,9 +232,9 @@ class Membership:
         self.histories: dict[str, DeviceHistory] = {}
         self._by_session: dict[bytes, Member] = {}
         self._by_peer: dict[Peer, Member] = {}
+        self._by_key: dict[Key, set[str]] = {}
         self._leases: list[tuple[float, str]] = []
         self._watched: set[str] = set()
-        self._names: Counter[Key] = Counter()
         self.live_count = 0
         self.voters: dict[str, int] = {}
         """How many live devices each voter has."""
@@ -235,10 +251,12 @@ class Membership:
         self.histories = {member.device_id: member.history for member in members}
         self._by_session = {member.session: member for member in members if member.session}
         self._by_peer = {member.peer: member for member in members if member.peer}
+        self._by_key = {}
+        for member in members:
+            self._note_key(member)
         self._leases = [(member.lease_until_s, member.device_id) for member in members if member.live]
         heapq.heapify(self._leases)
         self._watched = {device_id for _, device_id in self._leases}
-        self._names = Counter(member.key for member in members if member.key)
         self.live_count = 0
         self.voters, self.shared = {}, {}
         for member in members:
@@ -353,22 +371,26 @@ class Membership:
             return
         if member.live:
             self._count(member, -1)
-        self._count_name(member.key, -1)
+        self._forget_key(member)
         member.key = key
-        self._count_name(key, 1)
+        self._note_key(member)
         if member.live:
             self._count(member, 1)
 
-    def _count_name(self, key: Key, change: int) -> None:
-        """Count a place that a key holds or no longer does; without keys each device stands for itself."""
-        if key:
-            self._names[key] += change
-            if not self._names[key]:
-                del self._names[key]
+    def _note_key(self, member: Member) -> None:
+        if member.key:
+            self._by_key.setdefault(member.key, set()).add(member.device_id)
+
+    def _forget_key(self, member: Member) -> None:
+        if member.key:
+            names = self._by_key[member.key]
+            names.remove(member.device_id)
+            if not names:
+                del self._by_key[member.key]
 
     def of_key(self, key: Key) -> list[Member]:
-        """Return the members of a key."""
-        return [member for member in self.members.values() if member.key == key]
+        """Return the members of a key, by their names, without a walk over all."""
+        return [self.members[name] for name in sorted(self._by_key.get(key, ()))]
 
     def expel(self, member: Member) -> None:
         """End the session of a member whose key counts no more. Its place is free for the next key of its name."""
@@ -413,8 +435,10 @@ class Membership:
         # The heap's times may be outdated, in a way that is not durable: its order must not decide.
         return sorted(ended, key=lambda member: (member.lease_until_s, member.device_id))
 
-    def describe(self, now_s: float, quarantine_of: Callable[[str], Quarantine | None]) -> list[dict[str, Any]]:
-        """Return each device's part of the status; `quarantine_of` is the monitor's word."""
+    def describe(
+        self, members: Iterable[Member], now_s: float, quarantine_of: Callable[[str], Quarantine | None]
+    ) -> list[dict[str, Any]]:
+        """Return the devices' parts of the status; `quarantine_of` is the monitor's word."""
         return [
             {
                 "id": member.device_id,
@@ -424,6 +448,9 @@ class Membership:
                 "last_seen_s": round(now_s - member.seen_s, 3),
                 "examples_per_s": round(member.history.examples_per_s, 1),
                 "updates_applied": member.updates_applied,
+                "updates_rejected": member.updates_rejected,
+                "updates_shortened": member.updates_shortened,
+                "weight_kept": round(member.weight_kept / member.weight, 3) if member.weight else None,
                 "loss": _shown(member.history),
                 "assigned_steps": member.history.assigned_steps,
                 "why": member.history.why,
@@ -436,13 +463,13 @@ class Membership:
                 "push_codec": member.codec_push,
                 **member.link.describe(),
             }
-            for member in self.members.values()
+            for member in members
         ]
 
-    def live_histories(self) -> list[DeviceHistory]:
-        """Return the histories of the live devices that are not paused: one of each voter."""
+    def live_histories(self, members: Iterable[Member] | None = None) -> list[DeviceHistory]:
+        """Return the histories of the live members that are not paused, by default of all: one of each voter."""
         found: dict[str, DeviceHistory] = {}
-        for member in self.members.values():
+        for member in self.members.values() if members is None else members:
             if member.live and member.state != "paused":
                 known = found.setdefault(member.voter, member.history)
                 if not known.updates:
@@ -481,10 +508,11 @@ class Membership:
         assert self.voters == Counter(member.voter for member in self.members.values() if member.live)
         assert self.shared == {voter: names for voter, names in self.voters.items() if names > 1}
         assert set(self.histories) == set(self.members)
-        assert self._names == Counter(member.key for member in self.members.values() if member.key)
         for session, member in self._by_session.items():
             assert member.session == session
             assert self.members[member.device_id] is member
+        owned = {(member.key, member.device_id) for member in self.members.values() if member.key}
+        assert owned == {(key, name) for key, names in self._by_key.items() for name in names}
         for peer, member in self._by_peer.items():
             assert member.peer == peer
         assert self._watched == {device_id for _, device_id in self._leases}
@@ -540,7 +568,7 @@ class Membership:
         A key that holds its share of the places gives one of its own. Otherwise the key with the most gives one.
         """
         share = math.ceil(self.devices_max / SHARE)
-        crowding = self._names[key] >= share if key else False
+        crowding = self._names_of(key) >= share
         if len(self.members) < self.devices_max and not crowding:
             return
         silent = [
@@ -553,14 +581,18 @@ class Membership:
             raise RefusalError(
                 "hub_full", f"{why}; limits.devices_max = {self.devices_max} at the hub", self.lease_s
             )
-        self._forget(min(silent, key=lambda member: (-self._names[member.key], member.seen_s)))
+        self._forget(min(silent, key=lambda member: (-self._names_of(member.key), member.seen_s)))
 
     def _forget(self, member: Member) -> None:
         del self.members[member.device_id]
         del self.histories[member.device_id]
-        self._count_name(member.key, -1)
+        self._forget_key(member)
         self._by_session.pop(member.session, None)
         self._by_peer.pop(member.peer, None)
+
+    def _names_of(self, key: Key) -> int:
+        """Return how many places a key holds; without keys each device stands for itself."""
+        return len(self._by_key.get(key, ()))
 
 
 def _seq_before(hello: Hello) -> int:

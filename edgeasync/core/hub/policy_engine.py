@@ -202,6 +202,7 @@ class PolicyEngine:
         effects += self._retune_if_due(now_s)
         if isinstance(weight, Rejected):
             state.updates_rejected += 1
+            member.updates_rejected[weight.reason] = member.updates_rejected.get(weight.reason, 0) + 1
             if weight.reason in ("not_finite", "quarantined", "behind"):
                 state.spoken[member.device_id] = None  # a quorum need not wait for this device
             effects.append(Discard(update.handle))
@@ -244,6 +245,7 @@ class PolicyEngine:
         voter, voters_live = member.voter, len(self._members.voters)
         reason = self._refuse_base(push, history)
         compared = reason is None and not claims.alone
+        base_loss, base_loss_before = history.base_losses.usual if compared else (math.nan, math.nan)
         observation = Observation(
             member.device_id,
             update.norm if compared else math.nan,
@@ -252,7 +254,8 @@ class PolicyEngine:
             voter,
             finite=math.isfinite(update.norm) and (claims.loss_mean is None or math.isfinite(claims.loss_mean)),
             known=reason is None or reason.reason == "rolled_back",
-            base_losses=history.base_losses if compared else None,
+            base_loss=base_loss,
+            base_loss_before=base_loss_before,
         )
         effects, roll_back = self.divergence.watch_device(observation, fleet, voters_live, calms=compared)
         if roll_back:
@@ -366,10 +369,13 @@ class PolicyEngine:
             weights = tuple([weight * share for weight in weights])
         norm_max = self._norm_max(contributions)
         clips = [min(1.0, norm_max / one.norm) if one.norm else 1.0 for one in contributions]
-        weights = tuple([weight * clip for weight, clip in zip(weights, clips, strict=True)])
+        shares, weights = weights, tuple([weight * clip for weight, clip in zip(weights, clips, strict=True)])
         norms = [contribution.norm for contribution in contributions]
         norm_bound = math.fsum(abs(weight) * norm for weight, norm in zip(weights, norms, strict=True))
-        conditions = Conditions(norm_bound, state.folds, state.fleet.staleness_mean, state.folds_before)
+        extrapolation = state.fleet.extrapolation(len({one.voter for one in contributions}))
+        conditions = Conditions(
+            norm_bound, state.folds, state.fleet.staleness_mean, state.folds_before, extrapolation
+        )
         plan = plan_chain(self.policy.optimizer, conditions)
         state.folds += 1
         self._advance(now_s)
@@ -387,7 +393,11 @@ class PolicyEngine:
             rows=rows,
             norm_usual=self._norm_usual,
         )
-        return [fold, *self._count(contributions), *self._evaluate_if_due(len(contributions), now_s)]
+        return [
+            fold,
+            *self._count(contributions, shares, clips),
+            *self._evaluate_if_due(len(contributions), now_s),
+        ]
 
     def _one_vote_each(
         self, contributions: Sequence[Contribution], weights: tuple[float, ...]
@@ -444,14 +454,16 @@ class PolicyEngine:
         lengths = self.state.fleet.lengths
         return lengths.median if len(lengths) >= DEVICES_MIN and lengths.median > 0.0 else math.inf
 
-    def _count(self, contributions: Sequence[Contribution]) -> list[HubEffect]:
+    def _count(
+        self, contributions: Sequence[Contribution], weights: Sequence[float], clips: Sequence[float]
+    ) -> list[HubEffect]:
         """Count folded updates: for the warm-up, for the members, and for the next version to keep."""
         state, warm_up = self.state, self.policy.warm_up
         effects: list[HubEffect] = []
         state.updates += len(contributions)
-        for contribution in contributions:
+        for contribution, weight, clip in zip(contributions, weights, clips, strict=True):
             if (member := self._members.members.get(contribution.device_id)) is not None:
-                member.updates_applied += 1
+                member.count_folded(weight, clip)
         if not state.warm and warm_up is not None:
             if warm_up.epochs:
                 state.examples_seen += self._examples_trained(contributions)

@@ -58,6 +58,11 @@ class Presence:
         stranger = self._members.by_peer(peer) is None
         if stranger and (remaining_s := self._strangers.remaining_s(key or peer, now_s)):
             raise RefusalError("quarantined", MALFORMED.format(hello.device_id), remaining_s)
+        others = [each for each in self._others(peer, key) if each.device_id != hello.device_id]
+        for each in others:
+            if each.state == "quarantined" and now_s < each.quarantined_until_s:
+                sentence = MALFORMED.format(each.device_id)
+                raise RefusalError("quarantined", sentence, each.quarantined_until_s - now_s)
         protocol_version = self._handshake.check(hello)
         known = self._members.members.get(hello.device_id)
         was_live, peer_before = (known.live, known.peer) if known is not None else (False, b"")
@@ -65,6 +70,7 @@ class Presence:
         member, arrival = self._members.greet(hello, peer, self._make_session(), now_s, key)
         if voter_before not in ("", member.voter):
             self._policy_engine.withdraw(voter_before)
+        member.strikes = max([member.strikes, *[each.strikes for each in others if each.state != "quarantined"]])
         member.protocol_version = protocol_version
         self._codecs.greet(member, hello.codecs)
         effects: list[HubEffect] = []
@@ -74,6 +80,13 @@ class Presence:
             effects.append(Report("lost", member.device_id, f"replaced by its start {member.incarnation}"))
         effects.append(Report(arrival, member.device_id, f"start {member.incarnation}"))
         return [*effects, Send(peer, self._handshake.welcome(member))]
+
+    def _others(self, peer: Peer, key: Key) -> list[Member]:
+        """Return who has the strikes of a sender: its key's members or, without keys, its connection's."""
+        if key:
+            return self._members.of_key(key)
+        member = self._members.by_peer(peer)
+        return [] if member is None else [member]
 
     def leave(self, member: Member, leave: Leave) -> list[HubEffect]:
         """End the lease of a device that says goodbye."""

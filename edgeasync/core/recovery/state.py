@@ -80,7 +80,7 @@ def _give_to_voters(core: dict[str, Any]) -> None:
 
 
 _HISTORY = Member.__struct_fields__.index("history")
-_RUNS = (18, 14)
+_RUNS = (19, 14)
 """Places in a device's history, up to format 6, of counts that the guard has now; the last one first."""
 
 

@@ -17,7 +17,7 @@ from edgeasync.protocol.codecs.blocks import Int4, Int8, Sign
 from edgeasync.protocol.codecs.codec import Codec, Dense
 from edgeasync.protocol.codecs.compressed import HAS_ZSTD, Compressed, compressed_bytes_max
 from edgeasync.protocol.codecs.dense import BFLOAT16, FLOAT16, DenseCodec, Identity
-from edgeasync.protocol.codecs.low_rank import RANK_MAX, LowRank
+from edgeasync.protocol.codecs.low_rank import RANK_MAX, Layout, LowRank, lay_out
 from edgeasync.protocol.codecs.top_k import TopK
 
 NAME_LENGTH_MAX = 64
@@ -120,10 +120,16 @@ def _make_codec(name: str, key: _Key) -> Codec:
     if design.fraction:
         codec = TopK(plain, spec, design.fraction, dense)
     elif design.rank:
-        codec = LowRank(plain, spec, design.rank, dense)
+        codec = LowRank(plain, spec, _layouts(design.rank, key), dense)
     else:
         codec = DenseCodec(plain, spec, dense)
     return Compressed(codec) if design.compressed else codec
+
+
+@lru_cache(maxsize=RANK_MAX)
+def _layouts(rank: int, key: _Key) -> tuple[Layout, ...]:
+    """Return the layout of a rank: kept longer than codecs, as a peer may name more of these than are kept."""
+    return lay_out(key.spec, rank)
 
 
 def find_codec(name: str, payload_bytes: int, spec: ParameterSpec) -> Codec:

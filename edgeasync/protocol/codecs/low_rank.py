@@ -62,11 +62,11 @@ def lay_out(spec: ParameterSpec, rank: int) -> tuple[Layout, ...]:
 class LowRank(Codec):
     """Codes the factors of matrices, and the other trained arrays, by one dense stage; the statistics follow."""
 
-    def __init__(self, name: str, spec: ParameterSpec, rank: int, stage: Dense) -> None:
+    def __init__(self, name: str, spec: ParameterSpec, layouts: tuple[Layout, ...], stage: Dense) -> None:
         self._stage = stage
         self._trained = spec.trained_length
-        self._layouts = lay_out(spec, rank)
-        self._coded_length = sum(layout.coded_size for layout in self._layouts)
+        self._layouts = layouts
+        self._coded_length = layouts[-1].coded_start + layouts[-1].coded_size if layouts else 0
         self._coded_bytes = stage.nbytes(self._coded_length)
         payload_bytes = self._coded_bytes + 4 * (spec.length - self._trained)
         super().__init__(name, payload_bytes, payload_bytes, needs_feedback=True)

@@ -1,3 +1,5 @@
+import io
+import zipfile
 from itertools import count, islice
 
 import numpy as np
@@ -151,6 +153,14 @@ def damaged(path):
     path.write_bytes(content)
 
 
+def endless(path):
+    """Write an archive whose array says that it has a quintillion bytes."""
+    array = io.BytesIO()
+    np.lib.format.write_array_header_1_0(array, {"descr": "<f4", "fortran_order": False, "shape": (2**58,)})
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", array.getvalue() + bytes(64))
+
+
 @pytest.mark.parametrize(
     ("name", "write", "sentence"),
     [
@@ -161,6 +171,7 @@ def damaged(path):
         ("d.npz", lambda path: path.write_bytes(b"hello"), "not a readable npz file"),
         ("d.npz", lambda path: path.write_bytes(b"PK\x03\x04" + bytes(99)), "not a readable npz file"),
         ("d.npz", damaged, "not a readable npz file"),
+        ("d.npz", endless, "its arrays need more memory than there is"),
         ("d.npz", single_array, "holds a single array; save x and y with numpy.savez"),
         ("d.npz", npz_of(), "array 'x' is missing, there is nothing"),
         ("d.npz", npz_of(x=GOOD_X, labels=GOOD_Y), "array 'y' is missing, there is x, labels"),

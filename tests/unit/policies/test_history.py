@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeasync.policies.history import RECENT, WINDOW, DeviceHistory, FleetHistory, Votes, agreement_of
+from edgeasync.policies.history import (
+    RECENT,
+    WINDOW,
+    BaseLosses,
+    DeviceHistory,
+    FleetHistory,
+    Votes,
+    agreement_of,
+)
 from edgeasync.policies.monitor import Monitor, Observation
 
 ANY = st.floats() | st.sampled_from([0.0, -0.0, 5e-324, 1e200, 1.7e308, -1.7e308, math.inf, -math.inf, math.nan])
@@ -54,13 +62,13 @@ def test_a_step_change_shows_after_three_updates():
     assert seen == [(0.25, 1.0), (0.25, 1.0), (2.5, 10.0), (2.5, 10.0)]
 
 
-def test_updates_that_are_no_numbers_are_counted_in_a_row():
+def test_the_newest_losses_of_the_hubs_model_and_those_before_them_are_kept():
     history = DeviceHistory()
-    runs = []
-    for fields in ({"norm": math.nan}, {"loss_mean": math.inf}, {"loss_variance": math.nan}, {"norm": math.inf}):
-        observe(history, **fields)
-        runs.append(history.not_finite_run)
-    assert runs == [1, 2, 0, 1]
+    assert math.isnan(history.base_losses.newest)
+    for loss in (math.nan, None, math.inf, *range(25)):
+        observe(history, base_loss=loss)
+    assert history.base_losses == BaseLosses([float(n) for n in range(15, 25)], [float(n) for n in range(5, 15)])
+    assert (history.base_losses.usual, history.base_losses.newest) == ((19.5, 9.5), 22.0)
 
 
 def test_a_score_is_the_devices_own_or_its_loss():
@@ -77,13 +85,10 @@ def test_an_update_without_a_loss_is_no_fault():
     for _ in range(5):
         observe(history, loss_mean=None, loss_variance=None)
         look(fleet, loss_mean=None, loss_variance=None, score=history.score)
-    assert history.not_finite_run == 0
     assert math.isnan(history.score)
     assert (fleet.losses, fleet.loss_variances, len(fleet.scores)) == ([], [], 0)
     observe(history, loss_mean=None, loss_variance=None, score=0.25)
     assert history.score == 0.25
-    observe(history, loss_mean=None, loss_variance=None, norm=math.nan)
-    assert history.not_finite_run == 1
 
 
 @given(
@@ -95,7 +100,7 @@ def test_an_update_without_a_loss_is_no_fault():
                 "step_s": st.floats(0.0, 1e9),
                 "loss_mean": ANY,
                 "loss_variance": ANY,
-                "norm": ANY,
+                "base_loss": st.none() | ANY,
                 "score": st.none() | ANY,
                 "cycle_s": st.none() | st.floats(0.0, 1e12),
             }
@@ -213,7 +218,7 @@ def test_half_is_not_most(told, reached):
     assert votes.reached_by_most == reached if told else math.isnan(votes.reached_by_most)
 
 
-def test_of_each_voter_the_last_norm_and_the_first_are_kept():
+def test_of_each_voter_the_last_norm_is_kept():
     fleet = FleetHistory()
     for norm, voter in enumerate("abacab"):
         look(fleet, voter, norm=float(norm), local_steps=norm + 1)
@@ -221,9 +226,26 @@ def test_of_each_voter_the_last_norm_and_the_first_are_kept():
     assert fleet.norms.newest == {"c": 1.5, "a": 4 / math.sqrt(5), "b": 5 / math.sqrt(6)}
     assert fleet.gradients.newest == {"c": 0.75, "a": 0.8, "b": 5 / 6}
     assert list(fleet.norms.newest) == ["c", "a", "b"], "the voter that spoke last is last"
-    assert fleet.norms_first == [(0.0, 1), (1.0, 2), (3.0, 4)]
     fleet.observe_norm("d", math.nan, 1)
     assert set(fleet.norms.newest) == set("abc")
+
+
+def test_what_is_usual_never_falls_far_under_what_most_voters_once_had():
+    fleet = FleetHistory()
+    for voter in "abc":
+        fleet.observe_norm(voter, 10.0, 4)
+        fleet.note_peaks(6)
+    assert (fleet.lengths.noted, fleet.lengths.usual) == (0.0, 10.0), "half of the voters are not most"
+    fleet.observe_norm("d", 10.0, 4)
+    fleet.note_peaks(6)
+    for voter in "abcd":
+        fleet.observe_norm(voter, 0.1, 4)
+        fleet.note_peaks(6)
+    assert (fleet.lengths.peak, fleet.lengths.usual, fleet.norms.usual) == (10.0, 3.0, 1.5)
+    fleet.lengths.noted = 0.0
+    assert fleet.lengths.peak == 10.0, "of the first ones: a third voter may come when two have learnt all"
+    fleet.forget()
+    assert fleet.lengths.usual == math.inf
 
 
 def test_who_is_gone_has_no_word_about_the_model():
@@ -251,6 +273,8 @@ def test_averages_move_by_hand():
 def test_what_was_seen_of_a_model_that_is_no_more_is_forgotten():
     fleet = FleetHistory()
     look(fleet, staleness=10)
+    fleet.observe_base_loss("a", 1.0)
+    fleet.note_peaks(1)
     fleet.observe_agreement(-1.0)
     fleet.forget()
     votes = (
@@ -260,8 +284,9 @@ def test_what_was_seen_of_a_model_that_is_no_more_is_forgotten():
         fleet.scores,
         fleet.newest_losses,
         fleet.newest_variances,
+        fleet.base_losses,
     )
-    assert not any([*votes, fleet.norms_first, fleet.losses, fleet.loss_variances])
+    assert not any([*votes, fleet.lengths.peak, fleet.base_losses.peak, fleet.losses, fleet.loss_variances])
     assert math.isnan(fleet.agreement)
     assert math.isnan(fleet.loss)
     assert fleet.staleness_mean == 1.0, "the network is the same"
@@ -303,6 +328,21 @@ def test_vectors_at_one_angle_agree_by_its_cosine(seed, count, place):
     lengths = norms * weights
     norm = math.sqrt(max(0.0, lengths @ gram @ lengths))
     assert agreement_of(norm, list(norms), list(weights)) == pytest.approx(cosine, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("agreement", "voters", "rate"),
+    [
+        (math.nan, 8, 0.0),
+        (1.0, 8, 1 / 3),
+        (0.5, 1, 1 / 3),
+        (0.0, 8, 8 / 3),
+        (0.2, 10, 1 / 3 / 0.28),
+        (-1.0, 8, 1000 / 3),
+    ],
+)
+def test_the_less_updates_agree_the_more_their_mean_is_lengthened(agreement, voters, rate):
+    assert FleetHistory(agreement=agreement).extrapolation(voters) == pytest.approx(rate)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 8))

@@ -11,6 +11,7 @@ from edgeasync.policies.monitor import (
     GradientNormWatch,
     LossVarianceWatch,
     LossWatch,
+    MisfitWatch,
     Monitor,
     NotFiniteWatch,
     Observation,
@@ -19,20 +20,22 @@ from edgeasync.policies.monitor import (
 )
 
 
-def update(norm=1.0, local_steps=4, *, device_id="a", loss=0.5, not_finite_run=0, voter=None, refused_run=0):
-    return Observation(device_id, norm, local_steps, loss, not_finite_run, voter or device_id, refused_run)
+def update(norm=1.0, local_steps=4, *, device_id="a", loss=0.5, voter=None, **more):
+    return Observation(device_id, norm, local_steps, loss, voter or device_id, **more)
 
 
-def norms(count=3, norm=1.0, local_steps=4, *, first=0.0):
-    """The last norms of `count` devices, and the first of each."""
-    return fleet_of([(f"device-{number}", norm, local_steps) for number in range(count)], first)
+def norms(count=3, norm=1.0, local_steps=4, *, peak=0.0):
+    """The last norms of `count` devices, of which the median was once `peak`."""
+    return fleet_of([(f"device-{number}", norm, local_steps) for number in range(count)], peak)
 
 
-def fleet_of(last, first=0.0):
+def fleet_of(last, peak=0.0):
     fleet = FleetHistory()
+    for voter, _, local_steps in last:
+        fleet.observe_norm(voter, peak, local_steps)
+    fleet.note_peaks(1)
     for voter, norm, local_steps in last:
         fleet.observe_norm(voter, norm, local_steps)
-    fleet.norms_first = [(first, local_steps) for _, _, local_steps in last]
     return fleet
 
 
@@ -51,22 +54,22 @@ def losses(usual, last, *, count=64, first=0.0):
 @pytest.mark.parametrize(
     ("watch", "norm", "local_steps", "fleet", "alarming"),
     [
-        (UpdateNormWatch(), 8.0, 4, norms(), False),
-        (UpdateNormWatch(), 8.1, 4, norms(), True),
-        (UpdateNormWatch(), 8.1, 4, norms(1), False),
-        (UpdateNormWatch(), 8.1, 4, norms(2), True),
-        # One that is long beside the last updates may be usual beside the first.
-        (UpdateNormWatch(), 24.0, 4, norms(first=3.0), False),
-        (UpdateNormWatch(), 24.1, 4, norms(first=3.0), True),
-        (UpdateNormWatch(), 8.1, 4, norms(norm=0.0, first=1.0), True),
-        (UpdateNormWatch(), 8.0, 4, norms(norm=0.0, first=1.0), False),
-        # Sixteen times the steps may be four times as long.
-        (UpdateNormWatch(), 32.0, 64, norms(), False),
-        (UpdateNormWatch(), 32.1, 64, norms(), True),
+        (UpdateNormWatch(), 4.0, 4, norms(), False),
+        (UpdateNormWatch(), 4.1, 4, norms(), True),
+        (UpdateNormWatch(), 4.1, 4, norms(2), False),
+        # One that is long beside the last updates may be usual beside those when there was more to learn.
+        (UpdateNormWatch(), 12.0, 4, norms(peak=10.0), False),
+        (UpdateNormWatch(), 12.1, 4, norms(peak=10.0), True),
+        (UpdateNormWatch(), 1.3, 4, norms(norm=0.0, peak=1.0), True),
+        (UpdateNormWatch(), 1.1, 4, norms(norm=0.0, peak=1.0), False),
+        # Sixteen times the steps may be four times as long, and few steps excuse nothing.
+        (UpdateNormWatch(), 16.0, 64, norms(), False),
+        (UpdateNormWatch(), 16.1, 64, norms(), True),
+        (UpdateNormWatch(), 4.0, 1, norms(), False),
         (UpdateNormWatch(), 4.1, 1, norms(), True),
         (UpdateNormWatch(ratio_max=2.0), 2.1, 4, norms(), True),
-        (UpdateNormWatch(), 81.0, 4, norms(norm=10.0), True),
-        (UpdateNormWatch(), 79.0, 4, norms(norm=10.0), False),
+        (UpdateNormWatch(), 41.0, 4, norms(norm=10.0), True),
+        (UpdateNormWatch(), 39.0, 4, norms(norm=10.0), False),
         (UpdateNormWatch(), 1e300, 4, norms(norm=0.0), False),
         (UpdateNormWatch(), math.nan, 4, norms(), False),
         (UpdateNormWatch(), math.inf, 4, norms(), False),
@@ -75,9 +78,9 @@ def losses(usual, last, *, count=64, first=0.0):
         (GradientNormWatch(), 320.0, 64, norms(), False),
         (GradientNormWatch(), 320.1, 64, norms(), True),
         (GradientNormWatch(), 5.1, 1, norms(), True),
-        (GradientNormWatch(), 20.1, 4, norms(1), False),
-        (GradientNormWatch(), 60.0, 4, norms(first=3.0), False),
-        (GradientNormWatch(), 60.1, 4, norms(first=3.0), True),
+        (GradientNormWatch(), 20.1, 4, norms(2), False),
+        (GradientNormWatch(), 60.0, 4, norms(peak=10.0), False),
+        (GradientNormWatch(), 60.1, 4, norms(peak=10.0), True),
     ],
 )
 def test_how_long_an_update_may_be(watch, norm, local_steps, fleet, alarming):
@@ -88,9 +91,11 @@ def test_how_long_an_update_may_be(watch, norm, local_steps, fleet, alarming):
 
 def test_long_updates_of_some_devices_do_not_hide_the_next():
     fleet = fleet_of([(voter, 1.0 if voter < "f" else 1e9, 4) for voter in "abcdefghi"])
-    assert UpdateNormWatch().cause(update(9.0), fleet) == "the norm of its update is 9 times the fleet's median"
-    expected = "the norm of its mean gradient is 30 times the fleet's median"
-    assert GradientNormWatch().cause(update(30.0), fleet) == expected
+    found = [watch.cause(update(30.0), fleet) for watch in (UpdateNormWatch(), GradientNormWatch())]
+    assert found == [
+        "the norm of its update is 30 times what is usual in the fleet",
+        "the norm of its mean gradient is 30 times what is usual in the fleet",
+    ]
 
 
 def test_a_device_that_speaks_often_is_one_of_those_it_is_compared_with():
@@ -100,20 +105,75 @@ def test_a_device_that_speaks_often_is_one_of_those_it_is_compared_with():
     assert UpdateNormWatch().cause(update(50.0, device_id="fast"), fleet) is not None
 
 
-def test_what_is_said_where_the_devices_stand_still():
-    assert UpdateNormWatch().cause(update(9.0), norms(norm=0.0, first=1.0)) == "the norm of its update is 4.5"
+def alarms_of(watch, updates, fleet=None):
+    """Whether the device has an alarm after each of its updates."""
+    guard = DivergenceGuard(Monitor(watch=(watch,), calm_updates=2))
+    seen = []
+    for one in updates:
+        guard.watch_device(one, fleet or FleetHistory(), 3)
+        seen.append(guard.quarantine_of("a") is not None)
+    return seen
 
 
-def test_updates_that_are_no_numbers_alarm_after_three_in_a_row():
-    watch = NotFiniteWatch()
-    causes = [watch.cause(update(not_finite_run=run), FleetHistory()) for run in range(5)]
-    assert [cause is not None for cause in causes] == [False, False, False, True, True]
-    assert causes[3] == "its last 3 updates or their losses are not finite: look at its data"
+@pytest.mark.parametrize(
+    ("watch", "bad"),
+    [
+        (NotFiniteWatch(count_max=3), update(finite=False)),
+        (RefusedWatch(count_max=3), update(known=False)),
+        (UpdateNormWatch(count_max=3), update(9.0)),
+    ],
+)
+def test_an_alarm_begins_after_some_in_a_row_and_ends_after_some_calm_ones(watch, bad):
+    calm, fleet = update(), norms()
+    assert alarms_of(watch, [bad, bad, calm, bad, bad, bad], fleet) == [False] * 5 + [True]
+    assert alarms_of(watch, [bad, bad, bad, calm, bad, calm, calm], fleet) == [False] * 2 + [True] * 4 + [False]
 
 
-def test_updates_from_versions_that_never_were_alarm_after_five_in_a_row():
-    causes = [RefusedWatch().cause(update(refused_run=run), FleetHistory()) for run in range(6)]
-    assert causes == [None] * 5 + ["its last 5 updates are from versions that this run never had"]
+def test_another_device_neither_begins_nor_delays_an_alarm():
+    bad, other = update(finite=False), update(finite=False, device_id="b")
+    assert alarms_of(NotFiniteWatch(count_max=2), [bad, other, bad]) == [False, False, True]
+    assert alarms_of(NotFiniteWatch(count_max=2), [bad, update(device_id="b"), bad]) == [False, False, True]
+
+
+# -- data that the model does not learn ------------------------------------------------------------------------
+
+
+def misfit(recent, before, *, fleet=0.05, peak=2.0, voters=4):
+    """What the watch says of a device with these losses of the fleet's model, beside a fleet with others."""
+    history = FleetHistory()
+    for number in range(voters):
+        history.observe_base_loss(str(number), peak)
+    history.base_losses.note_peak()
+    for number in range(voters):
+        history.observe_base_loss(str(number), fleet)
+    return MisfitWatch().cause(update(base_loss=recent, base_loss_before=before), history)
+
+
+@pytest.mark.parametrize(
+    ("losses", "alarming"),
+    [
+        ({"recent": 2.0, "before": 2.0}, True),
+        ({"recent": 2.0, "before": 2.8}, True),
+        ({"recent": math.nan, "before": math.nan}, False),  # too new to be judged
+        ({"recent": 2.0, "before": 2.9}, False),  # its loss falls
+        ({"recent": 1.4, "before": 1.4}, False),  # most has been learnt
+        ({"recent": 1.41, "before": 1.41}, True),
+        ({"recent": 2.0, "before": 2.0, "fleet": 0.26}, False),  # nobody has learnt much
+        ({"recent": 2.0, "before": 2.0, "voters": 2}, False),
+        ({"recent": 0.1, "before": 0.1, "fleet": 0.0, "peak": 0.12}, True),
+    ],
+)
+def test_whose_data_contradict_the_others(losses, alarming):
+    cause = misfit(**losses)
+    assert (cause is not None) == alarming
+    if cause is not None:
+        assert cause.startswith(
+            f"the model does not learn its data: its loss is {losses['recent']:.3g}, the fleet's"
+        )
+
+
+def test_who_tells_no_loss_is_not_judged_by_it():
+    assert MisfitWatch().cause(update(), norms()) is None
 
 
 def test_a_key_under_many_names_is_one_of_those_that_norms_are_compared_with():
@@ -198,6 +258,7 @@ def test_the_usual_remedies():
         "NotFiniteWatch": ("device", "quarantine"),
         "RefusedWatch": ("device", "quarantine"),
         "UpdateNormWatch": ("device", "quarantine"),
+        "MisfitWatch": ("device", "quarantine"),
         "LossWatch": ("fleet", "rollback"),
         "LossVarianceWatch": ("fleet", "increase_frequency"),
         "DisagreementWatch": ("fleet", "reduce_lr"),
@@ -215,6 +276,7 @@ class Loud:
 
     scope: str
     remedy: str = "alert"
+    count_max: int = 1
 
     def cause(self, update, fleet):
         return f"loss {update.loss:g}" if update.loss > 1.0 else None

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from edgeasync.config import convert, to_table
 from edgeasync.errors import ConfigError
+from edgeasync.policies.history import FleetHistory, agreement_of
 from edgeasync.policies.optimizers import (
     SGD,
     Adam,
@@ -123,6 +124,49 @@ def test_how_much_momentum_an_update_has(settings, count, staleness, momentum):
     for kind in (SGD, Nesterov):
         planned = kind(momentum=0.8, **settings).plan(Conditions(1.0, count, staleness))
         assert planned == (1.0, pytest.approx(momentum, abs=1e-15))
+
+
+@pytest.mark.parametrize(
+    ("extrapolation", "staleness", "rate"),
+    [(0.0, 0.0, 1.25), (1.0, 0.0, 1.25), (1.5, 0.0, 1.5), (1e6, 0.0, 1.75), (1.5, 0.6, 1.0)],
+)
+def test_how_far_an_update_goes_when_devices_disagree(extrapolation, staleness, rate):
+    conditions = Conditions(1.0, 9, staleness, extrapolation=extrapolation)
+    for kind in (SGD, Nesterov):
+        stage = kind(learning_rate=1.25, learning_rate_max=1.75, staleness_max=0.5)
+        assert stage.plan(conditions)[0] == rate
+        assert kind(learning_rate=1.25).plan(conditions)[0] == 1.25
+
+
+def test_the_highest_learning_rate_is_not_under_the_learning_rate():
+    with pytest.raises(ValueError, match=r"learning_rate_max \(0\.5\) is under learning_rate \(1\)"):
+        SGD(learning_rate_max=0.5)
+
+
+def distances_of_a_fleet_that_learns_by_heart(stage, versions=100):
+    """Return the model's distances from the middle of ten devices that each reach their own optimum every time."""
+    optima = noise(0, (10, 50))
+    optima -= optima.mean(axis=0)
+    model, velocity, fleet, distances = np.full(50, 14.0, F), np.zeros(50, F), FleetHistory(), []
+    for count in range(versions):
+        updates = optima - model
+        step = -updates.mean(axis=0)
+        norm, norms = float(np.linalg.norm(step)), np.linalg.norm(updates, axis=1).tolist()
+        plan = stage.plan(Conditions(norm, count, extrapolation=fleet.extrapolation(10)))
+        stage.apply(step, model, [velocity], plan)
+        model -= step
+        fleet.observe_agreement(agreement_of(norm, norms, [0.1] * 10))
+        distances.append(float(np.linalg.norm(model)))
+    return distances
+
+
+def test_a_rate_that_follows_the_agreement_does_not_diverge_where_a_fixed_one_does():
+    """An overshot model is pulled back by all devices alike: they agree, and the rate falls."""
+    optima_apart = 7.0
+    follows = Nesterov(learning_rate=1.25, momentum=0.85, learning_rate_max=1.75)
+    assert max(distances_of_a_fleet_that_learns_by_heart(follows)[30:]) < 3 * optima_apart
+    fixed = Nesterov(learning_rate=1.75, momentum=0.85)
+    assert distances_of_a_fleet_that_learns_by_heart(fixed, 29)[-1] > 1e6
 
 
 @given(st.floats(0.0, 0.999999), st.floats(0.0, 1e6))

@@ -50,6 +50,7 @@ MOMENTUM = {
     "correct_for_staleness": st.booleans(),
     "staleness_max": st.sampled_from([None, 0.5]),
     "warm_up": st.sampled_from([0, 2]),
+    "learning_rate_max": st.sampled_from([None, 3.0]),
 }
 STAGES = {
     SGD: st.builds(SGD, **MOMENTUM),

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import zmq
 
-from edgeasync.runtime.channel import Channel
+from edgeasync.runtime.channel import FRAMES_AT_A_TIME, Channel
 from tests.support.processes import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio
@@ -62,3 +62,36 @@ async def test_an_error_while_a_message_is_handled_leaves_no_message_unread(sock
     finally:
         channel.close(0)
     assert [type(error) for error in errors] == [ZeroDivisionError] * 5
+
+
+async def test_a_long_message_is_told_of_before_its_end_and_the_loop_has_its_turns(sockets):
+    """Red before: the loop stood still until the last frame was read."""
+    router, dealer = sockets
+    loop, came, turns, told = asyncio.get_running_loop(), asyncio.Event(), [], []
+    dealer.connect("inproc://hub")
+    for _ in range(10 * FRAMES_AT_A_TIME):
+        dealer.send(b"", zmq.SNDMORE)
+    dealer.send(b"")
+    dealer.send_multipart([b"header", b"payload"])
+    messages = []
+
+    def on_message(peer, header, payload):
+        messages.append((header, payload))
+        if payload is not None:
+            came.set()
+
+    def turn():
+        turns.append(len(messages))
+        if not came.is_set():
+            loop.call_soon(turn)
+
+    channel = Channel(router, loop, on_message, on_endless=lambda: told.append(len(turns)))
+    loop.call_soon(turn)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await came.wait()
+    finally:
+        channel.close(0)
+    assert messages == [(b"", None), (b"header", b"payload")]
+    assert told == [0]
+    assert turns.count(0) >= 4

@@ -58,7 +58,7 @@ def test_steps_are_padded_and_measured():
     trainer = FakeTrainer([1.0, 2.0, 6.0], [0.25, 1.0, 0.5])
     called = []
     result = trainer.run(3, step_s_min=0.5, on_step=lambda: called.append(trainer.taken))
-    assert result == Trained(3, 12, 3.0, pytest.approx(14 / 3), 2.0 / 3)
+    assert result == Trained(3, 12, 3.0, pytest.approx(14 / 3), 2.0 / 3, base_loss=1.0)
     assert trainer.waits_s == [0.25]
     assert called == [1, 2, 3]
 

@@ -1,10 +1,12 @@
 """The hub's exchange by itself: frames in, frames out, with a shell that only takes notes."""
 
+import msgspec
 import numpy as np
 import pytest
 
 from edgeasync.config import ByteCount
 from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.engine.fold_queue import INLINE_BYTES_MAX
 from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.engine.hub_transfers import SUSPENDED_S
 from edgeasync.core.engine.sender import Sender
@@ -34,6 +36,7 @@ from edgeasync.protocol.messages import (
     Ping,
     Push,
     Refuse,
+    StatusRequest,
     Welcome,
 )
 
@@ -70,12 +73,12 @@ class Notes:
 
 
 class Bench:
-    def __init__(self, graph=None, codec=FLOAT32, policy=POLICY, **limits):
+    def __init__(self, graph=None, codec=FLOAT32, policy=POLICY, spec=SPEC, **limits):
         self.notes = Notes()
         numbers = iter(range(1, 100))
         sessions = Sessions(lambda: next(numbers).to_bytes(16, "big"))
         core = HubCore(
-            spec=SPEC,
+            spec=spec,
             training={},
             policy=policy,
             settings=HubCoreSettings(
@@ -88,7 +91,7 @@ class Bench:
             make_session=sessions,
             now_s=0.0,
         )
-        model = Model(SPEC, np.zeros(SPEC.length, np.float32), 0, policy)
+        model = Model(spec, np.zeros(spec.length, np.float32), 0, policy)
         self.engine = HubEngine(core, model, self.notes, sessions=sessions)
         self.sessions = {}
 
@@ -620,3 +623,72 @@ def test_strangers_and_newer_versions_are_answered_in_the_first():
     assert [refuse.code for refuse in refusals] == ["unknown_session", "protocol_version", "protocol_version"]
     assert refusals[1].sentence == "protocol version 7 is not 1 or 2 or 3; install the same edgeasync on both"
     assert "speaks protocol version 1 or 2 or 3, the device 7; install" in refusals[2].sentence
+
+
+def whole_push(session, seq):
+    """An update that changes nothing, in 8 bytes."""
+    payload = b"\0\0\0\0\4\0\0\0"
+    push = Push(
+        session, seq, ModelVersion(LINEAGE, 0), 1, 1, 0.0, 0.0, 0.1, "top_k(0.01)", wire.checksum(payload), 8
+    )  # fmt: skip
+    return push, payload
+
+
+def test_nothing_is_measured_for_a_push_that_is_not_decided_about(monkeypatch):
+    """Red before: 8 bytes under any session bought a walk over the whole model."""
+    bench, measured = Bench(), []
+    norm = bench.engine.model.norm
+    monkeypatch.setattr(bench.engine.model, "norm", lambda update: measured.append(update) or norm(update))
+    bench.join(b"pi")
+    session = bench.sessions[b"pi"]
+    assert bench.say(b"pi", *whole_push(b"?" * 16, 1)).code == "unknown_session"
+    assert bench.say(b"pi", *whole_push(session, 7)).code == "sequence"
+    assert not measured
+    assert isinstance(bench.say(b"pi", *whole_push(session, 1)), Assignment)
+    assert isinstance(bench.say(b"pi", *whole_push(session, 1)), Assignment)
+    assert len(measured) == 1
+    assert bench.engine.core.duplicates == 1
+    assert bench.engine.model.updates_waiting == 0
+
+
+def test_the_worker_measures_the_updates_of_a_large_model_one_of_each_device():
+    """Red before: the loop did it, and a few bytes of top_k or zstd may be a large model."""
+    bench = Bench(spec=ParameterSpec((Parameter("w", (INLINE_BYTES_MAX // 4 + 1,)),)))
+    bench.join(b"pi")
+    waiting = []
+    bench.notes.run_in_background = lambda work, then: waiting.append((work, then))
+    for _ in range(5):
+        answer = bench.say(b"pi", *whole_push(bench.sessions[b"pi"], 1))
+    assert answer.code == "busy"
+    assert len(waiting) == 1
+    work, then = waiting.pop()
+    then(work())
+    assert bench.engine.core.updates_applied == 1
+    assert bench.engine._capacity.measuring == 0
+
+
+class NoWalk(dict):
+    """Members that nobody may walk over."""
+
+    def values(self):
+        raise AssertionError("a walk over all members")
+
+    items = __iter__ = values
+
+
+def test_a_devices_own_status_costs_no_walk_over_all_devices(monkeypatch):
+    """Red before: everybody's status was made, and the others' then left out."""
+    bench = Bench()
+    for number in range(5):
+        key = b"%032d" % (number // 2)
+        hello = Hello((1,), f"pi-{number // 2}/{number}", b"%016d" % number, 1)
+        bench.engine.on_message(
+            b"%d" % number, wire.encode(hello), None, 0.0, Sender(key, f"pi-{number // 2}", "device")
+        )
+    bench.engine.core.check()
+    bench.notes.describe = dict
+    monkeypatch.setattr(bench.engine.core.members, "members", NoWalk(bench.engine.core.members.members))
+    owner = Sender(b"%032d" % 1, "pi-1", "device")
+    bench.engine.on_message(b"2", wire.encode(StatusRequest()), None, 0.0, owner)
+    status = msgspec.json.decode(bench.notes.payloads[-1])
+    assert [device["id"] for device in status["devices"]] == ["pi-1/2", "pi-1/3"]

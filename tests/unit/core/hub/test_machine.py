@@ -42,6 +42,9 @@ from edgeasync.protocol.messages import (
     Welcome,
 )
 
+CHECKSUM = Member.__struct_fields__.index("checksum_last")
+
+
 LEASE_S = 15.0
 STEADY = {"aggregate": ImmediateAggregator(), "optimizer": (SGD(),), "frequency": FixedFrequency()}
 
@@ -173,7 +176,8 @@ def test_of_an_update_that_was_written_down_without_its_checksum_none_is_named(h
     hub.join()
     hub.push(seq=1, checksum=11)
     fields = msgspec.msgpack.decode(msgspec.msgpack.encode(*hub.core.members.dump_state()))
-    assert [fields.pop() for _ in range(5)] == [0.0, 16, 16, b"", 11]
+    assert fields[CHECKSUM] == 11
+    del fields[CHECKSUM:]
     hub.core.members.load_state([msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=Member)])
     assert greeted(hub) == (1, None)
 
@@ -693,6 +697,9 @@ def test_status_is_the_contract(hub_bench):
                 "last_seen_s": 1.5,
                 "examples_per_s": 32.0,
                 "updates_applied": 1,
+                "updates_rejected": {"future_version": 1},
+                "updates_shortened": 0,
+                "weight_kept": 1.0,
                 "loss": 0.5,
                 "assigned_steps": 16,
                 "why": "fixed",

@@ -313,7 +313,7 @@ def plain(effects):
     return [repr(blur(effect)) for effect in effects]
 
 
-UNORDERED = {"_by_session", "_by_peer", "voters", "shared"}
+UNORDERED = {"_by_session", "_by_peer", "_by_key", "voters", "shared"}
 """Tables that are only looked up in."""
 
 EXCLUDED = {"link", "codec_push", "_strangers", "_make_session"}
@@ -415,9 +415,9 @@ def test_every_attribute_of_the_core_and_its_tables_is_durable_or_known_not_to_b
         "histories",
         "_by_session",
         "_by_peer",
+        "_by_key",
         "_leases",
         "_watched",
-        "_names",
         "live_count",
         "voters",
         "shared",

@@ -1,0 +1,268 @@
+"""What the hub decides about its devices: honest ones count, and spoilt ones are named.
+
+Run as `python -m benchmarks.judgement`. Simulated fleets in virtual time; all runs are drawn from seeds.
+
+Honest fleets: digits at Dirichlet 0.1 and the smartwatch data, one person a device, at the speeds 1 (six times), 3
+and 10, with and without a kill of the hub. At most 1 % of the updates are refused, at most 5 % count with less
+than half of their length, and no device has less than 0.8 of the weight that staleness and shares give it.
+
+Spoilt devices: one or two of ten, by shuffled labels, labels off by one, inputs a thousand times too large, a
+constant input, or one label for all. Each is named within 30 exchanges of its own in 14 of 15 runs, and the fleet
+ends within 2 points of one without it. On clean data nobody is named within 200 exchanges in 14 of 15 runs.
+"""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from benchmarks.judgement_fleet import FAULTS, SPEEDS, STEP_S, Case, Fleet, build
+from benchmarks.judgement_processes import watch_devices
+from benchmarks.pool import measure_in_processes
+from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
+
+One = TypeVar("One")
+
+FLEETS = {
+    "digits": Case(0),
+    "digits, Dirichlet 0.1": Case(0, alpha=0.1),
+    "smartwatch": Case(0, data="smartwatch"),
+}
+UNBOUND = ("digits, Dirichlet 0.1",)
+"""There a spoilt device may have only one class, and then some faults are none: its figures are printed."""
+
+ALIKE = (1.0,) * 10
+"""The speeds of the ten devices among which some are spoilt."""
+
+PARTS = ("honest", "processes", "clean", "spoilt")
+NAMED_WITHIN = 30
+NEVER = 10**6
+LEAST = 1e-4
+LAST = 8
+"""The accuracy at the end is the mean of this many evaluations, a second apart."""
+
+REFUSED_MAX = 0.01
+SHORTENED_MAX = 0.05
+WEIGHT_MIN = 0.8
+POINTS_LOST_MAX = 2.0
+RUNS_MIN = 14 / 15
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Which fleets and faults, with which seeds, and for how long."""
+
+    unequal: tuple[str, ...]
+    fleets: tuple[str, ...]
+    faults: tuple[str, ...]
+    seeds: tuple[int, ...]
+    honest_s: float
+    spoilt_s: float
+    exchanges: int
+    runs: int
+    processes_s: float
+
+
+UNEQUAL = ("digits, Dirichlet 0.1", "smartwatch")
+EFFORTS = {
+    Form.FULL: Effort(UNEQUAL, tuple(FLEETS), tuple(FAULTS), tuple(range(1, 16)), 40.0, 30.0, 200, 3, 60.0),
+    Form.SHORT: Effort(UNEQUAL, ("digits", "smartwatch"), tuple(FAULTS), (1, 2), 40.0, 30.0, 200, 1, 40.0),
+    Form.QUICK: Effort(("smartwatch",), ("digits",), ("one class",), (1,), 2.0, 2.0, 5, 1, 3.0),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: the fleet, until when, and whether the hub is killed in the middle."""
+
+    case: Case
+    until_s: float
+    killed: bool = False
+    exchanges: int = 0
+    """The run ends only when each device has sent this many updates."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run. Shares are of all updates; `weight` is the least that a device kept.
+
+    `named` says after how many of its own updates a device was named first.
+    """
+
+    accuracy: float
+    refused: float
+    shortened: float
+    weight: float
+    named: Mapping[str, int]
+    updates: int
+
+
+def measure(run: Run) -> Outcome:
+    """Train a fleet, and ask the hub's status in the end."""
+    fleet = build(run.case, durable=run.killed)
+    named: dict[str, int] = {}
+    accuracies: list[float] = []
+    killed = not run.killed
+    while fleet.clock.now_s < run.until_s or _behind(fleet, run.exchanges):
+        for _ in range(5):
+            fleet.run(fleet.clock.now_s + 0.2)
+            _note_named(fleet, named)
+        accuracies = [*accuracies, fleet.accuracy][-LAST:]
+        if not killed and fleet.clock.now_s >= run.until_s / 2.0:
+            killed = True
+            fleet.hub.crash()
+            fleet.run(fleet.clock.now_s + 1.0)
+            fleet.hub.start()
+    fleet.hub.core.check()
+    devices = fleet.hub.core.status(fleet.clock.now_s)["devices"]
+    return judged(devices, statistics.fmean(accuracies), named)
+
+
+def judged(devices: Sequence[Mapping[str, Any]], accuracy: float, named: Mapping[str, int]) -> Outcome:
+    """Return what the devices' parts of a status say."""
+    rejected = [sum(device["updates_rejected"].values()) for device in devices]
+    applied = [device["updates_applied"] for device in devices]
+    kept = [
+        (device["weight_kept"] or 0.0) * counted / max(1, counted + lost)
+        for device, counted, lost in zip(devices, applied, rejected, strict=True)
+    ]
+    total = max(1, sum(applied) + sum(rejected))
+    return Outcome(
+        accuracy=accuracy,
+        refused=sum(rejected) / total,
+        shortened=sum(device["updates_shortened"] for device in devices) / total,
+        weight=min(kept),
+        named=named,
+        updates=total,
+    )
+
+
+def _behind(fleet: Fleet, exchanges: int) -> bool:
+    return min(history.updates for history in fleet.hub.core.members.histories.values()) < exchanges
+
+
+def _note_named(fleet: Fleet, named: dict[str, int]) -> None:
+    for _, report in fleet.hub.reports:
+        if report.event == "alarm" and report.device_id:
+            named.setdefault(report.device_id, fleet.hub.core.members.histories[report.device_id].updates)
+
+
+def judge_honest(fleets: Sequence[str], seeds: Sequence[int], until_s: float, results: Results) -> None:
+    """Measure honest fleets of unequal devices, with and without a kill."""
+    kinds = [(fleet, killed) for fleet in fleets for killed in (False, True)]
+    runs = [Run(_case(fleet, seed, SPEEDS), until_s, killed) for fleet, killed in kinds for seed in seeds]
+    outcomes = measure_in_processes(measure, runs, "honest fleets")
+    for (fleet, killed), found in zip(kinds, batched(outcomes, len(seeds)), strict=True):
+        results.add("honest", f"{fleet}, {'killed' if killed else 'no kill'}", _figures(found))
+    results.bound("honest: updates refused", max(LEAST, *[one.refused for one in outcomes]), REFUSED_MAX)
+    results.bound("honest: updates shortened", max(LEAST, *[one.shortened for one in outcomes]), SHORTENED_MAX)
+    results.ratios["honest: least weight of a device"] = round(min(one.weight for one in outcomes), 3)
+    results.targets["honest: least weight of a device"] = WEIGHT_MIN
+
+
+def judge_processes(runs: int, step_s: float, seconds: float, results: Results) -> None:
+    """Measure real processes on the smartwatch data."""
+    outcomes = []
+    for seed in range(runs):
+        devices = watch_devices(SPEEDS, step_s, seconds, seed)
+        bad = {device["id"]: 0 for device in devices if device["quarantine"] is not None}
+        outcomes.append(judged(devices, math.nan, bad))
+        show_progress(f"processes: {seed + 1} of {runs} runs")
+    figures = _figures(outcomes)
+    del figures["accuracy, %"]
+    results.add("processes", f"smartwatch, {runs} runs", figures)
+    results.bound("processes: updates refused", max(LEAST, *[one.refused for one in outcomes]), REFUSED_MAX)
+    results.bound("processes: updates shortened", max(LEAST, *[one.shortened for one in outcomes]), SHORTENED_MAX)
+    results.ratios["processes: least weight of a device"] = round(min(one.weight for one in outcomes), 3)
+    results.targets["processes: least weight of a device"] = WEIGHT_MIN
+
+
+def judge_clean(fleets: Sequence[str], seeds: Sequence[int], exchanges: int, results: Results) -> None:
+    """Count the runs on clean data in which nobody is named."""
+    for fleet in fleets:
+        runs = [Run(_case(fleet, seed, ALIKE), 1.0, exchanges=exchanges) for seed in seeds]
+        outcomes = measure_in_processes(measure, runs, f"clean, {fleet}")
+        results.add("clean", fleet, _figures(outcomes))
+        _count(f"clean, {fleet}: runs in which nobody is named", [not one.named for one in outcomes], results)
+
+
+def judge_spoilt(
+    fleets: Sequence[str], faults: Sequence[str], seeds: Sequence[int], until_s: float, results: Results
+) -> None:
+    """Measure fleets with one and two spoilt devices of ten, against the same fleets without those."""
+    for fleet in fleets:
+        for spoilt in ((0,), (0, 1)):
+            without = [Run(replace(_case(fleet, seed, ALIKE), left_out=spoilt), until_s) for seed in seeds]
+            clean = measure_in_processes(measure, without, f"{fleet} without {len(spoilt)}")
+            for fault in faults:
+                cases = [replace(_case(fleet, seed, ALIKE), spoilt=dict.fromkeys(spoilt, fault)) for seed in seeds]
+                found = measure_in_processes(measure, [Run(case, until_s) for case in cases], f"{fleet}, {fault}")
+                row = f"{fleet}, {fault}, {len(spoilt)}"
+                lost = _accuracy(clean) - _accuracy(found)
+                bad = [f"device-{number + 1}" for number in spoilt]
+                named = [max(one.named.get(name, NEVER) for name in bad) for one in found]
+                wrongly = sum(len(one.named.keys() - set(bad)) for one in found)
+                results.add(
+                    "spoilt",
+                    row,
+                    {
+                        "named within, exchanges": float(statistics.median(named)),
+                        "at worst": float(max(named)),
+                        "others named": float(wrongly),
+                        "lost, points": round(lost, 2),
+                    },
+                )
+                if fleet not in UNBOUND:
+                    _count(f"{row}: runs in which it is named soon", [at <= NAMED_WITHIN for at in named], results)
+                    results.bound(f"{row}: points lost", max(0.01, lost), POINTS_LOST_MAX)
+
+
+def batched(values: Sequence[One], count: int) -> Iterator[Sequence[One]]:
+    """Yield the values, `count` at a time."""
+    return (values[start : start + count] for start in range(0, len(values), count))
+
+
+def _case(fleet: str, seed: int, speeds: tuple[float, ...]) -> Case:
+    return replace(FLEETS[fleet], seed=seed, speeds=speeds)
+
+
+def _accuracy(outcomes: Sequence[Outcome]) -> float:
+    return 100.0 * statistics.fmean([one.accuracy for one in outcomes])
+
+
+def _count(what: str, good: Sequence[bool], results: Results) -> None:
+    results.ratios[what] = round(sum(good) / len(good), 3)
+    results.targets[what] = RUNS_MIN
+
+
+def _figures(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    return {
+        "accuracy, %": round(_accuracy(outcomes), 2),
+        "refused at worst, %": round(100.0 * max(one.refused for one in outcomes), 2),
+        "shortened at worst, %": round(100.0 * max(one.shortened for one in outcomes), 2),
+        "least weight": round(min(one.weight for one in outcomes), 3),
+        "devices named": float(sum(len(one.named) for one in outcomes)),
+    }
+
+
+def main() -> None:
+    """Judge the hub's judgement."""
+    parser = make_parser("Honest devices count, and spoilt ones are named.")
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
+    arguments = parser.parse_args()
+    effort, results = EFFORTS[arguments.form], Results()
+    if "honest" in arguments.part:
+        judge_honest(effort.unequal, effort.seeds, effort.honest_s, results)
+    if "processes" in arguments.part:
+        judge_processes(effort.runs, STEP_S, effort.processes_s, results)
+    if "clean" in arguments.part:
+        judge_clean(effort.fleets, effort.seeds, effort.exchanges, results)
+    if "spoilt" in arguments.part:
+        judge_spoilt(effort.fleets, effort.faults, effort.seeds, effort.spoilt_s, results)
+    show_results(results, arguments)
+    enforce_targets(results, arguments)
+
+
+if __name__ == "__main__":
+    main()

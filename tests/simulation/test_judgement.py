@@ -1,0 +1,21 @@
+"""What the hub decides about devices in virtual time: honest ones count, and spoilt ones are named."""
+
+import pytest
+
+from benchmarks.judgement import ALIKE, NAMED_WITHIN, SHORTENED_MAX, WEIGHT_MIN, Run, measure
+from benchmarks.judgement_fleet import FAULTS, SPEEDS, Case
+
+
+@pytest.mark.parametrize("fleet", [{"data": "smartwatch"}, {"alpha": 0.1}], ids=["smartwatch", "digits"])
+def test_honest_devices_count_though_one_is_ten_times_slower_and_knows_what_nobody_else_does(fleet):
+    outcome = measure(Run(Case(1, speeds=SPEEDS, **fleet), 15.0))
+    assert (outcome.refused, outcome.named) == (0.0, {})
+    assert outcome.shortened <= SHORTENED_MAX
+    assert outcome.weight >= WEIGHT_MIN
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_spoilt_device_is_named_soon_and_nobody_else(fault):
+    outcome = measure(Run(Case(1, speeds=ALIKE, data="smartwatch", spoilt={0: fault}), 6.0))
+    assert set(outcome.named) == {"device-1"}
+    assert outcome.named["device-1"] <= NAMED_WITHIN
