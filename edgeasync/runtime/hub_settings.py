@@ -41,7 +41,8 @@ Up to format 3 `evaluation.every` was a number of updates, `every_updates`.
 """
 
 
-LAST_WITH_EVERY_UPDATES = 3
+LAST_WITHOUT_QUIET = 3
+"""The last format of `hub.json` in which no hub was quiet, and evaluations were counted in updates only."""
 
 
 class HubSection(Section, frozen=True):
@@ -233,14 +234,22 @@ def read_record(run: Path) -> HubSettings:
         )
     if "policy" in table:
         table["policy"] = upgraded(table["policy"], written)
-    evaluation = table.get("evaluation")
-    if written <= LAST_WITH_EVERY_UPDATES and isinstance(evaluation, dict) and "every_updates" in evaluation:
-        evaluation["every"] = f"{evaluation.pop('every_updates')} updates"
+    if written <= LAST_WITHOUT_QUIET:
+        _upgrade(table)
     settings = convert(table, HubSettings, where=str(path))
     model, forward = settings.model, run / FORWARD_FILE
     if isinstance(model, OnnxModel) and forward.exists():
         model = replace(model, file=str(forward))  # wherever the folder has come from
     return replace(settings, model=model, hub=replace(settings.hub, run=str(run)))
+
+
+def _upgrade(table: dict[str, Any]) -> None:
+    """Convert a record without `quiet`: its run resumes under the rules that it was begun under."""
+    evaluation, hub = table.get("evaluation"), table.setdefault("hub", {})
+    if isinstance(evaluation, dict) and "every_updates" in evaluation:
+        evaluation["every"] = f"{evaluation.pop('every_updates')} updates"
+    if isinstance(hub, dict):
+        hub.setdefault("quiet", False)
 
 
 def _whole(path: str) -> str:

@@ -164,7 +164,10 @@ def test_a_record_of_an_older_format_counts_evaluations_in_updates(tmp_path):
     table = msgspec.json.decode((run / RECORD_FILE).read_bytes()) | {"format": 3}
     table["evaluation"] = {"data": None, "every_updates": 250}
     (run / RECORD_FILE).write_bytes(msgspec.json.encode(table))
+    del table["hub"]["quiet"]
+    (run / RECORD_FILE).write_bytes(msgspec.json.encode(table))
     assert read_record(run).evaluation.every == "250 updates"
+    assert not read_record(run).quiet
     with pytest.raises(ConfigError, match="evaluation: unknown key `every_updates`; it is called every now"):
         convert(ONNX | {"evaluation": {"every_updates": 250}}, HubSettings, where="test")
 
