@@ -28,7 +28,11 @@ _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 """A step of the path that msgspec names: a key, or a place in a list."""
 
 
-RENAMED_KEYS = {"talk_share": "communication_share", "talk_share_max": "communication_share_max"}
+RENAMED_KEYS = {
+    "talk_share": "communication_share",
+    "talk_share_max": "communication_share_max",
+    "every_updates": "every",
+}
 """Keys of older settings files, and what they are called now."""
 
 

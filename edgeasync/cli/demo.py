@@ -58,6 +58,7 @@ SETTINGS = """\
 [hub]
 bind = "tcp://127.0.0.1:*"
 run = {run}
+quiet = false
 seed = {seed}
 
 [model]

@@ -228,6 +228,21 @@ def status(
 
 
 @app.command()
+def wake(
+    hub: Annotated[str, typer.Option(help="The hub's address, tcp://HOST:PORT.")] = "tcp://127.0.0.1:5555",
+    timeout_s: Annotated[float, typer.Option(min=0.1, max=3600.0, help="Seconds to wait for an answer.")] = 3.0,
+    keys: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of an operator's keys, to wake a hub with keys.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Let a fleet that rests exchange at its full pace again. Prints the hub's status."""
+    from edgeasync.cli.status import print_status  # noqa: PLC0415
+
+    print_status(hub, timeout_s, keys, Printer(json=json), wake=True)
+
+
+@app.command()
 def demo(
     devices: Annotated[int, typer.Option(min=2, max=64, help="Number of agents.")] = 4,
     seconds: Annotated[float, typer.Option(min=6.0, max=3600.0, help="Seconds to train.")] = 15.0,

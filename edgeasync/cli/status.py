@@ -43,9 +43,11 @@ BOUNDS = {
 }
 
 
-def print_status(address: str, timeout_s: float, keys: Path | None, printer: Printer) -> None:
-    """Ask the hub and print what it says."""
-    status = fetch_status(address, timeout_s, None if keys is None else keys.expanduser())
+def print_status(
+    address: str, timeout_s: float, keys: Path | None, printer: Printer, *, wake: bool = False
+) -> None:
+    """Ask the hub, or have it wake its fleet, and print what it says."""
+    status = fetch_status(address, timeout_s, None if keys is None else keys.expanduser(), wake=wake)
     if printer.json:
         printer.object(status)
         return
@@ -109,13 +111,15 @@ def interval_table(devices: list[dict[str, Any]]) -> Table:
         table.add_column(column, justify="left" if words else "right", no_wrap=column != "why", overflow="fold")
     for device in devices:
         if device.get("why"):
+            resting = f"rests for {_seconds(rest_s)}; " if (rest_s := device.get("rest_s", 0.0)) else ""
+            why = resting + device["why"]
             cells = [
                 device["id"],
                 str(device["assigned_steps"]),
                 _seconds(device["step_s"]),
                 _seconds(device["period_s"]),
                 f"{device['talk_share']:.0%}",
-                f"sends {codec}; {device['why']}" if (codec := device.get("push_codec")) else device["why"],
+                f"sends {codec}; {why}" if (codec := device.get("push_codec")) else why,
             ]
             _add_row(table, cells)
     return table
@@ -157,6 +161,11 @@ def _tempo(tempo: Mapping[str, Any], learning_rate_factor: float) -> str:
         words += f", not the {_seconds(tempo['aim_s'])} aimed at: {BOUNDS.get(bound, bound)}"
     if tempo["gain"] < 1.0:
         words += f", shortened to {tempo['gain']:.0%}: {tempo['cause']}"
+    if tempo.get("resting"):
+        still = f"the model has stood still for {_seconds(tempo['still_s'])}"
+        words += f"; resting: {still}, exchanges every {_seconds(tempo['rest_period_s'])}"
+    elif cause := tempo.get("rest_cause"):
+        words += f"; awake: {cause}"
     if tempo["warming_up"]:
         words += "; warming up"
     if learning_rate_factor != 1.0:

@@ -149,6 +149,8 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
     `communication_share_max` of its time. A device that is rare for that or for its slow steps does not count for
     the median.
 
+    A hub that is quiet lets the period grow to `period_s_max` while the model stands still (`Rest`).
+
     `metric`: with "loss_variance" the period shrinks while the variance of the losses is over four times its
     median; with "divergence" while updates that are folded together point apart (mean cosine under 0); with
     "stability" in either case; with "loss" it shrinks with the root of the loss (AdaComm); with "none" never.
@@ -174,16 +176,42 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         float, Meta(ge=0.01, lt=1.0, description="of any device's time that communication may take")
     ] = 0.6
     epochs_max: Annotated[EpochsMax, Meta(description="never more passes over a device's data than this")] = 8.0
+    period_s_min: Annotated[
+        float,
+        Meta(ge=0.0, le=3600.0, description="a quiet hub's period, before `metric`; kept by more local steps"),
+    ] = 0.2
+    period_s_max: Annotated[
+        float, Meta(gt=0.0, le=3600.0, description="a quiet hub's period once the model stands still")
+    ] = 600.0
+    rest: Annotated[
+        bool,
+        Meta(
+            description="in a longer period devices rest; with `false` they train on, as far as the other keys let"
+            " them"
+        ),
+    ] = True
 
     def __post_init__(self) -> None:
         _check_steps("period_steps_min", self.period_steps_min, self.local_steps_max)
         _check_steps("local_steps_min", self.local_steps_min, self.local_steps_max)
+        if self.period_s_min > self.period_s_max:
+            least, most = self.period_s_min, self.period_s_max
+            raise ValueError(f"period_s_min ({least:g}) is over period_s_max ({most:g})")
         if self.communication_share > self.communication_share_max:
             share, most = self.communication_share, self.communication_share_max
             raise ValueError(f"communication_share ({share:g}) is over communication_share_max ({most:g})")
 
     def retune(self, cadence: Cadence, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Cadence:
         """Return the period for the median device's step and communication time, and the gain for `metric`."""
+        return self._retune(cadence, fleet, devices, 0.0)
+
+    def retune_quietly(self, cadence: Cadence, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Cadence:
+        """Do what `retune` does, with `period_s_min`: only a hub that runs on and on has a reason for it."""
+        return self._retune(cadence, fleet, devices, self.period_s_min)
+
+    def _retune(
+        self, cadence: Cadence, fleet: FleetHistory, devices: Sequence[DeviceHistory], least_s: float
+    ) -> Cadence:
         measured = [device for device in devices if device.step_s]
         if not measured:
             return cadence
@@ -193,7 +221,7 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         usual = [device for device in measured if self._shortest_s(device) <= RARE * quick_s]
         step_s = _median([device.step_s for device in usual])
         communication_s = _median([device.communication_s for device in usual])
-        period_s = self._period_s(step_s, communication_s)
+        period_s = max(least_s, self._period_s(step_s, communication_s))
         gain, cause = self._gain(cadence.gain, fleet)
         period_s = communication_s + (period_s - communication_s) * gain
         return Cadence(period_s, gain, cadence.steps_factor, cause, quick_s)

@@ -222,9 +222,9 @@ class DeviceHistory(msgspec.Struct, array_like=True):
     `examples` is the size of its data, `local_steps_max` its own limit (0: no limit). `step_s` is the time of a
     local step, `communication_s` the part of a cycle in which the device neither trained nor waited for a flush.
     `counted` says whether its last update counted, and `bound` which bound keeps its steps from the controller's
-    aim. The losses are `None`, and the score is NaN, if its last update did not tell them. `updated_s` is the
-    core's time of its last update, 0 since it joined again. `period_s_min` is the least time from one exchange to
-    the next that the day's bytes allow.
+    aim. For its next `roused` updates it does not rest. The losses are `None`, and the score is NaN, if its last
+    update did not tell them. `updated_s` is the core's time of its last update, 0 since it joined again.
+    `period_s_min` is the least time from one exchange to the next that the day's bytes allow.
     """
 
     examples: int = 0
@@ -255,6 +255,8 @@ class DeviceHistory(msgspec.Struct, array_like=True):
         if self.updated_s:
             add_recent(self.recent_period_s, now_s - self.updated_s, RECENT)
         self.updated_s = now_s
+
+    roused: int = 0
 
     def observe(
         self,

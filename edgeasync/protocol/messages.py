@@ -305,12 +305,16 @@ RefusalCode = Literal[
 
 
 class Refuse(Message, frozen=True):
-    """Hub to device: a refusal, with a stable code, a sentence for a person, and when to try again."""
+    """Hub to device: a refusal, with a stable code, a sentence for a person, and when to try again.
+
+    `rest` goes with `busy`: until then the device does nothing. Another `busy` may call it earlier.
+    """
 
     kind = 12
     code: RefusalCode
     sentence: Sentence
     retry_after_s: Seconds | None = None
+    rest: bool = False
 
 
 class StatusRequest(Message, frozen=True):
@@ -359,10 +363,16 @@ class Enrolled(Message, frozen=True):
     name: DeviceId
 
 
+class Wake(Message, frozen=True):
+    """Operator to hub: bring the fleet back to its full pace. The answer is a `Status`."""
+
+    kind = 19
+
+
 MESSAGES: dict[int, type[Message]] = {
     message.kind: message
     for message in (
         Hello, Welcome, Fetch, Push, Ack, Assignment, Piece, Credit, Ping, Pong, Leave, Refuse,
-        StatusRequest, Status, FetchGraph, Graph, Enrol, Enrolled,
+        StatusRequest, Status, FetchGraph, Graph, Enrol, Enrolled, Wake,
     )
 }  # fmt: skip

@@ -1,5 +1,6 @@
 """A hub's settings file as frozen structs. `docs/settings.md` lists every key."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,11 +18,13 @@ from edgeasync.core.hub.settings import (
     Limits,
     Liveness,
     StopCondition,
+    parse_every,
 )
 from edgeasync.data.files import load
 from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.errors import AddressError, DataError, StorageError
+from edgeasync.policies.frequency import AdaptiveFrequency
 from edgeasync.policies.policy import Policy, upgraded
 from edgeasync.protocol.codecs import ELEMENTWISE
 from edgeasync.runtime.evaluation import make_evaluator
@@ -31,18 +34,29 @@ from edgeasync.training.evaluation import Evaluator
 from edgeasync.training.numpy_models import Model
 from edgeasync.training.plan import LocalTraining, ShippedModel, TrainingPlan
 
-RECORD_FORMAT = 3
-"""Of `hub.json`, where it stands under `format`. Format 1 has no such key, and other names in its policy."""
+RECORD_FORMAT = 4
+"""Of `hub.json`, where it stands under `format`. Format 1 has no such key, and other names in its policy.
+
+Up to format 3 `evaluation.every` was a number of updates, `every_updates`.
+"""
+
+
+LAST_WITHOUT_QUIET = 3
+"""The last format of `hub.json` in which no hub was quiet, and evaluations were counted in updates only."""
 
 
 class HubSection(Section, frozen=True):
-    """`[hub]`: where it listens, where its run lies, and when it ends."""
+    """`[hub]`: where it listens, where its run lies, when it ends, and whether its fleet may rest.
+
+    Without `quiet` the fleet rests if nothing in `stop` ends the run, and the frequency is adaptive.
+    """
 
     bind: str = "tcp://127.0.0.1:5555"
     run: str = "runs/default"
     seed: Annotated[int, Meta(ge=0, lt=2**62)] = 0
     durability: Literal["journal", "checkpoint"] = "journal"
     stop: StopCondition = StopCondition()
+    quiet: bool | None = None
     keys: str | None = None
     knocking: bool = False
     insecure: bool = False
@@ -52,7 +66,22 @@ class EvaluationSection(Section, frozen=True):
     """`[evaluation]`: how often the model is evaluated, and on which data; without any, by the devices' losses."""
 
     data: str | None = None
-    every_updates: Annotated[int, Meta(ge=1)] = 100
+    every: str = "100 updates"
+
+    def __post_init__(self) -> None:
+        parse_every(self.every)
+
+    @property
+    def every_updates(self) -> int:
+        """Updates between two evaluations, where these are counted."""
+        updates, _ = parse_every(self.every)
+        return int(updates) if updates < math.inf else 1
+
+    @property
+    def every_s(self) -> float | None:
+        """Seconds between two evaluations; `None` if updates are counted."""
+        _, seconds = parse_every(self.every)
+        return seconds if seconds < math.inf else None
 
 
 class HubSettings(Section, frozen=True):
@@ -69,6 +98,8 @@ class HubSettings(Section, frozen=True):
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:
+        if self.hub.quiet and not isinstance(self.policy.frequency, AdaptiveFrequency):
+            raise ValueError("hub.quiet needs policy.frequency.kind = 'adaptive': another one keeps its own pace")
         if self.hub.stop.accuracy is not None and self.evaluation.data is None:
             raise ValueError("hub.stop.accuracy needs held-out data to measure it on: give evaluation.data")
         if self.hub.stop.accuracy is not None and isinstance(self.model, OnnxModel):
@@ -123,6 +154,8 @@ class HubSettings(Section, frozen=True):
                 stop=self.hub.stop,
                 checkpoint=self.checkpoint,
                 evaluate_every_updates=self.evaluation.every_updates,
+                evaluate_every_s=self.evaluation.every_s,
+                quiet=self.quiet,
                 codec=self.codec,
             ),
             training=to_table(TrainingPlan(model=model, local=self.local)),
@@ -135,6 +168,13 @@ class HubSettings(Section, frozen=True):
             record=self.record(),
             on_report=on_report,
         )
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the fleet may rest while the model stands still."""
+        if self.hub.quiet is not None:
+            return self.hub.quiet
+        return self.hub.stop == StopCondition() and isinstance(self.policy.frequency, AdaptiveFrequency)
 
     def record(self) -> bytes:
         """Return the settings as JSON, to begin the same hub from any folder: with whole paths.
@@ -194,11 +234,22 @@ def read_record(run: Path) -> HubSettings:
         )
     if "policy" in table:
         table["policy"] = upgraded(table["policy"], written)
+    if written <= LAST_WITHOUT_QUIET:
+        _upgrade(table)
     settings = convert(table, HubSettings, where=str(path))
     model, forward = settings.model, run / FORWARD_FILE
     if isinstance(model, OnnxModel) and forward.exists():
         model = replace(model, file=str(forward))  # wherever the folder has come from
     return replace(settings, model=model, hub=replace(settings.hub, run=str(run)))
+
+
+def _upgrade(table: dict[str, Any]) -> None:
+    """Convert a record without `quiet`: its run resumes under the rules that it was begun under."""
+    evaluation, hub = table.get("evaluation"), table.setdefault("hub", {})
+    if isinstance(evaluation, dict) and "every_updates" in evaluation:
+        evaluation["every"] = f"{evaluation.pop('every_updates')} updates"
+    if isinstance(hub, dict):
+        hub.setdefault("quiet", False)
 
 
 def _whole(path: str) -> str:

@@ -14,7 +14,7 @@ from edgeasync.durable.allow_list import Key
 from edgeasync.durable.keys import KeyPair, operator_keys
 from edgeasync.errors import AccessError, AddressError, HubUnreachableError, ProtocolError
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import PROTOCOL_VERSIONS, Status, StatusRequest
+from edgeasync.protocol.messages import PROTOCOL_VERSIONS, Status, StatusRequest, Wake
 from edgeasync.runtime.address import check_connect
 from edgeasync.runtime.curve import CUTS_MIN, mechanism_at, use_keys
 from edgeasync.runtime.socket_monitor import DENIED
@@ -36,8 +36,10 @@ _Ending = Literal["answered", "denied", "cut", "lost", "late"]
 """What became of a connection; `cut` is in the handshake, `lost` after it or for a time."""
 
 
-def fetch_status(address: str, timeout_s: float = 3.0, keys: Path | None = None) -> dict[str, Any]:
-    """Return the status object of the hub at `address`; blocks for up to `timeout_s`.
+def fetch_status(
+    address: str, timeout_s: float = 3.0, keys: Path | None = None, *, wake: bool = False
+) -> dict[str, Any]:
+    """Return the status object of the hub at `address`; blocks for up to `timeout_s`. With `wake`, wake its fleet.
 
     The page "Events and JSON" describes its keys. To ask a hub with keys, give an operator's folder as `keys`.
     Raises `AddressError`, `AccessError` if the keys do not fit, `HubUnreachableError` if no answer comes in
@@ -47,9 +49,10 @@ def fetch_status(address: str, timeout_s: float = 3.0, keys: Path | None = None)
     check_connect(address, insecure=True)  # a status tells nothing that is worth a device's trust
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     until_s, cuts = time.monotonic() + timeout_s, 0
+    question = Wake() if wake else StatusRequest()
     try:
         while True:
-            frames, ending = _ask(context, address, pair, until_s)
+            frames, ending = _ask(context, address, pair, until_s, question)
             if frames is not None:
                 return _read(frames)
             cuts += ending == "cut"
@@ -70,7 +73,11 @@ def fetch_status(address: str, timeout_s: float = 3.0, keys: Path | None = None)
 
 
 def _ask(
-    context: "zmq.Context[zmq.Socket[bytes]]", address: str, pair: tuple[KeyPair, Key] | None, until_s: float
+    context: "zmq.Context[zmq.Socket[bytes]]",
+    address: str,
+    pair: tuple[KeyPair, Key] | None,
+    until_s: float,
+    question: StatusRequest | Wake,
 ) -> tuple[list[bytes] | None, _Ending]:
     """Ask over a connection of its own; return the answer, if there is one, and else what became of it."""
     socket = context.socket(zmq.DEALER)
@@ -90,7 +97,7 @@ def _ask(
             raise AddressError(
                 f"{address!r} is not an address: {error.strerror}; write tcp://HOST:PORT"
             ) from error
-        socket.send(wire.encode(StatusRequest(), PROTOCOL_VERSIONS[0]))
+        socket.send(wire.encode(question, PROTOCOL_VERSIONS[0]))
         ready = dict(poller.poll(math.ceil(max(0.0, until_s - time.monotonic()) * 1000)))
         if socket in ready:
             return socket.recv_multipart(), "answered"

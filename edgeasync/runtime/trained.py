@@ -88,7 +88,7 @@ def best_model(run: Path) -> TrainedModel:
         return kept
     if best is None:
         raise ConfigError(
-            f"{run}: no version was evaluated yet; wait for one ([evaluation] every_updates), or leave out --best"
+            f"{run}: no version was evaluated yet; wait for one ([evaluation] every), or leave out --best"
         )
     replay = RunReplay(
         run

@@ -43,7 +43,7 @@ def test_faulty_devices_are_told_of_and_training_reaches_its_accuracy(commands):
     held_out = commands.data("held-out.npz")
     settings = commands.settings(
         hub="stop = { accuracy = 0.95 }",
-        more=f'{LIVELINESS}[evaluation]\ndata = "{held_out}"\nevery_updates = {EVALUATE_EVERY}\n',
+        more=f'{LIVELINESS}[evaluation]\ndata = "{held_out}"\nevery = "{EVALUATE_EVERY} updates"\n',
     )
     hub, address = commands.hub(settings)
     healthy = [commands.agent(address, name, step_s=0.005) for name in HEALTHY]

@@ -160,7 +160,7 @@ def killed(tmp_path_factory):
     with Commands(tmp_path_factory.mktemp("killed")) as commands:
         (commands.folder / "forward.onnx").write_bytes(forward_model())
         data = commands.data("data.npz", examples=120)
-        more = f'[evaluation]\ndata = "{data}"\nevery_updates = 10\n[checkpoint]\nevery = "1 hour"\n'
+        more = f'[evaluation]\ndata = "{data}"\nevery = "10 updates"\n[checkpoint]\nevery = "1 hour"\n'
         settings = commands.settings(model='kind = "onnx"\nfile = "forward.onnx"', more=LIVELINESS + more)
         hub, address = commands.hub(settings)
         commands.agent(address, "pi", data=data, step_s=0.0)
@@ -284,7 +284,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_told(killed, tmp_path):
 
 
 def test_a_hub_without_a_journal_has_its_last_checkpoint_exported_and_that_is_told(commands, forward):
-    more = LIVELINESS + '[evaluation]\nevery_updates = 1_000_000\n[checkpoint]\nevery = "1 hour"\n'
+    more = LIVELINESS + '[evaluation]\nevery = "1000000 updates"\n[checkpoint]\nevery = "1 hour"\n'
     model, durability = 'kind = "onnx"\nfile = "forward.onnx"', 'durability = "checkpoint"'
     settings = commands.settings(model=model, hub=durability, more=more)
     hub, address = commands.hub(settings)

@@ -18,7 +18,7 @@ from tests.support.processes import LIVELINESS, MODEL, Commands, environment, st
 
 pytestmark = pytest.mark.process
 
-OFTEN = LIVELINESS + "[evaluation]\nevery_updates = 10\n"
+OFTEN = LIVELINESS + '[evaluation]\nevery = "10 updates"\n'
 
 
 def story(commands, *arguments):

@@ -53,7 +53,7 @@ def assert_private(folder):
 
 @pytest.mark.process
 def test_a_run_and_a_devices_state_are_their_owners_alone(tmp_path, no_umask):
-    data = '[evaluation]\ndata = "held-out.npz"\nevery_updates = 5\n[checkpoint]\nevery = "10 updates"\n'
+    data = '[evaluation]\ndata = "held-out.npz"\nevery = "5 updates"\n[checkpoint]\nevery = "10 updates"\n'
     with Commands(tmp_path) as commands:
         commands.data("held-out.npz")
         hub, address = commands.hub(commands.settings(hub="stop = { updates = 30 }", more=data))

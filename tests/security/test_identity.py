@@ -9,7 +9,7 @@ from edgeasync.core.hub.effects import Send
 from edgeasync.core.hub.events import Malformed, PushArrived, Received
 from edgeasync.durable.keys import operator_keys
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Fetch, Hello, Leave, Ping, StatusRequest
+from edgeasync.protocol.messages import Fetch, Hello, Leave, Ping, Status, StatusRequest, Wake
 from tests.support.hub_bench import HubBench
 from tests.support.keyed import client, enrolled, is_welcome, start_hub
 
@@ -219,13 +219,25 @@ def test_the_right_key_with_what_is_anothers(commands, keys):
 
 
 @pytest.mark.process
-def test_an_operator_asks_and_no_more(commands, keys):
+def test_an_operator_asks_and_wakes_and_no_more(commands, keys):
     pair, hub_key = operator_keys(keys.folder)
     _, address = start_hub(commands, keys)
     with client(address, pair, hub_key) as operator:
         assert operator.join("owner").code == "not_allowed"
         operator.say(Fetch(b"s" * 16), version=3)
         assert operator.hear().code == "not_allowed"
+        operator.say(Wake())
+        assert operator.hear() == Status()
+
+
+@pytest.mark.process
+def test_a_devices_key_wakes_no_fleet(commands, keys):
+    alice, hub_key = enrolled(keys, "alice"), keys.pair().public
+    _, address = start_hub(commands, keys)
+    with client(address, alice, hub_key) as device:
+        assert is_welcome(device.join("alice"))
+        device.say(Wake())
+        assert device.hear().sentence == "the key of alice is a device's; operators alone wake a fleet"
 
 
 @pytest.mark.process

@@ -76,8 +76,8 @@ class PutAside(msgspec.Struct, frozen=True):
 
 
 ReportName = Literal[
-    "alone", "answered", "disconnected", "enrolled", "graph", "joined", "quarantined", "released", "unexpected",
-    "unreachable", "waiting", "warning",
+    "alone", "answered", "disconnected", "enrolled", "graph", "joined", "quarantined", "released", "resting",
+    "unexpected", "unreachable", "waiting", "warning",
 ]  # fmt: skip
 
 

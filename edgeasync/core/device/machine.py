@@ -330,7 +330,7 @@ class DeviceCore:
         retry_after_s = clamp_retry(refuse.retry_after_s)
         match refuse.code:
             case "busy":
-                return self.work.hub_is_busy(retry_after_s, now_s)
+                return self.work.hub_is_busy(retry_after_s, now_s, rest=refuse.rest)
             case "unknown_session" | "sequence":
                 if self.link != "joined":
                     return self._unexpected.ignore(f"Refuse of a session while {self.link}")

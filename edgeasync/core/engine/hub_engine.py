@@ -86,6 +86,7 @@ from edgeasync.protocol.messages import (
     Refuse,
     Status,
     StatusRequest,
+    Wake,
     Welcome,
 )
 
@@ -227,7 +228,7 @@ class HubEngine:
         match message:
             case Ping():
                 self._shell.send(peer, self._encode(peer, Pong(message.sent_s)), None)
-            case StatusRequest() if not self._is_too_often(peer, message):
+            case StatusRequest() | Wake() if not self._is_too_often(peer, message):
                 self._send_status(peer)
             case Credit() if payload is None:
                 self._credit(peer, message)
@@ -303,7 +304,7 @@ class HubEngine:
         sender, who = self._sender, self._sender.key or peer
         if isinstance(message, Hello):
             return not self.bounds.allows_hello(who, self._now_s)
-        if isinstance(message, StatusRequest):
+        if isinstance(message, StatusRequest | Wake):
             return not self.bounds.allows_status(who, self._now_s, operator=sender.role == "operator")
         return False
 
@@ -330,7 +331,7 @@ class HubEngine:
                     self._outgoing.note_partial(peer, message.partial)
             resumes = self._outgoing.can_resume(peer, self._owner(peer))
             return Received(peer, message, resumes or self._capacity.for_snapshot(self._now_s, member))
-        if isinstance(message, Hello | Ping | Leave | StatusRequest):
+        if isinstance(message, Hello | Ping | Leave | StatusRequest | Wake):
             return None if self._is_too_often(peer, message) else Received(peer, message)
         raise ProtocolError(f"a {type(message).__name__} is for devices, not for a hub")
 
@@ -574,8 +575,12 @@ def _encode(member: Member | None, message: Message) -> bytes:
 
 
 def _check_allowed(sender: Sender, message: Message) -> None:
-    """Raise `_NotAllowedError` for what a key must not say: an operator asks for the status, and no more."""
+    """Raise `_NotAllowedError` for what a key must not say: an operator's asks and wakes, no more."""
     if isinstance(message, StatusRequest):
+        return
+    if isinstance(message, Wake):
+        if sender.role != "operator":
+            raise _NotAllowedError(f"the key of {sender.name} is a device's; operators alone wake a fleet")
         return
     if sender.role != "device":
         raise _NotAllowedError(f"the key of {sender.name} is an operator's, not a device's")

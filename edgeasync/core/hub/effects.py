@@ -122,9 +122,9 @@ class Expel(msgspec.Struct, frozen=True, gc=False):
 
 
 ReportName = Literal[
-    "alarm", "calm", "evaluated", "finished", "joined", "left", "listening", "lost", "not_writing", "paused",
-    "plateau", "quarantined", "reconnected", "rejoined", "replaying", "resumed", "revoked", "stopping", "training",
-    "warm", "warning", "writing",
+    "alarm", "awake", "calm", "evaluated", "finished", "joined", "left", "listening", "lost", "not_writing",
+    "paused", "plateau", "quarantined", "reconnected", "rejoined", "replaying", "resting", "resumed", "revoked",
+    "stopping", "training", "warm", "warning", "writing",
 ]  # fmt: skip
 
 

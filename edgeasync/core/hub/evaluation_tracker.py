@@ -17,6 +17,7 @@ class EvaluationState(msgspec.Struct):
     goal of training was reached, if one was. For the plateau, `lowest` is the lowest loss, and `waited` counts the
     evaluations since then. With `unjudged`, the hub has warned that nothing can be evaluated. To end training
     on a plateau, `mark` is the evaluation that later ones must improve on, made at `mark_s` after `mark_updates`.
+    The last evaluation was begun at `begun_s`.
     """
 
     last: Evaluated | None = None
@@ -29,6 +30,7 @@ class EvaluationState(msgspec.Struct):
     mark: Evaluated | None = None
     mark_updates: int = 0
     mark_s: float = 0.0
+    begun_s: float = 0.0
 
 
 class EvaluationTracker:

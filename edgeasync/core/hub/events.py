@@ -6,7 +6,7 @@ say whether the engine has memory for the effects of the event.
 
 import msgspec
 
-from edgeasync.protocol.messages import Fetch, FetchGraph, Hello, Key, Leave, Ping, Push, StatusRequest
+from edgeasync.protocol.messages import Fetch, FetchGraph, Hello, Key, Leave, Ping, Push, StatusRequest, Wake
 
 Peer = bytes
 
@@ -21,7 +21,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     """
 
     peer: Peer
-    message: Hello | Fetch | FetchGraph | Push | Ping | Leave | StatusRequest
+    message: Hello | Fetch | FetchGraph | Push | Ping | Leave | StatusRequest | Wake
     has_capacity: bool = True
     key: Key = b""
     moved: Moved = (0, 0)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from edgeasync.core.hub.budgets import Budgets
+from edgeasync.core.hub.budgets import REST_S_MIN, Budgets
 from edgeasync.core.hub.codec_agreement import CodecAgreement
 from edgeasync.core.hub.effects import (
     Assign,
@@ -63,6 +63,7 @@ from edgeasync.protocol.messages import (
     Push,
     Rejected,
     StatusRequest,
+    Wake,
 )  # fmt: skip
 
 
@@ -216,7 +217,7 @@ class HubCore:
         if isinstance(event, Heard):
             return self.members.by_peer(event.peer)
         message = event.push if isinstance(event, PushArrived) else event.message
-        if isinstance(message, Hello | StatusRequest):
+        if isinstance(message, Hello | StatusRequest | Wake):
             return None
         return self.members.by_session(message.session or b"", event.key)
 
@@ -235,9 +236,16 @@ class HubCore:
         message = event.message
         if isinstance(message, Hello):
             return self.presence.hello(event.peer, message, now_s, event.key)
-        if isinstance(message, StatusRequest):
-            return [SendStatus(event.peer)]
+        if isinstance(message, StatusRequest | Wake):
+            woken = isinstance(message, Wake)
+            effects = self.policy_engine.wake("an operator said so", now_s) if woken else []
+            return [*effects, SendStatus(event.peer)]
         assert member is not None
+        return self._answer_member(event, message, member, now_s)
+
+    def _answer_member(
+        self, event: Received, message: Ping | Push | Fetch | FetchGraph | Leave, member: Member, now_s: float
+    ) -> list[HubEffect]:
         match message:
             case Ping():
                 return self.presence.ping(member, message, now_s)
@@ -408,7 +416,7 @@ class HubCore:
             return []  # its answer comes with the next version
         if not has_capacity:
             raise self._busy()
-        if rest := self._rest(member, now_s):
+        if rest := self._rest(member, member.rest_until_s - now_s, now_s):
             raise rest
         return self._assign(member, None, now_s)
 
@@ -423,7 +431,7 @@ class HubCore:
         self, member: Member, ack: Ack | None, now_s: float, *, can_send: bool
     ) -> list[HubEffect]:
         """Answer with the newest model or, if it is not to be sent now, with when to fetch it."""
-        rest = self._rest(member, now_s)
+        rest = self._rest(member, self.policy_engine.rest_s(member, now_s), now_s)
         if can_send and rest is None:
             return self._assign(member, ack, now_s)
         busy = Send(member.peer, (rest or self._busy()).refuse)
@@ -466,13 +474,15 @@ class HubCore:
                 effects += self._assign_or_defer(member, None, now_s, can_send=can_send)
         return effects
 
-    def _rest(self, member: Member, now_s: float) -> RefusalError | None:
-        """Return the refusal of a device that is to rest before its next exchange."""
-        rest_s = self.budgets.rest_s(member, now_s, learning=self.policy_engine.is_learning)
-        if not rest_s:
+    def _rest(self, member: Member, still_s: float, now_s: float) -> RefusalError | None:
+        """Return the refusal of a device that is to rest: for `still_s`, or longer for the day's bytes."""
+        day_s = self.budgets.rest_s(member, now_s, learning=self.policy_engine.is_learning)
+        rest_s = max(still_s, day_s)
+        if rest_s < REST_S_MIN:
             return None
         member.rest_until_s = now_s + rest_s
-        return RefusalError("busy", f"rest for {rest_s:.0f} s: so much is left of the day's bytes", rest_s)
+        why = "the model stands still" if still_s >= day_s else "so much is left of the day's bytes"
+        return RefusalError("busy", f"rest for {rest_s:.0f} s: {why}", rest_s, rest=True)
 
     def _busy(self) -> RefusalError:
         return RefusalError("busy", "the hub is busy; try again", self.settings.limits.retry_after_s)

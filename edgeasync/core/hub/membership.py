@@ -73,9 +73,11 @@ STRANGERS_MAX = 4096
 class RefusalError(EdgeAsyncError):
     """A message is refused; `refuse` is the answer."""
 
-    def __init__(self, code: RefusalCode, sentence: str, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, code: RefusalCode, sentence: str, retry_after_s: float | None = None, *, rest: bool = False
+    ) -> None:
         super().__init__(sentence)
-        self.refuse = Refuse(code, sentence[:1024], retry_after_s)
+        self.refuse = Refuse(code, sentence[:1024], retry_after_s, rest)
 
 
 class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
@@ -327,6 +329,8 @@ class Membership:
         self._by_session[session] = member
         self.bind(member, peer)
         member.waiting = False
+        if event != "reconnected":
+            member.rest_until_s = 0.0
         member.steps_total = 0
         member.progress_s = now_s
         self.renew(member, now_s)

@@ -15,7 +15,7 @@ import msgspec
 
 from edgeasync.core.hub.claims import Claims
 from edgeasync.core.hub.divergence import DivergenceGuard, DivergenceState
-from edgeasync.core.hub.effects import Discard, Evaluate, Fold, HubEffect, Keep, Report, Restore
+from edgeasync.core.hub.effects import Discard, Evaluate, Fold, HubEffect, Keep, Report, Restore, Send
 from edgeasync.core.hub.evaluation_tracker import EvaluationState, EvaluationTracker
 from edgeasync.core.hub.events import Evaluated, PushArrived
 from edgeasync.core.hub.lineage import Ancestry
@@ -23,7 +23,7 @@ from edgeasync.core.hub.membership import Member, Membership
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet
 from edgeasync.policies.budget import EXCHANGES_UNCHANGED, has_changed
-from edgeasync.policies.frequency import RARE, Cadence, FrequencyController, Interval
+from edgeasync.policies.frequency import RARE, AdaptiveFrequency, Cadence, FrequencyController, Interval
 from edgeasync.policies.history import (
     DEVICES_MIN,
     WINDOW,
@@ -35,9 +35,10 @@ from edgeasync.policies.history import (
 )
 from edgeasync.policies.monitor import STEPS_FACTOR, Observation
 from edgeasync.policies.policy import PolicySet, folds_one_by_one
+from edgeasync.policies.rest import MEASURED_UPDATES, NEW_UPDATES, ROUSED_UPDATES, Rest, RestState
 from edgeasync.policies.staleness import Staleness
 from edgeasync.policies.transforms import Conditions, plan_chain
-from edgeasync.protocol.messages import Applied, Buffered, FirstOutcome, ModelVersion, Push, Rejected
+from edgeasync.protocol.messages import Applied, Buffered, FirstOutcome, ModelVersion, Push, Refuse, Rejected
 
 VOTERS_WITH_A_SHARE = 4
 """One voter's waiting updates take at most a fourth of the places; with fewer voters an equal share."""
@@ -45,6 +46,12 @@ VOTERS_WITH_A_SHARE = 4
 VERSION_TIMES_MAX = 4096
 """How many versions' times are remembered; an older base counts as being as old as the oldest of them."""
 
+
+RESTING = 2.0
+"""From this many times the full pace's period on, people are told that the fleet rests."""
+
+EVALUATED_AT_REST_S = 10.0
+"""While the fleet rests, every version is evaluated, but no more often than this."""
 
 EXAMPLES_RATIO_MAX = 10.0
 """A device counts with at most this many times the median of the examples that devices say they have."""
@@ -89,6 +96,7 @@ class PolicyEngineState(msgspec.Struct):
     updates_rejected: int = 0
     loss_mark: float = math.inf
     loss_mark_updates: int = 0
+    rest: RestState = msgspec.field(default_factory=RestState)
 
 
 class Decision(NamedTuple):
@@ -107,12 +115,14 @@ class PolicyEngine:
         self.policy = policy
         self.evaluations = EvaluationTracker(policy.plateau, settings.stop)
         self.divergence = DivergenceGuard(policy.monitor)
+        self.rest = Rest()
         self.state = PolicyEngineState(
             ancestry=Ancestry(version.lineage),
             version=version.number,
             version_oldest=version.number,
             evaluations=self.evaluations.state,
             divergence=self.divergence.state,
+            rest=self.rest.state,
             warm=policy.warm_up is None,
         )
         self._members = members
@@ -123,6 +133,7 @@ class PolicyEngine:
         self.state = state
         self.evaluations.state = state.evaluations
         self.divergence.state = state.divergence
+        self.rest.state = state.rest
 
     # -- the policies in force -------------------------------------------------------------------------------
 
@@ -192,7 +203,9 @@ class PolicyEngine:
         )
         weight, effects = self._weigh(member, update, claims, now_s)
         history.counted = not isinstance(weight, Rejected)
-        self._retune_if_due(now_s)
+        if self.pacing is not None:
+            effects += self._note_news(member, now_s)
+        effects += self._retune_if_due(now_s)
         if isinstance(weight, Rejected):
             state.updates_rejected += 1
             member.updates_rejected[weight.reason] = member.updates_rejected.get(weight.reason, 0) + 1
@@ -364,6 +377,9 @@ class PolicyEngine:
         if self.policy.take == "best":
             weights = _only_best(contributions, weights, self.state.fleet.scores.least_credible)
         weights, rows = self._one_vote_each(contributions, weights)
+        if state.rest.resting:
+            share = self._share_of_voters(contributions)
+            weights = tuple([weight * share for weight in weights])
         norm_max = self._norm_max(contributions)
         clips = [min(1.0, norm_max / one.norm) if one.norm else 1.0 for one in contributions]
         shares, weights = weights, tuple([weight * clip for weight, clip in zip(weights, clips, strict=True)])
@@ -420,6 +436,20 @@ class PolicyEngine:
         row_of = {voter: row for row, voter in enumerate(updates)}
         weights = tuple([one.weight / (len(updates) * updates[one.voter]) for one in contributions])
         return weights, tuple([row_of[one.voter] for one in contributions])
+
+    def _share_of_voters(self, contributions: Sequence[Contribution]) -> float:
+        """Return the votes behind updates that are folded together, as a share of all.
+
+        While the fleet rests, few devices may be awake. Each counts as much as it would among all: otherwise a
+        device that exchanges alone would make the model its own.
+        """
+        if folds_one_by_one(self.aggregate):
+            return 1.0
+        shared = self._members.shared
+        votes = sum(
+            1.0 / shared.get(voter, 1) for _, voter in {(one.device_id, one.voter) for one in contributions}
+        )
+        return min(1.0, votes / max(1, len(self._members.voters)))
 
     def _norm_max(self, contributions: Sequence[Contribution]) -> float:
         """Return the norm that longer updates are shortened to; note whose are folded before there is a bound.
@@ -479,10 +509,16 @@ class PolicyEngine:
 
     def _evaluate_if_due(self, updates: int, now_s: float) -> list[HubEffect]:
         """Count applied updates; if an evaluation is due, evaluate the model, or use the devices' losses."""
-        every, before = self._settings.evaluate_every_updates, self.state.updates_applied
+        settings, before = self._settings, self.state.updates_applied
         self.state.updates_applied += updates
-        if self.state.updates_applied // every == before // every:
+        evaluations = self.state.evaluations
+        every, every_s = settings.evaluate_every_updates, settings.evaluate_every_s
+        passed_s = now_s - evaluations.begun_s
+        by_updates = self.state.updates_applied // every != before // every
+        due = by_updates if every_s is None else passed_s >= every_s
+        if not due and not (self.rest.state.resting and passed_s >= EVALUATED_AT_REST_S):
             return []
+        evaluations.begun_s = now_s
         if self._settings.held_out:
             return [Evaluate()]
         if (loss := self._members.loss_of_majority()) is not None:
@@ -491,7 +527,18 @@ class PolicyEngine:
 
     def observe_evaluation(self, evaluation: Evaluated, now_s: float) -> list[HubEffect]:
         """Compare an evaluation with those before it."""
-        return self.evaluations.observe(evaluation, self.state.updates_applied, now_s)
+        factor = self.learning_rate_factor
+        effects = self.evaluations.observe(evaluation, self.state.updates_applied, now_s)
+        if self.pacing is None:
+            return effects
+        pace_s = self.state.cadence.period_s
+        if self.learning_rate_factor < factor:
+            self.rest.nudge(now_s, pace_s)
+        if not self._settings.held_out:
+            return effects
+        return effects + self._rouse(
+            self.rest.evaluated(evaluation.loss, evaluation.accuracy, now_s, pace_s), now_s
+        )
 
     def observe_sum(self, number: int, norm: float) -> None:
         """Record the norm of the weighted sum that made a version: it shows how far the updates agree."""
@@ -528,17 +575,19 @@ class PolicyEngine:
         steps_factor = STEPS_FACTOR if self.divergence.is_active("increase_frequency") else 1.0
         if cadence.steps_factor != steps_factor:
             cadence = msgspec.structs.replace(cadence, steps_factor=steps_factor)
+        if (pacing := self.pacing) is not None and not pacing.rest and not self._keeps_pace(history):
+            cadence = msgspec.structs.replace(cadence, period_s=self._stretched_s(pacing))
         interval: Interval = self.frequency.interval(history, cadence)
         history.assigned_steps, history.why = interval.local_steps, interval.why
         history.bound = interval.bound
         return interval.local_steps
 
-    def _retune_if_due(self, now_s: float) -> None:
+    def _retune_if_due(self, now_s: float) -> list[HubEffect]:
         """Retune the cadence to the fleet, once per `devices_live // 2` updates since it looks at every device."""
         state, devices_live = self.state, self._members.live_count
         state.retune_in -= 1
         if state.retune_in > 0:
-            return
+            return []
         histories = self._members.live_histories()
         state.fleet.note_peaks(len(self._members.voters))
         state.devices = devices_live
@@ -551,9 +600,9 @@ class PolicyEngine:
         with_data = [self._examples(examples) for examples in with_data]
         state.examples_total = float(sum(with_data))
         state.examples_mean = state.examples_total / len(with_data) if with_data else 0.0
-        cadence = self.frequency.retune(
-            state.cadence, state.fleet, [history for history in histories if history.updates]
-        )
+        pacing = self.pacing
+        retune = self.frequency.retune if pacing is None else pacing.retune_quietly
+        cadence = retune(state.cadence, state.fleet, [history for history in histories if history.updates])
         if rests := [history.period_s_min for history in histories if history.period_s_min]:
             period_s = max(cadence.period_s, median(rests))  # what the aggregator waits for comes that rarely
             cadence = msgspec.structs.replace(cadence, period_s=period_s)
@@ -563,6 +612,74 @@ class PolicyEngine:
         loss = state.fleet.loss
         if not math.isnan(loss) and has_changed(loss, state.loss_mark, state.fleet.loss_first):
             state.loss_mark, state.loss_mark_updates = loss, state.updates_applied
+        return [] if pacing is None else self._judge(pacing, now_s)
+
+    # -- rest ------------------------------------------------------------------------------------------------
+
+    @property
+    def pacing(self) -> AdaptiveFrequency | None:
+        """The controller in force if the fleet may rest under it."""
+        frequency = self.frequency
+        return frequency if self._settings.quiet and isinstance(frequency, AdaptiveFrequency) else None
+
+    def rest_s(self, member: Member, now_s: float) -> float:
+        """Return how long a device is to rest before its next assignment, 0 if it is not to."""
+        pacing = self.pacing
+        if pacing is None or not self.rest.state.resting or self._keeps_pace(member.history):
+            return 0.0
+        return member.assigned_s + self._stretched_s(pacing) - now_s
+
+    def _stretched_s(self, pacing: AdaptiveFrequency) -> float:
+        return self.rest.period_s(self.state.cadence.period_s, pacing.period_s_max)
+
+    def _keeps_pace(self, history: DeviceHistory) -> bool:
+        """Whether a device does not rest: it is new, or its own loss has risen."""
+        return history.roused > 0 or history.updates < MEASURED_UPDATES
+
+    def _note_news(self, member: Member, now_s: float) -> list[HubEffect]:
+        """Look for news in an update: of a device whose data have changed, or of a newcomer's."""
+        history = member.history
+        if self.rest.has_news(history.base_losses):
+            history.roused = ROUSED_UPDATES
+        elif history.roused:
+            history.roused -= 1
+        if history.updates != NEW_UPDATES:
+            return []
+        woken = self.rest.joined(member.voter, member.device_id, history.base_losses, now_s)
+        return self._rouse(woken, now_s)
+
+    def _judge(self, pacing: AdaptiveFrequency, now_s: float) -> list[HubEffect]:
+        """Judge by the devices whether the model gets better; tell people when the fleet begins to rest."""
+        rest, state, held_out = self.rest, self.state, self._settings.held_out
+        pace_s, losses = state.cadence.period_s, state.fleet.base_losses
+        if losses.ordered:
+            woken = rest.told(losses, len(self._members.voters), now_s, pace_s, judges=not held_out)
+        else:
+            woken = not held_out and rest.moved(state.fleet.agreement, now_s, pace_s)
+        effects = self._rouse(woken, now_s)
+        period_s = self._stretched_s(pacing)
+        if rest.state.resting or period_s < RESTING * pace_s:
+            return effects
+        rest.state.resting = True
+        still = f"the model has stood still for {rest.still_s:.0f} s"
+        return [*effects, Report("resting", detail=f"{still}: exchanges become rarer")]
+
+    def wake(self, cause: str, now_s: float) -> list[HubEffect]:
+        """Bring the fleet back to its full pace."""
+        return self._rouse(self.rest.wake(cause, now_s), now_s)
+
+    def _rouse(self, woken: bool, now_s: float) -> list[HubEffect]:  # noqa: FBT001
+        """If the fleet is woken, tell the devices that rest to ask for an assignment soon."""
+        if not woken:
+            return []
+        effects: list[HubEffect] = [Report("awake", detail=self.rest.state.cause)]
+        for member in self._members.members.values():
+            if member.rest_until_s > now_s:
+                member.rest_until_s = now_s
+                if member.live and member.peer:
+                    retry_after_s = self._settings.limits.retry_after_s
+                    effects.append(Send(member.peer, Refuse("busy", "the fleet wakes", retry_after_s)))
+        return effects
 
     def _fleet(self, refused: float = 0.0) -> Fleet:
         """Return the fleet as an aggregator sees it, without the votes of those that were refused."""
@@ -592,6 +709,7 @@ class PolicyEngine:
                 "gain": round(cadence.gain, 3),
                 "cause": cadence.cause if cadence.gain < 1.0 else "",
                 "warming_up": not state.warm,
+                **self._describe_rest(),
             },
             "fleet": {
                 "staleness_mean": round(fleet.staleness_mean, 3),
@@ -607,6 +725,15 @@ class PolicyEngine:
             ],
             "evaluation": _evaluation(state.evaluations.last),
             "best": _evaluation(state.evaluations.best),
+        }
+
+    def _describe_rest(self) -> dict[str, Any]:
+        pacing, rest = self.pacing, self.rest
+        return {
+            "resting": rest.state.resting,
+            "rest_period_s": round(self._stretched_s(pacing), 6) if pacing and rest.state.resting else 0.0,
+            "still_s": round(rest.still_s, 3) if pacing else 0.0,
+            "rest_cause": rest.state.cause,
         }
 
     def check(self) -> None:

@@ -16,7 +16,19 @@ DAY_S = 86400.0
 HEARTBEAT_BYTES = 128
 """A ping and its answer."""
 
-_SECONDS = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
+_SECONDS = {"s": 1.0, "second": 1.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
+_EVERY = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*(update|{'|'.join(_SECONDS)})s?\s*")
+
+
+def parse_every(every: str) -> tuple[float, float]:
+    """Return a number of updates and of seconds, one of them infinite; raises `ValueError`."""
+    match = _EVERY.fullmatch(every)
+    if match is None:
+        raise ValueError(f"every = {every!r}: write it as '1000 updates', '30 seconds' or '10 minutes'")
+    number, unit = float(match[1]), match[2]
+    if not 0 < number < math.inf or (unit == "update" and number % 1):
+        raise ValueError(f"every = {every!r}: give a number over 0; of updates a whole one")
+    return (number, math.inf) if unit == "update" else (math.inf, number * _SECONDS[unit])
 
 
 class Liveness(Section, frozen=True):
@@ -97,27 +109,17 @@ class CheckpointSettings(Section, frozen=True):
     journal_bytes_max: ByteCount = ByteCount(256 << 20)
 
     def __post_init__(self) -> None:
-        number, unit = self._parse()
-        if not 0 < number < math.inf or (unit == "update" and number % 1):
-            raise ValueError(f"every = {self.every!r}: give a number over 0; of updates a whole one")
+        parse_every(self.every)
 
     @property
     def every_s(self) -> float:
         """Seconds between two checkpoints; infinite if updates are counted."""
-        number, unit = self._parse()
-        return math.inf if unit == "update" else number * _SECONDS[unit]
+        return parse_every(self.every)[1]
 
     @property
     def every_updates(self) -> float:
         """Updates between two checkpoints; infinite if seconds are counted."""
-        number, unit = self._parse()
-        return number if unit == "update" else math.inf
-
-    def _parse(self) -> tuple[float, str]:
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(update|second|minute|hour)s?\s*", self.every)
-        if match is None:
-            raise ValueError(f"every = {self.every!r}: write it as '1000 updates', '30 seconds' or '10 minutes'")
-        return float(match[1]), match[2]
+        return parse_every(self.every)[0]
 
 
 class StopPlateau(Section, frozen=True):
@@ -150,7 +152,9 @@ class HubCoreSettings(Section, frozen=True):
     """All settings of the hub's core. They are fixed for a run.
 
     With `held_out` the hub evaluates the model; a `Hub` with an evaluator sets it. Without it the loss that most
-    of the devices reach takes the place of an evaluation.
+    of the devices reach takes the place of an evaluation. The model is evaluated every `evaluate_every_updates`
+    or, with `evaluate_every_s`, after that time. A `quiet` hub lets its devices rest while the model stands still,
+    if its frequency is adaptive.
     """
 
     liveness: Liveness = Liveness()
@@ -158,6 +162,8 @@ class HubCoreSettings(Section, frozen=True):
     stop: StopCondition = StopCondition()
     checkpoint: CheckpointSettings = CheckpointSettings()
     evaluate_every_updates: Annotated[int, Meta(ge=1)] = 100
+    evaluate_every_s: Annotated[float, Meta(gt=0)] | None = None
+    quiet: bool = False
     held_out: bool = False
     codec: CodecSettings = CodecSettings()
 

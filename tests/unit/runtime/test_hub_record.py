@@ -72,7 +72,7 @@ def test_what_cannot_be_gone_on_with(tmp_path):
     (run / RECORD_FILE).write_bytes(b'{"hub": {"colour": "red"}}')
     with pytest.raises(ConfigError, match="colour"):
         read_record(run)
-    for written in (4, 0, "2", None):
+    for written in (5, 0, "2", None):
         (run / RECORD_FILE).write_bytes(msgspec.json.encode({"format": written}))
         with pytest.raises(StorageError, match=f"is of format {written}, .* start the version of edgeasync that"):
             read_record(run)
@@ -157,3 +157,44 @@ def test_whatever_the_library_has_can_be_kept():
         Policy(warm_up=WarmUp(updates=5), plateau=Plateau(), compensation=DelayCompensation()),
     ):
         check_recordable(policy)
+
+
+def test_a_record_of_an_older_format_counts_evaluations_in_updates(tmp_path):
+    run = run_folder(tmp_path / "run", convert(ONNX, HubSettings, where="test"))
+    table = msgspec.json.decode((run / RECORD_FILE).read_bytes()) | {"format": 3}
+    table["evaluation"] = {"data": None, "every_updates": 250}
+    (run / RECORD_FILE).write_bytes(msgspec.json.encode(table))
+    del table["hub"]["quiet"]
+    (run / RECORD_FILE).write_bytes(msgspec.json.encode(table))
+    assert read_record(run).evaluation.every == "250 updates"
+    assert not read_record(run).quiet
+    with pytest.raises(ConfigError, match="evaluation: unknown key `every_updates`; it is called every now"):
+        convert(ONNX | {"evaluation": {"every_updates": 250}}, HubSettings, where="test")
+
+
+@pytest.mark.parametrize(
+    ("more", "quiet"),
+    [
+        ({}, True),
+        ({"hub": {"quiet": False}}, False),
+        ({"hub": {"stop": {"updates": 10}}}, False),
+        ({"hub": {"stop": {"minutes": 10.0}, "quiet": True}}, True),
+        ({"policy": {"frequency": {"kind": "fixed"}}}, False),
+    ],
+)
+def test_a_hub_without_an_end_and_with_an_adaptive_frequency_is_quiet(more, quiet):
+    assert convert(ONNX | more, HubSettings, where="test").quiet is quiet
+
+
+def test_a_hub_that_was_given_an_interval_cannot_be_quiet():
+    table = ONNX | {"hub": {"quiet": True}, "policy": {"frequency": {"kind": "fixed"}}}
+    with pytest.raises(ConfigError, match=r"hub.quiet needs policy.frequency.kind = 'adaptive'"):
+        convert(table, HubSettings, where="test")
+
+
+@pytest.mark.parametrize(
+    ("every", "updates", "seconds"), [("200 updates", 200, None), ("10 s", 1, 10.0), ("2 minutes", 1, 120.0)]
+)
+def test_evaluations_are_counted_in_updates_or_in_time(every, updates, seconds):
+    evaluation = convert(ONNX | {"evaluation": {"every": every}}, HubSettings, where="test").evaluation
+    assert (evaluation.every_updates, evaluation.every_s) == (updates, seconds)

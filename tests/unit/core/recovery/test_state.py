@@ -37,6 +37,7 @@ from edgeasync.policies.combining import CentredClipCombiner, MedianCombiner
 from edgeasync.policies.frequency import AdaptiveFrequency
 from edgeasync.policies.optimizers import SGD, Adam
 from edgeasync.policies.policy import DelayCompensation, Plateau, Policy, WarmUp
+from edgeasync.policies.rest import Rest, RestState
 from edgeasync.protocol.codecs import STAGES, VectorSource, make_codec
 from edgeasync.protocol.messages import (
     DeviceProfile,
@@ -377,10 +378,11 @@ def test_large_vectors_and_payloads_are_counted_as_before():
 @pytest.mark.parametrize(
     ("part", "state", "fixed"),
     [
-        (PolicyEngine, PolicyEngineState, {"policy", "members", "settings", "evaluations", "divergence"}),
+        (PolicyEngine, PolicyEngineState, {"policy", "members", "settings", "evaluations", "divergence", "rest"}),
         (DivergenceGuard, DivergenceState, {"watches", "rolls_back", "calm_updates"}),
         (EvaluationTracker, EvaluationState, {"plateau", "stop"}),
         (PublishSchedule, PublishState, {"settings"}),
+        (Rest, RestState, set()),
     ],
 )
 def test_every_attribute_is_durable_or_a_setting(part, state, fixed):
@@ -390,6 +392,7 @@ def test_every_attribute_is_durable_or_a_setting(part, state, fixed):
         DivergenceGuard: core.policy_engine.divergence,
         EvaluationTracker: core.policy_engine.evaluations,
         PublishSchedule: core.publish_schedule,
+        Rest: core.policy_engine.rest,
     }
     names = {name.removeprefix("_") for name in vars(found[part])}
     assert names == {"state"} | fixed

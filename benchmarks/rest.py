@@ -1,0 +1,102 @@
+"""What a quiet hub saves, and what it costs: bytes, time to the target, accuracy, and how soon the fleet wakes.
+
+Run as `python -m benchmarks.rest`. All runs are in virtual time: a quiet fleet beside the same one at full pace.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.pool import measure_in_processes
+from benchmarks.report import Form, Results, enforce_targets, make_parser, show_results
+from benchmarks.rest_fleet import HOUR_S, Case, Change, Outcome, measure
+
+BYTES_SHARE_MAX = {"LAN": 0.01, "2 Mbit/s": 0.03}
+SLOWER_MAX = 1.03
+POINTS_LOST_MAX = 0.2
+PERIODS_MAX = 2.0
+PLATEAU_S = (1500.0, 1800.0)
+"""Bytes at full pace are measured between these times, and scaled to an hour."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Which seeds are run, on which data, for how many hours at full pace, and with which changes."""
+
+    seeds: range
+    data: tuple[str, ...] = ("digits", "smartwatch")
+    hours: float = 1.0
+    changes: tuple[Change, ...] = ("pause", "slowest")
+    wakes: tuple[Change, ...] = ("drift", "joins")
+
+
+EFFORTS = {
+    Form.FULL: Effort(range(4000, 4015)),
+    Form.SHORT: Effort(range(4100, 4103)),
+    Form.QUICK: Effort(range(4200, 4201), ("digits",), 0.51, ("pause",), ()),
+}
+
+
+def judge(data: str, effort: Effort, results: Results) -> None:
+    """Compare quiet fleets with those at full pace, and hold them to the bars."""
+    changes = [change for change in effort.changes if data == "digits" or change != "slowest"]
+    pairs = [(link, "nothing") for link in BYTES_SHARE_MAX] + [("LAN", change) for change in changes]
+    long = 2.0 if effort.wakes else effort.hours
+    cases = [
+        case
+        for link, change in pairs
+        for seed in effort.seeds
+        for case in (
+            Case(seed, data, link, quiet=False, change=change, hours=effort.hours),  # type: ignore[arg-type]
+            Case(seed, data, link, change=change, hours=long if change == "nothing" else effort.hours),  # type: ignore[arg-type]
+        )
+    ]
+    cases += [Case(seed, data, change=change) for change in effort.wakes for seed in effort.seeds]
+    outcomes = iter(measure_in_processes(measure, cases, data))
+    for link, change in pairs:
+        found = [(next(outcomes), next(outcomes)) for _ in effort.seeds]
+        name = f"{data}, {link}" if change == "nothing" else f"{data}, {change}"
+        compare(name, found, effort.hours * HOUR_S, results)
+        if change == "nothing" and effort.wakes:
+            share = statistics.fmean(
+                quiet.sent(HOUR_S, 2 * HOUR_S) / (full.sent(*PLATEAU_S) * HOUR_S / (PLATEAU_S[1] - PLATEAU_S[0]))
+                for full, quiet in found
+            )
+            results.add("quiet", name, {"second hour's bytes, share": share})
+            results.bound(f"{name}: second hour's bytes", share, BYTES_SHARE_MAX[link])
+    for change in effort.wakes:
+        runs = [next(outcomes) for _ in effort.seeds]
+        periods = [run.woke_s / run.period_s for run in runs]
+        name = f"{data}, {change}"
+        results.add("waking", name, {"periods, mean": statistics.fmean(periods), "longest": max(periods)})
+        results.bound(f"{name}: periods until full pace", max(periods), PERIODS_MAX)
+
+
+def compare(name: str, found: Sequence[tuple[Outcome, Outcome]], until_s: float, results: Results) -> None:
+    """Add what a quiet fleet loses against one at full pace: pairs of runs of the same seed."""
+    best = [statistics.fmean(run.best(until_s) for run in runs) for runs in zip(*found, strict=True)]
+    lost = 100.0 * (best[0] - best[1])
+    both = [(full.reached_s, quiet.reached_s) for full, quiet in found if full.reached_s < until_s]
+    results.add("quiet", name, {"accuracy at full pace": best[0], "accuracy": best[1], "points lost": lost})
+    results.bound(f"{name}: points lost", max(lost, 0.01), POINTS_LOST_MAX)
+    if both and not name.endswith("pause"):  # every rest in the pause makes what follows it later
+        slower = statistics.fmean(quiet for _, quiet in both) / statistics.fmean(full for full, _ in both)
+        results.add("quiet", name, {"time to target, ratio": slower, "runs that reach it": len(both)})
+        results.bound(f"{name}: time to target", slower, SLOWER_MAX)
+
+
+def main() -> None:
+    """Judge both data sets."""
+    parser = make_parser("What a quiet hub saves, and what it costs.")
+    parser.add_argument("--data", nargs="+", choices=("digits", "smartwatch"))
+    arguments = parser.parse_args()
+    effort = EFFORTS[arguments.form]
+    results = Results()
+    for data in arguments.data or effort.data:
+        judge(data, effort, results)
+    show_results(results, arguments)
+    enforce_targets(results, arguments)
+
+
+if __name__ == "__main__":
+    main()

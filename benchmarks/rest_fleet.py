@@ -1,0 +1,229 @@
+"""A simulated fleet that trains for hours, quiet or at full pace: its bytes, its accuracy, and when it wakes.
+
+A run is one seed. Local steps are long and devices few, so that an hour at full pace costs a minute of computing.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+import numpy as np
+
+from benchmarks import smartwatch
+from benchmarks.policies_fleet import BATCH, accuracy_of, split_digits
+from benchmarks.policies_fleet import MODEL as DIGITS
+from edgeasync.core.arrays.hub_model import Snapshot
+from edgeasync.core.hub.events import Evaluated
+from edgeasync.core.hub.settings import HubCoreSettings, Limits
+from edgeasync.data.dataset import Batch, Dataset, batches
+from edgeasync.data.partition import iid
+from edgeasync.parameters import Vector
+from edgeasync.policies.optimizers import SGD
+from edgeasync.policies.policy import Policy
+from edgeasync.simulation.clock import VirtualClock
+from edgeasync.simulation.fleet import SimulatedDevice
+from edgeasync.simulation.hub import SimulatedHub
+from edgeasync.simulation.link import LinkProfile
+from edgeasync.training.evaluation import NumpyEvaluator
+from edgeasync.training.numpy_models import Array, Labels, MlpModel
+from edgeasync.training.trainer import GradientTrainer
+
+SPEEDS = (1.0, 1.0, 1.0, 1.0, 1.0, 3.0)
+STEP_S = 0.4
+"""A local step of the fastest devices; at full pace a period is five of them, and the exchange."""
+
+RATES = {"digits": 0.1, "smartwatch": 0.05}
+TARGETS = {"digits": 0.95, "smartwatch": 0.84}
+SAMPLE_S = 5.0
+HOUR_S = 3600.0
+CHANGE_S = 5400.0
+"""When labels drift, or somebody joins: the fleet rests by then."""
+
+PAUSE_S = (15.0, 400.0)
+"""Between these times all learning rates are 0: the model stands still for five minutes, and then improves."""
+
+MODEL_BYTES = 970_000.0
+"""Of the model in the issue: links are scaled, so that a model takes as long on them as that one."""
+
+LINKS = {"LAN": 12.5e6, "2 Mbit/s": 250e3}
+
+Change = Literal["nothing", "pause", "slowest", "drift", "joins"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: what is trained, over which link, whether the hub is quiet, and what changes."""
+
+    seed: int
+    data: str = "digits"
+    link: str = "LAN"
+    quiet: bool = True
+    held_out: bool = False
+    change: Change = "nothing"
+    hours: float = 2.0
+
+
+@dataclass
+class Outcome:
+    """What a run came to. `bytes_at` has the bytes on all links at each sample, `accuracies` the model's then."""
+
+    accuracies: list[float] = field(default_factory=list)
+    bytes_at: list[int] = field(default_factory=list)
+    reached_s: float = math.inf
+    woke_s: float = math.inf
+    period_s: float = 0.0
+    """How long after the change the fleet was at full pace again, and the period that was in force then."""
+
+    def best(self, until_s: float = HOUR_S) -> float:
+        """Return the best accuracy up to a time."""
+        return max(self.accuracies[: round(until_s / SAMPLE_S)])
+
+    def sent(self, from_s: float, until_s: float) -> float:
+        """Return the bytes on all links between two times."""
+        return self.bytes_at[round(until_s / SAMPLE_S) - 1] - self.bytes_at[round(from_s / SAMPLE_S) - 1]
+
+
+class _EvaluatingHub(SimulatedHub):
+    """A simulated hub with held-out data."""
+
+    evaluator: NumpyEvaluator
+
+    def evaluate(self, snapshot: Snapshot, then: Callable[[Evaluated], None]) -> None:
+        """Evaluate in no time."""
+        found = self.evaluator(snapshot.vector)
+        self.after(0.0, lambda: then(Evaluated(snapshot.number, found.loss, found.accuracy)))
+
+
+class _Person:
+    """A device's data and its gradients: both may change while it trains."""
+
+    def __init__(self, model: MlpModel, data: Dataset, seed: int) -> None:
+        self._model = model
+        self.labels: Labels | None = None
+        self.factor = 1.0
+        self._stream = batches(data, BATCH, seed)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield batches, with the labels that hold now."""
+        for x, y in self._stream:
+            yield x, y if self.labels is None else self.labels[y]
+
+    def gradient(self, parameters: Vector, x: Array, y: Labels, out: Vector) -> float:
+        """Write the gradient, times the factor on the learning rate, to `out`; return the loss."""
+        loss = self._model.gradient(parameters, x, y, out)
+        out *= np.float32(self.factor)
+        return loss
+
+
+class _Run:
+    """A fleet in virtual time, and what is done to it."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.outcome = Outcome()
+        self.clock = VirtualClock()
+        self.people: list[_Person] = []
+        self.devices: list[SimulatedDevice] = []
+        self.model, parts, self._newcomer, self.held_out = _data(case)
+        self.hub = _EvaluatingHub(
+            self.clock,
+            spec=self.model.spec,
+            initial=self.model.initial(case.seed),
+            policy=Policy(),
+            settings=HubCoreSettings(
+                limits=Limits(updates_held_max=64, snapshots_max=64),
+                held_out=case.held_out,
+                quiet=case.quiet,
+            ),
+            seed=case.seed,
+        )
+        self.hub.evaluator = NumpyEvaluator(self.model, self.held_out)
+        for part, speed in zip(parts, SPEEDS, strict=True):
+            self._add(part, speed)
+
+    @property
+    def resting(self) -> bool:
+        """Whether the fleet rests."""
+        return self.hub.core.policy_engine.rest.state.resting
+
+    def _add(self, part: Dataset, speed: float) -> None:
+        case, spec, number = self.case, self.model.spec, len(self.people)
+        person = _Person(self.model, part, 1000 * case.seed + number)
+        optimizer = (SGD(learning_rate=RATES[case.data]),)
+        rate = LINKS[case.link] * 4 * spec.length / MODEL_BYTES
+        device = SimulatedDevice(
+            self.clock,
+            self.hub,
+            f"device-{number + 1}",
+            GradientTrainer(spec, person.gradient, optimizer, iter(person)),
+            step_s=speed * STEP_S,
+            link=LinkProfile(rate, rate, 0.005),
+            examples=len(part),
+            seed=case.seed,
+        )
+        device.start()
+        self.people.append(person)
+        self.devices.append(device)
+
+    def plan(self) -> None:
+        """Arrange what changes."""
+        if self.case.change == "pause":
+            for time_s, factor in zip(PAUSE_S, (0.0, 1.0), strict=True):
+                self.clock.at(time_s, partial(self._set_rates, factor))
+        elif self.case.change in ("drift", "joins"):
+            self.clock.at(CHANGE_S, self._change_data)
+
+    def _set_rates(self, factor: float) -> None:
+        for person in self.people:
+            person.factor = factor
+
+    def _change_data(self) -> None:
+        self.outcome.period_s = self.hub.core.policy_engine.describe()["tempo"]["rest_period_s"]
+        if self.case.change == "joins":
+            self._add(self._newcomer, 1.0)
+            return
+        for person in self.people:
+            person.labels = np.roll(np.arange(self.model.classes), 1)
+
+    def sample(self, now_s: float) -> None:
+        """Note how the fleet does."""
+        outcome = self.outcome
+        outcome.accuracies.append(accuracy_of(self.model, self.hub.model, self.held_out))
+        outcome.bytes_at.append(sum(one.up.bytes_sent + one.down.bytes_sent for one in self.devices))
+        if outcome.accuracies[-1] >= TARGETS[self.case.data]:
+            outcome.reached_s = min(outcome.reached_s, now_s)
+        if now_s > CHANGE_S and not self.resting:
+            outcome.woke_s = min(outcome.woke_s, now_s - CHANGE_S)
+
+
+def measure(case: Case) -> Outcome:
+    """Make one run."""
+    run = _Run(case)
+    run.plan()
+    for number in range(1, round(case.hours * HOUR_S / SAMPLE_S) + 1):
+        run.clock.run(lambda: False, number * SAMPLE_S)
+        run.sample(number * SAMPLE_S)
+    run.hub.core.check()
+    return run.outcome
+
+
+def _data(case: Case) -> tuple[MlpModel, list[Dataset], Dataset, Dataset]:
+    """Return the model, the devices' data, a newcomer's, and what is held out."""
+    count = len(SPEEDS)
+    if case.data == "smartwatch":
+        people, held_out = smartwatch.split_by_person()
+        order = np.random.default_rng(case.seed).permutation(len(people))[: count + 1]
+        parts = [people[person] for person in order]
+        return smartwatch.MODEL, parts[:count], parts[count], held_out
+    training, held_out = split_digits()
+    if case.change not in ("joins", "slowest"):
+        return DIGITS, iid(training, count, case.seed), training, held_out
+    rare = np.flatnonzero(training.y == case.seed % 10)
+    others = iid(training.take(np.flatnonzero(training.y != case.seed % 10)), count + 1, case.seed)
+    share, alone = others.pop(), training.take(rare)
+    own = Dataset(np.concatenate([share.x, alone.x]), np.concatenate([share.y, alone.y]))
+    if case.change == "joins":
+        return DIGITS, others, own, held_out
+    return DIGITS, [*others[:-1], own], own, held_out
