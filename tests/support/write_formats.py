@@ -51,6 +51,7 @@ from edgeasync.protocol.messages import (
     Rejected,
     Status,
     StatusRequest,
+    Wake,
     Welcome,
 )
 from edgeasync.runtime.hub import RECORD_FILE
@@ -181,7 +182,7 @@ def make_messages():
             "model", "always", 0.5, 16, 2,
         ),
         Fetch(SESSION, VERSION, 99, 95),
-        Push(SESSION, 7, VERSION, 16, 512, None, None, 0.0625, "int8+zstd", 99, 12, 3, 0.75, 2, 94),
+        Push(SESSION, 7, VERSION, 16, 512, None, None, 0.0625, "int8+zstd", 99, 12, 3, 0.75, 2, 0.625, 94),
         Ack(6, Rejected("quarantined"), Quarantine("its norm is 9 times the median", 10)),
         Assignment(VERSION, 16, "int8", 99, 24, 3, ack, Deltas(40, (12, 12), 98, "float16"), "float16"),
         Piece(3, 1 << 20, 97),
@@ -189,13 +190,14 @@ def make_messages():
         Ping(SESSION, 12.5, 160, 0.25),
         Pong(12.5),
         Leave("stopping", SESSION),
-        Refuse("busy", "the hub is busy; try again", 0.5),
+        Refuse("busy", "the hub is busy; try again", 0.5, rest=True),
         StatusRequest(),
         Status(),
         FetchGraph(SESSION),
         Graph("b" * 64, 96, 4096, 4),
         Enrol(bytes(range(32))),
         Enrolled("device-1"),
+        Wake(),
     ]  # fmt: skip
 
 
