@@ -125,7 +125,7 @@ def write_run(folder):
     clock.run(lambda: hub.log.durable == hub.log.last, clock.now_s + 1.0)
     record = HubSettings(
         model=MODEL,
-        hub=HubSection(bind="tcp://127.0.0.1:*", run="/runs/first"),
+        hub=HubSection(bind="tcp://127.0.0.1:*", run="/runs/first", quiet=False),
         policy=POLICY,
         checkpoint=CHECKPOINT,
         liveness=settings.liveness,

@@ -128,4 +128,5 @@ class Budgets:
             "day_bytes": member.traffic.day_bytes(now_s),
             "bytes_per_day_max": most_bytes,
             "day_left_bytes": left_bytes,
+            "rest_s": round(max(0.0, member.rest_until_s - now_s), 3),
         }

@@ -52,7 +52,7 @@ class Exchanges:
                 session=bytes(16), seq=self.seq, base=version, local_steps=self.local_steps, examples=100,
                 loss_mean=1.0, loss_variance=0.0, step_s=step_s, codec="int8", checksum=0, payload_bytes=up,
             )  # fmt: skip
-            member.observe(push, 1.0, self.now_s, overlap_steps_max=0, slack_s=15.0)
+            member.observe(push, self.now_s, overlap_steps_max=0, slack_s=15.0)
             self.codecs.choose(member)
             self.chosen.append(member.codec_push)
 
