@@ -36,6 +36,7 @@ from edgeasync.protocol.messages import (
     Refuse,
     Status,
     StatusRequest,
+    Wake,
     Welcome,
 )
 from edgeasync.runtime.model_file import MODEL_FILE
@@ -330,6 +331,7 @@ class Attacker:
             Graph: Graph("0" * 64, 0, 0),
             Enrol: Enrol(bytes(32)),
             Enrolled: Enrolled("x"),
+            Wake: Wake(),
         }[kind]
 
 
@@ -416,7 +418,7 @@ async def test_a_live_hub_outlives_ten_thousand_messages_and_counts_them_all(tmp
         counted = sum(accepted.values()) + status["messages_refused"] + too_often
         assert counted == thrown + agent.messages_sent + asker.asked
         assert set(accepted) == {
-            "hello", "fetch", "push", "piece", "credit", "ping", "leave", "statusrequest",
+            "hello", "fetch", "push", "piece", "credit", "ping", "leave", "statusrequest", "wake",
         }  # fmt: skip
         assert status["messages_refused"] > thrown // 4
         assert status["updates_rejected"] > 0

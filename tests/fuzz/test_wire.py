@@ -21,9 +21,11 @@ SESSION = bytes(range(16))
 # -- strategies, derived from the structs: a new message or field is fuzzed without a word here ------------------
 
 
-def values_of(kind):  # noqa: C901 - one case a type
+def values_of(kind):  # noqa: C901, PLR0912 - one case a type
     """Return a strategy for everything that a field's type and bounds allow."""
     match kind:
+        case inspect.BoolType():
+            return st.booleans()
         case inspect.IntType():
             return st.integers(kind.ge or 0, 2**64 - 1 if kind.le is None else kind.le)
         case inspect.FloatType():
