@@ -194,7 +194,7 @@ def _in_words(counts: dict[str, float]) -> str:
 
 
 def _model_table(found: object, flags: dict[str, Any]) -> dict[str, Any]:
-    """Return the `[model]` that flags make of the file's; a model of another kind makes way for `--model`."""
+    """Return the `[model]` that flags make of the file's; `--model` replaces a model of another kind."""
     check_choices(flags)
     known = found if isinstance(found, dict) and found.get("kind") == "onnx" else {}
     if "file" not in known | flags:

@@ -208,7 +208,7 @@ def in_bytes(count: float) -> str:
 
 
 def _traffic(device: Mapping[str, Any]) -> str:
-    """Return a device's bytes, and what is left of its day if it has a limit."""
+    """Return a device's bytes, and those left for the day if it has a limit."""
     if "bytes_up" not in device:
         return ""
     total = in_bytes(device["bytes_up"] + device["bytes_down"])

@@ -47,7 +47,7 @@ class SpoolFile:
         """Return what was kept; `None` if there is nothing.
 
         Raises `StorageError` if it cannot be read, `ProtocolError` if it is damaged or not this device's: then
-        `put_aside` makes way.
+        `put_aside` lets the device begin a new one.
         """
         found = self._read(self.path, SPOOL_FORMAT)
         return None if found is None else _to_spool(*found)
@@ -84,7 +84,7 @@ class SpoolFile:
         self._write(self._held, metadata, {_MODEL: held.values})
 
     def put_aside(self) -> Path:
-        """Rename the spool, so that a person may look at it; one that was put aside before makes way.
+        """Rename the spool, so that a person may look at it. It replaces one that was put aside before.
 
         Returns its new path; raises `StorageError`.
         """

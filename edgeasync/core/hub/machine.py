@@ -456,10 +456,10 @@ class HubCore:
                 local_steps,
                 member.codec_model,
                 ack,
-                base,
-                push_codec,
-                None if base is None else member.held,
-                member.coarse,
+                base=base,
+                push_codec=push_codec,
+                held=None if base is None else member.held,
+                coarse=member.coarse,
             ),
         ]
 
@@ -481,7 +481,7 @@ class HubCore:
         if rest_s < REST_S_MIN:
             return None
         member.rest_until_s = now_s + rest_s
-        why = "the model stands still" if still_s >= day_s else "so much is left of the day's bytes"
+        why = "the model stands still" if still_s >= day_s else "to keep within the day's bytes"
         return RefusalError("busy", f"rest for {rest_s:.0f} s: {why}", rest_s, rest=True)
 
     def _busy(self) -> RefusalError:

@@ -373,16 +373,9 @@ class PolicyEngine:
         """Make the next version of all updates that wait, and evaluate it if an evaluation is due."""
         state = self.state
         contributions, state.contributions = state.contributions, []
-        weights = self.aggregate.weights(contributions, self._fleet())
-        if self.policy.take == "best":
-            weights = _only_best(contributions, weights, self.state.fleet.scores.least_credible)
-        weights, rows = self._one_vote_each(contributions, weights)
-        if state.rest.resting:
-            share = self._share_of_voters(contributions)
-            weights = tuple([weight * share for weight in weights])
-        norm_max = self._norm_max(contributions)
-        clips = [min(1.0, norm_max / one.norm) if one.norm else 1.0 for one in contributions]
-        shares, weights = weights, tuple([weight * clip for weight, clip in zip(weights, clips, strict=True)])
+        shares, rows = self._shares(contributions)
+        clips = self._clips(contributions)
+        weights = tuple([share * clip for share, clip in zip(shares, clips, strict=True)])
         norms = [contribution.norm for contribution in contributions]
         norm_bound = math.fsum(abs(weight) * norm for weight, norm in zip(weights, norms, strict=True))
         extrapolation = state.fleet.extrapolation(len({one.voter for one in contributions}))
@@ -413,6 +406,17 @@ class PolicyEngine:
             *self._count(contributions, shares, clips),
             *self._evaluate_if_due(len(contributions), now_s),
         ]
+
+    def _shares(self, contributions: Sequence[Contribution]) -> tuple[tuple[float, ...], tuple[int, ...]]:
+        """Return the updates' weights before any is shortened, and their rows for a robust combiner."""
+        weights = self.aggregate.weights(contributions, self._fleet())
+        if self.policy.take == "best":
+            weights = _only_best(contributions, weights, self.state.fleet.scores.least_credible)
+        weights, rows = self._one_vote_each(contributions, weights)
+        if self.state.rest.resting:
+            voters = self._share_of_voters(contributions)
+            weights = tuple([weight * voters for weight in weights])
+        return weights, rows
 
     def _one_vote_each(
         self, contributions: Sequence[Contribution], weights: tuple[float, ...]
@@ -450,6 +454,11 @@ class PolicyEngine:
             1.0 / shared.get(voter, 1) for _, voter in {(one.device_id, one.voter) for one in contributions}
         )
         return min(1.0, votes / max(1, len(self._members.voters)))
+
+    def _clips(self, contributions: Sequence[Contribution]) -> list[float]:
+        """Return the share of its length that each update counts with: the longest are shortened."""
+        norm_max = self._norm_max(contributions)
+        return [min(1.0, norm_max / one.norm) if one.norm else 1.0 for one in contributions]
 
     def _norm_max(self, contributions: Sequence[Contribution]) -> float:
         """Return the norm that longer updates are shortened to; note whose are folded before there is a bound.

@@ -53,7 +53,7 @@ class Traffic(msgspec.Struct, array_like=True):
         return self.used_bytes if self.day == now_s // DAY_S else 0
 
     def left_bytes(self, most: int, now_s: float) -> int:
-        """Return what is left of a day's bytes."""
+        """Return the bytes left for the day, of `most`."""
         return max(0, int(most) - self.day_bytes(now_s))
 
     def note_exchange(self, nbytes: float) -> None:
