@@ -3,25 +3,20 @@
 import math
 from dataclasses import dataclass
 
-from benchmarks.policies_fleet import accuracy_of, split_digits
+from benchmarks.simulated import accuracy_of, split_digits, start_device
 from edgeasync.core.hub.settings import DAY_S, CodecSettings, HubCoreSettings, Limits
-from edgeasync.data.dataset import batches
 from edgeasync.data.partition import dirichlet
-from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import PolicySet
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.numpy_models import MlpModel
-from edgeasync.training.trainer import GradientTrainer
 
 MODEL = MlpModel(inputs=64, hidden=(512, 64), classes=10)
 SPEEDS = (1, 1, 1, 1, 1, 1, 3, 10)
 STEP_S = 0.01
 MBIT_20 = LinkProfile(up_bytes_per_s=2.5e6, down_bytes_per_s=2.5e6, delay_s=0.02)
 ALPHA = 0.3
-BATCH = 32
 LEARNING_RATE = 0.05
 CONSECUTIVE = 3
 """How many evaluations in a row must be at or over the target."""
@@ -82,19 +77,17 @@ def spend(case: Case) -> Spent:
     )
     devices = []
     for number, part in enumerate(dirichlet(training, len(SPEEDS), ALPHA, case.seed, examples_min=16)):
-        stream = batches(part, BATCH, 1000 * case.seed + number)
-        trainer = GradientTrainer(MODEL.spec, MODEL.gradient, (SGD(learning_rate=LEARNING_RATE),), stream)
-        device = SimulatedDevice(
+        device = start_device(
             clock,
             hub,
-            f"device-{number}",
-            trainer,
+            MODEL,
+            number,
+            part,
+            learning_rate=LEARNING_RATE,
             step_s=STEP_S * SPEEDS[number],
             link=MBIT_20,
-            examples=len(part),
             seed=case.seed,
         )
-        device.start()
         devices.append(device)
     moments = [Moment(0.0, 0, accuracy_of(MODEL, hub.model, held_out))]
     days: list[tuple[int, ...]] = []

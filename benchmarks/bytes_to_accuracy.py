@@ -13,16 +13,17 @@ from dataclasses import dataclass
 
 import msgspec
 
-from benchmarks.policies_fleet import MODEL, TARGET, Case, Outcome, Scenario, measure_all
+from benchmarks.policies_fleet import TARGET, Case, Outcome, Scenario, measure_all
 from benchmarks.policies_rules import RULES
 from benchmarks.report import Form, Results, make_parser, show_progress, show_results
+from benchmarks.simulated import DIGITS
 from edgeasync.core.hub.settings import FLOAT32, CodecSettings
 from edgeasync.policies.policy import Policy, PolicySet
 from edgeasync.simulation.population import FleetProfile
 from edgeasync.training.numpy_models import MlpModel
 
 MODELS = {
-    "4,810 parameters": MODEL,
+    "4,810 parameters": DIGITS,
     "234,762 parameters": MlpModel(inputs=64, hidden=(448, 448), classes=10),
 }
 LOSSY = {
@@ -57,7 +58,7 @@ class Effort:
 EFFORTS = {
     Form.FULL: Effort(MODELS, TUNING_SEEDS, SEEDS, 200.0),
     Form.SHORT: Effort(MODELS, TUNING_SEEDS, SEEDS[:3], 200.0),
-    Form.QUICK: Effort({"4,810 parameters": MODEL}, TUNING_SEEDS[:1], SEEDS[:1], 0.3),
+    Form.QUICK: Effort({"4,810 parameters": DIGITS}, TUNING_SEEDS[:1], SEEDS[:1], 0.3),
 }
 BYTES_SAVED_MIN = 6.0
 BYTES_SAVED_ON_ASGD_MIN = 25.0

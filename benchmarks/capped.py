@@ -14,21 +14,17 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.policies_fleet import split_digits
 from benchmarks.pool import measure_in_processes
 from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
+from benchmarks.simulated import split_digits, start_device
 from edgeasync.core.hub.settings import HubCoreSettings
-from edgeasync.data.dataset import batches
 from edgeasync.data.partition import iid
-from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.runtime.status import fetch_status
 from edgeasync.simulation.clock import VirtualClock
-from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.numpy_models import MlpModel
-from edgeasync.training.trainer import GradientTrainer
 from tests.support.processes import PATIENCE_S, Commands, status_when
 
 FREE = LinkProfile(6.25e6, 6.25e6, 0.005)
@@ -47,7 +43,6 @@ KEPT_MIN = 0.8
 """The least share of its exchanges alone that a device keeps beside a capped one."""
 
 STEP_S = 0.05
-BATCH = 32
 LEARNING_RATE = 0.2
 
 
@@ -102,16 +97,20 @@ def simulate(case: Case) -> Seen:
     )
     parts = iid(training, len(case.links), case.seed)
     for number, (link, part) in enumerate(zip(case.links, parts, strict=True)):
-        stream = batches(part, BATCH, 1000 * case.seed + number)
-        trainer = GradientTrainer(model.spec, model.gradient, (SGD(learning_rate=LEARNING_RATE),), stream)
-        name = f"device-{number}"
-        device = SimulatedDevice(
-            clock, hub, name, trainer, step_s=STEP_S, link=link, examples=len(part), seed=case.seed
+        start_device(
+            clock,
+            hub,
+            model,
+            number,
+            part,
+            learning_rate=LEARNING_RATE,
+            step_s=STEP_S,
+            link=link,
+            seed=case.seed,
         )
-        device.start()
     clock.run(lambda: False, case.seconds)
     status = hub.core.status(clock.now_s)
-    exchanges = hub.core.members.members["device-0"].history.updates
+    exchanges = hub.core.members.members["device-1"].history.updates
     return Seen(exchanges, status["tempo"]["period_s"], hub.core.version)
 
 

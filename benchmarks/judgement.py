@@ -36,6 +36,9 @@ ALIKE = (1.0,) * 10
 """The speeds of the ten devices among which some are spoilt."""
 
 PARTS = ("honest", "processes", "clean", "spoilt")
+SPOILT = ((0,), (0, 1))
+"""The numbers of the devices that have a fault: one, and two of ten."""
+
 NAMED_WITHIN = 30
 NEVER = 10**6
 LEAST = 1e-4
@@ -191,31 +194,36 @@ def judge_spoilt(
     fleets: Sequence[str], faults: Sequence[str], seeds: Sequence[int], until_s: float, results: Results
 ) -> None:
     """Measure fleets with one and two spoilt devices of ten, against the same fleets without those."""
-    for fleet in fleets:
-        for spoilt in ((0,), (0, 1)):
-            without = [Run(replace(_case(fleet, seed, ALIKE), left_out=spoilt), until_s) for seed in seeds]
-            clean = measure_in_processes(measure, without, f"{fleet} without {len(spoilt)}")
-            for fault in faults:
-                cases = [replace(_case(fleet, seed, ALIKE), spoilt=dict.fromkeys(spoilt, fault)) for seed in seeds]
-                found = measure_in_processes(measure, [Run(case, until_s) for case in cases], f"{fleet}, {fault}")
-                row = f"{fleet}, {fault}, {len(spoilt)}"
-                lost = _accuracy(clean) - _accuracy(found)
-                bad = [f"device-{number + 1}" for number in spoilt]
-                named = [max(one.named.get(name, NEVER) for name in bad) for one in found]
-                wrongly = sum(len(one.named.keys() - set(bad)) for one in found)
-                results.add(
-                    "spoilt",
-                    row,
-                    {
-                        "named within, exchanges": float(statistics.median(named)),
-                        "at worst": float(max(named)),
-                        "others named": float(wrongly),
-                        "lost, points": round(lost, 2),
-                    },
-                )
-                if fleet not in UNBOUND:
-                    _count(f"{row}: runs in which it is named soon", [at <= NAMED_WITHIN for at in named], results)
-                    results.bound(f"{row}: points lost", max(0.01, lost), POINTS_LOST_MAX)
+    rows = [(fleet, spoilt, fault) for fleet in fleets for spoilt in SPOILT for fault in ("", *faults)]
+    runs = [
+        Run(_spoil(_case(fleet, seed, ALIKE), spoilt, fault), until_s)
+        for fleet, spoilt, fault in rows
+        for seed in seeds
+    ]
+    outcomes = batched(measure_in_processes(measure, runs, "spoilt devices"), len(seeds))
+    for (fleet, spoilt, fault), found in zip(rows, outcomes, strict=True):
+        if not fault:
+            accuracy_without = _accuracy(found)
+            continue
+        row = f"{fleet}, {fault}, {len(spoilt)}"
+        lost = accuracy_without - _accuracy(found)
+        bad = [f"device-{number + 1}" for number in spoilt]
+        named = [max(one.named.get(name, NEVER) for name in bad) for one in found]
+        columns = {
+            "named within, exchanges": float(statistics.median(named)),
+            "at worst": float(max(named)),
+            "others named": float(sum(len(one.named.keys() - set(bad)) for one in found)),
+            "lost, points": round(lost, 2),
+        }
+        results.add("spoilt", row, columns)
+        if fleet not in UNBOUND:
+            _count(f"{row}: runs in which it is named soon", [at <= NAMED_WITHIN for at in named], results)
+            results.bound(f"{row}: points lost", max(0.01, lost), POINTS_LOST_MAX)
+
+
+def _spoil(case: Case, numbers: tuple[int, ...], fault: str) -> Case:
+    """Return a case in which these devices have a fault; without one, in which they are not there."""
+    return replace(case, spoilt=dict.fromkeys(numbers, fault)) if fault else replace(case, left_out=numbers)
 
 
 def batched(values: Sequence[One], count: int) -> Iterator[Sequence[One]]:

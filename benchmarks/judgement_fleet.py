@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from benchmarks import smartwatch
-from benchmarks.policies_fleet import BATCH, EXAMPLES_MIN, LIVENESS, accuracy_of, split_digits
-from benchmarks.policies_fleet import MODEL as DIGITS
+from benchmarks.simulated import DIGITS, EXAMPLES_MIN, LIVENESS, accuracy_of, split_digits, start_device
 from edgeasync.core.hub.settings import FLOAT32, CodecSettings, HubCoreSettings, Limits
-from edgeasync.data.dataset import Dataset, batches
+from edgeasync.data.dataset import Dataset
 from edgeasync.data.partition import dirichlet, iid
-from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.disk import SimulatedDisk
@@ -22,7 +20,6 @@ from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.numpy_models import MlpModel
-from edgeasync.training.trainer import GradientTrainer
 
 SPEEDS = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 3.0, 10.0)
 """How many times longer than the fastest device's a local step takes."""
@@ -126,20 +123,18 @@ def build(case: Case, *, durable: bool = False) -> Fleet:
         if number in case.spoilt:
             random = np.random.default_rng([case.seed, number])
             parts[number] = FAULTS[case.spoilt[number]](part, model.classes, random)
-        stream = batches(parts[number], BATCH, 1000 * case.seed + number)
-        optimizer = (SGD(learning_rate=LEARNING_RATES[case.data]),)
-        device = SimulatedDevice(
+        device = start_device(
             clock,
             hub,
-            f"device-{number + 1}",
-            GradientTrainer(model.spec, model.gradient, optimizer, stream),
+            model,
+            number,
+            parts[number],
+            learning_rate=LEARNING_RATES[case.data],
             step_s=speed * STEP_S,
             link=case.link,
-            examples=len(part),
             seed=case.seed,
             keeps=durable,
         )
-        device.start()
         devices.append(device)
     return Fleet(clock, hub, devices, model, held_out)
 

@@ -8,13 +8,10 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-
-import numpy as np
-from sklearn.datasets import load_digits
 
 from benchmarks.pool import measure_in_processes
-from edgeasync.core.hub.settings import FLOAT32, CodecSettings, HubCoreSettings, Limits, Liveness
+from benchmarks.simulated import BATCH, DIGITS, EXAMPLES_MIN, LIVENESS, accuracy_of, split_digits, start_device
+from edgeasync.core.hub.settings import FLOAT32, CodecSettings, HubCoreSettings, Limits
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.data.partition import dirichlet, iid
 from edgeasync.policies.optimizers import SGD
@@ -26,9 +23,6 @@ from edgeasync.simulation.population import FleetProfile, draw_fleet, switch_off
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import GradientTrainer
 
-MODEL = MlpModel(inputs=64, hidden=(64,), classes=10)
-HELD_OUT = 0.2
-BATCH = 32
 LEARNING_RATE = 0.2
 """Of the devices' own SGD, and of the one place's."""
 
@@ -37,9 +31,7 @@ CONSECUTIVE = 3
 """How many evaluations in a row must be at or over the target; the first of them is when it was reached."""
 
 EVALUATE_S = 0.05
-EXAMPLES_MIN = 16
 ONE_PLACE_EPOCHS = 200
-LIVENESS = Liveness(heartbeat_s=0.5, lease_s=1.5)
 
 
 @dataclass(frozen=True)
@@ -54,7 +46,7 @@ class Scenario:
     fleet: FleetProfile
     alpha: float | None = None
     codec: CodecSettings = FLOAT32
-    model: MlpModel = MODEL
+    model: MlpModel = DIGITS
     learning_rate: float = LEARNING_RATE
     target: float = TARGET
     horizon_s: float = 40.0
@@ -153,20 +145,18 @@ def measure(policy: PolicySet, scenario: Scenario, seed: int, *, only_to_target:
     )
     devices = []
     for number, (drawn, part) in enumerate(zip(draw_fleet(profile, seed), parts, strict=True)):
-        stream = batches(part, BATCH, 1000 * seed + number)
-        optimizer = (SGD(learning_rate=scenario.learning_rate),)
-        trainer = GradientTrainer(scenario.model.spec, scenario.model.gradient, optimizer, stream)
-        device = SimulatedDevice(
+        device = start_device(
             clock,
             hub,
-            drawn.device_id,
-            trainer,
+            scenario.model,
+            number,
+            part,
+            learning_rate=scenario.learning_rate,
             step_s=drawn.step_s,
             link=drawn.link,
-            examples=len(part),
             seed=seed,
+            name=drawn.device_id,
         )
-        device.start()
         if profile.churn is not None:
             switch_off_and_on(clock, device, profile.churn, f"{seed}/{drawn.device_id}")
         devices.append(device)
@@ -194,14 +184,14 @@ def measure(policy: PolicySet, scenario: Scenario, seed: int, *, only_to_target:
 def measure_one_place(seed: int, epochs: int = ONE_PLACE_EPOCHS) -> float:
     """Return the accuracy in the end of plain SGD on all data in one place: the mean of its last 20 epochs."""
     training, held_out = split_digits()
-    trainer = GradientTrainer(MODEL.spec, MODEL.gradient, (SGD(LEARNING_RATE),), batches(training, BATCH, seed))
-    parameters = MODEL.initial(seed)
+    trainer = GradientTrainer(DIGITS.spec, DIGITS.gradient, (SGD(LEARNING_RATE),), batches(training, BATCH, seed))
+    parameters = DIGITS.initial(seed)
     trainer.begin(parameters)
     accuracies = []
     for _ in range(epochs):
         for _ in range(math.ceil(len(training) / BATCH)):
             trainer.step()
-        accuracies.append(accuracy_of(MODEL, parameters, held_out))
+        accuracies.append(accuracy_of(DIGITS, parameters, held_out))
     return statistics.fmean(accuracies[-20:])
 
 
@@ -217,24 +207,6 @@ def compare(
     cases = [Case(policy, scenario, seed, only_to_target) for policy in policies.values() for seed in seeds]
     outcomes = iter(measure_all(cases, scenario.name))
     return {label: [next(outcomes) for _ in seeds] for label in policies}
-
-
-def accuracy_of(
-    model: MlpModel, parameters: np.ndarray[tuple[int], np.dtype[np.float32]], held_out: Dataset
-) -> float:
-    """Return the share of examples that are classified rightly."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return float((model.predict(parameters, held_out.x) == held_out.y).mean())
-
-
-@lru_cache
-def split_digits() -> tuple[Dataset, Dataset]:
-    """Return the digits to train on and those held out: the same for all seeds, since some splits are harder."""
-    digits = load_digits()
-    dataset = Dataset.of((digits.data / 16).astype(np.float32), digits.target)
-    order = np.random.Generator(np.random.PCG64(0)).permutation(len(dataset))
-    held = round(HELD_OUT * len(dataset))
-    return dataset.take(order[held:]), dataset.take(order[:held])
 
 
 def _measure(case: Case) -> Outcome:

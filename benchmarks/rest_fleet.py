@@ -12,8 +12,7 @@ from typing import Literal
 import numpy as np
 
 from benchmarks import smartwatch
-from benchmarks.policies_fleet import BATCH, accuracy_of, split_digits
-from benchmarks.policies_fleet import MODEL as DIGITS
+from benchmarks.simulated import BATCH, DIGITS, accuracy_of, split_digits
 from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.hub.events import Evaluated
 from edgeasync.core.hub.settings import HubCoreSettings, Limits

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.policies_fleet import BATCH, EXAMPLES_MIN, LIVENESS, MODEL, accuracy_of, split_digits
 from benchmarks.pool import measure_in_processes
+from benchmarks.simulated import BATCH, DIGITS, EXAMPLES_MIN, LIVENESS, accuracy_of, split_digits
 from edgeasync.core.engine.sender import Sender
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits
 from edgeasync.data.dataset import batches
@@ -42,6 +42,8 @@ LAST = 8
 """The accuracy at the end is the mean of this many evaluations."""
 
 LIMIT_S = 300.0
+GROWTH = 1.05
+GROWS_MAX = 1000
 POLICIES = {
     "default": Policy(),
     "robust": Policy(combine=CentredClipCombiner(), optimizer=(SGD(),)),
@@ -50,27 +52,32 @@ POLICIES = {
 
 PROFILE = FleetProfile(devices=KEYS, step_s=0.01, spread=3.0, stragglers=0.0, churn=None)
 
-Change = Callable[[Vector, np.random.Generator], Vector]
-"""Makes the update that a hostile device sends of the one that it has learnt."""
+Change = Callable[[Vector, np.random.Generator, int], Vector]
+"""Makes the update that a hostile device sends of the one that it has learnt, for its exchange of this number."""
 
 
 def _times(factor: float) -> Change:
-    def change(update: Vector, random: np.random.Generator) -> Vector:  # noqa: ARG001
+    def change(update: Vector, random: np.random.Generator, exchange: int) -> Vector:  # noqa: ARG001
         return update * np.float32(factor)
 
     return change
 
 
-def _noise(update: Vector, random: np.random.Generator) -> Vector:
+def _noise(update: Vector, random: np.random.Generator, exchange: int) -> Vector:  # noqa: ARG001
     """Return a random direction, another one each time, seven times as long as the update."""
     noise = random.standard_normal(update.size).astype(np.float32)
     return noise * np.float32(7.0 * np.linalg.norm(update) / np.linalg.norm(noise))
 
 
-def _drift(update: Vector, random: np.random.Generator) -> Vector:  # noqa: ARG001
+def _drift(update: Vector, random: np.random.Generator, exchange: int) -> Vector:  # noqa: ARG001
     """Return always the same direction for all hostile devices, no longer than is usual."""
     direction = np.random.default_rng(99).standard_normal(update.size).astype(np.float32)
     return direction * np.float32(0.95 * np.linalg.norm(update) / np.linalg.norm(direction))
+
+
+def _grows(update: Vector, random: np.random.Generator, exchange: int) -> Vector:  # noqa: ARG001
+    """Return the opposite of the update, 5 % longer with every exchange: no single one stands out."""
+    return update * np.float32(-(GROWTH ** min(exchange, GROWS_MAX)))
 
 
 ATTACKS: dict[str, Change] = {
@@ -81,6 +88,7 @@ ATTACKS: dict[str, Change] = {
     "random": _noise,
     "NaN": _times(float("nan")),
     "drift": _drift,
+    "grows": _grows,
 }
 
 CLAIMS: dict[str, dict[str, Any]] = {
@@ -106,6 +114,7 @@ class HostileTrainer:
         self._trainer = trainer
         self._change = change
         self._random = np.random.default_rng(seed)
+        self._exchange = 0
 
     @property
     def spec(self) -> ParameterSpec:
@@ -114,6 +123,7 @@ class HostileTrainer:
 
     def begin(self, parameters: Vector) -> None:
         """Begin an assignment."""
+        self._exchange += 1
         self._start, self._told, self._learnt = parameters.copy(), parameters, parameters.copy()
         self._trainer.begin(self._learnt)
 
@@ -121,7 +131,7 @@ class HostileTrainer:
         """Take one local step, and change what is learnt so far."""
         result = self._trainer.step()
         with np.errstate(invalid="ignore", over="ignore"):
-            self._told[:] = self._start + self._change(self._learnt - self._start, self._random)
+            self._told[:] = self._start + self._change(self._learnt - self._start, self._random, self._exchange)
         return result
 
 
@@ -178,8 +188,8 @@ def measure(case: Case) -> Outcome:
     clock = VirtualClock()
     hub = SimulatedHub(
         clock,
-        spec=MODEL.spec,
-        initial=MODEL.initial(case.seed),
+        spec=DIGITS.spec,
+        initial=DIGITS.initial(case.seed),
         policy=case.policy,
         settings=HubCoreSettings(
             liveness=LIVENESS, limits=Limits(updates_held_max=256, snapshots_max=256), codec=FLOAT32
@@ -195,7 +205,7 @@ def measure(case: Case) -> Outcome:
         for place, name in enumerate(names):
             seed = 1000 * case.seed + 50 * number + place
             optimizer = (SGD(learning_rate=LEARNING_RATE),)
-            trainer = GradientTrainer(MODEL.spec, MODEL.gradient, optimizer, batches(part, BATCH, seed))
+            trainer = GradientTrainer(DIGITS.spec, DIGITS.gradient, optimizer, batches(part, BATCH, seed))
             device = LyingDevice(
                 clock,
                 hub,
@@ -211,7 +221,7 @@ def measure(case: Case) -> Outcome:
             if not hostile:
                 honest.add(name)
             device.start()
-    return _train(case, clock, hub, honest, lambda: accuracy_of(MODEL, hub.model, held_out))
+    return _train(case, clock, hub, honest, lambda: accuracy_of(DIGITS, hub.model, held_out))
 
 
 def _train(

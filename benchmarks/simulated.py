@@ -1,0 +1,76 @@
+"""What the simulated fleets of benchmarks share: digits to learn, a model of them, and a device that trains it."""
+
+from functools import lru_cache
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+from edgeasync.core.hub.settings import Liveness
+from edgeasync.data.dataset import Dataset, batches
+from edgeasync.policies.optimizers import SGD
+from edgeasync.simulation.clock import VirtualClock
+from edgeasync.simulation.fleet import SimulatedDevice
+from edgeasync.simulation.hub import SimulatedHub
+from edgeasync.simulation.link import LinkProfile
+from edgeasync.training.numpy_models import MlpModel
+from edgeasync.training.trainer import GradientTrainer
+
+DIGITS = MlpModel(inputs=64, hidden=(64,), classes=10)
+HELD_OUT = 0.2
+BATCH = 32
+EXAMPLES_MIN = 16
+"""Of a device, however its labels are skewed."""
+
+LIVENESS = Liveness(heartbeat_s=0.5, lease_s=1.5)
+
+
+@lru_cache
+def split_digits() -> tuple[Dataset, Dataset]:
+    """Return the digits to train on and those held out: the same for all seeds, since some splits are harder."""
+    digits = load_digits()
+    dataset = Dataset.of((digits.data / 16).astype(np.float32), digits.target)
+    order = np.random.Generator(np.random.PCG64(0)).permutation(len(dataset))
+    held = round(HELD_OUT * len(dataset))
+    return dataset.take(order[held:]), dataset.take(order[:held])
+
+
+def accuracy_of(
+    model: MlpModel, parameters: np.ndarray[tuple[int], np.dtype[np.float32]], held_out: Dataset
+) -> float:
+    """Return the share of examples that are classified rightly."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float((model.predict(parameters, held_out.x) == held_out.y).mean())
+
+
+def start_device(
+    clock: VirtualClock,
+    hub: SimulatedHub,
+    model: MlpModel,
+    number: int,
+    part: Dataset,
+    *,
+    learning_rate: float,
+    step_s: float,
+    link: LinkProfile,
+    seed: int,
+    name: str = "",
+    keeps: bool = False,
+) -> SimulatedDevice:
+    """Switch a device on that runs SGD. The order of its examples depends on the seed and its number.
+
+    Without a name it is called after its number. With `keeps` it survives a restart with all that it had.
+    """
+    stream = batches(part, BATCH, 1000 * seed + number)
+    device = SimulatedDevice(
+        clock,
+        hub,
+        name or f"device-{number + 1}",
+        GradientTrainer(model.spec, model.gradient, (SGD(learning_rate=learning_rate),), stream),
+        step_s=step_s,
+        link=link,
+        examples=len(part),
+        seed=seed,
+        keeps=keeps,
+    )
+    device.start()
+    return device
