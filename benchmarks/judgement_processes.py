@@ -47,6 +47,7 @@ def watch_devices(speeds: tuple[float, ...], step_s: float, seconds: float, seed
     with ExitStack() as stack:
         address = stack.enter_context(_hub(Path(stack.enter_context(tempfile.TemporaryDirectory()))))
         context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["benchmarks.judgement"])
         for number, speed in enumerate(speeds):
             part = people[(number + seed) % len(people)]
             process = context.Process(target=run_agent, args=(address, number, part, speed * step_s), daemon=True)
