@@ -13,14 +13,20 @@ ends within 2 points of one without it. On clean data nobody is named within 200
 
 import math
 import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from benchmarks.judgement_fleet import FAULTS, SPEEDS, STEP_S, Case, Fleet, build
-from benchmarks.judgement_processes import watch_devices
+import numpy as np
+
+from benchmarks import smartwatch
+from benchmarks.judgement_fleet import FAULTS, LEARNING_RATES, SPEEDS, STEP_S, Case, Fleet, build
 from benchmarks.pool import measure_in_processes
+from benchmarks.real_fleet import Member, run_fleet
 from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
+from benchmarks.simulated import DIGITS, split_digits
+from edgeasync.data.partition import iid
 
 One = TypeVar("One")
 
@@ -42,6 +48,7 @@ SPOILT = ((0,), (0, 1))
 NAMED_WITHIN = 30
 NEVER = 10**6
 LEAST = 1e-4
+POLL_S = 0.2
 LAST = 8
 """The accuracy at the end is the mean of this many evaluations, a second apart."""
 
@@ -122,6 +129,10 @@ def measure(run: Run) -> Outcome:
     return judged(devices, statistics.fmean(accuracies), named)
 
 
+def _updates_sent(device: Mapping[str, Any]) -> int:
+    return int(device["updates_applied"] + sum(device["updates_rejected"].values()))
+
+
 def judged(devices: Sequence[Mapping[str, Any]], accuracy: float, named: Mapping[str, int]) -> Outcome:
     """Return what the devices' parts of a status say."""
     rejected = [sum(device["updates_rejected"].values()) for device in devices]
@@ -164,11 +175,17 @@ def judge_honest(fleets: Sequence[str], seeds: Sequence[int], until_s: float, re
     results.targets["honest: least weight of a device"] = WEIGHT_MIN
 
 
-def judge_processes(runs: int, step_s: float, seconds: float, results: Results) -> None:
-    """Measure real processes on the smartwatch data."""
+def judge_processes(runs: int, seconds: float, results: Results) -> None:
+    """Measure real processes: unequal ones on the smartwatch data, and equal ones of which one is spoilt."""
+    people, _ = smartwatch.split_by_person()
     outcomes = []
     for seed in range(runs):
-        devices = watch_devices(SPEEDS, step_s, seconds, seed)
+        members = [
+            Member(people[(number + seed) % len(people)], speed * STEP_S) for number, speed in enumerate(SPEEDS)
+        ]
+        with run_fleet(smartwatch.MODEL, LEARNING_RATES["smartwatch"], members) as fleet:
+            time.sleep(seconds)
+            devices = fleet.devices
         bad = {device["id"]: 0 for device in devices if device["quarantine"] is not None}
         outcomes.append(judged(devices, math.nan, bad))
         show_progress(f"processes: {seed + 1} of {runs} runs")
@@ -179,6 +196,25 @@ def judge_processes(runs: int, step_s: float, seconds: float, results: Results) 
     results.bound("processes: updates shortened", max(LEAST, *[one.shortened for one in outcomes]), SHORTENED_MAX)
     results.ratios["processes: least weight of a device"] = round(min(one.weight for one in outcomes), 3)
     results.targets["processes: least weight of a device"] = WEIGHT_MIN
+
+
+def judge_spoilt_processes(fault: str, seconds: float, results: Results) -> None:
+    """Let eight equal real devices learn digits, of which the first has a fault."""
+    training, _ = split_digits()
+    parts = iid(training, len(SPEEDS), 0)
+    parts[0] = FAULTS[fault](parts[0], DIGITS.classes, np.random.default_rng(0))
+    named: dict[str, int] = {}
+    with run_fleet(DIGITS, LEARNING_RATES["digits"], [Member(part, STEP_S) for part in parts]) as fleet:
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s:
+            time.sleep(POLL_S)
+            status = fleet.status
+            sent = {one["id"]: _updates_sent(one) for one in status["devices"]}
+            for alarm in status["alarms"]:
+                named.setdefault(alarm["device"], sent.get(alarm["device"], 0))
+    at = named.pop("device-1", NEVER)
+    results.add("processes", f"digits, {fault}, 1", {"named within": float(at), "others named": float(len(named))})
+    results.bound(f"processes: exchanges until {fault} is named", at, NAMED_WITHIN)
 
 
 def judge_clean(fleets: Sequence[str], seeds: Sequence[int], exchanges: int, results: Results) -> None:
@@ -263,7 +299,8 @@ def main() -> None:
     if "honest" in arguments.part:
         judge_honest(effort.unequal, effort.seeds, effort.honest_s, results)
     if "processes" in arguments.part:
-        judge_processes(effort.runs, STEP_S, effort.processes_s, results)
+        judge_processes(effort.runs, effort.processes_s, results)
+        judge_spoilt_processes(effort.faults[0], effort.processes_s, results)
     if "clean" in arguments.part:
         judge_clean(effort.fleets, effort.seeds, effort.exchanges, results)
     if "spoilt" in arguments.part:
