@@ -1,20 +1,33 @@
 """What a quiet hub saves, and what it costs: bytes, time to the target, accuracy, and how soon the fleet wakes.
 
-Run as `python -m benchmarks.rest`. All runs are in virtual time: a quiet fleet beside the same one at full pace.
+Run as `python -m benchmarks.rest`. In virtual time a quiet fleet stands beside the same one at full pace. Then
+eight real agents learn digits on loopback, at full pace and quiet; in the end `edgeasync wake` wakes them.
 """
 
 import statistics
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.pool import measure_in_processes
+from benchmarks.real_fleet import Member, RealFleet, run_fleet
 from benchmarks.report import Form, Results, enforce_targets, make_parser, show_results
-from benchmarks.rest_fleet import HOUR_S, Case, Change, Outcome, measure
+from benchmarks.rest_fleet import HOUR_S, RATES, Case, Change, Outcome, measure
+from benchmarks.simulated import DIGITS, split_digits
+from edgeasync.data.partition import iid
 
 BYTES_SHARE_MAX = {"LAN": 0.01, "2 Mbit/s": 0.03}
 SLOWER_MAX = 1.03
 POINTS_LOST_MAX = 0.2
 PERIODS_MAX = 2.0
+POLL_S = 0.1
+REAL_DEVICES = 8
+REAL_STEP_S = 0.05
+LEARNT_S = 60.0
+"""After this time a real fleet has learnt its digits."""
+
 PLATEAU_S = (1500.0, 1800.0)
 """Bytes at full pace are measured between these times, and scaled to an hour."""
 
@@ -28,12 +41,14 @@ class Effort:
     hours: float = 1.0
     changes: tuple[Change, ...] = ("pause", "slowest")
     wakes: tuple[Change, ...] = ("drift", "joins")
+    real_s: tuple[float, float] = (60.0, 1200.0)
+    """Seconds of real processes at full pace once they have learnt, and of quiet ones; 0: none."""
 
 
 EFFORTS = {
     Form.FULL: Effort(range(4000, 4015)),
-    Form.SHORT: Effort(range(4100, 4103)),
-    Form.QUICK: Effort(range(4200, 4201), ("digits",), 0.51, ("pause",), ()),
+    Form.SHORT: Effort(range(4100, 4103), real_s=(20.0, 300.0)),
+    Form.QUICK: Effort(range(4200, 4201), ("digits",), 0.51, ("pause",), (), (0.0, 0.0)),
 }
 
 
@@ -85,6 +100,48 @@ def compare(name: str, found: Sequence[tuple[Outcome, Outcome]], until_s: float,
         results.bound(f"{name}: time to target", slower, SLOWER_MAX)
 
 
+def judge_processes(full_s: float, quiet_s: float, results: Results) -> None:
+    """Compare a quiet real fleet's bytes in the last quarter of its time with one at full pace, and wake it."""
+    parts = iid(split_digits()[0], REAL_DEVICES, 0)
+    members = [Member(part, REAL_STEP_S) for part in parts]
+    with run_fleet(DIGITS, RATES["digits"], members, quiet=False) as fleet:
+        time.sleep(LEARNT_S)
+        pace = _bytes_per_s(fleet, full_s)
+    with run_fleet(DIGITS, RATES["digits"], members) as fleet:
+        time.sleep(0.75 * quiet_s)
+        share = _bytes_per_s(fleet, 0.25 * quiet_s) / pace
+        tempo = fleet.status["tempo"]
+        period_s = max(tempo["rest_period_s"], tempo["period_s"])
+        woke_s = _wake(fleet)
+    columns = {
+        "kB/s at full pace": pace / 1e3,
+        "last bytes, share": share,
+        "period, s": period_s,
+        "woke after, s": woke_s,
+    }
+    results.add("real processes", f"{REAL_DEVICES} devices, {quiet_s:.0f} s", columns)
+    results.bound("real processes: last quarter's bytes", share, BYTES_SHARE_MAX["LAN"])
+    results.bound("real processes: periods until full pace", max(0.01, woke_s / period_s), PERIODS_MAX)
+
+
+def _bytes_per_s(fleet: RealFleet, seconds: float) -> float:
+    before = fleet.status["traffic"]
+    time.sleep(seconds)
+    after = fleet.status["traffic"]
+    return float(sum(after[way] - before[way] for way in ("bytes_up", "bytes_down"))) / seconds
+
+
+def _wake(fleet: RealFleet) -> float:
+    """Wake a fleet by the command; return the seconds until every device has sent two more updates."""
+    before = {one["id"]: one["updates_applied"] for one in fleet.devices}
+    command = [sys.executable, "-m", "edgeasync", "wake", "--hub", fleet.address]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    begun_s = time.monotonic()
+    while any(one["updates_applied"] < before[one["id"]] + 2 for one in fleet.devices):
+        time.sleep(POLL_S)
+    return time.monotonic() - begun_s
+
+
 def main() -> None:
     """Judge both data sets."""
     parser = make_parser("What a quiet hub saves, and what it costs.")
@@ -94,6 +151,8 @@ def main() -> None:
     results = Results()
     for data in arguments.data or effort.data:
         judge(data, effort, results)
+    if effort.real_s[0] and not arguments.data:
+        judge_processes(*effort.real_s, results)
     show_results(results, arguments)
     enforce_targets(results, arguments)
 
