@@ -12,6 +12,7 @@ from edgeasync.core.device.effects import Report
 from edgeasync.core.engine.sender import Sender
 from edgeasync.data.files import load
 from edgeasync.durable.allow_list import read_key
+from edgeasync.durable.day_file import DayFile
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceFolder, DeviceIdentity
 from edgeasync.durable.keys import Token
@@ -67,6 +68,8 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
         step_s_min=section.step_s_min,
         local_steps_max=section.local_steps_max or 0,
         bandwidth_bytes_per_s_max=section.bandwidth_bytes_per_s_max,
+        bytes_per_day_max=section.bytes_per_day_max,
+        day_file=DayFile(state),
         spool=_open_spool(section, state, identity),
         alone_steps_max=section.alone_steps_max,
         insecure=section.insecure,
