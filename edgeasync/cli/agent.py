@@ -91,6 +91,7 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
                 steps=agent.steps_total,
                 updates_answered=agent.updates_answered,
                 round_trip_s=agent.round_trip_s,
+                day_left_bytes=agent.day_left_bytes,
             )
         else:
             printer.event("progress", detail=_work_done(agent))
@@ -115,7 +116,8 @@ def _detail(report: Report, agent: Agent) -> str:
 
 
 def _work_done(agent: Agent) -> str:
-    return f"{agent.steps_total} local steps, {agent.updates_answered} updates answered"
+    work = f"{agent.steps_total} local steps, {agent.updates_answered} updates answered"
+    return work if agent.day_left_bytes is None else f"{work}, {agent.day_left_bytes} bytes left of the day"
 
 
 def _open_spool(section: AgentSection, state: Path, identity: DeviceIdentity) -> "SpoolFile | None":

@@ -31,7 +31,7 @@ class DayFile:
         self.path = folder / DAY_FILE
 
     def read(self) -> DayRecord:
-        """Return what was kept, or a new day; raises `StorageError`, and changes nothing, if it is not readable."""
+        """Return what was kept, or a new day; raises `StorageError`, and changes nothing, if it cannot."""
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:

@@ -67,7 +67,7 @@ class Lab:
                 seed=n,
                 bytes_per_day_max=own,
                 **kept,
-            )  # fmt: skip
+            )
             for n, trainer in enumerate(self.trainers)
         ]
         for device in self.devices:
@@ -190,6 +190,17 @@ def test_a_restart_begins_no_new_day_and_a_crash_forgets_no_byte():
     before = lab.sent
     lab.until(2 * DAY_S + RECORD_EVERY_S * 40)
     assert all(sent > earlier for sent, earlier in zip(lab.sent, before, strict=True)), "a day ends at last"
+
+
+def test_a_crash_while_a_device_rests_makes_its_day_an_hour_longer_at_most(monkeypatch):
+    monkeypatch.setattr(membership, "_own_day", lambda profile, now_s: None)
+    lab = Lab(Limits(), LIMIT)
+    lab.until(20 * 3600.0)
+    device = lab.devices[0]
+    assert device.engine.core.link == "offline"
+    device.cut_power()
+    device.start()
+    assert device.engine.core.day.record(device.now_s).remaining_s <= 4 * 3600.0 + RECORD_EVERY_S
 
 
 def test_a_limit_that_no_day_can_keep_is_told():

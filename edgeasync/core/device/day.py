@@ -49,7 +49,8 @@ class Day:
         self._used_bytes = record.used_bytes
         self._ends_s = self._remaining_s = record.remaining_s
         self._recorded_bytes = 0
-        self._record_at_s = -math.inf
+        self.record_at_s = 0.0 if bytes_max is not None else math.inf
+        """When a record is due that says no more than the time."""
 
     def begin(self, now_s: float) -> None:
         """Let the time of the day pass from now on."""
@@ -94,10 +95,10 @@ class Day:
             return None
         self._turn(now_s)
         ahead_bytes = self.bytes_max // RECORDS_A_DAY
-        if self._used_bytes + ahead_bytes // 2 <= self._recorded_bytes and now_s < self._record_at_s:
+        if self._used_bytes + ahead_bytes // 2 <= self._recorded_bytes and now_s < self.record_at_s:
             return None
         self._recorded_bytes = self._used_bytes + ahead_bytes
-        self._record_at_s = now_s + RECORD_EVERY_S
+        self.record_at_s = now_s + RECORD_EVERY_S
         return DayRecord(min(self._recorded_bytes, COUNT_MAX), self._ends_s - now_s)
 
     def _turn(self, now_s: float) -> None:
@@ -105,4 +106,4 @@ class Day:
         if now_s >= self._ends_s:
             self._ends_s += DAY_S * (math.floor((now_s - self._ends_s) / DAY_S) + 1)
             self._used_bytes = self._recorded_bytes = 0
-            self._record_at_s = -math.inf
+            self.record_at_s = now_s

@@ -129,11 +129,12 @@ class DeviceEngine:
         now_s = self._now_s()
         self.recorder.begin(now_s, "begin")
         self._execute(self.core.begin(now_s))
+        self._keep_day()
 
     def next_deadline_s(self) -> float | None:
         """Return when `tick` is next due; `None` once the device has finished."""
         due_s = self.core.next_deadline_s()
-        return None if due_s is None else min(due_s, self._transfers.next_deadline_s())
+        return None if due_s is None else min(due_s, self._transfers.next_deadline_s(), self.core.day.record_at_s)
 
     def tick(self, steps_total: int) -> None:
         """Do what is due; `next_deadline_s` says when that is."""
