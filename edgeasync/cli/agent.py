@@ -104,7 +104,13 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
     finally:
         folder.close()
     if printer.json:
-        printer.event("stopped", reason=reason, steps=agent.steps_total, updates_answered=agent.updates_answered)
+        printer.event(
+            "stopped",
+            reason=reason,
+            steps=agent.steps_total,
+            updates_answered=agent.updates_answered,
+            day_left_bytes=agent.day_left_bytes,
+        )
     else:
         printer.event("stopped", detail=f"{reason}: {_work_done(agent)}")
 

@@ -207,7 +207,6 @@ class Agent:
         self._let_in = False
         self._trainer: Trainer | None = None
         self._timer: asyncio.TimerHandle | None = None
-        record = None if self._day_file is None else self._day_file.read()
         core = DeviceCore(
             device_id=identity.device_id,
             state_id=bytes.fromhex(identity.state_id),
@@ -220,7 +219,7 @@ class Agent:
             random=Random(identity.state_id + str(identity.incarnation)),
             hubs=len(self.addresses),
             offline_steps_max=alone_steps_max,
-            day=Day(bytes_per_day_max, record),
+            day=Day(bytes_per_day_max),
         )
         self._engine = DeviceEngine(core, self, time.monotonic, bandwidth_bytes_per_s_max, keeps=spool is not None)
 
@@ -256,12 +255,13 @@ class Agent:
         if self._stopping.is_set():
             return "stopped"
         self._loop = asyncio.get_running_loop()
+        if self._day_file is not None:
+            self._engine.core.day.recall(self._day_file.read())
+            self._day_worker = Worker("day", self._fail_from_thread)
+            self._day_worker.start()
         self._context = self._given_context or zmq.Context()
         self._worker = Worker("train", self._fail_from_thread)
         self._worker.start()
-        if self._day_file is not None:
-            self._day_worker = Worker("day", self._fail_from_thread)
-            self._day_worker.start()
         try:
             if self._token is None:
                 self._begin()

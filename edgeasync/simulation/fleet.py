@@ -195,6 +195,9 @@ class SimulatedDevice:
         return self._clock.now_s
 
     def _make_engine(self) -> DeviceEngine:
+        day = Day(self._bytes_per_day_max)
+        if self._day_record is not None:
+            day.recall(self._day_record)
         core = DeviceCore(
             device_id=self.device_id,
             state_id=self._state_id,
@@ -205,7 +208,7 @@ class SimulatedDevice:
             graph_bytes_max=GRAPH_BYTES_MAX,
             random=self._random,
             offline_steps_max=self._alone_steps_max,
-            day=Day(self._bytes_per_day_max, self._day_record),
+            day=day,
         )
         return DeviceEngine(core, self, lambda: self.now_s, self._bandwidth_bytes_per_s_max, keeps=self._keeps)
 

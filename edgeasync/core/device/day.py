@@ -43,14 +43,17 @@ class Day:
     due before there are more: what a crash forgets was never spent.
     """
 
-    def __init__(self, bytes_max: int | None = None, record: DayRecord | None = None) -> None:
-        record = record or DayRecord()
-        self.bytes_max = bytes_max
-        self._used_bytes = record.used_bytes
-        self._ends_s = self._remaining_s = record.remaining_s
-        self._recorded_bytes = 0
-        self.record_at_s = 0.0 if bytes_max is not None else math.inf
-        """When a record is due that says no more than the time."""
+    def __init__(self, bytes_max: int | None = None) -> None:
+        # A size from a settings file has a type of its own, which no message can hold.
+        self.bytes_max = None if bytes_max is None else int(bytes_max)
+        self._used_bytes = self._recorded_bytes = 0
+        self._ends_s = self._remaining_s = DAY_S
+        self.record_at_s = math.inf if bytes_max is None else 0.0
+        """When a record is due for the time that has passed, though no bytes have."""
+
+    def recall(self, record: DayRecord) -> None:
+        """Continue the day of an earlier start; call this before `begin`."""
+        self._used_bytes, self._remaining_s = record.used_bytes, record.remaining_s
 
     def begin(self, now_s: float) -> None:
         """Let the time of the day pass from now on."""

@@ -4,11 +4,13 @@ from random import Random
 
 import pytest
 
+from edgeasync.config import ByteCount
 from edgeasync.core.device.day import DAY_S, RECORD_EVERY_S, RECORDS_A_DAY, SPARE_BYTES, Day, DayRecord
 from edgeasync.core.device.effects import Connect, Disconnect, InstallModel, Report, Send, SendPush
 from edgeasync.core.device.events import ModelInstalled, Received, Trained
 from edgeasync.core.device.machine import DeviceCore
 from edgeasync.parameters import Parameter, ParameterSpec
+from edgeasync.protocol import wire
 from edgeasync.protocol.messages import (
     Ack,
     Applied,
@@ -27,7 +29,8 @@ VERSION = ModelVersion("0" * 16, 1)
 
 
 def device_of(used_bytes=0, remaining_s=DAY_S, limit=LIMIT):
-    day = Day(limit, DayRecord(used_bytes, remaining_s))
+    day = Day(None if limit is None else ByteCount(limit))
+    day.recall(DayRecord(used_bytes, remaining_s))
     return DeviceCore(
         device_id="pi", state_id=bytes(16), incarnation=1, profile=DeviceProfile(examples=5), codecs=("identity",),
         fingerprint=None, graph_bytes_max=0, random=Random(0), day=day,
@@ -51,7 +54,7 @@ def rested(device, effects):
 
 def test_every_hello_says_what_is_left_and_that_pieces_be_small():
     device = device_of(used_bytes=4_000_000, remaining_s=500.0)
-    hello = device.begin(100.0)[1].message
+    hello = wire.decode(wire.encode(device.begin(100.0)[1].message))
     assert hello.profile == DeviceProfile(
         examples=5, bytes_per_day_max=LIMIT, day_left_bytes=6_000_000, day_remaining_s=500.0
     )
