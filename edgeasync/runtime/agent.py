@@ -332,7 +332,7 @@ class Agent:
 
     @property
     def day_left_bytes(self) -> int | None:
-        """What is left of `bytes_per_day_max`; `None` without a limit."""
+        """The rest of `bytes_per_day_max`; `None` without a limit."""
         return self._engine.core.day.left_bytes(time.monotonic())
 
     def last_events(self) -> list[str]:

@@ -5,11 +5,13 @@ import json
 import onnxruntime
 import pytest
 
+from edgeasync.core.device.day import SPARE_BYTES, DayRecord
 from edgeasync.core.engine import device_transfers
+from edgeasync.durable.day_file import DayFile
 from edgeasync.protocol.pacing import Pacer
 from tests.support.command_line import ADDRESS, FILES, NO_HUB, mistake
 from tests.support.graphs import forward_model
-from tests.support.processes import LIVELINESS, trained
+from tests.support.processes import LIVELINESS, status_when, trained
 
 pytestmark = pytest.mark.process
 
@@ -158,3 +160,18 @@ def test_a_day_has_as_many_bytes_as_were_asked_for_over_all_its_starts(commands,
     (commands.folder / "pi" / "day.json").write_text('{"format":2}')
     fixed = ["--hub", address, "--data", "pi.npz", "--device-id", "pi", "--state", "pi"]
     mistake(commands, FILES, "day.json", "format 2", arguments=["agent", "agent.toml", *fixed, *flags])
+
+
+def test_an_agent_whose_day_is_spent_says_goodbye(commands):
+    _, address = commands.hub(commands.settings(more=LIVELINESS))
+    (commands.folder / "pi").mkdir()
+    DayFile(commands.folder / "pi").write(DayRecord(MOST - SPARE_BYTES - 100, 3600.0))
+    agent = commands.agent(address, "pi", "--bytes-per-day-max", "3 GB")
+    agent.wait_for("joined")
+    assert f"of the day's {MOST} bytes are left" in agent.wait_for("resting")["detail"]
+    status_when(address, lambda status: [device["state"] for device in status["devices"]] == ["left"])
+    agent.signal(15)
+    assert agent.wait() == 0
+    record = DayFile(commands.folder / "pi").read()
+    assert MOST - SPARE_BYTES - 100 < record.used_bytes < MOST - SPARE_BYTES + 2000
+    assert 3500.0 < record.remaining_s < 3600.0

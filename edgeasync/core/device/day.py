@@ -22,8 +22,11 @@ SPARE_BYTES = PIECE_BYTES_MIN + HEADERS_BYTES
 BYTES_PER_DAY_MIN = 2 * PIECE_BYTES_MIN
 """Under a lower limit no exchange fits beside `SPARE_BYTES`."""
 
+HEARTBEAT_BYTES = 128
+"""A ping and its answer."""
+
 RECORDS_A_DAY = 128
-"""A record is ahead of the count by this part of the limit, so that so many records last for a day's bytes."""
+"""A record is ahead of the count by this part of the limit, and twice this number last for a day's bytes."""
 
 RECORD_EVERY_S = 3600.0
 """The longest time between two records: after a crash the day is longer by this time at most."""
@@ -81,6 +84,16 @@ class Day:
         """Whether the day bears these bytes, and what the hub may send unasked."""
         left_bytes = self.left_bytes(now_s)
         return left_bytes is None or left_bytes >= nbytes + SPARE_BYTES
+
+    def warning(self, heartbeat_s: float) -> str:
+        """Return what to tell if pings take more than half of the limit: the hub may then plan no exchange."""
+        pings_bytes = round(DAY_S / heartbeat_s) * HEARTBEAT_BYTES
+        if self.bytes_max is None or self.bytes_max >= 2 * pings_bytes:
+            return ""
+        return (
+            f"pings alone take {pings_bytes} bytes a day, and the limit is {self.bytes_max}: "
+            "raise [agent] bytes_per_day_max, or liveness.heartbeat_s of the hub"
+        )
 
     def is_spent(self, now_s: float) -> bool:
         """Whether so little is left that the device has to leave, whatever it is doing."""

@@ -320,7 +320,10 @@ class DeviceCore:
         self._unexpected.welcomed()
         self._tell_at_s = 0.0
         self._ping_at_s = now_s + welcome.heartbeat_s * self._random.uniform(0.5, 1.0)
-        return [Report("joined", f"as {self.device_id}"), *self.work.welcomed(welcome, now_s)]
+        effects: list[DeviceEffect] = [Report("joined", f"as {self.device_id}")]
+        if warning := self.day.warning(welcome.heartbeat_s):
+            effects.append(Report("warning", warning))
+        return effects + self.work.welcomed(welcome, now_s)
 
     def _give_up_handshake(self, now_s: float, cause: str) -> list[DeviceEffect]:
         """Go offline from a handshake without a welcome; report silence, but at most once a minute."""

@@ -114,6 +114,16 @@ def test_a_model_that_nobody_asked_for_is_taken_only_if_it_is_here(transfer):
         assert device.work.updates_answered == 1
 
 
+@pytest.mark.parametrize(("limit", "told"), [(4_423_680, False), (4_423_679, True), (None, False)])
+def test_pings_that_eat_up_a_limit_are_told(limit, told):
+    warnings = [
+        effect.detail
+        for effect in welcomed(device_of(limit=limit))
+        if isinstance(effect, Report) and effect.event == "warning"
+    ]
+    assert ["pings alone take 2211840 bytes a day" in warning for warning in warnings] == [True] * told
+
+
 def test_pings_end_with_the_days_bytes():
     device = device_of()
     welcomed(device)
