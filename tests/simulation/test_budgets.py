@@ -44,7 +44,7 @@ class Learner:
 class Lab:
     """Four devices of a hub with limits, each with a limit of its own if that is given."""
 
-    def __init__(self, limits, own=None, **kept):
+    def __init__(self, limits, own=None, own_of=range(4), **kept):
         self.clock = VirtualClock()
         self.hub = SimulatedHub(
             self.clock,
@@ -65,7 +65,7 @@ class Lab:
                 link=LINK,
                 examples=1000,
                 seed=n,
-                bytes_per_day_max=own,
+                bytes_per_day_max=own if n in own_of else None,
                 **kept,
             )
             for n, trainer in enumerate(self.trainers)
@@ -137,6 +137,16 @@ def test_of_a_devices_limit_and_its_hubs_the_lower_one_counts(own, hubs):
     for device in lab.status()["devices"]:
         assert device["bytes_per_day_max"] == LIMIT
         assert 0 < device["day_left_bytes"] < LIMIT
+
+
+@pytest.mark.parametrize("limited", [1, 2])
+def test_devices_with_limits_of_their_own_do_not_hold_up_the_others(limited):
+    free, mixed = Lab(Limits()), Lab(Limits(), LIMIT, range(limited))
+    for lab in (free, mixed):
+        lab.until(60.0)
+    updates = [[device.engine.core.work.updates_answered for device in lab.devices] for lab in (free, mixed)]
+    assert min(updates[1][limited:]) > 0.5 * min(updates[0]), updates
+    assert all(lab.hub.core.updates_applied > 100 for lab in (free, mixed))
 
 
 def test_a_device_keeps_its_limit_though_its_hub_does_not_care(monkeypatch):
