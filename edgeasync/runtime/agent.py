@@ -435,7 +435,7 @@ class Agent:
         self._disconnect(LINGER_MS if goodbye else 0)
 
     def has_connected(self) -> bool:
-        """Return whether the handshake of keys, or that without any, was done."""
+        """Return whether ZeroMQ's handshake has succeeded on this connection."""
         return self._monitor is not None and self._monitor.finding == "spoken"
 
     def _disconnect(self, linger_ms: int) -> None:

@@ -103,7 +103,7 @@ class Day:
     def record(self, now_s: float) -> DayRecord:
         """Return what to keep of a device that stops."""
         self._turn(now_s)
-        return DayRecord(min(self._used_bytes, COUNT_MAX), self._ends_s - now_s)
+        return self._record(self._used_bytes, now_s)
 
     def take_due_record(self, now_s: float) -> DayRecord | None:
         """Return what to keep now, if that is due: bytes in advance, which a crash then costs."""
@@ -115,7 +115,10 @@ class Day:
             return None
         self._recorded_bytes = self._used_bytes + ahead_bytes
         self.record_at_s = now_s + RECORD_EVERY_S
-        return DayRecord(min(self._recorded_bytes, COUNT_MAX), self._ends_s - now_s)
+        return self._record(self._recorded_bytes, now_s)
+
+    def _record(self, used_bytes: int, now_s: float) -> DayRecord:
+        return DayRecord(min(used_bytes, COUNT_MAX), min(self.ends_s(now_s) - now_s, DAY_S))
 
     def _turn(self, now_s: float) -> None:
         """Begin another day if this one is over; a record of the old one is worth nothing."""

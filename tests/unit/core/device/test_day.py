@@ -156,6 +156,16 @@ def test_records_are_few_and_never_behind_the_count():
     assert day.record(DAY_S + 60.0) == DayRecord(5, DAY_S - 60.0)
 
 
+def test_no_record_lasts_longer_than_a_day():
+    """A file that says so is refused, and rounding must not write one."""
+    for number in range(1000):
+        now_s = number * 1234.567891 / 7.0
+        day = Day(LIMIT)
+        day.begin(now_s)
+        assert 0.0 <= day.record(now_s).remaining_s <= DAY_S
+        assert 0.0 <= day.take_due_record(now_s).remaining_s <= DAY_S
+
+
 def test_without_a_limit_nothing_is_counted_told_or_kept():
     device = device_of(limit=None)
     welcomed(device)
