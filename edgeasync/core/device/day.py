@@ -26,10 +26,11 @@ HEARTBEAT_BYTES = 128
 """A ping and its answer."""
 
 RECORDS_A_DAY = 128
-"""A record is ahead of the count by this part of the limit, and twice this number last for a day's bytes."""
+"""A record is ahead of the count by this part of the limit at most; twice as many last for a day."""
 
 RECORD_EVERY_S = 3600.0
-"""The longest time between two records: after a crash the day is longer by this time at most."""
+RECORD_EVERY_S_MIN = 60.0
+"""The longest and the shortest time between two records, if few bytes move."""
 
 
 class DayRecord(msgspec.Struct, frozen=True):
@@ -43,7 +44,9 @@ class Day:
     """The bytes of the device's day. Without a limit, `bytes_max`, everything is allowed and nothing is counted.
 
     After a crash the day continues from the last record. A record says more bytes than were used, and another is
-    due before there are more: what a crash forgets was never spent.
+    due before there are more: what a crash forgets was never spent. It is ahead by a piece at most, or by what was
+    used since the start, and records follow one another quickly at first: so the days of a board that only ever
+    loses its power end, too.
     """
 
     def __init__(self, bytes_max: int | None = None) -> None:
@@ -51,6 +54,8 @@ class Day:
         self.bytes_max = None if bytes_max is None else int(bytes_max)
         self._used_bytes = self._recorded_bytes = 0
         self._ends_s = self._remaining_s = DAY_S
+        self._began_s, self._began_bytes = 0.0, 0
+        """When the agent began, and the count then or as the day began."""
         self.record_at_s = math.inf if bytes_max is None else 0.0
         """When a record is due for the time that has passed, though no bytes have."""
 
@@ -61,6 +66,7 @@ class Day:
     def begin(self, now_s: float) -> None:
         """Let the time of the day pass from now on."""
         self._ends_s = now_s + self._remaining_s
+        self._began_s, self._began_bytes = now_s, self._used_bytes
 
     def count(self, nbytes: int, now_s: float) -> None:
         """Count bytes sent or received."""
@@ -110,11 +116,12 @@ class Day:
         if self.bytes_max is None:
             return None
         self._turn(now_s)
-        ahead_bytes = self.bytes_max // RECORDS_A_DAY
+        since_bytes = self._used_bytes - self._began_bytes
+        ahead_bytes = min(self.bytes_max // RECORDS_A_DAY, max(since_bytes, PIECE_BYTES_MIN))
         if self._used_bytes + ahead_bytes // 2 <= self._recorded_bytes and now_s < self.record_at_s:
             return None
         self._recorded_bytes = self._used_bytes + ahead_bytes
-        self.record_at_s = now_s + RECORD_EVERY_S
+        self.record_at_s = now_s + min(RECORD_EVERY_S, max(now_s - self._began_s, RECORD_EVERY_S_MIN))
         return self._record(self._recorded_bytes, now_s)
 
     def _record(self, used_bytes: int, now_s: float) -> DayRecord:
@@ -124,5 +131,5 @@ class Day:
         """Begin another day if this one is over; a record of the old one is worth nothing."""
         if now_s >= self._ends_s:
             self._ends_s += DAY_S * (math.floor((now_s - self._ends_s) / DAY_S) + 1)
-            self._used_bytes = self._recorded_bytes = 0
+            self._used_bytes = self._recorded_bytes = self._began_bytes = 0
             self.record_at_s = now_s

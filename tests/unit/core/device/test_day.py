@@ -156,6 +156,25 @@ def test_records_are_few_and_never_behind_the_count():
     assert day.record(DAY_S + 60.0) == DayRecord(5, DAY_S - 60.0)
 
 
+@pytest.mark.parametrize("run_s", [150.0, 1200.0, 2 * 3600.0])
+@pytest.mark.parametrize("nbytes", [5_000, 500_000])
+def test_a_board_that_only_ever_loses_its_power_has_a_day_that_ends(run_s, nbytes):
+    """A power cut costs at most half of the time before it, and as many bytes as were used, or a piece."""
+    limit, record, now_s = 1_000 * MODEL, DayRecord(), 0.0
+    for _ in range(20):
+        day = Day(limit)
+        day.recall(record)
+        day.begin(now_s)
+        before, end_s = record, now_s + run_s
+        day.take_due_record(now_s)
+        day.count(nbytes, now_s)
+        while now_s < end_s:
+            record = day.take_due_record(now_s) or record
+            now_s = min(end_s, day.record_at_s)
+        assert 0.5 * run_s <= before.remaining_s - record.remaining_s <= run_s
+        assert nbytes <= record.used_bytes - before.used_bytes <= nbytes + max(nbytes, 1 << 16)
+
+
 def test_no_record_lasts_longer_than_a_day():
     """A file that says so is refused, and rounding must not write one."""
     for number in range(1000):
