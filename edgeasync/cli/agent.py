@@ -12,6 +12,7 @@ from edgeasync.core.device.effects import Report
 from edgeasync.core.engine.sender import Sender
 from edgeasync.data.files import load
 from edgeasync.durable.allow_list import read_key
+from edgeasync.durable.day_file import DayFile
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceFolder, DeviceIdentity
 from edgeasync.durable.keys import Token
@@ -67,6 +68,8 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
         step_s_min=section.step_s_min,
         local_steps_max=section.local_steps_max or 0,
         bandwidth_bytes_per_s_max=section.bandwidth_bytes_per_s_max,
+        bytes_per_day_max=section.bytes_per_day_max,
+        day_file=DayFile(state),
         spool=_open_spool(section, state, identity),
         alone_steps_max=section.alone_steps_max,
         insecure=section.insecure,
@@ -88,6 +91,7 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
                 steps=agent.steps_total,
                 updates_answered=agent.updates_answered,
                 round_trip_s=agent.round_trip_s,
+                day_left_bytes=agent.day_left_bytes,
             )
         else:
             printer.event("progress", detail=_work_done(agent))
@@ -100,7 +104,13 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
     finally:
         folder.close()
     if printer.json:
-        printer.event("stopped", reason=reason, steps=agent.steps_total, updates_answered=agent.updates_answered)
+        printer.event(
+            "stopped",
+            reason=reason,
+            steps=agent.steps_total,
+            updates_answered=agent.updates_answered,
+            day_left_bytes=agent.day_left_bytes,
+        )
     else:
         printer.event("stopped", detail=f"{reason}: {_work_done(agent)}")
 
@@ -112,7 +122,8 @@ def _detail(report: Report, agent: Agent) -> str:
 
 
 def _work_done(agent: Agent) -> str:
-    return f"{agent.steps_total} local steps, {agent.updates_answered} updates answered"
+    work = f"{agent.steps_total} local steps, {agent.updates_answered} updates answered"
+    return work if agent.day_left_bytes is None else f"{work}, {agent.day_left_bytes} bytes left of the day"
 
 
 def _open_spool(section: AgentSection, state: Path, identity: DeviceIdentity) -> "SpoolFile | None":

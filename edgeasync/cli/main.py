@@ -171,6 +171,10 @@ def agent(
             help="Most bytes per second, both ways together, such as '1 MB' [default: no cap].",
         ),
     ] = None,
+    bytes_per_day_max: Annotated[
+        str | None,
+        typer.Option(help="Most bytes of 24 hours, both ways together, such as '20 MB' [default: no limit]."),
+    ] = None,
     spool: Annotated[
         str | None,
         typer.Option(
@@ -206,6 +210,7 @@ def agent(
         "hub": hub or None, "data": data, "device_id": device_id, "state": state, "step_s_min": step_s_min,
         "threads": threads, "provider": provider,
         "bandwidth_bytes_per_s_max": _bytes_or_text(bandwidth_bytes_per_s_max),
+        "bytes_per_day_max": _bytes_or_text(bytes_per_day_max),
         "spool": spool, "alone_steps_max": alone_steps_max, "insecure": insecure or None,
         "enrol": enrol, "hub_key": hub_key,
     }  # fmt: skip

@@ -20,11 +20,13 @@ import zmq
 
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import HeldModel, Spool, TrainerState
+from edgeasync.core.device.day import Day, DayRecord
 from edgeasync.core.device.effects import Report, Stop
 from edgeasync.core.device.events import Disconnected, StopRequested, Trained
 from edgeasync.core.device.machine import GRAPH_BYTES_MAX, DeviceCore
 from edgeasync.core.engine.device_engine import DeviceEngine
 from edgeasync.durable.allow_list import read_key
+from edgeasync.durable.day_file import DayFile
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.durable.keys import KeyPair, Token, fingerprint
@@ -126,6 +128,8 @@ class Agent:
     - `local_steps_max` is the most local steps between two exchanges; 0 is no limit.
     - `alone_steps_max` is the most extra local steps while the agent can reach no hub.
     - `bandwidth_bytes_per_s_max` is the most bytes per second, both directions together.
+    - `bytes_per_day_max` is the most bytes of 24 hours, both directions together. `day_file` keeps the count;
+      without it every agent begins a new day.
     - `spool` keeps every update on disk before it leaves. After a power cut the agent sends the update again.
 
     `run` raises errors that waiting does not fix: `ModelMismatchError`, `GraphError`, `RefusedError`,
@@ -147,6 +151,8 @@ class Agent:
         step_s_min: float = 0.0,
         local_steps_max: int = 0,
         bandwidth_bytes_per_s_max: int | None = None,
+        bytes_per_day_max: int | None = None,
+        day_file: DayFile | None = None,
         spool: KeptSpool | None = None,
         alone_steps_max: int = 0,
         keys: DeviceKeys | None = None,
@@ -181,6 +187,8 @@ class Agent:
         self._step_s_min = step_s_min
         self._spool = spool
         self._spool_fails = False
+        self._day_file = None if bytes_per_day_max is None else day_file
+        self._day_fails = False
         self._trainer_state: TrainerState | None = None
         self._on_report = on_report or (lambda _: None)
         self._given_context = context
@@ -211,6 +219,7 @@ class Agent:
             random=Random(identity.state_id + str(identity.incarnation)),
             hubs=len(self.addresses),
             offline_steps_max=alone_steps_max,
+            day=Day(bytes_per_day_max),
         )
         self._engine = DeviceEngine(core, self, time.monotonic, bandwidth_bytes_per_s_max, keeps=spool is not None)
 
@@ -246,6 +255,10 @@ class Agent:
         if self._stopping.is_set():
             return "stopped"
         self._loop = asyncio.get_running_loop()
+        if self._day_file is not None:
+            self._engine.core.day.recall(self._day_file.read())
+            self._day_worker = Worker("day", self._fail_from_thread)
+            self._day_worker.start()
         self._context = self._given_context or zmq.Context()
         self._worker = Worker("train", self._fail_from_thread)
         self._worker.start()
@@ -267,6 +280,7 @@ class Agent:
                     await asyncio.to_thread(self._keep_last_model)
             finally:
                 self._disconnect(LINGER_MS)
+                await asyncio.to_thread(self._keep_last_day)
                 if self._given_context is None:
                     self._context.destroy()
 
@@ -315,6 +329,11 @@ class Agent:
     def round_trip_s(self) -> float | None:
         """Round trip of the last ping, in seconds."""
         return self._engine.core.round_trip_s
+
+    @property
+    def day_left_bytes(self) -> int | None:
+        """The rest of `bytes_per_day_max`; `None` without a limit."""
+        return self._engine.core.day.left_bytes(time.monotonic())
 
     def last_events(self) -> list[str]:
         """Return a line for each of the last events and effects of the core, without secrets."""
@@ -411,9 +430,13 @@ class Agent:
         self._channel = Channel(socket, self._loop, self._on_message)
         self._channel.large_payloads = True
 
-    def disconnect(self) -> None:
+    def disconnect(self, *, goodbye: bool = False) -> None:
         """Close the socket, if there is one."""
-        self._disconnect(0)
+        self._disconnect(LINGER_MS if goodbye else 0)
+
+    def has_connected(self) -> bool:
+        """Return whether ZeroMQ's handshake has succeeded on this connection."""
+        return self._monitor is not None and self._monitor.finding == "spoken"
 
     def _disconnect(self, linger_ms: int) -> None:
         if self._monitor is not None:
@@ -529,6 +552,28 @@ class Agent:
             self._warn_from_thread(str(error))
         else:
             self._warn_from_thread(f"{aside}: {reason}; put aside, and this device begins from scratch")
+
+    def keep_day(self, record: DayRecord) -> None:
+        """Write the count in a thread of its own: the one that trains may be busy for minutes."""
+        if self._day_file is not None:
+            self._day_worker.submit(lambda: self._write_day(record))
+
+    def _write_day(self, record: DayRecord) -> None:
+        """Write the count; a disk that fails is told of once, until it works again."""
+        assert self._day_file is not None
+        try:
+            self._day_file.write(record)
+            self._day_fails = False
+        except StorageError as error:
+            if not self._day_fails:
+                self._warn_from_thread(f"{error}; until then a restart forgets bytes of the day")
+            self._day_fails = True
+
+    def _keep_last_day(self) -> None:
+        """Keep the count of a device that stops, to the byte."""
+        if self._day_file is not None and self._day_worker.close(CLOSE_S):
+            with contextlib.suppress(StorageError):
+                self._day_file.write(self._engine.core.day.record(time.monotonic()))
 
     # -- work ------------------------------------------------------------------------------------------------
 

@@ -9,9 +9,10 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from edgeasync.config import ByteCount, Section
+from edgeasync.core.device.day import BYTES_PER_DAY_MIN
 from edgeasync.core.device.machine import GRAPH_BYTES_MAX
 from edgeasync.parameters import PARAMETERS_MAX
-from edgeasync.protocol.messages import DEVICE_ID_PATTERN
+from edgeasync.protocol.messages import COUNT_MAX, DEVICE_ID_PATTERN
 from edgeasync.training.numpy_models import Model
 
 BANDWIDTH_BYTES_PER_S_MIN = 1 << 14
@@ -33,6 +34,7 @@ class AgentSection(Section, frozen=True):
     graph_bytes_max: ByteCount = ByteCount(GRAPH_BYTES_MAX)
     parameters_max: Annotated[int, Meta(ge=1, le=PARAMETERS_MAX)] | None = None
     bandwidth_bytes_per_s_max: ByteCount | None = None
+    bytes_per_day_max: ByteCount | None = None
     spool: Literal["identity", "full"] = "identity"
     alone_steps_max: Annotated[int, Meta(ge=0, le=2**31)] = 0
     enrol: str | None = None
@@ -55,6 +57,9 @@ class AgentSection(Section, frozen=True):
             and self.bandwidth_bytes_per_s_max < BANDWIDTH_BYTES_PER_S_MIN
         ):
             raise ValueError("bandwidth_bytes_per_s_max must be at least 16 KiB: a piece has 64 KiB")
+        most = self.bytes_per_day_max
+        if most is not None and not BYTES_PER_DAY_MIN <= most <= COUNT_MAX:
+            raise ValueError("bytes_per_day_max must be at least 128 KiB, and at most 9007199 GB")
 
 
 class AgentSettings(Section, frozen=True):

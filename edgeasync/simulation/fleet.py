@@ -9,6 +9,7 @@ import msgspec
 
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import HeldModel, Spool, TrainerState
+from edgeasync.core.device.day import Day, DayRecord
 from edgeasync.core.device.effects import Report, Stop
 from edgeasync.core.device.events import Disconnected, Trained
 from edgeasync.core.device.machine import GRAPH_BYTES_MAX, DeviceCore
@@ -48,6 +49,7 @@ class SimulatedDevice:
         examples: int = 0,
         seed: int = 0,
         bandwidth_bytes_per_s_max: int | None = None,
+        bytes_per_day_max: int | None = None,
         keeps: bool = False,
         alone_steps_max: int = 0,
         sender: Sender = ANYBODY,
@@ -64,6 +66,8 @@ class SimulatedDevice:
         self._trainer = trainer
         self._examples = examples
         self._bandwidth_bytes_per_s_max = bandwidth_bytes_per_s_max
+        self._bytes_per_day_max = bytes_per_day_max
+        self._day_record: DayRecord | None = None
         self._keeps = keeps
         self._sender = sender
         self._alone_steps_max = alone_steps_max
@@ -191,6 +195,9 @@ class SimulatedDevice:
         return self._clock.now_s
 
     def _make_engine(self) -> DeviceEngine:
+        day = Day(self._bytes_per_day_max)
+        if self._day_record is not None:
+            day.recall(self._day_record)
         core = DeviceCore(
             device_id=self.device_id,
             state_id=self._state_id,
@@ -201,6 +208,7 @@ class SimulatedDevice:
             graph_bytes_max=GRAPH_BYTES_MAX,
             random=self._random,
             offline_steps_max=self._alone_steps_max,
+            day=day,
         )
         return DeviceEngine(core, self, lambda: self.now_s, self._bandwidth_bytes_per_s_max, keeps=self._keeps)
 
@@ -243,8 +251,8 @@ class SimulatedDevice:
         self._peer = peer = f"{self.device_id}#{self._connections}".encode()
         self._hub.connect(peer, lambda header, payload: self._deliver(peer, header, payload), self._sender)
 
-    def disconnect(self) -> None:
-        """Close the connection; what is on its way is lost."""
+    def disconnect(self, *, goodbye: bool = False) -> None:  # noqa: ARG002
+        """Close the connection; what is on its way to the device is lost, what it sent still arrives."""
         self._hub.disconnect(self._peer)
         self._peer = b""
 
@@ -254,6 +262,10 @@ class SimulatedDevice:
         # A real link would copy: the device keeps training in the memory the payload is a view of.
         content = None if payload is None else bytes(payload)
         self.up.send_message(header, content, partial(self._hub.receive, peer))
+
+    def has_connected(self) -> bool:
+        """Every message takes its bytes on the link, whether a hub is there or not."""
+        return True
 
     def has_graph(self, fingerprint: str) -> bool:
         """Look among those kept."""
@@ -283,6 +295,10 @@ class SimulatedDevice:
     def keep_model(self, held: HeldModel) -> None:
         """Keep a copy that outlives a power cut."""
         self.held = msgspec.structs.replace(held, values=held.values.copy())
+
+    def keep_day(self, record: DayRecord) -> None:
+        """Keep it over a power cut."""
+        self._day_record = record
 
     def put_aside(self, reason: str) -> None:
         """Forget what was kept."""

@@ -7,6 +7,7 @@ import pytest
 
 from edgeasync.core.arrays import state_codec
 from edgeasync.durable import checkpoint, journal, spool_file
+from edgeasync.durable.day_file import DAY_FORMAT
 from edgeasync.protocol.messages import PROTOCOL_VERSION
 from edgeasync.runtime.hub_settings import RECORD_FORMAT
 
@@ -17,6 +18,7 @@ WRITTEN = {
     "state in a checkpoint": state_codec.FORMAT,
     "`hub.json` of a run": RECORD_FORMAT,
     "`spool.safetensors`": spool_file.SPOOL_FORMAT.removeprefix("edgeasync-spool-"),
+    "`day.json` of a device": DAY_FORMAT,
     "messages": PROTOCOL_VERSION,
 }
 

@@ -17,11 +17,13 @@ import safetensors.numpy
 from edgeasync.cli.output import Printer
 from edgeasync.cli.replay import replay_run
 from edgeasync.core.arrays import state_codec
+from edgeasync.core.device.day import DayRecord
 from edgeasync.core.hub.digests import digest
 from edgeasync.core.hub.events import PushArrived, Received
 from edgeasync.core.recovery.log import event_of, read_entry
 from edgeasync.durable import checkpoint, journal, spool_file
 from edgeasync.durable.checkpoint import Manifest
+from edgeasync.durable.day_file import DAY_FILE, DAY_FORMAT, DayFile
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.identity import DeviceFolder
 from edgeasync.durable.journal import read_journal
@@ -35,7 +37,7 @@ from edgeasync.runtime.hub import RECORD_FILE
 from edgeasync.runtime.hub_settings import RECORD_FORMAT, read_record
 from edgeasync.runtime.model_file import MODEL_FILE, load_model
 from edgeasync.runtime.runs import list_runs
-from tests.support.write_formats import EXPECTED_FILE, FOLDER, MODEL, POLICY, fields_of, make_held, make_spool
+from tests.support.write_formats import DAY, EXPECTED_FILE, FOLDER, MODEL, POLICY, fields_of, make_held, make_spool
 
 RUNS = sorted(path.name for path in FOLDER.glob("run-*"))
 DEVICES = sorted(path.name for path in FOLDER.glob("device-*"))
@@ -180,6 +182,8 @@ def test_a_device_is_known_again_and_repeats_its_update(name, tmp_path):
     if held is not None:
         assert (held.model, held.version, held.checksum) == (expected.model, expected.version, expected.checksum)
         np.testing.assert_array_equal(held.values, expected.values)
+    kept_no_day = name in ("device-1", "device-2", "device-3", "device-4")
+    assert DayFile(state).read() == (DayRecord() if kept_no_day else DAY)
 
 
 @pytest.mark.parametrize("name", WIRES)
@@ -233,7 +237,7 @@ def test_an_update_that_a_newer_version_kept_is_put_aside_by_name(tmp_path):
 
 def versions():
     """Return the versions of every format that there are fixtures of."""
-    found = {name: set() for name in ("journal", "checkpoint", "state", "record", "spool", "wire")}
+    found = {name: set() for name in ("journal", "checkpoint", "state", "record", "spool", "day", "wire")}
     for run in RUNS:
         for path in (FOLDER / run).iterdir():
             if path.name.startswith("journal-"):
@@ -248,6 +252,8 @@ def versions():
     for device in DEVICES:
         with safetensors.safe_open(FOLDER / device / "spool.safetensors", framework="numpy") as file:
             found["spool"].add(int(file.metadata()["format"].rpartition("-")[2]))
+        if (FOLDER / device / DAY_FILE).exists():
+            found["day"].add(json.loads((FOLDER / device / DAY_FILE).read_bytes())["format"])
     for name in WIRES:
         found["wire"] |= {bytes.fromhex(line["header"])[1] for line in json.loads((FOLDER / name).read_text())}
     return found
@@ -259,6 +265,7 @@ def test_there_is_a_fixture_of_every_version_up_to_the_one_that_is_written():
         "checkpoint": checkpoint.FORMAT,
         "state": state_codec.FORMAT,
         "record": RECORD_FORMAT,
+        "day": DAY_FORMAT,
         "spool": int(spool_file.SPOOL_FORMAT.rpartition("-")[2]),
         "wire": PROTOCOL_VERSION,
     }

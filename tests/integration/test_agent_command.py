@@ -1,15 +1,21 @@
 """`edgeasync agent`: what its flags and its settings say reaches what does it. The agents run in this process."""
 
+import json
+
 import onnxruntime
 import pytest
 
+from edgeasync.core.device.day import SPARE_BYTES, DayRecord
 from edgeasync.core.engine import device_transfers
+from edgeasync.durable.day_file import DayFile
 from edgeasync.protocol.pacing import Pacer
-from tests.support.command_line import ADDRESS, NO_HUB, mistake
+from tests.support.command_line import ADDRESS, FILES, NO_HUB, mistake
 from tests.support.graphs import forward_model
-from tests.support.processes import LIVELINESS, trained
+from tests.support.processes import LIVELINESS, status_when, trained
 
 pytestmark = pytest.mark.process
+
+MOST = 3_000_000_000
 
 GRAPH_TABLE = 'kind = "onnx"\nfile = "forward.onnx"'
 
@@ -132,3 +138,40 @@ def test_a_log_level_that_is_not_known(commands, command):
     told = commands.run(*command, "--log-level", "loud")
     assert (told.returncode, told.stdout) == (2, "")
     assert told.stderr.startswith("edgeasync: --log-level 'loud' is not known; choose from debug, info")
+
+
+@pytest.mark.parametrize(
+    ("flags", "key"), [(["--bytes-per-day-max", "3 GB"], ""), ([], 'bytes_per_day_max = "3 GB"')]
+)
+def test_a_day_has_as_many_bytes_as_were_asked_for_over_all_its_starts(commands, flags, key):
+    _, address = commands.hub(commands.settings(more=LIVELINESS))
+    (commands.folder / "agent.toml").write_text(f"[agent]\n{key}\n")
+    used = []
+    for updates in (3, 6):
+        agent = commands.agent(address, "pi", "agent.toml", *flags)
+        (device,) = trained(address, updates, "pi")["devices"]
+        assert device["bytes_per_day_max"] == MOST
+        assert 0 < device["day_left_bytes"] < MOST - sum(used[-1:])
+        agent.signal(15)
+        assert agent.wait() == 0
+        used.append(json.loads((commands.folder / "pi" / "day.json").read_text())["used_bytes"])
+        assert json.loads(agent.lines[-1])["day_left_bytes"] >= MOST - used[-1] > 0
+    assert 0 < used[0] < used[1]
+    (commands.folder / "pi" / "day.json").write_text('{"format":2}')
+    fixed = ["--hub", address, "--data", "pi.npz", "--device-id", "pi", "--state", "pi"]
+    mistake(commands, FILES, "day.json", "format 2", arguments=["agent", "agent.toml", *fixed, *flags])
+
+
+def test_an_agent_whose_day_is_spent_says_goodbye(commands):
+    _, address = commands.hub(commands.settings(more=LIVELINESS))
+    (commands.folder / "pi").mkdir()
+    DayFile(commands.folder / "pi").write(DayRecord(MOST - SPARE_BYTES - 100, 3600.0))
+    agent = commands.agent(address, "pi", "--bytes-per-day-max", "3 GB")
+    agent.wait_for("joined")
+    assert f"of the day's {MOST} bytes are left" in agent.wait_for("resting")["detail"]
+    status_when(address, lambda status: [device["state"] for device in status["devices"]] == ["left"])
+    agent.signal(15)
+    assert agent.wait() == 0
+    record = DayFile(commands.folder / "pi").read()
+    assert MOST - SPARE_BYTES - 100 < record.used_bytes < MOST - SPARE_BYTES + 2000
+    assert 3500.0 < record.remaining_s < 3600.0

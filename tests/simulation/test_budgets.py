@@ -4,9 +4,13 @@ import numpy as np
 import pytest
 
 from edgeasync.config import ByteCount
+from edgeasync.core.device.day import HEADERS_BYTES, RECORD_EVERY_S, RECORDS_A_DAY
+from edgeasync.core.hub import membership
 from edgeasync.core.hub.settings import DAY_S, HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.policy import Policy
+from edgeasync.protocol import wire
+from edgeasync.protocol.messages import Piece
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
@@ -38,9 +42,9 @@ class Learner:
 
 
 class Lab:
-    """Four devices of a hub with limits."""
+    """Four devices of a hub with limits, each with a limit of its own if that is given."""
 
-    def __init__(self, limits):
+    def __init__(self, limits, own=None, own_of=range(4), **kept):
         self.clock = VirtualClock()
         self.hub = SimulatedHub(
             self.clock,
@@ -52,7 +56,18 @@ class Lab:
         )
         self.trainers = [Learner(number) for number in range(4)]
         self.devices = [
-            SimulatedDevice(self.clock, self.hub, f"d{n}", trainer, step_s=0.05, link=LINK, examples=1000, seed=n)
+            SimulatedDevice(
+                self.clock,
+                self.hub,
+                f"d{n}",
+                trainer,
+                step_s=0.05,
+                link=LINK,
+                examples=1000,
+                seed=n,
+                bytes_per_day_max=own if n in own_of else None,
+                **kept,
+            )
             for n, trainer in enumerate(self.trainers)
         ]
         for device in self.devices:
@@ -106,3 +121,100 @@ def test_without_limits_nobody_rests():
     traffic = lab.status()["traffic"]
     assert traffic["bytes_up"] + traffic["bytes_down"] > 4e6
     assert (traffic["bytes_per_day_max"], traffic["day_left_bytes"]) == (None, None)
+
+
+@pytest.mark.parametrize(("own", "hubs"), [(LIMIT, None), (LIMIT, 2 * LIMIT), (2 * LIMIT, LIMIT)])
+def test_of_a_devices_limit_and_its_hubs_the_lower_one_counts(own, hubs):
+    lab = Lab(Limits(device_bytes_per_day_max=None if hubs is None else ByteCount(hubs)), own)
+    before = [0] * 4
+    for day in range(1, 4):
+        lab.until(day * DAY_S - 60.0)
+        spent = [sent - earlier for sent, earlier in zip(lab.sent, before, strict=True)]
+        assert all(0.8 * LIMIT <= nbytes <= LIMIT for nbytes in spent), spent
+        lab.until(day * DAY_S)
+        before = lab.sent
+    lab.until(3.5 * DAY_S)
+    for device in lab.status()["devices"]:
+        assert device["bytes_per_day_max"] == LIMIT
+        assert 0 < device["day_left_bytes"] < LIMIT
+
+
+@pytest.mark.parametrize("limited", [1, 2])
+def test_devices_with_limits_of_their_own_do_not_hold_up_the_others(limited):
+    free, mixed = Lab(Limits()), Lab(Limits(), LIMIT, range(limited))
+    for lab in (free, mixed):
+        lab.until(60.0)
+    updates = [[device.engine.core.work.updates_answered for device in lab.devices] for lab in (free, mixed)]
+    assert min(updates[1][limited:]) > 0.5 * min(updates[0]), updates
+    assert all(lab.hub.core.updates_applied > 100 for lab in (free, mixed))
+
+
+def test_a_device_keeps_its_limit_though_its_hub_does_not_care(monkeypatch):
+    monkeypatch.setattr(membership, "_own_day", lambda profile, now_s: None)
+    lab = Lab(Limits(), LIMIT)
+    before = [0] * 4
+    for day in range(3):
+        lab.until(day * DAY_S + 600.0)
+        rests = [report for device in lab.devices for at_s, report in device.told if report.event == "resting"]
+        assert len(rests) == 4 * (day + 1)
+        assert {device["state"] for device in lab.status()["devices"]} == {"left"}
+        lab.until((day + 1) * DAY_S - 1.0)
+        spent = [sent - earlier for sent, earlier in zip(lab.sent, before, strict=True)]
+        assert all(0.7 * LIMIT <= nbytes <= LIMIT for nbytes in spent), spent
+        before = lab.sent
+    assert "bytes are left, and" in rests[-1].detail
+
+
+def test_a_hub_that_sends_what_the_day_does_not_bear_is_left(monkeypatch):
+    """The piece that was on its way is all that a device of a careless hub is sent beyond what it asked for."""
+    lab = Lab(Limits(), LIMIT)
+    device = lab.devices[0]
+    lab.until(2.0)
+    left = device.engine.core.day.left_bytes(device.now_s)
+    sent = device.down.bytes_sent
+    junk = wire.encode(Piece(99, 0, 0))
+    peer = device._peer
+    for _ in range(40):
+        device._deliver(peer, junk, bytes(1 << 16))
+    lab.until(600.0)
+    assert left < device.down.bytes_sent - sent, "more came than was left"
+    assert [report.event for _, report in device.told][-1] == "resting"
+    assert device.engine.core.link == "offline"
+    counted = device.engine.core.day.record(device.now_s).used_bytes
+    assert LIMIT - HEADERS_BYTES < counted <= LIMIT - HEADERS_BYTES + (1 << 16) + len(junk)
+
+
+def test_a_restart_begins_no_new_day_and_a_crash_forgets_no_byte():
+    lab = Lab(Limits(), LIMIT, keeps=True)
+    for turn in range(1, 40):
+        lab.until(turn * 1000.0)
+        for device in lab.devices:
+            used = device.engine.core.day.record(device.now_s).used_bytes
+            assert used <= device._day_record.used_bytes
+            device.cut_power()
+            device.start()
+            again = device.engine.core.day.record(device.now_s)
+            assert used <= again.used_bytes <= used + LIMIT / RECORDS_A_DAY
+    lab.until(DAY_S - 1.0)
+    assert all(0.5 * LIMIT <= nbytes <= LIMIT for nbytes in lab.sent), lab.sent
+    before = lab.sent
+    lab.until(2 * DAY_S + RECORD_EVERY_S * 40)
+    assert all(sent > earlier for sent, earlier in zip(lab.sent, before, strict=True)), "a day ends at last"
+
+
+def test_a_crash_while_a_device_rests_makes_its_day_an_hour_longer_at_most(monkeypatch):
+    monkeypatch.setattr(membership, "_own_day", lambda profile, now_s: None)
+    lab = Lab(Limits(), LIMIT)
+    lab.until(20 * 3600.0)
+    device = lab.devices[0]
+    assert device.engine.core.link == "offline"
+    device.cut_power()
+    device.start()
+    assert device.engine.core.day.record(device.now_s).remaining_s <= 4 * 3600.0 + RECORD_EVERY_S
+
+
+def test_a_limit_that_no_day_can_keep_is_told():
+    lab = Lab(Limits(), 150_000)
+    lab.until(60.0)
+    (told,) = [report.detail for _, report in lab.devices[0].told if report.event == "resting"]
+    assert "raise [agent] bytes_per_day_max" in told

@@ -15,9 +15,11 @@ import numpy as np
 import xxhash
 
 from edgeasync.core.arrays.spool import HeldModel, Spool
+from edgeasync.core.device.day import DayRecord
 from edgeasync.core.device.pending_push import ModelKey
 from edgeasync.core.hub.settings import CheckpointSettings, HubCoreSettings, Liveness
 from edgeasync.data.dataset import Dataset, batches
+from edgeasync.durable.day_file import DayFile
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.durable.spool_file import SpoolFile
@@ -79,6 +81,7 @@ UPDATES = 20
 STATE_ID = "5" * 32
 SESSION = bytes(range(16))
 VERSION = ModelVersion("00c0ffee00c0ffee", 41)
+DAY = DayRecord(1_234_567, 43_210.5)
 PROFILE = DeviceProfile("aarch64", 4, 1 << 30, 500, "edgeasync 0.1.0", 64)
 
 
@@ -162,11 +165,12 @@ def make_held():
 
 
 def write_device(folder):
-    """Write a device's state folder, as `spool = "full"` keeps it."""
+    """Write a device's state folder, as `spool = "full"` and a limit of a day's bytes keep it."""
     folder.mkdir(parents=True)
     (folder / "identity.json").write_bytes(msgspec.json.encode(DeviceIdentity("device-1", STATE_ID, 3)))
     SpoolFile(folder, STATE_ID).write(make_spool())
     SpoolFile(folder, STATE_ID).write_model(make_held())
+    DayFile(folder).write(DAY)
 
 
 def make_messages():

@@ -13,7 +13,9 @@ class Connect(msgspec.Struct, frozen=True, gc=False):
 
 
 class Disconnect(msgspec.Struct, frozen=True, gc=False):
-    """Close the connection."""
+    """Close the connection; with `goodbye` after what was sent last has left."""
+
+    goodbye: bool = False
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):

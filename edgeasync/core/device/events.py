@@ -120,10 +120,14 @@ class Disconnected(msgspec.Struct, frozen=True, gc=False):
     """The shell has noticed that the connection is broken, and is not opening another."""
 
 
+class DaySpent(msgspec.Struct, frozen=True, gc=False):
+    """Hardly anything is left of the device's own limit of a day's bytes."""
+
+
 class StopRequested(msgspec.Struct, frozen=True):
     """The person who runs the device wants the agent to end."""
 
 
 GraphEvent = GraphHeld | GraphMissing | GraphBroken | GraphForged
 WorkEvent = ModelInstalled | InstallFailed | GraphEvent | Kept | Trained | OverlapTrained
-DeviceEvent = Received | Malformed | TransferMoved | Disconnected | StopRequested | WorkEvent
+DeviceEvent = Received | Malformed | TransferMoved | Disconnected | DaySpent | StopRequested | WorkEvent

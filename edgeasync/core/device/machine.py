@@ -9,9 +9,13 @@ it continues without the hub.
 from random import Random
 from typing import Literal
 
+import msgspec
+
 from edgeasync.core.device.bounds import clamp_retry, clamp_times
+from edgeasync.core.device.day import Day
 from edgeasync.core.device.effects import Connect, DeviceEffect, Disconnect, Report, Send, Stop
 from edgeasync.core.device.events import (
+    DaySpent,
     DeviceEvent,
     Disconnected,
     Malformed,
@@ -38,6 +42,7 @@ from edgeasync.protocol.messages import (
     Refuse,
     Welcome,
 )
+from edgeasync.protocol.transfers import PIECE_BYTES_MIN
 from edgeasync.states import Table, check_move
 
 HANDSHAKE_S = 3.0
@@ -87,11 +92,15 @@ class DeviceCore:
         parameters_max: int = PARAMETERS_MAX,
         hubs: int = 1,
         offline_steps_max: int = 0,
+        day: Day | None = None,
     ) -> None:
         self.link: LinkState = "offline"
+        self.day = day or Day()
+        """The device's own limit of a day's bytes; who sends and receives counts there."""
         self._unexpected = UnexpectedEvents()
         self.unexpected = self._unexpected.counts
         self.work = DeviceWork(
+            day=self.day,
             local_steps_max=profile.local_steps_max,
             offline_steps_max=offline_steps_max,
             random=random,
@@ -150,6 +159,7 @@ class DeviceCore:
     def begin(self, now_s: float) -> list[DeviceEffect]:
         """Connect for the first time."""
         self._heard_s = now_s  # so that silence is counted from here
+        self.day.begin(now_s)
         return self._begin_handshake(now_s)
 
     def tick(self, now_s: float, steps_total: int) -> list[DeviceEffect]:
@@ -164,11 +174,13 @@ class DeviceCore:
             return self._give_up_handshake(now_s, "no hub answers yet; trying until one does")
         if now_s >= self._heard_s + self.welcome.lease_s:
             return self._go_offline(now_s, f"the hub was silent for {now_s - self._heard_s:.0f} s")
+        if self.day.is_spent(now_s):
+            return self._rest_until_tomorrow(now_s)
         effects: list[DeviceEffect] = []
         if now_s >= self._ping_at_s:
             self._ping_at_s = now_s + self.welcome.heartbeat_s
             effects.append(Send(Ping(self.welcome.session, now_s, steps_total, self.round_trip_s or 0.0)))
-        return self._end_if_stopped(effects + self.work.tick(now_s))
+        return self._conclude(effects + self.work.tick(now_s), now_s)
 
     # -- events ----------------------------------------------------------------------------------------------
 
@@ -187,11 +199,13 @@ class DeviceCore:
                 effects = self.work.transfer_moved(now_s)
             case Disconnected():
                 effects = self._disconnected(now_s)
+            case DaySpent():
+                effects = self._rest_until_tomorrow(now_s)
             case StopRequested():
                 effects = self._stop_requested()
             case _:
                 effects = self.work.handle(event, now_s)
-        return self._end_if_stopped(effects)
+        return self._conclude(effects, now_s)
 
     def _received(self, message: Message, now_s: float) -> list[DeviceEffect]:
         match message:
@@ -230,21 +244,34 @@ class DeviceCore:
             goodbye.append(Send(Leave("stopping", self.welcome.session)))
         return [*goodbye, Stop("stopped")]
 
-    def _end_if_stopped(self, effects: list[DeviceEffect]) -> list[DeviceEffect]:
-        """End the link if one of the effects ends the agent; return them."""
+    def _conclude(self, effects: list[DeviceEffect], now_s: float) -> list[DeviceEffect]:
+        """End the link if an effect ends the agent, or rest if the day does not bear more; return all effects."""
         if any(isinstance(effect, Stop) for effect in effects):
             self._move_link("over")
+        elif self.link == "joined" and self.work.needs_bytes:
+            effects = effects + self._rest_until_tomorrow(now_s)
         return effects
 
     # -- the handshake ---------------------------------------------------------------------------------------
 
     def _begin_handshake(self, now_s: float) -> list[DeviceEffect]:
+        if not self.day.bears(0, now_s):
+            return self._rest_until_tomorrow(now_s)
         self._move_link("handshake")
         self._link_at_s = now_s + HANDSHAKE_S
         self.answered, self._unreadable = False, ""
-        return [Connect(), Send(self._hello())]
+        return [Connect(), Send(self._hello(now_s))]
 
-    def _hello(self) -> Hello:
+    def _hello(self, now_s: float) -> Hello:
+        profile, piece_bytes_max = self._profile, 0
+        if (left_bytes := self.day.left_bytes(now_s)) is not None:
+            profile = msgspec.structs.replace(
+                profile,
+                bytes_per_day_max=self.day.bytes_max,
+                day_left_bytes=left_bytes,
+                day_remaining_s=self.day.ends_s(now_s) - now_s,
+            )
+            piece_bytes_max = PIECE_BYTES_MIN  # the hub may send so much unasked
         return Hello(
             protocol_versions=PROTOCOL_VERSIONS,
             device_id=self.device_id,
@@ -252,9 +279,10 @@ class DeviceCore:
             incarnation=self._incarnation,
             session=None if self.welcome is None else self.welcome.session,
             seq_answered=self.work.pending.claim(),
-            profile=self._profile,
+            profile=profile,
             codecs=self._codecs,
             fingerprint=self._fingerprint,
+            piece_bytes_max=piece_bytes_max,
         )
 
     def _welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:
@@ -292,7 +320,10 @@ class DeviceCore:
         self._unexpected.welcomed()
         self._tell_at_s = 0.0
         self._ping_at_s = now_s + welcome.heartbeat_s * self._random.uniform(0.5, 1.0)
-        return [Report("joined", f"as {self.device_id}"), *self.work.welcomed(welcome, now_s)]
+        effects: list[DeviceEffect] = [Report("joined", f"as {self.device_id}")]
+        if warning := self.day.warning(welcome.heartbeat_s):
+            effects.append(Report("warning", warning))
+        return effects + self.work.welcomed(welcome, now_s)
 
     def _give_up_handshake(self, now_s: float, cause: str) -> list[DeviceEffect]:
         """Go offline from a handshake without a welcome; report silence, but at most once a minute."""
@@ -324,6 +355,24 @@ class DeviceCore:
         self._link_at_s = self._rotation.fail(now_s, retry_after_s, move_on=move_on)
         self._move_link("offline")
         return effects + self.work.cut_off()
+
+    def _rest_until_tomorrow(self, now_s: float) -> list[DeviceEffect]:
+        """Leave the hub until the device's own day ends: what is left does not bear what comes next."""
+        left_bytes, ends_s = self.day.left_bytes(now_s), self.day.ends_s(now_s)
+        told = f"{left_bytes} of the day's {self.day.bytes_max} bytes are left"
+        if needed_bytes := self.work.needs_bytes:
+            told += f", and {needed_bytes} are needed"
+        told += f"; resting until the day ends, in {ends_s - now_s:.0f} s"
+        if needed_bytes > (self.day.bytes_max or 0):
+            told += ". No day will bear that: raise [agent] bytes_per_day_max"
+        effects: list[DeviceEffect] = []
+        if self.link == "joined" and self.welcome is not None:
+            effects.append(Send(Leave("stopping", self.welcome.session)))
+        if self.link != "offline":
+            effects.append(Disconnect(goodbye=True))
+            self._move_link("offline")
+        self._link_at_s = ends_s
+        return [*effects, Report("resting", told), *self.work.cut_off()]
 
     def _refused(self, refuse: Refuse, now_s: float) -> list[DeviceEffect]:
         """Try again later if the refusal may pass, and end the agent if it will not."""

@@ -11,6 +11,7 @@ from typing import Literal
 
 from edgeasync.core.device.answer_reports import AnswerReports
 from edgeasync.core.device.bounds import LOCAL_STEPS_MAX
+from edgeasync.core.device.day import SPARE_BYTES, Day
 from edgeasync.core.device.effects import (
     DeviceEffect,
     FindGraph,
@@ -87,7 +88,13 @@ class DeviceWork:
     """
 
     def __init__(
-        self, *, local_steps_max: int, offline_steps_max: int, random: Random, unexpected: UnexpectedEvents
+        self,
+        *,
+        local_steps_max: int,
+        offline_steps_max: int,
+        random: Random,
+        unexpected: UnexpectedEvents,
+        day: Day,
     ) -> None:
         self.state: WorkState = "idle"
         self.connected = False
@@ -98,12 +105,18 @@ class DeviceWork:
         """The model that an earlier start held, until the hub has said what it trains."""
         self.push_codec = "identity"
         self.updates_answered = 0
+        self.needs_bytes = 0
+        """What the day's bytes do not bear, until the hub is left."""
         self.pending = PendingPush()
         self._overlap = OverlapSteps(offline_steps_max)
         self._answers = AnswerReports()
         self._local_steps_max = local_steps_max
         self._random = random
         self._unexpected = unexpected
+        self._day = day
+        self._model_bytes: int | None = None
+        self._update_bytes: int | None = None
+        """The payloads of the last whole model and the last update."""
         self._welcome: Welcome | None = None
         self._prepared_for: dict[str, object] | None = None
         """The hub's settings that the shell has prepared for."""
@@ -192,7 +205,7 @@ class DeviceWork:
 
     def cut_off(self) -> list[DeviceEffect]:
         """Continue without the hub; give up a model that was arriving."""
-        self.connected = False
+        self.connected, self.needs_bytes = False, 0
         if self.state == "installing":
             self._move("idle")
         return self._train_on()
@@ -245,6 +258,8 @@ class DeviceWork:
         """Send, or send again, the message whose answer the work waits for."""
         assert self._welcome is not None
         self._wait(now_s)
+        if not self._day_bears(self._bytes_of_next(), now_s):
+            return []
         if self.state == "fetching_graph":
             return [Send(FetchGraph(self._welcome.session))]
         if (push := self.pending.say(self._welcome.session)) is not None:
@@ -254,6 +269,31 @@ class DeviceWork:
             return [SendPush(push)]
         self._move("idle")
         return [Send(Fetch(self._welcome.session, self.version, held_checksum=self._held_checksum))]
+
+    def _bytes_of_next(self) -> int:
+        """Return the most bytes of what is due next: of the graph, of the update, or of a model and its update."""
+        assert self._welcome is not None
+        if self.state == "fetching_graph":
+            return self._welcome.graph_bytes
+        if self.pending.push is not None:
+            return self.pending.push.payload_bytes
+        return (self._model_bytes or self._raw_bytes) + self._bytes_of_update
+
+    @property
+    def _raw_bytes(self) -> int:
+        """What a model or an update takes as float32: codecs make less of it."""
+        assert self._welcome is not None
+        return 4 * self._welcome.spec.length
+
+    @property
+    def _bytes_of_update(self) -> int:
+        return self._update_bytes or self._raw_bytes
+
+    def _day_bears(self, payload_bytes: int, now_s: float) -> bool:
+        """Whether the day's bytes bear these payloads; if not, note that, and the hub will be left."""
+        borne = self._day.bears(payload_bytes, now_s)
+        self.needs_bytes = 0 if borne else payload_bytes + SPARE_BYTES
+        return borne
 
     def _wait(self, now_s: float) -> None:
         """Give the hub one lease to answer before the message is repeated."""
@@ -313,6 +353,11 @@ class DeviceWork:
             self._move("idle")
             self._speak_at_s = now_s + BACKOFF_MIN_S
             return effects  # the deltas need a model that a power cut took: fetch the whole one
+        if assignment.deltas is None:
+            self._model_bytes = assignment.payload_bytes
+        needed_bytes = assignment.payload_bytes + self._bytes_of_update
+        if assignment.transfer and not self._day_bears(needed_bytes, now_s):
+            return effects
         self._move("installing")
         self._installing = assignment
         self._wait(now_s)
@@ -373,6 +418,7 @@ class DeviceWork:
             held_checksum=self._held_checksum,
         )
         self.pending.make(push)
+        self._update_bytes = push.payload_bytes
         self._busy = False
         effects = self._speak(now_s) if self.connected else []
         return effects + self._train_on()

@@ -32,6 +32,7 @@ from edgeasync.core.device.effects import (
     WorkEffect,
 )
 from edgeasync.core.device.events import (
+    DaySpent,
     DeviceEvent,
     GraphBroken,
     InstallFailed,
@@ -90,7 +91,8 @@ class DeviceEngine:
         self._shell = shell
         self._now_s = now_s
         self._model: DeviceModel | None = None
-        self._transfers = DeviceTransfers(shell.send, now_s, bandwidth_bytes_per_s_max)
+        self._transfers = DeviceTransfers(self._send, now_s, bandwidth_bytes_per_s_max)
+        self._hello_bytes = 0
         self._inline_payload: wire.Buffer | None = None
         self._payload: wire.Buffer = b""
         self._codec: Codec | None = None
@@ -127,11 +129,12 @@ class DeviceEngine:
         now_s = self._now_s()
         self.recorder.begin(now_s, "begin")
         self._execute(self.core.begin(now_s))
+        self._keep_day()
 
     def next_deadline_s(self) -> float | None:
         """Return when `tick` is next due; `None` once the device has finished."""
         due_s = self.core.next_deadline_s()
-        return None if due_s is None else min(due_s, self._transfers.next_deadline_s())
+        return None if due_s is None else min(due_s, self._transfers.next_deadline_s(), self.core.day.record_at_s)
 
     def tick(self, steps_total: int) -> None:
         """Do what is due; `next_deadline_s` says when that is."""
@@ -139,6 +142,7 @@ class DeviceEngine:
         now_s = self._now_s()
         self.recorder.begin(now_s, "tick")
         self._execute(self.core.tick(now_s, steps_total))
+        self._keep_day()
 
     def handle(self, event: DeviceEvent) -> None:
         """Give the core an event and carry out what follows."""
@@ -148,6 +152,15 @@ class DeviceEngine:
 
     def on_message(self, header: bytes, payload: wire.Buffer | None) -> None:
         """Handle one message from the hub."""
+        self._count_hello()
+        self.core.day.count(len(header) + len(payload or b""), self._now_s())
+        self._read(header, payload)
+        if self.core.day.is_spent(self._now_s()) and self.core.link in ("handshake", "joined"):
+            self.handle(DaySpent())
+        self._keep_day()
+
+    def _read(self, header: bytes, payload: wire.Buffer | None) -> None:
+        """Decode a message, and give it to who waits for it."""
         try:
             joined = self.core.link == "joined"
             message = wire.decode(header, HEADER_BYTES_MAX if joined else wire.HEADER_BYTES_MAX)
@@ -185,6 +198,34 @@ class DeviceEngine:
             if whole is not None:
                 self._process_payload(message, whole)
 
+    # -- the bytes of the day --------------------------------------------------------------------------------
+
+    def _send(self, header: bytes, payload: wire.Buffer | None) -> None:
+        """Send a message and count it; a hello once it is known that there was somebody to send it to."""
+        nbytes = len(header) + len(payload or b"")
+        if self.core.link == "handshake":
+            self._hello_bytes = nbytes
+        else:
+            self.core.day.count(nbytes, self._now_s())
+        self._shell.send(header, payload)
+
+    def _count_hello(self) -> None:
+        if self._hello_bytes:
+            self.core.day.count(self._hello_bytes, self._now_s())
+            self._hello_bytes = 0
+
+    def _end_connection(self) -> None:
+        """Count the hello of a connection on which no answer came, if it has left; the transfers wait."""
+        if self._shell.has_connected():
+            self._count_hello()
+        self._hello_bytes = 0
+        self._transfers.suspend()
+
+    def _keep_day(self) -> None:
+        record = self.core.day.take_due_record(self._now_s())
+        if record is not None:
+            self._shell.keep_day(record)
+
     # -- effects out -----------------------------------------------------------------------------------------
 
     def _execute(self, effects: list[DeviceEffect]) -> None:
@@ -199,11 +240,11 @@ class DeviceEngine:
         """Carry out an effect on the link at once, or begin one that takes work."""
         match effect:
             case Connect():
-                self._transfers.suspend()
+                self._end_connection()
                 self._shell.connect()
             case Disconnect():
-                self._transfers.suspend()
-                self._shell.disconnect()
+                self._end_connection()
+                self._shell.disconnect(goodbye=effect.goodbye)
             case Send():
                 self._transfers.send(effect.message)
             case SendPush():

@@ -5,6 +5,7 @@ from typing import Protocol, TypeVar
 
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import HeldModel, Spool
+from edgeasync.core.device.day import DayRecord
 from edgeasync.core.device.effects import Report, Stop
 from edgeasync.core.device.events import Trained
 from edgeasync.protocol import wire
@@ -25,8 +26,11 @@ class DeviceShell(Protocol):
     def connect(self) -> None:
         """Open a fresh connection to hub number `core.hub` of the device's list."""
 
-    def disconnect(self) -> None:
-        """Close the connection."""
+    def disconnect(self, *, goodbye: bool = False) -> None:
+        """Close the connection; with `goodbye` let what was sent last leave."""
+
+    def has_connected(self) -> bool:
+        """Return whether the connection has met a peer, so that what was sent has left."""
 
     def send(self, header: bytes, payload: wire.Buffer | None) -> None:
         """Send a message, or drop it if there is no connection."""
@@ -55,6 +59,9 @@ class DeviceShell(Protocol):
 
         If the disk fails, return: the hub then sends the whole model. The values change after the call.
         """
+
+    def keep_day(self, record: DayRecord) -> None:
+        """Write the count of the day's bytes to disk, to outlive a crash, soon; if the disk fails, report that."""
 
     def put_aside(self, reason: str) -> None:
         """Put aside the update that `keep` wrote in an earlier start, and report it."""

@@ -94,9 +94,8 @@ class Budgets:
             left_bytes = self.state.traffic.left_bytes(self._hub_max, now_s)
             yield self._allowance(left_bytes / devices, now_s % DAY_S)
         if (own := member.own_day) is not None:
-            own.turn(now_s)
-            passed_s = DAY_S - (own.ends_s - now_s)
-            yield self._allowance(member.profile.bytes_per_day_max - own.used_bytes, passed_s)
+            left_bytes = member.profile.bytes_per_day_max - own.day_bytes(now_s)
+            yield self._allowance(left_bytes, DAY_S - own.remaining_s(now_s))
 
     def _allowance(self, left_bytes: float, passed_s: float) -> Allowance:
         remaining_s = DAY_S - passed_s
@@ -120,9 +119,8 @@ class Budgets:
         if self._device_max is not None:
             left.append((member.traffic.left_bytes(self._device_max, now_s), int(self._device_max)))
         if (own := member.own_day) is not None:
-            own.turn(now_s)
             most = member.profile.bytes_per_day_max
-            left.append((max(0, most - own.used_bytes), most))
+            left.append((max(0, most - own.day_bytes(now_s)), most))
         left_bytes, most_bytes = min(left, default=(None, None))
         return {
             "day_bytes": member.traffic.day_bytes(now_s),

@@ -611,10 +611,12 @@ class PolicyEngine:
         state.examples_mean = state.examples_total / len(with_data) if with_data else 0.0
         pacing = self.pacing
         retune = self.frequency.retune if pacing is None else pacing.retune_quietly
-        cadence = retune(state.cadence, state.fleet, [history for history in histories if history.updates])
-        if rests := [history.period_s_min for history in histories if history.period_s_min]:
-            period_s = max(cadence.period_s, median(rests))  # what the aggregator waits for comes that rarely
-            cadence = msgspec.structs.replace(cadence, period_s=period_s)
+        active = [history for history in histories if history.updates]
+        cadence = retune(state.cadence, state.fleet, active)
+        # Updates come that rarely only if more than half of the devices rest so long for their day's bytes.
+        rests_s = sorted(history.period_s_min for history in active)
+        if rests_s and (rest_s := rests_s[(len(rests_s) - 1) // 2]) > cadence.period_s:
+            cadence = msgspec.structs.replace(cadence, period_s=rest_s)
         state.cadence = cadence
         overdue_s = now_s - RARE * cadence.period_s if cadence.period_s else -math.inf
         state.rare = self._members.rare(cadence.is_rare, overdue_s)

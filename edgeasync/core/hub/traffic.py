@@ -16,14 +16,18 @@ class OwnDay(msgspec.Struct, array_like=True):
 
     def count(self, nbytes: int, now_s: float) -> None:
         """Count bytes."""
-        self.turn(now_s)
+        if now_s >= self.ends_s:
+            self.used_bytes, self.ends_s = 0, now_s + self.remaining_s(now_s)
         self.used_bytes += nbytes
 
-    def turn(self, now_s: float) -> None:
-        """Begin another day if this one is over."""
-        if now_s >= self.ends_s:
-            self.ends_s += DAY_S * (math.floor((now_s - self.ends_s) / DAY_S) + 1)
-            self.used_bytes = 0
+    def day_bytes(self, now_s: float) -> int:
+        """Return the bytes of the day so far."""
+        return self.used_bytes if now_s < self.ends_s else 0
+
+    def remaining_s(self, now_s: float) -> float:
+        """Return how long the day lasts."""
+        days = 0 if now_s < self.ends_s else math.floor((now_s - self.ends_s) / DAY_S) + 1
+        return self.ends_s + DAY_S * days - now_s
 
 
 class Traffic(msgspec.Struct, array_like=True):

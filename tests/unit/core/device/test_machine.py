@@ -553,7 +553,7 @@ def test_a_hub_that_forgot_gets_a_hello_on_a_fresh_connection(code):
     assert device.ignored == ["Refuse of a session while offline"]
     device.until(Connect)
     assert BACKOFF_MIN_S / 2 <= device.now_s - refused_s <= BACKOFF_MIN_S
-    assert device.said == [device.core._hello()]
+    assert device.said == [device.core._hello(device.now_s)]
     device.welcome()
     assert device.pushed == [1]
 

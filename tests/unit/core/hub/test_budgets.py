@@ -1,0 +1,78 @@
+"""The hub's side of a device's own limit of a day's bytes: whatever a device says of it."""
+
+import math
+
+import msgspec
+import pytest
+
+from edgeasync.core.hub.settings import DAY_S
+from edgeasync.errors import ProtocolError
+from edgeasync.protocol import wire
+from edgeasync.protocol.messages import COUNT_MAX, DeviceProfile, Hello
+
+MB = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("most", "left", "remaining_s", "shown"),
+    [
+        (0, MB, 60.0, (None, None)),
+        (MB, 2 * MB, 60.0, (MB, MB)),
+        (MB, 0, 60.0, (MB, 0)),
+        (MB, MB, 1e9, (MB, MB)),
+        (MB, 0, 0.0, (MB, MB)),
+        (COUNT_MAX, COUNT_MAX, DAY_S, (COUNT_MAX, COUNT_MAX)),
+        (1, 1, 1e-9, (1, 1)),
+        (1, 0, 5e-324, (1, 1)),
+    ],
+)
+def test_a_hub_takes_of_a_devices_day_what_can_be(hub_bench, most, left, remaining_s, shown):
+    hub = hub_bench()
+    hub.hello(
+        profile=DeviceProfile(bytes_per_day_max=most, day_left_bytes=left, day_remaining_s=remaining_s), at_s=5.0
+    )
+    (device,) = hub.core.status(5.0)["devices"]
+    assert (device["bytes_per_day_max"], device["day_left_bytes"]) == shown
+    hub.fetch(at_s=5.0)
+    hub.ping(at_s=6.0)
+    (device,) = hub.core.status(5.0 + 3 * DAY_S)["devices"]
+    assert device["day_left_bytes"] == (most or None), "the next day is whole, whenever it began"
+    assert 0.0 <= device["rest_s"] <= DAY_S
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"bytes_per_day_max": -1},
+        {"bytes_per_day_max": COUNT_MAX + 1},
+        {"day_left_bytes": -1},
+        {"day_left_bytes": math.nan},
+        {"day_remaining_s": -1.0},
+        {"day_remaining_s": math.nan},
+        {"day_remaining_s": math.inf},
+    ],
+    ids=str,
+)
+def test_a_day_that_cannot_be_is_no_hello(wrong):
+    profile = msgspec.structs.replace(DeviceProfile(), **wrong)
+    header = wire.encode(Hello((1,), "a", bytes(16), 1, profile=profile), 1)
+    with pytest.raises(ProtocolError, match="Hello"):
+        wire.decode(header)
+
+
+def test_who_asks_for_the_status_changes_nothing_that_is_kept(hub_bench):
+    hub = hub_bench()
+    hub.hello(profile=DeviceProfile(bytes_per_day_max=MB, day_left_bytes=MB // 2, day_remaining_s=60.0))
+    before = msgspec.msgpack.encode(hub.core.members.dump_state())
+    hub.core.status(2 * DAY_S)
+    assert msgspec.msgpack.encode(hub.core.members.dump_state()) == before
+
+
+def test_a_device_whose_limit_was_raised_does_not_rest_by_the_old_one(hub_bench):
+    hub = hub_bench()
+    hub.hello(profile=DeviceProfile(bytes_per_day_max=MB, day_left_bytes=0, day_remaining_s=DAY_S))
+    hub.fetch()
+    assert hub.refusal.rest
+    hub.hello(start=2, profile=DeviceProfile(), at_s=10.0)
+    hub.fetch(at_s=10.0)
+    assert hub.refused is None

@@ -1,0 +1,37 @@
+"""A device's count of the day's bytes on disk: read as it was written, or refused by name and left alone."""
+
+import pytest
+
+from edgeasync.core.device.day import DAY_S, DayRecord
+from edgeasync.durable.day_file import DAY_FILE, DayFile
+from edgeasync.errors import StorageError
+
+
+def test_a_count_is_read_as_it_was_written(tmp_path):
+    file = DayFile(tmp_path)
+    assert file.read() == DayRecord(0, DAY_S), "the first day is whole"
+    file.write(DayRecord(12_345, 60.5))
+    assert file.read() == DayRecord(12_345, 60.5)
+    assert [path.name for path in tmp_path.iterdir()] == [DAY_FILE]
+    assert file.path.stat().st_size < 100
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "damaged .*; delete it to begin a new day"),
+        (b"[]", "damaged"),
+        (b'{"format":1,"used_bytes":5', "damaged"),
+        (b'{"format":1,"used_bytes":5}', "damaged .*remaining_s"),
+        (b'{"format":1,"used_bytes":-5,"remaining_s":60.0}', "damaged"),
+        (b'{"format":1,"used_bytes":9007199254740993,"remaining_s":60.0}', "damaged"),
+        (b'{"format":1,"used_bytes":5,"remaining_s":86401.0}', "damaged"),
+        (b'{"format":1,"used_bytes":5,"remaining_s":NaN}', "damaged"),
+        (b'{"format":2,"days":[]}', "format 2, and this version knows 1; install the newer edgeasync again"),
+    ],
+)
+def test_a_count_that_cannot_be_read_is_refused_by_name_and_kept(tmp_path, content, told):
+    (tmp_path / DAY_FILE).write_bytes(content)
+    with pytest.raises(StorageError, match=rf"day\.json: .*{told}"):
+        DayFile(tmp_path).read()
+    assert (tmp_path / DAY_FILE).read_bytes() == content
