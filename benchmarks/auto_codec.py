@@ -1,7 +1,7 @@
 """Whether `push = "auto"` chooses the same codec for equal devices, and keeps it, on a busy machine.
 
 Run as `python -m benchmarks.auto_codec`. Eight real agents learn digits on loopback for ten minutes, beside a busy
-process on each core. All must have one codec in the end. None may change it more than twice.
+process on each core. All must have one codec in the end, and change it twice at most.
 """
 
 import multiprocessing

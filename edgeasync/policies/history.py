@@ -16,7 +16,10 @@ RECENT = 5
 EXAMPLES_RATE_WEIGHT = 0.3
 """Weight of the newest measurement in a device's moving average of examples per second."""
 
-MISFIT_WINDOW = 10
+LATENESS_MAX = 2.0
+"""A late update counts for less, so the model needs more of them to learn a slow device's data."""
+
+MISFIT_WINDOW = 8
 """How many of a device's losses are compared with as many before them."""
 
 STALENESS_WEIGHT = 0.1
@@ -199,7 +202,7 @@ class BaseLosses(msgspec.Struct, array_like=True):
         """Record an update's."""
         if loss is None or not math.isfinite(loss):
             return
-        if len(self.recent) == MISFIT_WINDOW:
+        if len(self.recent) >= MISFIT_WINDOW:
             add_recent(self.before, self.recent[0], MISFIT_WINDOW)
         add_recent(self.recent, _bounded(loss), MISFIT_WINDOW)
 
@@ -370,6 +373,10 @@ class FleetHistory(msgspec.Struct):
         self.observe_score(voter, score)
         self.staleness_mean += (staleness - self.staleness_mean) * STALENESS_WEIGHT
         self.observe_loss(voter, loss_mean, loss_variance, voters_live)
+
+    def lateness(self, staleness: int) -> float:
+        """Return how many times as far behind as usual an update is, from 1 to `LATENESS_MAX`."""
+        return min(LATENESS_MAX, max(1.0, (1.0 + staleness) / (1.0 + self.staleness_mean)))
 
     def observe_loss(
         self, voter: str, loss_mean: float | None, loss_variance: float | None, voters_live: int

@@ -50,7 +50,8 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     `finite` says whether its values and its loss are, also of one whose norm is not compared and NaN. `known` says
     whether this run has had the version that it was trained from. `base_loss` is the device's usual loss of
     the fleet's model in its last updates, and `base_loss_before` in those before them; NaN while there are too
-    few. `voter` is the device's key or, without keys, its id.
+    few. `lateness` is how many times as far behind as usual the update is, 1 to 2. `voter` is the device's key or,
+    without keys, its id.
     """
 
     device_id: str
@@ -62,6 +63,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     known: bool = True
     base_loss: float = math.nan
     base_loss_before: float = math.nan
+    lateness: float = 1.0
 
 
 class Watch(Protocol):
@@ -77,6 +79,10 @@ class Watch(Protocol):
         """How many updates in a row must have a cause."""
 
     @property
+    def patient(self) -> bool:
+        """Whether it waits for more of them if they are late, up to `LATENESS_MAX` times as many."""
+
+    @property
     def remedy(self) -> Remedy:
         """The remedy of its alarms."""
 
@@ -88,14 +94,24 @@ class Watch(Protocol):
         """Return in words what is alarming about the update or the fleet, or `None`."""
 
 
-class UpdateNormWatch(Section, frozen=True, tag_field="kind", tag="update_norm"):
+class _DeviceWatch(Section, frozen=True):
+    paper: ClassVar[str] = ""
+    scope: ClassVar[Literal["device"]] = "device"
+    patient: ClassVar[bool] = False
+
+
+class _FleetWatch(Section, frozen=True):
+    paper: ClassVar[str] = ""
+    scope: ClassVar[Literal["fleet"]] = "fleet"
+    count_max: ClassVar[int] = 1
+    patient: ClassVar[bool] = False
+
+
+class UpdateNormWatch(_DeviceWatch, frozen=True, tag_field="kind", tag="update_norm"):
     """Find a device whose updates are far longer than what is usual, for any number of steps and for its own.
 
     Its own number counts by its root: random steps grow with that, and aimed ones not much faster.
     """
-
-    paper: ClassVar[str] = ""
-    scope: ClassVar[Literal["device"]] = "device"
 
     ratio_max: Annotated[RatioMax, Meta(description=NORM_RATIO)] = 4.0
     count_max: CountMax = 3
@@ -108,11 +124,8 @@ class UpdateNormWatch(Section, frozen=True, tag_field="kind", tag="update_norm")
         return _over_usual(update.norm / math.sqrt(update.local_steps), fleet.norms, self.ratio_max, "update")
 
 
-class GradientNormWatch(Section, frozen=True, tag_field="kind", tag="gradient_norm"):
+class GradientNormWatch(_DeviceWatch, frozen=True, tag_field="kind", tag="gradient_norm"):
     """Find a device whose mean gradient (update over local steps) is far longer than the others'."""
-
-    paper: ClassVar[str] = ""
-    scope: ClassVar[Literal["device"]] = "device"
 
     ratio_max: Annotated[RatioMax, Meta(description=NORM_RATIO)] = 20.0
     count_max: CountMax = 3
@@ -123,14 +136,11 @@ class GradientNormWatch(Section, frozen=True, tag_field="kind", tag="gradient_no
         return _over_usual(update.norm / update.local_steps, fleet.gradients, self.ratio_max, "mean gradient")
 
 
-class NotFiniteWatch(Section, frozen=True, tag_field="kind", tag="not_finite"):
+class NotFiniteWatch(_DeviceWatch, frozen=True, tag_field="kind", tag="not_finite"):
     """Find a device whose updates or losses are repeatedly NaN or infinite.
 
     Such updates are rejected in any case.
     """
-
-    paper: ClassVar[str] = ""
-    scope: ClassVar[Literal["device"]] = "device"
 
     count_max: CountMax = 3
     remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "quarantine"
@@ -140,11 +150,8 @@ class NotFiniteWatch(Section, frozen=True, tag_field="kind", tag="not_finite"):
         return None if update.finite else "its updates or their losses are not finite: look at its data"
 
 
-class RefusedWatch(Section, frozen=True, tag_field="kind", tag="refused"):
+class RefusedWatch(_DeviceWatch, frozen=True, tag_field="kind", tag="refused"):
     """A device whose updates are repeatedly from versions that this run never had: broken, or made up."""
-
-    paper: ClassVar[str] = ""
-    scope: ClassVar[Literal["device"]] = "device"
 
     count_max: CountMax = 5
     remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "quarantine"
@@ -154,28 +161,34 @@ class RefusedWatch(Section, frozen=True, tag_field="kind", tag="refused"):
         return None if update.known else "its updates are from versions that this run never had"
 
 
-class MisfitWatch(Section, frozen=True, tag_field="kind", tag="misfit"):
+class MisfitWatch(_DeviceWatch, frozen=True, tag_field="kind", tag="misfit"):
     """Find a device whose data contradict the others': the model learns theirs, and never its.
 
     So it is with wrong labels, a broken sensor, inputs on another scale. A device with rare classes, or a new one,
     begins with a large loss, too, but its loss falls as its updates count.
     """
 
-    paper: ClassVar[str] = ""
-    scope: ClassVar[Literal["device"]] = "device"
+    patient: ClassVar[bool] = True
 
     ratio_max: Annotated[
         RatioMax, Meta(description="times the fleet's median loss of the hub's model that is still calm")
-    ] = 8.0
+    ] = 6.0
     peak_share: Annotated[
         float,
         Meta(gt=0.0, le=1.0, description="share of the highest median so far up to which a loss is calm"),
     ] = 0.7
     falling: Annotated[
         float,
-        Meta(gt=0.0, le=1.0, description="a loss that falls below this share of itself within 10 updates is calm"),
-    ] = 0.7
-    count_max: CountMax = 8
+        Meta(gt=0.0, le=1.0, description="a loss that falls below this share of itself within 8 updates is calm"),
+    ] = 0.5
+    count_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100_000,
+            description="such updates in a row that are alarming; twice as many from a slow device",
+        ),
+    ] = 6
     remedy: Annotated[Remedy, Meta(description="what the hub does about it")] = "quarantine"
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
@@ -190,12 +203,8 @@ class MisfitWatch(Section, frozen=True, tag_field="kind", tag="misfit"):
         return f"the model does not learn its data: {losses_told}: look at its labels and inputs"
 
 
-class LossWatch(Section, frozen=True, tag_field="kind", tag="loss"):
+class LossWatch(_FleetWatch, frozen=True, tag_field="kind", tag="loss"):
     """Find when the loss of the whole fleet, and of more than half of the voters, rises well above its average."""
-
-    paper: ClassVar[str] = ""
-    scope: ClassVar[Literal["fleet"]] = "fleet"
-    count_max: ClassVar[int] = 1
 
     ratio_max: Annotated[RatioMax, Meta(description="times the median of the losses that is still calm")] = 3.0
     remedy: Annotated[FleetRemedy, Meta(description="what the hub does about it")] = "rollback"
@@ -212,12 +221,8 @@ class LossWatch(Section, frozen=True, tag_field="kind", tag="loss"):
         return None
 
 
-class LossVarianceWatch(Section, frozen=True, tag_field="kind", tag="loss_variance"):
+class LossVarianceWatch(_FleetWatch, frozen=True, tag_field="kind", tag="loss_variance"):
     """Find when the losses of the whole fleet vary far more than before."""
-
-    paper: ClassVar[str] = ""
-    scope: ClassVar[Literal["fleet"]] = "fleet"
-    count_max: ClassVar[int] = 1
 
     ratio_max: Annotated[RatioMax, Meta(description="times the median of the variances that is still calm")] = 8.0
     remedy: Annotated[FleetRemedy, Meta(description="what the hub does about it")] = "increase_frequency"
@@ -234,12 +239,8 @@ class LossVarianceWatch(Section, frozen=True, tag_field="kind", tag="loss_varian
         return None
 
 
-class DisagreementWatch(Section, frozen=True, tag_field="kind", tag="disagreement"):
+class DisagreementWatch(_FleetWatch, frozen=True, tag_field="kind", tag="disagreement"):
     """Find when devices pull in opposite directions: the mean cosine between updates of one fold is negative."""
-
-    paper: ClassVar[str] = ""
-    scope: ClassVar[Literal["fleet"]] = "fleet"
-    count_max: ClassVar[int] = 1
 
     cosine_min: Annotated[float, Meta(ge=-1.0, le=1.0, description="mean cosine that is still calm")] = -0.05
     remedy: Annotated[FleetRemedy, Meta(description="what the hub does about it")] = "reduce_lr"

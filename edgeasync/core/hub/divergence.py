@@ -202,7 +202,8 @@ class DivergenceGuard:
             cause, alarm = watch.cause(update, fleet), alarms.get((number, device_id))
             if cause is not None and alarm is None:
                 in_a_row = causes.pop((number, device_id), 0) + 1
-                if in_a_row < watch.count_max and not at_once:
+                needed = watch.count_max * (update.lateness if watch.patient else 1.0)
+                if in_a_row < needed and not at_once:
                     causes[number, device_id] = in_a_row
                     continue
                 voter = update.voter if device_id else ""

@@ -262,6 +262,7 @@ class PolicyEngine:
             known=reason is None or reason.reason == "rolled_back",
             base_loss=base_loss,
             base_loss_before=base_loss_before,
+            lateness=fleet.lateness(history.staleness) if reason is None else 1.0,
         )
         effects, roll_back = self.divergence.watch_device(observation, fleet, voters_live, calms=compared)
         if roll_back:

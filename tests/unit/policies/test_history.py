@@ -67,8 +67,8 @@ def test_the_newest_losses_of_the_hubs_model_and_those_before_them_are_kept():
     assert math.isnan(history.base_losses.newest)
     for loss in (math.nan, None, math.inf, *range(25)):
         observe(history, base_loss=loss)
-    assert history.base_losses == BaseLosses([float(n) for n in range(15, 25)], [float(n) for n in range(5, 15)])
-    assert (history.base_losses.usual, history.base_losses.newest) == ((19.5, 9.5), 22.0)
+    assert history.base_losses == BaseLosses([float(n) for n in range(17, 25)], [float(n) for n in range(9, 17)])
+    assert (history.base_losses.usual, history.base_losses.newest) == ((20.5, 12.5), 22.0)
 
 
 def test_a_score_is_the_devices_own_or_its_loss():

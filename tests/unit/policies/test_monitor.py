@@ -153,12 +153,12 @@ def misfit(recent, before, *, fleet=0.05, peak=2.0, voters=4):
     ("losses", "alarming"),
     [
         ({"recent": 2.0, "before": 2.0}, True),
-        ({"recent": 2.0, "before": 2.8}, True),
+        ({"recent": 2.0, "before": 4.0}, True),
         ({"recent": math.nan, "before": math.nan}, False),  # too new to be judged
-        ({"recent": 2.0, "before": 2.9}, False),  # its loss falls
+        ({"recent": 2.0, "before": 4.1}, False),  # its loss falls
         ({"recent": 1.4, "before": 1.4}, False),  # most has been learnt
         ({"recent": 1.41, "before": 1.41}, True),
-        ({"recent": 2.0, "before": 2.0, "fleet": 0.26}, False),  # nobody has learnt much
+        ({"recent": 2.0, "before": 2.0, "fleet": 0.34}, False),  # nobody has learnt much
         ({"recent": 2.0, "before": 2.0, "voters": 2}, False),
         ({"recent": 0.1, "before": 0.1, "fleet": 0.0, "peak": 0.12}, True),
     ],
@@ -277,6 +277,7 @@ class Loud:
     scope: str
     remedy: str = "alert"
     count_max: int = 1
+    patient: bool = False
 
     def cause(self, update, fleet):
         return f"loss {update.loss:g}" if update.loss > 1.0 else None
@@ -310,6 +311,21 @@ def test_an_alarm_ends_after_so_many_calm_updates_in_a_row():
     assert guard.is_active("alert")
     assert not guard.is_active("rollback")
     assert looks(guard, "device", "a0", "a2") == [["-a"], ["+a"]]
+
+
+@pytest.mark.parametrize(
+    ("patient", "lateness", "needed"), [(False, 2.0, 2), (True, 1.0, 2), (True, 1.5, 3), (True, 2.0, 4)]
+)
+def test_a_patient_watch_waits_for_more_updates_if_they_are_late(patient, lateness, needed):
+    guard = guard_of([Loud("device", count_max=2, patient=patient)], calm_updates=3)
+    late = update(loss=2.0, lateness=lateness)
+    begun = [bool(guard.watch_device(late, FleetHistory(), 100)[0]) for _ in range(5)]
+    assert begun.index(True) + 1 == needed
+
+
+def test_lateness_is_measured_by_what_is_usual_and_bounded():
+    fleet = FleetHistory(staleness_mean=3.0)
+    assert [fleet.lateness(staleness) for staleness in (0, 3, 5, 1000)] == [1.0, 1.0, 1.5, 2.0]
 
 
 def test_the_fleets_alarm_ends_with_anybodys_calm():

@@ -219,6 +219,7 @@ def test_one_rollback_for_one_alarm(hub_bench):
     class Always:
         scope: str = "fleet"
         count_max: int = 1
+        patient: bool = False
         remedy: str = "rollback"
 
         def cause(self, update, fleet):
