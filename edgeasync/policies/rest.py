@@ -36,6 +36,9 @@ KEPT = 1.0 / 3.0
 RISE_SHARE = 0.1
 """A loss has risen if it is over the highest since the last improvement by this share of all that was learnt."""
 
+NEWS_SHARE = 0.5
+"""A newcomer brings something new if its loss is higher by this share of that: it wakes the fleet but once."""
+
 NEW_UPDATES = 3
 """A newcomer's data are judged by its update of this number."""
 
@@ -76,9 +79,10 @@ class Track(msgspec.Struct):
         else:
             self.worst = max(self.worst, worse)
 
-    def has_risen(self, loss: float) -> bool:
-        """Return whether a loss is far over all since the last improvement."""
-        return not math.isnan(self.first) and loss > self.worst + max(self.learnt, self.worst - self.best)
+    def has_risen(self, loss: float, share: float = 1.0) -> bool:
+        """Return whether a loss is over all since the last improvement, by a share of what counts as far."""
+        far = share * max(self.learnt, self.worst - self.best)
+        return not math.isnan(self.first) and loss > self.worst + far
 
     @property
     def learnt(self) -> float:
@@ -171,7 +175,7 @@ class Rest:
         known[voter] = None
         if len(known) > KNOWN_MAX:
             del known[next(iter(known))]
-        if not self.state.told.has_risen(losses.newest):
+        if not self.state.told.has_risen(losses.newest, NEWS_SHARE):
             return False
         return self.wake(f"{name} has joined, and the model does not fit its data", now_s)
 

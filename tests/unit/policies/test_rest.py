@@ -145,6 +145,13 @@ def test_a_newcomer_wakes_the_fleet_once_and_only_with_something_new():
     assert not rest.joined("d", "four", told(0.1, 0.1, 0.1), 3001.0)
     assert rest.joined("e", "five", told(4.0, 4.0, 4.0), 3001.0)
     assert rest.state.cause == "five has joined, and the model does not fit its data"
+    # A tenth of what was learnt is a rise for the fleet, half of that is news of a newcomer.
+    rise = rest.state.told.learnt
+    assert not rest.state.told.has_risen(rest.state.told.worst + 0.6 * rise)
+    for share, woken in ((0.4, False), (0.6, True)):
+        rest.state.resting = True
+        loss = rest.state.told.worst + share * rise
+        assert rest.joined(f"voter {share}", "six", told(loss, loss, loss), 3001.5) == woken
     rest.state.resting = True
     assert not rest.joined("e", "five", told(9.0, 9.0, 9.0), 3002.0)
     for number in range(KNOWN_MAX + 10):
