@@ -21,6 +21,9 @@ from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.numpy_models import MlpModel
 
+FLIPPED = "flipped axis"
+"""A fault of the smartwatch alone."""
+
 SPEEDS = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 3.0, 10.0)
 """How many times longer than the fastest device's a local step takes."""
 
@@ -52,12 +55,19 @@ def _one_class(data: Dataset, classes: int, random: np.random.Generator) -> Data
     return Dataset(data.x, np.full_like(data.y, random.integers(classes)))
 
 
+def _flipped_axis(data: Dataset, classes: int, random: np.random.Generator) -> Dataset:  # noqa: ARG001
+    x = data.x.copy().reshape(len(data), smartwatch.WINDOW, smartwatch.SENSORS)
+    x[:, :, 0] *= -1.0
+    return Dataset(x.reshape(data.x.shape), data.y)
+
+
 FAULTS: dict[str, Fault] = {
     "shuffled labels": _shuffled,
     "labels off by one": _off_by_one,
     "inputs times 1000": _scaled,
     "constant input": _constant,
     "one class": _one_class,
+    FLIPPED: _flipped_axis,
 }
 
 

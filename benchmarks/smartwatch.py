@@ -17,11 +17,12 @@ PEOPLE = 10
 WINDOW = 100
 """Samples in an example: two seconds."""
 
+SENSORS = 6
 STRIDE = 50
 HELD_OUT = 0.25
 """The last part of every recording, which no window to train on reaches into."""
 
-MODEL = MlpModel(inputs=WINDOW * 6, hidden=(64,), classes=7)
+MODEL = MlpModel(inputs=WINDOW * SENSORS, hidden=(64,), classes=7)
 
 
 @lru_cache
