@@ -66,9 +66,9 @@ class Budgets:
         if member.history.updates > member.exchange_updates:
             due_s = member.exchange_s + self._period_s(member, now_s, learning=learning)
         most_bytes = self._most_bytes(member)
-        for allowance in allowances:
-            ends_s = now_s + allowance.remaining_s
-            due_s = min(due_s, ends_s) if allowance.left_bytes >= most_bytes else max(due_s, ends_s)
+        for allowance in allowances:  # each holds for itself: a device may say that its own day ends soon
+            if allowance.left_bytes < most_bytes:
+                due_s = max(due_s, now_s + allowance.remaining_s)
         rest_s = due_s - now_s
         return rest_s if rest_s >= REST_S_MIN else 0.0
 
