@@ -69,7 +69,7 @@ def describe_status(status: Mapping[str, Any]) -> RenderableType:
     parts += [Text(visible(_alarm(alarm)), style="bold") for alarm in alarms]
     parts += [Text(visible(line)) for device in devices for line in _losses(device)]
     parts.append(device_table(devices))
-    if any(device.get("why") for device in devices):
+    if any(map(_reason, devices)):
         parts += [Text(), interval_table(devices)]
     return Group(*parts)
 
@@ -110,9 +110,7 @@ def interval_table(devices: list[dict[str, Any]]) -> Table:
         words = column in ("device", "why")
         table.add_column(column, justify="left" if words else "right", no_wrap=column != "why", overflow="fold")
     for device in devices:
-        if device.get("why"):
-            resting = f"rests for {_seconds(rest_s)}; " if (rest_s := device.get("rest_s", 0.0)) else ""
-            why = resting + device["why"]
+        if why := _reason(device):
             cells = [
                 device["id"],
                 str(device["assigned_steps"]),
@@ -123,6 +121,12 @@ def interval_table(devices: list[dict[str, Any]]) -> Table:
             ]
             _add_row(table, cells)
     return table
+
+
+def _reason(device: Mapping[str, Any]) -> str:
+    """Return how long a device rests, if it does, and why it was given its steps, if it was given any."""
+    resting = f"rests for {_seconds(rest_s)}" if (rest_s := device.get("rest_s", 0.0)) else ""
+    return "; ".join(filter(None, (resting, device.get("why", ""))))
 
 
 def _add_row(table: Table, cells: list[str]) -> None:

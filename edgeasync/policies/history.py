@@ -17,7 +17,7 @@ EXAMPLES_RATE_WEIGHT = 0.3
 """Weight of the newest measurement in a device's moving average of examples per second."""
 
 LATENESS_MAX = 2.0
-"""A late update counts for less, so the model needs more of them to learn a slow device's data."""
+"""The most that `lateness` says. Late updates count for less: the model needs more of them, but not any number."""
 
 MISFIT_WINDOW = 8
 """How many of a device's losses are compared with as many before them."""

@@ -37,7 +37,7 @@ RISE_SHARE = 0.1
 """A loss has risen if it is over the highest since the last improvement by this share of all that was learnt."""
 
 NEWS_SHARE = 0.5
-"""A newcomer brings something new if its loss is higher by this share of that: it wakes the fleet but once."""
+"""A newcomer brings something new at this share of such a rise. It wakes the fleet only once."""
 
 NEW_UPDATES = 3
 """A newcomer's data are judged by its update of this number."""
@@ -80,9 +80,9 @@ class Track(msgspec.Struct):
             self.worst = max(self.worst, worse)
 
     def has_risen(self, loss: float, share: float = 1.0) -> bool:
-        """Return whether a loss is over all since the last improvement, by a share of what counts as far."""
-        far = share * max(self.learnt, self.worst - self.best)
-        return not math.isnan(self.first) and loss > self.worst + far
+        """Return whether a loss is over all since the last improvement by a rise, or by that share of one."""
+        rise = share * max(self.learnt, self.worst - self.best)
+        return not math.isnan(self.first) and loss > self.worst + rise
 
     @property
     def learnt(self) -> float:

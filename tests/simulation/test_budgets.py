@@ -202,6 +202,20 @@ def test_a_restart_begins_no_new_day_and_a_crash_forgets_no_byte():
     assert all(sent > earlier for sent, earlier in zip(lab.sent, before, strict=True)), "a day ends at last"
 
 
+def test_a_crash_at_any_moment_forgets_no_byte():
+    lab = Lab(Limits(), LIMIT)
+
+    def forgets():
+        now_s = lab.clock.now_s
+        return any(
+            device.engine.core.day.record(now_s).used_bytes > device._day_record.used_bytes
+            for device in lab.devices
+        )
+
+    lab.clock.run(forgets, 3600.0)
+    assert not forgets(), lab.clock.now_s
+
+
 def test_a_crash_while_a_device_rests_makes_its_day_an_hour_longer_at_most(monkeypatch):
     monkeypatch.setattr(membership, "_own_day", lambda profile, now_s: None)
     lab = Lab(Limits(), LIMIT)

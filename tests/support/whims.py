@@ -13,6 +13,7 @@ class Whim:
     scope: str
     remedy: str
     count_max: int = 1
+    patient: bool = False
 
     def cause(self, update, fleet):
         return "a whim" if round(update.loss) % self.every == 0 else None

@@ -19,6 +19,9 @@ HEADERS_BYTES = 4096
 SPARE_BYTES = PIECE_BYTES_MIN + HEADERS_BYTES
 """What no exchange may touch: a hub may send a model of one piece that the device did not ask for."""
 
+HEADERS_SHARE = 256
+"""What the pieces of a payload take beside it: at most this part of it. Two messages of 64 bytes go with each."""
+
 BYTES_PER_DAY_MIN = 2 * PIECE_BYTES_MIN
 """Under a lower limit no exchange fits beside `SPARE_BYTES`."""
 
@@ -53,7 +56,7 @@ class Day:
         # A size from a settings file has a type of its own, which no message can hold.
         self.bytes_max = None if bytes_max is None else int(bytes_max)
         self._used_bytes = self._recorded_bytes = 0
-        self._ends_s = self._remaining_s = DAY_S
+        self._ends_s, self._remaining_s = math.inf, DAY_S
         self._began_s, self._began_bytes = 0.0, 0
         """When the agent began, and the count then or as the day began."""
         self.record_at_s = math.inf if bytes_max is None else 0.0
@@ -87,9 +90,9 @@ class Day:
         return self._ends_s
 
     def bears(self, nbytes: int, now_s: float) -> bool:
-        """Whether the day bears these bytes, and what the hub may send unasked."""
+        """Whether the day bears payloads of these bytes, their headers, and what the hub may send unasked."""
         left_bytes = self.left_bytes(now_s)
-        return left_bytes is None or left_bytes >= nbytes + SPARE_BYTES
+        return left_bytes is None or left_bytes >= needed_bytes(nbytes)
 
     def warning(self, heartbeat_s: float) -> str:
         """Return what to tell if pings take more than half of the limit: the hub may then plan no exchange."""
@@ -97,8 +100,8 @@ class Day:
         if self.bytes_max is None or self.bytes_max >= 2 * pings_bytes:
             return ""
         return (
-            f"pings alone take {pings_bytes} bytes a day, and the limit is {self.bytes_max}: "
-            "raise [agent] bytes_per_day_max, or liveness.heartbeat_s of the hub"
+            f"pings alone take {pings_bytes} bytes a day, and the limit is {self.bytes_max}: perhaps nothing is "
+            "left for training. Raise [agent] bytes_per_day_max, or liveness.heartbeat_s of the hub"
         )
 
     def is_spent(self, now_s: float) -> bool:
@@ -125,11 +128,17 @@ class Day:
         return self._record(self._recorded_bytes, now_s)
 
     def _record(self, used_bytes: int, now_s: float) -> DayRecord:
-        return DayRecord(min(used_bytes, COUNT_MAX), min(self.ends_s(now_s) - now_s, DAY_S))
+        return DayRecord(min(used_bytes, COUNT_MAX), min(self.ends_s(now_s) - now_s, self._remaining_s))
 
     def _turn(self, now_s: float) -> None:
         """Begin another day if this one is over; a record of the old one is worth nothing."""
         if now_s >= self._ends_s:
             self._ends_s += DAY_S * (math.floor((now_s - self._ends_s) / DAY_S) + 1)
+            self._remaining_s = DAY_S
             self._used_bytes = self._recorded_bytes = self._began_bytes = 0
             self.record_at_s = now_s
+
+
+def needed_bytes(payload_bytes: int) -> int:
+    """Return what must be left of a day before payloads of these bytes may move."""
+    return payload_bytes + payload_bytes // HEADERS_SHARE + SPARE_BYTES

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from edgeasync.core.device.bounds import clamp_retry, clamp_times
-from edgeasync.core.device.day import Day
+from edgeasync.core.device.day import SPARE_BYTES, Day
 from edgeasync.core.device.effects import Connect, DeviceEffect, Disconnect, Report, Send, Stop
 from edgeasync.core.device.events import (
     DaySpent,
@@ -359,10 +359,11 @@ class DeviceCore:
     def _rest_until_tomorrow(self, now_s: float) -> list[DeviceEffect]:
         """Leave the hub until the device's own day ends: what is left does not bear what comes next."""
         left_bytes, ends_s = self.day.left_bytes(now_s), self.day.ends_s(now_s)
-        told = f"{left_bytes} of the day's {self.day.bytes_max} bytes are left"
-        if needed_bytes := self.work.needs_bytes:
-            told += f", and {needed_bytes} are needed"
-        told += f"; resting until the day ends, in {ends_s - now_s:.0f} s"
+        needed_bytes = self.work.needs_bytes or SPARE_BYTES
+        told = (
+            f"{left_bytes} of the day's {self.day.bytes_max} bytes are left, and {needed_bytes} are needed; "
+            f"resting until the day ends, in {ends_s - now_s:.0f} s"
+        )
         if needed_bytes > (self.day.bytes_max or 0):
             told += ". No day will bear that: raise [agent] bytes_per_day_max"
         effects: list[DeviceEffect] = []
@@ -371,7 +372,7 @@ class DeviceCore:
         if self.link != "offline":
             effects.append(Disconnect(goodbye=True))
             self._move_link("offline")
-        self._link_at_s = ends_s
+        self._link_at_s = self._heard_s = ends_s  # a rest is no silence of the hub
         return [*effects, Report("resting", told), *self.work.cut_off()]
 
     def _refused(self, refuse: Refuse, now_s: float) -> list[DeviceEffect]:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from edgeasync.core.device.answer_reports import AnswerReports
 from edgeasync.core.device.bounds import LOCAL_STEPS_MAX
-from edgeasync.core.device.day import SPARE_BYTES, Day
+from edgeasync.core.device.day import Day, needed_bytes
 from edgeasync.core.device.effects import (
     DeviceEffect,
     FindGraph,
@@ -292,7 +292,7 @@ class DeviceWork:
     def _day_bears(self, payload_bytes: int, now_s: float) -> bool:
         """Whether the day's bytes bear these payloads; if not, note that, and the hub will be left."""
         borne = self._day.bears(payload_bytes, now_s)
-        self.needs_bytes = 0 if borne else payload_bytes + SPARE_BYTES
+        self.needs_bytes = 0 if borne else needed_bytes(payload_bytes)
         return borne
 
     def _wait(self, now_s: float) -> None:
@@ -353,10 +353,8 @@ class DeviceWork:
             self._move("idle")
             self._speak_at_s = now_s + BACKOFF_MIN_S
             return effects  # the deltas need a model that a power cut took: fetch the whole one
-        if assignment.deltas is None:
-            self._model_bytes = assignment.payload_bytes
-        needed_bytes = assignment.payload_bytes + self._bytes_of_update
-        if assignment.transfer and not self._day_bears(needed_bytes, now_s):
+        both_bytes = assignment.payload_bytes + self._bytes_of_update
+        if assignment.transfer and not self._day_bears(both_bytes, now_s):
             return effects
         self._move("installing")
         self._installing = assignment
@@ -367,6 +365,8 @@ class DeviceWork:
         """Train from the model."""
         assignment = installed.assignment
         self.version, self._held_checksum = assignment.version, installed.checksum
+        if assignment.deltas is None:
+            self._model_bytes = assignment.payload_bytes
         # If a second assignment arrived meanwhile, its model is the one in memory in the end.
         if self.state != "installing" or assignment is not self._installing:
             return self._unexpected.ignore("ModelInstalled of an earlier assignment", normal=True)

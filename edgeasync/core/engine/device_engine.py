@@ -129,7 +129,6 @@ class DeviceEngine:
         now_s = self._now_s()
         self.recorder.begin(now_s, "begin")
         self._execute(self.core.begin(now_s))
-        self._keep_day()
 
     def next_deadline_s(self) -> float | None:
         """Return when `tick` is next due; `None` once the device has finished."""
@@ -142,7 +141,6 @@ class DeviceEngine:
         now_s = self._now_s()
         self.recorder.begin(now_s, "tick")
         self._execute(self.core.tick(now_s, steps_total))
-        self._keep_day()
 
     def handle(self, event: DeviceEvent) -> None:
         """Give the core an event and carry out what follows."""
@@ -235,6 +233,7 @@ class DeviceEngine:
             self._transfers.protocol_version = self.core.welcome.protocol_version
         for effect in effects:
             self._carry_out(effect)
+        self._keep_day()
 
     def _carry_out(self, effect: DeviceEffect) -> None:
         """Carry out an effect on the link at once, or begin one that takes work."""

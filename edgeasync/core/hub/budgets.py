@@ -66,9 +66,9 @@ class Budgets:
         if member.history.updates > member.exchange_updates:
             due_s = member.exchange_s + self._period_s(member, now_s, learning=learning)
         most_bytes = self._most_bytes(member)
-        for allowance in allowances:
-            ends_s = now_s + allowance.remaining_s
-            due_s = min(due_s, ends_s) if allowance.left_bytes >= most_bytes else max(due_s, ends_s)
+        for allowance in allowances:  # each holds for itself: a device may say that its own day ends soon
+            if allowance.left_bytes < most_bytes:
+                due_s = max(due_s, now_s + allowance.remaining_s)
         rest_s = due_s - now_s
         return rest_s if rest_s >= REST_S_MIN else 0.0
 
@@ -87,18 +87,18 @@ class Budgets:
 
     def _allowances(self, member: Member, now_s: float) -> Iterator[Allowance]:
         """Yield what is left for a device by each limit that it has; of the hub's limit, its share."""
+        remaining_s = DAY_S - now_s % DAY_S
         if self._device_max is not None:
-            yield self._allowance(member.traffic.left_bytes(self._device_max, now_s), now_s % DAY_S)
+            yield self._allowance(member.traffic.left_bytes(self._device_max, now_s), remaining_s)
         if self._hub_max is not None:
             devices = max(1, self._members.live_count)
             left_bytes = self.state.traffic.left_bytes(self._hub_max, now_s)
-            yield self._allowance(left_bytes / devices, now_s % DAY_S)
+            yield self._allowance(left_bytes / devices, remaining_s)
         if (own := member.own_day) is not None:
-            left_bytes = member.profile.bytes_per_day_max - own.day_bytes(now_s)
-            yield self._allowance(left_bytes, DAY_S - own.remaining_s(now_s))
+            left_bytes = own.left_bytes(member.profile.bytes_per_day_max, now_s)
+            yield self._allowance(left_bytes, own.remaining_s(now_s))
 
-    def _allowance(self, left_bytes: float, passed_s: float) -> Allowance:
-        remaining_s = DAY_S - passed_s
+    def _allowance(self, left_bytes: float, remaining_s: float) -> Allowance:
         return Allowance(left_bytes - remaining_s * self._pings_bytes_per_s, remaining_s)
 
     def describe(self, now_s: float) -> dict[str, int | float | None]:
@@ -120,7 +120,7 @@ class Budgets:
             left.append((member.traffic.left_bytes(self._device_max, now_s), int(self._device_max)))
         if (own := member.own_day) is not None:
             most = member.profile.bytes_per_day_max
-            left.append((max(0, most - own.day_bytes(now_s)), most))
+            left.append((own.left_bytes(most, now_s), most))
         left_bytes, most_bytes = min(left, default=(None, None))
         return {
             "day_bytes": member.traffic.day_bytes(now_s),

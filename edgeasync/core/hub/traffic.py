@@ -20,12 +20,12 @@ class OwnDay(msgspec.Struct, array_like=True):
             self.used_bytes, self.ends_s = 0, now_s + self.remaining_s(now_s)
         self.used_bytes += nbytes
 
-    def day_bytes(self, now_s: float) -> int:
-        """Return the bytes of the day so far."""
-        return self.used_bytes if now_s < self.ends_s else 0
+    def left_bytes(self, most: int, now_s: float) -> int:
+        """Return the bytes left for the day, of `most`."""
+        return max(0, most - self.used_bytes) if now_s < self.ends_s else most
 
     def remaining_s(self, now_s: float) -> float:
-        """Return how long the day lasts."""
+        """Return how long the day still lasts."""
         days = 0 if now_s < self.ends_s else math.floor((now_s - self.ends_s) / DAY_S) + 1
         return self.ends_s + DAY_S * days - now_s
 

@@ -5,7 +5,15 @@ from random import Random
 import pytest
 
 from edgeasync.config import ByteCount
-from edgeasync.core.device.day import DAY_S, RECORD_EVERY_S, RECORDS_A_DAY, SPARE_BYTES, Day, DayRecord
+from edgeasync.core.device.day import (
+    DAY_S,
+    RECORD_EVERY_S,
+    RECORDS_A_DAY,
+    SPARE_BYTES,
+    Day,
+    DayRecord,
+    needed_bytes,
+)
 from edgeasync.core.device.effects import Connect, Disconnect, InstallModel, Report, Send, SendPush
 from edgeasync.core.device.events import ModelInstalled, Received, Trained
 from edgeasync.core.device.machine import DeviceCore
@@ -15,12 +23,15 @@ from edgeasync.protocol.messages import (
     Ack,
     Applied,
     Assignment,
+    Credit,
     DeviceProfile,
     Fetch,
     Leave,
     ModelVersion,
+    Piece,
     Welcome,
 )
+from edgeasync.protocol.transfers import PIECE_BYTES_MIN
 
 SPEC = ParameterSpec((Parameter("w", (250_000,)),))
 MODEL = 4 * SPEC.length
@@ -68,12 +79,12 @@ def test_every_hello_says_what_is_left_and_that_pieces_be_small():
 
 @pytest.mark.parametrize("missing", [0, 1])
 def test_a_model_is_fetched_only_if_the_day_bears_its_update_too(missing):
-    device = device_of(used_bytes=LIMIT - 2 * MODEL - SPARE_BYTES + missing, remaining_s=3600.0)
+    device = device_of(used_bytes=LIMIT - needed_bytes(2 * MODEL) + missing, remaining_s=3600.0)
     effects = welcomed(device)
     fetched = any(isinstance(effect, Send) and isinstance(effect.message, Fetch) for effect in effects)
     assert fetched == (not missing)
     if missing:
-        assert f"{2 * MODEL + SPARE_BYTES} are needed; resting until the day ends, in 3600 s" in rested(
+        assert f"{needed_bytes(2 * MODEL)} are needed; resting until the day ends, in 3600 s" in rested(
             device, effects
         )
         assert device.next_deadline_s() == 3700.0
@@ -134,8 +145,45 @@ def test_pings_end_with_the_days_bytes():
 def test_a_spent_day_begins_without_a_hub():
     device = device_of(used_bytes=LIMIT + 5, remaining_s=60.0)
     (report,) = device.begin(100.0)
+    assert f"0 of the day's {LIMIT} bytes are left, and {SPARE_BYTES} are needed" in report.detail
     assert (report.event, device.next_deadline_s()) == ("resting", 160.0)
     assert Connect() in device.tick(160.0, 0)
+
+
+def test_a_hub_that_is_gone_after_a_rest_counts_as_silent_from_then_on():
+    device = device_of(used_bytes=LIMIT, remaining_s=3600.0)
+    device.begin(100.0)
+    device.tick(3700.0, 0)
+    (told,) = [effect for effect in device.tick(3703.0, 0) if isinstance(effect, Report) and effect.since_s]
+    assert (told.event, told.since_s) == ("unreachable", 3700.0)
+
+
+def test_a_day_that_has_not_begun_yet_stays_as_it_was_kept():
+    """A device that stops while it enrols keeps its day, however long its machine has been up."""
+    day = Day(LIMIT)
+    day.recall(DayRecord(5_000, 60.0))
+    assert day.left_bytes(10 * DAY_S) == LIMIT - 5_000
+    assert day.record(10 * DAY_S) == DayRecord(5_000, 60.0)
+
+
+def test_the_headers_of_a_long_payloads_pieces_have_their_place():
+    payload_bytes = 1 << 30
+    headers_bytes = len(wire.encode(Piece(9, payload_bytes, 2**32))) + len(wire.encode(Credit(9, payload_bytes)))
+    pieces_bytes = payload_bytes + payload_bytes // PIECE_BYTES_MIN * headers_bytes
+    assert needed_bytes(payload_bytes) >= pieces_bytes + SPARE_BYTES
+
+
+def test_a_length_that_no_model_has_does_not_keep_the_device_away():
+    """A hub may announce what it likes: only a model that was installed shows how long the next is."""
+    device = device_of()
+    welcomed(device)
+    hostile = Assignment(VERSION, 4, "identity", 0, 1 << 50, 1)
+    device.handle(Received(hostile), 101.0)
+    assert device.link == "offline"
+    assert Connect() in device.tick(100.0 + DAY_S, 0)
+    answer = Welcome(bytes(16), SPEC, {}, 0, "identity", 5.0, 15.0, 1 << 20)
+    effects = device.handle(Received(answer), 101.0 + DAY_S)
+    assert any(isinstance(effect, Send) and isinstance(effect.message, Fetch) for effect in effects)
 
 
 def test_records_are_few_and_never_behind_the_count():

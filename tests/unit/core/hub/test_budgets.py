@@ -5,6 +5,7 @@ import math
 import msgspec
 import pytest
 
+from edgeasync.config import ByteCount
 from edgeasync.core.hub.settings import DAY_S
 from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
@@ -58,6 +59,20 @@ def test_a_day_that_cannot_be_is_no_hello(wrong):
     header = wire.encode(Hello((1,), "a", bytes(16), 1, profile=profile), 1)
     with pytest.raises(ProtocolError, match="Hello"):
         wire.decode(header)
+
+
+@pytest.mark.parametrize("limit", ["device_bytes_per_day_max", "bytes_per_day_max"])
+@pytest.mark.parametrize("remaining_s", [0.0, 1e-9, 0.05, 60.0, DAY_S])
+def test_no_day_that_a_device_tells_is_a_way_round_its_hubs_limit(hub_bench, limit, remaining_s):
+    hub = hub_bench(limits={limit: ByteCount(5 * MB)})
+    profile = DeviceProfile(bytes_per_day_max=COUNT_MAX, day_left_bytes=COUNT_MAX, day_remaining_s=remaining_s)
+    hub.hello()
+    hub.core.budgets.count(hub.core.members.members["a"], (0, 5 * MB), 0.0)
+    for start in range(2, 5):
+        hub.hello(start=start, profile=profile, at_s=1.0 * start)
+        hub.fetch(at_s=1.0 * start)
+        assert hub.refusal.rest
+        assert hub.refusal.retry_after_s == DAY_S - start
 
 
 def test_who_asks_for_the_status_changes_nothing_that_is_kept(hub_bench):
