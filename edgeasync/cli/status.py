@@ -221,4 +221,6 @@ def _traffic(device: Mapping[str, Any]) -> str:
 
 
 def _seconds(seconds: float) -> str:
+    if seconds >= 100.0:
+        return f"{seconds:.0f} s"
     return f"{seconds:.2f} s" if seconds >= 1.0 else f"{1e3 * seconds:.3g} ms"

@@ -36,7 +36,9 @@ def test_a_fleet_that_has_learnt_rests_and_wakes_at_an_operators_word():
     assert "lost" not in names
     assert "paused" not in names
     assert names.index("resting") < names.index("awake")
-    assert any(report.event == "resting" for _, report in run.devices[0].told)
+    rests = [report.detail for _, report in run.devices[0].told if report.event == "resting"]
+    assert rests
+    assert all(detail.endswith(" s: the model stands still") for detail in rests)
     core.check()
 
 

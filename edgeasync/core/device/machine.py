@@ -380,7 +380,7 @@ class DeviceCore:
         retry_after_s = clamp_retry(refuse.retry_after_s)
         match refuse.code:
             case "busy":
-                return self.work.hub_is_busy(retry_after_s, now_s, rest=refuse.rest)
+                return self.work.hub_is_busy(retry_after_s, now_s, rest=refuse.sentence if refuse.rest else None)
             case "unknown_session" | "sequence":
                 if self.link != "joined":
                     return self._unexpected.ignore(f"Refuse of a session while {self.link}")

@@ -210,12 +210,12 @@ class DeviceWork:
             self._move("idle")
         return self._train_on()
 
-    def hub_is_busy(self, retry_after_s: float | None, now_s: float, *, rest: bool = False) -> list[DeviceEffect]:
-        """Repeat the message later; train meanwhile as if the hub could not be reached, unless told to `rest`."""
+    def hub_is_busy(self, retry_after_s: float | None, now_s: float, *, rest: str | None) -> list[DeviceEffect]:
+        """Repeat the message later; train meanwhile as without a hub, unless told why to `rest`."""
         retry_after_s = retry_after_s or 1.0
-        if rest:
+        if rest is not None:
             self._speak_at_s = now_s + retry_after_s
-            return [Report("resting", f"for {retry_after_s:.0f} s")] if retry_after_s >= RESTING_S else []
+            return [Report("resting", rest)] if retry_after_s >= RESTING_S else []
         spread_s = min(retry_after_s, 2.0 * BACKOFF_MAX_S) * self._random.uniform(0.0, 0.5)
         self._speak_at_s = now_s + retry_after_s + spread_s
         self._busy = True

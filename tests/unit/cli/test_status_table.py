@@ -110,7 +110,7 @@ def test_a_device_without_an_assignment_has_no_interval_yet():
 def test_a_device_that_rests_before_its_first_exchange_is_said_to():
     _, status = empty_status()
     new = DEVICE | {"id": "new", "why": "", "assigned_steps": 0, "rest_s": 7200.0}
-    assert "rests for 7200.00 s" in joined(shown(status | {"devices": [new]}))
+    assert "rests for 7200 s" in joined(shown(status | {"devices": [new]}))
 
 
 def at_pace(core, name, period_s, bound=""):
