@@ -73,7 +73,10 @@ FAULTS: dict[str, Fault] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One run: its data, its devices, which of them are spoilt (number to fault), and which are not there."""
+    """One run: its data, its devices, which of them are spoilt (number to fault), and which are not there.
+
+    Devices are switched on `apart_s` after one another. A quiet hub is one as the daemon runs it.
+    """
 
     seed: int
     data: str = "digits"
@@ -84,6 +87,8 @@ class Case:
     codec: CodecSettings = FLOAT32
     spoilt: Mapping[int, str] = field(default_factory=dict)
     left_out: tuple[int, ...] = ()
+    apart_s: float = 0.0
+    quiet: bool = False
 
 
 @dataclass
@@ -121,7 +126,10 @@ def build(case: Case, *, durable: bool = False) -> Fleet:
         initial=model.initial(case.seed),
         policy=case.policy,
         settings=HubCoreSettings(
-            liveness=LIVENESS, limits=Limits(updates_held_max=256, snapshots_max=256), codec=case.codec
+            liveness=LIVENESS,
+            limits=Limits(updates_held_max=256, snapshots_max=256),
+            codec=case.codec,
+            quiet=case.quiet,
         ),
         seed=case.seed,
         disk=SimulatedDisk(case.seed) if durable else None,
@@ -144,6 +152,7 @@ def build(case: Case, *, durable: bool = False) -> Fleet:
             link=case.link,
             seed=case.seed,
             keeps=durable,
+            start_s=number * case.apart_s,
         )
         devices.append(device)
     return Fleet(clock, hub, devices, model, held_out)

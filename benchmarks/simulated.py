@@ -55,8 +55,9 @@ def start_device(
     seed: int,
     name: str = "",
     keeps: bool = False,
+    start_s: float = 0.0,
 ) -> SimulatedDevice:
-    """Switch a device on that runs SGD. The order of its examples depends on the seed and its number.
+    """Switch a device on, now or later, that runs SGD. Its examples' order depends on the seed and its number.
 
     Without a name it is called after its number. With `keeps` it survives a restart with all that it had.
     """
@@ -72,5 +73,5 @@ def start_device(
         seed=seed,
         keeps=keeps,
     )
-    device.start()
+    clock.at(start_s, device.start) if start_s else device.start()
     return device

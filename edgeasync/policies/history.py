@@ -149,7 +149,7 @@ class VotesWithPeak(Votes):
     """Votes, and the highest that their median has been.
 
     As a model learns, the updates of those whose data it knows get shorter and shorter. Those of a device whose
-    data it does not know yet stay long, and are no fault. So `usual` never falls under a share of the peak.
+    data it does not know yet stay long, and are no fault. So what is usual never falls under a share of the peak.
     `firsts` has the first number of each voter: before there are enough to compare there is no median to note.
     """
 
@@ -182,10 +182,14 @@ class VotesWithPeak(Votes):
         """The highest median so far, that of the first numbers included; 0 while too few voters are known."""
         return max(self.noted, self.firsts.median) if len(self.newest) >= DEVICES_MIN else 0.0
 
-    @property
-    def usual(self) -> float:
-        """What nobody need explain; infinity while too few voters are known, or all votes are 0."""
-        usual = max(self.median, PEAK_SHARE * self.peak) if len(self.newest) >= DEVICES_MIN else 0.0
+    def usual(self, newness: float = 0.0) -> float:
+        """Return what nobody need explain; infinity while too few voters are known, or all votes are 0.
+
+        A newcomer is where the others were at their peak: the model does not know its data yet. `newness` is 1 for
+        a voter's first update, and falls to 0.
+        """
+        share = PEAK_SHARE + newness * (1.0 - PEAK_SHARE)
+        usual = max(self.median, share * self.peak) if len(self.newest) >= DEVICES_MIN else 0.0
         return usual or math.inf
 
 
@@ -450,9 +454,18 @@ class FleetHistory(msgspec.Struct):
         return _median_of_last(self.losses) if self.losses else self.newest_losses.median
 
     @property
+    def loss_unlearnt(self) -> float:
+        """The loss of what is not learnt yet: the fleet's first, or the median of what voters told at first.
+
+        Where devices join one after the other, the fleet's first losses are of a model that has learnt the first
+        device's data.
+        """
+        return max(self.loss_first, self.base_losses.peak)
+
+    @property
     def settled(self) -> bool:
         """Whether the losses are small beside the first ones, so that their variation is noise."""
-        return self.loss <= SETTLED * self.loss_first
+        return self.loss <= SETTLED * self.loss_unlearnt
 
     def extrapolation(self, voters: int) -> float:
         """Return the learning rate for the mean of this number of voters' updates; 0 if it is unknown.

@@ -18,7 +18,6 @@ from edgeasync.policies.history import (
     PEAK_SHARE,
     WINDOW,
     FleetHistory,
-    VotesWithPeak,
     median,
 )
 
@@ -51,7 +50,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     whether this run has had the version that it was trained from. `base_loss` is the device's usual loss of
     the fleet's model in its last updates, and `base_loss_before` in those before them; NaN while there are too
     few. `lateness` is how many times as far behind as usual the update is, 1 to 2. `voter` is the device's key or,
-    without keys, its id.
+    without keys, its id. `newness` is 1 for a voter's first update, and falls to 0 as it sends more.
     """
 
     device_id: str
@@ -64,6 +63,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     base_loss: float = math.nan
     base_loss_before: float = math.nan
     lateness: float = 1.0
+    newness: float = 0.0
 
 
 class Watch(Protocol):
@@ -119,9 +119,11 @@ class UpdateNormWatch(_DeviceWatch, frozen=True, tag_field="kind", tag="update_n
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
         """Compare the norm, and the norm over the root of the steps."""
-        if not update.norm > self.ratio_max * fleet.lengths.usual:  # first, since it runs with every update
+        usual = fleet.lengths.usual(update.newness)
+        if not update.norm > self.ratio_max * usual:  # first, since it runs with every update
             return None
-        return _over_usual(update.norm / math.sqrt(update.local_steps), fleet.norms, self.ratio_max, "update")
+        by_root = update.norm / math.sqrt(update.local_steps)
+        return _over_usual(by_root, fleet.norms.usual(update.newness), self.ratio_max, "update")
 
 
 class GradientNormWatch(_DeviceWatch, frozen=True, tag_field="kind", tag="gradient_norm"):
@@ -133,7 +135,8 @@ class GradientNormWatch(_DeviceWatch, frozen=True, tag_field="kind", tag="gradie
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
         """Compare the norm over the number of steps."""
-        return _over_usual(update.norm / update.local_steps, fleet.gradients, self.ratio_max, "mean gradient")
+        usual = fleet.gradients.usual(update.newness)
+        return _over_usual(update.norm / update.local_steps, usual, self.ratio_max, "mean gradient")
 
 
 class NotFiniteWatch(_DeviceWatch, frozen=True, tag_field="kind", tag="not_finite"):
@@ -212,7 +215,7 @@ class LossWatch(_FleetWatch, frozen=True, tag_field="kind", tag="loss"):
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
         """Compare the last quarter of the losses with their median, unless most of what was learnt still holds."""
         # The cheap test comes first, since it runs with every update.
-        if len(fleet.losses) < WINDOW // 2 or fleet.loss <= LOST * fleet.loss_first:
+        if len(fleet.losses) < WINDOW // 2 or fleet.loss <= LOST * fleet.loss_unlearnt:
             return None
         usual = median(fleet.losses)
         bound = self.ratio_max * usual
@@ -290,9 +293,9 @@ class Monitor(Section, frozen=True):
         ),
     ] = 1.0
 
-    def norm_max(self, fleet: FleetHistory) -> float:
+    def norm_max(self, fleet: FleetHistory, newness: float = 0.0) -> float:
         """Return the norm that longer updates are shortened to; infinity while too few voters are known."""
-        return self.clip * fleet.lengths.usual if self.clip else math.inf
+        return self.clip * fleet.lengths.usual(newness) if self.clip else math.inf
 
     @property
     def rolls_back(self) -> bool:
@@ -300,8 +303,7 @@ class Monitor(Section, frozen=True):
         return any(watch.remedy == "rollback" for watch in self.watch)
 
 
-def _over_usual(length: float, lengths: VotesWithPeak, ratio_max: float, what: str) -> str | None:
-    usual = lengths.usual
+def _over_usual(length: float, usual: float, ratio_max: float, what: str) -> str | None:
     if not usual * ratio_max < length < math.inf:
         return None
     return f"the norm of its {what} is {length / usual:.3g} times what is usual in the fleet"

@@ -1,9 +1,11 @@
 """What the hub decides about devices in virtual time: honest ones count, and spoilt ones are named."""
 
+from dataclasses import replace
+
 import pytest
 
-from benchmarks.judgement import ALIKE, NAMED_WITHIN, SHORTENED_MAX, WEIGHT_MIN, Run, measure
-from benchmarks.judgement_fleet import FAULTS, SPEEDS, Case
+from benchmarks.judgement import ALIKE, FLEETS, NAMED_WITHIN, SHORTENED_MAX, WEIGHT_MIN, Run, measure
+from benchmarks.judgement_fleet import FAULTS, FLIPPED, SPEEDS, Case
 
 
 @pytest.mark.parametrize("fleet", [{"data": "smartwatch"}, {"alpha": 0.1}], ids=["smartwatch", "digits"])
@@ -14,7 +16,14 @@ def test_honest_devices_count_though_one_is_ten_times_slower_and_knows_what_nobo
     assert outcome.weight >= WEIGHT_MIN
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+def test_those_who_come_late_are_where_the_others_were_at_first():
+    late = FLEETS["smartwatch, one after the other"]
+    outcome = measure(Run(replace(late, seed=6, speeds=SPEEDS), 30.0))
+    assert (outcome.refused, outcome.named) == (0.0, {})
+    assert outcome.weight >= 0.95
+
+
+@pytest.mark.parametrize("fault", sorted(FAULTS.keys() - {FLIPPED}))
 def test_a_spoilt_device_is_named_soon_and_nobody_else(fault):
     outcome = measure(Run(Case(1, speeds=ALIKE, data="smartwatch", spoilt={0: fault}), 6.0))
     assert set(outcome.named) == {"device-1"}

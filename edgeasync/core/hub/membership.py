@@ -66,6 +66,9 @@ RETIRED_STATES_MAX = 8
 SHARE = 4
 """One key's names take a fourth of the places for devices at most."""
 
+NAMES_MAX = 64
+"""A key with more names than this is no newcomer, whatever they have sent."""
+
 STRANGERS_MAX = 4096
 """How many connections without a member have their strikes remembered."""
 
@@ -407,6 +410,13 @@ class Membership:
     def of_key(self, key: Key) -> list[Member]:
         """Return the members of a key, by their names, without a walk over all."""
         return [self.members[name] for name in sorted(self._by_key.get(key, ()))]
+
+    def updates_of_voter(self, member: Member) -> float:
+        """Return how many updates a device has sent or, with keys, its key; infinity for a key with many names."""
+        names = self._by_key.get(member.key, ())
+        if len(names) < 2:
+            return member.history.updates
+        return sum(self.members[name].history.updates for name in names) if len(names) <= NAMES_MAX else math.inf
 
     def expel(self, member: Member) -> None:
         """End the session of a member whose key counts no more. Its place is free for the next key of its name."""

@@ -53,6 +53,9 @@ RESTING = 2.0
 EVALUATED_AT_REST_S = 10.0
 """While the fleet rests, every version is evaluated, but no more often than this."""
 
+NEWCOMER_UPDATES = 64
+"""A voter is no newcomer once it has sent this many updates, or as many as the others."""
+
 EXAMPLES_RATIO_MAX = 10.0
 """A device counts with at most this many times the median of the examples that devices say they have."""
 
@@ -263,6 +266,7 @@ class PolicyEngine:
             base_loss=base_loss,
             base_loss_before=base_loss_before,
             lateness=fleet.lateness(history.staleness) if reason is None else 1.0,
+            newness=self._newness(member),
         )
         effects, roll_back = self.divergence.watch_device(observation, fleet, voters_live, calms=compared)
         if roll_back:
@@ -457,21 +461,30 @@ class PolicyEngine:
         return min(1.0, votes / max(1, len(self._members.voters)))
 
     def _clips(self, contributions: Sequence[Contribution]) -> list[float]:
-        """Return the share of its length that each update counts with: the longest are shortened."""
-        norm_max = self._norm_max(contributions)
-        return [min(1.0, norm_max / one.norm) if one.norm else 1.0 for one in contributions]
+        """Return the share of its length that each update counts with: the longest are shortened.
 
-    def _norm_max(self, contributions: Sequence[Contribution]) -> float:
-        """Return the norm that longer updates are shortened to; note whose are folded before there is a bound.
-
-        A combiner with a centre has its own bound, on the distance from there.
+        Note whose are folded before there is a bound.
         """
+        fleet, members = self.state.fleet, self._members.members
         centred = self.policy.combine.centred
-        bound = self._norm_usual if centred else self.policy.monitor.norm_max(self.state.fleet)
+        bound = self._norm_usual if centred else self.policy.monitor.norm_max(fleet)
         if bound == math.inf:
             for one in contributions:
                 self.divergence.note_unbounded(one.device_id)
-        return math.inf if centred else bound
+        if centred or bound == math.inf:
+            return [1.0] * len(contributions)  # a combiner with a centre bounds the distance from there
+        clips = []
+        for one in contributions:
+            norm_max = bound
+            if one.norm > bound and (member := members.get(one.device_id)) is not None:
+                norm_max = self.policy.monitor.norm_max(fleet, self._newness(member))
+            clips.append(min(1.0, norm_max / one.norm) if one.norm else 1.0)
+        return clips
+
+    def _newness(self, member: Member) -> float:
+        """Return how new a voter is: 1 at first, 0 once it has sent as many updates as the others, or many."""
+        usual = min(NEWCOMER_UPDATES, self.state.updates_applied / max(1, len(self._members.voters)))
+        return max(0.0, 1.0 - self._members.updates_of_voter(member) / usual) if usual else 0.0
 
     @property
     def _norm_usual(self) -> float:

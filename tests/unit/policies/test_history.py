@@ -235,17 +235,26 @@ def test_what_is_usual_never_falls_far_under_what_most_voters_once_had():
     for voter in "abc":
         fleet.observe_norm(voter, 10.0, 4)
         fleet.note_peaks(6)
-    assert (fleet.lengths.noted, fleet.lengths.usual) == (0.0, 10.0), "half of the voters are not most"
+    assert (fleet.lengths.noted, fleet.lengths.usual()) == (0.0, 10.0), "half of the voters are not most"
     fleet.observe_norm("d", 10.0, 4)
     fleet.note_peaks(6)
     for voter in "abcd":
         fleet.observe_norm(voter, 0.1, 4)
         fleet.note_peaks(6)
-    assert (fleet.lengths.peak, fleet.lengths.usual, fleet.norms.usual) == (10.0, 3.0, 1.5)
+    assert (fleet.lengths.peak, fleet.lengths.usual(), fleet.norms.usual()) == (10.0, 3.0, 1.5)
+    assert [fleet.lengths.usual(newness) for newness in (0.5, 1.0)] == pytest.approx([6.5, 10.0])
     fleet.lengths.noted = 0.0
     assert fleet.lengths.peak == 10.0, "of the first ones: a third voter may come when two have learnt all"
     fleet.forget()
-    assert fleet.lengths.usual == math.inf
+    assert fleet.lengths.usual() == math.inf
+
+
+def test_the_loss_of_what_is_not_learnt_counts_those_who_came_late():
+    fleet = FleetHistory(loss_first=0.1)
+    for number, loss in enumerate((2.0, 4.0, 5.0)):
+        fleet.observe_base_loss(str(number), loss)
+    assert fleet.loss_unlearnt == 4.0
+    assert FleetHistory(loss_first=0.1).loss_unlearnt == 0.1
 
 
 def test_who_is_gone_has_no_word_about_the_model():

@@ -1086,6 +1086,50 @@ def test_one_key_takes_no_place_from_the_others(hub_bench):
     assert (hub.core.version, hub.core.policy_engine.updates_waiting) == (0, 5)
 
 
+def newcomer(hub_bench, names):
+    """Return a hub whose first three keys have sent many short updates, and then hear the others' names."""
+    hub = hub_bench(policy(monitor=Monitor(watch=(UpdateNormWatch(),))), liveness={"lease_s": 1e6})
+    for name in ("a", "b", "c", *names):
+        hub.keys[name] = name[0].encode() * 32
+    for name in "abc":
+        hub.join(name)
+    for number in range(200):
+        for name in "abc":
+            push(hub, name, norm=10.0 if number < 8 else 0.1)
+    for name in names:
+        hub.join(name)
+    return hub
+
+
+def test_a_newcomers_updates_may_be_as_long_as_the_others_once_were(hub_bench):
+    hub = newcomer(hub_bench, "d")
+    kept = []
+    for _ in range(80):
+        assert push(hub, "d", norm=10.0) is None
+        (fold,) = hub.all_of(Fold)
+        kept.append(fold.weights[0])
+    assert kept == sorted(kept, reverse=True)
+    assert kept[0] > 0.95
+    assert kept[-1] == pytest.approx(0.3)
+
+
+def test_a_key_is_no_newcomer_again_under_other_names(hub_bench):
+    names = [f"d{number}" for number in range(40)]
+    hub = newcomer(hub_bench, names)
+    for _ in range(2):
+        for name in names:
+            push(hub, name, norm=10.0)
+    hub.keys["d new"] = b"d" * 32
+    hub.join("d new")
+    push(hub, "d new", norm=10.0)
+    members = hub.core.members
+    assert members.updates_of_voter(members.members["d new"]) == 81
+    for number in range(40, 64):
+        hub.keys[f"d{number}"] = b"d" * 32
+        hub.join(f"d{number}")
+    assert members.updates_of_voter(members.members["d63"]) == math.inf
+
+
 def test_a_key_alone_has_all_places(hub_bench):
     names = ["a", *(f"a/{number}" for number in range(7))]
     hub = keyed(hub_bench, names, limits={"updates_held_max": 8})
