@@ -14,9 +14,10 @@ from benchmarks.policies_fleet import TARGET
 from benchmarks.pool import measure_in_processes
 from benchmarks.report import Form, Results, make_parser, show_progress, show_results
 from edgeasync.config import ByteCount
-from edgeasync.core.hub.settings import DAY_S, Limits
+from edgeasync.core.hub.settings import Limits
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.policy import Policy
+from edgeasync.protocol.messages import DAY_S
 
 BUDGET = 20_000_000
 LEVELS = (1e6, 2e6, 5e6, 10e6, 19e6)
@@ -48,7 +49,7 @@ def cases(effort: Effort) -> dict[str, list[Case]]:
     limits = Limits(device_bytes_per_day_max=ByteCount(BUDGET))
     fixed = Policy(frequency=FixedFrequency(local_steps=16))
     return {
-        LIMITED: [Case(Policy(), seed, limits, 60.0, effort.watched_s) for seed in effort.seeds],
+        LIMITED: [Case(Policy(), seed, limits, 2.0, effort.watched_s) for seed in effort.seeds],
         FULL_PACE: [Case(Policy(), seed, Limits(), 0.25, effort.others_s, BUDGET) for seed in effort.seeds],
         FIXED: [Case(fixed, seed, Limits(), 0.25, effort.others_s, BUDGET) for seed in effort.seeds],
     }

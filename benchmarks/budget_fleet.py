@@ -4,9 +4,10 @@ import math
 from dataclasses import dataclass
 
 from benchmarks.simulated import accuracy_of, split_digits, start_device
-from edgeasync.core.hub.settings import DAY_S, CodecSettings, HubCoreSettings, Limits
+from edgeasync.core.hub.settings import CodecSettings, HubCoreSettings, Limits
 from edgeasync.data.partition import dirichlet
 from edgeasync.policies.policy import PolicySet
+from edgeasync.protocol.messages import DAY_S
 from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile

@@ -73,5 +73,8 @@ def start_device(
         seed=seed,
         keeps=keeps,
     )
-    clock.at(start_s, device.start) if start_s else device.start()
+    if start_s:
+        clock.at(start_s, device.start)
+    else:
+        device.start()
     return device

@@ -6,10 +6,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from edgeasync.core.device.day import DAY_S, DayRecord
+from edgeasync.core.device.day import DayRecord
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import StorageError
-from edgeasync.protocol.messages import Count
+from edgeasync.protocol.messages import DAY_S, Count
 
 DAY_FILE = "day.json"
 DAY_FORMAT = 1

@@ -24,6 +24,15 @@ DEVICE_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(/[0-9]{1,3})?\Z"
 DELTAS_MAX = 64
 """The most differences in one assignment's payload."""
 
+DAY_S = 86400.0
+"""The time that a limit of a day's bytes is about."""
+
+HEARTBEAT_BYTES = 128
+"""A ping and its answer."""
+
+HEADERS_BYTES = 4096
+"""What an exchange takes beside its payloads, at most."""
+
 COUNT_MAX = 2**53
 Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 Unsigned64 = Annotated[int, Meta(ge=0)]
@@ -87,7 +96,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
 class DeviceProfile(msgspec.Struct, frozen=True, array_like=True):
     """What a device says about itself, for people and for policies.
 
-    With a limit of its own, `bytes_per_day_max`, it says what is left of its day: bytes and seconds.
+    With a limit of its own, `bytes_per_day_max`, it says how many bytes and seconds its day has left.
     """
 
     machine: Annotated[str, Meta(max_length=64)] = ""

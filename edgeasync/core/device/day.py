@@ -8,13 +8,8 @@ import math
 
 import msgspec
 
-from edgeasync.protocol.messages import COUNT_MAX
+from edgeasync.protocol.messages import COUNT_MAX, DAY_S, HEADERS_BYTES, HEARTBEAT_BYTES
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN
-
-DAY_S = 86400.0
-
-HEADERS_BYTES = 4096
-"""What an exchange takes beside its payloads, at most. With less left than that the device leaves at once."""
 
 SPARE_BYTES = PIECE_BYTES_MIN + HEADERS_BYTES
 """What no exchange may touch: a hub may send a model of one piece that the device did not ask for."""
@@ -24,9 +19,6 @@ HEADERS_SHARE = 256
 
 BYTES_PER_DAY_MIN = 2 * PIECE_BYTES_MIN
 """Under a lower limit no exchange fits beside `SPARE_BYTES`."""
-
-HEARTBEAT_BYTES = 128
-"""A ping and its answer."""
 
 RECORDS_A_DAY = 128
 """A record is ahead of the count by this part of the limit at most; twice as many last for a day."""
@@ -78,7 +70,7 @@ class Day:
             self._used_bytes += nbytes
 
     def left_bytes(self, now_s: float) -> int | None:
-        """Return what is left of the day's bytes; `None` without a limit."""
+        """Return how many bytes the day has left; `None` without a limit."""
         if self.bytes_max is None:
             return None
         self._turn(now_s)

@@ -271,7 +271,7 @@ class DeviceCore:
                 day_left_bytes=left_bytes,
                 day_remaining_s=self.day.ends_s(now_s) - now_s,
             )
-            piece_bytes_max = PIECE_BYTES_MIN  # the hub may send so much unasked
+            piece_bytes_max = PIECE_BYTES_MIN  # the day keeps this much for a model that the hub sends unasked
         return Hello(
             protocol_versions=PROTOCOL_VERSIONS,
             device_id=self.device_id,

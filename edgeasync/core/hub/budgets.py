@@ -9,17 +9,15 @@ from collections.abc import Iterator
 import msgspec
 
 from edgeasync.core.hub.membership import Member, Membership
-from edgeasync.core.hub.settings import DAY_S, HEARTBEAT_BYTES, HubCoreSettings
+from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.core.hub.traffic import Traffic
 from edgeasync.policies.budget import EVEN_HASTE, LEARNING_HASTE, Allowance, period_s
 from edgeasync.policies.codec_choice import bytes_per_value
 from edgeasync.policies.history import median
+from edgeasync.protocol.messages import DAY_S, HEADERS_BYTES, HEARTBEAT_BYTES
 
 REST_S_MIN = 0.1
 """A shorter rest is not worth the message that asks for it."""
-
-HEADERS_BYTES = 4096
-"""What an exchange takes beside its payloads, at most."""
 
 
 class BudgetState(msgspec.Struct):

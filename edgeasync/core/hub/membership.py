@@ -16,12 +16,12 @@ import msgspec
 from edgeasync.core.hub.claims import Claims, hold
 from edgeasync.core.hub.events import Peer
 from edgeasync.core.hub.link import LinkEstimate
-from edgeasync.core.hub.settings import DAY_S
 from edgeasync.core.hub.traffic import OwnDay, Traffic
 from edgeasync.errors import EdgeAsyncError
 from edgeasync.policies.history import DeviceHistory, add_recent, median
 from edgeasync.protocol.messages import (
     COUNT_MAX,
+    DAY_S,
     DeviceProfile,
     FirstOutcome,
     Hello,

@@ -9,12 +9,8 @@ from msgspec import Meta
 from edgeasync.config import ByteCount, Section
 from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol.codecs import ELEMENTWISE, check_codec_name
+from edgeasync.protocol.messages import DAY_S, HEARTBEAT_BYTES
 from edgeasync.protocol.transfers import PIECE_BYTES_MAX, PIECE_BYTES_MIN
-
-DAY_S = 86400.0
-
-HEARTBEAT_BYTES = 128
-"""A ping and its answer."""
 
 _SECONDS = {"s": 1.0, "second": 1.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
 _EVERY = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*(update|{'|'.join(_SECONDS)})s?\s*")

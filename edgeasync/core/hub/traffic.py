@@ -4,8 +4,8 @@ import math
 
 import msgspec
 
-from edgeasync.core.hub.settings import DAY_S
 from edgeasync.policies.history import RECENT, add_recent
+from edgeasync.protocol.messages import DAY_S
 
 
 class OwnDay(msgspec.Struct, array_like=True):

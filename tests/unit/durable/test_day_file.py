@@ -2,9 +2,10 @@
 
 import pytest
 
-from edgeasync.core.device.day import DAY_S, DayRecord
+from edgeasync.core.device.day import DayRecord
 from edgeasync.durable.day_file import DAY_FILE, DayFile
 from edgeasync.errors import StorageError
+from edgeasync.protocol.messages import DAY_S
 
 
 def test_a_count_is_read_as_it_was_written(tmp_path):

@@ -6,10 +6,9 @@ import msgspec
 import pytest
 
 from edgeasync.config import ByteCount
-from edgeasync.core.hub.settings import DAY_S
 from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import COUNT_MAX, DeviceProfile, Hello
+from edgeasync.protocol.messages import COUNT_MAX, DAY_S, DeviceProfile, Hello
 
 MB = 1_000_000
 
