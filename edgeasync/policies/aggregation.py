@@ -16,6 +16,9 @@ UpdateKind = Literal["delta", "model"]
 Answer = Literal["now", "at_flush"]
 
 
+NEARLY = 1e-9
+"""Parts of a vote add up to a little less than the whole."""
+
 PERIOD_S = 10.0
 """The period that `patience` counts in before one is known."""
 
@@ -218,13 +221,15 @@ class QuorumAggregator(Averaging, frozen=True, tag_field="kind", tag="quorum"):
 
     def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:
         """Return the arrival of the last live device, the end of the grace, or the end of patience."""
-        arrivals, votes = _votes(buffered, fleet)
-        if _reached_s(arrivals, votes, fleet.voters_live) is not None:
-            return arrivals[-1]
-        due_s = arrivals[0] + self.patience * (fleet.period_s or PERIOD_S)
-        quorum_s = _reached_s(arrivals, votes, self.share * fleet.voters_live)
-        if quorum_s is not None:
-            due_s = min(due_s, quorum_s + self.grace * fleet.period_s)
+        due_s = buffered[0].arrived_s + self.patience * (fleet.period_s or PERIOD_S)
+        quorum = self.share * fleet.voters_live
+        if len(buffered) >= quorum - NEARLY:  # no update brings more than a vote
+            arrivals, votes = _votes(buffered, fleet)
+            if _reached_s(arrivals, votes, fleet.voters_live) is not None:
+                return arrivals[-1]
+            quorum_s = _reached_s(arrivals, votes, quorum)
+            if quorum_s is not None:
+                due_s = min(due_s, quorum_s + self.grace * fleet.period_s)
         if fleet.rare and (often := [one for one in buffered if one.device_id not in fleet.rare]):
             needed = fleet.voters_live - math.fsum(fleet.rare.values())
             all_s = _reached_s(*_votes(often, fleet), needed)
@@ -267,14 +272,18 @@ class SynchronousAggregator(Averaging, frozen=True, tag_field="kind", tag="synch
         needed = self.share * fleet.voters_live
         if self.count is not None:
             needed = max(1.0, min(self.count, fleet.voters_live))
-        arrivals, votes = _votes(buffered, fleet)
-        if (reached_s := _reached_s(arrivals, votes, needed)) is not None:
-            return reached_s
-        return None if self.deadline_s is None else arrivals[0] + self.deadline_s
+        if len(buffered) >= needed - NEARLY:  # no update brings more than a vote
+            arrivals, votes = _votes(buffered, fleet)
+            if (reached_s := _reached_s(arrivals, votes, needed)) is not None:
+                return reached_s
+        return None if self.deadline_s is None else buffered[0].arrived_s + self.deadline_s
 
 
 def _votes(buffered: Sequence[Contribution], fleet: Fleet) -> tuple[list[float], Sequence[float]]:
     """Return when the first update of each device arrived, in order, and how many votes there were then."""
+    arrivals = [one.arrived_s for one in buffered]
+    if not fleet.names and len({one.device_id for one in buffered}) == len(arrivals):
+        return arrivals, range(1, len(arrivals) + 1)  # the usual case
     first: dict[str, Contribution] = {}
     for one in buffered:
         first.setdefault(one.device_id, one)
@@ -293,7 +302,7 @@ def _votes(buffered: Sequence[Contribution], fleet: Fleet) -> tuple[list[float],
 
 def _reached_s(arrivals: Sequence[float], votes: Sequence[float], needed: float) -> float | None:
     """Return when this number of votes was reached, and at least one device had spoken; `None` if not yet."""
-    position = bisect_left(votes, needed - 1e-9)
+    position = bisect_left(votes, needed - NEARLY)
     return arrivals[position] if position < len(arrivals) else None
 
 

@@ -5,7 +5,6 @@ A controller decides in two stages. Now and then `retune` sets the *cadence* of 
 """
 
 import math
-import statistics
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Protocol
 
@@ -13,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from edgeasync.config import Section
-from edgeasync.policies.history import DeviceHistory, FleetHistory
+from edgeasync.policies.history import DeviceHistory, FleetHistory, median
 
 CHANGE_MAX = 2.0
 """The largest factor by which a device's local steps change from one answer to the next."""
@@ -212,15 +211,15 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
     def _retune(
         self, cadence: Cadence, fleet: FleetHistory, devices: Sequence[DeviceHistory], least_s: float
     ) -> Cadence:
-        measured = [device for device in devices if device.step_s]
+        measured = [(device.step_s, device.communication_s) for device in devices if device.step_s]
         if not measured:
             return cadence
-        quick_s = _quick(
-            [max(self._period_s(one.step_s, one.communication_s), self._shortest_s(one)) for one in measured]
-        )
-        usual = [device for device in measured if self._shortest_s(device) <= RARE * quick_s]
-        step_s = _median([device.step_s for device in usual])
-        communication_s = _median([device.communication_s for device in usual])
+        shortest_s = [self._shortest_s(step_s, communication_s) for step_s, communication_s in measured]
+        periods_s = [self._period_s(step_s, communication_s) for step_s, communication_s in measured]
+        quick_s = _quick([max(both_s) for both_s in zip(periods_s, shortest_s, strict=True)])
+        usual = [one for one, least in zip(measured, shortest_s, strict=True) if least <= RARE * quick_s]
+        step_s = _median([step_s for step_s, _ in usual])
+        communication_s = _median([communication_s for _, communication_s in usual])
         period_s = max(least_s, self._period_s(step_s, communication_s))
         gain, cause = self._gain(cadence.gain, fleet)
         period_s = communication_s + (period_s - communication_s) * gain
@@ -231,10 +230,10 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         by_link = communication_s / self.communication_share
         return max(by_link, communication_s + self.period_steps_min * step_s)
 
-    def _shortest_s(self, device: DeviceHistory) -> float:
-        """Return the shortest time between two exchanges of a device."""
-        by_link = device.communication_s / self.communication_share_max
-        return max(by_link, device.communication_s + self.local_steps_min * device.step_s)
+    def _shortest_s(self, step_s: float, communication_s: float) -> float:
+        """Return the shortest time between two exchanges of a device with these times."""
+        by_link = communication_s / self.communication_share_max
+        return max(by_link, communication_s + self.local_steps_min * step_s)
 
     def interval(self, device: DeviceHistory, cadence: Cadence) -> Interval:
         """Return the steps that fit into the period, or those that a slow link asks for."""
@@ -269,7 +268,7 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         if self.metric in ("divergence", "stability") and fleet.agreement < AGREEMENT_MIN:
             cause = f"updates point apart (mean cosine {fleet.agreement:.2f})"
         elif self.metric in ("loss_variance", "stability") and fleet.loss_variances:
-            usual = statistics.median(fleet.loss_variances)
+            usual = median(fleet.loss_variances)
             if fleet.loss_variance > VARIANCE_RATIO_MAX * usual > 0.0:
                 cause = f"the variance of the losses is {fleet.loss_variance / usual:.1f} times its median"
         if cause:
@@ -278,7 +277,7 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
 
 
 def _median(values: list[float]) -> float:
-    return statistics.median(values) if values else 0.0
+    return median(values) if values else 0.0
 
 
 def _quick(values: list[float]) -> float:

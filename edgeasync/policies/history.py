@@ -323,7 +323,7 @@ class DeviceHistory(msgspec.Struct, array_like=True):
         return self.communication_s / self.cycle_s if self.cycle_s else 0.0
 
 
-class FleetHistory(msgspec.Struct):
+class FleetHistory(msgspec.Struct, dict=True):
     """The measurements of all devices together; every voter has one vote in each of them.
 
     `agreement` is a moving average of the mean cosine, from -1 to 1, between updates that were folded together;
@@ -333,6 +333,7 @@ class FleetHistory(msgspec.Struct):
     `losses` and `loss_variances` have past medians of `newest_losses` and `newest_variances`, one for each turn of
     a voter. Its next turn comes when half of the voters have had one: who speaks often has no more turns. There is
     none before more than half of the voters tell a loss. Variances count from a voter's second update on.
+    `_loss` and `_loss_variance` follow from these, and are asked for far more often than they change.
     """
 
     staleness_mean: float = 0.0
@@ -348,6 +349,10 @@ class FleetHistory(msgspec.Struct):
     newest_losses: Votes = msgspec.field(default_factory=Votes)
     newest_variances: Votes = msgspec.field(default_factory=Votes)
     base_losses: VotesWithPeak = msgspec.field(default_factory=VotesWithPeak)
+
+    def __post_init__(self) -> None:
+        self._loss = _median_of_last(self.losses)
+        self._loss_variance = _median_of_last(self.loss_variances)
 
     def observe_norm(self, voter: str, norm: float, local_steps: int) -> None:
         """Record the norm of an update, also of one that does not count, if it is finite."""
@@ -399,8 +404,10 @@ class FleetHistory(msgspec.Struct):
         if 2 * len(self.newest_losses) <= min(voters_live, WINDOW):
             return
         add_recent(self.losses, self.newest_losses.median, WINDOW)
+        self._loss = _median_of_last(self.losses)
         if known:  # the first local steps vary least, and the median keeps them until most voters have more
             add_recent(self.loss_variances, self.newest_variances.median, WINDOW)
+            self._loss_variance = _median_of_last(self.loss_variances)
         self.losses_seen += 1
         if self.losses_seen <= WINDOW // 4:
             self.loss_first = median(self.losses)
@@ -431,6 +438,7 @@ class FleetHistory(msgspec.Struct):
             votes.clear()
         for window in (self.losses, self.loss_variances):
             window.clear()
+        self._loss = self._loss_variance = math.nan
 
     def withdraw(self, voter: str) -> None:
         """Forget what a voter that is gone said of the model; how long its updates were still holds."""
@@ -451,7 +459,7 @@ class FleetHistory(msgspec.Struct):
     @property
     def loss(self) -> float:
         """The voters' median loss, over the last quarter of the turns; NaN before the first loss."""
-        return _median_of_last(self.losses) if self.losses else self.newest_losses.median
+        return self._loss if self.losses else self.newest_losses.median
 
     @property
     def loss_unlearnt(self) -> float:
@@ -480,7 +488,7 @@ class FleetHistory(msgspec.Struct):
     @property
     def loss_variance(self) -> float:
         """The voters' median variance, over the last quarter of the turns; NaN before the first."""
-        return _median_of_last(self.loss_variances) if self.loss_variances else self.newest_variances.median
+        return self._loss_variance if self.loss_variances else self.newest_variances.median
 
 
 def agreement_of(norm_of_mean: float, norms: list[float], weights: list[float]) -> float | None:

@@ -4,8 +4,6 @@ A day is 24 hours of the hub's time, which stands still while there is no hub. T
 own count by the device's day, as it says when it joins.
 """
 
-from collections.abc import Iterator
-
 import msgspec
 
 from edgeasync.core.hub.membership import Member, Membership
@@ -57,7 +55,7 @@ class Budgets:
 
     def rest_s(self, member: Member, now_s: float, *, learning: bool) -> float:
         """Return how long a device is to wait with its next exchange, 0 if it need not."""
-        allowances = list(self._allowances(member, now_s))
+        allowances = self._allowances(member, now_s)
         if not allowances:
             return 0.0
         due_s = now_s
@@ -77,24 +75,28 @@ class Budgets:
 
     def _period_s(self, member: Member, now_s: float, *, learning: bool) -> float:
         """Return the least time from one exchange of a device to the next that its days' bytes allow."""
-        if not member.traffic.exchanges:
+        allowances = self._allowances(member, now_s)
+        if not allowances or not member.traffic.exchanges:
             return 0.0
         usual_bytes = median(member.traffic.exchanges)
         haste = LEARNING_HASTE if learning else EVEN_HASTE
-        return max((period_s(one, usual_bytes, haste) for one in self._allowances(member, now_s)), default=0.0)
+        return max([period_s(one, usual_bytes, haste) for one in allowances])
 
-    def _allowances(self, member: Member, now_s: float) -> Iterator[Allowance]:
-        """Yield what is left for a device by each limit that it has; of the hub's limit, its share."""
+    def _allowances(self, member: Member, now_s: float) -> list[Allowance]:
+        """Return what is left for a device by each limit that it has; of the hub's limit, its share."""
+        allowances: list[Allowance] = []
         remaining_s = DAY_S - now_s % DAY_S
         if self._device_max is not None:
-            yield self._allowance(member.traffic.left_bytes(self._device_max, now_s), remaining_s)
+            left_bytes: float = member.traffic.left_bytes(self._device_max, now_s)
+            allowances.append(self._allowance(left_bytes, remaining_s))
         if self._hub_max is not None:
             devices = max(1, self._members.live_count)
             left_bytes = self.state.traffic.left_bytes(self._hub_max, now_s)
-            yield self._allowance(left_bytes / devices, remaining_s)
+            allowances.append(self._allowance(left_bytes / devices, remaining_s))
         if (own := member.own_day) is not None:
             left_bytes = own.left_bytes(member.profile.bytes_per_day_max, now_s)
-            yield self._allowance(left_bytes, own.remaining_s(now_s))
+            allowances.append(self._allowance(left_bytes, own.remaining_s(now_s)))
+        return allowances
 
     def _allowance(self, left_bytes: float, remaining_s: float) -> Allowance:
         return Allowance(left_bytes - remaining_s * self._pings_bytes_per_s, remaining_s)

@@ -23,6 +23,7 @@ class CodecAgreement:
     def __init__(self, settings: CodecSettings, policy: PolicySet, values: int) -> None:
         self._settings = settings
         self._values = values
+        self._tiny = 4 * values <= TINY_BYTES
         self._ladder: tuple[Rung, ...] = ()
         if settings.push == "auto":
             self._ladder = MODEL_LADDER if policy.aggregate.update == "model" else LADDER
@@ -45,7 +46,7 @@ class CodecAgreement:
     def begin(self, member: Member) -> None:
         """Set the codec of a device's updates: under `auto` the one before, or the finest that it knows."""
         if member.codec_push == "identity" or member.codec_push not in member.codecs_push:
-            known = () if 4 * self._values <= TINY_BYTES and self._ladder else member.codecs_push
+            known = () if self._tiny and self._ladder else member.codecs_push
             member.codec_push = known[0] if known else "identity"
             member.codec_asked, member.codec_changed = 0, False
 
@@ -53,6 +54,8 @@ class CodecAgreement:
         """Choose the codec of a device's next updates for its link; return `None` if the settings fix it."""
         if not self._ladder:
             return None
+        if self._tiny:
+            return member.codec_push
         link = member.link
         wanted = choose_codec(
             self._ladder,

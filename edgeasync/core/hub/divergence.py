@@ -6,7 +6,7 @@ import msgspec
 
 from edgeasync.core.hub.effects import HubEffect, Report
 from edgeasync.policies.history import DEVICES_MIN, WINDOW, FleetHistory
-from edgeasync.policies.monitor import REDUCTION, Monitor, Observation, Remedy, Scope
+from edgeasync.policies.monitor import REDUCTION, Monitor, Observation, Remedy, Scope, WatchKind
 from edgeasync.protocol.messages import Quarantine
 
 KEEP_EVERY_UPDATES = 32
@@ -87,7 +87,11 @@ class DivergenceGuard:
 
     def __init__(self, monitor: Monitor) -> None:
         self.state = DivergenceState()
-        self._watches = tuple(monitor.watch)
+        numbered = list(enumerate(monitor.watch))
+        self._watches: dict[Scope, list[tuple[int, WatchKind]]] = {
+            "device": [(number, watch) for number, watch in numbered if watch.scope == "device"],
+            "fleet": [(number, watch) for number, watch in numbered if watch.scope == "fleet"],
+        }
         self._calm_updates = monitor.calm_updates
         self._rolls_back = monitor.rolls_back
 
@@ -138,7 +142,9 @@ class DivergenceGuard:
     def quarantine_of(self, device_id: str) -> Quarantine | None:
         """Return why the hub rejects a device's updates and how many calm ones end that; `None` if it does not."""
         longest: Quarantine | None = None
-        for number in range(len(self._watches)):
+        if not self.state.alarms:
+            return None
+        for number, _ in self._watches["device"]:
             alarm = self.state.alarms.get((number, device_id))
             if alarm is not None and alarm.remedy in ("quarantine", "rollback"):
                 left = self._calm_updates - alarm.calm
@@ -195,11 +201,12 @@ class DivergenceGuard:
         alarms, causes = self.state.alarms, self.state.causes
         reports: list[HubEffect] = []
         begun: set[Remedy] = set()
-        for number, watch in enumerate(self._watches):
-            if watch.scope != scope:
-                continue
-            device_id = update.device_id if scope == "device" else ""
-            cause, alarm = watch.cause(update, fleet), alarms.get((number, device_id))
+        device_id = update.device_id if scope == "device" else ""
+        for number, watch in self._watches[scope]:
+            cause = watch.cause(update, fleet)
+            if cause is None and not alarms and not causes:
+                continue  # the usual case, with every update
+            alarm = alarms.get((number, device_id))
             if cause is not None and alarm is None:
                 in_a_row = causes.pop((number, device_id), 0) + 1
                 needed = watch.count_max * (update.lateness if watch.patient else 1.0)
@@ -222,7 +229,7 @@ class DivergenceGuard:
         return reports, begun
 
     def _end_alarms(self, device_id: str) -> None:
-        for number in range(len(self._watches)):
+        for number, _ in self._watches["device"]:
             self.state.alarms.pop((number, device_id), None)
             self.state.causes.pop((number, device_id), None)
 
@@ -232,7 +239,7 @@ class DivergenceGuard:
         Devices whose updates never counted may have been broken from the start. They are included only if at least
         `DEVICES_MIN` voters are concerned, and only before the first rollback.
         """
-        if not self._rolls_back:
+        if not self._rolls_back or len(self.state.alarms) < 2:
             return []
         counted = self.state.counted
         devices = {a.device_id: a.voter for a in self.state.alarms.values() if a.remedy == "quarantine"}

@@ -169,10 +169,10 @@ class HubCore:
 
     def handle(self, event: HubEvent, now_s: float) -> list[HubEffect]:
         """Decide about one event; return the effects to carry out in order. Never raises for a peer's fault."""
-        if self.stopped and not isinstance(event, Resumed):
+        if self.state.stopped and not isinstance(event, Resumed):
             return self._ignore(event)
         match event:
-            case Received() | PushArrived() | Heard():
+            case PushArrived() | Received() | Heard():
                 effects = self._on_message(event, now_s)
             case Malformed():
                 effects = self._on_malformed(event, now_s)
@@ -204,9 +204,11 @@ class HubCore:
             self.budgets.count(known, event.moved, now_s)
         try:
             member = self._sender(event)
-            if member is not None:
+            if member is None:
+                effects += self._answer_anybody(event, now_s)
+            else:
                 effects += self.presence.renew_lease(member, event.peer, now_s)
-            effects += self._answer(event, member, now_s)
+                effects += self._answer(event, member, now_s)
         except RefusalError as refusal:
             return effects + self._refuse(event, refusal, now_s)
         self.messages_accepted[_kind_of(event)] += 1
@@ -214,38 +216,40 @@ class HubCore:
 
     def _sender(self, event: Received | PushArrived | Heard) -> Member | None:
         """Return the member that a message is from; raises `RefusalError` for an unknown session."""
+        if isinstance(event, PushArrived):
+            return self.members.by_session(event.push.session, event.key)
         if isinstance(event, Heard):
             return self.members.by_peer(event.peer)
-        message = event.push if isinstance(event, PushArrived) else event.message
-        if isinstance(message, Hello | StatusRequest | Wake):
+        message = event.message
+        if isinstance(message, (Hello, StatusRequest, Wake)):
             return None
         return self.members.by_session(message.session or b"", event.key)
 
+    def _answer_anybody(self, event: Received | PushArrived | Heard, now_s: float) -> list[HubEffect]:
+        """Return the effects of a message that needs no session; raises `RefusalError` like `_answer`."""
+        message = event.message if isinstance(event, Received) else None
+        match message:
+            case Hello():
+                return self.presence.hello(event.peer, message, now_s, event.key)
+            case Wake():
+                return [*self.policy_engine.wake("an operator said so", now_s), SendStatus(event.peer)]
+            case StatusRequest():
+                return [SendStatus(event.peer)]
+        return []  # a sign of life of a connection that is no member's
+
     def _answer(
-        self, event: Received | PushArrived | Heard, member: Member | None, now_s: float
+        self, event: Received | PushArrived | Heard, member: Member, now_s: float
     ) -> list[HubEffect]:
-        """Return the effects of a message.
+        """Return the effects of a member's message.
 
         Raises `RefusalError` before anything has changed, so that a refused message has no other effect.
         """
+        if isinstance(event, PushArrived):
+            return self._on_push_arrived(member, event, now_s)
         if isinstance(event, Heard):
             return []
-        if isinstance(event, PushArrived):
-            assert member is not None
-            return self._on_push_arrived(member, event, now_s)
         message = event.message
-        if isinstance(message, Hello):
-            return self.presence.hello(event.peer, message, now_s, event.key)
-        if isinstance(message, StatusRequest | Wake):
-            woken = isinstance(message, Wake)
-            effects = self.policy_engine.wake("an operator said so", now_s) if woken else []
-            return [*effects, SendStatus(event.peer)]
-        assert member is not None
-        return self._answer_member(event, message, member, now_s)
-
-    def _answer_member(
-        self, event: Received, message: Ping | Push | Fetch | FetchGraph | Leave, member: Member, now_s: float
-    ) -> list[HubEffect]:
+        assert not isinstance(message, (Hello, StatusRequest, Wake)), "they have no member"
         match message:
             case Ping():
                 return self.presence.ping(member, message, now_s)
@@ -307,22 +311,22 @@ class HubCore:
     def _save_or_stop(self, event: HubEvent, now_s: float) -> list[HubEffect]:
         """Return the last effects of an event: the end of training, or a checkpoint, if due."""
         save = self._save_if_due(event, now_s)
-        if self.stopped:
+        if self.state.stopped:
             return []  # `_stop` has saved
         return self._stop_if_due(event, now_s) or save
 
     def _save_if_due(self, event: HubEvent, now_s: float) -> list[HubEffect]:
         """Write a checkpoint if it is due and there is a new version."""
-        state = self.state
-        if self.version == state.saved_version:
+        state, model = self.state, self.policy_engine.state
+        if model.version == state.saved_version:
             return []
-        due = self.updates_applied - state.saved_updates >= self._checkpoint_every_updates
+        due = model.updates_applied - state.saved_updates >= self._checkpoint_every_updates
         if not due and isinstance(event, Ticked) and now_s >= state.save_at_s:
             state.save_at_s = now_s + self._checkpoint_every_s
             due = True
         if not due:
             return []
-        state.saved_version, state.saved_updates = self.version, self.updates_applied
+        state.saved_version, state.saved_updates = model.version, model.updates_applied
         return [Save()]
 
     def _stop_if_due(self, event: HubEvent, now_s: float) -> list[HubEffect]:
@@ -376,7 +380,7 @@ class HubCore:
         member.outcome_last, member.checksum_last = outcome, push.checksum
         ack = Ack(push.seq, outcome, self.policy_engine.divergence.quarantine_of(member.device_id))
         if isinstance(outcome, Buffered) and self.policy_engine.aggregate.answer == "at_flush":
-            member.waiting = True
+            self.members.begin_wait(member)
             return [*effects, Send(member.peer, ack)]
         effects += self._assign_or_defer(member, ack, now_s, can_send=event.can_answer)
         return effects + self._answer_waiting(now_s, can_send=event.can_answer)
@@ -445,7 +449,7 @@ class HubCore:
         follows = member.follows and (member.held is not None or member.protocol_version < HELD_VERSION)
         held, ancestry = member.version if follows else None, self.policy_engine.state.ancestry
         base = held.number if held is not None and ancestry.knows(held) else None
-        member.waiting = False
+        self.members.end_wait(member)
         member.assign(version, local_steps, now_s)
         push_codec = self.codecs.choose(member)
         return [
@@ -465,13 +469,11 @@ class HubCore:
 
     def _answer_waiting(self, now_s: float, *, can_send: bool) -> list[HubEffect]:
         """Answer the waiting members once their updates are folded."""
-        if self.policy_engine.updates_waiting or not self.policy_engine.may_keep_waiting:
+        if self.policy_engine.updates_waiting or not self.members.waiters:
             return []
         effects: list[HubEffect] = []
-        for member in self.members.members.values():
-            if member.waiting:
-                member.waiting = False
-                effects += self._assign_or_defer(member, None, now_s, can_send=can_send)
+        for member in self.members.take_waiting():
+            effects += self._assign_or_defer(member, None, now_s, can_send=can_send)
         return effects
 
     def _rest(self, member: Member, still_s: float, now_s: float) -> RefusalError | None:

@@ -9,6 +9,7 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any, Literal
 
 import msgspec
@@ -68,6 +69,9 @@ SHARE = 4
 
 NAMES_MAX = 64
 """A key with more names than this is no newcomer, whatever they have sent."""
+
+SAMPLE = 256
+"""How many devices stand for a larger fleet when the hub measures it: no event takes longer for a larger one."""
 
 STRANGERS_MAX = 4096
 """How many connections without a member have their strikes remembered."""
@@ -247,6 +251,8 @@ class Membership:
         self.devices_max = devices_max
         self.members: dict[str, Member] = {}
         self.histories: dict[str, DeviceHistory] = {}
+        self.waiters: dict[str, Member] = {}
+        """The members that wait for a version with their update."""
         self._by_session: dict[bytes, Member] = {}
         self._by_peer: dict[Peer, Member] = {}
         self._by_key: dict[Key, set[str]] = {}
@@ -266,6 +272,7 @@ class Membership:
         """Resume with the members of a durable state."""
         self.members = {member.device_id: member for member in members}
         self.histories = {member.device_id: member.history for member in members}
+        self.waiters = {member.device_id: member for member in members if member.waiting}
         self._by_session = {member.session: member for member in members if member.session}
         self._by_peer = {member.peer: member for member in members if member.peer}
         self._by_key = {}
@@ -331,7 +338,7 @@ class Membership:
         member.session = session
         self._by_session[session] = member
         self.bind(member, peer)
-        member.waiting = False
+        self.end_wait(member)
         if event != "reconnected":
             member.rest_until_s = 0.0
         member.steps_total = 0
@@ -347,7 +354,7 @@ class Membership:
         replaced = member.peer if self._by_peer.pop(member.peer, None) is not None else None
         if (previous := self._by_peer.get(peer)) is not None:
             previous.peer = b""
-            previous.waiting = False
+            self.end_wait(previous)
         member.peer = peer
         self._by_peer[peer] = member
         return replaced
@@ -371,7 +378,25 @@ class Membership:
         if member.live:
             self._count(member, -1)
         member.move(state)
-        member.waiting = False
+        self.end_wait(member)
+
+    def begin_wait(self, member: Member) -> None:
+        """Note that a member waits for a version with its update."""
+        member.waiting = True
+        self.waiters[member.device_id] = member
+
+    def end_wait(self, member: Member) -> None:
+        """Note that a member does not wait, or no longer."""
+        if member.waiting:
+            member.waiting = False
+            del self.waiters[member.device_id]
+
+    def take_waiting(self) -> list[Member]:
+        """Return the members that wait, in the order of their updates; none of them waits any more."""
+        waiting = sorted(self.waiters.values(), key=lambda member: (member.history.updated_s, member.device_id))
+        for member in waiting:
+            self.end_wait(member)
+        return waiting
 
     def _count(self, member: Member, change: int) -> None:
         """Count a device that comes to be live, or no longer is."""
@@ -436,7 +461,7 @@ class Membership:
                 member.progress_s = now_s
             if not connected:
                 member.peer = b""
-                member.waiting = False
+                self.end_wait(member)
             if member.live and not connected:
                 member.move("joining")  # which admits a device whose session is newer than this state
         if not connected:
@@ -498,53 +523,62 @@ class Membership:
             for member in members
         ]
 
-    def live_histories(self, members: Iterable[Member] | None = None) -> list[DeviceHistory]:
-        """Return the histories of the live members that are not paused, by default of all: one of each voter."""
+    @property
+    def stride(self) -> int:
+        """One of how many members is in a sample."""
+        return max(1, math.ceil(self.live_count / SAMPLE))
+
+    def sample(self, turn: int) -> list[Member]:
+        """Return the live members or, in a large fleet, about `SAMPLE` of them: others in each turn."""
+        stride = self.stride
+        return [member for member in islice(self.members.values(), turn % stride, None, stride) if member.live]
+
+    def live_histories(self, members: Iterable[Member]) -> list[DeviceHistory]:
+        """Return the histories of those members that are live and not paused: one of each voter."""
         found: dict[str, DeviceHistory] = {}
-        for member in self.members.values() if members is None else members:
-            if member.live and member.state != "paused":
+        for member in members:
+            if member.state in ("training", "joining"):
                 known = found.setdefault(member.voter, member.history)
                 if not known.updates:
                     found[member.voter] = member.history
         return list(found.values())
 
-    def rare(self, is_rare: Callable[[DeviceHistory], bool], overdue_s: float) -> dict[str, float]:
-        """Return the live devices that nobody waits for, and their votes: those that `is_rare` names.
+    def note_rare(
+        self,
+        rare_votes: dict[str, float],
+        members: Iterable[Member],
+        is_rare: Callable[[DeviceHistory], bool],
+        overdue_s: float,
+    ) -> None:
+        """Note which of these live members nobody waits for, with their votes: those that `is_rare` names.
 
         So is a device without an update, once its first assignment was sent before `overdue_s` or, without one,
         since it joined before that.
         """
-        found = {}
-        for member in self.members.values():
-            if not member.live:
-                continue
+        for member in members:
             if member.history.updates:
                 rare = is_rare(member.history)
             else:
                 rare = (member.progress_s if member.assigned is None else member.assigned_s) < overdue_s
             if rare:
-                found[member.device_id] = 1.0 / self.shared.get(member.voter, 1)
-        return found
+                rare_votes[member.device_id] = 1.0 / self.shared.get(member.voter, 1)
+            else:
+                rare_votes.pop(member.device_id, None)
 
-    def loss_of_majority(self) -> float | None:
-        """Return the lowest loss that more than half of the voters reach, `None` if fewer tell a loss.
+    def loss_of_majority(self, members: Iterable[Member]) -> float | None:
+        """Return the lowest loss that more than half of these members' voters reach, `None` if fewer tell a loss.
 
         They are those with a live device that is not paused, and whose last update counted if it has sent any. A
         voter's loss is the highest of its devices'.
         """
         worst: dict[str, float] = {}
-        for member in self.members.values():
+        for member in members:
             history = member.history
             if member.live and member.state != "paused" and (history.counted or not history.updates):
                 loss = _shown(history)
                 worst[member.voter] = max(worst.get(member.voter, -math.inf), math.inf if loss is None else loss)
         losses = sorted(worst.values())
         return losses[len(losses) // 2] if losses and math.isfinite(losses[len(losses) // 2]) else None
-
-    @property
-    def silent_on_loss(self) -> bool:
-        """Whether the last update of a live device counted but told no loss."""
-        return any(m.live and m.history.counted and m.history.loss_mean is None for m in self.members.values())
 
     def loss(self) -> float | None:
         """Return the median of the devices' last losses, for people; `None` without any loss."""
@@ -558,6 +592,7 @@ class Membership:
         assert self.voters == Counter(member.voter for member in self.members.values() if member.live)
         assert self.shared == {voter: names for voter, names in self.voters.items() if names > 1}
         assert set(self.histories) == set(self.members)
+        assert self.waiters == {name: member for name, member in self.members.items() if member.waiting}
         for session, member in self._by_session.items():
             assert member.session == session
             assert self.members[member.device_id] is member
@@ -634,6 +669,7 @@ class Membership:
         self._forget(min(silent, key=lambda member: (-self._names_of(member.key), member.seen_s)))
 
     def _forget(self, member: Member) -> None:
+        self.end_wait(member)
         del self.members[member.device_id]
         del self.histories[member.device_id]
         self._forget_key(member)

@@ -19,7 +19,7 @@ from edgeasync.core.hub.effects import Discard, Evaluate, Fold, HubEffect, Keep,
 from edgeasync.core.hub.evaluation_tracker import EvaluationState, EvaluationTracker
 from edgeasync.core.hub.events import Evaluated, PushArrived
 from edgeasync.core.hub.lineage import Ancestry
-from edgeasync.core.hub.membership import Member, Membership
+from edgeasync.core.hub.membership import SAMPLE, Member, Membership
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet
 from edgeasync.policies.budget import EXCHANGES_UNCHANGED, has_changed
@@ -164,11 +164,6 @@ class PolicyEngine:
         """The controller in force."""
         warm_up = self.policy.warm_up
         return self.policy.frequency if self.state.warm or warm_up is None else warm_up.frequency
-
-    @property
-    def may_keep_waiting(self) -> bool:
-        """Whether devices may be waiting for a flush."""
-        return self.policy.aggregate.answer == "at_flush" or self.policy.warm_up is not None
 
     @property
     def learning_rate_factor(self) -> float:
@@ -544,9 +539,11 @@ class PolicyEngine:
         evaluations.begun_s = now_s
         if self._settings.held_out:
             return [Evaluate()]
-        if (loss := self._members.loss_of_majority()) is not None:
+        members = self._members.sample(self.state.version)
+        if (loss := self._members.loss_of_majority(members)) is not None:
             return self.observe_evaluation(Evaluated(self.state.version, loss, None), now_s)
-        return self.evaluations.warn_unjudged() if self._members.silent_on_loss else []
+        silent = any(one.history.counted and one.history.loss_mean is None for one in members)
+        return self.evaluations.warn_unjudged() if silent else []
 
     def observe_evaluation(self, evaluation: Evaluated, now_s: float) -> list[HubEffect]:
         """Compare an evaluation with those before it."""
@@ -606,23 +603,24 @@ class PolicyEngine:
         return interval.local_steps
 
     def _retune_if_due(self, now_s: float) -> list[HubEffect]:
-        """Retune the cadence to the fleet, once per `devices_live // 2` updates since it looks at every device."""
+        """Retune the cadence to the fleet, or to a sample: after half as many updates as it looks at devices."""
         state, devices_live = self.state, self._members.live_count
         state.retune_in -= 1
         if state.retune_in > 0:
             return []
-        histories = self._members.live_histories()
+        sample = self._members.sample(state.version)
+        histories = self._members.live_histories(sample)
         state.fleet.note_peaks(len(self._members.voters))
         state.devices = devices_live
-        state.retune_in = max(1, devices_live // 2)
+        state.retune_in = max(1, min(devices_live, SAMPLE) // 2)
         least = state.fleet.scores.least_credible
         scores = [history.score for history in histories if history.counted]
         state.score_best = min((score for score in scores if score >= least), default=math.inf)
         with_data = [history.examples for history in histories if history.examples]
         state.examples_median = float(median(with_data)) if len(with_data) >= DEVICES_MIN else 0.0
         with_data = [self._examples(examples) for examples in with_data]
-        state.examples_total = float(sum(with_data))
-        state.examples_mean = state.examples_total / len(with_data) if with_data else 0.0
+        state.examples_mean = sum(with_data) / len(with_data) if with_data else 0.0
+        state.examples_total = float(sum(with_data) * self._members.stride)
         pacing = self.pacing
         retune = self.frequency.retune if pacing is None else pacing.retune_quietly
         active = [history for history in histories if history.updates]
@@ -633,7 +631,7 @@ class PolicyEngine:
             cadence = msgspec.structs.replace(cadence, period_s=rest_s)
         state.cadence = cadence
         overdue_s = now_s - RARE * cadence.period_s if cadence.period_s else -math.inf
-        state.rare = self._members.rare(cadence.is_rare, overdue_s)
+        self._members.note_rare(state.rare, sample, cadence.is_rare, overdue_s)
         loss = state.fleet.loss
         if not math.isnan(loss) and has_changed(loss, state.loss_mark, state.fleet.loss_first):
             state.loss_mark, state.loss_mark_updates = loss, state.updates_applied

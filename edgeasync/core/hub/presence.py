@@ -125,8 +125,9 @@ class Presence:
                     member.quarantined_until_s - now_s,
                 )
             member.strikes = 0
-        replaced = self._members.bind(member, peer)
-        effects: list[HubEffect] = [] if replaced is None else [Disconnect(replaced)]
+        effects: list[HubEffect] = []
+        if member.peer != peer and (replaced := self._members.bind(member, peer)) is not None:
+            effects.append(Disconnect(replaced))
         self._members.renew(member, now_s)
         if not member.live:
             self._members.revive(member)
@@ -148,8 +149,10 @@ class Presence:
 
     def note_progress(self, member: Member, now_s: float) -> list[HubEffect]:
         """Note that a member takes local steps."""
-        paused = member.state == "paused"
         member.progress_s = now_s
+        if member.state == "training":
+            return []
+        paused = member.state == "paused"
         member.move("training")
         return [Report("training", member.device_id, "takes local steps again")] if paused else []
 

@@ -313,8 +313,8 @@ def plain(effects):
     return [repr(blur(effect)) for effect in effects]
 
 
-UNORDERED = {"_by_session", "_by_peer", "_by_key", "voters", "shared"}
-"""Tables that are only looked up in."""
+UNORDERED = {"_by_session", "_by_peer", "_by_key", "voters", "shared", "waiters"}
+"""Tables that are only looked up in, or sorted before they are walked."""
 
 EXCLUDED = {"link", "codec_push", "_strangers", "_make_session"}
 EXCLUDED |= {"messages_accepted", "messages_refused", "messages_ignored"}
