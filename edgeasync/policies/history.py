@@ -122,10 +122,12 @@ class Votes(msgspec.Struct):
     @property
     def median(self) -> float:
         """The median of the numbers, NaN without any."""
-        middle, odd = divmod(len(self.ordered), 2)
-        if odd:
-            return self.ordered[middle]
-        return (self.ordered[middle - 1] + self.ordered[middle]) / 2.0 if middle else math.nan
+        ordered = self.ordered
+        count = len(ordered)
+        middle = count // 2
+        if count % 2:
+            return ordered[middle]
+        return (ordered[middle - 1] + ordered[middle]) / 2.0 if count else math.nan
 
     @property
     def least_credible(self) -> float:
@@ -145,42 +147,51 @@ class Votes(msgspec.Struct):
         return self.ordered[(len(self.ordered) - 1) // 2] if self.ordered else math.nan
 
 
-class VotesWithPeak(Votes):
+class VotesWithPeak(Votes, dict=True):
     """Votes, and the highest that their median has been.
 
     As a model learns, the updates of those whose data it knows get shorter and shorter. Those of a device whose
     data it does not know yet stay long, and are no fault. So what is usual never falls under a share of the peak.
     `firsts` has the first number of each voter: before there are enough to compare there is no median to note.
+    `peak` is the highest median so far, that of the first numbers included, and 0 while too few voters are known.
+    It follows from the others.
     """
 
     noted: float = 0.0
     firsts: Votes = msgspec.field(default_factory=Votes)
 
+    def __post_init__(self) -> None:
+        self._find_peak()
+
     def cast(self, voter: str, value: float) -> None:
         """Put a number in the place of the voter's last one."""
-        if voter not in self.newest:
+        new = voter not in self.newest
+        if new:
             self.firsts.cast(voter, value)
         Votes.cast(self, voter, value)
+        if new:
+            self._find_peak()
 
     def withdraw(self, voter: str) -> None:
         """Forget a voter's numbers, if there are any."""
         Votes.withdraw(self, voter)
         self.firsts.withdraw(voter)
+        self._find_peak()
 
     def note_peak(self) -> None:
         """Note the median if it is higher than any before; call this only when most voters have voted."""
         self.noted = max(self.noted, self.median)
+        self._find_peak()
 
     def clear(self) -> None:
         """Forget all votes, and the peak."""
         Votes.clear(self)
         self.firsts.clear()
         self.noted = 0.0
+        self._find_peak()
 
-    @property
-    def peak(self) -> float:
-        """The highest median so far, that of the first numbers included; 0 while too few voters are known."""
-        return max(self.noted, self.firsts.median) if len(self.newest) >= DEVICES_MIN else 0.0
+    def _find_peak(self) -> None:
+        self.peak = max(self.noted, self.firsts.median) if len(self.newest) >= DEVICES_MIN else 0.0
 
     def usual(self, newness: float = 0.0) -> float:
         """Return what nobody need explain; infinity while too few voters are known, or all votes are 0.
@@ -188,9 +199,10 @@ class VotesWithPeak(Votes):
         A newcomer is where the others were at their peak: the model does not know its data yet. `newness` is 1 for
         a voter's first update, and falls to 0.
         """
+        if len(self.newest) < DEVICES_MIN:
+            return math.inf
         share = PEAK_SHARE + newness * (1.0 - PEAK_SHARE)
-        usual = max(self.median, share * self.peak) if len(self.newest) >= DEVICES_MIN else 0.0
-        return usual or math.inf
+        return max(self.median, share * self.peak) or math.inf
 
 
 class BaseLosses(msgspec.Struct, array_like=True):
@@ -506,7 +518,9 @@ def agreement_of(norm_of_mean: float, norms: list[float], weights: list[float]) 
 
 
 def _bounded(value: float) -> float:
-    return max(-REPORTED_MAX, min(REPORTED_MAX, value))
+    if -REPORTED_MAX <= value <= REPORTED_MAX:
+        return value
+    return REPORTED_MAX if value > 0.0 else -REPORTED_MAX
 
 
 def _median_of_last(values: list[float]) -> float:

@@ -197,6 +197,8 @@ class MisfitWatch(_DeviceWatch, frozen=True, tag_field="kind", tag="misfit"):
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
         """Compare the device's median loss of the fleet's model with the others', the first ones, and its own."""
         own, votes = update.base_loss, fleet.base_losses
+        if math.isnan(own):  # first, since it runs with every update
+            return None
         if not own > self.peak_share * votes.peak or len(votes) < DEVICES_MIN:
             return None
         usual = votes.median

@@ -173,7 +173,7 @@ def upgraded(table: object, written: int) -> object:
 
 def folds_one_by_one(aggregate: Aggregator) -> bool:
     """Return whether every update becomes a version of its own, so that no two are folded together."""
-    return isinstance(aggregate, ImmediateAggregator | ModelAverageAggregator)
+    return isinstance(aggregate, (ImmediateAggregator, ModelAverageAggregator))
 
 
 def _check_gathering(policy: Policy, aggregate: AggregatorKind, frequency: FrequencyKind) -> None:

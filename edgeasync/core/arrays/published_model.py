@@ -296,8 +296,9 @@ class Publisher:
 
     def _withdraw_offers(self) -> None:
         """Drop the offers of the version published so far; its payloads still being sent are outdated now."""
-        self._outdated.update(self._given)
-        self._given.clear()
+        if self._given:
+            self._outdated.update(self._given)
+            self._given.clear()
         self._offers.clear()
         self._led_on.clear()
         self._coarse, self._is_coarse_made = None, False

@@ -304,7 +304,7 @@ class HubEngine:
         sender, who = self._sender, self._sender.key or peer
         if isinstance(message, Hello):
             return not self.bounds.allows_hello(who, self._now_s)
-        if isinstance(message, StatusRequest | Wake):
+        if isinstance(message, (StatusRequest, Wake)):
             return not self.bounds.allows_status(who, self._now_s, operator=sender.role == "operator")
         return False
 
@@ -331,7 +331,7 @@ class HubEngine:
                     self._outgoing.note_partial(peer, message.partial)
             resumes = self._outgoing.can_resume(peer, self._owner(peer))
             return Received(peer, message, resumes or self._capacity.for_snapshot(self._now_s, member))
-        if isinstance(message, Hello | Ping | Leave | StatusRequest | Wake):
+        if isinstance(message, (Ping, Hello, Leave, StatusRequest, Wake)):
             return None if self._is_too_often(peer, message) else Received(peer, message)
         raise ProtocolError(f"a {type(message).__name__} is for devices, not for a hub")
 
@@ -551,10 +551,10 @@ class HubEngine:
             member.link.bytes_down += len(header) if payload is None else len(header) + len(payload)
         # A device that is not allowed to stay is told at once: its connection is shut in a moment.
         leaves_now = isinstance(message, Refuse) and message.code == "not_allowed"
-        if leaves_now or isinstance(message, Pong | Piece | Credit):
+        if leaves_now or isinstance(message, (Pong, Piece, Credit)):
             self._shell.send(peer, header, payload)
         else:
-            confirms = isinstance(message, Ack | Assignment | Welcome | Leave)
+            confirms = isinstance(message, (Assignment, Ack, Welcome, Leave))
             self._outbox.send(peer, header, payload, confirms=confirms)
 
     def _send_status(self, peer: Peer) -> None:
@@ -595,10 +595,10 @@ def _under(event: HubEvent, key: Key, member: Member | None) -> HubEvent:
 
     What the log leaves out brings no bytes: they come with the sender's next event.
     """
-    if not isinstance(event, Received | PushArrived | Heard | Malformed):
+    if not isinstance(event, (PushArrived, Received, Heard, Malformed)):
         return event
-    logged = not isinstance(event, Malformed) and not isinstance(getattr(event, "message", None), StatusRequest)
-    if member is not None and logged:
+    asks = isinstance(event, Received) and isinstance(event.message, StatusRequest)
+    if member is not None and not (asks or isinstance(event, Malformed)):
         return msgspec.structs.replace(event, key=key, moved=member.link.take_uncounted())
     return msgspec.structs.replace(event, key=key) if key else event
 

@@ -65,7 +65,7 @@ class LogWriter:
         log, session, payload = self._log, b"", None
         if log is None or _is_idle(event, effects):
             return
-        if isinstance(event, Received | PushArrived | Heard | Malformed):
+        if isinstance(event, (PushArrived, Received, Heard, Malformed)):
             if (member := self._core.members.by_peer(event.peer)) is None:
                 return
             session = member.session
@@ -76,7 +76,7 @@ class LogWriter:
 
 def _is_idle(event: HubEvent, effects: Sequence[HubEffect]) -> bool:
     """Return whether an event changed nothing, from members too: to write it would only wear out the disk."""
-    if isinstance(event, Ticked | Revoked):
+    if isinstance(event, (Ticked, Revoked)):
         return not effects
     if isinstance(event, Malformed):
         return not event.strike or not effects  # more faults of a device in quarantine change nothing

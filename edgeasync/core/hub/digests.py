@@ -24,7 +24,7 @@ def digest(secret: bytes) -> bytes:
 
 def with_digests(message: Said) -> Said:
     """Return a device's message with digests where it says its session and its state id."""
-    if not isinstance(message, Hello | Fetch | FetchGraph | Push | Ping | Leave) or (
+    if not isinstance(message, (Push, Ping, Fetch, Hello, FetchGraph, Leave)) or (
         message.session is None and not isinstance(message, Hello)
     ):
         return message

@@ -3,9 +3,7 @@
 They come from ordinary traffic: no message is sent only to measure.
 """
 
-from collections import deque
-
-from edgeasync.policies.history import RECENT, median
+from edgeasync.policies.history import RECENT, add_recent, median
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN, CreditWindow
 
 MEASURED_BYTES_MIN = 1 << 16
@@ -50,9 +48,9 @@ class LinkEstimate:
         self.bytes_down = 0
         self._counted = (0, 0)
         self._begun_bytes = 0
-        self._round_trips_s: deque[float] = deque(maxlen=RECENT)
-        self._windows: deque[float] = deque(maxlen=RECENT)
-        self._cycles: deque[tuple[float, float]] = deque(maxlen=CYCLES)
+        self._round_trips_s: list[float] = []
+        self._windows: list[float] = []
+        self._cycles: list[tuple[float, float]] = []
         self._window: CreditWindow | None = None
 
     @property
@@ -95,14 +93,14 @@ class LinkEstimate:
     def observe_ping(self, round_trip_s: float) -> None:
         """Record how long a ping took, as the device measured it; 0 if it does not know."""
         if round_trip_s > 0.0:
-            self._round_trips_s.append(round_trip_s)
+            add_recent(self._round_trips_s, round_trip_s, RECENT)
             if self._window is not None:
                 self._window.observe_round_trip(round_trip_s, at_rest=False)
 
     def observe_window(self, window: CreditWindow) -> None:
         """Record the bandwidth of a full window, if there was one since the last call."""
         if window.bytes_per_s > 0.0:
-            self._windows.append(min(window.bytes_per_s, BANDWIDTH_MAX_BYTES_PER_S))
+            add_recent(self._windows, min(window.bytes_per_s, BANDWIDTH_MAX_BYTES_PER_S), RECENT)
             window.bytes_per_s = 0.0
 
     def begin_cycle(self) -> None:
@@ -116,9 +114,9 @@ class LinkEstimate:
             return
         # The pings may have waited behind other messages: they take off half of the time at most.
         moving_s = max(communication_s - self.round_trip_s, communication_s / 2)
-        self._cycles.append((min(moved / moving_s, BANDWIDTH_MAX_BYTES_PER_S), moving_s))
+        add_recent(self._cycles, (min(moved / moving_s, BANDWIDTH_MAX_BYTES_PER_S), moving_s), CYCLES)
         if self._windows and len(self._cycles) >= RECENT:
-            self._windows.popleft()  # the link may have changed since
+            del self._windows[0]  # the link may have changed since
 
     def describe(self) -> dict[str, int | float]:
         """Return the link's part of the status (docs/reference/json.md)."""

@@ -421,6 +421,7 @@ def test_every_attribute_of_the_core_and_its_tables_is_durable_or_known_not_to_b
         "live_count",
         "voters",
         "shared",
+        "waiters",
     }
     assert set(vars(core.members)) == tables | {"lease_s", "devices_max"}
     for member in core.members.members.values():
