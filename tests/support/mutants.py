@@ -94,7 +94,7 @@ MUTANTS = {
         Change(Outbox, "send", "self._waiting or ", ""),
     ),
     "an answer does not confirm anything": (
-        Change(HubEngine, "_send", "Ack | Assignment | Welcome | Leave", "Welcome"),
+        Change(HubEngine, "_send", "(Assignment, Ack, Welcome, Leave)", "Welcome"),
     ),
     "a number is forgotten at recovery": (
         Change(
@@ -175,10 +175,10 @@ MUTANTS = {
         Change(
             HubCore,
             "_save_if_due",
-            "if self.version == state.saved_version:",
-            "if self.version == state.saved_version and now_s >= state.save_at_s:\n"
+            "if model.version == state.saved_version:",
+            "if model.version == state.saved_version and now_s >= state.save_at_s:\n"
             "        state.save_at_s = now_s + self._checkpoint_every_s\n"
-            "    if self.version == state.saved_version:",
+            "    if model.version == state.saved_version:",
         ),
         Change(HubCore, "next_deadline_s", "if self.version != self.state.saved_version:", "if True:"),
     ),
