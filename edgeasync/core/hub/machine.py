@@ -237,9 +237,7 @@ class HubCore:
                 return [SendStatus(event.peer)]
         return []  # a sign of life of a connection that is no member's
 
-    def _answer(
-        self, event: Received | PushArrived | Heard, member: Member, now_s: float
-    ) -> list[HubEffect]:
+    def _answer(self, event: Received | PushArrived | Heard, member: Member, now_s: float) -> list[HubEffect]:
         """Return the effects of a member's message.
 
         Raises `RefusalError` before anything has changed, so that a refused message has no other effect.
