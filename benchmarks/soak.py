@@ -107,7 +107,7 @@ class Measure:
 
 
 MEASURES = (
-    Measure("memory, MiB", lambda look: look.resident_bytes / 2**20, MEMORY_BYTES / 2**20, MEMORY_SHARE),
+    Measure("memory in MiB", lambda look: look.resident_bytes / 2**20, MEMORY_BYTES / 2**20, MEMORY_SHARE),
     Measure("descriptors", lambda look: float(look.descriptors), 1.0),
     Measure("threads", lambda look: float(look.threads), 1.0),
 )
@@ -128,7 +128,7 @@ def judge_growth(role: str, processes: Sequence[Process], effort: Effort, result
             minutes = len(lives[name]) * effort.look_s / 60.0
             columns = {"minutes": minutes, "at first": first, "at last": last}
             columns = {column: round(value, 2) for column, value in columns.items()}
-            results.add(f"{measure.name}, after the warm-up", name, columns)
+            results.add(f"{measure.name}: after the warm-up", name, columns)
         first, last = max(found.values(), key=lambda one: one[1] / measure.bound(one[0]))
         results.bound(f"{role}: {measure.name}", last, measure.bound(first))
 

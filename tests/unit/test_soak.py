@@ -100,7 +100,7 @@ def test_an_update_that_is_lost_or_counts_twice_is_noticed(found, miscounts, cap
     ("most", "grown"),
     [
         ((102 << 20, 30, 5), ()),
-        ((120 << 20, 30, 5), ("memory, MiB",)),
+        ((120 << 20, 30, 5), ("memory in MiB",)),
         ((100 << 20, 34, 9), ("descriptors", "threads")),
     ],
 )
