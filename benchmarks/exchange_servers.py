@@ -77,6 +77,8 @@ def make_hub(
     pipe: "Connection[Any, None]",
     settings: HubCoreSettings | None = None,
     durability: Durability = "checkpoint",
+    *,
+    policy: Policy = POLICY,
 ) -> Hub:
     """Return the real hub on a model of zeros; it tells its address through the pipe.
 
@@ -90,7 +92,7 @@ def make_hub(
     return Hub(
         spec=make_spec(length),
         initial=lambda: np.zeros(length, np.float32),
-        policy=POLICY,
+        policy=policy,
         bind=ADDRESS,
         run=Path(run),
         settings=settings or make_settings(),

@@ -3,15 +3,20 @@
 import asyncio
 import resource
 import time
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
 import numpy as np
 import uvloop
 import zmq
 
-from benchmarks.exchange_servers import make_hub, make_settings
+from benchmarks.exchange_servers import POLICY, make_hub, make_settings
+from edgeasync.core.hub.effects import HubEffect
+from edgeasync.core.hub.events import HubEvent
+from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import Liveness
+from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import PROTOCOL_VERSION, Hello, Ping, Welcome
 
@@ -28,13 +33,19 @@ SOCKETS_MAX = 65_535
 
 @dataclass(frozen=True)
 class Looked:
-    """What a probe measured since the last question: lateness of the loop, pings answered, live members."""
+    """What a probe measured since the last question: lateness of the loop, pings answered, live members.
+
+    A hub whose core is timed also tells the core's slowest event. `cpu_s` is the process's time since its start.
+    """
 
     lag_p50_ms: float
     lag_p99_ms: float
     lag_max_ms: float
-    pings: int
-    live: int
+    pings: int = 0
+    pushes: int = 0
+    live: int = 0
+    slowest_event_ms: float = 0.0
+    cpu_s: float = 0.0
 
 
 class LagProbe:
@@ -50,30 +61,68 @@ class LagProbe:
             await asyncio.sleep(PROBE_S)
             self._lags_ms.append(max(0.0, 1e3 * (time.monotonic() - due_s)))
 
-    def look(self, pings: int = 0, live: int = 0) -> Looked:
+    def look(self) -> Looked:
         """Return the measurements since the last call."""
         lags_ms = self._lags_ms or [0.0]
         self._lags_ms = []
         p50, p99, worst = (float(value) for value in np.percentile(lags_ms, (50, 99, 100)))
-        return Looked(p50, p99, worst, pings, live)
+        return Looked(p50, p99, worst)
 
 
-def run_hub(length: int, run: str, pipe: "Connection[Looked | str, None]") -> None:
+class SlowestEvent:
+    """Times every event of the hub's core in this process, in the processor's time."""
+
+    def __init__(self) -> None:
+        self._slowest_s = 0.0
+        handle = HubCore.handle
+
+        def timed(core: HubCore, event: HubEvent, now_s: float) -> list[HubEffect]:
+            begun_s = time.thread_time()
+            try:
+                return handle(core, event, now_s)
+            finally:
+                self._slowest_s = max(self._slowest_s, time.thread_time() - begun_s)
+
+        HubCore.handle = timed  # type: ignore[assignment,method-assign]
+
+    def look_ms(self) -> float:
+        """Return the slowest since the last call."""
+        slowest_s, self._slowest_s = self._slowest_s, 0.0
+        return 1e3 * slowest_s
+
+
+def run_hub(
+    length: int,
+    run: str,
+    pipe: "Connection[Looked | str, None]",
+    *,
+    policy: Policy = POLICY,
+    time_events: bool = False,
+) -> None:
     """Run the real hub; send its address, then the measurements of its loop's probe whenever asked."""
     allow_many_files()
-
-    hub = make_hub(length, run, pipe, make_settings(liveness=Liveness(heartbeat_s=HEARTBEAT_S, lease_s=LEASE_S)))
+    settings = make_settings(liveness=Liveness(heartbeat_s=HEARTBEAT_S, lease_s=LEASE_S))
+    hub = make_hub(length, run, pipe, settings, policy=policy)
+    slowest = SlowestEvent() if time_events else None
 
     async def serve() -> None:
-        probe, loop, seen = LagProbe(), asyncio.get_running_loop(), 0
+        probe, loop = LagProbe(), asyncio.get_running_loop()
+        seen: Counter[str] = Counter()
 
         def answer() -> None:
             nonlocal seen
             pipe.recv()
             core = hub.core
-            pings = core.messages_accepted["ping"]
-            pipe.send(probe.look(pings - seen, core.members.live_count))
-            seen = pings
+            before, seen = seen, core.messages_accepted.copy()
+            looked = replace(
+                probe.look(),
+                pings=seen["ping"] - before["ping"],
+                pushes=seen["push"] - before["push"],
+                live=core.members.live_count,
+                slowest_event_ms=0.0 if slowest is None else slowest.look_ms(),
+                cpu_s=time.process_time(),
+            )
+            pipe.send(looked)
 
         loop.add_reader(pipe.fileno(), answer)
         probing = asyncio.create_task(probe.run())
@@ -135,8 +184,10 @@ class IdleDevice:
             self._socket.send(self._ping, zmq.NOBLOCK)
 
 
-def run_idle_devices(address: str, first: int, last: int, pipe: "Connection[None, None]") -> None:
-    """Join as devices `first` to `last`, say so, and ping evenly over each second until killed."""
+def run_idle_devices(
+    address: str, first: int, last: int, pipe: "Connection[None, None]", *, heartbeat_s: float = HEARTBEAT_S
+) -> None:
+    """Join as devices `first` to `last`, say so, and ping evenly over each heartbeat until killed."""
     allow_many_files()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
@@ -149,7 +200,7 @@ def run_idle_devices(address: str, first: int, last: int, pipe: "Connection[None
             device.enter()
         devices += joining
     pipe.send(None)
-    _ping_evenly(devices)
+    _ping_evenly(devices, heartbeat_s)
 
 
 def allow_many_files() -> None:
@@ -158,10 +209,10 @@ def allow_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _ping_evenly(devices: list[IdleDevice]) -> None:
+def _ping_evenly(devices: list[IdleDevice], heartbeat_s: float) -> None:
     """Let every device ping once a heartbeat, at even distances."""
     start_s = time.monotonic()
-    rate = len(devices) / HEARTBEAT_S
+    rate = len(devices) / heartbeat_s
     sent = 0
     while True:
         due = int((time.monotonic() - start_s) * rate)

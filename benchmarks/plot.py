@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.plot_curves import draw_curves, scale
 from benchmarks.records import Record, Table, read_records
 from benchmarks.report import BOUND, number
 from benchmarks.surroundings import ROOT
@@ -44,6 +45,8 @@ def make_files(records: Mapping[str, Record], docs: Path = DOCS) -> dict[Path, s
         if name in BARS:
             path, bars_of = BARS[name]
             drawn[docs / path] = draw_bars(bars_of(record))
+        if name == "scale":
+            drawn[docs / "results/scale-curves.svg"] = draw_curves(scale(record))
         page = docs / "results" / f"{name}.md"
         shown = [os.path.relpath(path, page.parent) for path in reversed(drawn)]
         found |= drawn | {page: _fill(page, _measured(record, shown))}

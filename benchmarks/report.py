@@ -66,7 +66,7 @@ def add_forms(parser: argparse.ArgumentParser, default: Form | str) -> None:
         action="store_const",
         const=Form.SHORT,
         default=default,
-        help="fewer and shorter rounds: rougher, two minutes at most",
+        help="fewer and shorter rounds: rougher, in minutes",
     )
     forms.add_argument(
         "--quick",

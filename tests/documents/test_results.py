@@ -8,6 +8,8 @@ import pytest
 from benchmarks.__main__ import find_benchmarks
 from benchmarks.plot import BEGIN, DOCS, END, JUDGED, RULES, SCENARIO, draw_bars, draw_ratios, make_files
 from benchmarks.plot import time_to_target as bars_of_policies
+from benchmarks.plot_curves import draw_curves
+from benchmarks.plot_curves import scale as curves_of_scale
 from benchmarks.policies import EFFORTS
 from benchmarks.records import RESULTS, read_records
 from benchmarks.report import Form
@@ -124,3 +126,32 @@ def test_the_picture_says_on_how_many_seeds(form):
     effort = EFFORTS[Form(form)]
     assert f"medians of {len(effort.judging)} seeds" in JUDGED[form]
     assert ("not tuned" in JUDGED[form]) == (not effort.tuning)
+
+
+def test_the_picture_of_scale_has_a_line_for_each_cost():
+    sizes = {"20 devices": 20.0, "10,000 devices": 40.0}
+    connections = {"20 connections": 200.0, "2,000 connections": 220.0}
+    record = made(
+        benchmark="scale",
+        figures={
+            "the core alone, mean": {
+                size: {"push, us": us, "ping, us": 7.0, "flush, us": 10 * us} for size, us in sizes.items()
+            },
+            "the core alone, slowest": {size: {"push, ms": 1.0, "flush, ms": us} for size, us in sizes.items()},
+            "joins and pings, real sockets": {
+                size: {"hub CPU a ping, us": 150.0, "lag p99, ms": 0.5} for size in connections
+            },
+            "pushes of 4 KB, real sockets": {
+                size: {"hub CPU a push, us": us, "slowest event, ms": 0.0, "lag p99, ms": 6.0}
+                for size, us in connections.items()
+            },
+        },
+    )
+    shown = ET.fromstring(draw_curves(curves_of_scale(record)))
+    lines = [line.get("points").split() for line in shown.iter() if line.tag.endswith("polyline")]
+    assert [len(line) for line in lines] == [2] * 9  # the sockets' slowest event, 0, has no place on the scale
+    (left, low), (right, high) = (map(float, point.split(",")) for point in lines[1])
+    assert left < right
+    assert low > high
+    words = [words.text for words in shown.iter() if words.tag.endswith("text")]
+    assert {"push", "flush", "push, sockets", "lag p99, pings", "100", "10,000"} <= set(words)
