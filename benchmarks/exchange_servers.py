@@ -47,7 +47,7 @@ from edgeasync.protocol.messages import (
 from edgeasync.protocol.transfers import CreditWindow, IncomingTransfer, OutgoingTransfer
 from edgeasync.runtime.channel import COPY_BELOW_BYTES
 from edgeasync.runtime.hub import QUEUED_MESSAGES_MAX, Hub
-from edgeasync.runtime.machine import keep_freed_memory
+from edgeasync.runtime.machine import prepare_for_service
 
 ADDRESS = "tcp://127.0.0.1:*"
 LINEAGE = "0" * 16
@@ -109,7 +109,7 @@ def serve_ours(
     durability: Durability = "checkpoint",
 ) -> None:
     """Run the real hub, as `edgeasync hub` would."""
-    keep_freed_memory()
+    prepare_for_service()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(make_hub(length, run, pipe, settings, durability).run())
 

@@ -19,6 +19,7 @@ from edgeasync.core.hub.settings import Liveness
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import PROTOCOL_VERSION, Hello, Ping, Welcome
+from edgeasync.runtime.machine import prepare_for_service
 
 HEARTBEAT_S = 1.0
 LEASE_S = 5.0
@@ -101,6 +102,7 @@ def run_hub(
 ) -> None:
     """Run the real hub; send its address, then the measurements of its loop's probe whenever asked."""
     allow_many_files()
+    prepare_for_service()
     settings = make_settings(liveness=Liveness(heartbeat_s=HEARTBEAT_S, lease_s=LEASE_S))
     hub = make_hub(length, run, pipe, settings, policy=policy)
     slowest = SlowestEvent() if time_events else None

@@ -22,6 +22,7 @@ from edgeasync.core.hub.settings import HubCoreSettings, Limits
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.messages import Fetch, Hello, ModelVersion, Ping, Push, Welcome
+from edgeasync.runtime.machine import prepare_for_service
 
 LINEAGE = "00c0ffee00c0ffee"
 SPEC = ParameterSpec((Parameter("weights", (1000,)),))
@@ -134,6 +135,7 @@ def main() -> None:
     """Measure fleets of growing size, in the core alone and through real sockets."""
     arguments = make_parser("What a message costs the hub as the fleet grows.").parse_args()
     results = Results()
+    prepare_for_service()
     found = {}
     for devices in DEVICES[arguments.form]:
         show_progress(f"{devices:,} devices in the core alone")

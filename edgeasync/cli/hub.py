@@ -18,7 +18,7 @@ from edgeasync.errors import CapacityError, ConfigError
 from edgeasync.runtime.connections import connections_that_fit
 from edgeasync.runtime.graph_process import load_graph_apart
 from edgeasync.runtime.hub_settings import HubSection, HubSettings, read_record
-from edgeasync.runtime.machine import keep_freed_memory, memory_limit_bytes
+from edgeasync.runtime.machine import memory_limit_bytes, prepare_for_service
 
 PROGRESS_S = 10.0
 
@@ -97,7 +97,7 @@ def run_hub(config: Path | None, flags: Flags, printer: Printer) -> None:
         printer.event(report.event, device=report.device_id, detail=report.detail)
 
     allow_many_files()
-    keep_freed_memory()
+    prepare_for_service()
     hub = settings.make_hub(on_report, load=load_graph_apart)
     seen: dict[str, float] = {}
 

@@ -13,7 +13,7 @@ import zmq
 
 from edgeasync.protocol.wire import Buffer
 
-BATCH = 64
+BATCH = 32
 """Messages read before the loop gets its turn."""
 
 FRAMES_MAX = 16
@@ -70,7 +70,7 @@ class Channel:
         self._dropped = 0
         self._routed = socket.getsockopt(zmq.TYPE) == zmq.ROUTER
         self._reading = self._scheduled = self._closed = False
-        loop.add_reader(socket.FD, self._read)
+        loop.add_reader(socket.FD, self._on_readable)
         self.read_soon()
 
     @property
@@ -130,11 +130,18 @@ class Channel:
         """Read at the loop's next turn, whether there is a notice or not."""
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._read)
+            self._loop.call_soon(self._read_as_scheduled)
+
+    def _on_readable(self) -> None:
+        if not self._scheduled:  # else two batches would be read in one turn, and each ask for the next one
+            self._read()
+
+    def _read_as_scheduled(self) -> None:
+        self._scheduled = False
+        self._read()
 
     def _read(self) -> None:
         """Read one batch; come back soon if there may be more."""
-        self._scheduled = False
         if self._closed:
             return
         self._reading = True

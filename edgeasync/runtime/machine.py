@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import gc
 import os
 from pathlib import Path, PurePosixPath
 
@@ -10,6 +11,9 @@ KEPT_BYTES = 64 << 20
 
 HEAP_BYTES_MAX = 32 << 20
 """Larger blocks never come from a heap, and are given back at once; glibc allows no higher threshold."""
+
+COLLECTED_EVERY = (10_000, 50, 100)
+"""How many new objects, and then how many smaller collections, there are until Python's next collection."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's `mallopt`."""
@@ -58,7 +62,20 @@ def _limits_of(mount: Path, path: str, name: str) -> list[int]:
     return found
 
 
-def keep_freed_memory() -> None:
+def prepare_for_service() -> None:
+    """Make this process one that runs for long and must never stand still: a hub's."""
+    _collect_rarely()
+    _keep_freed_memory()
+
+
+def _collect_rarely() -> None:
+    """Let the collector look at what lives now no more, and seldom at all objects: of 10,000 devices for 50 ms."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECTED_EVERY)
+
+
+def _keep_freed_memory() -> None:
     """Let this process keep up to `KEPT_BYTES` of freed memory in each heap; there is one for each of its threads.
 
     glibc would give it back, and every page of the next model would be a fault. Other allocators are left alone.

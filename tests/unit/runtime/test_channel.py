@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import zmq
 
-from edgeasync.runtime.channel import FRAMES_AT_A_TIME, Channel
+from edgeasync.runtime.channel import BATCH, FRAMES_AT_A_TIME, Channel
 from tests.support.processes import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio
@@ -38,6 +38,40 @@ async def test_a_message_that_comes_in_while_a_send_fails_is_read(sockets):
             for _ in range(SENDS):
                 assert not channel.send(b"nobody", b"x")
             await came.wait()
+    finally:
+        channel.close(0)
+
+
+class Loop:
+    """An event loop that calls nothing by itself."""
+
+    def __init__(self):
+        self.soon = []
+
+    def add_reader(self, _, callback):
+        self.on_readable = callback
+
+    def remove_reader(self, _):
+        pass
+
+    def call_soon(self, callback):
+        self.soon.append(callback)
+
+
+async def test_a_socket_that_stays_full_is_read_in_one_batch_a_turn(sockets):
+    router, dealer = sockets
+    loop, read = Loop(), []
+    channel = Channel(router, loop, lambda *_: read.append(1))
+    try:
+        dealer.connect("inproc://hub")
+        for _ in range(4 * BATCH):
+            dealer.send(b"message")
+        while len(read) < 4 * BATCH:
+            before, turn, loop.soon = len(read), loop.soon, []
+            for callback in (loop.on_readable, *turn, loop.on_readable):
+                callback()
+            assert before < len(read) <= before + BATCH
+            assert len(loop.soon) == 1
     finally:
         channel.close(0)
 

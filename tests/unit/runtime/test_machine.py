@@ -8,12 +8,12 @@ import pytest
 
 BLOCKS = """
 import ctypes, resource, sys
-from edgeasync.runtime.machine import keep_freed_memory
+from edgeasync.runtime.machine import prepare_for_service
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
 libc.memset.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
 if sys.argv[1] == "keep":
-    keep_freed_memory()
+    prepare_for_service()
 for turn in range(20):
     if turn == 10:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
