@@ -193,6 +193,7 @@ def draw_states(name: str) -> str:
 
 HOLDS = {
     "cli": "the commands",
+    "sdk": "the Python face",
     "runtime": "sockets, threads, files",
     "simulation": "virtual time",
     "durable": "journal, checkpoints, spool",

@@ -129,7 +129,7 @@ def _part(part: str, kinds: list[Kind], shown: list[tuple[str, tuple[Parameter, 
 # -- Python -----------------------------------------------------------------------------------------------------
 
 NAMES = {
-    "Run a hub and agents": ("Hub", "Agent", "train_locally", "fetch_status", "load_model"),
+    "Run a hub and agents": ("train", "train_async", "Stop", "Run", "Hub", "Agent", "fetch_status", "load_model"),
     "Trainers": ("Trainer", "GradientTrainer", "OnnxTrainer", "StepResult"),
     "Models": ("ParameterSpec", "Parameter", "Vector"),
     "Data": ("Dataset", "batches", "load", "from_iterable", "iid", "dirichlet"),

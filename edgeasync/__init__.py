@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from edgeasync.policies.policy import Policy
     from edgeasync.runtime.agent import Agent
     from edgeasync.runtime.hub import Hub
-    from edgeasync.runtime.local import train_locally
     from edgeasync.runtime.model_file import load_model
     from edgeasync.runtime.status import fetch_status
+    from edgeasync.sdk.run import Run
+    from edgeasync.sdk.stop import Stop
+    from edgeasync.sdk.train import train, train_async
     from edgeasync.training.onnx_trainer import OnnxTrainer
     from edgeasync.training.trainer import GradientTrainer, StepResult, Trainer
 
@@ -44,7 +46,9 @@ __all__ = [
     "Parameter",
     "ParameterSpec",
     "Policy",
+    "Run",
     "StepResult",
+    "Stop",
     "StopCondition",
     "Trainer",
     "Vector",
@@ -55,7 +59,8 @@ __all__ = [
     "iid",
     "load",
     "load_model",
-    "train_locally",
+    "train",
+    "train_async",
 ]
 
 _HOMES = {
@@ -72,8 +77,10 @@ _HOMES = {
     "durable.identity": ("DeviceFolder", "DeviceIdentity"),
     "runtime.hub": ("Hub",),
     "runtime.model_file": ("load_model",),
-    "runtime.local": ("train_locally",),
     "runtime.status": ("fetch_status",),
+    "sdk.run": ("Run",),
+    "sdk.stop": ("Stop",),
+    "sdk.train": ("train", "train_async"),
     "training.onnx_trainer": ("OnnxTrainer",),
     "training.trainer": ("GradientTrainer", "StepResult", "Trainer"),
 }

@@ -9,7 +9,7 @@ What edgeasync asks of a trainer is `spec`, `begin` and `step`. Data, loss and o
 
 import argparse
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -53,17 +53,17 @@ class Forecast:
         return StepResult(loss=float(error @ error) / BATCH, examples=BATCH)
 
 
-def show(model: Vector) -> None:
-    for name, array in SPEC.views(model).items():
+def show(arrays: Mapping[str, np.ndarray]) -> None:
+    for name, array in arrays.items():
         print(f"{name:6} {np.array2string(array, precision=3, suppress_small=True)}, the truth is {TRUTH[name]}")
 
 
 def here(run: Path, updates: int, seed: int) -> None:
     """Three sensors and a hub in this process."""
     trainers = [Forecast(readings(seed + number)) for number in range(3)]
-    initial = np.zeros(SPEC.length, np.float32)
-    model, _ = asyncio.run(edgeasync.train_locally(trainers, initial, run, updates=updates))
-    show(model)
+    initial = {"weight": np.zeros(WINDOW), "bias": np.zeros(1)}
+    trained = edgeasync.train(initial, trainers, run=run, until=edgeasync.Stop(updates=updates))
+    show(trained.arrays)
 
 
 def hub(bind: str, run: Path, updates: int) -> None:
@@ -78,7 +78,7 @@ def hub(bind: str, run: Path, updates: int) -> None:
         on_report=lambda report: print(report.event, report.device_id, report.detail, flush=True),
     )
     asyncio.run(the_hub.run())
-    show(edgeasync.load_model(the_hub.model_file, SPEC)[0])
+    show(edgeasync.Run.open(run).arrays)
 
 
 def sensor(address: str, device_id: str, state: Path, seed: int) -> None:

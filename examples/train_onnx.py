@@ -6,7 +6,6 @@ The same model and settings work over the network by `edgeasync hub --model` and
 """
 
 import argparse
-import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +14,6 @@ from digits_cnn import network
 from sklearn.datasets import load_digits
 
 import edgeasync
-from edgeasync import nn
-from edgeasync.autodiff.build import build_training_graph
-from edgeasync.autodiff.export import export_model
-from edgeasync.autodiff.settings import GraphSettings
 
 
 def main() -> None:
@@ -33,19 +28,16 @@ def main() -> None:
     held_out = data.take(order[:360])
     parts = edgeasync.dirichlet(data.take(order[360:]), 4, 0.5, seed=0, examples_min=32)
 
-    forward = nn.to_onnx(network, input_shape=(64,)).SerializeToString()
-    graph = build_training_graph(forward, GraphSettings(loss="cross_entropy"))
-    optimizer = (edgeasync.SGD(learning_rate=0.1),)
-    trainers = [
-        edgeasync.OnnxTrainer(graph.model, graph.spec, part, optimizer, seed=number)
-        for number, part in enumerate(parts)
-    ]
-    training = edgeasync.train_locally(trainers, graph.initial, arguments.run, updates=arguments.updates)
-    model, _ = asyncio.run(training)
-
-    trained = export_model(forward, graph.spec.views(model))
-    (arguments.run / "trained.onnx").write_bytes(trained)
-    (scores,) = onnxruntime.InferenceSession(trained).run(None, {"x": held_out.x})
+    run = edgeasync.train(
+        network,
+        parts,
+        evaluate=held_out,
+        run=arguments.run,
+        until=edgeasync.Stop(updates=arguments.updates),
+        optimizer=edgeasync.SGD(learning_rate=0.1),
+    )
+    path = run.export(arguments.run / "trained.onnx")
+    (scores,) = onnxruntime.InferenceSession(path).run(None, {"x": held_out.x})
     accuracy = (scores.argmax(axis=1) == held_out.y).mean()
     print(f"accuracy on {len(held_out)} digits that no device had: {accuracy:.1%}")
 

@@ -52,6 +52,12 @@ def load_graph(model: OnnxModel) -> HubGraph:
     A file that is a training graph already has its first values beside it, in a safetensors file of the same
     name. Raises `ConfigError` for a file or package that is missing, `GraphError` for what cannot be trained.
     """
+    path = Path(model.file).expanduser()
+    return build_graph(_read(path), model, str(path))
+
+
+def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
+    """Build the training graph of a model that has been read from `where`; raises what `load_graph` raises."""
     try:
         from edgeasync.autodiff import build, contract  # noqa: PLC0415 - a device has no onnx
     except ModuleNotFoundError as error:
@@ -60,20 +66,20 @@ def load_graph(model: OnnxModel) -> HubGraph:
         raise ConfigError(
             "to read ONNX models the package onnx is needed: pip install 'edgeasync[hub]'"
         ) from error
-    path = Path(model.file).expanduser()
-    content = _read(path)
     try:
         if contract.is_training_graph(content):
             _check_prebuilt(model)
             forward = None
-            built = build.read_training_graph(content, _read_values(path.with_suffix(".safetensors")))
+            built = build.read_training_graph(
+                content, _read_values(Path(model.file).expanduser().with_suffix(".safetensors"))
+            )
         else:
             forward = content
             settings = {name: getattr(model, name) for name in GraphSettings.__struct_fields__}
             built = build.build_training_graph(content, GraphSettings(**settings))
         summary = check_graph(built.model, bytes_max=MODEL_BYTES_MAX)
     except GraphError as error:
-        raise GraphError(f"{path}: {error}") from error
+        raise GraphError(f"{where}: {error}") from error
     return HubGraph(built.model, built.spec, built.initial, forward, len(summary.inputs))
 
 

@@ -16,7 +16,7 @@ import zmq
 
 from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.engine.clock import OffsetClock
-from edgeasync.core.engine.hub_engine import HubEngine
+from edgeasync.core.engine.hub_engine import HubEngine, Observe
 from edgeasync.core.engine.sender import ANYBODY, Sender
 from edgeasync.core.hub.effects import Report
 from edgeasync.core.hub.events import Evaluated, Peer
@@ -99,6 +99,7 @@ class Hub:
       folder's allow-list are admitted. With `knocking` the hub records other keys, so that a person can accept
       them.
     - `insecure` lets a hub without keys listen beyond this machine.
+    - `observe` is called on the loop with every event that the core has decided about, and with its effects.
 
     `run` raises `AddressError` if it cannot bind the address. It raises `StorageError` or `ModelMismatchError`
     if it cannot use the run folder's model. Exceptions of `initial`, of the evaluator and of `on_report` pass
@@ -125,6 +126,7 @@ class Hub:
         insecure: bool = False,
         record: bytes | None = None,
         on_report: OnReport | None = None,
+        observe: Observe | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
     ) -> None:
         check_bind(bind, insecure=insecure or keys is not None)
@@ -159,6 +161,7 @@ class Hub:
         self._record = record
         self._evaluator = evaluator
         self._on_report = on_report or (lambda _: None)
+        self._observe = observe
         self._given_context = context
         self._ending = Ending("Hub")
         self._evaluating = self._stopping = self._opened = False
@@ -295,7 +298,15 @@ class Hub:
         self._now_s = OffsetClock(time.monotonic, run.now_s)
         if self._durability == "journal":
             self._log = GroupCommit(run.writer(), self, on_durable=self._on_durable, on_failing=self._on_failing)
-        return HubEngine(run.core, run.model, self, sessions=run.sessions, publisher=run.publisher, log=self._log)
+        return HubEngine(
+            run.core,
+            run.model,
+            self,
+            sessions=run.sessions,
+            publisher=run.publisher,
+            log=self._log,
+            observe=self._observe,
+        )
 
     async def _serve(self) -> str:
         context = self._given_context or zmq.Context()

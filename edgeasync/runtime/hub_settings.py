@@ -84,10 +84,9 @@ class EvaluationSection(Section, frozen=True):
         return seconds if seconds < math.inf else None
 
 
-class HubSettings(Section, frozen=True):
-    """A hub's settings file: everything has a default but the model."""
+class RunSettings(Section, frozen=True):
+    """All of a hub's settings but the model."""
 
-    model: Model | OnnxModel
     hub: HubSection = HubSection()
     local: LocalTraining = LocalTraining()
     policy: Policy = Policy()
@@ -96,6 +95,32 @@ class HubSettings(Section, frozen=True):
     checkpoint: CheckpointSettings = CheckpointSettings()
     liveness: Liveness = Liveness()
     limits: Limits = Limits()
+
+    def core_settings(self) -> HubCoreSettings:
+        """Return what of the settings is for the hub's core."""
+        return HubCoreSettings(
+            liveness=self.liveness,
+            limits=self.limits,
+            stop=self.hub.stop,
+            checkpoint=self.checkpoint,
+            evaluate_every_updates=self.evaluation.every_updates,
+            evaluate_every_s=self.evaluation.every_s,
+            quiet=self.quiet,
+            codec=self.codec,
+        )
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the fleet may rest while the model stands still."""
+        if self.hub.quiet is not None:
+            return self.hub.quiet
+        return self.hub.stop == StopCondition() and isinstance(self.policy.frequency, AdaptiveFrequency)
+
+
+class HubSettings(RunSettings, frozen=True, kw_only=True):
+    """A hub's settings file: everything has a default but the model."""
+
+    model: Model | OnnxModel
 
     def __post_init__(self) -> None:
         if self.hub.quiet and not isinstance(self.policy.frequency, AdaptiveFrequency):
@@ -148,16 +173,7 @@ class HubSettings(Section, frozen=True):
             policy=self.policy,
             bind=self.hub.bind,
             run=Path(self.hub.run).expanduser(),
-            settings=HubCoreSettings(
-                liveness=self.liveness,
-                limits=self.limits,
-                stop=self.hub.stop,
-                checkpoint=self.checkpoint,
-                evaluate_every_updates=self.evaluation.every_updates,
-                evaluate_every_s=self.evaluation.every_s,
-                quiet=self.quiet,
-                codec=self.codec,
-            ),
+            settings=self.core_settings(),
             training=to_table(TrainingPlan(model=model, local=self.local)),
             graph=graph,
             forward=forward,
@@ -168,13 +184,6 @@ class HubSettings(Section, frozen=True):
             record=self.record(),
             on_report=on_report,
         )
-
-    @property
-    def quiet(self) -> bool:
-        """Whether the fleet may rest while the model stands still."""
-        if self.hub.quiet is not None:
-            return self.hub.quiet
-        return self.hub.stop == StopCondition() and isinstance(self.policy.frequency, AdaptiveFrequency)
 
     def record(self) -> bytes:
         """Return the settings as JSON, to begin the same hub from any folder: with whole paths.

@@ -5,8 +5,8 @@ import edgeasync
 NAMES = """
 Adam Agent CodecSettings Dataset DeviceFolder DeviceIdentity EdgeAsyncError GradientTrainer Hub
 HubCoreSettings Limits
-Liveness OnnxTrainer Parameter ParameterSpec Policy SGD StepResult StopCondition Trainer Vector batches
-dirichlet fetch_status from_iterable iid load load_model train_locally
+Liveness OnnxTrainer Parameter ParameterSpec Policy Run SGD StepResult Stop StopCondition Trainer Vector batches
+dirichlet fetch_status from_iterable iid load load_model train train_async
 """
 
 

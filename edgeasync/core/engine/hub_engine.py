@@ -94,6 +94,10 @@ _NOT_OPENED = VectorSource(np.empty(0, np.float32))
 """Stands for the values of an update that the core will not decide about."""
 
 
+Observe = Callable[[HubEvent, list[HubEffect], float], None]
+"""Called with every event that the core has decided about, its effects, and the core's time; it must not block."""
+
+
 class _NotAllowedError(ProtocolError):
     """A key says what is not its to say."""
 
@@ -110,6 +114,7 @@ class HubEngine:
         sessions: Sessions,
         publisher: Publisher | None = None,
         log: Log | None = None,
+        observe: Observe | None = None,
     ) -> None:
         self.core = core
         self.model = model
@@ -117,6 +122,7 @@ class HubEngine:
         self._sessions = sessions
         self._log_writer = LogWriter(log, core, model)
         self._outbox = Outbox(shell.send, log)
+        self._observe = observe
         self.recorder = Recorder()
         self.bounds = MessageBounds()
         self._spec = core.spec
@@ -221,6 +227,8 @@ class HubEngine:
         effects = self.core.handle(event, self._now_s)
         self.recorder.end(effects)
         self._log_writer.write(event, self._now_s, effects)
+        if self._observe is not None:
+            self._observe(event, effects, self._now_s)
         self._execute(effects)
 
     def _answer_standing(self, peer: Peer, message: Message, payload: wire.Buffer | None) -> None:

@@ -1,6 +1,5 @@
 """The settings that a run's folder keeps, so that the run can be resumed from anywhere."""
 
-import asyncio
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from edgeasync.policies.policy import DelayCompensation, Plateau, Policy, WarmUp
 from edgeasync.runtime.graph_model import FORWARD_FILE
 from edgeasync.runtime.hub import RECORD_FILE, Hub
 from edgeasync.runtime.hub_settings import RECORD_FORMAT, HubSettings, read_record
-from edgeasync.runtime.local import train_locally
+from edgeasync.sdk.train import train
 from edgeasync.training.numpy_models import SoftmaxModel
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "hub.toml"
@@ -127,6 +126,7 @@ OWN = {
 
 class Still:
     spec = SoftmaxModel(inputs=2, classes=2).spec
+    begin = step = None
 
 
 @pytest.mark.parametrize(("words", "policy"), OWN.items(), ids=OWN)
@@ -142,10 +142,11 @@ def test_a_part_of_ones_own_is_refused_before_the_folder_is_touched(words, polic
             settings=HubCoreSettings(),
         )
     with pytest.raises(ConfigError, match=wanted):
-        asyncio.run(
-            train_locally(
-                [Still()], np.zeros(Still.spec.length, np.float32), tmp_path / "run", updates=1, policy=policy
-            )
+        train(
+            dict(Still.spec.views(np.zeros(Still.spec.length, np.float32))),
+            [Still()],
+            run=tmp_path / "run",
+            policy=policy,
         )
     assert list(tmp_path.iterdir()) == []
 

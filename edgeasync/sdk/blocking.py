@@ -1,0 +1,77 @@
+"""Runs a coroutine to its end from ordinary code, whether or not a loop runs in this thread, as in a notebook."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine
+from functools import partial, wraps
+from importlib.util import find_spec
+from typing import Any, ParamSpec, TypeVar
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+INTERRUPT_S = 10.0
+"""How long an interrupt waits for a clean end."""
+
+
+def blocking(
+    function: Callable[Parameters, Coroutine[Any, Any, Result]], name: str
+) -> Callable[Parameters, Result]:
+    """Return the blocking form of a coroutine function, with its signature and its docstring."""
+
+    @wraps(function)
+    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        return run_blocking(partial(function, *args, **kwargs))
+
+    call.__name__ = call.__qualname__ = name
+    return call
+
+
+def run_blocking(make: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+    """Run what `make` returns in a thread with a loop of its own; wait for its result.
+
+    An interrupt (Ctrl-C, a notebook's stop button) cancels the coroutine, waits for its clean end, and is raised.
+    A second one waits for nothing.
+    """
+    done: concurrent.futures.Future[Result] = concurrent.futures.Future()
+    begun: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any] | None]]
+    begun = concurrent.futures.Future()
+
+    async def main() -> Result:
+        begun.set_result((asyncio.get_running_loop(), asyncio.current_task()))
+        return await make()
+
+    def work() -> None:
+        try:
+            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                result = runner.run(main())
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is waited for
+            done.set_exception(error)
+        else:
+            done.set_result(result)
+
+    thread = threading.Thread(target=work, name="edgeasync-run", daemon=True)
+    thread.start()
+    try:
+        return done.result()
+    except KeyboardInterrupt:
+        loop, task = begun.result()
+        if task is not None and not done.done():
+            with contextlib.suppress(RuntimeError):  # it has just ended
+                loop.call_soon_threadsafe(task.cancel)
+            concurrent.futures.wait([done], INTERRUPT_S)
+        raise
+    finally:
+        if done.done():
+            thread.join()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return uvloop's factory where it is installed."""
+    if find_spec("uvloop") is None:
+        return None
+    import uvloop  # noqa: PLC0415 - it has no wheel for some machines
+
+    return uvloop.new_event_loop

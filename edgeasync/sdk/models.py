@@ -1,0 +1,288 @@
+"""What a user gives as a model, made into what a hub and its devices train."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from edgeasync.autodiff.settings import LossSetting, find_loss
+from edgeasync.config import convert, to_table
+from edgeasync.data.dataset import Dataset, Targets, batches
+from edgeasync.data.files import load
+from edgeasync.errors import ConfigError, DataError
+from edgeasync.parameters import Parameter, ParameterSpec, Vector
+from edgeasync.runtime.evaluation import make_evaluator
+from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, build_graph, load_graph
+from edgeasync.training.evaluation import Evaluation, Evaluator, rows_at_once
+from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
+from edgeasync.training.plan import LocalTraining, ReceivedGraph, ShippedModel, TrainingPlan
+from edgeasync.training.trainer import GradientTrainer, Trainer
+
+Arrays = Mapping[str, npt.NDArray[np.float32]]
+
+KINDS = (
+    "layers of edgeasync.nn, the path of an ONNX file, an onnx.ModelProto, a SoftmaxModel or MlpModel, an object "
+    "with `parameters` and `gradient`, or named arrays together with trainers of your own as data"
+)
+
+
+class OwnModel(Protocol):
+    """A model of your own, in numpy.
+
+    With a method `predict(arrays, x)`, which returns a class for each example, evaluations have an accuracy.
+    """
+
+    parameters: Mapping[str, npt.ArrayLike]
+    """The named arrays to begin with."""
+
+    def gradient(self, arrays: Arrays, x: npt.NDArray[np.float32], y: Targets) -> tuple[float, Arrays]:
+        """Return a batch's mean loss, and its gradient for each array by its name."""
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that can be trained.
+
+    `described` is the model as a settings file would have it, `None` for one that only Python code describes.
+    `restore` returns the model in the kind that the user gave, with trained arrays.
+    """
+
+    spec: ParameterSpec
+    initial: Vector
+    make_trainer: Callable[[Dataset, int], Trainer]
+    make_evaluator: Callable[[Dataset], Evaluator]
+    restore: Callable[[Arrays], Any]
+    described: SoftmaxModel | MlpModel | OnnxModel | None = None
+    graph: HubGraph | None = None
+
+    @property
+    def shipped(self) -> SoftmaxModel | MlpModel | ShippedModel | None:
+        """The model as a device is told of it."""
+        return ShippedModel() if isinstance(self.described, OnnxModel) else self.described
+
+
+def prepare(
+    model: object, example: Dataset | None, local: LocalTraining, *, loss: LossSetting, run: Path, seed: int
+) -> Prepared:
+    """Prepare a model, whose input has the shape of the examples in `example`, for a run in a folder.
+
+    Raises `ConfigError` for what is no model, and `GraphError` for one that cannot be trained.
+    """
+    if isinstance(model, SoftmaxModel | MlpModel):
+        return _numpy(model, local, loss, seed)
+    if isinstance(model, str | Path):
+        return _onnx(OnnxModel(file=str(model), loss=loss), None, local, lambda forward: forward)
+    if _is_layer(model):
+        from edgeasync import nn  # noqa: PLC0415 - who has a layer has paid for it
+
+        if example is None:
+            raise ConfigError("layers of edgeasync.nn need data: the shape of their input is that of an example")
+        model = nn.to_onnx(model, example.x.shape[1:], seed=seed)  # type: ignore[arg-type]
+    if callable(serialize := getattr(model, "SerializeToString", None)):
+        described = OnnxModel(file=str(run / FORWARD_FILE), loss=loss)
+        return _onnx(described, serialize(), local, _read_proto)
+    if isinstance(getattr(model, "parameters", None), Mapping):
+        return _own(model, local)
+    if isinstance(model, Mapping):
+        spec, initial = _flatten(model, "the model")
+        return Prepared(
+            spec=spec, initial=initial, make_trainer=_no_trainer, make_evaluator=_no_evaluator, restore=dict
+        )
+    if hasattr(model, "gradient") and not hasattr(model, "parameters"):
+        raise ConfigError(f"{_name(model)} has no `parameters`: give it the named arrays to begin with")
+    raise ConfigError(f"{_name(model)} is no model; give {KINDS}")
+
+
+def _is_layer(model: object) -> bool:
+    layers = sys.modules.get("edgeasync.nn.layer")
+    return layers is not None and isinstance(model, layers.Layer)
+
+
+def _numpy(model: SoftmaxModel | MlpModel, local: LocalTraining, loss: LossSetting, seed: int) -> Prepared:
+    if find_loss(loss) != find_loss("cross_entropy"):
+        raise ConfigError(
+            f"{_name(model)} has the loss cross_entropy; for {loss!r} build the model with edgeasync.nn"
+        )
+    plan = TrainingPlan(model=model, local=local)
+    return Prepared(
+        spec=model.spec,
+        initial=model.initial(seed),
+        make_trainer=plan.make_trainer,
+        make_evaluator=lambda data: make_evaluator(model, None, data),
+        restore=lambda _: model,
+        described=model,
+    )
+
+
+def _onnx(
+    described: OnnxModel, forward: bytes | None, local: LocalTraining, give: Callable[[bytes], Any]
+) -> Prepared:
+    graph = load_graph(described) if forward is None else build_graph(forward, described, "the model")
+    plan, received = TrainingPlan(model=ShippedModel(), local=local), ReceivedGraph(graph.graph, graph.spec)
+
+    def restore(arrays: Arrays) -> Any:
+        from edgeasync.autodiff.export import export_model  # noqa: PLC0415 - needs onnx
+
+        if graph.forward is None:
+            raise ConfigError(f"{described.file}: is a training graph; only a forward model can be given back")
+        return give(export_model(graph.forward, arrays))
+
+    return Prepared(
+        spec=graph.spec,
+        initial=graph.initial,
+        make_trainer=lambda data, seed: plan.make_trainer(data, seed, received),
+        make_evaluator=lambda data: make_evaluator(described, graph, data),
+        restore=restore,
+        described=described,
+        graph=graph,
+    )
+
+
+def _read_proto(content: bytes) -> Any:
+    import onnx  # noqa: PLC0415 - who has a model of its kind has paid for it
+
+    return onnx.load_model_from_string(content)
+
+
+def _own(model: Any, local: LocalTraining) -> Prepared:
+    if not callable(getattr(model, "gradient", None)):
+        raise ConfigError(
+            f"{_name(model)} has no method `gradient(arrays, x, y)`: return a loss and gradients from it"
+        )
+    spec, initial = _flatten(model.parameters, _name(model))
+
+    def gradient(vector: Vector, x: npt.NDArray[np.float32], y: Targets, out: Vector) -> float:
+        loss, gradients = _call(model, spec.views(vector), x, y)
+        for name, view in spec.views(out).items():
+            view[...] = _gradient_of(model, gradients, name, view.shape)
+        return loss
+
+    def make_trainer(data: Dataset, seed: int) -> Trainer:
+        gradient(initial.copy(), data.x[:1], data.y[:1], np.empty_like(initial))  # a mistake is told at once
+        stream = batches(data, local.batch_size, seed)
+        return GradientTrainer(
+            spec, gradient, local.optimizer, stream, keep_optimizer_state=local.keep_optimizer_state
+        )
+
+    return Prepared(
+        spec=spec,
+        initial=initial,
+        make_trainer=make_trainer,
+        make_evaluator=lambda data: _OwnEvaluator(model, spec, data),
+        restore=dict,
+    )
+
+
+def _call(model: Any, arrays: Arrays, x: Any, y: Any) -> tuple[float, Mapping[str, Any]]:
+    found = model.gradient(arrays, x, y)
+    if not (isinstance(found, Sequence) and len(found) == 2 and isinstance(found[1], Mapping)):
+        raise ConfigError(
+            f"{_name(model)}.gradient returned {type(found).__name__}; return the loss and a dict of gradients"
+        )
+    return float(found[0]), found[1]
+
+
+def _gradient_of(model: Any, gradients: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> Any:
+    if name not in gradients:
+        raise ConfigError(
+            f"{_name(model)}.gradient returned no gradient of {name!r}; return one for each parameter"
+        )
+    values = np.asarray(gradients[name])
+    if values.shape != shape:
+        raise ConfigError(f"{_name(model)}: the gradient of {name!r} has shape {values.shape}, not {shape}")
+    return values
+
+
+class _OwnEvaluator:
+    """Evaluates a model of the user's own: its mean loss, and the share of classes that it predicts rightly."""
+
+    def __init__(self, model: Any, spec: ParameterSpec, data: Dataset) -> None:
+        self._model = model
+        self._spec = spec
+        self._data = data
+        self._rows = rows_at_once(int(np.prod(data.x.shape[1:])))
+
+    def __call__(self, parameters: Vector) -> Evaluation:
+        arrays, data, total, right = self._spec.views(parameters), self._data, 0.0, 0
+        predicts = hasattr(self._model, "predict") and data.y.dtype.kind == "i"
+        for start in range(0, len(data), self._rows):
+            x, y = data.x[start : start + self._rows], data.y[start : start + self._rows]
+            total += _call(self._model, arrays, x, y)[0] * len(y)
+            if predicts:
+                right += int((np.asarray(self._model.predict(arrays, x)) == y).sum())
+        return Evaluation(total / len(data), right / len(data) if predicts else None, len(data))
+
+
+def evaluator_of(evaluate: Callable[[Arrays], Any], spec: ParameterSpec) -> Evaluator:
+    """Return an evaluator from a function of the named arrays.
+
+    It returns a loss, a loss and an accuracy, or an `Evaluation`.
+    """
+
+    def evaluator(parameters: Vector) -> Evaluation:
+        found = evaluate(spec.views(parameters))
+        if isinstance(found, Evaluation):
+            return found
+        loss, accuracy = found if isinstance(found, tuple) else (found, None)
+        return Evaluation(loss, accuracy, 0)
+
+    return evaluator
+
+
+def _flatten(parameters: Mapping[str, npt.ArrayLike], where: str) -> tuple[ParameterSpec, Vector]:
+    """Return the layout and the values of named arrays; raises `ConfigError` unless they are finite floats."""
+    arrays = {}
+    for name, given in parameters.items():
+        array = np.asarray(given)
+        if array.dtype.kind != "f":
+            raise ConfigError(
+                f"{where}: parameter {name!r} is {array.dtype}; give floats: only they can be trained"
+            )
+        if not array.size or not np.isfinite(array).all():
+            raise ConfigError(f"{where}: parameter {name!r} has no values, or some that are not finite")
+        arrays[name] = np.ascontiguousarray(array, np.float32)
+    if not arrays:
+        raise ConfigError(f"{where} has no parameters; give at least one named array")
+    spec = ParameterSpec(tuple([Parameter(name, array.shape) for name, array in arrays.items()]))
+    return spec, spec.flatten(arrays)
+
+
+def _no_trainer(data: Dataset, seed: int) -> Trainer:  # noqa: ARG001
+    raise ConfigError("named arrays alone cannot be trained on data; give trainers of your own, or a model")
+
+
+def _no_evaluator(data: Dataset) -> Evaluator:  # noqa: ARG001
+    raise ConfigError("named arrays alone cannot be evaluated on data; give evaluate a function of the arrays")
+
+
+def _name(model: object) -> str:
+    return f"the model {type(model).__name__}"
+
+
+def as_dataset(data: object, where: str) -> Dataset:
+    """Return data as a dataset: one already, examples and targets, or the path of a file of them.
+
+    Raises `DataError` for anything else.
+    """
+    if isinstance(data, Dataset):
+        return data
+    if isinstance(data, str | Path):
+        return load(Path(data).expanduser())
+    if isinstance(data, tuple) and len(data) == 2:
+        return Dataset.of(data[0], data[1], where=where)
+    raise DataError(
+        f"{where} is {type(data).__name__}; give a Dataset, a tuple (x, y) of arrays, or the path of a file, "
+        ".npz or .csv"
+    )
+
+
+def local_training(optimizer: object, batch_size: int | None) -> LocalTraining:
+    """Return how devices train; raises `ConfigError` for what they cannot."""
+    table: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
+    if optimizer is not None:
+        stages = optimizer if isinstance(optimizer, Sequence) else (optimizer,)
+        table["optimizer"] = [to_table(stage) for stage in stages]
+    return convert(table, LocalTraining, where="train")

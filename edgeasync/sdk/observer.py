@@ -1,0 +1,117 @@
+"""Turns what a hub's core decides into events for callbacks, and ends a run by its conditions."""
+
+from collections.abc import Callable
+from typing import Any
+
+from edgeasync.core.hub.effects import Fold, HubEffect, Report
+from edgeasync.core.hub.events import HubEvent, PushArrived
+from edgeasync.core.hub.machine import HubCore
+from edgeasync.protocol.messages import Applied, Buffered, Rejected
+from edgeasync.sdk import events
+from edgeasync.sdk.stop import Progress, Stop
+
+_LEFT = ("left", "lost", "quarantined", "revoked")
+_JOINED = ("joined", "rejoined", "reconnected")
+_ODD = ("alarm", "warning", "not_writing")
+
+
+class Observer:
+    """Sees every event of a hub's core, on its loop. `tell` is given events, and `stop` a reason to end."""
+
+    def __init__(
+        self,
+        core: Callable[[], HubCore],
+        until: Stop,
+        examples: int,
+        *,
+        tell: Callable[[events.Event], None],
+        stop: Callable[[str], None],
+    ) -> None:
+        self.noted: list[events.Event] = []
+        """All events but updates and versions, which may be many."""
+        self._core = core
+        self._until = until
+        self._examples = examples
+        self._tell = tell
+        self._stop = stop
+        self._began_s: float | None = None
+        self.now_s = 0.0
+        """The hub's time of the last event."""
+        self._trained = 0
+
+    def __call__(self, event: HubEvent, effects: list[HubEffect], now_s: float) -> None:
+        """See an event with its effects."""
+        if self._began_s is None:
+            self._began_s = now_s
+        self.now_s = now_s
+        if isinstance(event, PushArrived):
+            self._on_push(event, now_s)
+        for effect in effects:
+            if isinstance(effect, Fold):
+                self._on_version(effect, now_s)
+
+    def on_report(self, report: Report) -> None:
+        """See what the hub tells people."""
+        of: dict[str, Any] = {"time_s": self.now_s, "device": report.device_id}
+        if report.event in _JOINED:
+            self._note(events.Join(**of))
+        elif report.event in _LEFT:
+            self._note(events.Leave(**of, detail=report.detail))
+        elif report.event in _ODD:
+            self._note(events.Alert(**of, detail=report.detail))
+        elif report.event == "evaluated":
+            found = self._core().policy_engine.state.evaluations.last
+            assert found is not None
+            self._note(
+                events.Evaluation(
+                    time_s=self.now_s, version=found.number, loss=found.loss, accuracy=found.accuracy
+                )
+            )
+
+    def _on_push(self, event: PushArrived, now_s: float) -> None:
+        core, push = self._core(), event.push
+        member = core.members.by_peer(event.peer)
+        if member is None or member.seq_last != push.seq or member.outcome_last is None:
+            return
+        history, outcome = member.history, member.outcome_last
+        if not isinstance(outcome, Rejected):
+            self._trained += push.examples
+        self._tell(events.Update(
+            time_s=now_s,
+            device=member.device_id,
+            number=push.seq,
+            outcome=_name(outcome),
+            version=core.version,
+            loss=history.loss_mean,
+            examples=push.examples,
+            local_steps=history.local_steps,
+            staleness=history.staleness,
+        ))  # fmt: skip
+        epochs = self._until.epochs
+        if epochs is not None and self._trained >= epochs * self._examples:
+            self._stop(f"{epochs:g} passes over the data")
+
+    def _on_version(self, fold: Fold, now_s: float) -> None:
+        self._tell(events.Version(time_s=now_s, version=fold.number, updates=len(fold.handles)))
+        when, core = self._until.when, self._core()
+        if when is None:
+            return
+        progress = Progress(
+            updates=core.updates_applied,
+            version=core.version,
+            seconds=now_s - (self._began_s or 0.0),
+            epochs=self._trained / self._examples if self._examples else 0.0,
+            loss=core.members.loss(),
+        )
+        if when(progress):
+            self._stop("Stop(when=) said so")
+
+    def _note(self, event: events.Event) -> None:
+        self.noted.append(event)
+        self._tell(event)
+
+
+def _name(outcome: Applied | Buffered | Rejected) -> str:
+    if isinstance(outcome, Rejected):
+        return outcome.reason
+    return "applied" if isinstance(outcome, Applied) else "buffered"

@@ -1,0 +1,121 @@
+"""A run: what was trained, by whom, and how it went."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeasync.durable.files import replace_file
+from edgeasync.errors import ConfigError
+from edgeasync.runtime.graph_model import FORWARD_FILE
+from edgeasync.runtime.trained import best_model, newest_model
+from edgeasync.sdk.events import Event
+
+
+class Run:
+    """A run of training, as `train` returns it or as its folder holds it (`Run.open`).
+
+    >>> run = Run.open("runs/digits")  # doctest: +SKIP
+    >>> run.arrays["0.weight"].shape, run.version  # doctest: +SKIP
+    ((64, 128), 305)
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        arrays: dict[str, npt.NDArray[np.float32]],
+        version: int,
+        *,
+        restore: Callable[[dict[str, npt.NDArray[np.float32]]], Any],
+        loss: float | None = None,
+        accuracy: float | None = None,
+        reason: str = "",
+        updates: int | None = None,
+        devices: Sequence[dict[str, Any]] = (),
+        events: Sequence[Event] = (),
+    ) -> None:
+        self.path = path
+        """The folder of the run; without one of your own it lives as long as this object."""
+        self.arrays = arrays
+        """The newest version of the model: float32 arrays by name."""
+        self.version = version
+        """Its number."""
+        self.loss = loss
+        """The loss of the last evaluation, `None` without one."""
+        self.accuracy = accuracy
+        """The accuracy of the last evaluation, from 0 to 1; `None` without one."""
+        self.reason = reason
+        """Why training ended; empty for a folder that was opened."""
+        self.updates = updates
+        """How many updates are part of the model; `None` for a folder that was opened."""
+        self.devices = list(devices)
+        """What the status says of every device when training ended (docs/reference/json.md)."""
+        self.events = list(events)
+        """What happened, but for single updates and versions: events of `edgeasync.sdk.events`."""
+        self._restore = restore
+
+    def __repr__(self) -> str:
+        found = [f"version {self.version}"]
+        if self.updates is not None:
+            found.append(f"{self.updates} updates")
+        if self.loss is not None:
+            found.append(f"loss {self.loss:.4g}")
+        if self.accuracy is not None:
+            found.append(f"accuracy {self.accuracy:.2%}")
+        return f"<Run {self.path}: {', '.join(found)}>"
+
+    @property
+    def model(self) -> Any:
+        """The trained model in the kind that was given.
+
+        ONNX and layers come back as an `onnx.ModelProto` for inference. Models of your own, and named arrays, come
+        back as named arrays.
+        """
+        return self._restore(self.arrays)
+
+    def export(self, path: str | Path) -> Path:
+        """Write the trained model as an ONNX file for inference; return its path.
+
+        Raises `ConfigError` for a model that is not ONNX, and `StorageError` if it cannot be written.
+        """
+        model, path = self.model, Path(path).expanduser()
+        if not hasattr(model, "SerializeToString"):
+            raise ConfigError(
+                f"{self.path}: only models of ONNX and layers of edgeasync.nn can be exported; save run.arrays "
+                "instead, with numpy.savez for example"
+            )
+        replace_file(path, model.SerializeToString(), private=False)
+        return path
+
+    @classmethod
+    def open(cls, path: str | Path, *, best: bool = False) -> "Run":
+        """Read the run in a folder, also one at work: its newest version or, with `best`, the best by evaluation.
+
+        Raises `StorageError` for a folder that is none of a run.
+        """
+        folder = Path(path).expanduser()
+        found = best_model(folder) if best else newest_model(folder)
+        evaluation = found.evaluation
+        return cls(
+            folder,
+            {name: np.array(array) for name, array in found.arrays.items()},
+            found.version,
+            restore=lambda arrays: _restored(folder, arrays),
+            loss=None if evaluation is None else evaluation.loss,
+            accuracy=None if evaluation is None else evaluation.accuracy,
+        )
+
+
+def _restored(folder: Path, arrays: dict[str, npt.NDArray[np.float32]]) -> Any:
+    """Return the model that a run's folder describes, or its arrays if Python code alone describes it."""
+    try:
+        forward = (folder / FORWARD_FILE).read_bytes()
+    except FileNotFoundError:
+        return arrays
+    import onnx  # noqa: PLC0415 - a device has none
+
+    from edgeasync.autodiff.export import export_model  # noqa: PLC0415
+
+    return onnx.load_model_from_string(export_model(forward, arrays))

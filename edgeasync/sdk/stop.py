@@ -1,0 +1,51 @@
+"""When training ends."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from edgeasync.config import convert
+from edgeasync.core.hub.settings import StopCondition
+from edgeasync.errors import ConfigError
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a run is: what `Stop(when=)` decides by."""
+
+    updates: int
+    version: int
+    seconds: float
+    epochs: float
+    """Passes over all workers' data since this call."""
+    loss: float | None
+    """The mean loss that the workers told last, over all of them."""
+
+
+class Stop(msgspec.Struct, frozen=True, kw_only=True):
+    """Training ends at the first of these; what is left out never ends it.
+
+    - `updates` applied to the model, over the whole run;
+    - `minutes` of this call;
+    - an evaluation with at most this `loss`, or at least this `accuracy` (0 to 1);
+    - `epochs`: passes over all workers' data, counted from this call on;
+    - `when(progress)` returns true. It is called with every version.
+    """
+
+    updates: int | None = None
+    minutes: float | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    epochs: float | None = None
+    when: Callable[[Progress], Any] | None = None
+
+    def condition(self) -> StopCondition:
+        """Return the part that the hub itself watches for; raises `ConfigError` for a value out of range."""
+        if self == Stop():
+            raise ConfigError("until says nothing: training would never end; give Stop(updates=...), for example")
+        if self.epochs is not None and not self.epochs > 0:
+            raise ConfigError(f"until.epochs is {self.epochs}; give a number over 0")
+        table = {name: getattr(self, name) for name in ("updates", "minutes", "loss", "accuracy")}
+        return convert(
+            {name: value for name, value in table.items() if value is not None}, StopCondition, where="until"
+        )
