@@ -1,12 +1,13 @@
 """Turns what a hub's core decides into events for callbacks, and ends a run by its conditions."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 from edgeasync.core.hub.effects import Fold, HubEffect, Report
 from edgeasync.core.hub.events import HubEvent, PushArrived
-from edgeasync.core.hub.machine import HubCore
 from edgeasync.protocol.messages import Applied, Buffered, Rejected
+from edgeasync.runtime.hub import Hub
 from edgeasync.sdk import events
 from edgeasync.sdk.stop import Progress, Stop
 
@@ -16,28 +17,28 @@ _ODD = ("alarm", "warning", "not_writing")
 
 
 class Observer:
-    """Sees every event of a hub's core, on its loop. `tell` is given events, and `stop` a reason to end."""
+    """Sees every event of a hub's core, on its loop, and what it reports. `tell` is given events."""
 
-    def __init__(
-        self,
-        core: Callable[[], HubCore],
-        until: Stop,
-        examples: int,
-        *,
-        tell: Callable[[events.Event], None],
-        stop: Callable[[str], None],
-    ) -> None:
+    def __init__(self, until: Stop | None, examples: int, tell: Callable[[events.Event], None]) -> None:
         self.noted: list[events.Event] = []
         """All events but updates and versions, which may be many."""
-        self._core = core
-        self._until = until
-        self._examples = examples
-        self._tell = tell
-        self._stop = stop
-        self._began_s: float | None = None
         self.now_s = 0.0
         """The hub's time of the last event."""
+        self.reason = ""
+        """Why this observer had the hub end; empty if it did not."""
+        self._until = until or Stop()
+        self._examples = examples
+        self._tell = tell
+        self._began_s: float | None = None
         self._trained = 0
+
+    def watch(self, hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
+        """Watch a hub that is to run on this loop; call this before it runs."""
+        self._hub, self._loop = hub, loop
+
+    def end(self, reason: str) -> None:
+        """Tell that the run has ended."""
+        self._tell(events.End(time_s=self.now_s, reason=reason))
 
     def __call__(self, event: HubEvent, effects: list[HubEffect], now_s: float) -> None:
         """See an event with its effects."""
@@ -60,7 +61,7 @@ class Observer:
         elif report.event in _ODD:
             self._note(events.Alert(**of, detail=report.detail))
         elif report.event == "evaluated":
-            found = self._core().policy_engine.state.evaluations.last
+            found = self._hub.core.policy_engine.state.evaluations.last
             assert found is not None
             self._note(
                 events.Evaluation(
@@ -69,7 +70,7 @@ class Observer:
             )
 
     def _on_push(self, event: PushArrived, now_s: float) -> None:
-        core, push = self._core(), event.push
+        core, push = self._hub.core, event.push
         member = core.members.by_peer(event.peer)
         if member is None or member.seq_last != push.seq or member.outcome_last is None:
             return
@@ -93,7 +94,7 @@ class Observer:
 
     def _on_version(self, fold: Fold, now_s: float) -> None:
         self._tell(events.Version(time_s=now_s, version=fold.number, updates=len(fold.handles)))
-        when, core = self._until.when, self._core()
+        when, core = self._until.when, self._hub.core
         if when is None:
             return
         progress = Progress(
@@ -105,6 +106,11 @@ class Observer:
         )
         if when(progress):
             self._stop("Stop(when=) said so")
+
+    def _stop(self, reason: str) -> None:
+        if not self.reason:
+            self.reason = reason
+            self._loop.call_soon(self._hub.request_stop)  # not from inside the core's event that led to it
 
     def _note(self, event: events.Event) -> None:
         self.noted.append(event)

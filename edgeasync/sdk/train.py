@@ -10,13 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import numpy as np
 import zmq
-from msgspec.structs import replace
 
 from edgeasync.autodiff.settings import LossSetting
-from edgeasync.config import convert, to_table
 from edgeasync.data.dataset import Dataset
 from edgeasync.data.partition import iid
 from edgeasync.durable.identity import DeviceIdentity
@@ -24,17 +20,14 @@ from edgeasync.errors import ConfigError, ModelMismatchError
 from edgeasync.policies.policy import Policy
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.hub import Hub
-from edgeasync.runtime.hub_settings import HubSettings, RunSettings
 from edgeasync.runtime.model_file import load_model
 from edgeasync.sdk.blocking import blocking
 from edgeasync.sdk.callbacks import Callback, Callbacks
-from edgeasync.sdk.events import End
-from edgeasync.sdk.models import Prepared, as_dataset, evaluator_of, local_training, prepare
+from edgeasync.sdk.models import Prepared, as_dataset
 from edgeasync.sdk.observer import Observer
+from edgeasync.sdk.plan import Plan, make_hub, plan_run
 from edgeasync.sdk.run import Run
 from edgeasync.sdk.stop import Stop
-from edgeasync.training.evaluation import Evaluator
-from edgeasync.training.plan import TrainingPlan
 from edgeasync.training.trainer import Trainer
 
 DEFAULT_EPOCHS = 10.0
@@ -95,22 +88,24 @@ async def train_async(
     until = Stop(epochs=DEFAULT_EPOCHS) if until is None else until
     folder, remove = _folder(run)
     try:
-        local = local_training(optimizer, batch_size)
-        sections = _sections(settings, until, policy, folder, resumable=remove is None)
         parts = _parts(data, workers, seed)
-        first = parts[0] if isinstance(parts[0], Dataset) else None
-        prepared = prepare(model, first, local, loss=loss, run=folder, seed=seed)
-        plan = _Plan(
-            prepared=prepared,
-            sections=replace(sections, local=local),
-            folder=folder,
-            trainers=_trainers(prepared, parts, seed),
-            examples=sum(len(part) for part in parts if isinstance(part, Dataset)),
-            evaluator=_evaluator(evaluate, until, prepared),
+        plan = plan_run(
+            model,
+            parts[0] if isinstance(parts[0], Dataset) else None,
+            hub={"run": str(folder), "quiet": False, "durability": "journal" if remove is None else "checkpoint"},
             until=until,
+            policy=policy,
+            evaluate=evaluate,
+            optimizer=optimizer,
+            batch_size=batch_size,
+            loss=loss,
+            seed=seed,
+            settings=settings,
         )
+        trainers = _trainers(plan.prepared, parts, seed)
+        examples = sum(len(part) for part in parts if isinstance(part, Dataset))
         with Callbacks(callbacks) as told:
-            found = await _run_tasks(plan, told)
+            found = await _run_tasks(plan, trainers, Observer(until, examples, told.tell))
     except BaseException:
         if remove is not None:
             remove()
@@ -123,41 +118,19 @@ async def train_async(
 train = blocking(train_async, "train")
 
 
-class _Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a run needs to begin."""
-
-    prepared: Prepared
-    sections: RunSettings
-    folder: Path
-    trainers: list[Trainer]
-    examples: int
-    evaluator: Evaluator | None
-    until: Stop
-
-
-async def _run_tasks(plan: _Plan, told: Callbacks) -> Run:
+async def _run_tasks(plan: Plan, trainers: Sequence[Trainer], observer: Observer) -> Run:
     """Run the hub and its workers as tasks of this loop, over ZeroMQ's in-process transport."""
-    loop, reason = asyncio.get_running_loop(), ""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-
-    def stop(why: str) -> None:
-        nonlocal reason
-        if not reason:
-            reason = why
-            loop.call_soon(hub.request_stop)  # not from inside the core's event that led to it
-
-    observer = Observer(lambda: hub.core, plan.until, plan.examples, tell=told.tell, stop=stop)
-    address = f"inproc://{secrets.token_hex(8)}"
+    address, reason = f"inproc://{secrets.token_hex(8)}", "interrupted"
     try:
-        hub = _make_hub(plan, address, context, observer)
-        agents = [
-            _make_agent(address, number, trainer, context) for number, trainer in enumerate(plan.trainers, 1)
-        ]
+        hub = make_hub(plan, address, observer, context)
+        observer.watch(hub, asyncio.get_running_loop())
+        agents = [_make_agent(address, number, trainer, context) for number, trainer in enumerate(trainers, 1)]
 
         async def serve() -> None:
             nonlocal reason
             found = await hub.run()
-            reason = reason or found
+            reason = observer.reason or found
             for agent in agents:
                 agent.request_stop()  # who had not joined by then would wait for ever
 
@@ -171,38 +144,8 @@ async def _run_tasks(plan: _Plan, told: Callbacks) -> Run:
             raise first from first.__cause__
     finally:
         context.destroy(linger=0)
-        told.tell(End(time_s=observer.now_s, reason=reason or "interrupted"))
+        observer.end(reason)
     return await asyncio.to_thread(_result, plan, hub, observer, reason)
-
-
-def _make_hub(plan: _Plan, address: str, context: "zmq.Context[zmq.Socket[bytes]]", observer: Observer) -> Hub:
-    prepared, sections = plan.prepared, plan.sections
-    graph = prepared.graph
-    record = None
-    if prepared.described is not None and isinstance(sections.policy, Policy):
-        fields = {name: getattr(sections, name) for name in sections.__struct_fields__}
-        # Who resumes the run from the command line has no held-out data: an accuracy cannot end it there.
-        fields["hub"] = replace(sections.hub, stop=replace(sections.hub.stop, accuracy=None))
-        record = HubSettings(model=prepared.described, **fields).record()
-    return Hub(
-        spec=prepared.spec,
-        initial=lambda: np.array(prepared.initial),
-        policy=sections.policy,
-        bind=address,
-        run=plan.folder,
-        settings=sections.core_settings(),
-        training={}
-        if prepared.shipped is None
-        else to_table(TrainingPlan(model=prepared.shipped, local=sections.local)),
-        graph=None if graph is None else graph.graph,
-        forward=None if graph is None else graph.forward,
-        evaluator=plan.evaluator,
-        durability=sections.hub.durability,
-        record=record,
-        on_report=observer.on_report,
-        observe=observer,
-        context=context,
-    )
 
 
 def _make_agent(address: str, number: int, trainer: Trainer, context: "zmq.Context[zmq.Socket[bytes]]") -> Agent:
@@ -215,7 +158,7 @@ def _make_agent(address: str, number: int, trainer: Trainer, context: "zmq.Conte
     )
 
 
-def _result(plan: _Plan, hub: Hub, observer: Observer, reason: str) -> Run:
+def _result(plan: Plan, hub: Hub, observer: Observer, reason: str) -> Run:
     """Return the run, with its last version evaluated."""
     spec, core = plan.prepared.spec, hub.core
     vector, version = load_model(hub.model_file, spec)
@@ -274,32 +217,3 @@ def _trainers(prepared: Prepared, parts: Sequence[Dataset | Trainer], seed: int)
 
 def _is_trainer(part: object) -> bool:
     return all(hasattr(part, name) for name in ("spec", "begin", "step"))
-
-
-def _sections(
-    settings: Mapping[str, Any] | None, until: Stop, policy: Policy | None, folder: Path, *, resumable: bool
-) -> RunSettings:
-    """Return the sections of a hub's settings; raises `ConfigError` for one that says what an argument says."""
-    table = dict(settings or {})
-    for name in ("model", "local"):
-        if name in table:
-            raise ConfigError(
-                f"settings has {name!r}: that is said by the arguments model, optimizer and batch_size"
-            )
-    hub = {"durability": "journal" if resumable else "checkpoint", "quiet": False} | dict(table.pop("hub", {}))
-    for name, argument in (("stop", "until"), ("run", "run"), ("bind", "nothing: workers are in this process")):
-        if name in hub:
-            raise ConfigError(f"settings has hub.{name}: that is said by {argument}")
-    sections = convert({**table, "hub": hub}, RunSettings, where="settings")
-    section = replace(sections.hub, run=str(folder), stop=until.condition())
-    return replace(sections, hub=section, policy=policy or sections.policy)
-
-
-def _evaluator(evaluate: object, until: Stop, prepared: Prepared) -> Evaluator | None:
-    if evaluate is None:
-        if until.accuracy is not None:
-            raise ConfigError("until.accuracy needs something to measure it on: give evaluate")
-        return None
-    if callable(evaluate):
-        return evaluator_of(evaluate, prepared.spec)
-    return prepared.make_evaluator(as_dataset(evaluate, "evaluate"))

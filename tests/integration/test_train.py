@@ -292,7 +292,7 @@ MISTAKES = {
     "end": ({"until": Stop(updates=0)}, ConfigError, "until"),
     "batch": ({"batch_size": 0}, ConfigError, "batch_size"),
     "section": ({"settings": {"codecs": {}}}, ConfigError, "codecs"),
-    "said twice": ({"settings": {"hub": {"stop": {}}}}, ConfigError, "said by until"),
+    "said twice": ({"settings": {"hub": {"stop": {}}}}, ConfigError, "hub.stop: that is said by an argument"),
     "accuracy": ({"until": Stop(accuracy=0.9)}, ConfigError, "accuracy"),
     "loss": ({"loss": "mse"}, ConfigError, "has the loss cross_entropy"),
     "arrays alone": ({"model": ARRAYS}, ConfigError, "named arrays alone cannot be trained on data"),

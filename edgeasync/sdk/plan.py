@@ -1,0 +1,128 @@
+"""What a run begins with: a model that is prepared, settings that are checked, and the hub made of both."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import zmq
+from msgspec.structs import replace
+
+from edgeasync.autodiff.settings import LossSetting
+from edgeasync.config import convert, to_table
+from edgeasync.core.hub.settings import StopCondition
+from edgeasync.data.dataset import Dataset
+from edgeasync.errors import ConfigError
+from edgeasync.policies.policy import Policy
+from edgeasync.runtime.hub import Hub
+from edgeasync.runtime.hub_settings import HubSettings, RunSettings
+from edgeasync.sdk.models import Prepared, as_dataset, evaluator_of, local_training, prepare
+from edgeasync.sdk.observer import Observer
+from edgeasync.sdk.stop import Stop
+from edgeasync.training.evaluation import Evaluator
+from edgeasync.training.plan import TrainingPlan
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a hub needs to begin."""
+
+    prepared: Prepared
+    sections: RunSettings
+    evaluator: Evaluator | None
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return Path(self.sections.hub.run)
+
+
+def plan_run(
+    model: object,
+    example: Dataset | None,
+    *,
+    hub: Mapping[str, Any],
+    until: Stop | None,
+    policy: Policy | None,
+    evaluate: object,
+    optimizer: object,
+    batch_size: int | None,
+    loss: LossSetting,
+    seed: int,
+    settings: Mapping[str, Any] | None,
+) -> Plan:
+    """Return the plan of a run; `hub` are keys of `[hub]` that the arguments of the caller say.
+
+    Raises `ConfigError`, `DataError` or `GraphError` for what does not fit.
+    """
+    sections = replace(_sections(settings, hub, until, policy), local=local_training(optimizer, batch_size))
+    prepared = prepare(model, example, sections.local, loss=loss, run=Path(sections.hub.run), seed=seed)
+    return Plan(prepared=prepared, sections=sections, evaluator=_evaluator(evaluate, until, prepared))
+
+
+def make_hub(
+    plan: Plan, bind: str, observer: Observer, context: "zmq.Context[zmq.Socket[bytes]] | None" = None
+) -> Hub:
+    """Return the hub of a plan, not running yet, which is to listen at `bind`."""
+    prepared, sections = plan.prepared, plan.sections
+    graph, settings = prepared.graph, sections.hub
+    plain = TrainingPlan(model=prepared.shipped, local=sections.local) if prepared.shipped is not None else None
+    return Hub(
+        spec=prepared.spec,
+        initial=lambda: np.array(prepared.initial),
+        policy=sections.policy,
+        bind=bind,
+        run=plan.folder,
+        settings=sections.core_settings(),
+        training={} if plain is None else to_table(plain),
+        graph=None if graph is None else graph.graph,
+        forward=None if graph is None else graph.forward,
+        evaluator=plan.evaluator,
+        durability=settings.durability,
+        keys=None if settings.keys is None else Path(settings.keys).expanduser(),
+        knocking=settings.knocking,
+        insecure=settings.insecure,
+        record=_record(plan),
+        on_report=observer.on_report,
+        observe=observer,
+        context=context,
+    )
+
+
+def _record(plan: Plan) -> bytes | None:
+    """Return the settings as the commands read them, unless Python code alone describes the model."""
+    if plan.prepared.described is None:
+        return None
+    sections = plan.sections
+    fields = {name: getattr(sections, name) for name in sections.__struct_fields__}
+    # Who resumes the run from the command line has no held-out data: an accuracy cannot end it there.
+    fields["hub"] = replace(sections.hub, stop=replace(sections.hub.stop, accuracy=None))
+    return HubSettings(model=plan.prepared.described, **fields).record()
+
+
+def _sections(
+    settings: Mapping[str, Any] | None, hub: Mapping[str, Any], until: Stop | None, policy: Policy | None
+) -> RunSettings:
+    """Return the sections of a hub's settings; raises `ConfigError` for one that says what an argument says."""
+    table = dict(settings or {})
+    for name in ("model", "local"):
+        if name in table:
+            raise ConfigError(
+                f"settings has {name!r}: that is said by the arguments model, loss, optimizer and batch_size"
+            )
+    own = dict(table.pop("hub", {}))
+    if said := sorted({"run", "bind", "stop", "seed", "keys", "knocking", "insecure"} & own.keys()):
+        raise ConfigError(f"settings has hub.{said[0]}: that is said by an argument, or has no meaning here")
+    sections = convert({**table, "hub": {**hub, **own}}, RunSettings, where="settings")
+    stop = StopCondition() if until is None else until.condition()
+    return replace(sections, hub=replace(sections.hub, stop=stop), policy=policy or sections.policy)
+
+
+def _evaluator(evaluate: object, until: Stop | None, prepared: Prepared) -> Evaluator | None:
+    if evaluate is None:
+        if until is not None and until.accuracy is not None:
+            raise ConfigError("until.accuracy needs something to measure it on: give evaluate")
+        return None
+    if callable(evaluate):
+        return evaluator_of(evaluate, prepared.spec)
+    return prepared.make_evaluator(as_dataset(evaluate, "evaluate"))
