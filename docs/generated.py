@@ -4,6 +4,7 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any, get_type_hints
 
 import msgspec
@@ -15,12 +16,10 @@ from edgeasync import errors
 from edgeasync.autodiff.check import GradientCheck
 from edgeasync.autodiff.inspection import Inspection
 from edgeasync.cli.main import app
-from edgeasync.core.engine.device_shell import DeviceShell
-from edgeasync.core.engine.hub_shell import HubShell
-from edgeasync.durable.commit import CommitShell
 from edgeasync.durable.run_replay import Beginning, Evaluation, Happening, Update
 from edgeasync.policies.catalogue import Kind, Parameter, catalogue
 from edgeasync.runtime.runs import CheckpointSummary, Mark, RunSummary
+from edgeasync.sdk.service import Service
 
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 
@@ -129,20 +128,15 @@ def _part(part: str, kinds: list[Kind], shown: list[tuple[str, tuple[Parameter, 
 # -- Python -----------------------------------------------------------------------------------------------------
 
 NAMES = {
-    "Run a hub and agents": ("train", "train_async", "Stop", "Run", "Hub", "Agent", "fetch_status", "load_model"),
+    "Train": ("train", "train_async", "Stop", "Run"),
+    "Run a hub and agents": ("Hub", "Agent", "fetch_status"),
     "Trainers": ("Trainer", "GradientTrainer", "OnnxTrainer", "StepResult"),
     "Models": ("ParameterSpec", "Parameter", "Vector"),
-    "Data": ("Dataset", "batches", "load", "from_iterable", "iid", "dirichlet"),
-    "Settings": (
-        "HubCoreSettings", "StopCondition", "Liveness", "Limits", "CodecSettings", "Policy", "SGD", "Adam",
-    ),
-    "Devices": ("DeviceFolder", "DeviceIdentity"),
+    "Data": ("Dataset", "data.load", "data.from_iterable", "data.iid", "data.dirichlet", "data.batches"),
+    "Policies": ("Policy", "SGD", "Adam"),
     "Errors": ("EdgeAsyncError",),
 }  # fmt: skip
 """Every public name, by what it is for."""
-
-SHELLS = {"Hub": (HubShell, CommitShell), "Agent": (DeviceShell,)}
-"""What a public class has for its engine's sake, and not for its user's."""
 
 VALUES = {"Vector": "The type of a model's parameters: a one-dimensional, C-contiguous numpy array of float32."}
 """What is said of public names that are neither classes nor functions."""
@@ -151,13 +145,13 @@ VALUES = {"Vector": "The type of a model's parameters: a one-dimensional, C-cont
 def python() -> str:
     """Return directives that describe every public name."""
     return "\n\n".join(
-        f"## {group}\n\n" + "\n\n".join(_describe(name, getattr(edgeasync, name)) for name in names)
+        f"## {group}\n\n" + "\n\n".join(_describe(name, attrgetter(name)(edgeasync)) for name in names)
         for group, names in NAMES.items()
     )
 
 
 def _describe(name: str, value: Any) -> str:
-    """Return a directive; without what hub and agent have for their engines' sake."""
+    """Return a directive."""
     if name in VALUES:
         directive = f"{{py:data}} edgeasync.{name}\n\n{VALUES[name]}"
     elif isinstance(value, type) and issubclass(value, msgspec.Struct):
@@ -165,11 +159,10 @@ def _describe(name: str, value: Any) -> str:
         directive = f"{{py:class}} edgeasync.{name}({fields})\n\n{inspect.cleandoc(value.__doc__ or '')}"
     elif isinstance(value, type):
         kind = "autoexception" if issubclass(value, Exception) else "autoclass"
-        hidden = sorted(each for shell in SHELLS.get(name, ()) for each in vars(shell) if each[0] != "_")
-        apart = "\n   :exclude-members: " + ", ".join(hidden) if hidden else ""
+        inherited = "\n   :inherited-members:" if issubclass(value, Service) else ""
         # A protocol is not called: Python's own signature for it, (*args, **kwargs), would mislead.
         call = "()" if getattr(value, "_is_protocol", False) else ""
-        directive = f"{{eval-rst}}\n.. {kind}:: edgeasync.{name}{call}\n   :members:{apart}"
+        directive = f"{{eval-rst}}\n.. {kind}:: edgeasync.{name}{call}\n   :members:{inherited}"
     else:
         directive = f"{{eval-rst}}\n.. autofunction:: edgeasync.{name}"
     return f"### {name}\n\n```{directive}\n```"

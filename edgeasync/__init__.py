@@ -1,47 +1,58 @@
 """edgeasync: train one model across many unequal, unreliable devices, without waiting for any of them.
 
-The names below are the public face. Each is imported when it is first asked for, so that a command or a device
-pays only for what it uses.
+These names, and the modules `nn`, `data`, `policies` and `simulation`, are the public face. Everything else is
+private. A name is imported when it is first asked for, so that a command or a device pays only for what it uses.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edgeasync.core.hub.settings import CodecSettings, HubCoreSettings, Limits, Liveness, StopCondition
-    from edgeasync.data.dataset import Dataset, batches
-    from edgeasync.data.files import load
-    from edgeasync.data.iterables import from_iterable
-    from edgeasync.data.partition import dirichlet, iid
-    from edgeasync.durable.identity import DeviceFolder, DeviceIdentity
+    from edgeasync.data.dataset import Dataset
     from edgeasync.errors import EdgeAsyncError
     from edgeasync.parameters import Parameter, ParameterSpec, Vector
     from edgeasync.policies.optimizers import SGD, Adam
     from edgeasync.policies.policy import Policy
-    from edgeasync.runtime.agent import Agent
-    from edgeasync.runtime.hub import Hub
-    from edgeasync.runtime.model_file import load_model
     from edgeasync.runtime.status import fetch_status
+    from edgeasync.sdk.agent import Agent
+    from edgeasync.sdk.hub import Hub
     from edgeasync.sdk.run import Run
     from edgeasync.sdk.stop import Stop
     from edgeasync.sdk.train import train, train_async
     from edgeasync.training.onnx_trainer import OnnxTrainer
     from edgeasync.training.trainer import GradientTrainer, StepResult, Trainer
 
+_HOMES = {
+    "SGD": "policies.optimizers",
+    "Adam": "policies.optimizers",
+    "Agent": "sdk.agent",
+    "Dataset": "data.dataset",
+    "EdgeAsyncError": "errors",
+    "GradientTrainer": "training.trainer",
+    "Hub": "sdk.hub",
+    "OnnxTrainer": "training.onnx_trainer",
+    "Parameter": "parameters",
+    "ParameterSpec": "parameters",
+    "Policy": "policies.policy",
+    "Run": "sdk.run",
+    "StepResult": "training.trainer",
+    "Stop": "sdk.stop",
+    "Trainer": "training.trainer",
+    "Vector": "parameters",
+    "fetch_status": "runtime.status",
+    "train": "sdk.train",
+    "train_async": "sdk.train",
+}
+_MODULES = ("data", "nn", "policies", "simulation")
+
 __all__ = [
     "SGD",
     "Adam",
     "Agent",
-    "CodecSettings",
     "Dataset",
-    "DeviceFolder",
-    "DeviceIdentity",
     "EdgeAsyncError",
     "GradientTrainer",
     "Hub",
-    "HubCoreSettings",
-    "Limits",
-    "Liveness",
     "OnnxTrainer",
     "Parameter",
     "ParameterSpec",
@@ -49,45 +60,21 @@ __all__ = [
     "Run",
     "StepResult",
     "Stop",
-    "StopCondition",
     "Trainer",
     "Vector",
-    "batches",
-    "dirichlet",
     "fetch_status",
-    "from_iterable",
-    "iid",
-    "load",
-    "load_model",
     "train",
     "train_async",
 ]
 
-_HOMES = {
-    "core.hub.settings": ("CodecSettings", "HubCoreSettings", "Limits", "Liveness", "StopCondition"),
-    "data.dataset": ("Dataset", "batches"),
-    "data.files": ("load",),
-    "data.iterables": ("from_iterable",),
-    "data.partition": ("dirichlet", "iid"),
-    "errors": ("EdgeAsyncError",),
-    "parameters": ("Parameter", "ParameterSpec", "Vector"),
-    "policies.policy": ("Policy",),
-    "policies.optimizers": ("SGD", "Adam"),
-    "runtime.agent": ("Agent",),
-    "durable.identity": ("DeviceFolder", "DeviceIdentity"),
-    "runtime.hub": ("Hub",),
-    "runtime.model_file": ("load_model",),
-    "runtime.status": ("fetch_status",),
-    "sdk.run": ("Run",),
-    "sdk.stop": ("Stop",),
-    "sdk.train": ("train", "train_async"),
-    "training.onnx_trainer": ("OnnxTrainer",),
-    "training.trainer": ("GradientTrainer", "StepResult", "Trainer"),
-}
-
 
 def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"edgeasync.{home}"), name)
-    raise AttributeError(f"module 'edgeasync' has no attribute {name!r}")
+    if name in _MODULES:
+        return import_module(f"edgeasync.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'edgeasync' has no attribute {name!r}")
+    return getattr(import_module(f"edgeasync.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_MODULES])

@@ -8,16 +8,17 @@ What edgeasync asks of a trainer is `spec`, `begin` and `step`. Data, loss and o
 """
 
 import argparse
-import asyncio
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
 import edgeasync
-from edgeasync import Agent, Hub, HubCoreSettings, Parameter, ParameterSpec, StepResult, Vector
+from edgeasync import Parameter, ParameterSpec, StepResult, Vector
+from edgeasync.sdk import events
 
 WINDOW, BATCH, LEARNING_RATE = 4, 32, 0.05
+INITIAL = {"weight": np.zeros(WINDOW), "bias": np.zeros(1)}
 SPEC = ParameterSpec((Parameter("weight", (WINDOW,)), Parameter("bias", (1,))))
 TRUTH = {"weight": [0.0, 0.0, -0.6, 1.2], "bias": [0.3]}
 
@@ -61,34 +62,36 @@ def show(arrays: Mapping[str, np.ndarray]) -> None:
 def here(run: Path, updates: int, seed: int) -> None:
     """Three sensors and a hub in this process."""
     trainers = [Forecast(readings(seed + number)) for number in range(3)]
-    initial = {"weight": np.zeros(WINDOW), "bias": np.zeros(1)}
-    trained = edgeasync.train(initial, trainers, run=run, until=edgeasync.Stop(updates=updates))
+    trained = edgeasync.train(INITIAL, trainers, run=run, until=edgeasync.Stop(updates=updates))
     show(trained.arrays)
+
+
+class Printed:
+    """Prints who comes and goes, and the end."""
+
+    def on_join(self, event: events.Join) -> None:
+        print("joined", event.device, flush=True)
+
+    def on_leave(self, event: events.Leave) -> None:
+        print("left", event.device, event.detail, flush=True)
+
+    def on_end(self, event: events.End) -> None:
+        print(event.reason, flush=True)
 
 
 def hub(bind: str, run: Path, updates: int) -> None:
     """A hub for sensors in other processes or on other machines."""
-    the_hub = Hub(
-        spec=SPEC,
-        initial=lambda: np.zeros(SPEC.length, np.float32),
-        policy=edgeasync.Policy(),
-        bind=bind,
-        run=run,
-        settings=HubCoreSettings(stop=edgeasync.StopCondition(updates=updates)),
-        on_report=lambda report: print(report.event, report.device_id, report.detail, flush=True),
-    )
-    asyncio.run(the_hub.run())
+    until = edgeasync.Stop(updates=updates)
+    with edgeasync.Hub(INITIAL, bind=bind, run=run, until=until, callbacks=[Printed()]) as the_hub:
+        the_hub.wait()
     show(edgeasync.Run.open(run).arrays)
 
 
 def sensor(address: str, device_id: str, state: Path, seed: int) -> None:
     """One sensor; the folder `state` remembers who it is from one start to the next."""
-    folder = edgeasync.DeviceFolder(state)
-    identity = folder.open(device_id)
     trainer = Forecast(readings(seed))
-    agent = Agent(address, identity=identity, make_trainer=lambda _: trainer, fingerprint=SPEC.fingerprint)
-    print(asyncio.run(agent.run()))
-    folder.close()
+    with edgeasync.Agent(address, trainer=trainer, name=device_id, state=state) as agent:
+        print(agent.wait())
 
 
 def main() -> None:

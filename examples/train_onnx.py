@@ -14,6 +14,7 @@ from digits_cnn import network
 from sklearn.datasets import load_digits
 
 import edgeasync
+from edgeasync.data import dirichlet
 
 
 def main() -> None:
@@ -26,7 +27,7 @@ def main() -> None:
     data = edgeasync.Dataset.of((digits.data / 16).astype(np.float32), digits.target)
     order = np.random.default_rng(0).permutation(len(data))
     held_out = data.take(order[:360])
-    parts = edgeasync.dirichlet(data.take(order[360:]), 4, 0.5, seed=0, examples_min=32)
+    parts = dirichlet(data.take(order[360:]), 4, 0.5, seed=0, examples_min=32)
 
     run = edgeasync.train(
         network,

@@ -1,7 +1,5 @@
 """`edgeasync agent`."""
 
-import re
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +12,7 @@ from edgeasync.data.files import load
 from edgeasync.durable.allow_list import read_key
 from edgeasync.durable.day_file import DayFile
 from edgeasync.durable.device_keys import DeviceKeys
-from edgeasync.durable.identity import DeviceFolder, DeviceIdentity
+from edgeasync.durable.identity import DeviceFolder, DeviceIdentity, default_device_id
 from edgeasync.durable.keys import Token
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.protocol.messages import Welcome
@@ -178,9 +176,3 @@ def _needed(section: AgentSection, *, knows_hub: bool) -> Path:
     if section.data is None:
         raise ConfigError("which data? give --data FILE.npz or FILE.csv, or [agent] data in a settings file")
     return Path(section.data).expanduser()
-
-
-def default_device_id() -> str:
-    """Return the host's name, cut to what a device id may hold."""
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64].lstrip("._-")
-    return name or "device"

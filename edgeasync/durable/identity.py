@@ -1,6 +1,8 @@
 """A device's identity, in a folder of its own that one agent uses."""
 
+import re
 import secrets
+import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -65,3 +67,9 @@ def _next_incarnation(file: Path, device_id: str) -> DeviceIdentity:
     if known is None or known.device_id != device_id:
         return DeviceIdentity(device_id, secrets.token_hex(16), 1)
     return msgspec.structs.replace(known, incarnation=known.incarnation + 1)
+
+
+def default_device_id() -> str:
+    """Return the host's name, cut to what a device id may hold."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64].lstrip("._-")
+    return name or "device"

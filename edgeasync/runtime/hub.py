@@ -197,6 +197,15 @@ class Hub:
             raise EdgeAsyncError("the hub has no core before it has read its run's folder; look at `recovered`")
         return self._engine.core
 
+    @property
+    def current(self) -> Vector:
+        """The newest version of the model, a vector that never changes; to be read on the loop."""
+        return self._engine.model.current.vector
+
+    def status(self) -> dict[str, Any]:
+        """Return the status that a person is told (docs/reference/json.md); to be called on the loop."""
+        return self.core.status(self._now_s()) | self.describe()
+
     def most_memory(self) -> list[Part]:
         """Return what the most memory consists of that this hub may need; to be called before `run`."""
         return most_memory(

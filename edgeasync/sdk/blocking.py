@@ -45,7 +45,7 @@ def run_blocking(make: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
 
     def work() -> None:
         try:
-            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 result = runner.run(main())
         except BaseException as error:  # noqa: BLE001 - it is raised where the result is waited for
             done.set_exception(error)
@@ -68,7 +68,7 @@ def run_blocking(make: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
             thread.join()
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """Return uvloop's factory where it is installed."""
     if find_spec("uvloop") is None:
         return None

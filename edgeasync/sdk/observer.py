@@ -17,9 +17,18 @@ _ODD = ("alarm", "warning", "not_writing")
 
 
 class Observer:
-    """Sees every event of a hub's core, on its loop, and what it reports. `tell` is given events."""
+    """Sees every event of a hub's core, on its loop, and what it reports.
 
-    def __init__(self, until: Stop | None, examples: int, tell: Callable[[events.Event], None]) -> None:
+    `tell` is given events, and `listening` is called once devices can join.
+    """
+
+    def __init__(
+        self,
+        until: Stop | None,
+        examples: int,
+        tell: Callable[[events.Event], None],
+        listening: Callable[[], None] = lambda: None,
+    ) -> None:
         self.noted: list[events.Event] = []
         """All events but updates and versions, which may be many."""
         self.now_s = 0.0
@@ -29,6 +38,7 @@ class Observer:
         self._until = until or Stop()
         self._examples = examples
         self._tell = tell
+        self._listening = listening
         self._began_s: float | None = None
         self._trained = 0
 
@@ -54,7 +64,9 @@ class Observer:
     def on_report(self, report: Report) -> None:
         """See what the hub tells people."""
         of: dict[str, Any] = {"time_s": self.now_s, "device": report.device_id}
-        if report.event in _JOINED:
+        if report.event == "listening":
+            self._listening()
+        elif report.event in _JOINED:
             self._note(events.Join(**of))
         elif report.event in _LEFT:
             self._note(events.Leave(**of, detail=report.detail))

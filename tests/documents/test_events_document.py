@@ -12,6 +12,7 @@ from edgeasync import __all__ as public
 from edgeasync.cli.demo import INTERRUPTED
 from edgeasync.core.device.effects import ReportName as AgentEvent
 from edgeasync.core.hub.effects import ReportName as HubEvent
+from edgeasync.data import __all__ as public_data
 from edgeasync.policies.catalogue import catalogue
 
 ROOT = Path(__file__).parents[2]
@@ -90,4 +91,5 @@ def test_generated_parts_name_all_there_is():
         for parameter in command.params:
             assert parameter.help, (name, parameter.name)
     assert all(kind.example in policies() or kind.kind in policies() for kind in catalogue())
-    assert sorted(name for names in NAMES.values() for name in names) == sorted(public)
+    of_data = [f"data.{name}" for name in public_data if name not in public]
+    assert sorted(name for names in NAMES.values() for name in names) == sorted([*public, *of_data])

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import zmq
 
-from edgeasync import Agent, Dataset, DeviceIdentity, Parameter, ParameterSpec, fetch_status, load_model
+from edgeasync import Dataset, Parameter, ParameterSpec, fetch_status
+from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import (
     MESSAGES,
@@ -39,7 +40,8 @@ from edgeasync.protocol.messages import (
     Wake,
     Welcome,
 )
-from edgeasync.runtime.model_file import MODEL_FILE
+from edgeasync.runtime.agent import Agent
+from edgeasync.runtime.model_file import MODEL_FILE, load_model
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.plan import read_plan
 from tests.support.processes import PATIENCE_S, Commands

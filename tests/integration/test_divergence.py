@@ -16,7 +16,9 @@ HEALTHY = ("first", "second")
 NAN_AGENT = """
 import sys
 import numpy as np
-from edgeasync import Agent, DeviceIdentity, StepResult
+from edgeasync import StepResult
+from edgeasync.durable.identity import DeviceIdentity
+from edgeasync.runtime.agent import Agent
 from edgeasync.cli.service import serve
 
 class BrokenSensor:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeasync import load
+from edgeasync.data import load
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TIMEOUT_S = 60.0

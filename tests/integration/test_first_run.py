@@ -249,7 +249,9 @@ def test_signals_end_an_agent_in_the_middle_of_a_long_local_step(commands, numbe
 BUSY_AGENT = """
 import sys, threading, time
 import numpy as np
-from edgeasync import Agent, DeviceIdentity, StepResult
+from edgeasync import StepResult
+from edgeasync.durable.identity import DeviceIdentity
+from edgeasync.runtime.agent import Agent
 from edgeasync.cli.service import serve
 
 class Busy:

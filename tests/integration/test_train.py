@@ -11,26 +11,14 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from edgeasync import (
-    Dataset,
-    EdgeAsyncError,
-    GradientTrainer,
-    Run,
-    StepResult,
-    Stop,
-    batches,
-    dirichlet,
-    load_model,
-    nn,
-    train,
-    train_async,
-)
+from edgeasync import Dataset, EdgeAsyncError, GradientTrainer, Run, StepResult, Stop, nn, train, train_async
+from edgeasync.data import batches, dirichlet
 from edgeasync.errors import ConfigError, DataError, ModelMismatchError, StorageError
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
-from edgeasync.runtime.model_file import MODEL_FILE
+from edgeasync.runtime.model_file import MODEL_FILE, load_model
 from edgeasync.sdk import events
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
 from tests.support.processes import PATIENCE_S

@@ -10,12 +10,13 @@ from datetime import datetime
 import pytest
 import zmq.asyncio
 
-from edgeasync import Agent, DeviceIdentity
 from edgeasync.cli.output import Printer
 from edgeasync.cli.status import print_status
+from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Refuse, Status
+from edgeasync.runtime.agent import Agent
 from tests.support.processes import PATIENCE_S, free_address
 
 

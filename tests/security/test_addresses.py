@@ -4,9 +4,10 @@ import socket
 
 import pytest
 
-from edgeasync import Agent, DeviceIdentity
+from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import AddressError
 from edgeasync.runtime.address import check_bind, check_connect
+from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.agent_settings import AgentSection
 from tests.support.command_line import ADDRESS, mistake
 from tests.support.processes import Commands

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import zmq
 
-from edgeasync import Agent, DeviceIdentity
 from edgeasync.core.device.bounds import (
     HEADER_BYTES_MAX,
     HEARTBEAT_S_MIN,
@@ -25,6 +24,7 @@ from edgeasync.core.device.machine import DeviceCore
 from edgeasync.core.device.pending_push import ModelKey, PendingPush
 from edgeasync.core.engine.device_engine import DeviceEngine
 from edgeasync.data.dataset import Dataset
+from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import ModelMismatchError
 from edgeasync.parameters import PARAMETERS_MAX, Parameter, ParameterSpec
 from edgeasync.protocol import wire
@@ -43,6 +43,7 @@ from edgeasync.protocol.messages import (
 )
 from edgeasync.protocol.transfers import PIECE_BYTES_MAX
 from edgeasync.runtime import agent as agent_shell
+from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.training.plan import read_plan
 from tests.unit.core.device.test_machine import KEPT, SPEC, WELCOME, DeviceBench, assignment

@@ -11,17 +11,21 @@ import pytest
 import zmq
 from onnx import TensorProto, helper, numpy_helper
 
-from edgeasync import Agent, DeviceIdentity, Hub, HubCoreSettings, Policy
+from edgeasync import Policy
 from edgeasync.autodiff.build import build_training_graph, read_training_graph
 from edgeasync.autodiff.export import export_model
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.config import ByteCount
+from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.data.dataset import Dataset
+from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import EdgeAsyncError, GraphError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.optimizers import SGD
+from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.graph_model import OnnxModel, load_graph
 from edgeasync.runtime.graph_process import load_graph_apart
+from edgeasync.runtime.hub import Hub
 from edgeasync.training.graph_check import check_graph
 from edgeasync.training.onnx_trainer import OnnxTrainer
 from edgeasync.training.scan_lengths import SCAN_STEPS_MAX

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import zmq
 
-from edgeasync import Hub, HubCoreSettings, Parameter, ParameterSpec, Policy, fetch_status
+from edgeasync import Parameter, ParameterSpec, Policy, fetch_status
+from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import StatusRequest
+from edgeasync.runtime.hub import Hub
 from tests.support.keyed import client, is_welcome
 from tests.support.processes import PATIENCE_S
 from tests.support.zmtp import tcp

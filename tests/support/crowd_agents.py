@@ -18,8 +18,9 @@ import uvloop
 import zmq
 from recording_agent import GROUPS, PLACES, shares_of  # beside this file, which is run as a program
 
-from edgeasync import Agent, DeviceIdentity
 from edgeasync.core.device.events import Trained
+from edgeasync.durable.identity import DeviceIdentity
+from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.channel import Channel
 
 RECONNECT_MS = 500

@@ -18,8 +18,10 @@ import uvloop
 import xxhash
 import zmq
 
-from edgeasync import Agent, DeviceFolder, StepResult
+from edgeasync import StepResult
 from edgeasync.core.hub.codec_agreement import COARSE
+from edgeasync.durable.identity import DeviceFolder
+from edgeasync.runtime.agent import Agent
 
 PLACES = 3
 GROUPS = 100

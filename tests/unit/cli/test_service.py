@@ -4,10 +4,11 @@ import signal
 
 import pytest
 
-from edgeasync import Agent, DeviceIdentity
 from edgeasync.cli.service import LAST_EVENTS_FILE, LINES_SHOWN, ending_signals, serve
 from edgeasync.core.engine.recorder import EVENTS_KEPT
+from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import EdgeAsyncError, StorageError
+from edgeasync.runtime.agent import Agent
 
 
 class Failing:

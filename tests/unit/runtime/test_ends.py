@@ -9,21 +9,16 @@ import numpy as np
 import pytest
 import zmq
 
-from edgeasync import (
-    Agent,
-    DeviceIdentity,
-    EdgeAsyncError,
-    Hub,
-    HubCoreSettings,
-    Policy,
-    StepResult,
-    StopCondition,
-    load_model,
-)
+from edgeasync import EdgeAsyncError, Policy, StepResult
+from edgeasync.core.hub.settings import HubCoreSettings, StopCondition
+from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
+from edgeasync.runtime.agent import Agent
+from edgeasync.runtime.hub import Hub
+from edgeasync.runtime.model_file import load_model
 from edgeasync.runtime.worker import Worker
 from edgeasync.training.evaluation import Evaluation
 from edgeasync.training.numpy_models import SoftmaxModel

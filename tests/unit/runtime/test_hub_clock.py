@@ -5,8 +5,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from edgeasync import Hub, HubCoreSettings, Parameter, ParameterSpec, Policy
+from edgeasync import Parameter, ParameterSpec, Policy
+from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.runtime import hub as hub_module
+from edgeasync.runtime.hub import Hub
 
 
 def test_a_hub_that_goes_on_never_begins_before_it_stopped(tmp_path, monkeypatch):

@@ -5,8 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edgeasync import Hub, HubCoreSettings, Parameter, ParameterSpec, Policy, load_model
+from edgeasync import Parameter, ParameterSpec, Policy
 from edgeasync.core.arrays.hub_model import Snapshot
+from edgeasync.core.hub.settings import HubCoreSettings
+from edgeasync.runtime.hub import Hub
+from edgeasync.runtime.model_file import load_model
 
 SPEC = ParameterSpec((Parameter("weights", (3,)),))
 

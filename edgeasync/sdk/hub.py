@@ -1,0 +1,178 @@
+"""`Hub`: a hub in a Python program."""
+
+import asyncio
+import concurrent.futures
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeasync.autodiff.settings import LossSetting
+from edgeasync.data.dataset import Dataset
+from edgeasync.errors import ConfigError
+from edgeasync.policies.policy import Policy
+from edgeasync.runtime.hub import Hub as RuntimeHub
+from edgeasync.sdk.callbacks import Callback, Callbacks
+from edgeasync.sdk.events import End, Event, Join
+from edgeasync.sdk.observer import Observer
+from edgeasync.sdk.plan import make_hub, plan_run
+from edgeasync.sdk.service import Service
+from edgeasync.sdk.stop import Stop
+
+
+class Hub(Service):
+    """Holds a model, and trains it with the devices that join.
+
+    - `model`: as for `train`; layers of `edgeasync.nn` need `input_shape`, that of one example.
+    - `run`: the folder of the run, which continues if it already holds one.
+    - `bind`: where it listens. Port `*` takes a free one; `address` then says which.
+    - `until`: when training ends; without it, at `stop`. It cannot count epochs: the hub does not hold the data.
+    - `keys`: a folder from `edgeasync keys init`. With `knocking` the hub records other keys, so that a person can
+      accept them. Without keys a hub listens beyond this machine only if it is `insecure`.
+    - All others are as for `train`.
+
+    Its errors are raised by `with`, `start` and `wait`.
+
+    >>> import tempfile
+    >>> from edgeasync import Hub
+    >>> from edgeasync.training.numpy_models import SoftmaxModel
+    >>> with Hub(SoftmaxModel(inputs=3, classes=2), run=tempfile.mkdtemp(), bind="tcp://127.0.0.1:*") as hub:
+    ...     hub.status()["version"], sorted(hub.snapshot())
+    (0, ['layer0.bias', 'layer0.weight'])
+    """
+
+    def __init__(
+        self,
+        model: object,
+        *,
+        run: str | Path,
+        bind: str = "tcp://127.0.0.1:5555",
+        until: Stop | None = None,
+        policy: Policy | None = None,
+        evaluate: object = None,
+        callbacks: Sequence[Callback] = (),
+        optimizer: object = None,
+        batch_size: int | None = None,
+        loss: LossSetting = "cross_entropy",
+        input_shape: Sequence[int] | None = None,
+        seed: int = 0,
+        keys: str | Path | None = None,
+        knocking: bool = False,
+        insecure: bool = False,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        if until is not None and until.epochs is not None:
+            raise ConfigError("until.epochs: a hub has no data, so it cannot count passes over them; give updates")
+        self.path = Path(run).expanduser()
+        """The run's folder."""
+        self._model = model
+        self._bind = bind
+        self._shape = input_shape
+        self._callbacks = callbacks
+        said = {"run": str(self.path), "bind": bind, "seed": seed, "knocking": knocking, "insecure": insecure}
+        self._planned: dict[str, Any] = {
+            "hub": said if keys is None else said | {"keys": str(keys)},
+            "until": until,
+            "policy": policy,
+            "evaluate": evaluate,
+            "optimizer": optimizer,
+            "batch_size": batch_size,
+            "loss": loss,
+            "seed": seed,
+            "settings": settings,
+        }
+        self._hub: RuntimeHub | None = None
+        self._listeners: list[tuple[asyncio.AbstractEventLoop, asyncio.Queue[Event]]] = []
+        self._awaited: list[tuple[int, concurrent.futures.Future[None]]] = []
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return self._bind if self._hub is None else self._hub.address
+
+    def status(self) -> dict[str, Any]:
+        """Return what `edgeasync status --json` prints (docs/reference/json.md)."""
+        return self._call(self._running.status)
+
+    def snapshot(self) -> dict[str, npt.NDArray[np.float32]]:
+        """Return a copy of the newest version of the model: float32 arrays by name."""
+        hub = self._running
+        vector = self._call(lambda: hub.current)  # which never changes
+        return {name: array.copy() for name, array in hub.spec.views(vector).items()}
+
+    def wait_for(self, devices: int, timeout_s: float | None = None) -> None:
+        """Wait until this number of devices is live; raises `TimeoutError`. Not for the hub's own loop."""
+        self._until_live(devices).result(timeout_s)
+
+    async def wait_for_async(self, devices: int) -> None:
+        """Wait until this number of devices is live."""
+        await asyncio.wrap_future(self._until_live(devices))
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Yield what happens from now on, up to `End`."""
+        listener = asyncio.get_running_loop(), asyncio.Queue[Event]()
+        self._call(lambda: self._listeners.append(listener))
+        while True:
+            event = await listener[1].get()
+            yield event
+            if isinstance(event, End):
+                return
+
+    # -- how it runs -----------------------------------------------------------------------------------------
+
+    @property
+    def _running(self) -> RuntimeHub:
+        if self._hub is None:
+            self._call(lambda: None)  # which says why not
+        assert self._hub is not None
+        return self._hub
+
+    async def _serve(self) -> str:
+        shape = self._shape
+        example = None if shape is None else Dataset(np.zeros((1, *shape), np.float32), np.zeros(1, np.int64))
+        plan = await asyncio.to_thread(lambda: plan_run(self._model, example, **self._planned))
+        with Callbacks(self._callbacks) as told:
+            self._told, reason = told, "interrupted"
+            observer = Observer(self._planned["until"], 0, self._tell, listening=self._note_ready)
+            self._hub = make_hub(plan, self._bind, observer)
+            observer.watch(self._hub, asyncio.get_running_loop())
+            if self._stopping:
+                self._hub.request_stop()  # before it runs: then it returns at once
+            try:
+                found = await self._hub.run()
+                reason = observer.reason or found
+            finally:
+                observer.end(reason)
+        return reason
+
+    def _request_stop(self) -> None:
+        if self._hub is not None:
+            self._hub.request_stop()
+
+    def _tell(self, event: Event) -> None:
+        """Hand an event to callbacks and listeners; called on the loop."""
+        self._told.tell(event)
+        for loop, queue in self._listeners:
+            loop.call_soon_threadsafe(queue.put_nowait, event)
+        if isinstance(event, Join):
+            self._release()
+
+    def _until_live(self, devices: int) -> concurrent.futures.Future[None]:
+        awaited: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+        def note() -> None:
+            self._awaited.append((devices, awaited))
+            self._release()
+
+        self._call(note)
+        return awaited
+
+    def _release(self) -> None:
+        live = self._running.core.members.live_count
+        for devices, awaited in self._awaited:
+            if live >= devices and not awaited.done():
+                awaited.set_result(None)
+        self._awaited = [each for each in self._awaited if not each[1].done()]

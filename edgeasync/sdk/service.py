@@ -1,0 +1,152 @@
+"""Something that runs until it ends: by `async with`, by plain `with`, or by `start`, `wait` and `stop`."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self, TypeVar
+
+from edgeasync.errors import EdgeAsyncError
+from edgeasync.sdk.blocking import INTERRUPT_S, loop_factory
+
+Result = TypeVar("Result")
+
+CALL_S = 10.0
+"""How long a call from another thread waits for the loop."""
+
+
+class Service:
+    """Base of `Hub` and `Agent`; each object runs once.
+
+    `async with` runs it on the loop of its caller, `with` and `start` in a thread with a loop of its own. Both
+    wait until it is ready, and at their end ask it to stop and wait for that. All methods may be called from any
+    thread.
+    """
+
+    def __init__(self) -> None:
+        self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._done: concurrent.futures.Future[str] = concurrent.futures.Future()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+
+    async def _serve(self) -> str:
+        """Run; call `_note_ready` once others may use this, and return why it ended."""
+        raise NotImplementedError
+
+    def _request_stop(self) -> None:
+        """Make `_serve` return soon; called on the loop."""
+        raise NotImplementedError
+
+    # -- on the caller's loop --------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        self._begin()
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._run())
+        await asyncio.wrap_future(self._ready)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        assert self._task is not None
+        await asyncio.wait([self._task])
+        if error is None:
+            self._done.result()
+
+    async def wait_async(self) -> str:
+        """Return why it ended, once it has; raises what it ended with."""
+        return await asyncio.wrap_future(self._done)
+
+    # -- in a thread -----------------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Run in a thread; return when it is ready. Raises what keeps it from beginning."""
+        self._begin()
+
+        def work() -> None:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                self._loop = runner.get_loop()
+                runner.run(self._run())
+
+        self._thread = threading.Thread(target=work, name=f"edgeasync-{type(self).__name__.lower()}", daemon=True)
+        self._thread.start()
+        self._ready.result()
+        return self
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        concurrent.futures.wait([self._done])
+        if self._thread is not None:
+            self._thread.join()
+        if error is None:
+            self._done.result()
+
+    def wait(self, timeout_s: float | None = None) -> str:
+        """Return why it ended, once it has; raises what it ended with, and `TimeoutError` if it still runs then.
+
+        An interrupt asks it to stop, waits for that, and is raised.
+        """
+        try:
+            return self._done.result(timeout_s)
+        except KeyboardInterrupt:
+            self.stop()
+            concurrent.futures.wait([self._done], INTERRUPT_S)
+            raise
+
+    def stop(self) -> None:
+        """Ask it to end; do nothing if it has ended, or has not begun."""
+        self._stopping = True
+        if self._loop is not None and not self._done.done():
+            with contextlib.suppress(RuntimeError):  # the loop has just been closed
+                self._loop.call_soon_threadsafe(self._request_stop)
+
+    # -- for those who build on this -------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if self._loop is not None or self._thread is not None:
+            raise EdgeAsyncError(f"this {type(self).__name__} was run before; make another one to run again")
+
+    def _note_ready(self) -> None:
+        if not self._ready.done():
+            self._ready.set_result(None)
+
+    async def _run(self) -> None:
+        try:
+            reason = await self._serve()
+        except BaseException as error:  # noqa: BLE001 - it is raised where somebody waits for the end
+            for waited in (self._ready, self._done):
+                if not waited.done():
+                    waited.set_exception(error)
+        else:
+            self._note_ready()
+            self._done.set_result(reason)
+
+    def _call(self, function: Callable[[], Result]) -> Result:
+        """Call a function on the loop, and return its result; raises `EdgeAsyncError` unless this runs."""
+        loop = self._loop
+        if loop is None or self._done.done() or not self._ready.done():
+            raise EdgeAsyncError(f"this {type(self).__name__} does not run; use it inside `with` or after start()")
+        with contextlib.suppress(RuntimeError):  # no loop runs in this thread
+            if asyncio.get_running_loop() is loop:
+                return function()
+        result: concurrent.futures.Future[Result] = concurrent.futures.Future()
+
+        def call() -> None:
+            try:
+                result.set_result(function())
+            except Exception as error:  # noqa: BLE001 - for the caller
+                result.set_exception(error)
+
+        loop.call_soon_threadsafe(call)
+        return result.result(CALL_S)

@@ -1,0 +1,136 @@
+"""`Hub` and `Agent` in a Python program: with, async with, start and wait; used from any thread."""
+
+import asyncio
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+from edgeasync import Agent, Dataset, EdgeAsyncError, Hub, Run, StepResult, Stop, nn
+from edgeasync.errors import AddressError, ConfigError, DataError
+from edgeasync.sdk import events
+from edgeasync.training.numpy_models import SoftmaxModel
+from tests.support.processes import PATIENCE_S, free_address, until
+
+MODEL = SoftmaxModel(inputs=4, classes=2)
+X = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+DATA = Dataset.of(X, (X[:, 0] > X[:, 1]).astype(np.int64))
+ANYWHERE = "tcp://127.0.0.1:*"
+
+
+def test_a_hub_and_two_agents_by_with(tmp_path):
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    seen = []
+    with Hub(
+        network, input_shape=(4,), run=tmp_path, bind=ANYWHERE, evaluate=DATA, callbacks=[seen.append],
+        settings={"evaluation": {"every": "5 updates"}},
+    ) as hub:  # fmt: skip
+        with Agent(hub.address, DATA, name="a") as one, Agent(hub.address, DATA, name="b", batch_size=64) as other:
+            hub.wait_for(devices=2, timeout_s=PATIENCE_S)
+            for agent in (one, other):
+                agent.wait_until_joined(PATIENCE_S)
+            before = hub.snapshot()
+            until(lambda: hub.status()["updates_applied"] >= 20, "updates")
+            assert {device["id"] for device in hub.status()["devices"]} == {"a", "b"}
+            assert any(not np.array_equal(array, before[name]) for name, array in hub.snapshot().items())
+            assert one.updates_answered
+        assert one.wait() == "stopped"
+    assert hub.wait() == "stopping"
+    assert Run.open(tmp_path).version >= 10
+    kinds = {type(event) for event in seen}
+    assert kinds >= {events.Join, events.Leave, events.Update, events.Version, events.Evaluation, events.End}
+    with pytest.raises(EdgeAsyncError, match="this Hub does not run"):
+        hub.status()
+    with pytest.raises(EdgeAsyncError, match="this Hub was run before"):
+        hub.start()
+
+
+@pytest.mark.asyncio
+async def test_events_on_the_callers_loop(tmp_path):
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        Hub(MODEL, run=tmp_path, bind=ANYWHERE, until=Stop(updates=20)) as hub,
+        Agent(hub.address, DATA) as agent,
+    ):
+        seen = [event async for event in hub.events()]
+        assert [type(seen[0]), type(seen[-1])] == [events.Join, events.End]
+        assert sum(isinstance(event, events.Update) for event in seen) >= 20
+        assert await hub.wait_async() == "finished"
+        assert await agent.wait_async() == "the hub has finished training"
+    assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+
+def test_an_agent_waits_for_its_hub_and_for_its_return(tmp_path):
+    address = free_address()
+    with Agent(address, DATA, name="a", state=tmp_path / "a") as agent:
+        with pytest.raises(TimeoutError, match=r"no hub let this device in within 0\.1 s"):
+            agent.wait_until_joined(0.1)
+        for _ in range(2):
+            with Hub(MODEL, run=tmp_path / "run", bind=address) as hub:
+                hub.wait_for(devices=1, timeout_s=PATIENCE_S)
+    assert agent.wait() == "stopped"
+
+
+class Still:
+    """A trainer of one's own, which moves nothing."""
+
+    spec = MODEL.spec
+
+    def begin(self, parameters):
+        pass
+
+    def step(self):
+        return StepResult(1.0, 1)
+
+
+class Failing(Still):
+    def step(self):
+        raise ValueError("the sensor is gone")
+
+
+def test_what_ends_an_agent_is_raised_where_it_is_waited_for(tmp_path):
+    with Hub(MODEL, run=tmp_path, bind=ANYWHERE) as hub:
+        with pytest.raises(ValueError, match="the sensor is gone"), Agent(hub.address, trainer=Failing()) as agent:
+            agent.wait(PATIENCE_S)
+        with Agent(hub.address, trainer=Still(), name="still") as agent:
+            hub.wait_for(devices=1, timeout_s=PATIENCE_S)
+            with pytest.raises(TimeoutError):
+                agent.wait(0.01)
+
+
+def test_mistakes_are_told_at_once(tmp_path):
+    with Hub(MODEL, run=tmp_path / "one", bind=ANYWHERE) as hub:
+        with (
+            pytest.raises(AddressError, match="cannot be bound"),
+            Hub(MODEL, run=tmp_path / "two", bind=hub.address),
+        ):
+            pass
+        with pytest.raises(EdgeAsyncError, match="another hub runs in this folder"):
+            Hub(MODEL, run=tmp_path / "one", bind=ANYWHERE).start()
+        with pytest.raises(DataError, match="no such file"), Agent(hub.address, "missing.npz"):
+            pass
+    with pytest.raises(ConfigError, match=r"until\.epochs: a hub has no data"):
+        Hub(MODEL, run=tmp_path, until=Stop(epochs=1))
+    with (
+        pytest.raises(ConfigError, match=r"layers of edgeasync\.nn need data"),
+        Hub(nn.Linear(4, 2), run=tmp_path / "3"),
+    ):
+        pass
+    with pytest.raises(ConfigError, match="give one of the two"):
+        Agent("tcp://127.0.0.1:5555")
+    with pytest.raises(ConfigError, match="enrol needs state"):
+        Agent(data=DATA, enrol="token")
+    with pytest.raises(ConfigError, match="local_step_max"):
+        Agent("tcp://127.0.0.1:5555", DATA, local_step_max=3)
+
+
+def test_nothing_is_left_behind(tmp_path):
+    def go(number):
+        with Hub(MODEL, run=tmp_path / str(number), bind=ANYWHERE) as hub, Agent(hub.address, DATA):
+            hub.wait_for(devices=1, timeout_s=PATIENCE_S)
+        gc.collect()
+        return threading.active_count()
+
+    first = go(0)
+    assert [go(number) for number in range(1, 4)] == [first] * 3
