@@ -233,8 +233,8 @@ def read_record(run: Path) -> HubSettings:
         table = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except FileNotFoundError:
         raise StorageError(
-            f"{path}: no such file, so its settings are not known; if a Python program began the run, start that again; "
-            f"else {begin}"
+            f"{path}: no such file, so its settings are not known; if a Python program began the run, start that "
+            f"again; else {begin}"
         ) from None
     except (OSError, msgspec.DecodeError) as error:
         raise StorageError(f"{path}: cannot be read: {error}; {begin}") from error
