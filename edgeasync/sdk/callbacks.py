@@ -1,5 +1,6 @@
 """Hands events to callbacks in a thread of their own: neither a slow one nor an error in one disturbs training."""
 
+import asyncio
 import logging
 import queue
 import threading
@@ -22,7 +23,7 @@ Callback = Callable[[Any], object] | object
 
 
 class Callbacks:
-    """Tells callbacks of events, in order. `with` begins, and at its end waits for those that are behind."""
+    """Tells callbacks of events, in order. `async with` begins, and at its end waits for those that are behind."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = [_check(callback) for callback in callbacks]
@@ -30,13 +31,13 @@ class Callbacks:
         self._failed: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="edgeasync-callbacks", daemon=True)
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._waiting.put(None)
-        self._thread.join(CLOSE_S)
+        await asyncio.to_thread(self._thread.join, CLOSE_S)
 
     def tell(self, event: Event) -> None:
         """Hand an event on, from any thread, without waiting."""

@@ -134,7 +134,7 @@ class Hub(Service):
         shape = self._shape
         example = None if shape is None else Dataset(np.zeros((1, *shape), np.float32), np.zeros(1, np.int64))
         plan = await asyncio.to_thread(lambda: plan_run(self._model, example, **self._planned))
-        with Callbacks(self._callbacks) as told:
+        async with Callbacks(self._callbacks) as told:
             self._told, reason = told, "interrupted"
             observer = Observer(self._planned["until"], 0, self._tell, listening=self._note_ready)
             self._hub = make_hub(plan, self._bind, observer)

@@ -87,8 +87,14 @@ async def train_async(
     """
     until = Stop(epochs=DEFAULT_EPOCHS) if until is None else until
     folder, remove = _folder(run)
-    try:
+
+    def begin() -> tuple[Plan, list[Trainer], int]:
         parts = _parts(data, workers, seed)
+        examples = sum(len(part) for part in parts if isinstance(part, Dataset))
+        if not examples and until.epochs is not None:
+            raise ConfigError(
+                "until: trainers of your own do not say how much data they have; give Stop(updates=...)"
+            )
         plan = plan_run(
             model,
             parts[0] if isinstance(parts[0], Dataset) else None,
@@ -102,9 +108,11 @@ async def train_async(
             seed=seed,
             settings=settings,
         )
-        trainers = _trainers(plan.prepared, parts, seed)
-        examples = sum(len(part) for part in parts if isinstance(part, Dataset))
-        with Callbacks(callbacks) as told:
+        return plan, _trainers(plan.prepared, parts, seed), examples
+
+    try:
+        plan, trainers, examples = await asyncio.to_thread(begin)
+        async with Callbacks(callbacks) as told:
             found = await _run_tasks(plan, trainers, Observer(until, examples, told.tell))
     except BaseException:
         if remove is not None:

@@ -283,6 +283,11 @@ MISTAKES = {
     "said twice": ({"settings": {"hub": {"stop": {}}}}, ConfigError, "hub.stop: that is said by an argument"),
     "accuracy": ({"until": Stop(accuracy=0.9)}, ConfigError, "accuracy"),
     "loss": ({"loss": "mse"}, ConfigError, "has the loss cross_entropy"),
+    "passes of trainers": (
+        {"model": ARRAYS, "data": [trainer_of(SMALL, DATA)], "until": None},
+        ConfigError,
+        r"do not say how much data they have; give Stop\(updates=\.\.\.\)",
+    ),
     "arrays alone": ({"model": ARRAYS}, ConfigError, "named arrays alone cannot be trained on data"),
     "trainer": (
         {"model": ARRAYS, "data": [trainer_of(SoftmaxModel(inputs=4, classes=3), DATA)]},
