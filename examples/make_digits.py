@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_digits
 
-from edgeasync import Dataset, dirichlet
+from edgeasync.data import Dataset, dirichlet
 
 HELD_OUT = 0.2
 """Share of the digits kept back to measure the model with."""

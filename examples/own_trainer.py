@@ -83,6 +83,7 @@ def hub(bind: str, run: Path, updates: int) -> None:
     """A hub for sensors in other processes or on other machines."""
     until = edgeasync.Stop(updates=updates)
     with edgeasync.Hub(INITIAL, bind=bind, run=run, until=until, callbacks=[Printed()]) as the_hub:
+        print("listening", the_hub.address, flush=True)
         the_hub.wait()
     show(edgeasync.Run.open(run).arrays)
 
