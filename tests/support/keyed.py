@@ -34,7 +34,7 @@ class Client:
             self.socket.set(zmq.ROUTING_ID, routing_id)
         if pair is not None:
             use_keys(self.socket, pair, hub)
-        self.monitor = self.socket.get_monitor_socket(FAILURES)
+        self.monitor = self.socket.get_monitor_socket(FAILURES | zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self.socket.connect(address)
 
     def say(self, message, *payload, version=1):
@@ -45,9 +45,18 @@ class Client:
         assert self.socket.poll(PATIENCE_MS), "no answer"
         return wire.decode(self.socket.recv_multipart()[0])
 
+    def let_in(self):
+        """Wait until the hub has let the connection in."""
+        assert self._event() == zmq.EVENT_HANDSHAKE_SUCCEEDED
+
     def failure(self):
         """Wait until the connection fails; return the event, and keep its `code`."""
-        assert self.monitor.poll(PATIENCE_MS), "no failure"
+        while (event := self._event()) == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            pass
+        return event
+
+    def _event(self):
+        assert self.monitor.poll(PATIENCE_MS), "no event of the connection"
         message = parse_monitor_message(self.monitor.recv_multipart())
         self.code = message["value"]
         return message["event"]
