@@ -165,6 +165,8 @@ class Agent(Service):
     def _planned_trainer(self, welcome: Welcome, dataset: Dataset) -> Trainer:
         """Return the trainer that the hub asks for, with the device's own optimizer and batches."""
         assert self._agent is not None
+        if not welcome.settings:
+            raise ConfigError("Python code alone describes the hub's model: give this agent a trainer of its own")
         plan, graph, section = read_plan(welcome.settings), self._agent.graph, self._section
         plan = msgspec.structs.replace(plan, local=_with_own(plan.local, *self._own))
         received = None if graph is None else ReceivedGraph(graph, welcome.spec, section.threads, section.provider)

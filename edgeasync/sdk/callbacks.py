@@ -26,6 +26,8 @@ class Callbacks:
     """Tells callbacks of events, in order. `async with` begins, and at its end waits for those that are behind."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
+        if not isinstance(callbacks, list | tuple):
+            raise ConfigError(f"callbacks is {type(callbacks).__name__}; give a list of them")
         self._callbacks = [_check(callback) for callback in callbacks]
         self._waiting: queue.Queue[Event | None] = queue.Queue()
         self._failed: set[int] = set()
@@ -38,6 +40,12 @@ class Callbacks:
     async def __aexit__(self, *_: object) -> None:
         self._waiting.put(None)
         await asyncio.to_thread(self._thread.join, CLOSE_S)
+        if self._thread.is_alive():
+            LOG.warning(
+                "callbacks are behind by %d events after %g s; they are left behind",
+                self._waiting.qsize(),
+                CLOSE_S,
+            )
 
     def tell(self, event: Event) -> None:
         """Hand an event on, from any thread, without waiting."""
@@ -55,7 +63,7 @@ class Callbacks:
             return
         try:
             handler(event)
-        except Exception:
+        except BaseException:  # SystemExit, too: the others are still to be told
             if number not in self._failed:  # once, however often it fails
                 self._failed.add(number)
                 LOG.exception("callback %s failed on %s; training continues", _name(callback), event)

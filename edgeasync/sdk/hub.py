@@ -11,13 +11,13 @@ import numpy.typing as npt
 
 from edgeasync.autodiff.settings import LossSetting
 from edgeasync.data.dataset import Dataset
-from edgeasync.errors import ConfigError
+from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.policies.policy import Policy
 from edgeasync.runtime.hub import Hub as RuntimeHub
 from edgeasync.sdk.callbacks import Callback, Callbacks
 from edgeasync.sdk.events import End, Event, Join
 from edgeasync.sdk.observer import Observer
-from edgeasync.sdk.plan import make_hub, plan_run
+from edgeasync.sdk.plan import as_path, make_hub, plan_run
 from edgeasync.sdk.service import Service
 from edgeasync.sdk.stop import Stop
 
@@ -43,6 +43,8 @@ class Hub(Service):
     (0, ['layer0.bias', 'layer0.weight'])
     """
 
+    _afterwards = "; read its run with Run.open(hub.path)"
+
     def __init__(
         self,
         model: object,
@@ -64,9 +66,9 @@ class Hub(Service):
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        if until is not None and until.epochs is not None:
+        if isinstance(until, Stop) and until.epochs is not None:
             raise ConfigError("until.epochs: a hub has no data, so it cannot count passes over them; give updates")
-        self.path = Path(run).expanduser()
+        self.path = as_path(run, "run")
         """The run's folder."""
         self._model = model
         self._bind = bind
@@ -104,12 +106,19 @@ class Hub(Service):
         return {name: array.copy() for name, array in hub.spec.views(vector).items()}
 
     def wait_for(self, devices: int, timeout_s: float | None = None) -> None:
-        """Wait until this number of devices is live; raises `TimeoutError`. Not for the hub's own loop."""
-        self._until_live(devices).result(timeout_s)
+        """Wait until this number of devices is live; raises `TimeoutError`, and `EdgeAsyncError` if the hub ends.
+
+        Not for the hub's own loop, which it would hold up.
+        """
+        awaited = self._until_live(devices)
+        concurrent.futures.wait([awaited], timeout_s)
+        if not awaited.done():
+            raise TimeoutError(f"fewer than {devices} devices are live after {timeout_s:g} s")
+        awaited.result()
 
     async def wait_for_async(self, devices: int) -> None:
         """Wait until this number of devices is live."""
-        await asyncio.wrap_future(self._until_live(devices))
+        await asyncio.shield(asyncio.wrap_future(self._until_live(devices)))
 
     async def events(self) -> AsyncIterator[Event]:
         """Yield what happens from now on, up to `End`."""
@@ -132,6 +141,8 @@ class Hub(Service):
 
     async def _serve(self) -> str:
         shape = self._shape
+        if shape is not None and not isinstance(shape, list | tuple):
+            raise ConfigError(f"input_shape is {shape!r}; give the sizes of one example as a tuple: (64,)")
         example = None if shape is None else Dataset(np.zeros((1, *shape), np.float32), np.zeros(1, np.int64))
         plan = await asyncio.to_thread(lambda: plan_run(self._model, example, **self._planned))
         async with Callbacks(self._callbacks) as told:
@@ -146,6 +157,8 @@ class Hub(Service):
                 reason = observer.reason or found
             finally:
                 observer.end(reason)
+                for _, awaited in self._awaited:
+                    awaited.set_exception(EdgeAsyncError(f"the hub has ended: {reason}"))
         return reason
 
     def _request_stop(self) -> None:

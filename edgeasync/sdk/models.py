@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edgeasync.autodiff.settings import LossSetting, find_loss
-from edgeasync.config import convert, to_table
+from edgeasync.autodiff.settings import GraphSettings, LossSetting, find_loss
+from edgeasync.config import Section, convert, to_table
 from edgeasync.data.dataset import Dataset, Targets, batches
 from edgeasync.data.files import load
 from edgeasync.errors import ConfigError, DataError
@@ -71,6 +71,7 @@ def prepare(
 
     Raises `ConfigError` for what is no model, and `GraphError` for one that cannot be trained.
     """
+    convert({"loss": to_table(loss) if isinstance(loss, Section) else loss}, GraphSettings, where="train")
     if isinstance(model, SoftmaxModel | MlpModel):
         return _numpy(model, local, loss, seed)
     if isinstance(model, str | Path):
@@ -79,7 +80,9 @@ def prepare(
         from edgeasync import nn  # noqa: PLC0415 - who has a layer has paid for it
 
         if example is None:
-            raise ConfigError("layers of edgeasync.nn need data: the shape of their input is that of an example")
+            raise ConfigError(
+                "layers of edgeasync.nn need the shape of an example: data for train, input_shape=(64,) for Hub"
+            )
         model = nn.to_onnx(model, example.x.shape[1:], seed=seed)  # type: ignore[arg-type]
     if callable(serialize := getattr(model, "SerializeToString", None)):
         described = OnnxModel(file=str(run / FORWARD_FILE), loss=loss)
@@ -167,11 +170,16 @@ def _own(model: Any, local: LocalTraining) -> Prepared:
             spec, gradient, local.optimizer, stream, keep_optimizer_state=local.keep_optimizer_state
         )
 
+    def make_evaluator(data: Dataset) -> Evaluator:
+        evaluator = _OwnEvaluator(model, spec, data)
+        _OwnEvaluator(model, spec, data.take(np.arange(1)))(initial)  # a mistake is told at once
+        return evaluator
+
     return Prepared(
         spec=spec,
         initial=initial,
         make_trainer=make_trainer,
-        make_evaluator=lambda data: _OwnEvaluator(model, spec, data),
+        make_evaluator=make_evaluator,
         restore=dict,
     )
 
@@ -212,7 +220,13 @@ class _OwnEvaluator:
             x, y = data.x[start : start + self._rows], data.y[start : start + self._rows]
             total += _call(self._model, arrays, x, y)[0] * len(y)
             if predicts:
-                right += int((np.asarray(self._model.predict(arrays, x)) == y).sum())
+                predicted = np.asarray(self._model.predict(arrays, x))
+                if predicted.shape != y.shape:
+                    raise ConfigError(
+                        f"{_name(self._model)}.predict returned shape {predicted.shape} for {len(y)} examples; "
+                        "return the number of a class for each"
+                    )
+                right += int((predicted == y).sum())
         return Evaluation(total / len(data), right / len(data) if predicts else None, len(data))
 
 
@@ -226,7 +240,15 @@ def evaluator_of(evaluate: Callable[[Arrays], Any], spec: ParameterSpec) -> Eval
         found = evaluate(spec.views(parameters))
         if isinstance(found, Evaluation):
             return found
-        loss, accuracy = found if isinstance(found, tuple) else (found, None)
+        loss, accuracy = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        try:
+            loss, accuracy = float(loss), None if accuracy is None else float(accuracy)
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"evaluate returned {type(found).__name__}; return a loss, or a tuple of a loss and an accuracy"
+            ) from None
+        if accuracy is not None and not 0.0 <= accuracy <= 1.0:
+            raise ConfigError(f"evaluate returned the accuracy {accuracy:g}; return a share from 0 to 1")
         return Evaluation(loss, accuracy, 0)
 
     return evaluator
@@ -283,6 +305,10 @@ def local_training(optimizer: object, batch_size: int | None) -> LocalTraining:
     """Return how devices train; raises `ConfigError` for what they cannot."""
     table: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
     if optimizer is not None:
-        stages = optimizer if isinstance(optimizer, Sequence) else (optimizer,)
+        stages = optimizer if isinstance(optimizer, list | tuple) else (optimizer,)
+        if wrong := [stage for stage in stages if not isinstance(stage, Section)]:
+            raise ConfigError(
+                f"optimizer is {wrong[0]!r}; give SGD(learning_rate=0.1), for example, or a list of stages"
+            )
         table["optimizer"] = [to_table(stage) for stage in stages]
     return convert(table, LocalTraining, where="train")

@@ -1,6 +1,7 @@
 """Turns what a hub's core decides into events for callbacks, and ends a run by its conditions."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ from edgeasync.protocol.messages import Applied, Buffered, Rejected
 from edgeasync.runtime.hub import Hub
 from edgeasync.sdk import events
 from edgeasync.sdk.stop import Progress, Stop
+
+LOG = logging.getLogger("edgeasync.hub")
 
 _LEFT = ("left", "lost", "quarantined", "revoked")
 _JOINED = ("joined", "rejoined", "reconnected")
@@ -34,7 +37,7 @@ class Observer:
         self.now_s = 0.0
         """The hub's time of the last event."""
         self.reason = ""
-        """Why this observer had the hub end; empty if it did not."""
+        """Why the hub came to its end; empty if it was stopped."""
         self._until = until or Stop()
         self._examples = examples
         self._tell = tell
@@ -70,7 +73,10 @@ class Observer:
             self._note(events.Join(**of))
         elif report.event in _LEFT:
             self._note(events.Leave(**of, detail=report.detail))
+        elif report.event == "finished":
+            self.reason = self.reason or report.detail
         elif report.event in _ODD:
+            LOG.warning("%s", " ".join(filter(None, (report.device_id, report.detail))))
             self._note(events.Alert(**of, detail=report.detail))
         elif report.event == "evaluated":
             found = self._hub.core.policy_engine.state.evaluations.last

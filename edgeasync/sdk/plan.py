@@ -55,9 +55,30 @@ def plan_run(
 
     Raises `ConfigError`, `DataError` or `GraphError` for what does not fit.
     """
+    for name, value, wanted in (
+        ("until", until, Stop),
+        ("policy", policy, Policy),
+        ("settings", settings, Mapping),
+    ):
+        if value is not None and not isinstance(value, wanted):
+            raise ConfigError(f"{name} is {type(value).__name__}; give {_WANTED[name]}")
     sections = replace(_sections(settings, hub, until, policy), local=local_training(optimizer, batch_size))
     prepared = prepare(model, example, sections.local, loss=loss, run=Path(sections.hub.run), seed=seed)
     return Plan(prepared=prepared, sections=sections, evaluator=_evaluator(evaluate, until, prepared))
+
+
+_WANTED = {
+    "until": "Stop(updates=100), for example",
+    "policy": "a Policy, or a table: settings={'policy': {...}}",
+    "settings": "a table of tables: {'codec': {'push': 'int8'}}",
+}
+
+
+def as_path(path: object, what: str) -> Path:
+    """Return a path; raises `ConfigError` for what is none."""
+    if not isinstance(path, str | Path) or not str(path):
+        raise ConfigError(f"{what} is {path!r}; give the path of a folder")
+    return Path(path).expanduser()
 
 
 def make_hub(
@@ -110,10 +131,12 @@ def _sections(
             raise ConfigError(
                 f"settings has {name!r}: that is said by the arguments model, loss, optimizer and batch_size"
             )
-    own = dict(table.pop("hub", {}))
+    own = table.pop("hub", {})
+    if not isinstance(own, Mapping):
+        raise ConfigError("settings has a hub that is no table; give {'hub': {'durability': 'checkpoint'}}")
     if said := sorted({"run", "bind", "stop", "seed", "keys", "knocking", "insecure"} & own.keys()):
         raise ConfigError(f"settings has hub.{said[0]}: that is said by an argument, or has no meaning here")
-    sections = convert({**table, "hub": {**hub, **own}}, RunSettings, where="settings")
+    sections = convert({**table, "hub": {**hub, **dict(own)}}, RunSettings, where="settings")
     stop = StopCondition() if until is None else until.condition()
     return replace(sections, hub=replace(sections.hub, stop=stop), policy=policy or sections.policy)
 
@@ -124,5 +147,7 @@ def _evaluator(evaluate: object, until: Stop | None, prepared: Prepared) -> Eval
             raise ConfigError("until.accuracy needs something to measure it on: give evaluate")
         return None
     if callable(evaluate):
-        return evaluator_of(evaluate, prepared.spec)
+        evaluator = evaluator_of(evaluate, prepared.spec)
+        evaluator(np.array(prepared.initial))  # a mistake is told before anything is trained
+        return evaluator
     return prepared.make_evaluator(as_dataset(evaluate, "evaluate"))

@@ -12,6 +12,7 @@ from edgeasync.errors import ConfigError
 from edgeasync.runtime.graph_model import FORWARD_FILE
 from edgeasync.runtime.trained import best_model, newest_model
 from edgeasync.sdk.events import Event
+from edgeasync.sdk.plan import as_path
 
 
 class Run:
@@ -95,7 +96,7 @@ class Run:
 
         Raises `StorageError` for a folder that is none of a run.
         """
-        folder = Path(path).expanduser()
+        folder = as_path(path, "the run")
         found = best_model(folder) if best else newest_model(folder)
         evaluation = found.evaluation
         return cls(

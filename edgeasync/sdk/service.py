@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import contextlib
+import logging
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -10,6 +11,8 @@ from typing import Self, TypeVar
 
 from edgeasync.errors import EdgeAsyncError
 from edgeasync.sdk.blocking import INTERRUPT_S, loop_factory
+
+LOG = logging.getLogger("edgeasync.service")
 
 Result = TypeVar("Result")
 
@@ -24,6 +27,9 @@ class Service:
     wait until it is ready, and at their end ask it to stop and wait for that. All methods may be called from any
     thread.
     """
+
+    _afterwards = ""
+    """What to do once it has ended, for the error of a call that comes too late."""
 
     def __init__(self) -> None:
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -47,7 +53,7 @@ class Service:
         self._begin()
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run())
-        await asyncio.wrap_future(self._ready)
+        await asyncio.shield(asyncio.wrap_future(self._ready))
         return self
 
     async def __aexit__(
@@ -61,7 +67,7 @@ class Service:
 
     async def wait_async(self) -> str:
         """Return why it ended, once it has; raises what it ended with."""
-        return await asyncio.wrap_future(self._done)
+        return await asyncio.shield(asyncio.wrap_future(self._done))  # a cancel is of who waits, not of this
 
     # -- in a thread -----------------------------------------------------------------------------------------
 
@@ -98,7 +104,10 @@ class Service:
         An interrupt asks it to stop, waits for that, and is raised.
         """
         try:
-            return self._done.result(timeout_s)
+            concurrent.futures.wait([self._done], timeout_s)
+            if not self._done.done():
+                raise TimeoutError(f"this {type(self).__name__} still runs after {timeout_s:g} s")
+            return self._done.result()
         except KeyboardInterrupt:
             self.stop()
             concurrent.futures.wait([self._done], INTERRUPT_S)
@@ -125,6 +134,9 @@ class Service:
         try:
             reason = await self._serve()
         except BaseException as error:  # noqa: BLE001 - it is raised where somebody waits for the end
+            LOG.log(
+                logging.INFO if isinstance(error, asyncio.CancelledError) else logging.ERROR, "ended: %r", error
+            )
             for waited in (self._ready, self._done):
                 if not waited.done():
                     waited.set_exception(error)
@@ -135,7 +147,9 @@ class Service:
     def _call(self, function: Callable[[], Result]) -> Result:
         """Call a function on the loop, and return its result; raises `EdgeAsyncError` unless this runs."""
         loop = self._loop
-        if loop is None or self._done.done() or not self._ready.done():
+        if self._done.done():
+            raise EdgeAsyncError(f"this {type(self).__name__} has ended{self._afterwards}")
+        if loop is None or not self._ready.done():
             raise EdgeAsyncError(f"this {type(self).__name__} does not run; use it inside `with` or after start()")
         with contextlib.suppress(RuntimeError):  # no loop runs in this thread
             if asyncio.get_running_loop() is loop:

@@ -25,7 +25,7 @@ from edgeasync.sdk.blocking import blocking
 from edgeasync.sdk.callbacks import Callback, Callbacks
 from edgeasync.sdk.models import Prepared, as_dataset
 from edgeasync.sdk.observer import Observer
-from edgeasync.sdk.plan import Plan, make_hub, plan_run
+from edgeasync.sdk.plan import Plan, as_path, make_hub, plan_run
 from edgeasync.sdk.run import Run
 from edgeasync.sdk.stop import Stop
 from edgeasync.training.trainer import Trainer
@@ -91,7 +91,7 @@ async def train_async(
     def begin() -> tuple[Plan, list[Trainer], int]:
         parts = _parts(data, workers, seed)
         examples = sum(len(part) for part in parts if isinstance(part, Dataset))
-        if not examples and until.epochs is not None:
+        if not examples and isinstance(until, Stop) and until.epochs is not None:
             raise ConfigError(
                 "until: trainers of your own do not say how much data they have; give Stop(updates=...)"
             )
@@ -188,7 +188,7 @@ def _result(plan: Plan, hub: Hub, observer: Observer, reason: str) -> Run:
 def _folder(run: str | Path | None) -> tuple[Path, Callable[[], None] | None]:
     """Return the run's folder and, if it is a temporary one, what removes it."""
     if run is not None:
-        return Path(run).expanduser(), None
+        return as_path(run, "run"), None
     kept = tempfile.mkdtemp(prefix="edgeasync-run-")
     return Path(kept) / "run", partial(shutil.rmtree, kept, ignore_errors=True)
 

@@ -40,7 +40,7 @@ def test_a_hub_and_two_agents_by_with(tmp_path):
     assert Run.open(tmp_path).version >= 10
     kinds = {type(event) for event in seen}
     assert kinds >= {events.Join, events.Leave, events.Update, events.Version, events.Evaluation, events.End}
-    with pytest.raises(EdgeAsyncError, match="this Hub does not run"):
+    with pytest.raises(EdgeAsyncError, match=r"this Hub has ended; read its run with Run\.open\(hub\.path\)"):
         hub.status()
     with pytest.raises(EdgeAsyncError, match="this Hub was run before"):
         hub.start()
@@ -56,7 +56,7 @@ async def test_events_on_the_callers_loop(tmp_path):
         seen = [event async for event in hub.events()]
         assert [type(seen[0]), type(seen[-1])] == [events.Join, events.End]
         assert sum(isinstance(event, events.Update) for event in seen) >= 20
-        assert await hub.wait_async() == "finished"
+        assert (await hub.wait_async()).endswith("updates applied")
         assert await agent.wait_async() == "the hub has finished training"
     assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 
@@ -113,7 +113,7 @@ def test_mistakes_are_told_at_once(tmp_path):
     with pytest.raises(ConfigError, match=r"until\.epochs: a hub has no data"):
         Hub(MODEL, run=tmp_path, until=Stop(epochs=1))
     with (
-        pytest.raises(ConfigError, match=r"layers of edgeasync\.nn need data"),
+        pytest.raises(ConfigError, match=r"layers .* input_shape=\(64,\) for Hub"),
         Hub(nn.Linear(4, 2), run=tmp_path / "3"),
     ):
         pass
@@ -123,6 +123,35 @@ def test_mistakes_are_told_at_once(tmp_path):
         Agent(data=DATA, enrol="token")
     with pytest.raises(ConfigError, match="local_step_max"):
         Agent("tcp://127.0.0.1:5555", DATA, local_step_max=3)
+
+
+@pytest.mark.asyncio
+async def test_a_cancel_is_of_who_waits(tmp_path):
+    async with asyncio.timeout(PATIENCE_S), Hub(MODEL, run=tmp_path, bind=ANYWHERE) as hub:
+        for wait in (hub.wait_async(), hub.wait_for_async(1)):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(wait, 0.01)
+        async with Agent(hub.address, DATA):
+            await hub.wait_for_async(1)
+
+
+def test_who_waits_for_devices_hears_of_the_end(tmp_path):
+    with Hub(MODEL, run=tmp_path, bind=ANYWHERE) as hub:
+        threading.Timer(0.05, hub.stop).start()
+        with pytest.raises(EdgeAsyncError, match="the hub has ended: stopping"):
+            hub.wait_for(devices=1, timeout_s=PATIENCE_S)
+
+
+def test_an_agent_of_a_model_in_python_needs_a_trainer(tmp_path, caplog):
+    arrays = dict(MODEL.spec.views(MODEL.initial(0)))
+    wanted = "give this agent a trainer of its own"
+    with (
+        Hub(arrays, run=tmp_path, bind=ANYWHERE) as hub,
+        pytest.raises(ConfigError, match=wanted),
+        Agent(hub.address, DATA) as agent,
+    ):
+        agent.wait(PATIENCE_S)
+    assert wanted in caplog.text
 
 
 def test_nothing_is_left_behind(tmp_path):

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import re
 import signal
 import threading
 import time
@@ -119,7 +120,7 @@ def test_three_workers_learn_the_digits(tmp_path, policy):
     assert 300 <= run.updates < 303
     assert policy is None or run.version == run.updates
     assert sum(device["updates_applied"] for device in run.devices) == run.updates
-    assert run.reason == "finished"
+    assert run.reason == f"{run.updates} updates applied"
     assert run.model is model
     kinds = [type(event) for event in seen]
     assert kinds.count(events.Join) == 3
@@ -193,7 +194,7 @@ def test_an_accuracy_ends_it():
         SoftmaxModel(inputs=64, classes=10), rest, evaluate=held_out, until=Stop(accuracy=0.5), settings=often
     )
     assert run.accuracy > 0.4
-    assert run.reason == "finished"
+    assert re.fullmatch(r"accuracy \d+\.\d+% is at least 50\.00%", run.reason)
 
 
 @pytest.mark.parametrize(("settings", "until"), [({}, Stop(updates=20)), ({"every": "5 updates"}, Stop(loss=1e9))])
@@ -256,6 +257,11 @@ class Missing(Own):
         return loss, gradients
 
 
+class Scores(Own):
+    def predict(self, arrays, x):
+        return self.scores(arrays, x)
+
+
 class Integers(Own):
     def __init__(self):
         self.parameters = {"weight": np.zeros((4, 2), np.int64)}
@@ -288,6 +294,16 @@ MISTAKES = {
         ConfigError,
         r"do not say how much data they have; give Stop\(updates=\.\.\.\)",
     ),
+    "classes": ({"model": Scores(), "evaluate": DATA}, ConfigError, r"predict returned shape \(1, 2\) for 1"),
+    "no evaluation": ({"evaluate": lambda _: "good"}, ConfigError, "evaluate returned str; return a loss"),
+    "percent": ({"evaluate": lambda _: (0.1, 95.0)}, ConfigError, "accuracy 95; return a share from 0 to 1"),
+    "until": ({"until": 100}, ConfigError, r"until is int; give Stop\(updates=100\)"),
+    "policy": ({"policy": "quorum"}, ConfigError, "policy is str; give a Policy"),
+    "settings": ({"settings": "hub.toml"}, ConfigError, "settings is str; give a table"),
+    "unknown loss": ({"loss": "nll"}, ConfigError, "loss"),
+    "optimizer": ({"optimizer": SGD}, ConfigError, "optimizer is <class .*; give SGD"),
+    "callbacks": ({"callbacks": print}, ConfigError, "callbacks is builtin_function_or_method; give a list"),
+    "run": ({"run": 5}, ConfigError, "run is 5; give the path of a folder"),
     "arrays alone": ({"model": ARRAYS}, ConfigError, "named arrays alone cannot be trained on data"),
     "trainer": (
         {"model": ARRAYS, "data": [trainer_of(SoftmaxModel(inputs=4, classes=3), DATA)]},
