@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -124,11 +125,15 @@ class Hub(Service):
         """Yield what happens from now on, up to `End`."""
         listener = asyncio.get_running_loop(), asyncio.Queue[Event]()
         self._call(lambda: self._listeners.append(listener))
-        while True:
-            event = await listener[1].get()
-            yield event
-            if isinstance(event, End):
-                return
+        try:
+            while True:
+                event = await listener[1].get()
+                yield event
+                if isinstance(event, End):
+                    return
+        finally:
+            with contextlib.suppress(ValueError):
+                self._listeners.remove(listener)
 
     # -- how it runs -----------------------------------------------------------------------------------------
 
@@ -168,8 +173,9 @@ class Hub(Service):
     def _tell(self, event: Event) -> None:
         """Hand an event to callbacks and listeners; called on the loop."""
         self._told.tell(event)
-        for loop, queue in self._listeners:
-            loop.call_soon_threadsafe(queue.put_nowait, event)
+        for loop, queue in tuple(self._listeners):
+            with contextlib.suppress(RuntimeError):  # who listened has ended, and its loop is closed
+                loop.call_soon_threadsafe(queue.put_nowait, event)
         if isinstance(event, Join):
             self._release()
 

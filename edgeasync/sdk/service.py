@@ -151,9 +151,12 @@ class Service:
             raise EdgeAsyncError(f"this {type(self).__name__} has ended{self._afterwards}")
         if loop is None or not self._ready.done():
             raise EdgeAsyncError(f"this {type(self).__name__} does not run; use it inside `with` or after start()")
-        with contextlib.suppress(RuntimeError):  # no loop runs in this thread
-            if asyncio.get_running_loop() is loop:
-                return function()
+        try:
+            here = asyncio.get_running_loop() is loop
+        except RuntimeError:
+            here = False
+        if here:
+            return function()
         result: concurrent.futures.Future[Result] = concurrent.futures.Future()
 
         def call() -> None:

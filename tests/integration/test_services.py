@@ -135,6 +135,23 @@ async def test_a_cancel_is_of_who_waits(tmp_path):
             await hub.wait_for_async(1)
 
 
+def test_who_stops_to_listen_harms_nobody(tmp_path):
+    async def first(hub):
+        return await anext(hub.events())
+
+    async def listen_and_go(hub):
+        events = hub.events()
+        asyncio.get_running_loop().create_task(anext(events))
+        await asyncio.sleep(0)  # it listens now, and this loop ends
+
+    with Hub(MODEL, run=tmp_path, bind=ANYWHERE) as hub:
+        asyncio.run(listen_and_go(hub))
+        with Agent(hub.address, DATA):
+            assert asyncio.run(first(hub)) is not None
+            done = hub.status()["updates_applied"] + 5
+            until(lambda: hub.status()["updates_applied"] >= done, "updates")
+
+
 def test_who_waits_for_devices_hears_of_the_end(tmp_path):
     with Hub(MODEL, run=tmp_path, bind=ANYWHERE) as hub:
         threading.Timer(0.05, hub.stop).start()
