@@ -57,11 +57,12 @@ def plan_run(
     """
     for name, value, wanted in (
         ("until", until, Stop),
-        ("policy", policy, Policy),
         ("settings", settings, Mapping),
     ):
         if value is not None and not isinstance(value, wanted):
             raise ConfigError(f"{name} is {type(value).__name__}; give {_WANTED[name]}")
+    if policy is not None and not hasattr(policy, "aggregate"):  # what else is wrong with one, the hub says
+        raise ConfigError(f"policy is {type(policy).__name__}; give {_WANTED['policy']}")
     sections = replace(_sections(settings, hub, until, policy), local=local_training(optimizer, batch_size))
     prepared = prepare(model, example, sections.local, loss=loss, run=Path(sections.hub.run), seed=seed)
     return Plan(prepared=prepared, sections=sections, evaluator=_evaluator(evaluate, until, prepared))

@@ -3,6 +3,7 @@
 import time
 
 import pytest
+import zmq
 
 from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.identity import DeviceIdentity
@@ -159,7 +160,8 @@ def test_a_key_with_a_payload_is_none(commands, keys):
 def test_a_token_counts_once(commands, keys):
     _, address = start_hub(commands, keys)
     token, first, second = issue(keys, address), KeyPair.make(), KeyPair.make()
-    with client(address, *temporary(token)) as one, client(address, *temporary(token)) as two:
+    watched = zmq.EVENT_HANDSHAKE_SUCCEEDED
+    with client(address, *temporary(token)) as one, client(address, *temporary(token), events=watched) as two:
         two.let_in()  # once the token is used, its temporary key lets nobody in
         one.say(Enrol(first.public), version=3)
         assert one.hear() == Enrolled("pi-1")

@@ -26,7 +26,7 @@ PATIENCE_MS = int(1000 * PATIENCE_S)
 class Client:
     """A DEALER of its own context that speaks under a key, or without one."""
 
-    def __init__(self, address, pair=None, hub=None, routing_id=None):
+    def __init__(self, address, pair=None, hub=None, routing_id=None, events=FAILURES):
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.set(zmq.LINGER, 0)
@@ -34,7 +34,7 @@ class Client:
             self.socket.set(zmq.ROUTING_ID, routing_id)
         if pair is not None:
             use_keys(self.socket, pair, hub)
-        self.monitor = self.socket.get_monitor_socket(FAILURES | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self.monitor = self.socket.get_monitor_socket(events)
         self.socket.connect(address)
 
     def say(self, message, *payload, version=1):
@@ -46,17 +46,12 @@ class Client:
         return wire.decode(self.socket.recv_multipart()[0])
 
     def let_in(self):
-        """Wait until the hub has let the connection in."""
-        assert self._event() == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        """Wait until the hub has let the connection in; it must be among the `events` that are watched."""
+        assert self.failure() == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
     def failure(self):
         """Wait until the connection fails; return the event, and keep its `code`."""
-        while (event := self._event()) == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            pass
-        return event
-
-    def _event(self):
-        assert self.monitor.poll(PATIENCE_MS), "no event of the connection"
+        assert self.monitor.poll(PATIENCE_MS), "no failure"
         message = parse_monitor_message(self.monitor.recv_multipart())
         self.code = message["value"]
         return message["event"]
