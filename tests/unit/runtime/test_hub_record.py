@@ -18,6 +18,7 @@ from edgeasync.policies.policy import DelayCompensation, Plateau, Policy, WarmUp
 from edgeasync.runtime.graph_model import FORWARD_FILE
 from edgeasync.runtime.hub import RECORD_FILE, Hub
 from edgeasync.runtime.hub_settings import RECORD_FORMAT, HubSettings, read_record
+from edgeasync.sdk.stop import Stop
 from edgeasync.sdk.train import train
 from edgeasync.training.numpy_models import SoftmaxModel
 
@@ -141,13 +142,9 @@ def test_a_part_of_ones_own_is_refused_before_the_folder_is_touched(words, polic
             run=tmp_path / "run",
             settings=HubCoreSettings(),
         )
+    arrays = dict(Still.spec.views(np.zeros(Still.spec.length, np.float32)))
     with pytest.raises(ConfigError, match=wanted):
-        train(
-            dict(Still.spec.views(np.zeros(Still.spec.length, np.float32))),
-            [Still()],
-            run=tmp_path / "run",
-            policy=policy,
-        )
+        train(arrays, [Still()], run=tmp_path / "run", until=Stop(updates=1), policy=policy)
     assert list(tmp_path.iterdir()) == []
 
 
