@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TypeVar
@@ -20,7 +21,7 @@ CALL_S = 10.0
 """How long a call from another thread waits for the loop."""
 
 
-class Service:
+class Service(ABC):
     """Base of `Hub` and `Agent`; each object runs once.
 
     `async with` runs it on the loop of its caller, `with` and `start` in a thread with a loop of its own. Both
@@ -39,13 +40,13 @@ class Service:
         self._thread: threading.Thread | None = None
         self._stopping = False
 
+    @abstractmethod
     async def _serve(self) -> str:
         """Run; call `_note_ready` once others may use this, and return why it ended."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _request_stop(self) -> None:
         """Make `_serve` return soon; called on the loop."""
-        raise NotImplementedError
 
     # -- on the caller's loop --------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True):
     """Training ends at the first of these; what is left out never ends it.
 
     - `updates` applied to the model, over the whole run;
-    - `minutes` of this call;
+    - `minutes`, over the whole run; time without a hub does not count;
     - an evaluation with at most this `loss`, or at least this `accuracy` (0 to 1);
     - `epochs`: passes over all workers' data, counted from this call on;
     - `when(progress)` returns true. It is called with every version.

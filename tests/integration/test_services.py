@@ -3,11 +3,14 @@
 import asyncio
 import gc
 import threading
+import time
 
 import numpy as np
 import pytest
 
 from edgeasync import Agent, Dataset, EdgeAsyncError, Hub, Run, StepResult, Stop, nn
+from edgeasync.durable.keys import HubKeys
+from edgeasync.durable.spool_file import SPOOL_FILE
 from edgeasync.errors import AddressError, ConfigError, DataError
 from edgeasync.sdk import events
 from edgeasync.training.numpy_models import SoftmaxModel
@@ -72,6 +75,19 @@ def test_an_agent_waits_for_its_hub_and_for_its_return(tmp_path):
     assert agent.wait() == "stopped"
 
 
+def test_an_enrolled_agent_has_the_name_of_its_token_and_keeps_its_spool(tmp_path):
+    keys = HubKeys.init(tmp_path / "keys")
+    with Hub(MODEL, run=tmp_path / "run", bind=ANYWHERE, keys=tmp_path / "keys") as hub:
+        token = keys.issue_token("pi-1", (hub.address,), time.time()).text()
+        with Agent(data=DATA, state=tmp_path / "pi", enrol=token, spool="full") as agent:
+            agent.wait_until_joined(PATIENCE_S)
+            assert [device["id"] for device in hub.status()["devices"]] == ["pi-1"]
+            until(lambda: agent.updates_answered, "an update")
+        with Agent(data=DATA, state=tmp_path / "pi") as again:
+            again.wait_until_joined(PATIENCE_S)
+    assert (tmp_path / "pi" / SPOOL_FILE).exists()
+
+
 class Still:
     """A trainer of one's own, which moves nothing."""
 
@@ -120,7 +136,11 @@ def test_mistakes_are_told_at_once(tmp_path):
     with pytest.raises(ConfigError, match="give one of the two"):
         Agent("tcp://127.0.0.1:5555")
     with pytest.raises(ConfigError, match="enrol needs state"):
-        Agent(data=DATA, enrol="token")
+        Agent(data=DATA, enrol="token").start()
+    with pytest.raises(ConfigError, match="spool = 'full' needs state"):
+        Agent("tcp://127.0.0.1:5555", DATA, spool="full").start()
+    with pytest.raises(ConfigError, match="device_id is said by an argument of its own"):
+        Agent("tcp://127.0.0.1:5555", DATA, device_id="a")
     with pytest.raises(ConfigError, match="local_step_max"):
         Agent("tcp://127.0.0.1:5555", DATA, local_step_max=3)
 
