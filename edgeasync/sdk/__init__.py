@@ -1,1 +1,1 @@
-"""The Python face: `train`, and the run that comes of it. It holds no second implementation of anything."""
+"""The Python face: `train`, `Hub`, `Agent`, and the runs that come of them. It holds no second implementation."""
