@@ -1,4 +1,8 @@
-"""Effects that must wait for earlier folds, in order: new versions, assignments, checkpoints, the end."""
+"""Effects that must wait for earlier folds, in order: new versions, assignments, checkpoints, the end.
+
+A fold may lead to many assignments. The queue carries out so many at a time that the loop reads messages between
+them.
+"""
 
 from collections import deque
 from collections.abc import Callable
@@ -11,6 +15,7 @@ from edgeasync.core.engine.hub_shell import HubShell
 from edgeasync.core.engine.outbox import Outbox
 from edgeasync.core.hub.effects import (
     Assign,
+    Broadcast,
     Evaluate,
     Fold,
     Keep,
@@ -19,23 +24,35 @@ from edgeasync.core.hub.effects import (
     SaveBest,
     Stop,
 )  # fmt: skip
-from edgeasync.core.hub.events import Evaluated, HubEvent
+from edgeasync.core.hub.events import Evaluated, HubEvent, Peer
 from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.core.recovery.state import Note, complete
+from edgeasync.protocol.messages import Message
 
-Queued = ModelEffect | Assign | Evaluate | SaveBest | Note | Stop
+Queued = ModelEffect | Assign | Broadcast | Evaluate | SaveBest | Note | Stop
 
 Result = TypeVar("Result")
 
 INLINE_BYTES_MAX = 2 << 20
 """Models up to this size are folded at once: that takes less time than a handover to the worker and back."""
 
+FOLD_BYTES_MAX = 2 * INLINE_BYTES_MAX
+"""So are updates that are no larger together; more of them go to the worker, too."""
+
+SLICE_BYTES = 1 << 20
+"""Assignments of so many bytes are sent at a time, or one; each counts with at least `ASSIGNMENT_BYTES_MIN`."""
+
+ASSIGNMENT_BYTES_MIN = 1 << 15
+
+BROADCAST_AT_A_TIME = 64
+"""How many connections are sent one message at a time."""
+
 
 class FoldQueue:
     """Carries out effects one after the other; the shell's worker does the long work of a large model.
 
-    `assign` sends an assignment, and `prepare` returns the coding that it needs before, if any. `handle` gives the
-    core an event, and `restored` is called at a rollback.
+    `send` sends a message, and `assign` an assignment; `prepare` returns the coding that it needs before, if any.
+    `handle` gives the core an event, and `restored` is called at a rollback.
     """
 
     def __init__(
@@ -45,6 +62,7 @@ class FoldQueue:
         shell: HubShell,
         outbox: Outbox,
         *,
+        send: Callable[[Peer, Message], None],
         assign: Callable[[Assign], None],
         prepare: Callable[[Assign], Callable[[], None] | None],
         handle: Callable[[HubEvent], None],
@@ -58,11 +76,13 @@ class FoldQueue:
         self._codec = codec
         self._shell = shell
         self._outbox = outbox
+        self._send = send
         self._assign = assign
         self._prepare = prepare
         self._handle = handle
         self._restored = restored
-        self._inline = executor.model.spec.nbytes <= INLINE_BYTES_MAX
+        self._nbytes = executor.model.spec.nbytes
+        self._inline = self._nbytes <= INLINE_BYTES_MAX
         self._waiting: deque[Queued] = deque()
         self._busy = False
         self._evaluated: Snapshot | None = None
@@ -76,31 +96,60 @@ class FoldQueue:
         self._waiting.append(effect)
 
     def advance(self) -> None:
-        """Carry out queued effects until the worker is busy with one."""
+        """Carry out queued effects until the worker is busy with one, or enough is done for now."""
+        sent_bytes = 0
         while self._waiting and not self._busy:
-            effect = self._waiting.popleft()
-            match effect:
-                case Fold() | Publish():
-                    self._apply(effect)
-                case Keep():
-                    self._executor.apply(effect)
-                case Restore():
-                    self._restored()
-                    self._executor.apply(effect)
-                case Evaluate():
-                    self._shell.evaluate(self._model.current, partial(self._on_evaluated, self._model.current))
-                case SaveBest():
-                    self._shell.save_best(self._model.current, effect.loss, effect.accuracy)
-                case Assign():
-                    self._begin_assignment(effect)
-                case Note():
-                    # Write the checkpoint once the entries that it covers are durable.
-                    self._run(
-                        partial(complete, effect, self._model, self._publisher),
-                        lambda state: self._outbox.then(partial(self._shell.save, state)),
-                    )
-                case Stop():
-                    self._outbox.end(partial(self._shell.stop, effect.reason))
+            if sent_bytes >= SLICE_BYTES:
+                self._pause()
+                return
+            sent_bytes += self._carry_out(self._waiting.popleft())
+
+    def _carry_out(self, effect: Queued) -> int:
+        """Carry out an effect; return with how many bytes it counts in its slice."""
+        match effect:
+            case Fold() | Publish():
+                self._apply(effect)
+            case Assign():
+                self._begin_assignment(effect)
+                return max(self._nbytes, ASSIGNMENT_BYTES_MIN)
+            case Broadcast():
+                self._broadcast(effect)
+                return SLICE_BYTES
+            case Keep():
+                self._executor.apply(effect)
+            case Restore():
+                self._restored()
+                self._executor.apply(effect)
+            case Evaluate():
+                self._shell.evaluate(self._model.current, partial(self._on_evaluated, self._model.current))
+            case SaveBest():
+                self._shell.save_best(self._model.current, effect.loss, effect.accuracy)
+            case Note():
+                # Write the checkpoint once the entries that it covers are durable.
+                self._run(
+                    partial(complete, effect, self._model, self._publisher),
+                    lambda state: self._outbox.then(partial(self._shell.save, state)),
+                )
+            case Stop():
+                self._outbox.end(partial(self._shell.stop, effect.reason))
+        return 0
+
+    def _pause(self) -> None:
+        """Let the shell read messages before the next effects."""
+        self._busy = True
+
+        def go_on() -> None:
+            self._busy = False
+            self.advance()
+
+        self._shell.after(0.0, go_on)
+
+    def _broadcast(self, effect: Broadcast) -> None:
+        """Send to the first connections, and queue the others."""
+        for peer in effect.peers[:BROADCAST_AT_A_TIME]:
+            self._send(peer, effect.message)
+        if len(effect.peers) > BROADCAST_AT_A_TIME:
+            self._waiting.appendleft(Broadcast(effect.peers[BROADCAST_AT_A_TIME:], effect.message))
 
     def _begin_assignment(self, effect: Assign) -> None:
         """Send an assignment, after the coding that only it needs."""
@@ -123,7 +172,10 @@ class FoldQueue:
             if (event := finish(result)) is not None:
                 self._handle(event)
 
-        self._run(work if self._inline else partial(self._work_and_encode, effect, work), done)
+        if self._inline and (isinstance(effect, Publish) or self._nbytes * len(effect.handles) <= FOLD_BYTES_MAX):
+            done(work())
+        else:
+            self._run_in_background(partial(self._work_and_encode, effect, work), done)
 
     def _work_and_encode(self, effect: Fold | Publish, work: Work) -> Any:
         """Do the work, then code the large model for devices: once, and not on the loop."""
@@ -138,7 +190,10 @@ class FoldQueue:
         """Do the work at once if the model is small; else in the background, while later effects wait."""
         if self._inline:
             then(work())
-            return
+        else:
+            self._run_in_background(work, then)
+
+    def _run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         self._busy = True
 
         def done(result: Result) -> None:

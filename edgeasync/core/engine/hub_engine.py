@@ -13,9 +13,8 @@ still: devices that ask for something are told to try again, and no lease ends.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -33,6 +32,7 @@ from edgeasync.core.engine.message_bounds import HEADER_BYTES_MAX, MessageBounds
 from edgeasync.core.engine.outbox import Outbox
 from edgeasync.core.engine.recorder import Recorder
 from edgeasync.core.engine.sender import ANYBODY, Sender
+from edgeasync.core.engine.status_answers import StatusAnswers
 from edgeasync.core.hub.digests import with_digests
 from edgeasync.core.hub.effects import (
     Assign,
@@ -137,6 +137,7 @@ class HubEngine:
             core.settings.codec,
             shell,
             self._outbox,
+            send=self._send,
             assign=self._assign,
             prepare=self._prepare,
             handle=self._handle,
@@ -151,6 +152,7 @@ class HubEngine:
             fold_queue=self._fold_queue,
             log_writer=self._log_writer,
         )
+        self._status_answers = StatusAnswers(core, shell)
         self._measuring: Counter[Owner | None] = Counter()
         """Whose updates the worker measures: nobody gets another measured meanwhile."""
         self._now_s = 0.0
@@ -566,12 +568,7 @@ class HubEngine:
             self._outbox.send(peer, header, payload, confirms=confirms)
 
     def _send_status(self, peer: Peer) -> None:
-        sender = self._sender
-        own = sender.key if sender.role == "device" else b""
-        status = self.core.status(self._now_s, own) | self._shell.describe()
-        if own:
-            status = _own(status, sender)
-        self._shell.send(peer, self._encode(peer, Status()), msgspec.json.encode(status))
+        self._status_answers.answer(peer, self._encode(peer, Status()), self._sender, self._now_s)
 
     def _encode(self, peer: Peer, message: Message) -> bytes:
         return _encode(self.core.members.by_peer(peer), message)
@@ -609,9 +606,3 @@ def _under(event: HubEvent, key: Key, member: Member | None) -> HubEvent:
     if member is not None and not (asks or isinstance(event, Malformed)):
         return msgspec.structs.replace(event, key=key, moved=member.link.take_uncounted())
     return msgspec.structs.replace(event, key=key) if key else event
-
-
-def _own(status: Mapping[str, Any], sender: Sender) -> dict[str, Any]:
-    """Return what a device may see of a status that is about its key's devices."""
-    alarms = [alarm for alarm in status["alarms"] if not alarm["device"] or sender.speaks_for(alarm["device"])]
-    return {**status, "alarms": alarms, "denied": {}}

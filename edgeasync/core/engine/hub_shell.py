@@ -27,6 +27,9 @@ class HubShell(Protocol):
     def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Do `work` in the background, after earlier work; then call `then` with its result."""
 
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Call `action` in a while; with 0 once what waits to be done by now is done."""
+
     def save(self, state: HubState) -> None:
         """Write a checkpoint to disk in the background, then call `saved`, even if it could not be written.
 

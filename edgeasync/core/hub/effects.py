@@ -17,6 +17,13 @@ class Send(msgspec.Struct, frozen=True, gc=False):
     message: Message
 
 
+class Broadcast(msgspec.Struct, frozen=True, gc=False):
+    """Send a message without payload to many connections, after the assignments and folds decided before."""
+
+    peers: tuple[Peer, ...]
+    message: Message
+
+
 class SendStatus(msgspec.Struct, frozen=True, gc=False):
     """Send the hub's status to the connection that asked."""
 
@@ -147,6 +154,6 @@ class Stop(msgspec.Struct, frozen=True, gc=False):
 
 
 HubEffect = (
-    Send | SendStatus | SendGraph | Assign | Receive | Fold | Publish | Keep | Restore | Evaluate | SaveBest
-    | Discard | Disconnect | Expel | Report | Save | Stop
+    Send | Broadcast | SendStatus | SendGraph | Assign | Receive | Fold | Publish | Keep | Restore | Evaluate
+    | SaveBest | Discard | Disconnect | Expel | Report | Save | Stop
 )  # fmt: skip

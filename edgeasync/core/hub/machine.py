@@ -7,7 +7,7 @@ after too many, puts the device into quarantine.
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -16,6 +16,7 @@ from edgeasync.core.hub.budgets import REST_S_MIN, Budgets
 from edgeasync.core.hub.codec_agreement import CodecAgreement
 from edgeasync.core.hub.effects import (
     Assign,
+    Broadcast,
     Discard,
     HubEffect,
     Receive,
@@ -40,7 +41,7 @@ from edgeasync.core.hub.events import (
     Ticked,
 )  # fmt: skip
 from edgeasync.core.hub.handshake import Handshake
-from edgeasync.core.hub.membership import Member, Membership, RefusalError
+from edgeasync.core.hub.membership import SAMPLE, Member, Membership, RefusalError
 from edgeasync.core.hub.policy_engine import PolicyEngine
 from edgeasync.core.hub.presence import Presence
 from edgeasync.core.hub.publish_schedule import PublishSchedule
@@ -340,9 +341,9 @@ class HubCore:
     def _stop(self, reason: Literal["finished", "stopping"], detail: str, now_s: float) -> list[HubEffect]:
         """Say goodbye, make a last version of the updates that wait, save, and end."""
         self.state.stopped = True
-        goodbyes = [Send(m.peer, Leave(reason)) for m in self.members.members.values() if m.live and m.peer]
+        live = tuple([member.peer for member in self.members.members.values() if member.live and member.peer])
         last = self.policy_engine.fold(now_s) if self.policy_engine.updates_waiting else []
-        return [Report(reason, detail=detail), *goodbyes, *last, Save(), Stop(reason)]
+        return [Report(reason, detail=detail), Broadcast(live, Leave(reason)), *last, Save(), Stop(reason)]
 
     # -- updates ---------------------------------------------------------------------------------------------
 
@@ -489,13 +490,14 @@ class HubCore:
 
     # -- status and checks -----------------------------------------------------------------------------------
 
-    def status(self, now_s: float, key: Key = b"") -> dict[str, Any]:
-        """Return the hub's state for people and scripts; the keys are a contract (docs/reference/json.md).
+    def status(self, now_s: float) -> dict[str, Any]:
+        """Return the hub's state for people and scripts; the keys are a contract (docs/reference/json.md)."""
+        members = list(self.members.members.values())
+        return {**self.describe(members, now_s), "devices": self.describe_devices(members, now_s)}
 
-        With a key it is for a device: it is about the key's devices, and costs the same however many others there
-        are.
-        """
-        members = self.members.of_key(key) if key else list(self.members.members.values())
+    def describe(self, members: Sequence[Member], now_s: float) -> dict[str, Any]:
+        """Return the status without its devices; the times in it are of these members, or of some of many."""
+        histories = self.members.live_histories(members[:: len(members) // SAMPLE + 1])
         return {
             "lineage": self.lineage,
             "version": self.version,
@@ -506,12 +508,14 @@ class HubCore:
             "messages_accepted": dict(sorted(self.messages_accepted.items())),
             "messages_refused": self.messages_refused,
             "messages_ignored": self.messages_ignored,
-            **self.policy_engine.describe(self.members.live_histories(members)),
+            **self.policy_engine.describe(histories),
             "traffic": self.budgets.describe(now_s),
-            "devices": self.members.describe(
-                members, now_s, self.policy_engine.divergence.quarantine_of, self.budgets.describe_device
-            ),
         }
+
+    def describe_devices(self, members: Iterable[Member], now_s: float) -> list[dict[str, Any]]:
+        """Return the devices' parts of the status."""
+        quarantine_of = self.policy_engine.divergence.quarantine_of
+        return self.members.describe(members, now_s, quarantine_of, self.budgets.describe_device)
 
     def check(self) -> None:
         """Raise `AssertionError` if the state contradicts itself; for tests and simulation."""

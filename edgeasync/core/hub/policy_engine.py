@@ -15,7 +15,7 @@ import msgspec
 
 from edgeasync.core.hub.claims import Claims
 from edgeasync.core.hub.divergence import DivergenceGuard, DivergenceState
-from edgeasync.core.hub.effects import Discard, Evaluate, Fold, HubEffect, Keep, Report, Restore, Send
+from edgeasync.core.hub.effects import Broadcast, Discard, Evaluate, Fold, HubEffect, Keep, Report, Restore
 from edgeasync.core.hub.evaluation_tracker import EvaluationState, EvaluationTracker
 from edgeasync.core.hub.events import Evaluated, PushArrived
 from edgeasync.core.hub.lineage import Ancestry
@@ -695,14 +695,12 @@ class PolicyEngine:
         """If the fleet is woken, tell the devices that rest to ask for an assignment soon."""
         if not woken:
             return []
-        effects: list[HubEffect] = [Report("awake", detail=self.rest.state.cause)]
-        for member in self._members.members.values():
-            if member.rest_until_s > now_s:
-                member.rest_until_s = now_s
-                if member.live and member.peer:
-                    retry_after_s = self._settings.limits.retry_after_s
-                    effects.append(Send(member.peer, Refuse("busy", "the fleet wakes", retry_after_s)))
-        return effects
+        resting = [member for member in self._members.members.values() if member.rest_until_s > now_s]
+        for member in resting:
+            member.rest_until_s = now_s
+        peers = tuple([member.peer for member in resting if member.live and member.peer])
+        refuse = Refuse("busy", "the fleet wakes", self._settings.limits.retry_after_s)
+        return [Report("awake", detail=self.rest.state.cause), Broadcast(peers, refuse)]
 
     def _fleet(self, refused: float = 0.0) -> Fleet:
         """Return the fleet as an aggregator sees it, without the votes of those that were refused."""

@@ -7,6 +7,7 @@ import pytest
 
 from edgeasync.core.hub.effects import (
     Assign,
+    Broadcast,
     Discard,
     Fold,
     Publish,
@@ -624,8 +625,7 @@ def test_the_end(hub_bench, stop, reason, trigger):
     hub.push("a", 2, base=1)
     assert not hub.core.stopped
     trigger(hub)
-    goodbyes = [(send.peer, send.message) for send in hub.all_of(Send)]
-    assert goodbyes == [(hub.peers[name], Leave(reason)) for name in "ab"]
+    assert hub.all_of(Broadcast) == [Broadcast((hub.peers["a"], hub.peers["b"]), Leave(reason))]
     assert hub.reports == [reason]
     assert isinstance(hub.effects[-2], Save)
     assert hub.effects[-1] == Stop(reason)
@@ -754,7 +754,7 @@ def test_nothing_is_ever_sent_to_no_one(hub_bench):
     hub.join("a", peer=b"x")
     hub.hello("b", peer=b"x")
     hub.give(StopRequested())
-    assert [send.peer for send in hub.all_of(Send)] == [b"x"]
+    assert [sent.peers for sent in hub.all_of(Broadcast)] == [(b"x",)]
 
 
 def test_a_fetch_of_a_lost_device_is_answered(hub_bench):
