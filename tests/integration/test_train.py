@@ -384,13 +384,21 @@ async def test_training_that_is_cancelled_leaves_the_newest_model(tmp_path):
     assert (await train_async(SMALL, [DATA], run=tmp_path, until=Stop(updates=left + 3))).version >= left + 3
 
 
-def test_an_interrupt_leaves_the_newest_model(tmp_path):
+@pytest.fixture
+def interruptible():
+    """Hear interrupts, also where a shell has started the tests in the background, which ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_leaves_the_newest_model(tmp_path, interruptible):
     def interrupt(progress):
         if progress.version == 10:
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        train(SMALL, [DATA], run=tmp_path, until=Stop(when=interrupt), policy=ONE_BY_ONE)
+        train(SMALL, [DATA], run=tmp_path, until=Stop(when=interrupt, minutes=5), policy=ONE_BY_ONE)
     assert Run.open(tmp_path).version >= 10
 
 

@@ -1,7 +1,7 @@
 """Effects that must wait for earlier folds, in order: new versions, assignments, checkpoints, the end.
 
-A fold may lead to many assignments. The queue carries out so many at a time that the loop reads messages between
-them.
+A fold may lead to many assignments. The queue carries them out in slices, and the loop reads messages between two
+slices.
 """
 
 from collections import deque
@@ -40,7 +40,7 @@ FOLD_BYTES_MAX = 2 * INLINE_BYTES_MAX
 """So are updates that are no larger together; more of them go to the worker, too."""
 
 SLICE_BYTES = 1 << 20
-"""Assignments of so many bytes are sent at a time, or one; each counts with at least `ASSIGNMENT_BYTES_MIN`."""
+"""Assignments of up to this size together make a slice; each counts with at least `ASSIGNMENT_BYTES_MIN`."""
 
 ASSIGNMENT_BYTES_MIN = 1 << 15
 
@@ -113,8 +113,7 @@ class FoldQueue:
                 self._begin_assignment(effect)
                 return max(self._nbytes, ASSIGNMENT_BYTES_MIN)
             case Broadcast():
-                self._broadcast(effect)
-                return SLICE_BYTES
+                return self._broadcast(effect)
             case Keep():
                 self._executor.apply(effect)
             case Restore():
@@ -144,12 +143,14 @@ class FoldQueue:
 
         self._shell.after(0.0, go_on)
 
-    def _broadcast(self, effect: Broadcast) -> None:
-        """Send to the first connections, and queue the others."""
-        for peer in effect.peers[:BROADCAST_AT_A_TIME]:
+    def _broadcast(self, effect: Broadcast) -> int:
+        """Send to the first connections, and queue the others; return with how many bytes that counts."""
+        first, others = effect.peers[:BROADCAST_AT_A_TIME], effect.peers[BROADCAST_AT_A_TIME:]
+        for peer in first:
             self._send(peer, effect.message)
-        if len(effect.peers) > BROADCAST_AT_A_TIME:
-            self._waiting.appendleft(Broadcast(effect.peers[BROADCAST_AT_A_TIME:], effect.message))
+        if others:
+            self._waiting.appendleft(Broadcast(others, effect.message))
+        return len(first) * (SLICE_BYTES // BROADCAST_AT_A_TIME)
 
     def _begin_assignment(self, effect: Assign) -> None:
         """Send an assignment, after the coding that only it needs."""
