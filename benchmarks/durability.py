@@ -32,11 +32,11 @@ from edgeasync.durable.disk import FolderDisk
 from edgeasync.runtime.status import fetch_status
 
 CASES = (
-    Case("4 KB x 16", 1_000, 16, 16, None, 2.0, 1.0),
-    Case("1 MB x 4", 250_000, 4, 4, None, 2.0, 1.0),
-    Case("100 MB x 2", 25_000_000, 2, 2, None, 8.0, 4.0),
+    Case("4 KB x 16", 1_000, 16, 16, 2.0, 1.0),
+    Case("1 MB x 4", 250_000, 4, 4, 2.0, 1.0),
+    Case("100 MB x 2", 25_000_000, 2, 2, 8.0, 4.0),
 )
-TINY_CASES = (Case("4 KB x 2", 1_000, 2, 2, None, 0.4), Case("1.2 MB x 1", 300_000, 1, 1, None, 0.5))
+TINY_CASES = (Case("4 KB x 2", 1_000, 2, 2, 0.4), Case("1.2 MB x 1", 300_000, 1, 1, 0.5))
 """One whose journal is recovered, and one of which checkpoints are written."""
 
 TARGETS = {CASES[0].name: 0.5}
