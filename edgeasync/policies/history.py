@@ -376,7 +376,7 @@ class FleetHistory(msgspec.Struct, dict=True):
 
     def note_peaks(self, voters_live: int) -> None:
         """Note the usual lengths and losses, if enough voters, and most of the live ones, have sent an update."""
-        if len(self.lengths) >= DEVICES_MIN and 2 * len(self.lengths) > voters_live:
+        if len(self.lengths) >= DEVICES_MIN and 2 * len(self.lengths) > min(voters_live, WINDOW):
             for votes in (self.lengths, self.norms, self.gradients, self.base_losses):
                 votes.note_peak()
 

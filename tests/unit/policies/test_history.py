@@ -249,6 +249,15 @@ def test_what_is_usual_never_falls_far_under_what_most_voters_once_had():
     assert fleet.lengths.usual() == math.inf
 
 
+def test_a_peak_is_noted_in_a_fleet_with_more_voters_than_are_kept():
+    fleet, voters = FleetHistory(), 3 * WINDOW
+    for norm in (1.0, 9.0, 2.0):
+        for voter in range(voters):
+            fleet.observe_norm(str(voter), norm, 1)
+        fleet.note_peaks(voters)
+    assert fleet.lengths.noted == 9.0
+
+
 def test_the_loss_of_what_is_not_learnt_counts_those_who_came_late():
     fleet = FleetHistory(loss_first=0.1)
     for number, loss in enumerate((2.0, 4.0, 5.0)):
