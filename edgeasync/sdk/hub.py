@@ -88,6 +88,8 @@ class Hub(Service):
             "settings": settings,
         }
         self._hub: RuntimeHub | None = None
+        self._observer: Observer | None = None
+        self._finishing = ""
         self._listeners: list[tuple[asyncio.AbstractEventLoop, asyncio.Queue[Event]]] = []
         self._awaited: list[tuple[int, concurrent.futures.Future[None]]] = []
 
@@ -105,6 +107,14 @@ class Hub(Service):
         hub = self._running
         vector = self._call(lambda: hub.current)  # which never changes
         return {name: array.copy() for name, array in hub.spec.views(vector).items()}
+
+    def finish(self, reason: str = "asked to finish") -> None:
+        """End the run for all: the agents are told that training is over, and end.
+
+        `reason` is what `wait` returns. After `stop` the agents wait for the hub's return instead.
+        """
+        self._finishing = self._finishing or reason
+        self._on_loop(self._request_finish)
 
     def wait_for(self, devices: int, timeout_s: float | None = None) -> None:
         """Wait until this number of devices is live; raises `TimeoutError`, and `EdgeAsyncError` if the hub ends.
@@ -152,10 +162,12 @@ class Hub(Service):
         plan = await asyncio.to_thread(lambda: plan_run(self._model, example, **self._planned))
         async with Callbacks(self._callbacks) as told:
             self._told, reason = told, "interrupted"
-            observer = Observer(self._planned["until"], 0, self._tell, listening=self._note_ready)
+            self._observer = observer = Observer(self._planned["until"], 0, self._tell, listening=self._note_ready)
             self._hub = make_hub(plan, self._bind, observer)
             observer.watch(self._hub, asyncio.get_running_loop())
-            if self._stopping:
+            if self._finishing:
+                observer.finish(self._finishing)
+            elif self._stopping:
                 self._hub.request_stop()  # before it runs: then it returns at once
             try:
                 found = await self._hub.run()
@@ -169,6 +181,10 @@ class Hub(Service):
     def _request_stop(self) -> None:
         if self._hub is not None:
             self._hub.request_stop()
+
+    def _request_finish(self) -> None:
+        if self._observer is not None:
+            self._observer.finish(self._finishing)
 
     def _tell(self, event: Event) -> None:
         """Hand an event to callbacks and listeners; called on the loop."""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from edgeasync.core.hub.effects import Fold, HubEffect, Report
@@ -108,7 +109,7 @@ class Observer:
         ))  # fmt: skip
         epochs = self._until.epochs
         if epochs is not None and self._trained >= epochs * self._examples:
-            self._stop(f"{epochs:g} passes over the data")
+            self.finish(f"{epochs:g} passes over the data")
 
     def _on_version(self, fold: Fold, now_s: float) -> None:
         self._tell(events.Version(time_s=now_s, version=fold.number, updates=len(fold.handles)))
@@ -123,12 +124,14 @@ class Observer:
             loss=core.members.loss(),
         )
         if when(progress):
-            self._stop("Stop(when=) said so")
+            self.finish("Stop(when=) said so")
 
-    def _stop(self, reason: str) -> None:
+    def finish(self, reason: str) -> None:
+        """End the run for all, for this reason unless there is one already; call it on the loop."""
         if not self.reason:
             self.reason = reason
-            self._loop.call_soon(self._hub.request_stop)  # not from inside the core's event that led to it
+            # Not from inside the core's event that led to it.
+            self._loop.call_soon(partial(self._hub.request_stop, finished=True))
 
     def _note(self, event: events.Event) -> None:
         self.noted.append(event)

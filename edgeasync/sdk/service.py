@@ -117,15 +117,19 @@ class Service(ABC):
     def stop(self) -> None:
         """Ask it to end; do nothing if it has ended, or has not begun."""
         self._stopping = True
-        if self._loop is not None and not self._done.done():
-            with contextlib.suppress(RuntimeError):  # the loop has just been closed
-                self._loop.call_soon_threadsafe(self._request_stop)
+        self._on_loop(self._request_stop)
 
     # -- for those who build on this -------------------------------------------------------------------------
 
     def _begin(self) -> None:
         if self._loop is not None or self._thread is not None:
             raise EdgeAsyncError(f"this {type(self).__name__} was run before; make another one to run again")
+
+    def _on_loop(self, action: Callable[[], None]) -> None:
+        """Do something on the loop, soon; nothing if this has ended, or has not begun."""
+        if self._loop is not None and not self._done.done():
+            with contextlib.suppress(RuntimeError):  # the loop has just been closed
+                self._loop.call_soon_threadsafe(action)
 
     def _note_ready(self) -> None:
         if not self._ready.done():
