@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from edgeasync.errors import EdgeAsyncError
-from edgeasync.sdk.blocking import INTERRUPT_S, loop_factory
+from edgeasync.runtime.event_loop import loop_factory
+from edgeasync.sdk.blocking import INTERRUPT_S
 
 LOG = logging.getLogger("edgeasync.service")
 
