@@ -99,6 +99,7 @@ class Hub:
       folder's allow-list are admitted. With `knocking` the hub records other keys, so that a person can accept
       them.
     - `insecure` lets a hub without keys listen beyond this machine.
+    - `on_best` is called on the loop with the best version so far and its evaluation, when that is to be written.
     - `observe` is called on the loop with every event that the core has decided about, and with its effects.
 
     `run` raises `AddressError` if it cannot bind the address. It raises `StorageError` or `ModelMismatchError`
@@ -126,6 +127,7 @@ class Hub:
         insecure: bool = False,
         record: bytes | None = None,
         on_report: OnReport | None = None,
+        on_best: Callable[[Snapshot, Evaluated], None] | None = None,
         observe: Observe | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
     ) -> None:
@@ -161,6 +163,7 @@ class Hub:
         self._record = record
         self._evaluator = evaluator
         self._on_report = on_report or (lambda _: None)
+        self._on_best = on_best or (lambda *_: None)
         self._observe = observe
         self._given_context = context
         self._ending = Ending("Hub")
@@ -625,6 +628,7 @@ class Hub:
         """Write the best version in the saver's thread; of several that wait, only the newest is."""
         lineage, version = self.core.lineage, snapshot.number
         evaluation = Evaluated(version, loss, accuracy)
+        self._on_best(snapshot, evaluation)
 
         def write() -> None:
             save_model(

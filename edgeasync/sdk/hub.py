@@ -16,7 +16,7 @@ from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.policies.policy import Policy
 from edgeasync.runtime.hub import Hub as RuntimeHub
 from edgeasync.sdk.callbacks import Callback, Callbacks
-from edgeasync.sdk.events import End, Event, Join
+from edgeasync.sdk.events import Best, End, Event, Join
 from edgeasync.sdk.observer import Observer
 from edgeasync.sdk.plan import as_path, make_hub, plan_run
 from edgeasync.sdk.service import Service
@@ -162,6 +162,7 @@ class Hub(Service):
         plan = await asyncio.to_thread(lambda: plan_run(self._model, example, **self._planned))
         async with Callbacks(self._callbacks) as told:
             self._told, reason = told, "interrupted"
+            told.on_stop = self.finish
             self._observer = observer = Observer(self._planned["until"], 0, self._tell, listening=self._note_ready)
             self._hub = make_hub(plan, self._bind, observer)
             observer.watch(self._hub, asyncio.get_running_loop())
@@ -189,6 +190,8 @@ class Hub(Service):
     def _tell(self, event: Event) -> None:
         """Hand an event to callbacks and listeners; called on the loop."""
         self._told.tell(event)
+        if isinstance(event, Best):
+            return  # it holds a model, which one that listens slowly would keep
         for loop, queue in tuple(self._listeners):
             with contextlib.suppress(RuntimeError):  # who listened has ended, and its loop is closed
                 loop.call_soon_threadsafe(queue.put_nowait, event)

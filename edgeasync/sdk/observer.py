@@ -1,13 +1,15 @@
 """Turns what a hub's core decides into events for callbacks, and ends a run by its conditions."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.hub.effects import Fold, HubEffect, Report
-from edgeasync.core.hub.events import HubEvent, PushArrived
+from edgeasync.core.hub.events import Evaluated, HubEvent, PushArrived
 from edgeasync.protocol.messages import Applied, Buffered, Rejected
 from edgeasync.runtime.hub import Hub
 from edgeasync.sdk import events
@@ -88,6 +90,17 @@ class Observer:
                 )
             )
 
+    def on_best(self, restore: Callable[[Any], Any], snapshot: Snapshot, found: Evaluated) -> None:
+        """See the best model so far; `restore` makes it into the kind that was given."""
+        self._tell(events.Best(
+            time_s=self.now_s,
+            version=snapshot.number,
+            loss=found.loss,
+            accuracy=found.accuracy,
+            arrays=self._hub.spec.views(snapshot.vector),
+            restore=restore,
+        ))  # fmt: skip
+
     def _on_push(self, event: PushArrived, now_s: float) -> None:
         core, push = self._hub.core, event.push
         member = core.members.by_peer(event.peer)
@@ -125,6 +138,11 @@ class Observer:
         )
         if when(progress):
             self.finish("Stop(when=) said so")
+
+    def finish_soon(self, reason: str) -> None:
+        """End the run for all, from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has just been closed
+            self._loop.call_soon_threadsafe(self.finish, reason)
 
     def finish(self, reason: str) -> None:
         """End the run for all, for this reason unless there is one already; call it on the loop."""

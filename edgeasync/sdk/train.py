@@ -113,7 +113,9 @@ async def train_async(
     try:
         plan, trainers, examples = await asyncio.to_thread(begin)
         async with Callbacks(callbacks) as told:
-            found = await _run_tasks(plan, trainers, Observer(until, examples, told.tell))
+            observer = Observer(until, examples, told.tell)
+            told.on_stop = observer.finish_soon
+            found = await _run_tasks(plan, trainers, observer)
     except BaseException:
         if remove is not None:
             remove()

@@ -13,6 +13,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from edgeasync import Dataset, EdgeAsyncError, GradientTrainer, Run, StepResult, Stop, nn, train, train_async
+from edgeasync.callbacks import CSVLog, SaveBest, StopWhen
 from edgeasync.data import batches, dirichlet
 from edgeasync.errors import ConfigError, DataError, ModelMismatchError, StorageError
 from edgeasync.policies.aggregation import ImmediateAggregator
@@ -232,8 +233,26 @@ def test_callbacks_disturb_nothing(caplog):
     assert [event.reason for event in told] == ["Stop(when=) said so"]
 
 
+def test_ready_callbacks_end_a_run_and_keep_its_best_model(tmp_path):
+    saver = SaveBest(tmp_path / "best")
+    run = train(
+        SMALL, DATA, workers=2, evaluate=DATA, until=Stop(updates=10**9), run=tmp_path / "run",
+        callbacks=[StopWhen("loss", below=0.5), saver, CSVLog(tmp_path / "log.csv")],
+        settings={"evaluation": {"every": "5 updates"}},
+    )  # fmt: skip
+    assert re.fullmatch(r"loss 0\.\d+ is below 0\.5", run.reason)
+    with np.load(saver.saved) as found:
+        assert all(
+            np.array_equal(found[name], array) for name, array in Run.open(run.path, best=True).arrays.items()
+        )
+    last = (tmp_path / "log.csv").read_text().splitlines()[-1]
+    assert last.endswith(run.reason)
+
+
 def test_what_is_no_callback_is_refused():
-    with pytest.raises(ConfigError, match="the callback int has none of the methods on_join"):
+    with pytest.raises(
+        ConfigError, match="the callback int has none of the methods that are called here, on_join"
+    ):
         train(SMALL, DATA, callbacks=[3])
 
 
