@@ -88,6 +88,7 @@ class Hub(Service):
             "settings": settings,
         }
         self._hub: RuntimeHub | None = None
+        self._told: Callbacks | None = None
         self._observer: Observer | None = None
         self._finishing = ""
         self._listeners: list[tuple[asyncio.AbstractEventLoop, asyncio.Queue[Event]]] = []
@@ -117,10 +118,11 @@ class Hub(Service):
         self._on_loop(self._request_finish)
 
     def wait_for(self, devices: int, timeout_s: float | None = None) -> None:
-        """Wait until this number of devices is live; raises `TimeoutError`, and `EdgeAsyncError` if the hub ends.
+        """Wait until this number of devices is live.
 
-        Not for the hub's own loop, which it would hold up.
+        Raises `TimeoutError`, and `EdgeAsyncError` if the hub ends.
         """
+        self._check_may_wait("wait_for", "write `await {0}.wait_for_async(devices)`")
         awaited = self._until_live(devices)
         concurrent.futures.wait([awaited], timeout_s)
         if not awaited.done():
@@ -153,6 +155,10 @@ class Hub(Service):
             self._call(lambda: None)  # which says why not
         assert self._hub is not None
         return self._hub
+
+    @property
+    def _in_callback(self) -> bool:
+        return self._told is not None and self._told.here
 
     async def _serve(self) -> str:
         shape = self._shape
@@ -189,6 +195,7 @@ class Hub(Service):
 
     def _tell(self, event: Event) -> None:
         """Hand an event to callbacks and listeners; called on the loop."""
+        assert self._told is not None
         self._told.tell(event)
         if isinstance(event, Best):
             return  # it holds a model, which one that listens slowly would keep

@@ -10,7 +10,7 @@ from typing import Any
 from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.hub.effects import Fold, HubEffect, Report
 from edgeasync.core.hub.events import Evaluated, HubEvent, PushArrived
-from edgeasync.protocol.messages import Applied, Buffered, Rejected
+from edgeasync.protocol.messages import Rejected
 from edgeasync.runtime.hub import Hub
 from edgeasync.sdk import events
 from edgeasync.sdk.stop import Progress, Stop
@@ -113,7 +113,7 @@ class Observer:
             time_s=now_s,
             device=member.device_id,
             number=push.seq,
-            outcome=_name(outcome),
+            outcome=events.outcome_name(outcome),
             version=core.version,
             loss=history.loss_mean,
             examples=push.examples,
@@ -154,9 +154,3 @@ class Observer:
     def _note(self, event: events.Event) -> None:
         self.noted.append(event)
         self._tell(event)
-
-
-def _name(outcome: Applied | Buffered | Rejected) -> str:
-    if isinstance(outcome, Rejected):
-        return outcome.reason
-    return "applied" if isinstance(outcome, Applied) else "buffered"

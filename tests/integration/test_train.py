@@ -313,6 +313,11 @@ MISTAKES = {
         ConfigError,
         r"do not say how much data they have; give Stop\(updates=\.\.\.\)",
     ),
+    "one trainer": (
+        {"model": ARRAYS, "data": [trainer_of(SMALL, DATA), *[trainer_of(SMALL, DATA)] * 2]},
+        ConfigError,
+        "workers 2 and 3 have one trainer object: make another one for each worker",
+    ),
     "classes": ({"model": Scores(), "evaluate": DATA}, ConfigError, r"predict returned shape \(1, 2\) for 1"),
     "no evaluation": ({"evaluate": lambda _: "good"}, ConfigError, "evaluate returned str; return a loss"),
     "percent": ({"evaluate": lambda _: (0.1, 95.0)}, ConfigError, "accuracy 95; return a share from 0 to 1"),
