@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,12 +11,15 @@ from typing import Any
 from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.hub.effects import Fold, HubEffect, Report
 from edgeasync.core.hub.events import Evaluated, HubEvent, PushArrived
-from edgeasync.protocol.messages import Rejected
+from edgeasync.protocol.messages import Outcome, Rejected
 from edgeasync.runtime.hub import Hub
 from edgeasync.sdk import events
 from edgeasync.sdk.stop import Progress, Stop
 
 LOG = logging.getLogger("edgeasync.hub")
+
+NOT_FINITE_MAX = 10
+"""Updates in a row that are not finite, after which a device has diverged."""
 
 _LEFT = ("left", "lost", "quarantined", "revoked")
 _JOINED = ("joined", "rejoined", "reconnected")
@@ -25,7 +29,8 @@ _ODD = ("alarm", "warning", "not_writing")
 class Observer:
     """Sees every event of a hub's core, on its loop, and what it reports.
 
-    `tell` is given events, and `listening` is called once devices can join.
+    `tell` is given events, and `listening` is called once devices can join. With `ends_diverged` the run ends when
+    the updates of all devices are no longer finite.
     """
 
     def __init__(
@@ -34,6 +39,8 @@ class Observer:
         examples: int,
         tell: Callable[[events.Event], None],
         listening: Callable[[], None] = lambda: None,
+        *,
+        ends_diverged: bool = False,
     ) -> None:
         self.noted: list[events.Event] = []
         """All events but updates and versions, which may be many."""
@@ -47,6 +54,11 @@ class Observer:
         self._listening = listening
         self._began_s: float | None = None
         self._trained = 0
+        self._ends_diverged = ends_diverged
+        self._not_finite: Counter[str] = Counter()
+        """By device, how many of its last updates in a row were not finite."""
+        self._diverged: set[str] = set()
+        """Devices with `NOT_FINITE_MAX` such updates or more."""
 
     def watch(self, hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
         """Watch a hub that is to run on this loop; call this before it runs."""
@@ -75,6 +87,7 @@ class Observer:
         elif report.event in _JOINED:
             self._note(events.Join(**of))
         elif report.event in _LEFT:
+            self._diverged.discard(report.device_id)
             self._note(events.Leave(**of, detail=report.detail))
         elif report.event == "finished":
             self.reason = self.reason or report.detail
@@ -109,6 +122,8 @@ class Observer:
         history, outcome = member.history, member.outcome_last
         if not isinstance(outcome, Rejected):
             self._trained += push.examples
+        if self._not_finite or isinstance(outcome, Rejected):
+            self._watch_divergence(member.device_id, outcome)
         self._tell(events.Update(
             time_s=now_s,
             device=member.device_id,
@@ -123,6 +138,27 @@ class Observer:
         epochs = self._until.epochs
         if epochs is not None and self._trained >= epochs * self._examples:
             self.finish(f"{epochs:g} passes over the data")
+
+    def _watch_divergence(self, device_id: str, outcome: Outcome) -> None:
+        """Tell once when all devices compute nothing finite any more: waiting does not fix that."""
+        if outcome != Rejected("not_finite"):
+            self._not_finite.pop(device_id, None)
+            self._diverged.discard(device_id)
+            return
+        self._not_finite[device_id] += 1
+        if self._not_finite[device_id] < NOT_FINITE_MAX or device_id in self._diverged:
+            return
+        self._diverged.add(device_id)
+        if len(self._diverged) < self._hub.core.members.live_count:
+            return
+        detail = (
+            f"diverged: the last {NOT_FINITE_MAX} updates of every device were not finite; "
+            "lower the learning rate, or look at the data"
+        )
+        LOG.warning("%s", detail)
+        self._note(events.Alert(time_s=self.now_s, device="", detail=detail))
+        if self._ends_diverged:
+            self.finish(detail)
 
     def _on_version(self, fold: Fold, now_s: float) -> None:
         self._tell(events.Version(time_s=now_s, version=fold.number, updates=len(fold.handles)))

@@ -74,6 +74,9 @@ async def train_async(
     - `seed`: of the first values, of the split, and of the order of examples.
     - `settings`: other sections of a hub's settings file, as tables: `{"codec": {"push": "int8"}}`.
 
+    When the updates of all workers are no longer finite, training ends, with the last good version; `Run.reason`
+    then begins with "diverged".
+
     Raises `ConfigError`, `DataError`, `GraphError`, `ModelMismatchError` or `StorageError` if something does not
     fit, most of them before anything is trained. What a model, a trainer or `evaluate` raises comes out.
 
@@ -113,7 +116,7 @@ async def train_async(
     try:
         plan, trainers, examples = await asyncio.to_thread(begin)
         async with Callbacks(callbacks) as told:
-            observer = Observer(until, examples, told.tell)
+            observer = Observer(until, examples, told.tell, ends_diverged=True)
             told.on_stop = observer.finish_soon
             found = await _run_tasks(plan, trainers, observer)
     except BaseException:

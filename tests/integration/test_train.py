@@ -204,6 +204,36 @@ def test_it_ends_at_a_condition(settings, until):
     assert run.updates == (20 if until.updates else 5)
 
 
+class Diverging(Own):
+    """A model whose loss is NaN after a while."""
+
+    def __init__(self, calls):
+        super().__init__()
+        self.left = calls
+
+    def gradient(self, arrays, x, y):
+        self.left -= 1
+        loss, gradients = super().gradient(arrays, x, y)
+        return (
+            (loss, gradients)
+            if self.left > 0
+            else (np.nan, {name: value * np.nan for name, value in gradients.items()})
+        )
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("calls", [0, 500])
+def test_training_that_diverges_ends_and_says_so(workers, calls, caplog):
+    run = train(Diverging(calls), DATA, workers=workers, until=Stop(updates=10**9))
+    assert run.reason.startswith(
+        "diverged: the last 10 updates of every device were not finite; lower the learning"
+    )
+    assert all(np.isfinite(array).all() for array in run.arrays.values())
+    (told,) = [event for event in run.events if isinstance(event, events.Alert) and "diverged" in event.detail]
+    assert told.detail == run.reason
+    assert run.reason in caplog.messages
+
+
 # -- callbacks -------------------------------------------------------------------------------------------
 
 
