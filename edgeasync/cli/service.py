@@ -8,11 +8,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-import uvloop
-
 from edgeasync.cli.output import tell, visible
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError, EdgeAsyncError, StorageError
+from edgeasync.runtime.event_loop import loop_factory
 
 IMPATIENCE_S = 1.0
 
@@ -67,14 +66,14 @@ def ending_signals() -> list[signal.Signals]:
 
 
 def serve(service: Service, every_s: float, on_progress: Callable[[], None], folder: Path | None = None) -> str:
-    """Run `service` on uvloop until it ends; return its reason.
+    """Run `service` until it ends, on uvloop if possible; return its reason.
 
     SIGTERM, Ctrl-C and SIGHUP ask it to stop. A second SIGTERM or Ctrl-C, more than a second later, ends the
     process at once. `on_progress` is called every `every_s` seconds meanwhile. An unexpected error writes the last
     events of the core to `folder`.
     """
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             return runner.run(_serve(service, every_s, on_progress))
     except Exception as error:
         expected = isinstance(error, EdgeAsyncError) and error.exit_code != EdgeAsyncError.exit_code

@@ -5,13 +5,16 @@ long a step takes.
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
+import inspect
 import os
 import platform
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from random import Random
 from typing import Protocol, TypeVar
 
@@ -22,9 +25,9 @@ from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import HeldModel, Spool, TrainerState
 from edgeasync.core.device.day import Day, DayRecord
 from edgeasync.core.device.effects import Report, Stop
-from edgeasync.core.device.events import Disconnected, StopRequested, Trained
+from edgeasync.core.device.events import Disconnected, PauseRequested, ResumeRequested, StopRequested, Trained
 from edgeasync.core.device.machine import GRAPH_BYTES_MAX, DeviceCore
-from edgeasync.core.engine.device_engine import DeviceEngine
+from edgeasync.core.engine.device_engine import DeviceEngine, ObserveDevice
 from edgeasync.durable.allow_list import read_key
 from edgeasync.durable.day_file import DayFile
 from edgeasync.durable.device_keys import DeviceKeys
@@ -38,11 +41,11 @@ from edgeasync.errors import (
     ProtocolError,
     StorageError,
 )
-from edgeasync.parameters import PARAMETERS_MAX
+from edgeasync.parameters import PARAMETERS_MAX, Vector
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import STAGES
 from edgeasync.protocol.codecs.compressed import compressed_bytes_max
-from edgeasync.protocol.messages import DeviceProfile, Welcome
+from edgeasync.protocol.messages import DeviceProfile, Push, Welcome
 from edgeasync.protocol.transfers import PIECE_BYTES_MAX
 from edgeasync.protocol.wire import Buffer
 from edgeasync.runtime.address import check_connect
@@ -58,7 +61,14 @@ from edgeasync.runtime.socket_monitor import Finding, SocketMonitor
 from edgeasync.runtime.wall_clock import written
 from edgeasync.runtime.worker import Worker
 from edgeasync.training.graph_check import check_graph
-from edgeasync.training.trainer import InterruptibleTrainer, ResumableTrainer, Trainer, take_local_steps
+from edgeasync.training.trainer import (
+    AsyncTrainer,
+    InterruptibleTrainer,
+    ResumableTrainer,
+    StepResult,
+    Trainer,
+    take_local_steps,
+)
 from edgeasync.version import VERSION
 
 CLOSE_S = 1.0
@@ -77,7 +87,7 @@ ENCRYPTION_BYTES = 64
 """More than a frame grows by when it is encrypted."""
 
 OnReport = Callable[[Report], None]
-MakeTrainer = Callable[[Welcome], Trainer]
+MakeTrainer = Callable[[Welcome], Trainer | AsyncTrainer]
 Result = TypeVar("Result")
 
 
@@ -131,6 +141,7 @@ class Agent:
     - `bytes_per_day_max` is the most bytes of 24 hours, both directions together. `day_file` keeps the count;
       without it every agent begins a new day.
     - `spool` keeps every update on disk before it leaves. After a power cut the agent sends the update again.
+    - `observe` is called on the loop with every event that the core has handled.
 
     `run` raises errors that waiting does not fix: `ModelMismatchError`, `GraphError`, `RefusedError`,
     `AccessError` and `AddressError`. Exceptions of `make_trainer` and of the trainer pass through. For
@@ -160,6 +171,7 @@ class Agent:
         knocking: bool = False,
         insecure: bool = False,
         on_report: OnReport | None = None,
+        observe: ObserveDevice | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
     ) -> None:
         self._pair = None if keys is None else keys.own()
@@ -175,8 +187,10 @@ class Agent:
             parameters_max = min(memory_bytes() // BYTES_A_PARAMETER, PARAMETERS_MAX) or PARAMETERS_MAX
         self.address = self.addresses[0]
         """The hub that is spoken to."""
-        self.steps_total = 0
-        """Local steps taken since the start."""
+        self.local_steps: int | None = None
+        """Local steps of every assignment, if not those that the hub assigns; `make_trainer` may set it."""
+        self.steps_total = self.bytes_up = self.bytes_down = 0
+        """Local steps taken since the start; bytes of all messages, to the hub and from it."""
         self.graph: bytes | None = None
         """The training graph that the hub shipped, if it did."""
         self._make_trainer = make_trainer
@@ -186,15 +200,16 @@ class Agent:
         self._graph_held = ""
         self._step_s_min = step_s_min
         self._spool = spool
-        self._spool_fails = False
+        self._spool_fails = self._day_fails = False
         self._day_file = None if bytes_per_day_max is None else day_file
-        self._day_fails = False
         self._trainer_state: TrainerState | None = None
         self._on_report = on_report or (lambda _: None)
         self._given_context = context
         self._ending = Ending("Agent")
         self._stopping = threading.Event()
         self._pausing = threading.Event()
+        self._may_train = _set(threading.Event())
+        self._awaited: concurrent.futures.Future[StepResult] | None = None
         self._channel: Channel | None = None
         self._monitor: SocketMonitor | None = None
         self._findings: dict[str, Finding] = {}
@@ -205,7 +220,7 @@ class Agent:
         self._cuts: Counter[str] = Counter()
         """Why keys do not fit, by address, as long as no hub has let this device in."""
         self._let_in = False
-        self._trainer: Trainer | None = None
+        self._trainer: Trainer | AsyncTrainer | None = None
         self._timer: asyncio.TimerHandle | None = None
         core = DeviceCore(
             device_id=identity.device_id,
@@ -221,7 +236,9 @@ class Agent:
             offline_steps_max=alone_steps_max,
             day=Day(bytes_per_day_max),
         )
-        self._engine = DeviceEngine(core, self, time.monotonic, bandwidth_bytes_per_s_max, keeps=spool is not None)
+        self._engine = DeviceEngine(
+            core, self, time.monotonic, bandwidth_bytes_per_s_max, keeps=spool is not None, observe=observe
+        )
 
     def _unused(self, enrol: str | None) -> Token | None:
         """Return the token to enrol by, unless it has enrolled this device before."""
@@ -269,7 +286,7 @@ class Agent:
                 self._looking = self._loop.create_task(self._enrol_and_begin(self._token))
             return await self._ending.wait(self.request_stop, CLOSE_S)
         finally:
-            self._stopping.set()
+            self._end_training()
             if isinstance(self._trainer, InterruptibleTrainer):
                 self._trainer.interrupt()
             for waiting in (self._timer, self._explaining, self._looking):
@@ -349,6 +366,51 @@ class Agent:
         else:
             self._do(lambda: self._engine.handle(StopRequested()))
 
+    def request_pause(self, *, training: bool) -> None:
+        """Leave the hub until `request_resume`; training continues if `training`, else it stands still.
+
+        Call it in the loop's thread, while `run` runs.
+        """
+        if training:
+            self._may_train.set()
+        elif not self._stopping.is_set():
+            self._may_train.clear()
+        self._do(lambda: self._engine.handle(PauseRequested(training)))
+
+    def request_resume(self) -> None:
+        """Return to the hub; call it in the loop's thread, while `run` runs."""
+        self._may_train.set()
+        self.pause()  # steps beyond an update were for the time without a hub
+        self._do(lambda: self._engine.handle(ResumeRequested()))
+
+    @property
+    def welcome(self) -> Welcome | None:
+        """The hub's description of its training; `None` before the first one."""
+        return self._engine.core.welcome
+
+    @property
+    def pending_push(self) -> Push | None:
+        """The update that has no answer yet, if there is one; to be read on the loop."""
+        return self._engine.core.work.pending.push
+
+    @property
+    def version(self) -> int | None:
+        """The number of the hub's version that is here."""
+        version = self._engine.core.work.version
+        return None if version is None else version.number
+
+    def copy_model(self) -> tuple[int, Vector] | None:
+        """Return the number and a copy of the hub's newest model that is here; may be called from any thread.
+
+        `None` while there is no model, or another is just being installed.
+        """
+        held = self._engine.held_model()
+        if held is None:
+            return None
+        vector = held.values.copy()
+        again = self._engine.held_model()  # an install takes the version away before it changes a value
+        return None if again is None or again.version != held.version else (held.version.number, vector)
+
     def _do(self, action: Callable[[], None]) -> None:
         """Let the engine act, then set the timer for what is due next; an error ends the agent."""
         if self._ending.reached:
@@ -368,6 +430,7 @@ class Agent:
 
     def _on_message(self, peer: bytes, header: bytes, payload: Buffer | None) -> None:
         log_frame("in", peer, header, payload)
+        self.bytes_down += len(header) if payload is None else len(header) + len(payload)
         self._do(lambda: self._engine.on_message(header, payload))
 
     def _on_disconnected(self) -> None:
@@ -453,6 +516,7 @@ class Agent:
         """Send a message without waiting; without a connection it is dropped."""
         if self._channel is not None:
             log_frame("out", b"", header, payload)
+            self.bytes_up += len(header) if payload is None else len(header) + len(payload)
             self._channel.send(b"", header, payload)
 
     def has_graph(self, fingerprint: str) -> bool:
@@ -589,19 +653,49 @@ class Agent:
                 return  # it could not be made, and the agent is ending
             if not overlap:
                 trainer.begin(model.parameters)
-            result = take_local_steps(
-                trainer,
-                local_steps,
-                should_stop=self._stopping.is_set,
-                on_step=self._count_step,
-                step_s_min=self._step_s_min,
-                wait=self._stopping.wait,
-                should_pause=pausing.is_set if overlap else None,
-            )
+            step = trainer.step
+            try:
+                result = take_local_steps(
+                    trainer,
+                    local_steps if overlap else self.local_steps or local_steps,
+                    should_stop=self._should_stop,
+                    on_step=self._count_step,
+                    step_s_min=self._step_s_min,
+                    wait=self._stopping.wait,
+                    should_pause=pausing.is_set if overlap else None,
+                    step=partial(self._await_step, step) if inspect.iscoroutinefunction(step) else None,
+                )
+            except concurrent.futures.CancelledError:
+                if not self._stopping.is_set():
+                    raise
+                return
             if result is not None:
                 self._loop.call_soon_threadsafe(self._do, lambda: then(result))
 
         self._worker.submit(work)
+
+    def _should_stop(self) -> bool:
+        """Wait while training stands still, then return whether it has ended; called between two steps."""
+        self._may_train.wait()
+        return self._stopping.is_set()
+
+    def _await_step(self, step: Callable[[], Awaitable[StepResult]]) -> StepResult:
+        """Take a step on the loop, and wait for it in the worker's thread."""
+
+        async def take() -> StepResult:
+            return await step()
+
+        self._awaited = asyncio.run_coroutine_threadsafe(take(), self._loop)
+        if self._stopping.is_set():
+            self._awaited.cancel()
+        return self._awaited.result()
+
+    def _end_training(self) -> None:
+        """Make the worker abandon its local steps."""
+        self._stopping.set()
+        self._may_train.set()
+        if self._awaited is not None:
+            self._awaited.cancel()
 
     def pause(self) -> None:
         """End overlapped training after the current step."""
@@ -648,7 +742,7 @@ class Agent:
 
     def stop(self, stop: Stop) -> None:
         """Let `run` return, or raise."""
-        self._stopping.set()
+        self._end_training()
         if stop.error is not None:
             self._ending.fail(stop.error)
         else:
@@ -656,6 +750,11 @@ class Agent:
 
     def _count_step(self) -> None:
         self.steps_total += 1
+
+
+def _set(event: threading.Event) -> threading.Event:
+    event.set()
+    return event
 
 
 def _describe_knock(pair: KeyPair, device_id: str) -> str:

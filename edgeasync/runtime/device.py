@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
+from edgeasync.core.engine.device_engine import ObserveDevice
 from edgeasync.core.engine.sender import Sender
 from edgeasync.data.dataset import Dataset
 from edgeasync.durable.allow_list import read_key
@@ -22,6 +23,8 @@ from edgeasync.training.plan import LocalTraining, ReceivedGraph, read_plan
 from edgeasync.training.trainer import Trainer
 
 if TYPE_CHECKING:
+    import zmq
+
     from edgeasync.durable.spool_file import SpoolFile
 
 
@@ -67,6 +70,8 @@ def make_agent(
     examples: int,
     fingerprint: str | None,
     on_report: OnReport,
+    observe: ObserveDevice | None = None,
+    context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
 ) -> Agent:
     """Return the agent of a device, not running yet; raises what `Agent` raises."""
     state = device.state
@@ -91,6 +96,8 @@ def make_agent(
         enrol=section.enrol,
         knocking=section.hub_key is not None,
         on_report=on_report,
+        observe=observe,
+        context=context,
     )
 
 

@@ -99,6 +99,7 @@ class Hub:
       folder's allow-list are admitted. With `knocking` the hub records other keys, so that a person can accept
       them.
     - `insecure` lets a hub without keys listen beyond this machine.
+    - `on_best` is called on the loop with the best version so far and its evaluation, when that is to be written.
     - `observe` is called on the loop with every event that the core has decided about, and with its effects.
 
     `run` raises `AddressError` if it cannot bind the address. It raises `StorageError` or `ModelMismatchError`
@@ -126,6 +127,7 @@ class Hub:
         insecure: bool = False,
         record: bytes | None = None,
         on_report: OnReport | None = None,
+        on_best: Callable[[Snapshot, Evaluated], None] | None = None,
         observe: Observe | None = None,
         context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
     ) -> None:
@@ -161,10 +163,11 @@ class Hub:
         self._record = record
         self._evaluator = evaluator
         self._on_report = on_report or (lambda _: None)
+        self._on_best = on_best or (lambda *_: None)
         self._observe = observe
         self._given_context = context
         self._ending = Ending("Hub")
-        self._evaluating = self._stopping = self._opened = False
+        self._evaluating = self._stopping = self._finishing = self._opened = False
         self._write_best: Callable[[], None] | None = None
         self._unsaved: StorageError | None = None
         self._keys = None if keys is None else HubKeys(keys)
@@ -343,7 +346,7 @@ class Hub:
                     self._on_revoked({one.key for one in keyed if not self._gate.gives(one.key, one.device_id)})
                     self._gate.open()
                 if self._stopping:
-                    self.request_stop()
+                    self.request_stop(finished=self._finishing)
                 self._schedule_tick()
                 reason = await self._ending.wait(self.request_stop, CLOSE_S)
             finally:
@@ -353,15 +356,16 @@ class Hub:
                 context.destroy()  # not term: that would wait for ever for a socket left open by an error
         return reason
 
-    def request_stop(self) -> None:
+    def request_stop(self, *, finished: bool = False) -> None:
         """Say goodbye to the devices, save the model, and let `run` return.
 
-        Call it in the loop's thread. Before `run` it makes `run` return at once, with nothing changed. After
-        `run` it does nothing.
+        If training is `finished`, the devices' agents end, too; else they wait for this hub's return. Call it in
+        the loop's thread. Before `run` it makes `run` return at once, with nothing changed. After `run` it does
+        nothing.
         """
-        self._stopping = True
+        self._stopping, self._finishing = True, self._finishing or finished
         if self._opened and not self._ending.reached:
-            self._engine.request_stop(self._now_s())
+            self._engine.request_stop(self._now_s(), finished=finished)
 
     def _resume(self) -> None:
         """Tell what was recovered, and resume it as a branch of its own."""
@@ -624,6 +628,7 @@ class Hub:
         """Write the best version in the saver's thread; of several that wait, only the newest is."""
         lineage, version = self.core.lineage, snapshot.number
         evaluation = Evaluated(version, loss, accuracy)
+        self._on_best(snapshot, evaluation)
 
         def write() -> None:
             save_model(

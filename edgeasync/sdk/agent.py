@@ -2,27 +2,32 @@
 
 import asyncio
 import concurrent.futures
-import contextlib
 import logging
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import zmq
 
 from edgeasync.config import convert
 from edgeasync.core.device.effects import Report
 from edgeasync.data.dataset import Dataset
-from edgeasync.durable.identity import DeviceFolder, DeviceIdentity
+from edgeasync.durable.identity import default_device_id
 from edgeasync.errors import ConfigError
-from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import Agent as RuntimeAgent
 from edgeasync.runtime.agent_settings import AgentSection
-from edgeasync.runtime.device import find_device, make_agent, planned_trainer
+from edgeasync.runtime.device import Device, find_device
+from edgeasync.sdk import events
+from edgeasync.sdk.callbacks import Callback, Callbacks
+from edgeasync.sdk.member import Member
+from edgeasync.sdk.models import as_dataset, local_training
+from edgeasync.sdk.parts import check_apart, parts_of
 from edgeasync.sdk.service import Service
 from edgeasync.training.plan import LocalTraining
-from edgeasync.training.trainer import Trainer
+from edgeasync.training.trainer import AsyncTrainer, Trainer
 
 LOG = logging.getLogger("edgeasync.agent")
 
@@ -32,21 +37,30 @@ class Agent(Service):
 
     - `hub`: its address, or several. A device that was enrolled knows its hub.
     - `data`: a `Dataset`, a tuple `(x, y)`, or the path of a file. The hub says which model to train on it.
-    - `trainer`: one of your own, instead of `data`.
-    - `name`: by default this machine's name.
+    - `trainer`: one of your own, instead of `data`. Its `step` may be `async def`; it is awaited on the agent's
+      loop.
+    - `workers`: this number of devices in one agent, each with a connection of its own: they are called `name/0`,
+      `name/1` and so on. The data are split evenly at random; a list has the data, or the trainer, of each.
+    - `name`: by default this machine's name; without `state`, with six digits that differ at every start.
     - `state`: a folder that remembers who this device is. Without one it is a new device at every start.
     - `enrol`: a token from `edgeasync keys enrol`; it needs a `state` folder. Without keys the agent speaks beyond
       this machine only if it is `insecure`.
     - `optimizer`, `batch_size`: of this device, instead of the hub's.
+    - `epochs`: passes over this device's data between two exchanges, instead of the hub's number of local steps.
     - `seed`: of the order of examples.
+    - `callbacks`: functions, or objects with methods such as `on_exchange`; see `edgeasync.callbacks`.
     - `on_report`: called on the agent's loop with what happens: `report.event`, `report.detail`.
-    - Other keys of `[agent]` in a settings file, such as `local_steps_max` or `threads` (docs/settings.md).
+    - Other keys of `[agent]` in a settings file, such as `local_steps_max` or `threads` (docs/settings.md). With
+      several workers, a limit is of each.
 
     It is ready at once; `wait_until_joined` waits for the hub.
 
-    >>> from edgeasync import Agent
-    >>> agent = Agent("tcp://127.0.0.1:5555", (x, y))  # doctest: +SKIP
-    >>> with agent:  # doctest: +SKIP
+    >>> import tempfile
+    >>> from edgeasync import Agent, Hub, Stop
+    >>> from edgeasync.training.numpy_models import SoftmaxModel
+    >>> model, data = SoftmaxModel(inputs=3, classes=3), (np.eye(3), np.arange(3))
+    >>> hub = Hub(model, run=tempfile.mkdtemp(), bind="tcp://127.0.0.1:*", until=Stop(updates=10))
+    >>> with hub, Agent(hub.address, data) as agent:
     ...     agent.wait()
     'the hub has finished training'
     """
@@ -56,14 +70,17 @@ class Agent(Service):
         hub: str | Sequence[str] = (),
         data: object = None,
         *,
-        trainer: Trainer | None = None,
+        trainer: Trainer | AsyncTrainer | list[Any] | None = None,
+        workers: int | None = None,
         name: str | None = None,
         state: str | Path | None = None,
         enrol: str | None = None,
         insecure: bool = False,
         optimizer: object = None,
         batch_size: int | None = None,
+        epochs: float | None = None,
         seed: int = 0,
+        callbacks: Sequence[Callback] = (),
         on_report: Callable[[Report], None] | None = None,
         **settings: Any,
     ) -> None:
@@ -76,80 +93,166 @@ class Agent(Service):
             raise ConfigError(f"{twice[0]} is said by an argument of its own")
         said = {key: value for key, value in own.items() if value is not None}
         self._section = convert({**settings, **said, "insecure": insecure}, AgentSection, where="Agent")
+        self._workers = _count(workers, trainer if data is None else data, trained=trainer is not None)
+        if self._workers != 1 and "/" in (name or ""):
+            raise ConfigError(f"name is {name!r}: with several workers the part after '/' is the worker's number")
+        if epochs is not None and (not epochs > 0 or trainer is not None):
+            raise ConfigError("epochs are passes over data: give a number over 0, and data, not a trainer")
         self._data = data
-        self._trainer = trainer
+        self._given = trainer
         self._own = optimizer, batch_size
+        self._epochs = epochs
+        self._callbacks = Callbacks(callbacks, events.OF_AN_AGENT)
         self._on_report = on_report
-        self._agent: RuntimeAgent | None = None
-        self._joined: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._members: list[Member] = []
+        self._let_in: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._reason = ""
 
     @property
     def updates_answered(self) -> int:
         """How many updates the hub has answered."""
-        return 0 if self._agent is None else self._agent.updates_answered
+        return sum(member.agent.updates_answered for member in self._members if member.agent is not None)
 
     def wait_until_joined(self, timeout_s: float | None = None) -> None:
         """Wait until the hub has let this device in; raises `TimeoutError`, or what the agent ended with."""
-        either: list[concurrent.futures.Future[Any]] = [self._joined, self._done]
+        self._check_may_wait("wait_until_joined", "write `await asyncio.to_thread({0}.wait_until_joined)`")
+        either: list[concurrent.futures.Future[Any]] = [self._let_in, self._done]
         found, _ = concurrent.futures.wait(either, timeout_s, return_when=concurrent.futures.FIRST_COMPLETED)
         if not found:
             raise TimeoutError(f"no hub let this device in within {timeout_s:g} s; its log says what became of it")
-        if not self._joined.done():
+        if not self._let_in.done():
             self._done.result()
+
+    def pause(self, *, training: bool = False) -> None:
+        """Say goodbye to the hub, and send and receive nothing until `resume`.
+
+        With `training` local steps continue from the last model; they are part of a later update. Without it the
+        device stands still.
+        """
+        self._call(lambda: self._each(lambda agent: agent.request_pause(training=training)))
+
+    def resume(self) -> None:
+        """Return to the hub; do nothing without a pause."""
+        self._call(lambda: self._each(lambda agent: agent.request_resume()))
+
+    def evaluate(self, data: object) -> events.Evaluation:
+        """Evaluate the newest model that this agent has from the hub, in this thread.
+
+        `data` is as for the agent, or a function of the named arrays, which returns a loss, or a loss and an
+        accuracy. A training graph evaluates as it trains: by a batch's own statistics, and with dropout. Callbacks
+        are told `on_evaluation`. Raises `EdgeAsyncError` if there is no model yet, and `DataError`.
+        """
+        self._check_may_wait("evaluate", "write `await asyncio.to_thread({0}.evaluate, data)`")
+        newest = self._call(lambda: max(self._members, key=lambda member: member.version))
+        return newest.evaluate(data)
 
     # -- how it runs -----------------------------------------------------------------------------------------
 
     async def _serve(self) -> str:
-        with contextlib.ExitStack() as stack:
-            dataset = await asyncio.to_thread(self._load)
-            self._agent = await asyncio.to_thread(self._make, dataset, stack)
-            if self._stopping:
-                self._agent.request_stop()
-            self._note_ready()
-            return await self._agent.run()
+        began_s = time.monotonic()
+        context: zmq.Context[zmq.Socket[bytes]] | None = None if self._workers == 1 else zmq.Context()
+        async with self._callbacks as told:
+            told.on_stop = self._stop_because
+            reason = "interrupted"
+            try:
+                members = await asyncio.to_thread(self._find_members, context)
+                reason = await self._run_members(members)
+            finally:
+                told.tell(events.End(time_s=time.monotonic() - began_s, reason=reason))
+                for member in self._members:
+                    member.close()
+                if context is not None:
+                    context.destroy()
+        return reason
+
+    async def _run_members(self, members: list[Member]) -> str:
+        """Run all until they end; return why the first did. One that fails ends the others, and is raised."""
+        first, *others = members
+        together = [first] if self._section.enrol is not None else members
+        for member in together:
+            await self._make(member)
+        self._note_ready()
+        try:
+            async with asyncio.TaskGroup() as group:
+                running = [group.create_task(self._run_member(member)) for member in together]
+                if together == [first] and others:
+                    # The others have the key that the first one brings.
+                    joined = group.create_task(_joined(first))
+                    await asyncio.wait([joined, *running], return_when=asyncio.FIRST_COMPLETED)
+                    joined.cancel()
+                    for member in others if first.joined.done() else ():
+                        await self._make(member)
+                        group.create_task(self._run_member(member))
+        except ExceptionGroup as errors:  # the first is what went wrong
+            error = errors.exceptions[0]
+            raise error from error.__cause__
+        return self._reason or running[0].result()
+
+    async def _make(self, member: Member) -> None:
+        agent = await asyncio.to_thread(member.make)
+        self._members.append(member)
+        if self._stopping:
+            agent.request_stop()
+
+    async def _run_member(self, member: Member) -> str:
+        assert member.agent is not None
+        return await member.agent.run()
 
     def _request_stop(self) -> None:
-        if self._agent is not None:
-            self._agent.request_stop()
+        self._each(lambda agent: agent.request_stop())
 
-    def _load(self) -> Dataset | None:
-        from edgeasync.sdk.models import as_dataset  # noqa: PLC0415 - a device with a trainer needs none of it
+    def _each(self, action: Callable[[RuntimeAgent], None]) -> None:
+        for member in self._members:
+            if member.agent is not None:
+                action(member.agent)
 
-        return None if self._trainer is not None else as_dataset(self._data, "data")
+    def _stop_because(self, reason: str) -> None:
+        self._reason = self._reason or reason
+        self.stop()
 
-    def _make(self, dataset: Dataset | None, stack: contextlib.ExitStack) -> RuntimeAgent:
-        section, trainer = self._section, self._trainer
+    @property
+    def _in_callback(self) -> bool:
+        return self._callbacks.here
+
+    def _find_members(self, context: "zmq.Context[zmq.Socket[bytes]] | None") -> list[Member]:
+        """Return the devices, with their data read."""
+        section, parts = self._section, self._parts()
+        if section.device_id is None and section.state is None:
+            # Two such agents of one machine are two devices.
+            name = f"{default_device_id()[:57]}-{secrets.token_hex(3)}"
+            section = msgspec.structs.replace(section, device_id=name)
         device = find_device(section)
-        identity = DeviceIdentity(device.device_id, secrets.token_hex(16), 1)
-        if device.state is not None:
-            folder = DeviceFolder(device.state)
-            identity = folder.open(device.device_id)
-            stack.callback(folder.close)
+        members = []
+        for number, part in enumerate(parts):
+            sub = device if self._workers == 1 else _worker(device, number)
+            enrol = section.enrol if number == 0 else None
+            members.append(Member(
+                msgspec.structs.replace(section, seed=section.seed + number, enrol=enrol),
+                sub,
+                part,
+                own=self._with_own,
+                epochs=self._epochs,
+                tell=self._callbacks.tell,
+                on_report=self._report,
+                context=context,
+            ))  # fmt: skip
+        return members
 
-        def make_trainer(welcome: Welcome) -> Trainer:
-            if trainer is not None:
-                return trainer
-            assert dataset is not None
-            return planned_trainer(section, welcome, agent.graph, dataset, self._with_own)
-
-        agent = make_agent(
-            section,
-            device,
-            identity,
-            make_trainer,
-            examples=0 if dataset is None else len(dataset),
-            fingerprint=None if trainer is None else trainer.spec.fingerprint,
-            on_report=self._report,
-        )
-        return agent
+    def _parts(self) -> list[Dataset | Trainer]:
+        if isinstance(self._given, list):
+            check_apart(self._given)
+            return self._given
+        if self._given is not None:
+            return [self._given]  # type: ignore[list-item]
+        if self._workers == 1 and not isinstance(self._data, list):
+            return [as_dataset(self._data, "data")]
+        return parts_of(self._data, self._workers, self._section.seed)
 
     def _with_own(self, local: LocalTraining) -> LocalTraining:
         """Return the hub's settings of local training with those that the device has of its own."""
         optimizer, batch_size = self._own
         if optimizer is None and batch_size is None:
             return local
-        from edgeasync.sdk.models import local_training  # noqa: PLC0415
-
         own = local_training(optimizer, batch_size)
         return msgspec.structs.replace(
             local,
@@ -158,9 +261,36 @@ class Agent(Service):
         )
 
     def _report(self, report: Report) -> None:
-        if report.event == "joined" and not self._joined.done():
-            self._joined.set_result(None)
+        joined = sum(member.joined.done() for member in self._members)
+        if joined == self._workers and not self._let_in.done():
+            self._let_in.set_result(None)
         level = logging.WARNING if report.event in ("waiting", "warning", "unreachable") else logging.INFO
         LOG.log(level, "%s: %s", report.event, report.detail)
         if self._on_report is not None:
             self._on_report(report)
+
+
+def _worker(device: Device, number: int) -> Device:
+    """Return one of several devices that share keys; each has a folder of its own."""
+    state = None if device.state is None else device.state / str(number)
+    return Device(f"{device.device_id}/{number}", state, device.keys)
+
+
+def _count(workers: int | None, given: object, *, trained: bool) -> int:
+    """Return how many workers there are; raises `ConfigError` for what does not fit together."""
+    if workers is not None and not (isinstance(workers, int) and workers >= 1):
+        raise ConfigError(f"workers is {workers!r}; give 1 or more")
+    if not isinstance(given, list):
+        if trained and workers not in (None, 1):
+            raise ConfigError(
+                f"workers is {workers}, but there is one trainer: give a list with a trainer for each"
+            )
+        return workers or 1
+    if not given or workers not in (None, len(given)):
+        raise ConfigError(f"workers is {workers}, but the list has {len(given)} entries; give one for each worker")
+    return len(given)
+
+
+async def _joined(member: Member) -> str:
+    await asyncio.shield(asyncio.wrap_future(member.joined))
+    return ""

@@ -6,8 +6,9 @@ import contextlib
 import threading
 from collections.abc import Callable, Coroutine
 from functools import partial, wraps
-from importlib.util import find_spec
 from typing import Any, ParamSpec, TypeVar
+
+from edgeasync.runtime.event_loop import loop_factory
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -66,12 +67,3 @@ def run_blocking(make: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
     finally:
         if done.done():
             thread.join()
-
-
-def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's factory where it is installed."""
-    if find_spec("uvloop") is None:
-        return None
-    import uvloop  # noqa: PLC0415 - it has no wheel for some machines
-
-    return uvloop.new_event_loop

@@ -4,11 +4,13 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Self
 
+import msgspec
+
 from edgeasync.errors import ConfigError
-from edgeasync.sdk.events import HANDLERS, Event, Update
+from edgeasync.sdk.events import HANDLERS, OF_A_HUB, Best, Event, Update
 
 LOG = logging.getLogger("edgeasync.callbacks")
 
@@ -18,17 +20,40 @@ WAITING_MAX = 10_000
 CLOSE_S = 5.0
 """How long the end of a run waits for callbacks that are behind."""
 
+_NEWEST_BEST = Event(time_s=0.0)
+"""Stands in the queue for the newest best model."""
+
 Callback = Callable[[Any], object] | object
 """A callable that is given every event, or an object with some of the methods of `HANDLERS`."""
 
 
-class Callbacks:
-    """Tells callbacks of events, in order. `async with` begins, and at its end waits for those that are behind."""
+class StopTraining(Exception):  # noqa: N818 - as StopIteration, it is no error
+    """Raise this in a callback to end the run, with a text that says why: `Run.reason`.
 
-    def __init__(self, callbacks: Sequence[Callback]) -> None:
+    At a hub and in `train` the run ends for all. At an agent that agent alone ends.
+
+    >>> from edgeasync.callbacks import StopTraining, VersionEvent
+    >>> def stop_early(event):
+    ...     if isinstance(event, VersionEvent) and event.version >= 3:
+    ...         raise StopTraining("three versions are enough")
+    """
+
+
+class Callbacks:
+    """Tells callbacks of events, in order. `async with` begins, and at its end waits for those that are behind.
+
+    `kinds` are the events that happen here. `on_stop` is called, in the callbacks' thread, with the reason when a
+    callback ends the run.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback], kinds: Collection[type[Event]] = OF_A_HUB) -> None:
         if not isinstance(callbacks, list | tuple):
             raise ConfigError(f"callbacks is {type(callbacks).__name__}; give a list of them")
-        self._callbacks = [_check(callback) for callback in callbacks]
+        names = [name for kind, name in HANDLERS.items() if kind in kinds]
+        self._callbacks = [_check(callback, names) for callback in callbacks]
+        self.on_stop: Callable[[str], None] = lambda _: None
+        self._wants_best = any(hasattr(callback, HANDLERS[Best]) for callback in callbacks)
+        self._best: Best | None = None
         self._waiting: queue.Queue[Event | None] = queue.Queue()
         self._failed: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="edgeasync-callbacks", daemon=True)
@@ -49,31 +74,54 @@ class Callbacks:
 
     def tell(self, event: Event) -> None:
         """Hand an event on, from any thread, without waiting."""
-        if self._callbacks and not (isinstance(event, Update) and self._waiting.qsize() >= WAITING_MAX):
+        if isinstance(event, Best):
+            if self._wants_best:
+                self._best = event  # instead of an older one that waits: each holds a model
+                self._waiting.put(_NEWEST_BEST)
+        elif self._callbacks and not (isinstance(event, Update) and self._waiting.qsize() >= WAITING_MAX):
             self._waiting.put(event)
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the callbacks' thread."""
+        return threading.current_thread() is self._thread
 
     def _run(self) -> None:
         while (event := self._waiting.get()) is not None:
-            for number, callback in enumerate(self._callbacks):
-                self._call(number, callback, event)
+            told = self._take_best() if event is _NEWEST_BEST else event
+            if told is not None:
+                for number, callback in enumerate(self._callbacks):
+                    self._call(number, callback, told)
+
+    def _take_best(self) -> Best | None:
+        """Return the newest best model that nobody was told of, as a copy: the hub's own buffers are few."""
+        best, self._best = self._best, None
+        if best is None:
+            return None
+        return msgspec.structs.replace(best, arrays={name: array.copy() for name, array in best.arrays.items()})
 
     def _call(self, number: int, callback: Any, event: Event) -> None:
-        handler = getattr(callback, HANDLERS[type(event)], None) or (callback if callable(callback) else None)
+        given_all = callback if callable(callback) and not isinstance(event, Best) else None
+        handler = getattr(callback, HANDLERS[type(event)], None) or given_all
         if handler is None:
             return
         try:
             handler(event)
+        except StopTraining as stop:
+            self.on_stop(str(stop) or f"{_name(callback)} said so")
         except BaseException:  # SystemExit, too: the others are still to be told
             if number not in self._failed:  # once, however often it fails
                 self._failed.add(number)
                 LOG.exception("callback %s failed on %s; training continues", _name(callback), event)
 
 
-def _check(callback: Callback) -> Callback:
-    if callable(callback) or any(hasattr(callback, name) for name in HANDLERS.values()):
+def _check(callback: Callback, names: Sequence[str]) -> Callback:
+    if isinstance(callback, type):
+        raise ConfigError(f"the callback {_name(callback)} is a class; give an object: {_name(callback)}(...)")
+    if callable(callback) or any(hasattr(callback, name) for name in names):
         return callback
     raise ConfigError(
-        f"the callback {_name(callback)} has none of the methods {', '.join(HANDLERS.values())}: "
+        f"the callback {_name(callback)} has none of the methods that are called here, {', '.join(names)}: "
         "give it one, or give a function"
     )
 

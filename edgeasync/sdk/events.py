@@ -1,10 +1,20 @@
 """What callbacks are told: one frozen event for each thing that happens in a run."""
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from edgeasync.protocol.messages import Applied, Duplicate, Outcome, Rejected
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of all events; `time_s` is the hub's time, in seconds since the run began."""
+    """Base of all events.
+
+    `time_s` is the hub's time, in seconds since the run began; of an agent's event, seconds since the agent began.
+    """
 
     time_s: float
 
@@ -16,7 +26,7 @@ class Join(Event, frozen=True):
 
 
 class Leave(Event, frozen=True):
-    """A device left, was lost, or was shut out; `detail` says why."""
+    """A device left, was lost, or was shut out; `detail` says why. Of an agent: it lost its hub."""
 
     device: str
     detail: str
@@ -55,6 +65,21 @@ class Evaluation(Event, frozen=True):
     accuracy: float | None
 
 
+class Best(Event, frozen=True):
+    """An evaluation was the best so far. It has the model; only callbacks with `on_best` are given it."""
+
+    version: int
+    loss: float
+    accuracy: float | None
+    arrays: Mapping[str, npt.NDArray[np.float32]]
+    restore: Callable[[Mapping[str, npt.NDArray[np.float32]]], Any]
+
+    @property
+    def model(self) -> Any:
+        """The model in the kind that was given, as `Run.model` has it."""
+        return self.restore(self.arrays)
+
+
 class Alert(Event, frozen=True):
     """The hub noticed something odd, about a `device` or, if that is empty, about the fleet."""
 
@@ -62,10 +87,37 @@ class Alert(Event, frozen=True):
     detail: str
 
 
+class Exchange(Event, frozen=True):
+    """On an agent: the hub has answered update `number` of this device, and its model is here.
+
+    `version` is that of the model. `outcome` is "applied", "buffered" until the next version, or why the update
+    never counts. `loss` is the mean over its `local_steps`, `None` if the trainer tells none. `bytes_up` and
+    `bytes_down` are all bytes of messages since the exchange before, to the hub and from it.
+    """
+
+    device: str
+    number: int
+    outcome: str
+    version: int
+    loss: float | None
+    examples: int
+    local_steps: int
+    bytes_up: int
+    bytes_down: int
+
+
 class End(Event, frozen=True):
-    """The run ended, or was interrupted."""
+    """The run, or the agent, ended or was interrupted."""
 
     reason: str
+
+
+def outcome_name(outcome: Outcome) -> str:
+    """Return an outcome in a word."""
+    first = outcome.first if isinstance(outcome, Duplicate) else outcome
+    if isinstance(first, Rejected):
+        return first.reason
+    return "applied" if isinstance(first, Applied) else "buffered"
 
 
 HANDLERS: dict[type[Event], str] = {
@@ -74,7 +126,12 @@ HANDLERS: dict[type[Event], str] = {
     Update: "on_update",
     Version: "on_version",
     Evaluation: "on_evaluation",
+    Best: "on_best",
     Alert: "on_alert",
+    Exchange: "on_exchange",
     End: "on_end",
 }
 """The method of a callback that is given each event."""
+
+OF_A_HUB: frozenset[type[Event]] = frozenset({Join, Leave, Update, Version, Evaluation, Best, Alert, End})
+OF_AN_AGENT: frozenset[type[Event]] = frozenset({Join, Leave, Evaluation, Exchange, Alert, End})

@@ -16,7 +16,7 @@ from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.policies.policy import Policy
 from edgeasync.runtime.hub import Hub as RuntimeHub
 from edgeasync.sdk.callbacks import Callback, Callbacks
-from edgeasync.sdk.events import End, Event, Join
+from edgeasync.sdk.events import Best, End, Event, Join
 from edgeasync.sdk.observer import Observer
 from edgeasync.sdk.plan import as_path, make_hub, plan_run
 from edgeasync.sdk.service import Service
@@ -88,6 +88,9 @@ class Hub(Service):
             "settings": settings,
         }
         self._hub: RuntimeHub | None = None
+        self._told: Callbacks | None = None
+        self._observer: Observer | None = None
+        self._finishing = ""
         self._listeners: list[tuple[asyncio.AbstractEventLoop, asyncio.Queue[Event]]] = []
         self._awaited: list[tuple[int, concurrent.futures.Future[None]]] = []
 
@@ -106,11 +109,20 @@ class Hub(Service):
         vector = self._call(lambda: hub.current)  # which never changes
         return {name: array.copy() for name, array in hub.spec.views(vector).items()}
 
-    def wait_for(self, devices: int, timeout_s: float | None = None) -> None:
-        """Wait until this number of devices is live; raises `TimeoutError`, and `EdgeAsyncError` if the hub ends.
+    def finish(self, reason: str = "asked to finish") -> None:
+        """End the run for all: the agents are told that training is over, and end.
 
-        Not for the hub's own loop, which it would hold up.
+        `reason` is what `wait` returns. After `stop` the agents wait for the hub's return instead.
         """
+        self._finishing = self._finishing or reason
+        self._on_loop(self._request_finish)
+
+    def wait_for(self, devices: int, timeout_s: float | None = None) -> None:
+        """Wait until this number of devices is live.
+
+        Raises `TimeoutError`, and `EdgeAsyncError` if the hub ends.
+        """
+        self._check_may_wait("wait_for", "write `await {0}.wait_for_async(devices)`")
         awaited = self._until_live(devices)
         concurrent.futures.wait([awaited], timeout_s)
         if not awaited.done():
@@ -144,6 +156,10 @@ class Hub(Service):
         assert self._hub is not None
         return self._hub
 
+    @property
+    def _in_callback(self) -> bool:
+        return self._told is not None and self._told.here
+
     async def _serve(self) -> str:
         shape = self._shape
         if shape is not None and not isinstance(shape, list | tuple):
@@ -152,10 +168,13 @@ class Hub(Service):
         plan = await asyncio.to_thread(lambda: plan_run(self._model, example, **self._planned))
         async with Callbacks(self._callbacks) as told:
             self._told, reason = told, "interrupted"
-            observer = Observer(self._planned["until"], 0, self._tell, listening=self._note_ready)
+            told.on_stop = self.finish
+            self._observer = observer = Observer(self._planned["until"], 0, self._tell, listening=self._note_ready)
             self._hub = make_hub(plan, self._bind, observer)
             observer.watch(self._hub, asyncio.get_running_loop())
-            if self._stopping:
+            if self._finishing:
+                observer.finish(self._finishing)
+            elif self._stopping:
                 self._hub.request_stop()  # before it runs: then it returns at once
             try:
                 found = await self._hub.run()
@@ -170,9 +189,16 @@ class Hub(Service):
         if self._hub is not None:
             self._hub.request_stop()
 
+    def _request_finish(self) -> None:
+        if self._observer is not None:
+            self._observer.finish(self._finishing)
+
     def _tell(self, event: Event) -> None:
         """Hand an event to callbacks and listeners; called on the loop."""
+        assert self._told is not None
         self._told.tell(event)
+        if isinstance(event, Best):
+            return  # it holds a model, which one that listens slowly would keep
         for loop, queue in tuple(self._listeners):
             with contextlib.suppress(RuntimeError):  # who listened has ended, and its loop is closed
                 loop.call_soon_threadsafe(queue.put_nowait, event)

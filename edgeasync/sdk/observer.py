@@ -1,18 +1,25 @@
 """Turns what a hub's core decides into events for callbacks, and ends a run by its conditions."""
 
 import asyncio
+import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.hub.effects import Fold, HubEffect, Report
-from edgeasync.core.hub.events import HubEvent, PushArrived
-from edgeasync.protocol.messages import Applied, Buffered, Rejected
+from edgeasync.core.hub.events import Evaluated, HubEvent, PushArrived
+from edgeasync.protocol.messages import Outcome, Rejected
 from edgeasync.runtime.hub import Hub
 from edgeasync.sdk import events
 from edgeasync.sdk.stop import Progress, Stop
 
 LOG = logging.getLogger("edgeasync.hub")
+
+NOT_FINITE_MAX = 10
+"""Updates in a row that are not finite, after which a device has diverged."""
 
 _LEFT = ("left", "lost", "quarantined", "revoked")
 _JOINED = ("joined", "rejoined", "reconnected")
@@ -22,7 +29,8 @@ _ODD = ("alarm", "warning", "not_writing")
 class Observer:
     """Sees every event of a hub's core, on its loop, and what it reports.
 
-    `tell` is given events, and `listening` is called once devices can join.
+    `tell` is given events, and `listening` is called once devices can join. With `ends_diverged` the run ends when
+    the updates of all devices are no longer finite.
     """
 
     def __init__(
@@ -31,6 +39,8 @@ class Observer:
         examples: int,
         tell: Callable[[events.Event], None],
         listening: Callable[[], None] = lambda: None,
+        *,
+        ends_diverged: bool = False,
     ) -> None:
         self.noted: list[events.Event] = []
         """All events but updates and versions, which may be many."""
@@ -44,6 +54,11 @@ class Observer:
         self._listening = listening
         self._began_s: float | None = None
         self._trained = 0
+        self._ends_diverged = ends_diverged
+        self._not_finite: Counter[str] = Counter()
+        """By device, how many of its last updates in a row were not finite."""
+        self._diverged: set[str] = set()
+        """Devices with `NOT_FINITE_MAX` such updates or more."""
 
     def watch(self, hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
         """Watch a hub that is to run on this loop; call this before it runs."""
@@ -72,6 +87,7 @@ class Observer:
         elif report.event in _JOINED:
             self._note(events.Join(**of))
         elif report.event in _LEFT:
+            self._diverged.discard(report.device_id)
             self._note(events.Leave(**of, detail=report.detail))
         elif report.event == "finished":
             self.reason = self.reason or report.detail
@@ -87,6 +103,17 @@ class Observer:
                 )
             )
 
+    def on_best(self, restore: Callable[[Any], Any], snapshot: Snapshot, found: Evaluated) -> None:
+        """See the best model so far; `restore` makes it into the kind that was given."""
+        self._tell(events.Best(
+            time_s=self.now_s,
+            version=snapshot.number,
+            loss=found.loss,
+            accuracy=found.accuracy,
+            arrays=self._hub.spec.views(snapshot.vector),
+            restore=restore,
+        ))  # fmt: skip
+
     def _on_push(self, event: PushArrived, now_s: float) -> None:
         core, push = self._hub.core, event.push
         member = core.members.by_peer(event.peer)
@@ -95,11 +122,13 @@ class Observer:
         history, outcome = member.history, member.outcome_last
         if not isinstance(outcome, Rejected):
             self._trained += push.examples
+        if self._not_finite or isinstance(outcome, Rejected):
+            self._watch_divergence(member.device_id, outcome)
         self._tell(events.Update(
             time_s=now_s,
             device=member.device_id,
             number=push.seq,
-            outcome=_name(outcome),
+            outcome=events.outcome_name(outcome),
             version=core.version,
             loss=history.loss_mean,
             examples=push.examples,
@@ -108,7 +137,28 @@ class Observer:
         ))  # fmt: skip
         epochs = self._until.epochs
         if epochs is not None and self._trained >= epochs * self._examples:
-            self._stop(f"{epochs:g} passes over the data")
+            self.finish(f"{epochs:g} passes over the data")
+
+    def _watch_divergence(self, device_id: str, outcome: Outcome) -> None:
+        """Tell once when all devices compute nothing finite any more: waiting does not fix that."""
+        if outcome != Rejected("not_finite"):
+            self._not_finite.pop(device_id, None)
+            self._diverged.discard(device_id)
+            return
+        self._not_finite[device_id] += 1
+        if self._not_finite[device_id] < NOT_FINITE_MAX or device_id in self._diverged:
+            return
+        self._diverged.add(device_id)
+        if len(self._diverged) < self._hub.core.members.live_count:
+            return
+        detail = (
+            f"diverged: the last {NOT_FINITE_MAX} updates of every device were not finite; "
+            "lower the learning rate, or look at the data"
+        )
+        LOG.warning("%s", detail)
+        self._note(events.Alert(time_s=self.now_s, device="", detail=detail))
+        if self._ends_diverged:
+            self.finish(detail)
 
     def _on_version(self, fold: Fold, now_s: float) -> None:
         self._tell(events.Version(time_s=now_s, version=fold.number, updates=len(fold.handles)))
@@ -123,19 +173,20 @@ class Observer:
             loss=core.members.loss(),
         )
         if when(progress):
-            self._stop("Stop(when=) said so")
+            self.finish("Stop(when=) said so")
 
-    def _stop(self, reason: str) -> None:
+    def finish_soon(self, reason: str) -> None:
+        """End the run for all, from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has just been closed
+            self._loop.call_soon_threadsafe(self.finish, reason)
+
+    def finish(self, reason: str) -> None:
+        """End the run for all, for this reason unless there is one already; call it on the loop."""
         if not self.reason:
             self.reason = reason
-            self._loop.call_soon(self._hub.request_stop)  # not from inside the core's event that led to it
+            # Not from inside the core's event that led to it.
+            self._loop.call_soon(partial(self._hub.request_stop, finished=True))
 
     def _note(self, event: events.Event) -> None:
         self.noted.append(event)
         self._tell(event)
-
-
-def _name(outcome: Applied | Buffered | Rejected) -> str:
-    if isinstance(outcome, Rejected):
-        return outcome.reason
-    return "applied" if isinstance(outcome, Applied) else "buffered"

@@ -1,6 +1,7 @@
 """What a run begins with: a model that is prepared, settings that are checked, and the hub made of both."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,7 @@ def make_hub(
         insecure=settings.insecure,
         record=_record(plan),
         on_report=observer.on_report,
+        on_best=partial(observer.on_best, prepared.restore),
         observe=observer,
         context=context,
     )

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TypeVar
 
-from edgeasync.errors import EdgeAsyncError
-from edgeasync.sdk.blocking import INTERRUPT_S, loop_factory
+from edgeasync.errors import ConfigError, EdgeAsyncError
+from edgeasync.runtime.event_loop import loop_factory
+from edgeasync.sdk.blocking import INTERRUPT_S
 
 LOG = logging.getLogger("edgeasync.service")
 
@@ -104,6 +105,12 @@ class Service(ABC):
 
         An interrupt asks it to stop, waits for that, and is raised.
         """
+        self._check_may_wait("wait", "write `await {0}.wait_async()`")
+        if self._in_callback:
+            raise ConfigError(
+                "wait() in a callback would wait for that callback: return, or raise callbacks.StopTraining to "
+                f"end the {_name(self)}"
+            )
         try:
             concurrent.futures.wait([self._done], timeout_s)
             if not self._done.done():
@@ -117,15 +124,39 @@ class Service(ABC):
     def stop(self) -> None:
         """Ask it to end; do nothing if it has ended, or has not begun."""
         self._stopping = True
-        if self._loop is not None and not self._done.done():
-            with contextlib.suppress(RuntimeError):  # the loop has just been closed
-                self._loop.call_soon_threadsafe(self._request_stop)
+        self._on_loop(self._request_stop)
 
     # -- for those who build on this -------------------------------------------------------------------------
 
     def _begin(self) -> None:
         if self._loop is not None or self._thread is not None:
             raise EdgeAsyncError(f"this {type(self).__name__} was run before; make another one to run again")
+
+    @property
+    def _in_callback(self) -> bool:
+        """Whether the caller is a callback of this."""
+        return False
+
+    @property
+    def _is_here(self) -> bool:
+        """Whether the caller is on the loop that this runs on."""
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            return False
+
+    def _check_may_wait(self, what: str, instead: str) -> None:
+        """Raise `ConfigError` on the loop that this runs on, which a wait would hold up; `instead` is the cure."""
+        if self._is_here:
+            raise ConfigError(
+                f"{what}() would hold up the loop that this {_name(self)} runs on: {instead.format(_name(self))}"
+            )
+
+    def _on_loop(self, action: Callable[[], None]) -> None:
+        """Do something on the loop, soon; nothing if this has ended, or has not begun."""
+        if self._loop is not None and not self._done.done():
+            with contextlib.suppress(RuntimeError):  # the loop has just been closed
+                self._loop.call_soon_threadsafe(action)
 
     def _note_ready(self) -> None:
         if not self._ready.done():
@@ -152,11 +183,7 @@ class Service(ABC):
             raise EdgeAsyncError(f"this {type(self).__name__} has ended{self._afterwards}")
         if loop is None or not self._ready.done():
             raise EdgeAsyncError(f"this {type(self).__name__} does not run; use it inside `with` or after start()")
-        try:
-            here = asyncio.get_running_loop() is loop
-        except RuntimeError:
-            here = False
-        if here:
+        if self._is_here:
             return function()
         result: concurrent.futures.Future[Result] = concurrent.futures.Future()
 
@@ -168,3 +195,7 @@ class Service(ABC):
 
         loop.call_soon_threadsafe(call)
         return result.result(CALL_S)
+
+
+def _name(service: Service) -> str:
+    return type(service).__name__.lower()

@@ -14,7 +14,6 @@ import zmq
 
 from edgeasync.autodiff.settings import LossSetting
 from edgeasync.data.dataset import Dataset
-from edgeasync.data.partition import iid
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import ConfigError, ModelMismatchError
 from edgeasync.policies.policy import Policy
@@ -23,8 +22,9 @@ from edgeasync.runtime.hub import Hub
 from edgeasync.runtime.model_file import load_model
 from edgeasync.sdk.blocking import blocking
 from edgeasync.sdk.callbacks import Callback, Callbacks
-from edgeasync.sdk.models import Prepared, as_dataset
+from edgeasync.sdk.models import Prepared
 from edgeasync.sdk.observer import Observer
+from edgeasync.sdk.parts import parts_of
 from edgeasync.sdk.plan import Plan, as_path, make_hub, plan_run
 from edgeasync.sdk.run import Run
 from edgeasync.sdk.stop import Stop
@@ -74,6 +74,9 @@ async def train_async(
     - `seed`: of the first values, of the split, and of the order of examples.
     - `settings`: other sections of a hub's settings file, as tables: `{"codec": {"push": "int8"}}`.
 
+    When the updates of all workers are no longer finite, training ends, with the last good version; `Run.reason`
+    then begins with "diverged".
+
     Raises `ConfigError`, `DataError`, `GraphError`, `ModelMismatchError` or `StorageError` if something does not
     fit, most of them before anything is trained. What a model, a trainer or `evaluate` raises comes out.
 
@@ -89,7 +92,7 @@ async def train_async(
     folder, remove = _folder(run)
 
     def begin() -> tuple[Plan, list[Trainer], int]:
-        parts = _parts(data, workers, seed)
+        parts = parts_of(data, workers, seed)
         examples = sum(len(part) for part in parts if isinstance(part, Dataset))
         if not examples and isinstance(until, Stop) and until.epochs is not None:
             raise ConfigError(
@@ -113,7 +116,9 @@ async def train_async(
     try:
         plan, trainers, examples = await asyncio.to_thread(begin)
         async with Callbacks(callbacks) as told:
-            found = await _run_tasks(plan, trainers, Observer(until, examples, told.tell))
+            observer = Observer(until, examples, told.tell, ends_diverged=True)
+            told.on_stop = observer.finish_soon
+            found = await _run_tasks(plan, trainers, observer)
     except BaseException:
         if remove is not None:
             remove()
@@ -193,22 +198,6 @@ def _folder(run: str | Path | None) -> tuple[Path, Callable[[], None] | None]:
     return Path(kept) / "run", partial(shutil.rmtree, kept, ignore_errors=True)
 
 
-def _parts(data: object, workers: int | None, seed: int) -> list[Dataset | Trainer]:
-    """Return the data of each worker, or its trainer; raises `ConfigError` or `DataError`."""
-    if workers is not None and not (isinstance(workers, int) and workers >= 1):
-        raise ConfigError(f"workers is {workers!r}; give 1 or more")
-    if not isinstance(data, list):
-        return list(iid(as_dataset(data, "the data"), 4 if workers is None else workers, seed))
-    if not data:
-        raise ConfigError("the list of data is empty: give the data of at least one worker")
-    if workers not in (None, len(data)):
-        raise ConfigError(f"workers is {workers}, but there are data of {len(data)}; leave out workers")
-    return [
-        part if _is_trainer(part) else as_dataset(part, f"the data of worker {number}")
-        for number, part in enumerate(data, 1)
-    ]
-
-
 def _trainers(prepared: Prepared, parts: Sequence[Dataset | Trainer], seed: int) -> list[Trainer]:
     """Return each worker's trainer; raises `ModelMismatchError` for one of another model."""
     trainers = [
@@ -221,7 +210,3 @@ def _trainers(prepared: Prepared, parts: Sequence[Dataset | Trainer], seed: int)
                 f"trainer {number} has other arrays than the model; give it the model's names and shapes"
             )
     return trainers
-
-
-def _is_trainer(part: object) -> bool:
-    return all(hasattr(part, name) for name in ("spec", "begin", "step"))

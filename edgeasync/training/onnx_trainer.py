@@ -18,12 +18,16 @@ from edgeasync.data.dataset import Dataset, batches
 from edgeasync.errors import DataError, GraphError, ModelMismatchError
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.policies.transforms import Transform
+from edgeasync.training.evaluation import Evaluation
 from edgeasync.training.trainer import GradientTrainer, StepResult
 
 Provider = Literal["auto", "cpu", "cuda", "tensorrt"]
 """What computes: `auto` takes the GPU if onnxruntime has one here, and says so."""
 
-TARGET, LOSS, GRADIENT, NEXT = "target", "loss", ".grad", ".new"
+TARGET, LOSS, ACCURACY, GRADIENT, NEXT = "target", "loss", "accuracy", ".grad", ".new"
+
+EVALUATED_ROWS = 256
+"""Examples that are evaluated at a time."""
 
 _PROVIDERS = {
     "cpu": "CPUExecutionProvider",
@@ -88,6 +92,32 @@ class OnnxTrainer:
         """Resume from a state; raises `ValueError` for the state of another trainer or of other data."""
         self._trainer.restore(state)
 
+    @property
+    def batch_size(self) -> int | None:
+        """The only batch size that the graph takes; `None` if it takes any."""
+        return self._gradient.batch_size
+
+    def evaluate(self, parameters: Vector, dataset: Dataset) -> Evaluation:
+        """Return loss and accuracy of other parameters on other data, by the training graph; from any thread.
+
+        Batch norms use the batch's statistics, as in training, and dropouts are at work. Raises `DataError` for
+        data that does not fit.
+        """
+        self._gradient.check_data(dataset)
+        rows = self._gradient.batch_size or EVALUATED_ROWS
+        count = len(dataset) if self._gradient.batch_size is None else len(dataset) // rows * rows
+        if not count:
+            raise DataError(
+                f"{len(dataset)} examples are no batch of {rows}, which the hub's graph takes: give more"
+            )
+        total, right = 0.0, 0.0
+        for start in range(0, count, rows):
+            batch = slice(start, min(start + rows, count))
+            loss, accuracy = self._gradient.measure(parameters, dataset.x[batch], dataset.y[batch])
+            total += loss * (batch.stop - start)
+            right += math.nan if accuracy is None else accuracy * (batch.stop - start)
+        return Evaluation(total / count, None if math.isnan(right) else right / count, count)
+
     def interrupt(self) -> None:
         """End the running step, because a graph may loop without end."""
         self._gradient.interrupt()
@@ -115,6 +145,7 @@ class GraphGradient:
             )
         self._x = _Fed(inputs[data[0]])
         self._y = _Fed(inputs[TARGET])
+        self._measured = [LOSS, *[name for name in outputs if name == ACCURACY]]
         self._loss = np.zeros((), np.float32)
         self._binding = self._session.io_binding()
         self._options = onnxruntime.RunOptions()
@@ -146,6 +177,18 @@ class GraphGradient:
         start = self._spec.trained_length
         parameters[start:] = out[start:]
         return float(self._loss)
+
+    def measure(self, parameters: Vector, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> tuple[float, float | None]:
+        """Return a batch's mean loss and, if the graph has one, its accuracy; nothing changes. From any thread.
+
+        Raises what a call raises.
+        """
+        fed = {self._x.name: self._x.form(x), self._y.name: self._y.form(x if self._own_target else y)}
+        try:
+            found = self._session.run(self._measured, {**self._spec.views(parameters), **fed})
+        except Exception as error:
+            raise _explain(error) from error
+        return float(found[0]), float(found[1]) if len(found) > 1 else None
 
     def interrupt(self) -> None:
         """Make a run raise between two of its operators, and each later one at once; called from any thread."""
@@ -201,9 +244,14 @@ class _Fed:
 
     def bind(self, binding: onnxruntime.IOBinding, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Bind a batch, brought to the input's dtype and shape; the result must outlive the run."""
-        fed: npt.NDArray[Any] = np.ascontiguousarray(values, self.dtype).reshape(len(values), *self.features)
+        fed = self.form(values)
         binding.bind_input(self.name, "cpu", 0, self.dtype.type, fed.shape, fed.ctypes.data)
         return fed
+
+    def form(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return a batch in the input's dtype and shape; not copied if it is so already."""
+        formed: npt.NDArray[Any] = np.ascontiguousarray(values, self.dtype).reshape(len(values), *self.features)
+        return formed
 
     def check(self, values: npt.NDArray[Any], what: str) -> None:
         """Raise `DataError` unless the values of one example fit."""

@@ -46,6 +46,20 @@ class Trainer(Protocol):
         """
 
     def step(self) -> StepResult:
+        """Take one local step, on one batch. An agent awaits an `async def step` on its loop."""
+
+
+class AsyncTrainer(Protocol):
+    """A `Trainer` whose steps are awaited on the agent's loop, not taken in its thread."""
+
+    @property
+    def spec(self) -> ParameterSpec:
+        """The arrays of the model."""
+
+    def begin(self, parameters: Vector) -> None:
+        """Begin an assignment: from now on train this vector in place."""
+
+    async def step(self) -> StepResult:
         """Take one local step, on one batch."""
 
 
@@ -76,7 +90,7 @@ class InterruptibleTrainer(Trainer, Protocol):
 
 
 def take_local_steps(
-    trainer: Trainer,
+    trainer: Trainer | AsyncTrainer,
     local_steps: int,
     *,
     should_stop: Callable[[], bool],
@@ -85,6 +99,7 @@ def take_local_steps(
     clock: Callable[[], float] = time.perf_counter,
     step_s_min: float = 0.0,
     should_pause: Callable[[], bool] | None = None,
+    step: Callable[[], StepResult] | None = None,
 ) -> Trained | None:
     """Take `local_steps` steps, or return `None` as soon as `should_stop` says so: the work is abandoned.
 
@@ -93,13 +108,15 @@ def take_local_steps(
 
     To stand for a slower device, every step is drawn out to `step_s_min` by `wait(remaining_s)`; `step_s` of
     the result, mean seconds a step, includes it. `on_step` is called after each step. Mean and variance, the
-    population's, are of the steps that have a loss. Raises `ValueError` if `local_steps` is below 1, and
+    population's, are of the steps that have a loss. `step` stands for the trainer's own, if that must be awaited.
+    Raises `ValueError` if `local_steps` is below 1, and
     `DataError` if a step returns something else than a loss and a count of examples.
     """
     if local_steps < 1:
         raise ValueError(f"local_steps is {local_steps}; give 1 or more")
     scores = should_pause is None and hasattr(trainer, "score")
     score = float(cast("ScoringTrainer", trainer).score()) if scores else None
+    take_step = step or trainer.step
     examples, total_s = 0, 0.0
     # Welford 1962: sums of squares would cancel once the losses are nearly alike.
     mean, squares, count, losses = 0.0, 0.0, 0, 0
@@ -111,7 +128,7 @@ def take_local_steps(
             break
         count += 1
         started = clock()
-        result = trainer.step()
+        result = take_step()
         remaining_s = step_s_min - (clock() - started)
         if remaining_s > 0.0:
             wait(remaining_s)
@@ -132,7 +149,7 @@ def take_local_steps(
     return Trained(count, examples, loss_mean, loss_variance, total_s / count, score, base_loss=base_loss)
 
 
-def _numbers(result: StepResult) -> tuple[float | None, int]:
+def _numbers(result: Any) -> tuple[float | None, int]:
     """Return a step's loss and examples as plain numbers: a trainer may well compute them by numpy or torch."""
     try:
         loss, examples = None if result.loss is None else float(result.loss), operator.index(result.examples)

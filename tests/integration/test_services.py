@@ -88,6 +88,21 @@ def test_an_enrolled_agent_has_the_name_of_its_token_and_keeps_its_spool(tmp_pat
     assert (tmp_path / "pi" / SPOOL_FILE).exists()
 
 
+@pytest.mark.parametrize("way", ["finish", "when"])
+def test_a_run_that_is_finished_ends_its_agents(tmp_path, way):
+    ends = Stop(when=lambda progress: progress.updates >= 5) if way == "when" else None
+    with Hub(MODEL, run=tmp_path, bind=ANYWHERE, until=ends) as hub, Agent(hub.address, DATA) as agent:
+        if way == "finish":
+            until(lambda: hub.status()["updates_applied"] >= 5, "updates")
+            hub.finish("good enough")
+        assert agent.wait(PATIENCE_S) == "the hub has finished training"
+        assert hub.wait(PATIENCE_S) == ("good enough" if way == "finish" else "Stop(when=) said so")
+        hub.finish("too late")
+    with Hub(MODEL, run=tmp_path, bind=ANYWHERE) as hub, Agent(hub.address, DATA):
+        done = hub.status()["updates_applied"]
+        until(lambda: hub.status()["updates_applied"] > done, "a run that resumes after its end")
+
+
 class Still:
     """A trainer of one's own, which moves nothing."""
 

@@ -13,6 +13,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from edgeasync import Dataset, EdgeAsyncError, GradientTrainer, Run, StepResult, Stop, nn, train, train_async
+from edgeasync.callbacks import CSVLog, SaveBest, StopWhen
 from edgeasync.data import batches, dirichlet
 from edgeasync.errors import ConfigError, DataError, ModelMismatchError, StorageError
 from edgeasync.policies.aggregation import ImmediateAggregator
@@ -203,6 +204,36 @@ def test_it_ends_at_a_condition(settings, until):
     assert run.updates == (20 if until.updates else 5)
 
 
+class Diverging(Own):
+    """A model whose loss is NaN after a while."""
+
+    def __init__(self, calls):
+        super().__init__()
+        self.left = calls
+
+    def gradient(self, arrays, x, y):
+        self.left -= 1
+        loss, gradients = super().gradient(arrays, x, y)
+        return (
+            (loss, gradients)
+            if self.left > 0
+            else (np.nan, {name: value * np.nan for name, value in gradients.items()})
+        )
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("calls", [0, 500])
+def test_training_that_diverges_ends_and_says_so(workers, calls, caplog):
+    run = train(Diverging(calls), DATA, workers=workers, until=Stop(updates=10**9))
+    assert run.reason.startswith(
+        "diverged: the last 10 updates of every device were not finite; lower the learning"
+    )
+    assert all(np.isfinite(array).all() for array in run.arrays.values())
+    (told,) = [event for event in run.events if isinstance(event, events.Alert) and "diverged" in event.detail]
+    assert told.detail == run.reason
+    assert run.reason in caplog.messages
+
+
 # -- callbacks -------------------------------------------------------------------------------------------
 
 
@@ -232,8 +263,26 @@ def test_callbacks_disturb_nothing(caplog):
     assert [event.reason for event in told] == ["Stop(when=) said so"]
 
 
+def test_ready_callbacks_end_a_run_and_keep_its_best_model(tmp_path):
+    saver = SaveBest(tmp_path / "best")
+    run = train(
+        SMALL, DATA, workers=2, evaluate=DATA, until=Stop(updates=10**9), run=tmp_path / "run",
+        callbacks=[StopWhen("loss", below=0.5), saver, CSVLog(tmp_path / "log.csv")],
+        settings={"evaluation": {"every": "5 updates"}},
+    )  # fmt: skip
+    assert re.fullmatch(r"loss 0\.\d+ is below 0\.5", run.reason)
+    with np.load(saver.saved) as found:
+        assert all(
+            np.array_equal(found[name], array) for name, array in Run.open(run.path, best=True).arrays.items()
+        )
+    last = (tmp_path / "log.csv").read_text().splitlines()[-1]
+    assert last.endswith(run.reason)
+
+
 def test_what_is_no_callback_is_refused():
-    with pytest.raises(ConfigError, match="the callback int has none of the methods on_join"):
+    with pytest.raises(
+        ConfigError, match="the callback int has none of the methods that are called here, on_join"
+    ):
         train(SMALL, DATA, callbacks=[3])
 
 
@@ -293,6 +342,11 @@ MISTAKES = {
         {"model": ARRAYS, "data": [trainer_of(SMALL, DATA)], "until": None},
         ConfigError,
         r"do not say how much data they have; give Stop\(updates=\.\.\.\)",
+    ),
+    "one trainer": (
+        {"model": ARRAYS, "data": [trainer_of(SMALL, DATA), *[trainer_of(SMALL, DATA)] * 2]},
+        ConfigError,
+        "workers 2 and 3 have one trainer object: make another one for each worker",
     ),
     "classes": ({"model": Scores(), "evaluate": DATA}, ConfigError, r"predict returned shape \(1, 2\) for 1"),
     "no evaluation": ({"evaluate": lambda _: "good"}, ConfigError, "evaluate returned str; return a loss"),

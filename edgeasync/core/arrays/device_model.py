@@ -139,6 +139,16 @@ class DeviceModel:
         self._accumulate(codec.open(payload), np.subtract)
         return payload
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether the parameters may be trained further before the next model is installed."""
+        return self._overlap
+
+    def begin_overlap(self) -> None:
+        """Allow that for an update that was encoded without `overlap`; the parameters are still as it has them."""
+        if not self._overlap:
+            self._overlap, self._at_push = True, self.parameters.copy()
+
     def resolve(self, codec: Codec, payload: wire.Buffer, decay: float | None) -> None:
         """Undo the effect of a rejected update on the residual, then scale the residual by `decay`.
 

@@ -124,10 +124,21 @@ class DaySpent(msgspec.Struct, frozen=True, gc=False):
     """Hardly anything is left of the device's own limit of a day's bytes."""
 
 
+class PauseRequested(msgspec.Struct, frozen=True, gc=False):
+    """The person who runs the device wants no traffic until `ResumeRequested`; `training` may continue."""
+
+    training: bool
+
+
+class ResumeRequested(msgspec.Struct, frozen=True, gc=False):
+    """The pause is over."""
+
+
 class StopRequested(msgspec.Struct, frozen=True):
     """The person who runs the device wants the agent to end."""
 
 
 GraphEvent = GraphHeld | GraphMissing | GraphBroken | GraphForged
 WorkEvent = ModelInstalled | InstallFailed | GraphEvent | Kept | Trained | OverlapTrained
-DeviceEvent = Received | Malformed | TransferMoved | Disconnected | DaySpent | StopRequested | WorkEvent
+PersonsEvent = PauseRequested | ResumeRequested | StopRequested
+DeviceEvent = Received | Malformed | TransferMoved | Disconnected | DaySpent | PersonsEvent | WorkEvent

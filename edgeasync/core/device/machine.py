@@ -6,6 +6,7 @@ only when the hub comes or goes: by `DeviceWork.welcomed` the work repeats what 
 it continues without the hub.
 """
 
+import math
 from random import Random
 from typing import Literal
 
@@ -19,7 +20,9 @@ from edgeasync.core.device.events import (
     DeviceEvent,
     Disconnected,
     Malformed,
+    PauseRequested,
     Received,
+    ResumeRequested,
     StopRequested,
     TransferMoved,
 )
@@ -121,6 +124,7 @@ class DeviceCore:
         self._random = random
         self._rotation = HubRotation(hubs, random)
         self._duplicate_refusals = 0
+        self._paused = False
         self._unreadable = ""
         """Why the answer to this connection's hello could not be read."""
         self._link_at_s = self._ping_at_s = self._heard_s = self._tell_at_s = 0.0
@@ -201,8 +205,8 @@ class DeviceCore:
                 effects = self._disconnected(now_s)
             case DaySpent():
                 effects = self._rest_until_tomorrow(now_s)
-            case StopRequested():
-                effects = self._stop_requested()
+            case PauseRequested() | ResumeRequested() | StopRequested():
+                effects = self._asked(event, now_s)
             case _:
                 effects = self.work.handle(event, now_s)
         return self._conclude(effects, now_s)
@@ -238,11 +242,24 @@ class DeviceCore:
         if 0.0 <= round_trip_s <= ROUND_TRIP_MAX_S:  # a hub may send back anything
             self.round_trip_s = round_trip_s
 
-    def _stop_requested(self) -> list[DeviceEffect]:
-        goodbye: list[DeviceEffect] = []
-        if self.link == "joined" and self.welcome is not None:
-            goodbye.append(Send(Leave("stopping", self.welcome.session)))
-        return [*goodbye, Stop("stopped")]
+    def _asked(self, event: PauseRequested | ResumeRequested | StopRequested, now_s: float) -> list[DeviceEffect]:
+        """Do what the person at the device wants."""
+        match event:
+            case PauseRequested():
+                return self._pause(event, now_s)
+            case ResumeRequested() if self._paused:
+                self._paused = False
+                self.work.resume()
+                self._heard_s = now_s  # the pause was no silence of the hub
+                return self._begin_handshake(now_s)
+            case StopRequested():
+                return [*self._goodbye(), Stop("stopped")]
+        return self._unexpected.ignore("ResumeRequested without a pause", normal=True)
+
+    def _goodbye(self) -> list[DeviceEffect]:
+        if self.link != "joined" or self.welcome is None:
+            return []
+        return [Send(Leave("stopping", self.welcome.session))]
 
     def _conclude(self, effects: list[DeviceEffect], now_s: float) -> list[DeviceEffect]:
         """End the link if an effect ends the agent, or rest if the day does not bear more; return all effects."""
@@ -366,14 +383,25 @@ class DeviceCore:
         )
         if needed_bytes > (self.day.bytes_max or 0):
             told += ". No day will bear that: raise [agent] bytes_per_day_max"
-        effects: list[DeviceEffect] = []
-        if self.link == "joined" and self.welcome is not None:
-            effects.append(Send(Leave("stopping", self.welcome.session)))
+        effects = self._leave_until(ends_s)
+        self._heard_s = ends_s  # a rest is no silence of the hub
+        return [*effects, Report("resting", told), *self.work.cut_off()]
+
+    def _pause(self, pause: PauseRequested, now_s: float) -> list[DeviceEffect]:
+        """Leave the hub until the person says otherwise."""
+        self._paused = True
+        effects = self._leave_until(math.inf)
+        self._heard_s = now_s
+        return effects + self.work.pause(training=pause.training)
+
+    def _leave_until(self, until_s: float) -> list[DeviceEffect]:
+        """Say goodbye to the hub if there is one, and connect again at this time."""
+        effects = self._goodbye()
         if self.link != "offline":
             effects.append(Disconnect(goodbye=True))
             self._move_link("offline")
-        self._link_at_s = self._heard_s = ends_s  # a rest is no silence of the hub
-        return [*effects, Report("resting", told), *self.work.cut_off()]
+        self._link_at_s = until_s
+        return effects
 
     def _refused(self, refuse: Refuse, now_s: float) -> list[DeviceEffect]:
         """Try again later if the refusal may pass, and end the agent if it will not."""

@@ -127,6 +127,7 @@ class DeviceWork:
         self._spoke_again = False
         """Whether something was sent again on this connection, so that two answers may come."""
         self._speak_at_s = 0.0
+        self._pause: Literal["training", "still"] | None = None
 
     @property
     def may_overlap(self) -> bool:
@@ -209,6 +210,15 @@ class DeviceWork:
         if self.state == "installing":
             self._move("idle")
         return self._train_on()
+
+    def pause(self, *, training: bool) -> list[DeviceEffect]:
+        """Continue without the hub, as long as that takes; or take no steps until `resume`."""
+        self._pause = "training" if training else "still"
+        return self.cut_off()
+
+    def resume(self) -> None:
+        """Train again as the limits say."""
+        self._pause = None
 
     def hub_is_busy(self, retry_after_s: float | None, now_s: float, *, rest: str | None) -> list[DeviceEffect]:
         """Repeat the message later; train meanwhile as without a hub, unless told why to `rest`."""
@@ -432,6 +442,10 @@ class DeviceWork:
         """Train while the device waits for a model; take more steps if the hub cannot be reached or is busy."""
         if self.state not in ("idle", "pushing") or self._welcome is None:
             return []
+        if self._pause == "still":
+            return []
+        if self._pause == "training":
+            return self._overlap.train(LOCAL_STEPS_MAX, offline=False)
         offline = self._busy or not self.connected
         return self._overlap.train(self._welcome.overlap_steps_max, offline=offline)
 

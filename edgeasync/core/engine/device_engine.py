@@ -69,12 +69,15 @@ from edgeasync.protocol.messages import (
 KEEP_MODEL_S = 60.0
 """The least time between two writes of the model: it is longer than an update, and an older one is of use, too."""
 
+ObserveDevice = Callable[[DeviceEvent], None]
+"""Called with every event that the core has handled; it must not block."""
+
 
 class DeviceEngine:
     """Frames in, frames out. It reads the time from `now_s`; no call blocks for longer than a copy.
 
     `bandwidth_bytes_per_s_max` caps all traffic of the device, both directions together. With `keeps` the shell
-    writes every update to disk before it is sent, and now and then the model.
+    writes every update to disk before it is sent, and now and then the model. `observe` sees every event.
     """
 
     def __init__(
@@ -85,8 +88,10 @@ class DeviceEngine:
         bandwidth_bytes_per_s_max: int | None = None,
         *,
         keeps: bool = False,
+        observe: ObserveDevice | None = None,
     ) -> None:
         self.core = core
+        self._observe = observe
         self.recorder = Recorder()
         self._shell = shell
         self._now_s = now_s
@@ -120,9 +125,10 @@ class DeviceEngine:
     def held_model(self) -> HeldModel | None:
         """Return the hub's model that the device holds, if it does; its values must not be changed."""
         model, welcome = self._model, self.core.welcome
-        if model is None or model.version is None or welcome is None:
+        version = None if model is None else model.version
+        if model is None or version is None or welcome is None:
             return None
-        return HeldModel(ModelKey.of(welcome), model.version, model.checksum, model.base)
+        return HeldModel(ModelKey.of(welcome), version, model.checksum, model.base)
 
     def begin(self) -> None:
         """Connect for the first time."""
@@ -146,7 +152,10 @@ class DeviceEngine:
         """Give the core an event and carry out what follows."""
         now_s = self._now_s()
         self.recorder.begin(now_s, _to_record(event))
-        self._execute(self.core.handle(event, now_s))
+        effects = self.core.handle(event, now_s)
+        if self._observe is not None:
+            self._observe(event)
+        self._execute(effects)
 
     def on_message(self, header: bytes, payload: wire.Buffer | None) -> None:
         """Handle one message from the hub."""
@@ -270,6 +279,8 @@ class DeviceEngine:
                 self._receive_payload(effect.assignment)
             case Train():
                 assert self._model is not None
+                if effect.overlap and not self._model.overlaps:
+                    self._shell.run_in_background(self._model.begin_overlap, lambda _: None)
                 then = self._overlap_trained if effect.overlap else self._trained
                 self._shell.train(self._model, effect.local_steps, then, overlap=effect.overlap)
             case ResolvePush():

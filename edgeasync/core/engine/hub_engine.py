@@ -250,10 +250,10 @@ class HubEngine:
         refuse = Refuse("busy", "the hub's disk cannot be written; try again", self._limits.retry_after_s)
         self._shell.send(peer, self._encode(peer, refuse), None)
 
-    def request_stop(self, now_s: float) -> None:
-        """Say goodbye, save, and stop once everything before is done."""
+    def request_stop(self, now_s: float, *, finished: bool = False) -> None:
+        """Say goodbye, save, and stop once everything before is done; if `finished`, the devices end, too."""
         self._now_s = now_s
-        self._handle(StopRequested())
+        self._handle(StopRequested(finished))
         if self._standing_still:
             self._outbox.abandon()
 

@@ -102,7 +102,9 @@ class Revoked(msgspec.Struct, frozen=True, array_like=True, tag="revoked", gc=Fa
 
 
 class StopRequested(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
-    """The person who runs the hub wants it to end."""
+    """The person who runs the hub wants it to end; with `finished` training is over, and the devices end, too."""
+
+    finished: bool = False
 
 
 HubEvent = (

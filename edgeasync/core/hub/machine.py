@@ -190,7 +190,7 @@ class HubCore:
             case Revoked():
                 effects = self._on_revoked(event, now_s)
             case StopRequested():
-                effects = self._stop("stopping", "asked to stop", now_s)
+                effects = self._stop("finished" if event.finished else "stopping", "asked to stop", now_s)
         return effects + self._save_or_stop(event, now_s)
 
     def _ignore(self, event: HubEvent) -> list[HubEffect]:

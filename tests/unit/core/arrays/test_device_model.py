@@ -193,6 +193,19 @@ def test_steps_taken_while_an_update_was_under_way_are_kept(feedback):
     assert np.array_equal(device.parameters, vector(2))
 
 
+def test_steps_taken_in_a_pause_are_kept_though_the_update_was_not_coded_for_that():
+    device, codec = DeviceModel(SPEC), make_codec("identity", SPEC)
+    device.install(VectorSource(vector(0)))
+    device.parameters += 2.0
+    device.encode_update(codec)
+    assert not device.overlaps
+    device.begin_overlap()
+    device.parameters += 3.0
+    device.begin_overlap()
+    device.install(VectorSource(vector(1)))
+    assert np.array_equal(device.parameters, vector(1) + 3.0)
+
+
 def test_a_second_model_before_the_next_step_changes_nothing_of_what_was_learnt():
     device, codec = DeviceModel(SPEC), make_codec("identity", SPEC)
     device.install(VectorSource(vector(0)))

@@ -10,6 +10,7 @@ from typing import get_args
 import msgspec
 import pytest
 
+from edgeasync.core.device.bounds import LOCAL_STEPS_MAX
 from edgeasync.core.device.effects import (
     Connect,
     Disconnect,
@@ -36,7 +37,9 @@ from edgeasync.core.device.events import (
     Malformed,
     ModelInstalled,
     OverlapTrained,
+    PauseRequested,
     Received,
+    ResumeRequested,
     StopRequested,
     Trained,
     TransferMoved,
@@ -832,6 +835,40 @@ def test_a_person_who_stops_it_makes_it_say_goodbye(link):
     goodbye = [Send(Leave("stopping", device.session))] if link == "joined" else []
     assert device.effects == [*goodbye, Stop("stopped")]
     assert device.core.next_deadline_s() is None
+
+
+@pytest.mark.parametrize("link", ["handshake", "joined", "offline"])
+def test_a_pause_is_without_traffic_until_it_is_over(link):
+    device = DeviceBench()
+    if link != "handshake":
+        device.training()
+    if link == "offline":
+        device.hears(Leave("stopping"))
+    device.give(PauseRequested(training=False))
+    goodbye = [Send(Leave("stopping", device.session))] if link == "joined" else []
+    cut = [] if link == "offline" else [Disconnect(goodbye=True)]
+    assert device.effects == [*goodbye, *cut]
+    device.give(PauseRequested(training=True))
+    assert (device.effects, device.core.next_deadline_s()) == ([], math.inf)
+    device.give(Disconnected()).tick(device.now_s + 1e9)
+    assert device.effects == []
+    if link != "handshake":
+        device.trained()
+        assert device.effects == [Train(LOCAL_STEPS_MAX, overlap=True)], "it trains further, and pushes nothing"
+    device.give(ResumeRequested())
+    assert device.kinds == [Connect, Send]
+    device.welcome()
+    assert device.pushed == ([] if link == "handshake" else [1])
+    assert device.give(ResumeRequested()).effects == []
+
+
+def test_a_pause_may_be_without_training_and_be_stopped():
+    device = offline_bench(20).trained()
+    device.give(PauseRequested(training=False))
+    assert overlap_steps(device) == []
+    device.give(PauseRequested(training=True))
+    assert overlap_steps(device) == [LOCAL_STEPS_MAX]
+    assert device.give(StopRequested()).effects == [Stop("stopped")]
 
 
 # -- what does not fit -----------------------------------------------------------------------------------------

@@ -613,8 +613,9 @@ def test_strangers_are_remembered_within_bounds(hub_bench):
         ({"updates": 3}, "finished", lambda hub: hub.push("a", 3)),
         ({"minutes": 0.5}, "finished", lambda hub: hub.tick(30.0)),
         ({}, "stopping", lambda hub: hub.give(StopRequested())),
+        ({}, "finished", lambda hub: hub.give(StopRequested(finished=True))),
     ],
-    ids=["updates", "minutes", "asked"],
+    ids=["updates", "minutes", "asked to stop", "asked to finish"],
 )
 def test_the_end(hub_bench, stop, reason, trigger):
     hub = hub_bench(stop=stop, liveness={"lease_s": 60.0})

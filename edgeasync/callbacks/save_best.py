@@ -1,0 +1,72 @@
+"""`SaveBest`: writes the best model so far to a file."""
+
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgeasync.durable.files import replace_file
+from edgeasync.errors import ConfigError
+from edgeasync.sdk.events import Best
+
+
+class SaveBest:
+    """Writes the model to `path` whenever an evaluation is the best so far.
+
+    A model that is ONNX becomes an ONNX file for inference, any other a file of its named arrays, `.npz`. A `path`
+    that ends in `.npz` is always one of arrays; to one without an ending, the right one is added: `saved` says
+    where the file is. For `train` and `Hub`: an agent evaluates no model of the run.
+
+    Without held-out data (`evaluate=`), the best is the version of the lowest loss that most devices reach.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from edgeasync import Stop, train
+    >>> from edgeasync.callbacks import SaveBest
+    >>> from edgeasync.training.numpy_models import SoftmaxModel
+    >>> data = np.eye(3), np.arange(3)
+    >>> best = SaveBest(Path(tempfile.mkdtemp()) / "best")
+    >>> often = {"evaluation": {"every": "5 updates"}}
+    >>> model, until = SoftmaxModel(inputs=3, classes=3), Stop(updates=20)
+    >>> _ = train(model, data, workers=1, until=until, evaluate=data, callbacks=[best], settings=often)
+    >>> best.saved.name, sorted(np.load(best.saved))
+    ('best.npz', ['layer0.bias', 'layer0.weight'])
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path).expanduser()
+        self.saved: Path | None = None
+        """The file that was written last."""
+
+    def on_best(self, event: Best) -> None:
+        """Write the model; raises `ConfigError` for a path that says another kind, and `StorageError`."""
+        model = None if self._path.suffix == ".npz" else _onnx(event)
+        suffix = self._path.suffix or (".npz" if model is None else ".onnx")
+        if model is None and suffix != ".npz":
+            raise ConfigError(
+                f"{self._path}: this model is not ONNX; write SaveBest({self._path.stem + '.npz'!r})"
+            )
+        path = self._path.with_suffix(suffix)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, _arrays(event) if model is None else model.SerializeToString(), private=False)
+        self.saved = path
+
+
+def _onnx(event: Best) -> Any:
+    """Return the model if it is ONNX."""
+    try:
+        model = event.model
+    except ConfigError:  # a training graph, which cannot be given back
+        return None
+    return model if hasattr(model, "SerializeToString") else None
+
+
+def _arrays(event: Best) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as file:  # numpy.savez takes no array of the name "file"
+        for name, array in event.arrays.items():
+            with file.open(f"{name}.npy", "w") as entry:
+                np.lib.format.write_array(entry, array)
+    return content.getvalue()

@@ -1,0 +1,78 @@
+"""`StopWhen`: ends a run by a rule of the user's own."""
+
+from collections.abc import Callable
+from typing import Any
+
+from edgeasync.errors import ConfigError
+from edgeasync.sdk.callbacks import StopTraining
+from edgeasync.sdk.events import Evaluation, Event, Exchange
+
+
+class StopWhen:
+    """Ends the run by a rule; `Run.reason` then says which.
+
+    - `rule`: a function, which is given every event and returns true at the end. Or the name of a number in
+      evaluations, such as "loss", together with `below` or `above`.
+    - `reason`: what `Run.reason` is to be.
+
+    At a hub and in `train` the run ends for all. At an agent that agent alone ends; "loss" is then the loss of its
+    own local steps, too.
+
+    >>> from edgeasync import Stop, train
+    >>> from edgeasync.callbacks import StopWhen, VersionEvent
+    >>> from edgeasync.training.numpy_models import SoftmaxModel
+    >>> data = np.eye(3), np.arange(3)
+    >>> rule = lambda event: isinstance(event, VersionEvent) and event.version >= 5
+    >>> until = Stop(updates=10_000)
+    >>> train(SoftmaxModel(inputs=3, classes=3), data, workers=1, until=until, callbacks=[StopWhen(rule)]).reason
+    'StopWhen said so'
+    >>> StopWhen("accuracy", above=0.95)
+    StopWhen('accuracy', above=0.95)
+    """
+
+    def __init__(
+        self,
+        rule: Callable[[Any], object] | str,
+        *,
+        below: float | None = None,
+        above: float | None = None,
+        reason: str = "",
+    ) -> None:
+        if isinstance(rule, str):
+            if (below is None) == (above is None):
+                raise ConfigError(f"StopWhen({rule!r}) needs a bound: give below=0.1, or above=0.95, for example")
+        elif not callable(rule) or (below, above) != (None, None):
+            raise ConfigError(
+                "StopWhen takes a function of an event alone, or a number's name with a bound: "
+                "StopWhen('loss', below=0.1)"
+            )
+        self._rule = rule
+        self._below = below
+        self._above = above
+        self._reason = reason
+
+    def __repr__(self) -> str:
+        bound = f"below={self._below}" if self._above is None else f"above={self._above}"
+        return f"StopWhen({self._rule!r}, {bound})" if isinstance(self._rule, str) else f"StopWhen({self._rule!r})"
+
+    def __call__(self, event: Event) -> None:
+        """Raise `StopTraining` if the rule says so."""
+        if callable(self._rule):
+            if self._rule(event):
+                raise StopTraining(self._reason or "StopWhen said so")
+        elif isinstance(event, Evaluation | Exchange):
+            self._hold(self._rule, event)
+
+    def _hold(self, name: str, event: Evaluation | Exchange) -> None:
+        value = getattr(event, name, None)
+        if value is None and isinstance(event, Evaluation):
+            raise ConfigError(
+                f"StopWhen({name!r}) never ends this run: its evaluations have no {name}; for an accuracy give "
+                "evaluate=, with labels"
+            )
+        if value is None:
+            return
+        if self._below is not None and value < self._below:
+            raise StopTraining(self._reason or f"{name} {value:.4g} is below {self._below:g}")
+        if self._above is not None and value > self._above:
+            raise StopTraining(self._reason or f"{name} {value:.4g} is above {self._above:g}")

@@ -1,0 +1,204 @@
+"""One device of an `Agent`: the agent that trains for the hub, its data or its trainer, and what it tells."""
+
+import concurrent.futures
+import math
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from edgeasync.core.device.effects import Report
+from edgeasync.core.device.events import DeviceEvent, ModelInstalled, Received
+from edgeasync.data.dataset import Dataset
+from edgeasync.durable.identity import DeviceFolder, DeviceIdentity
+from edgeasync.errors import ConfigError, EdgeAsyncError
+from edgeasync.parameters import Vector
+from edgeasync.protocol.messages import Ack, Assignment, Push, Welcome
+from edgeasync.runtime.agent import Agent
+from edgeasync.runtime.agent_settings import AgentSection
+from edgeasync.runtime.device import Device, make_agent, planned_trainer
+from edgeasync.sdk import events
+from edgeasync.sdk.models import as_dataset, evaluator_of
+from edgeasync.training.evaluation import Evaluation, NumpyEvaluator
+from edgeasync.training.plan import LocalTraining, ShippedModel, read_plan
+from edgeasync.training.trainer import Trainer
+
+INSTALL_S = 5.0
+"""How long an evaluation waits for a model that is just being installed."""
+
+
+class Member:
+    """A device of an agent. `make` it, then run `agent`, then `close` it.
+
+    - `part`: its data, or a trainer of the user's own.
+    - `own` changes what the device decides itself of how it trains, and `epochs` are its passes over its data
+      between two exchanges.
+    - `tell` is given events, and `on_report` what the agent reports.
+    """
+
+    def __init__(
+        self,
+        section: AgentSection,
+        device: Device,
+        part: Dataset | Trainer,
+        *,
+        own: Callable[[LocalTraining], LocalTraining],
+        epochs: float | None,
+        tell: Callable[[events.Event], None],
+        on_report: Callable[[Report], None],
+        context: "zmq.Context[zmq.Socket[bytes]] | None",
+    ) -> None:
+        self.agent: Agent | None = None
+        self.joined: concurrent.futures.Future[None] = concurrent.futures.Future()
+        """Done once the hub has let it in."""
+        self._section = section
+        self._device = device
+        self._part = part
+        self._own = own
+        self._epochs = epochs
+        self._tell = tell
+        self._on_report = on_report
+        self._context = context
+        self._folder: DeviceFolder | None = None
+        self._trainer: Any = None
+        self._began_s = time.monotonic()
+        self._push: Push | None = None
+        self._outcome = ""
+        self._bytes = (0, 0)
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self._began_s
+
+    @property
+    def version(self) -> int:
+        """The number of the newest model that is here, -1 without one."""
+        version = None if self.agent is None else self.agent.version
+        return -1 if version is None else version
+
+    def make(self) -> Agent:
+        """Open the state folder, and make the agent; raises what `make_agent` and `DeviceFolder` raise."""
+        device, part = self._device, self._part
+        identity = DeviceIdentity(device.device_id, secrets.token_hex(16), 1)
+        if device.state is not None:
+            self._folder = DeviceFolder(device.state)
+            identity = self._folder.open(device.device_id)
+        self.agent = make_agent(
+            self._section,
+            device,
+            identity,
+            self._make_trainer,
+            examples=len(part) if isinstance(part, Dataset) else 0,
+            fingerprint=None if isinstance(part, Dataset) else part.spec.fingerprint,
+            on_report=self._report,
+            observe=self._observe,
+            context=self._context,
+        )
+        return self.agent
+
+    def close(self) -> None:
+        """Release the state folder."""
+        if self._folder is not None:
+            self._folder.close()
+
+    def _make_trainer(self, welcome: Welcome) -> Trainer:
+        agent, part = self.agent, self._part
+        assert agent is not None
+        if not isinstance(part, Dataset):
+            return part
+        batch_size = 1
+
+        def own(local: LocalTraining) -> LocalTraining:
+            nonlocal batch_size
+            local = self._own(local)
+            batch_size = local.batch_size
+            return local
+
+        self._trainer = trainer = planned_trainer(self._section, welcome, agent.graph, part, own)
+        batch_size = getattr(trainer, "batch_size", None) or batch_size  # a graph may have a fixed one
+        if self._epochs is not None:
+            agent.local_steps = max(1, math.ceil(self._epochs * len(part) / min(batch_size, len(part))))
+        return trainer
+
+    # -- what happens ----------------------------------------------------------------------------------------
+
+    def _report(self, report: Report) -> None:
+        of: dict[str, Any] = {"time_s": self.now_s, "device": self._device.device_id}
+        if report.event == "joined":
+            if not self.joined.done():
+                self.joined.set_result(None)
+            self._tell(events.Join(**of))
+        elif report.event == "disconnected":
+            self._tell(events.Leave(**of, detail=report.detail))
+        elif report.event in ("waiting", "warning", "unreachable", "quarantined"):
+            self._tell(events.Alert(**of, detail=report.detail))
+        self._on_report(report)
+
+    def _observe(self, event: DeviceEvent) -> None:
+        """See every event of the device's core, on the loop."""
+        agent = self.agent
+        assert agent is not None
+        self._push = agent.pending_push or self._push
+        match event:
+            case Received(message=Ack() as ack) | Received(message=Assignment(ack=Ack() as ack)):
+                if self._push is not None and ack.seq == self._push.seq:
+                    self._outcome = events.outcome_name(ack.outcome)
+            case ModelInstalled(assignment=assignment) if self._push is not None and self._outcome:
+                self._tell_exchange(agent, self._push, assignment.version.number)
+
+    def _tell_exchange(self, agent: Agent, push: Push, version: int) -> None:
+        up, down = self._bytes
+        self._bytes = agent.bytes_up, agent.bytes_down
+        outcome, self._outcome = self._outcome, ""
+        self._tell(events.Exchange(
+            time_s=self.now_s,
+            device=self._device.device_id,
+            number=push.seq,
+            outcome=outcome,
+            version=version,
+            loss=push.loss_mean,
+            examples=push.examples,
+            local_steps=push.local_steps,
+            bytes_up=agent.bytes_up - up,
+            bytes_down=agent.bytes_down - down,
+        ))  # fmt: skip
+
+    # -- evaluation ------------------------------------------------------------------------------------------
+
+    def evaluate(self, data: object) -> events.Evaluation:
+        """Evaluate the newest model that is here, in the caller's thread; raises what `Agent.evaluate` raises."""
+        agent = self.agent
+        assert agent is not None
+        welcome = agent.welcome
+        if welcome is None:
+            raise EdgeAsyncError(
+                "this agent has no model yet; wait for its first, with wait_until_joined for example"
+            )
+        number, vector = _newest(agent)
+        found: Evaluation
+        if callable(data):
+            found = evaluator_of(data, welcome.spec)(vector)
+        elif not welcome.settings:
+            raise ConfigError(
+                "Python code alone describes the hub's model: give evaluate a function of the named arrays"
+            )
+        elif isinstance(model := read_plan(welcome.settings).model, ShippedModel):
+            found = self._trainer.evaluate(vector, as_dataset(data, "data"))
+        else:
+            found = NumpyEvaluator(model, as_dataset(data, "data"))(vector)
+        evaluation = events.Evaluation(time_s=self.now_s, version=number, loss=found.loss, accuracy=found.accuracy)
+        self._tell(evaluation)
+        return evaluation
+
+
+def _newest(agent: Agent) -> tuple[int, Vector]:
+    """Return number and copy of the agent's newest model; wait while it is being installed."""
+    until_s = time.monotonic() + INSTALL_S
+    while (found := agent.copy_model()) is None:
+        if time.monotonic() > until_s:
+            raise EdgeAsyncError("this agent holds no whole model at the moment; try again")
+        time.sleep(0.001)
+    return found
