@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from edgeasync.sdk.agent import Agent
     from edgeasync.sdk.hub import Hub
     from edgeasync.sdk.run import Run
+    from edgeasync.sdk.session import join
     from edgeasync.sdk.stop import Stop
     from edgeasync.sdk.train import train, train_async
     from edgeasync.training.onnx_trainer import OnnxTrainer
@@ -41,10 +42,11 @@ _HOMES = {
     "Trainer": "training.trainer",
     "Vector": "parameters",
     "fetch_status": "runtime.status",
+    "join": "sdk.session",
     "train": "sdk.train",
     "train_async": "sdk.train",
 }
-_MODULES = ("callbacks", "data", "nn", "policies", "simulation")
+_MODULES = ("callbacks", "data", "nn", "policies", "simulation", "torch")
 
 __all__ = [
     "SGD",
@@ -64,6 +66,7 @@ __all__ = [
     "Trainer",
     "Vector",
     "fetch_status",
+    "join",
     "train",
     "train_async",
 ]

@@ -136,7 +136,8 @@ class Agent:
     Work and traffic:
 
     - `local_steps_max` is the most local steps between two exchanges; 0 is no limit.
-    - `alone_steps_max` is the most extra local steps while the agent can reach no hub.
+    - `alone_steps_max` is the most extra local steps while the agent can reach no hub. With `trains_at_rest` they
+      are taken, too, when the hub asks for rest.
     - `bandwidth_bytes_per_s_max` is the most bytes per second, both directions together.
     - `bytes_per_day_max` is the most bytes of 24 hours, both directions together. `day_file` keeps the count;
       without it every agent begins a new day.
@@ -166,6 +167,7 @@ class Agent:
         day_file: DayFile | None = None,
         spool: KeptSpool | None = None,
         alone_steps_max: int = 0,
+        trains_at_rest: bool = False,
         keys: DeviceKeys | None = None,
         enrol: str | None = None,
         knocking: bool = False,
@@ -234,6 +236,7 @@ class Agent:
             random=Random(identity.state_id + str(identity.incarnation)),
             hubs=len(self.addresses),
             offline_steps_max=alone_steps_max,
+            trains_at_rest=trains_at_rest,
             day=Day(bytes_per_day_max),
         )
         self._engine = DeviceEngine(

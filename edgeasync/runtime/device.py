@@ -71,6 +71,7 @@ def make_agent(
     fingerprint: str | None,
     on_report: OnReport,
     observe: ObserveDevice | None = None,
+    trains_at_rest: bool = False,
     context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
 ) -> Agent:
     """Return the agent of a device, not running yet; raises what `Agent` raises."""
@@ -91,6 +92,7 @@ def make_agent(
         day_file=None if state is None else DayFile(state),
         spool=None if state is None else _open_spool(section, state, identity),
         alone_steps_max=section.alone_steps_max,
+        trains_at_rest=trains_at_rest,
         insecure=section.insecure,
         keys=device.keys,
         enrol=section.enrol,

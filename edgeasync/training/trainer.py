@@ -13,7 +13,7 @@ import numpy.typing as npt
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.core.device.events import Trained
 from edgeasync.data.dataset import Batch, Batches
-from edgeasync.errors import DataError
+from edgeasync.errors import DataError, EdgeAsyncError
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.policies.transforms import Conditions, Transform, apply_chain, plan_chain, state_vectors
 
@@ -26,6 +26,10 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
 
     loss: float | None
     examples: int
+
+
+class StepsEndedError(EdgeAsyncError):
+    """A trainer takes no more steps: the assignment ends with those that it has taken."""
 
 
 class Trainer(Protocol):
@@ -104,7 +108,7 @@ def take_local_steps(
     """Take `local_steps` steps, or return `None` as soon as `should_stop` says so: the work is abandoned.
 
     With `should_pause` the steps continue an earlier call's, without a score, and end as soon as it says so: what
-    was done by then is returned, or `None` if nothing was.
+    was done by then is returned, or `None` if nothing was. So it is when the trainer raises `StepsEndedError`.
 
     To stand for a slower device, every step is drawn out to `step_s_min` by `wait(remaining_s)`; `step_s` of
     the result, mean seconds a step, includes it. `on_step` is called after each step. Mean and variance, the
@@ -126,9 +130,12 @@ def take_local_steps(
             return None
         if should_pause is not None and should_pause():
             break
-        count += 1
         started = clock()
-        result = take_step()
+        try:
+            result = take_step()
+        except StepsEndedError:
+            break
+        count += 1
         remaining_s = step_s_min - (clock() - started)
         if remaining_s > 0.0:
             wait(remaining_s)

@@ -95,6 +95,7 @@ class DeviceCore:
         parameters_max: int = PARAMETERS_MAX,
         hubs: int = 1,
         offline_steps_max: int = 0,
+        trains_at_rest: bool = False,
         day: Day | None = None,
     ) -> None:
         self.link: LinkState = "offline"
@@ -106,6 +107,7 @@ class DeviceCore:
             day=self.day,
             local_steps_max=profile.local_steps_max,
             offline_steps_max=offline_steps_max,
+            trains_at_rest=trains_at_rest,
             random=random,
             unexpected=self._unexpected,
         )

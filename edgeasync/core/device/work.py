@@ -92,6 +92,7 @@ class DeviceWork:
         *,
         local_steps_max: int,
         offline_steps_max: int,
+        trains_at_rest: bool,
         random: Random,
         unexpected: UnexpectedEvents,
         day: Day,
@@ -109,6 +110,7 @@ class DeviceWork:
         """What the day's bytes do not bear, until the hub is left."""
         self.pending = PendingPush()
         self._overlap = OverlapSteps(offline_steps_max)
+        self._trains_at_rest = trains_at_rest
         self._answers = AnswerReports()
         self._local_steps_max = local_steps_max
         self._random = random
@@ -123,7 +125,7 @@ class DeviceWork:
         self._has_graph = False
         self._installing: Assignment | None = None
         self._busy = False
-        """Whether the hub has asked to wait with updates."""
+        """Whether the hub has asked to wait with updates, or to rest and the device trains on."""
         self._spoke_again = False
         """Whether something was sent again on this connection, so that two answers may come."""
         self._speak_at_s = 0.0
@@ -225,7 +227,9 @@ class DeviceWork:
         retry_after_s = retry_after_s or 1.0
         if rest is not None:
             self._speak_at_s = now_s + retry_after_s
-            return [Report("resting", rest)] if retry_after_s >= RESTING_S else []
+            self._busy = self._trains_at_rest
+            told: list[DeviceEffect] = [Report("resting", rest)] if retry_after_s >= RESTING_S else []
+            return told + self._train_on() if self._trains_at_rest else told
         spread_s = min(retry_after_s, 2.0 * BACKOFF_MAX_S) * self._random.uniform(0.0, 0.5)
         self._speak_at_s = now_s + retry_after_s + spread_s
         self._busy = True

@@ -1,0 +1,102 @@
+"""Where a loop is: its steps, and its place in the data, so that a script that was killed resumes there."""
+
+import random
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeasync.core.arrays.spool import TrainerState
+
+Item = TypeVar("Item")
+
+RandomState = dict[str, npt.NDArray[Any]]
+
+
+class LoopState:
+    """Counts steps and batches, and remembers the random numbers with which an epoch began: they shuffle it."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._batches = 0
+        """Batches of this epoch that the loop has been given."""
+        self._begun = random_state()
+        self._resumed: RandomState | None = None
+        """The random numbers at the place to resume from; `None` once the loop is there."""
+
+    def epoch(self, loader: Iterable[Item]) -> Iterator[Item]:
+        """Yield an epoch's batches, or those that are left of the epoch to resume."""
+        resumed, skipped = self._resumed, 0
+        if resumed is None:
+            self._begun, self._batches = random_state(), 0
+        else:
+            set_random_state(self._begun)
+            skipped = self._batches
+        for number, batch in enumerate(loader, 1):
+            if number <= skipped:
+                continue
+            self._go_on()
+            self._batches = number
+            yield batch
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Draw random numbers as after the last step, once the batches before it have been skipped."""
+        if self._resumed is not None:
+            set_random_state(self._resumed)
+            self._resumed = None
+
+    def dump(self) -> TrainerState:
+        """Return the place as arrays."""
+        state = {"place": np.array([self.steps, self._batches], np.int64)}
+        state |= {f"begun.{name}": array for name, array in self._begun.items()}
+        return state | {f"now.{name}": array for name, array in random_state().items()}
+
+    def load(self, state: TrainerState) -> None:
+        """Resume from a place; raises `KeyError` or `ValueError` for what is none."""
+        steps, batches = (int(number) for number in state["place"])
+        parts = [
+            {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
+            for prefix in ("begun.", "now.")
+        ]
+        before = random_state()
+        try:
+            for part in parts:
+                set_random_state(part)  # a mistake is told before anything is changed
+        except BaseException:
+            set_random_state(before)
+            raise
+        self._begun, self._resumed = parts
+        self.steps, self._batches = steps, batches
+
+
+def random_state() -> RandomState:
+    """Return the state of the global random numbers of Python, of numpy and, if it is loaded, of torch."""
+    _, words, gauss = random.getstate()
+    _, keys, place, has_gauss, cached = np.random.get_state()  # noqa: NPY002 - a loader may well use these
+    state: RandomState = {
+        "python": np.array(words, np.uint64),
+        "python.gauss": np.array([] if gauss is None else [gauss], np.float64),
+        "numpy": np.asarray(keys, np.uint32),
+        "numpy.gauss": np.array([place, has_gauss, cached], np.float64),
+    }
+    if (torch := sys.modules.get("torch")) is not None:
+        state["torch"] = torch.get_rng_state().numpy()
+    return state
+
+
+def set_random_state(state: RandomState) -> None:
+    """Draw as from this state; raises `KeyError` or `ValueError` for what is none."""
+    words, gauss = tuple(int(word) for word in state["python"]), state["python.gauss"]
+    random.setstate((3, words, float(gauss[0]) if len(gauss) else None))
+    place, has_gauss, cached = state["numpy.gauss"]
+    legacy = ("MT19937", state["numpy"], int(place), int(has_gauss), float(cached))
+    np.random.set_state(legacy)  # noqa: NPY002
+    torch = sys.modules.get("torch")
+    if torch is not None and "torch" in state:
+        try:
+            torch.set_rng_state(torch.from_numpy(state["torch"].copy()))
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(str(error)) from error

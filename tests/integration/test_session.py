@@ -1,0 +1,103 @@
+"""A loop of the user's own takes part in a run, by real sockets."""
+
+import numpy as np
+import pytest
+
+import edgeasync
+from edgeasync import Hub, Stop, join
+from edgeasync.errors import ModelMismatchError
+from edgeasync.policies.aggregation import ImmediateAggregator
+from edgeasync.policies.frequency import FixedFrequency
+from edgeasync.policies.optimizers import SGD
+from edgeasync.policies.policy import Policy
+
+POLICY = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency(local_steps=4))
+FLOAT32 = {"codec": {"push": "identity", "model": "identity", "delta": "off"}}
+TARGET = np.arange(6, dtype=np.float32)
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def hub(tmp_path):
+    run = tmp_path / "run"
+    with Hub({"w": np.zeros(6)}, run=run, bind="tcp://127.0.0.1:*", policy=POLICY, settings=FLOAT32) as hub:
+        yield hub
+
+
+def take_steps(model, session, count):
+    for _ in range(count):
+        model["w"] += 0.1 * (TARGET - model["w"])
+        session.step(loss=float(np.square(TARGET - model["w"]).mean()), examples=3)
+
+
+def test_every_step_of_the_loop_is_part_of_an_update(hub):
+    model = {"w": np.full(6, 9.0, np.float32)}
+    with join(hub.address, model, name="mine", timeout_s=PATIENCE_S) as session:
+        assert (session.version, list(model["w"])) == (0, [0.0] * 6), "the hub's values at once"
+        take_steps(model, session, 4)
+        assert (session.exchanges, session.steps_since_exchange, session.version) == (2, 0, 1)
+        take_steps(model, session, 23)
+        assert session.steps == 27
+    (device,) = hub.status()["devices"]
+    assert device["updates_applied"] == 7, "the last, short one included"
+    np.testing.assert_allclose(hub.snapshot()["w"], model["w"], rtol=1e-5)
+
+
+def test_the_loop_ends_with_the_run(tmp_path):
+    model = {"w": np.zeros(6, np.float32)}
+    hub = Hub({"w": np.zeros(6)}, run=tmp_path, bind="tcp://127.0.0.1:*", policy=POLICY, until=Stop(updates=3))
+    with hub, join(hub.address, model, timeout_s=PATIENCE_S) as session:
+        taken = 0
+        for _ in session.batches([1, 2, 3]):
+            take_steps(model, session, 1)
+            taken += 1
+        assert 12 <= taken <= 16, "the goodbye comes right behind the last model"
+        assert session.finished
+        before = model["w"].copy()
+        take_steps(model, session, 2)  # a loop that does not look trains on by itself
+    assert (model["w"][1:] != before[1:]).all()
+
+
+def test_another_model_is_told_by_the_array(hub):
+    with pytest.raises(ModelMismatchError, match=r"'w' is trained of shape \(5,\) here, trained of \(6,\) at the hub"):
+        join(hub.address, {"w": np.zeros(5, np.float32)}, timeout_s=PATIENCE_S)
+    with pytest.raises(ModelMismatchError, match="your model has an array 'b'"):
+        join(hub.address, {"w": np.zeros(6, np.float32), "b": np.zeros(1, np.float32)}, timeout_s=PATIENCE_S)
+    with pytest.raises(edgeasync.EdgeAsyncError, match="model is int; give a torch"):
+        join(hub.address, 3)
+
+
+def test_without_a_hub_the_loop_trains_on(caplog):
+    model = {"w": np.zeros(6, np.float32)}
+    with join("tcp://127.0.0.1:9", model, timeout_s=0.2) as session:
+        take_steps(model, session, 3)
+        assert (session.steps, session.version) == (0, None)
+    assert "the loop trains by itself" in caplog.text
+    assert (model["w"][1:] > 0).all()
+
+
+def test_evaluate_sees_the_hubs_model_and_puts_the_loops_back(hub):
+    model = {"w": np.zeros(6, np.float32)}
+    with join(hub.address, model, timeout_s=PATIENCE_S) as session:
+        take_steps(model, session, 6)
+        own = model["w"].copy()
+        seen = session.evaluate(lambda: model["w"].copy())
+        np.testing.assert_array_equal(model["w"], own)
+        np.testing.assert_array_equal(seen, hub.snapshot()["w"])
+        assert (seen != own).any()
+
+
+def test_between_abort_and_resume_nothing_is_sent_and_the_model_is_the_loops(hub):
+    model = {"w": np.zeros(6, np.float32)}
+    with join(hub.address, model, timeout_s=PATIENCE_S) as session:
+        take_steps(model, session, 4)
+        session.abort()
+        before = hub.status()["updates_applied"]
+        take_steps(model, session, 20)
+        assert (session.steps, hub.status()["updates_applied"]) == (4, before)
+        moved = model["w"].copy()
+        session.resume()
+        np.testing.assert_array_equal(model["w"], moved)
+        take_steps(model, session, 4)
+        assert session.steps == 8
+    assert hub.status()["updates_applied"] > before
