@@ -87,6 +87,9 @@ def prepare(
     if callable(serialize := getattr(model, "SerializeToString", None)):
         described = OnnxModel(file=str(run / FORWARD_FILE), loss=loss)
         return _onnx(described, serialize(), local, _read_proto)
+    if callable(prepare_itself := getattr(model, "prepare", None)):  # such as edgeasync.torch.model
+        prepared: Prepared = prepare_itself(local)
+        return prepared
     if isinstance(getattr(model, "parameters", None), Mapping):
         return _own(model, local)
     if isinstance(model, Mapping):

@@ -4,35 +4,32 @@ import concurrent.futures
 import contextlib
 import logging
 import secrets
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from edgeasync.config import convert
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.core.device.effects import Report
-from edgeasync.core.device.events import DeviceEvent, ModelInstalled
 from edgeasync.durable.identity import DeviceFolder, DeviceIdentity
-from edgeasync.errors import ConfigError, EdgeAsyncError, ModelMismatchError
-from edgeasync.parameters import Parameter, ParameterSpec, Vector
+from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import Agent as RuntimeAgent
 from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.runtime.device import find_device, make_agent
+from edgeasync.sdk.lockstep import Lockstep
+from edgeasync.sdk.participants import Participant, check_same, participant_of
 from edgeasync.sdk.service import Service
 from edgeasync.sdk.session_state import LoopState
 from edgeasync.training.plan import read_plan
-from edgeasync.training.trainer import StepResult, StepsEndedError
+from edgeasync.training.trainer import StepResult
 
 LOG = logging.getLogger("edgeasync.session")
 
-Arrays = Mapping[str, npt.NDArray[np.float32]]
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 
@@ -44,178 +41,6 @@ ENDING_S = 10.0
 
 LAST_UPDATE_S = 5.0
 """How long the end of a session waits for the hub's answer to the last steps."""
-
-
-class Participant(Protocol):
-    """A model that takes part: what a session reads from it, and writes to it.
-
-    All are called in the thread of the user's loop, inside `join`, `step`, `evaluate` and the end of a session.
-    """
-
-    parameters: Sequence[Parameter]
-    """Its arrays: names, shapes, roles."""
-
-    def read(self, arrays: Arrays) -> None:
-        """Copy the model's values into these arrays."""
-
-    def write(self, arrays: Arrays) -> None:
-        """Copy these arrays' values into the model."""
-
-    def reset_optimizer(self) -> None:
-        """Forget the optimizer's state: it is of another model."""
-
-    def attach(self, on_step: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_step` after each of the optimizer's steps, if that can be seen; return what ends that."""
-
-    def state(self) -> TrainerState:
-        """Return the optimizer's state, and that of random numbers, as arrays."""
-
-    def restore(self, state: TrainerState) -> None:
-        """Resume from such a state; raises `ValueError` if it is another model's."""
-
-
-class ArrayParticipant:
-    """Named numpy arrays, which the user's loop changes in place."""
-
-    def __init__(self, arrays: Mapping[str, Any]) -> None:
-        for name, array in arrays.items():
-            if not isinstance(array, np.ndarray) or array.dtype.kind != "f" or not array.flags.writeable:
-                raise ConfigError(f"model[{name!r}] is no array of floats that can be written; give numpy arrays")
-        self._arrays = arrays
-        self.parameters = [Parameter(name, array.shape) for name, array in arrays.items()]
-
-    def read(self, arrays: Arrays) -> None:
-        """Copy the model's values into these arrays."""
-        for name, array in arrays.items():
-            array[...] = self._arrays[name]
-
-    def write(self, arrays: Arrays) -> None:
-        """Copy these arrays' values into the model."""
-        for name, array in arrays.items():
-            self._arrays[name][...] = array
-
-    def reset_optimizer(self) -> None:
-        """Do nothing: there is none that is known."""
-
-    def attach(self, on_step: Callable[[], None]) -> Callable[[], None]:  # noqa: ARG002
-        """Do nothing: the loop calls `session.step`."""
-        return lambda: None
-
-    def state(self) -> TrainerState:
-        """Return nothing."""
-        return {}
-
-    def restore(self, state: TrainerState) -> None:
-        """Do nothing."""
-
-
-def participant_of(model: object, optimizer: object) -> Participant:
-    """Return how a model takes part; raises `ConfigError` for what is none."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(model, torch.nn.Module):
-        from edgeasync.torch import TorchParticipant  # noqa: PLC0415 - who has a module has paid for it
-
-        return TorchParticipant(model, optimizer)  # type: ignore[no-any-return]
-    if optimizer is not None:
-        raise ConfigError("optimizer is one of torch, for a torch module; call session.step() after each step")
-    if isinstance(model, Mapping):
-        return ArrayParticipant(model)
-    if all(hasattr(model, name) for name in ("parameters", "read", "write", "attach")):
-        return model  # type: ignore[return-value]
-    raise ConfigError(
-        f"model is {type(model).__name__}; give a torch.nn.Module, a dict of numpy arrays that your loop changes in "
-        "place, or what edgeasync.jax.params or edgeasync.sklearn.params returns"
-    )
-
-
-class Lockstep:
-    """A trainer whose steps the user's loop takes, in its own thread.
-
-    The agent's worker asks for a step and waits. The loop takes one, hands it over, and waits until the worker asks
-    again. Meanwhile an exchange may have taken place: then a new model is here, and the loop's thread, and no other,
-    copies it into the user's model.
-    """
-
-    def __init__(self, spec: ParameterSpec, keep: Callable[[], TrainerState]) -> None:
-        self.spec = spec
-        self._keep = keep
-        self._state: TrainerState = {}
-        self._turn = threading.Condition()
-        self._vector: Vector | None = None
-        self._result: StepResult | None = None
-        self.over = False
-        """Whether the worker takes no more steps."""
-        self._asked = self._fresh = self._waiting = False
-        self.restored: TrainerState | None = None
-        """The state of an earlier start, if there is one."""
-
-    # -- called by the agent's worker ------------------------------------------------------------------------
-
-    def begin(self, parameters: Vector) -> None:
-        """Begin an assignment: the loop copies this model at its next turn."""
-        with self._turn:
-            self._vector, self._fresh = parameters, True
-
-    def step(self) -> StepResult:
-        """Wait for a step of the loop; raises `StepsEndedError` once there are no more."""
-        with self._turn:
-            self._asked = True
-            self._turn.notify_all()
-            self._turn.wait_for(lambda: self._result is not None or self.over)
-            self._asked = False
-            result, self._result = self._result, None
-            if result is None:
-                raise StepsEndedError("the loop takes no more steps")
-            return result
-
-    def interrupt(self) -> None:
-        """Wait for no more steps."""
-        with self._turn:
-            self.over = True
-            self._turn.notify_all()
-
-    def state(self) -> TrainerState:
-        """Return the state of the loop after the last step of an assignment: the loop waits here then."""
-        with self._turn:
-            if self._waiting:
-                self._state = self._keep()
-            return self._state
-
-    def restore(self, state: TrainerState) -> None:
-        """Keep a state for the loop to resume from."""
-        self.restored = state
-
-    # -- called by the loop ----------------------------------------------------------------------------------
-
-    def hand_over(self, result: StepResult, read: Callable[[Arrays], None]) -> bool:
-        """Give the worker a step, and the model after it; return whether the worker waited for one.
-
-        A step that was taken before the loop had the worker's model does not count.
-        """
-        with self._turn:
-            if not self._asked or self._fresh or self._vector is None or self.over:
-                return False
-            read(self.spec.views(self._vector))
-            self._asked, self._result = False, result
-            self._turn.notify_all()
-            return True
-
-    def await_turn(self, timeout_s: float | None = None) -> bool:
-        """Wait until the worker asks for a step; return whether it does, and has not ended."""
-        with self._turn:
-            self._waiting = True
-            self._turn.wait_for(lambda: self._asked or self.over, timeout_s)
-            self._waiting = False
-            return self._asked and not self.over
-
-    def take_model(self, write: Callable[[Arrays], None]) -> bool:
-        """Copy a model that is new into the user's; return whether there was one."""
-        with self._turn:
-            if not self._fresh or not self._asked or self._vector is None:
-                return False
-            write(self.spec.views(self._vector))
-            self._fresh = False
-            return True
 
 
 class Session(Service):
@@ -253,7 +78,7 @@ class Session(Service):
 
     @property
     def steps(self) -> int:
-        """Steps of this loop that are, or will be, part of an update; of all starts if it resumes by its folder."""
+        """Steps of this loop that are, or will be, part of an update; of all starts if it has a state folder."""
         return self._loop_state.steps
 
     @property
@@ -293,18 +118,14 @@ class Session(Service):
     def batches(self, loader: Iterable[Item]) -> Iterator[Item]:
         """Yield the batches of a loader, again and again, until the run ends.
 
-        With a state folder and `spool="full"`, a script that was killed resumes behind the batch of its last
-        update, in the same order.
+        With a state folder, a script that was killed resumes behind the batch of its last update, in the same
+        order. Raises `DataError` for a loader without batches.
         """
-        while not self.finished:
-            empty = True
+        while True:
             for batch in self._loop_state.epoch(loader):
-                empty = False
-                yield batch
                 if self.finished:
                     return
-            if empty:
-                raise ConfigError("the loader has no batches; give it data")
+                yield batch
 
     def evaluate(self, function: Callable[[], Found]) -> Found:
         """Call a function while the model is the hub's newest that is here, then put the loop's own back.
@@ -342,7 +163,7 @@ class Session(Service):
 
     # -- how it runs -----------------------------------------------------------------------------------------
 
-    def start(self, timeout_s: float = FIRST_MODEL_S) -> "Session":
+    def start(self, timeout_s: float = FIRST_MODEL_S) -> Self:
         """Look for the hub, in a thread; take its model if it comes within this time."""
         super().start()
         until_s = time.monotonic() + timeout_s
@@ -358,10 +179,12 @@ class Session(Service):
         self._detach = self._participant.attach(self.step)
         return self
 
-    def __enter__(self) -> "Session":
+    def __enter__(self) -> Self:
         return self if self._thread is not None else self.start()
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._detach()
         if error is None:
             self._send_last_steps()
@@ -421,7 +244,6 @@ class Session(Service):
                 examples=self._examples,
                 fingerprint=None,
                 on_report=self._report,
-                observe=self._observe,
                 trains_at_rest=True,
             )
             if self._stopping:
@@ -434,21 +256,17 @@ class Session(Service):
             self._agent.request_stop()
 
     def _make_trainer(self, welcome: Welcome) -> Lockstep:
-        _check_same(self._participant.parameters, welcome.spec)
+        check_same(self._participant.parameters, welcome.spec)
         if self._keeps_optimizer_state is None:
             self._keeps_optimizer_state = (
                 bool(welcome.settings) and read_plan(welcome.settings).local.keep_optimizer_state
             )
-        lockstep = Lockstep(welcome.spec, self._state)
-        self._welcomed.set_result(lockstep)
-        return lockstep
-
-    def _observe(self, event: DeviceEvent) -> None:
-        if isinstance(event, ModelInstalled):
-            LOG.debug("version %d is here", event.assignment.version.number)
+        if not self._welcomed.done():  # else the hub has other settings than before
+            self._welcomed.set_result(Lockstep(welcome.spec, self._state))
+        return self._welcomed.result()
 
     def _report(self, report: Report) -> None:
-        level = logging.WARNING if report.event in ("waiting", "warning", "unreachable", "alone") else logging.INFO
+        level = logging.WARNING if report.event in ("waiting", "warning", "unreachable") else logging.INFO
         LOG.log(level, "%s: %s", report.event, report.detail)
 
 
@@ -470,10 +288,11 @@ def join(
 
     - `hub`: its address, or several.
     - `model`: a `torch.nn.Module`; a dict of numpy arrays that the loop changes in place; or what
-      `edgeasync.jax.params` or `edgeasync.sklearn.params` returns. It takes the hub's values at once.
-    - `optimizer`: of torch; without one, every optimizer of the module's parameters is watched. For other models call
-      `session.step()` after each step.
-    - `name`, `state`, `enrol`, `insecure`: as for `Agent`. With `state` and `spool="full"` a killed script resumes.
+      has the methods of a participant (docs/train/session.md). It takes the hub's values at once.
+    - `optimizer`: of torch; without one, every optimizer of the module's parameters is watched. For other models
+      call `session.step()` after each step.
+    - `name`, `state`, `enrol`, `insecure`: as for `Agent`. With `state` a script that was killed resumes: its
+      optimizer, its random numbers and, with `session.batches`, its place in the data.
     - `examples`: how many examples the loop trains on.
     - `keep_optimizer_state`: whether the optimizer's state outlives an exchange; by default as the hub says.
     - `timeout_s`: how long to wait for the hub's first model. After that the loop trains by itself until it comes;
@@ -486,10 +305,11 @@ def join(
     >>> import numpy as np
     >>> from edgeasync import Hub, join
     >>> model = {"w": np.zeros(3, np.float32)}
-    >>> with Hub(model, run=tempfile.mkdtemp(), bind="tcp://127.0.0.1:*") as hub, join(hub.address, model) as session:
-    ...     for _ in range(40):
-    ...         model["w"] += 0.1 * (np.arange(3) - model["w"])
-    ...         session.step()
+    >>> with Hub(model, run=tempfile.mkdtemp(), bind="tcp://127.0.0.1:*") as hub:
+    ...     with join(hub.address, model) as session:
+    ...         for _ in range(40):
+    ...             model["w"] += 0.1 * (np.arange(3) - model["w"])
+    ...             session.step()
     >>> session.steps, session.exchanges > 1
     (40, True)
     """
@@ -498,23 +318,7 @@ def join(
     if twice := sorted({*said, "data", "insecure"} & settings.keys()):
         raise ConfigError(f"{twice[0]} is said by an argument of its own")
     given = {key: value for key, value in said.items() if value is not None}
-    unlimited = {"alone_steps_max": 100_000}
-    section = convert({**unlimited, **settings, **given, "insecure": insecure}, AgentSection, where="join")
+    usual = {"alone_steps_max": 2**31} | ({} if state is None else {"spool": "full"})
+    section = convert({**usual, **settings, **given, "insecure": insecure}, AgentSection, where="join")
     session = Session(section, participant, examples=examples, keep_optimizer_state=keep_optimizer_state)
     return session.start(timeout_s)
-
-
-def _check_same(parameters: Sequence[Parameter], spec: ParameterSpec) -> None:
-    """Raise `ModelMismatchError` unless a model has the hub's arrays, in any order."""
-    ours = {parameter.name: parameter for parameter in parameters}
-    theirs = {parameter.name: parameter for parameter in spec.parameters}
-    for name in sorted(ours.keys() | theirs.keys()):
-        if name not in ours:
-            raise ModelMismatchError(f"the hub's model has an array {name!r}, and yours has none; give both the same")
-        if name not in theirs:
-            raise ModelMismatchError(f"your model has an array {name!r}, and the hub's has none; give both the same")
-        if ours[name] != theirs[name]:
-            mine, hubs = ours[name], theirs[name]
-            raise ModelMismatchError(
-                f"the array {name!r} is {mine.role} of shape {mine.shape} here, {hubs.role} of {hubs.shape} at the hub"
-            )

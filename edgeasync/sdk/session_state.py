@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeasync.core.arrays.spool import TrainerState
+from edgeasync.errors import DataError
 
 Item = TypeVar("Item")
 
@@ -34,12 +35,15 @@ class LoopState:
         else:
             set_random_state(self._begun)
             skipped = self._batches
+        number = 0
         for number, batch in enumerate(loader, 1):
             if number <= skipped:
                 continue
             self._go_on()
             self._batches = number
             yield batch
+        if not number:
+            raise DataError("the loader has no batches; give it data")
         self._go_on()
 
     def _go_on(self) -> None:

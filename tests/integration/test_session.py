@@ -59,7 +59,9 @@ def test_the_loop_ends_with_the_run(tmp_path):
 
 
 def test_another_model_is_told_by_the_array(hub):
-    with pytest.raises(ModelMismatchError, match=r"'w' is trained of shape \(5,\) here, trained of \(6,\) at the hub"):
+    with pytest.raises(
+        ModelMismatchError, match=r"'w' is trained of shape \(5,\) here, trained of \(6,\) at the hub"
+    ):
         join(hub.address, {"w": np.zeros(5, np.float32)}, timeout_s=PATIENCE_S)
     with pytest.raises(ModelMismatchError, match="your model has an array 'b'"):
         join(hub.address, {"w": np.zeros(6, np.float32), "b": np.zeros(1, np.float32)}, timeout_s=PATIENCE_S)
@@ -81,7 +83,7 @@ def test_evaluate_sees_the_hubs_model_and_puts_the_loops_back(hub):
     with join(hub.address, model, timeout_s=PATIENCE_S) as session:
         take_steps(model, session, 6)
         own = model["w"].copy()
-        seen = session.evaluate(lambda: model["w"].copy())
+        seen = session.evaluate(model["w"].copy)
         np.testing.assert_array_equal(model["w"], own)
         np.testing.assert_array_equal(seen, hub.snapshot()["w"])
         assert (seen != own).any()

@@ -1,0 +1,99 @@
+"""A trainer whose local steps a loop takes in another thread."""
+
+import threading
+from collections.abc import Callable
+
+from edgeasync.core.arrays.spool import TrainerState
+from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.sdk.participants import Arrays
+from edgeasync.training.trainer import StepResult, StepsEndedError
+
+
+class Lockstep:
+    """A trainer whose steps the user's loop takes, in its own thread.
+
+    The agent's worker asks for a step and waits. The loop takes one, hands it over, and waits until the worker
+    asks again. Meanwhile an exchange may have taken place: then a new model is here. The loop's thread, and no
+    other, copies it into the user's model.
+    """
+
+    def __init__(self, spec: ParameterSpec, keep: Callable[[], TrainerState]) -> None:
+        self.spec = spec
+        self._keep = keep
+        self._state: TrainerState = {}
+        self._turn = threading.Condition()
+        self._vector: Vector | None = None
+        self._result: StepResult | None = None
+        self.over = False
+        """Whether the worker takes no more steps."""
+        self._asked = self._fresh = self._waiting = False
+        self.restored: TrainerState | None = None
+        """The state of an earlier start, if there is one."""
+
+    # -- called by the agent's worker ------------------------------------------------------------------------
+
+    def begin(self, parameters: Vector) -> None:
+        """Begin an assignment: the loop copies this model at its next turn."""
+        with self._turn:
+            self._vector, self._fresh = parameters, True
+
+    def step(self) -> StepResult:
+        """Wait for a step of the loop; raises `StepsEndedError` once there are no more."""
+        with self._turn:
+            self._asked = True
+            self._turn.notify_all()
+            self._turn.wait_for(lambda: self._result is not None or self.over)
+            self._asked = False
+            result, self._result = self._result, None
+            if result is None:
+                raise StepsEndedError("the loop takes no more steps")
+            return result
+
+    def interrupt(self) -> None:
+        """Wait for no more steps."""
+        with self._turn:
+            self.over = True
+            self._turn.notify_all()
+
+    def state(self) -> TrainerState:
+        """Return the state of the loop after the last step of an assignment: the loop waits here then."""
+        with self._turn:
+            if self._waiting:
+                self._state = self._keep()
+            return self._state
+
+    def restore(self, state: TrainerState) -> None:
+        """Keep a state for the loop to resume from."""
+        self.restored = state
+
+    # -- called by the loop ----------------------------------------------------------------------------------
+
+    def hand_over(self, result: StepResult, read: Callable[[Arrays], None]) -> bool:
+        """Give the worker a step, and the model after it; return whether the worker waited for one.
+
+        A step that was taken before the loop had the worker's model does not count.
+        """
+        with self._turn:
+            if not self._asked or self._fresh or self._vector is None or self.over:
+                return False
+            read(self.spec.views(self._vector))
+            self._asked, self._result = False, result
+            self._turn.notify_all()
+            return True
+
+    def await_turn(self, timeout_s: float | None = None) -> bool:
+        """Wait until the worker asks for a step; return whether it does, and has not ended."""
+        with self._turn:
+            self._waiting = True
+            self._turn.wait_for(lambda: self._asked or self.over, timeout_s)
+            self._waiting = False
+            return self._asked and not self.over
+
+    def take_model(self, write: Callable[[Arrays], None]) -> bool:
+        """Copy a model that is new into the user's; return whether there was one."""
+        with self._turn:
+            if not self._fresh or not self._asked or self._vector is None:
+                return False
+            write(self.spec.views(self._vector))
+            self._fresh = False
+            return True

@@ -1,0 +1,118 @@
+"""What takes part in a session: named numpy arrays, torch modules, and what has the methods of `Participant`."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeasync.core.arrays.spool import TrainerState
+from edgeasync.errors import ConfigError, ModelMismatchError
+from edgeasync.parameters import Parameter, ParameterSpec
+
+Arrays = Mapping[str, npt.NDArray[np.float32]]
+
+
+class Participant(Protocol):
+    """A model that takes part: what a session reads from it, and writes to it.
+
+    All are called in the thread of the user's loop, inside `join`, `step`, `evaluate` and the end of a session.
+    """
+
+    @property
+    def parameters(self) -> Sequence[Parameter]:
+        """Its arrays: names, shapes, roles."""
+
+    def read(self, arrays: Arrays) -> None:
+        """Copy the model's values into these arrays."""
+
+    def write(self, arrays: Arrays) -> None:
+        """Copy these arrays' values into the model."""
+
+    def reset_optimizer(self) -> None:
+        """Forget the optimizer's state: it is of another model."""
+
+    def attach(self, on_step: Callable[[], None]) -> Callable[[], None]:
+        """Call `on_step` after each of the optimizer's steps, if that can be seen; return what ends that."""
+
+    def state(self) -> TrainerState:
+        """Return the optimizer's state, and that of random numbers, as arrays."""
+
+    def restore(self, state: TrainerState) -> None:
+        """Resume from such a state; raises `ValueError` if it is another model's."""
+
+
+class ArrayParticipant:
+    """Named numpy arrays, which the user's loop changes in place."""
+
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        for name, array in arrays.items():
+            if not isinstance(array, np.ndarray) or array.dtype.kind != "f" or not array.flags.writeable:
+                raise ConfigError(f"model[{name!r}] is no array of floats that can be written; give numpy arrays")
+        self._arrays = arrays
+        self.parameters = [Parameter(name, array.shape) for name, array in arrays.items()]
+
+    def read(self, arrays: Arrays) -> None:
+        """Copy the model's values into these arrays."""
+        for name, array in arrays.items():
+            array[...] = self._arrays[name]
+
+    def write(self, arrays: Arrays) -> None:
+        """Copy these arrays' values into the model."""
+        for name, array in arrays.items():
+            self._arrays[name][...] = array
+
+    def reset_optimizer(self) -> None:
+        """Do nothing: there is none that is known."""
+
+    def attach(self, on_step: Callable[[], None]) -> Callable[[], None]:  # noqa: ARG002
+        """Do nothing: the loop calls `session.step`."""
+        return lambda: None
+
+    def state(self) -> TrainerState:
+        """Return nothing."""
+        return {}
+
+    def restore(self, state: TrainerState) -> None:
+        """Do nothing."""
+
+
+def participant_of(model: object, optimizer: object) -> Participant:
+    """Return how a model takes part; raises `ConfigError` for what is none."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(model, torch.nn.Module):
+        from edgeasync.torch import TorchParticipant  # noqa: PLC0415 - who has a module has paid for it
+
+        return TorchParticipant(model, optimizer)
+    if optimizer is not None:
+        raise ConfigError("optimizer is one of torch, for a torch module; call session.step() after each step")
+    if isinstance(model, Mapping):
+        return ArrayParticipant(model)
+    if all(hasattr(model, name) for name in ("parameters", "read", "write", "attach")):
+        return model  # type: ignore[return-value]
+    raise ConfigError(
+        f"model is {type(model).__name__}; give a torch.nn.Module, or a dict of numpy arrays that your loop changes "
+        "in place"
+    )
+
+
+def check_same(parameters: Sequence[Parameter], spec: ParameterSpec) -> None:
+    """Raise `ModelMismatchError` unless a model has the hub's arrays, in any order."""
+    ours = {parameter.name: parameter for parameter in parameters}
+    theirs = {parameter.name: parameter for parameter in spec.parameters}
+    for name in sorted(ours.keys() | theirs.keys()):
+        if name not in ours:
+            raise ModelMismatchError(
+                f"the hub's model has an array {name!r}, and yours has none; give both the same"
+            )
+        if name not in theirs:
+            raise ModelMismatchError(
+                f"your model has an array {name!r}, and the hub's has none; give both the same"
+            )
+        if ours[name] != theirs[name]:
+            mine, hubs = ours[name], theirs[name]
+            raise ModelMismatchError(
+                f"the array {name!r} is {mine.role} of shape {mine.shape} here, "
+                f"{hubs.role} of {hubs.shape} at the hub"
+            )
