@@ -29,7 +29,7 @@ INSTALL_S = 5.0
 """How long an evaluation waits for a model that is just being installed."""
 
 
-class Member:
+class AgentWorker:
     """A device of an agent. `make` it, then run `agent`, then `close` it.
 
     - `part`: its data, or a trainer of the user's own.
