@@ -14,7 +14,6 @@ import zmq
 
 from edgeasync.config import convert
 from edgeasync.core.device.effects import Report
-from edgeasync.data.dataset import Dataset
 from edgeasync.durable.identity import default_device_id
 from edgeasync.errors import ConfigError
 from edgeasync.runtime.agent import Agent as RuntimeAgent
@@ -24,8 +23,8 @@ from edgeasync.sdk import events
 from edgeasync.sdk.agent_worker import AgentWorker
 from edgeasync.sdk.callbacks import Callback, Callbacks
 from edgeasync.sdk.models import as_dataset, local_training
-from edgeasync.sdk.parts import check_apart, parts_of
 from edgeasync.sdk.service import Service
+from edgeasync.sdk.shares import Share, check_apart, split
 from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import AsyncTrainer, Trainer
 
@@ -238,7 +237,7 @@ class Agent(Service):
             ))  # fmt: skip
         return workers
 
-    def _parts(self) -> list[Dataset | Trainer]:
+    def _parts(self) -> list[Share]:
         if isinstance(self._given, list):
             check_apart(self._given)
             return self._given
@@ -246,7 +245,7 @@ class Agent(Service):
             return [self._given]  # type: ignore[list-item]
         if self._workers_count == 1 and not isinstance(self._data, list):
             return [as_dataset(self._data, "data")]
-        return parts_of(self._data, self._workers_count, self._section.seed)
+        return split(self._data, self._workers_count, self._section.seed)
 
     def _with_own(self, local: LocalTraining) -> LocalTraining:
         """Return the hub's settings of local training with those that the device has of its own."""

@@ -21,6 +21,7 @@ from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.runtime.device import Device, make_agent, planned_trainer
 from edgeasync.sdk import events
 from edgeasync.sdk.models import as_dataset, evaluator_of
+from edgeasync.sdk.shares import Share
 from edgeasync.training.evaluation import Evaluation, NumpyEvaluator
 from edgeasync.training.plan import LocalTraining, ShippedModel, read_plan
 from edgeasync.training.trainer import Trainer
@@ -42,7 +43,7 @@ class AgentWorker:
         self,
         section: AgentSection,
         device: Device,
-        part: Dataset | Trainer,
+        part: Share,
         *,
         own: Callable[[LocalTraining], LocalTraining],
         epochs: float | None,

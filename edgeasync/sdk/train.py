@@ -24,9 +24,9 @@ from edgeasync.sdk.blocking import blocking
 from edgeasync.sdk.callbacks import Callback, Callbacks
 from edgeasync.sdk.models import Prepared
 from edgeasync.sdk.observer import Observer
-from edgeasync.sdk.parts import parts_of
 from edgeasync.sdk.plan import Plan, as_path, make_hub, plan_run
 from edgeasync.sdk.run import Run
+from edgeasync.sdk.shares import split
 from edgeasync.sdk.stop import Stop
 from edgeasync.training.trainer import Trainer
 
@@ -92,7 +92,7 @@ async def train_async(
     folder, remove = _folder(run)
 
     def begin() -> tuple[Plan, list[Trainer], int]:
-        parts = parts_of(data, workers, seed)
+        parts = split(data, workers, seed)
         examples = sum(len(part) for part in parts if isinstance(part, Dataset))
         if not examples and isinstance(until, Stop) and until.epochs is not None:
             raise ConfigError(
