@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from edgeasync import Agent, Dataset, EdgeAsyncError, GradientTrainer, Hub, StepResult, Stop, nn
+from edgeasync import Agent, Dataset, EdgeAsyncError, GradientTrainer, Hub, StepResult, Stop, nn, train
 from edgeasync.callbacks import EndEvent, EvaluationEvent, ExchangeEvent, JoinEvent, LeaveEvent, StopWhen
 from edgeasync.data import batches
 from edgeasync.durable.keys import HubKeys
@@ -256,6 +256,12 @@ async def test_async_steps_are_awaited_on_the_agents_loop(tmp_path):
     ):
         assert await agent.wait_async() == "the hub has finished training"
     assert trainers[0].threads == trainers[1].threads == {threading.current_thread()}
+
+
+def test_async_steps_train_together_with_others():
+    arrays = dict(MODEL.spec.views(MODEL.initial(0)))
+    run = train(arrays, [Awaited(), trainer()], until=Stop(updates=20))
+    assert all(device["updates_applied"] for device in run.devices)
 
 
 @pytest.mark.asyncio
