@@ -67,7 +67,7 @@ async def train_async(
     - `until`: when training ends; by default after 10 passes over the data.
     - `evaluate`: held-out data, in any form that `data` may have but a list, or a function of the named arrays. It
       returns a loss, or a loss and an accuracy.
-    - `callbacks`: functions, or objects with methods such as `on_update`; see `edgeasync.sdk.events`.
+    - `callbacks`: functions, or objects with methods such as `on_update`; see `edgeasync.callbacks`.
     - `optimizer`: of the workers, such as `SGD(learning_rate=0.1)`, or a list of stages.
     - `batch_size`: of a local step.
     - `loss`: for ONNX and layers, by name or as a table (docs/settings.md).
