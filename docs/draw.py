@@ -193,6 +193,7 @@ def draw_states(name: str) -> str:
 
 HOLDS = {
     "cli": "the commands",
+    "callbacks": "ready callbacks",
     "sdk": "the Python face",
     "runtime": "sockets, threads, files",
     "simulation": "virtual time",

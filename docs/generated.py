@@ -130,6 +130,11 @@ def _part(part: str, kinds: list[Kind], shown: list[tuple[str, tuple[Parameter, 
 NAMES = {
     "Train": ("train", "train_async", "Stop", "Run"),
     "Run a hub and agents": ("Hub", "Agent", "fetch_status"),
+    "Callbacks": (
+        *[f"callbacks.{name}" for name in ("Progress", "CSVLog", "StopWhen", "SaveBest", "StopTraining", "Event")],
+        *[f"callbacks.{name}Event" for name in ("Join", "Leave", "Update", "Version", "Evaluation", "Best")],
+        *[f"callbacks.{name}Event" for name in ("Alert", "Exchange", "End")],
+    ),
     "Trainers": ("Trainer", "GradientTrainer", "OnnxTrainer", "StepResult"),
     "Models": ("ParameterSpec", "Parameter", "Vector"),
     "Data": ("Dataset", "data.load", "data.from_iterable", "data.iid", "data.dirichlet", "data.batches"),

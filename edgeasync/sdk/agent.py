@@ -14,18 +14,17 @@ import zmq
 
 from edgeasync.config import convert
 from edgeasync.core.device.effects import Report
-from edgeasync.data.dataset import Dataset
 from edgeasync.durable.identity import default_device_id
 from edgeasync.errors import ConfigError
 from edgeasync.runtime.agent import Agent as RuntimeAgent
 from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.runtime.device import Device, find_device
 from edgeasync.sdk import events
+from edgeasync.sdk.agent_worker import AgentWorker
 from edgeasync.sdk.callbacks import Callback, Callbacks
-from edgeasync.sdk.member import Member
 from edgeasync.sdk.models import as_dataset, local_training
-from edgeasync.sdk.parts import check_apart, parts_of
 from edgeasync.sdk.service import Service
+from edgeasync.sdk.shares import Share, check_apart, split
 from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import AsyncTrainer, Trainer
 
@@ -93,8 +92,8 @@ class Agent(Service):
             raise ConfigError(f"{twice[0]} is said by an argument of its own")
         said = {key: value for key, value in own.items() if value is not None}
         self._section = convert({**settings, **said, "insecure": insecure}, AgentSection, where="Agent")
-        self._workers = _count(workers, trainer if data is None else data, trained=trainer is not None)
-        if self._workers != 1 and "/" in (name or ""):
+        self._workers_count = _count(workers, trainer if data is None else data, trained=trainer is not None)
+        if self._workers_count != 1 and "/" in (name or ""):
             raise ConfigError(f"name is {name!r}: with several workers the part after '/' is the worker's number")
         if epochs is not None and (not epochs > 0 or trainer is not None):
             raise ConfigError("epochs are passes over data: give a number over 0, and data, not a trainer")
@@ -104,14 +103,14 @@ class Agent(Service):
         self._epochs = epochs
         self._callbacks = Callbacks(callbacks, events.OF_AN_AGENT)
         self._on_report = on_report
-        self._members: list[Member] = []
+        self._workers: list[AgentWorker] = []
         self._let_in: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._reason = ""
 
     @property
     def updates_answered(self) -> int:
         """How many updates the hub has answered."""
-        return sum(member.agent.updates_answered for member in self._members if member.agent is not None)
+        return sum(worker.agent.updates_answered for worker in self._workers if worker.agent is not None)
 
     def wait_until_joined(self, timeout_s: float | None = None) -> None:
         """Wait until the hub has let this device in; raises `TimeoutError`, or what the agent ended with."""
@@ -143,68 +142,68 @@ class Agent(Service):
         are told `on_evaluation`. Raises `EdgeAsyncError` if there is no model yet, and `DataError`.
         """
         self._check_may_wait("evaluate", "write `await asyncio.to_thread({0}.evaluate, data)`")
-        newest = self._call(lambda: max(self._members, key=lambda member: member.version))
+        newest = self._call(lambda: max(self._workers, key=lambda worker: worker.version))
         return newest.evaluate(data)
 
     # -- how it runs -----------------------------------------------------------------------------------------
 
     async def _serve(self) -> str:
         began_s = time.monotonic()
-        context: zmq.Context[zmq.Socket[bytes]] | None = None if self._workers == 1 else zmq.Context()
+        context: zmq.Context[zmq.Socket[bytes]] | None = None if self._workers_count == 1 else zmq.Context()
         async with self._callbacks as told:
             told.on_stop = self._stop_because
             reason = "interrupted"
             try:
-                members = await asyncio.to_thread(self._find_members, context)
-                reason = await self._run_members(members)
+                workers = await asyncio.to_thread(self._find_workers, context)
+                reason = await self._run_workers(workers)
             finally:
                 told.tell(events.End(time_s=time.monotonic() - began_s, reason=reason))
-                for member in self._members:
-                    member.close()
+                for worker in self._workers:
+                    worker.close()
                 if context is not None:
                     context.destroy()
         return reason
 
-    async def _run_members(self, members: list[Member]) -> str:
+    async def _run_workers(self, workers: list[AgentWorker]) -> str:
         """Run all until they end; return why the first did. One that fails ends the others, and is raised."""
-        first, *others = members
-        together = [first] if self._section.enrol is not None else members
-        for member in together:
-            await self._make(member)
+        first, *others = workers
+        together = [first] if self._section.enrol is not None else workers
+        for worker in together:
+            await self._make(worker)
         self._note_ready()
         try:
             async with asyncio.TaskGroup() as group:
-                running = [group.create_task(self._run_member(member)) for member in together]
+                running = [group.create_task(self._run_worker(worker)) for worker in together]
                 if together == [first] and others:
                     # The others have the key that the first one brings.
                     joined = group.create_task(_joined(first))
                     await asyncio.wait([joined, *running], return_when=asyncio.FIRST_COMPLETED)
                     joined.cancel()
-                    for member in others if first.joined.done() else ():
-                        await self._make(member)
-                        group.create_task(self._run_member(member))
+                    for worker in others if first.joined.done() else ():
+                        await self._make(worker)
+                        group.create_task(self._run_worker(worker))
         except ExceptionGroup as errors:  # the first is what went wrong
             error = errors.exceptions[0]
             raise error from error.__cause__
         return self._reason or running[0].result()
 
-    async def _make(self, member: Member) -> None:
-        agent = await asyncio.to_thread(member.make)
-        self._members.append(member)
+    async def _make(self, worker: AgentWorker) -> None:
+        self._workers.append(worker)  # which is closed at the end, whatever happens meanwhile
+        agent = await asyncio.to_thread(worker.make)
         if self._stopping:
             agent.request_stop()
 
-    async def _run_member(self, member: Member) -> str:
-        assert member.agent is not None
-        return await member.agent.run()
+    async def _run_worker(self, worker: AgentWorker) -> str:
+        assert worker.agent is not None
+        return await worker.agent.run()
 
     def _request_stop(self) -> None:
         self._each(lambda agent: agent.request_stop())
 
     def _each(self, action: Callable[[RuntimeAgent], None]) -> None:
-        for member in self._members:
-            if member.agent is not None:
-                action(member.agent)
+        for worker in self._workers:
+            if worker.agent is not None:
+                action(worker.agent)
 
     def _stop_because(self, reason: str) -> None:
         self._reason = self._reason or reason
@@ -214,7 +213,7 @@ class Agent(Service):
     def _in_callback(self) -> bool:
         return self._callbacks.here
 
-    def _find_members(self, context: "zmq.Context[zmq.Socket[bytes]] | None") -> list[Member]:
+    def _find_workers(self, context: "zmq.Context[zmq.Socket[bytes]] | None") -> list[AgentWorker]:
         """Return the devices, with their data read."""
         section, parts = self._section, self._parts()
         if section.device_id is None and section.state is None:
@@ -222,11 +221,11 @@ class Agent(Service):
             name = f"{default_device_id()[:57]}-{secrets.token_hex(3)}"
             section = msgspec.structs.replace(section, device_id=name)
         device = find_device(section)
-        members = []
+        workers = []
         for number, part in enumerate(parts):
-            sub = device if self._workers == 1 else _worker(device, number)
+            sub = device if self._workers_count == 1 else _sub_device(device, number)
             enrol = section.enrol if number == 0 else None
-            members.append(Member(
+            workers.append(AgentWorker(
                 msgspec.structs.replace(section, seed=section.seed + number, enrol=enrol),
                 sub,
                 part,
@@ -236,17 +235,17 @@ class Agent(Service):
                 on_report=self._report,
                 context=context,
             ))  # fmt: skip
-        return members
+        return workers
 
-    def _parts(self) -> list[Dataset | Trainer]:
+    def _parts(self) -> list[Share]:
         if isinstance(self._given, list):
             check_apart(self._given)
             return self._given
         if self._given is not None:
             return [self._given]  # type: ignore[list-item]
-        if self._workers == 1 and not isinstance(self._data, list):
+        if self._workers_count == 1 and not isinstance(self._data, list):
             return [as_dataset(self._data, "data")]
-        return parts_of(self._data, self._workers, self._section.seed)
+        return split(self._data, self._workers_count, self._section.seed)
 
     def _with_own(self, local: LocalTraining) -> LocalTraining:
         """Return the hub's settings of local training with those that the device has of its own."""
@@ -261,8 +260,8 @@ class Agent(Service):
         )
 
     def _report(self, report: Report) -> None:
-        joined = sum(member.joined.done() for member in self._members)
-        if joined == self._workers and not self._let_in.done():
+        joined = sum(worker.joined.done() for worker in self._workers)
+        if joined == self._workers_count and not self._let_in.done():
             self._let_in.set_result(None)
         level = logging.WARNING if report.event in ("waiting", "warning", "unreachable") else logging.INFO
         LOG.log(level, "%s: %s", report.event, report.detail)
@@ -270,7 +269,7 @@ class Agent(Service):
             self._on_report(report)
 
 
-def _worker(device: Device, number: int) -> Device:
+def _sub_device(device: Device, number: int) -> Device:
     """Return one of several devices that share keys; each has a folder of its own."""
     state = None if device.state is None else device.state / str(number)
     return Device(f"{device.device_id}/{number}", state, device.keys)
@@ -291,6 +290,6 @@ def _count(workers: int | None, given: object, *, trained: bool) -> int:
     return len(given)
 
 
-async def _joined(member: Member) -> str:
-    await asyncio.shield(asyncio.wrap_future(member.joined))
+async def _joined(worker: AgentWorker) -> str:
+    await asyncio.shield(asyncio.wrap_future(worker.joined))
     return ""

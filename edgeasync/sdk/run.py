@@ -54,7 +54,7 @@ class Run:
         self.devices = list(devices)
         """What the status says of every device when training ended (docs/reference/json.md)."""
         self.events = list(events)
-        """What happened, but for single updates and versions: events of `edgeasync.sdk.events`."""
+        """What happened, but for single updates and versions: events of `edgeasync.callbacks`."""
         self._restore = restore
 
     def __repr__(self) -> str:

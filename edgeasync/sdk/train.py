@@ -24,9 +24,9 @@ from edgeasync.sdk.blocking import blocking
 from edgeasync.sdk.callbacks import Callback, Callbacks
 from edgeasync.sdk.models import Prepared
 from edgeasync.sdk.observer import Observer
-from edgeasync.sdk.parts import parts_of
 from edgeasync.sdk.plan import Plan, as_path, make_hub, plan_run
 from edgeasync.sdk.run import Run
+from edgeasync.sdk.shares import split
 from edgeasync.sdk.stop import Stop
 from edgeasync.training.trainer import Trainer
 
@@ -67,7 +67,7 @@ async def train_async(
     - `until`: when training ends; by default after 10 passes over the data.
     - `evaluate`: held-out data, in any form that `data` may have but a list, or a function of the named arrays. It
       returns a loss, or a loss and an accuracy.
-    - `callbacks`: functions, or objects with methods such as `on_update`; see `edgeasync.sdk.events`.
+    - `callbacks`: functions, or objects with methods such as `on_update`; see `edgeasync.callbacks`.
     - `optimizer`: of the workers, such as `SGD(learning_rate=0.1)`, or a list of stages.
     - `batch_size`: of a local step.
     - `loss`: for ONNX and layers, by name or as a table (docs/settings.md).
@@ -92,7 +92,7 @@ async def train_async(
     folder, remove = _folder(run)
 
     def begin() -> tuple[Plan, list[Trainer], int]:
-        parts = parts_of(data, workers, seed)
+        parts = split(data, workers, seed)
         examples = sum(len(part) for part in parts if isinstance(part, Dataset))
         if not examples and isinstance(until, Stop) and until.epochs is not None:
             raise ConfigError(

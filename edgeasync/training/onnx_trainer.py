@@ -113,7 +113,7 @@ class OnnxTrainer:
         total, right = 0.0, 0.0
         for start in range(0, count, rows):
             batch = slice(start, min(start + rows, count))
-            loss, accuracy = self._gradient.measure(parameters, dataset.x[batch], dataset.y[batch])
+            loss, accuracy = self._gradient.evaluate_batch(parameters, dataset.x[batch], dataset.y[batch])
             total += loss * (batch.stop - start)
             right += math.nan if accuracy is None else accuracy * (batch.stop - start)
         return Evaluation(total / count, None if math.isnan(right) else right / count, count)
@@ -145,7 +145,7 @@ class GraphGradient:
             )
         self._x = _Fed(inputs[data[0]])
         self._y = _Fed(inputs[TARGET])
-        self._measured = [LOSS, *[name for name in outputs if name == ACCURACY]]
+        self._evaluated = [LOSS, *[name for name in outputs if name == ACCURACY]]
         self._loss = np.zeros((), np.float32)
         self._binding = self._session.io_binding()
         self._options = onnxruntime.RunOptions()
@@ -178,14 +178,16 @@ class GraphGradient:
         parameters[start:] = out[start:]
         return float(self._loss)
 
-    def measure(self, parameters: Vector, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> tuple[float, float | None]:
+    def evaluate_batch(
+        self, parameters: Vector, x: npt.NDArray[Any], y: npt.NDArray[Any]
+    ) -> tuple[float, float | None]:
         """Return a batch's mean loss and, if the graph has one, its accuracy; nothing changes. From any thread.
 
         Raises what a call raises.
         """
         fed = {self._x.name: self._x.form(x), self._y.name: self._y.form(x if self._own_target else y)}
         try:
-            found = self._session.run(self._measured, {**self._spec.views(parameters), **fed})
+            found = self._session.run(self._evaluated, {**self._spec.views(parameters), **fed})
         except Exception as error:
             raise _explain(error) from error
         return float(found[0]), float(found[1]) if len(found) > 1 else None

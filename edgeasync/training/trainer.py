@@ -54,7 +54,7 @@ class Trainer(Protocol):
 
 
 class AsyncTrainer(Protocol):
-    """A `Trainer` whose steps are awaited on the agent's loop, not taken in its thread."""
+    """A `Trainer` whose steps the agent awaits on its loop."""
 
     @property
     def spec(self) -> ParameterSpec:
@@ -113,8 +113,8 @@ def take_local_steps(
     To stand for a slower device, every step is drawn out to `step_s_min` by `wait(remaining_s)`; `step_s` of
     the result, mean seconds a step, includes it. `on_step` is called after each step. Mean and variance, the
     population's, are of the steps that have a loss. `step` stands for the trainer's own, if that must be awaited.
-    Raises `ValueError` if `local_steps` is below 1, and
-    `DataError` if a step returns something else than a loss and a count of examples.
+    Raises `ValueError` if `local_steps` is below 1, and `DataError` if a step returns something else than a loss
+    and a count of examples.
     """
     if local_steps < 1:
         raise ValueError(f"local_steps is {local_steps}; give 1 or more")

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from edgeasync import Agent, Dataset, EdgeAsyncError, GradientTrainer, Hub, StepResult, Stop, nn
+from edgeasync import Agent, Dataset, EdgeAsyncError, GradientTrainer, Hub, StepResult, Stop, nn, train
 from edgeasync.callbacks import EndEvent, EvaluationEvent, ExchangeEvent, JoinEvent, LeaveEvent, StopWhen
 from edgeasync.data import batches
 from edgeasync.durable.keys import HubKeys
@@ -109,21 +109,21 @@ def test_a_paused_agent_is_silent_and_then_returns(tmp_path, training):
         until(lambda: agent.updates_answered >= 3, "updates")
         agent.pause(training=training)
         until(lambda: not live(hub), "a goodbye")
-        (member,) = agent._members
+        (worker,) = agent._workers
         sent, steps, done = (
-            (member.agent.bytes_up, member.agent.bytes_down),
-            member.agent.steps_total,
+            (worker.agent.bytes_up, worker.agent.bytes_down),
+            worker.agent.steps_total,
             applied(hub),
         )
         if training:
-            until(lambda: member.agent.steps_total > steps + 50, "steps without the hub")
+            until(lambda: worker.agent.steps_total > steps + 50, "steps without the hub")
         else:
             time.sleep(0)  # a step that was running may end
-            before = member.agent.steps_total
+            before = worker.agent.steps_total
             assert before <= steps + 1
             assert agent.evaluate(DATA).version >= 1, "without waiting for training"
-            assert member.agent.steps_total <= before + 1
-        assert (member.agent.bytes_up, member.agent.bytes_down) == sent
+            assert worker.agent.steps_total <= before + 1
+        assert (worker.agent.bytes_up, worker.agent.bytes_down) == sent
         assert applied(hub) == done
         agent.resume()
         agent.resume()
@@ -199,7 +199,7 @@ def test_workers_have_data_of_their_own_and_pause_together(tmp_path):
     with Hub(MODEL, run=tmp_path, bind=ANYWHERE) as hub, Agent(hub.address, parts) as agent:
         agent.wait_until_joined(PATIENCE_S)
         found = hub.status()["devices"]
-        assert sorted(len(member._part) for member in agent._members) == [50, 70]
+        assert sorted(len(worker._part) for worker in agent._workers) == [50, 70]
         assert len({device["id"].rpartition("/")[0] for device in found}) == 1
         agent.pause()
         until(lambda: not live(hub), "goodbyes")
@@ -256,6 +256,12 @@ async def test_async_steps_are_awaited_on_the_agents_loop(tmp_path):
     ):
         assert await agent.wait_async() == "the hub has finished training"
     assert trainers[0].threads == trainers[1].threads == {threading.current_thread()}
+
+
+def test_async_steps_train_together_with_others():
+    arrays = dict(MODEL.spec.views(MODEL.initial(0)))
+    run = train(arrays, [Awaited(), trainer()], until=Stop(updates=20))
+    assert all(device["updates_applied"] for device in run.devices)
 
 
 @pytest.mark.asyncio

@@ -23,6 +23,7 @@ from edgeasync.callbacks import (
     stop_when,
 )
 from edgeasync.errors import ConfigError
+from edgeasync.sdk import agent, hub
 from edgeasync.sdk import callbacks as dispatch
 from edgeasync.sdk.callbacks import Callbacks
 from edgeasync.sdk.events import HANDLERS
@@ -53,7 +54,7 @@ def best(arrays, restore=dict):
     return callbacks.BestEvent(time_s=1.0, version=7, loss=0.1, accuracy=None, arrays=arrays, restore=restore)
 
 
-@pytest.mark.parametrize("module", [csv_log, progress, save_best, stop_when, dispatch])
+@pytest.mark.parametrize("module", [csv_log, progress, save_best, stop_when, dispatch, agent, hub])
 def test_the_examples_run(module, capsys):
     found = doctest.testmod(module, extraglobs={"np": np})
     assert (found.failed, found.attempted > 0) == (0, True)

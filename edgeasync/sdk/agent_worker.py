@@ -21,6 +21,7 @@ from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.runtime.device import Device, make_agent, planned_trainer
 from edgeasync.sdk import events
 from edgeasync.sdk.models import as_dataset, evaluator_of
+from edgeasync.sdk.shares import Share
 from edgeasync.training.evaluation import Evaluation, NumpyEvaluator
 from edgeasync.training.plan import LocalTraining, ShippedModel, read_plan
 from edgeasync.training.trainer import Trainer
@@ -29,7 +30,7 @@ INSTALL_S = 5.0
 """How long an evaluation waits for a model that is just being installed."""
 
 
-class Member:
+class AgentWorker:
     """A device of an agent. `make` it, then run `agent`, then `close` it.
 
     - `part`: its data, or a trainer of the user's own.
@@ -42,7 +43,7 @@ class Member:
         self,
         section: AgentSection,
         device: Device,
-        part: Dataset | Trainer,
+        part: Share,
         *,
         own: Callable[[LocalTraining], LocalTraining],
         epochs: float | None,
