@@ -4,8 +4,9 @@
 """
 
 import copy
+import inspect
 import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -186,9 +187,13 @@ class TorchParticipant:
     statistics. Frozen parameters and other buffers stay as they are.
     """
 
-    def __init__(self, module: nn.Module, optimizer: object = None) -> None:
+    def __init__(self, module: nn.Module, optimizer: object = None, also: Sequence[Any] = ()) -> None:
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(f"optimizer is {type(optimizer).__name__}; give one of torch.optim")
+        for one in also:
+            if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+                raise ConfigError(f"also has a {type(one).__name__}; give what has state_dict and load_state_dict")
+        self._kept = [*([] if optimizer is None else [optimizer]), *also]
         self._optimizer = optimizer
         self._used: list[torch.optim.Optimizer] = [] if optimizer is None else [optimizer]
         self._exchanged = _exchanged(module)
@@ -232,22 +237,23 @@ class TorchParticipant:
         return any(id(tensor) in self._trained for group in optimizer.param_groups for tensor in group["params"])
 
     def state(self) -> TrainerState:
-        """Return the optimizer's state as an array of bytes, if the optimizer is known."""
-        if self._optimizer is None:
+        """Return the state of the optimizer, and of what else resumes, as an array of bytes."""
+        if not self._kept:
             return {}
         content = io.BytesIO()
-        torch.save(self._optimizer.state_dict(), content)
-        return {"optimizer": np.frombuffer(content.getvalue(), np.uint8)}
+        torch.save([one.state_dict() for one in self._kept], content)
+        return {"torch": np.frombuffer(content.getvalue(), np.uint8)}
 
     def restore(self, state: TrainerState) -> None:
-        """Resume from such a state; raises `ValueError` if it is another optimizer's."""
-        if self._optimizer is None or "optimizer" not in state:
+        """Resume from such a state; raises `ValueError` if it is of other things."""
+        if not self._kept or "torch" not in state:
             return
         try:
-            content = io.BytesIO(state["optimizer"].tobytes())
-            self._optimizer.load_state_dict(torch.load(content, weights_only=True))
+            states = torch.load(io.BytesIO(state["torch"].tobytes()), weights_only=True)
+            for one, kept in zip(self._kept, states, strict=True):
+                one.load_state_dict(kept)
         except Exception as error:
-            raise ValueError(f"the state of the optimizer cannot be read: {error}") from error
+            raise ValueError(f"what was kept cannot be read: {error}") from error
 
 
 def _exchanged(module: nn.Module) -> dict[str, Tensor]:
@@ -294,7 +300,9 @@ def _maker_of(optimizer: torch.optim.Optimizer | MakeOptimizer | None) -> MakeOp
     if isinstance(optimizer, torch.optim.Optimizer):
         if len(optimizer.param_groups) != 1:
             raise ConfigError("optimizer has several groups of parameters; give a function that makes it")
-        kind, options = type(optimizer), dict(optimizer.defaults)
+        kind = type(optimizer)
+        known = inspect.signature(kind).parameters
+        options = {name: value for name, value in optimizer.defaults.items() if name in known}
         return lambda parameters: kind(parameters, **options)
     if not callable(optimizer):
         raise ConfigError(f"optimizer is {type(optimizer).__name__}; give one of torch.optim, or what makes one")

@@ -78,22 +78,22 @@ class ArrayParticipant:
         """Do nothing."""
 
 
-def participant_of(model: object, optimizer: object) -> Participant:
+def participant_of(model: object, optimizer: object, also: Sequence[object]) -> Participant:
     """Return how a model takes part; raises `ConfigError` for what is none."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
         from edgeasync.torch import TorchParticipant  # noqa: PLC0415 - who has a module has paid for it
 
-        return TorchParticipant(model, optimizer)
-    if optimizer is not None:
-        raise ConfigError("optimizer is one of torch, for a torch module; call session.step() after each step")
+        return TorchParticipant(model, optimizer, also)
+    if optimizer is not None or also:
+        raise ConfigError("optimizer and also are for torch modules; call session.step() after each step")
     if isinstance(model, Mapping):
         return ArrayParticipant(model)
     if all(hasattr(model, name) for name in ("parameters", "read", "write", "attach")):
         return model  # type: ignore[return-value]
     raise ConfigError(
-        f"model is {type(model).__name__}; give a torch.nn.Module, or a dict of numpy arrays that your loop changes "
-        "in place"
+        f"model is {type(model).__name__}; give a torch.nn.Module, or a dict of numpy arrays that your loop "
+        "changes in place"
     )
 
 

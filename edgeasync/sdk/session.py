@@ -116,16 +116,15 @@ class Session(Service):
         self._take_model(lockstep)
 
     def batches(self, loader: Iterable[Item]) -> Iterator[Item]:
-        """Yield the batches of a loader, again and again, until the run ends.
+        """Yield the batches of one pass over a loader; end early if the run ends.
 
         With a state folder, a script that was killed resumes behind the batch of its last update, in the same
-        order. Raises `DataError` for a loader without batches.
+        order: the passes before that one have no batches. Raises `DataError` for a loader without any.
         """
-        while True:
-            for batch in self._loop_state.epoch(loader):
-                if self.finished:
-                    return
-                yield batch
+        for batch in self._loop_state.epoch(loader):
+            if self.finished:
+                return
+            yield batch
 
     def evaluate(self, function: Callable[[], Found]) -> Found:
         """Call a function while the model is the hub's newest that is here, then put the loop's own back.
@@ -222,9 +221,14 @@ class Session(Service):
         def part(prefix: str) -> TrainerState:
             return {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
 
+        def restore() -> None:
+            try:
+                self._participant.restore(part("model."))
+            except ValueError as error:
+                LOG.warning("the optimizer begins from scratch: %s", error)
+
         try:
-            self._participant.restore(part("model."))
-            self._loop_state.load(part("loop."))
+            self._loop_state.load(part("loop."), restore)
         except (KeyError, ValueError) as error:
             LOG.warning("the loop begins from scratch: %s", error)
 
@@ -279,6 +283,7 @@ def join(
     state: str | Path | None = None,
     enrol: str | None = None,
     insecure: bool = False,
+    also: Sequence[object] = (),
     examples: int = 0,
     keep_optimizer_state: bool | None = None,
     timeout_s: float = FIRST_MODEL_S,
@@ -293,6 +298,7 @@ def join(
       call `session.step()` after each step.
     - `name`, `state`, `enrol`, `insecure`: as for `Agent`. With `state` a script that was killed resumes: its
       optimizer, its random numbers and, with `session.batches`, its place in the data.
+    - `also`: other things of torch that resume, with `state_dict` and `load_state_dict`: a schedule, a scaler.
     - `examples`: how many examples the loop trains on.
     - `keep_optimizer_state`: whether the optimizer's state outlives an exchange; by default as the hub says.
     - `timeout_s`: how long to wait for the hub's first model. After that the loop trains by itself until it comes;
@@ -313,7 +319,7 @@ def join(
     >>> session.steps, session.exchanges > 1
     (40, True)
     """
-    participant = participant_of(model, optimizer)
+    participant = participant_of(model, optimizer, also)
     said = {"hub": hub or None, "device_id": name, "state": None if state is None else str(state), "enrol": enrol}
     if twice := sorted({*said, "data", "insecure"} & settings.keys()):
         raise ConfigError(f"{twice[0]} is said by an argument of its own")

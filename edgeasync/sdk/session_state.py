@@ -2,7 +2,7 @@
 
 import random
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,63 +17,75 @@ RandomState = dict[str, npt.NDArray[Any]]
 
 
 class LoopState:
-    """Counts steps and batches, and remembers the random numbers with which an epoch began: they shuffle it."""
+    """Counts steps, epochs and batches; remembers the random numbers with which an epoch began: they shuffle it.
+
+    A loop that resumes runs through the epochs before its place without a batch, and begins the epoch there with
+    the same random numbers. Once it is at its place, `restore` is called: so whatever it did on the way is undone.
+    """
 
     def __init__(self) -> None:
         self.steps = 0
-        self._batches = 0
-        """Batches of this epoch that the loop has been given."""
+        self._epochs = self._batches = 0
+        """Epochs that are over, and batches of this one that the loop has been given."""
         self._begun = random_state()
-        self._resumed: RandomState | None = None
-        """The random numbers at the place to resume from; `None` once the loop is there."""
+        self._passed = 0
+        """Epochs that this loop has run through; fewer than `_epochs` while it is on the way to its place."""
+        self._resumed: tuple[RandomState, Callable[[], None]] | None = None
 
     def epoch(self, loader: Iterable[Item]) -> Iterator[Item]:
-        """Yield an epoch's batches, or those that are left of the epoch to resume."""
-        resumed, skipped = self._resumed, 0
-        if resumed is None:
+        """Yield the batches of one pass over a loader, or those behind the place to resume from."""
+        if self._passed < self._epochs:
+            self._passed += 1
+            return
+        skipped = 0
+        if self._resumed is None:
             self._begun, self._batches = random_state(), 0
         else:
             set_random_state(self._begun)
             skipped = self._batches
         number = 0
         for number, batch in enumerate(loader, 1):
-            if number <= skipped:
-                continue
-            self._go_on()
-            self._batches = number
-            yield batch
+            if number > skipped:
+                self._arrive()
+                self._batches = number
+                yield batch
         if not number:
             raise DataError("the loader has no batches; give it data")
-        self._go_on()
+        self._arrive()
+        self._epochs += 1
+        self._passed += 1
+        self._batches = 0
 
-    def _go_on(self) -> None:
-        """Draw random numbers as after the last step, once the batches before it have been skipped."""
+    def _arrive(self) -> None:
+        """Go on as after the last step, once the loop is at its place."""
         if self._resumed is not None:
-            set_random_state(self._resumed)
-            self._resumed = None
+            (drawn, restore), self._resumed = self._resumed, None
+            restore()
+            set_random_state(drawn)
 
     def dump(self) -> TrainerState:
         """Return the place as arrays."""
-        state = {"place": np.array([self.steps, self._batches], np.int64)}
+        state = {"place": np.array([self.steps, self._epochs, self._batches], np.int64)}
         state |= {f"begun.{name}": array for name, array in self._begun.items()}
         return state | {f"now.{name}": array for name, array in random_state().items()}
 
-    def load(self, state: TrainerState) -> None:
-        """Resume from a place; raises `KeyError` or `ValueError` for what is none."""
-        steps, batches = (int(number) for number in state["place"])
-        parts = [
+    def load(self, state: TrainerState, restore: Callable[[], None]) -> None:
+        """Resume from a place, and call `restore` there; raises `KeyError` or `ValueError` for what is none."""
+        steps, epochs, batches = (int(number) for number in state["place"])
+        begun, drawn = (
             {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
             for prefix in ("begun.", "now.")
-        ]
+        )
         before = random_state()
         try:
-            for part in parts:
+            for part in (begun, drawn):
                 set_random_state(part)  # a mistake is told before anything is changed
-        except BaseException:
+        finally:
             set_random_state(before)
-            raise
-        self._begun, self._resumed = parts
-        self.steps, self._batches = steps, batches
+        self.steps, self._epochs, self._batches, self._begun = steps, epochs, batches, begun
+        self._resumed = drawn, restore
+        if not epochs and not batches:  # a loop without `batches` has no place in the data
+            self._arrive()
 
 
 def random_state() -> RandomState:

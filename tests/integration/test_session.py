@@ -48,9 +48,10 @@ def test_the_loop_ends_with_the_run(tmp_path):
     hub = Hub({"w": np.zeros(6)}, run=tmp_path, bind="tcp://127.0.0.1:*", policy=POLICY, until=Stop(updates=3))
     with hub, join(hub.address, model, timeout_s=PATIENCE_S) as session:
         taken = 0
-        for _ in session.batches([1, 2, 3]):
-            take_steps(model, session, 1)
-            taken += 1
+        while not session.finished:
+            for _ in session.batches([1, 2, 3]):
+                take_steps(model, session, 1)
+                taken += 1
         assert 12 <= taken <= 16, "the goodbye comes right behind the last model"
         assert session.finished
         before = model["w"].copy()

@@ -1,0 +1,143 @@
+"""torch modules on a fleet: a tutorial's loop that joins, and modules that `train` and agents train."""
+
+import difflib
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import edgeasync
+from edgeasync import Hub, Stop, join, train
+from edgeasync.errors import ConfigError
+from tests.support.processes import PATIENCE_S
+
+ROOT = Path(__file__).parents[2]
+LOOP = ROOT / "examples/torch_loop.py"
+JOINED = ROOT / "examples/torch_joined.py"
+
+
+def module():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def data(count=64, seed=0):
+    x = np.random.default_rng(seed).normal(size=(count, 4)).astype(np.float32)
+    return x, (x[:, 0] > x[:, 1]).astype(np.int64)
+
+
+def test_a_module_is_trained_and_given_back_as_one():
+    x, y = data(512)
+    given = module()
+    before = {name: tensor.clone() for name, tensor in given.state_dict().items()}
+    model = edgeasync.torch.model(given, optimizer=torch.optim.AdamW(given.parameters(), lr=0.01))
+    run = train(model, (x, y), workers=2, evaluate=data(256, 1), until=Stop(epochs=12))
+    assert run.accuracy > 0.9
+    assert all(torch.equal(tensor, before[name]) for name, tensor in given.state_dict().items())
+    trained = run.model.eval()
+    found = trained(torch.from_numpy(data(256, 1)[0])).argmax(1).numpy()
+    assert (found == data(256, 1)[1]).mean() == pytest.approx(run.accuracy)
+    assert not torch.equal(trained[1].running_mean, before["1.running_mean"]), "statistics take part"
+    assert edgeasync.torch.load(module(), run)[0].weight.detach().numpy() == pytest.approx(run.arrays["0.weight"])
+
+
+def test_one_update_is_what_torch_alone_does():
+    x, y = data(32)
+    alone = module().train()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+    model = edgeasync.torch.model(module(), optimizer=torch.optim.SGD(module().parameters(), lr=0.1, momentum=0.9))
+    prepared = model.prepare(edgeasync.training.plan.LocalTraining(batch_size=32))
+    trainer = prepared.make_trainer(edgeasync.Dataset.of(x, y), 0)
+    vector = prepared.initial.copy()
+    trainer.begin(vector)
+    for _ in range(10):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(alone(torch.from_numpy(x)), torch.from_numpy(y)).backward()
+        optimizer.step()
+        trainer.step()
+    for name, array in prepared.spec.views(vector).items():
+        np.testing.assert_allclose(array, alone.state_dict()[name].numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "told"),
+    [
+        (lambda: edgeasync.torch.model(3), "module is int; give a torch.nn.Module"),
+        (lambda: edgeasync.torch.model(nn.ReLU()), "ReLU has no parameters that can be trained"),
+        (lambda: edgeasync.torch.model(module(), optimizer=0.1), "optimizer is float; give one of torch.optim"),
+        (lambda: join("tcp://127.0.0.1:9", module(), 0.1), "optimizer is float; give one of torch.optim"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(mistake, told):
+    with pytest.raises(ConfigError, match=told):
+        mistake()
+
+
+def test_any_optimizer_of_the_modules_parameters_is_watched(tmp_path):
+    joined, other = module(), module()
+    hub = Hub(edgeasync.torch.model(module()), run=tmp_path, bind="tcp://127.0.0.1:*")
+    with hub, join(hub.address, joined, timeout_s=PATIENCE_S) as session:
+        for trained in (joined, other):
+            optimizer = torch.optim.Adam(trained.parameters())
+            trained(torch.zeros(2, 4)).sum().backward()
+            optimizer.step()
+        assert session.steps == 1
+        joined.eval()
+    torch.optim.Adam(joined.parameters()).step()
+    assert session.steps == 1, "nobody watches any more"
+
+
+def test_the_loop_of_a_tutorial_joins_by_three_lines():
+    before, after = (
+        [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()][1:]
+        for path in (LOOP, JOINED)
+    )
+    changed = [line[2:] for line in difflib.ndiff(before, after) if line.startswith("+ ")]
+    arguments = {"import sys", "address, name, state = sys.argv[1:]"}  # of this example, not of joining
+    told = {line for line in changed if line.startswith("print(")}
+    assert sorted(set(changed) - arguments - told) == [
+        "for inputs, targets in session.batches(loader):",
+        "import edgeasync",
+        "with edgeasync.join(address, module, optimizer, name=name, state=state, also=[schedule]) as session:",
+    ]
+
+
+def test_a_joined_loop_that_is_killed_resumes_and_every_step_counts(tmp_path):
+    counted, kill = [], threading.Event()
+
+    class Watch:
+        def on_update(self, update):
+            counted.append(update.local_steps)
+            if len(counted) == 12:
+                kill.set()
+
+    hub = Hub(
+        edgeasync.torch.model(joined_module()),
+        run=tmp_path / "run",
+        bind="tcp://127.0.0.1:*",
+        settings={"hub": {"quiet": False}},
+        callbacks=[Watch()],
+    )
+    command = [sys.executable, str(JOINED), "", "mine", str(tmp_path / "device")]
+    with hub:
+        command[2] = hub.address
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
+            assert kill.wait(PATIENCE_S)
+            first.kill()
+        found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=2 * PATIENCE_S)
+    *_, last = found.stdout.splitlines()
+    epoch, step, accuracy = (float(word) for word in re.findall(r"[0-9.]+", last))
+    assert (epoch, step) == (9, 440), "10 passes over 44 batches, as if nobody had been killed"
+    assert sum(counted) == 440
+    assert accuracy > 0.9
+
+
+def joined_module():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
