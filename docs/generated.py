@@ -128,7 +128,7 @@ def _part(part: str, kinds: list[Kind], shown: list[tuple[str, tuple[Parameter, 
 # -- Python -----------------------------------------------------------------------------------------------------
 
 NAMES = {
-    "Train": ("train", "train_async", "Stop", "Run"),
+    "Train": ("train", "train_async", "join", "Stop", "Run"),
     "Run a hub and agents": ("Hub", "Agent", "fetch_status"),
     "Callbacks": (
         *[f"callbacks.{name}" for name in ("Progress", "CSVLog", "StopWhen", "SaveBest", "StopTraining", "Event")],

@@ -1,4 +1,4 @@
-"""A trainer whose local steps a loop takes in another thread."""
+"""A trainer that hands its local steps over to a loop of another thread."""
 
 import threading
 from collections.abc import Callable

@@ -57,7 +57,7 @@ class LoopState:
         self._batches = 0
 
     def _arrive(self) -> None:
-        """Go on as after the last step, once the loop is at its place."""
+        """Continue as after the last step, once the loop is at its place."""
         if self._resumed is not None:
             (drawn, restore), self._resumed = self._resumed, None
             restore()

@@ -7,9 +7,9 @@ import edgeasync
 
 NAMES = """
 Adam Agent Dataset EdgeAsyncError GradientTrainer Hub OnnxTrainer Parameter ParameterSpec Policy Run SGD StepResult
-Stop Trainer Vector fetch_status train train_async
+Stop Trainer Vector fetch_status join train train_async
 """
-MODULES = "callbacks data nn policies simulation"
+MODULES = "callbacks data nn policies simulation torch"
 DATA = "Dataset batches dirichlet from_iterable iid load"
 
 
