@@ -229,7 +229,7 @@ class JoinedLoop(Service):
 
         try:
             self._loop_state.load(part("loop."), restore)
-        except (KeyError, ValueError) as error:
+        except ValueError as error:
             LOG.warning("the loop begins from scratch: %s", error)
 
     async def _serve(self) -> str:
