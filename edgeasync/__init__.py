@@ -1,7 +1,8 @@
 """edgeasync: train one model across many unequal, unreliable devices, without waiting for any of them.
 
-These names, and the modules `nn`, `data`, `policies` and `simulation`, are the public face. Everything else is
-private. A name is imported when it is first asked for, so that a command or a device pays only for what it uses.
+These names, and the modules `data`, `losses`, `metrics`, `nn`, `policies` and `simulation`, are the public face.
+Everything else is private. A name is imported when it is first asked for, so that a command or a device pays only
+for what it uses.
 """
 
 from importlib import import_module
@@ -43,7 +44,7 @@ _HOMES = {
     "train": "sdk.train",
     "train_async": "sdk.train",
 }
-_MODULES = ("data", "nn", "policies", "simulation")
+_MODULES = ("data", "losses", "metrics", "nn", "policies", "simulation")
 
 __all__ = [
     "SGD",

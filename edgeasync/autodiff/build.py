@@ -12,8 +12,9 @@ from edgeasync.autodiff.forward import Forward
 from edgeasync.autodiff.graph import FLOAT, Array, Shape
 from edgeasync.autodiff.losses import TARGET, add_loss, target_type
 from edgeasync.autodiff.selection import Selection, select
-from edgeasync.autodiff.settings import CrossEntropy, GraphSettings, Loss, find_loss
+from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
+from edgeasync.losses import CrossEntropy, Loss, find_loss
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 
 
@@ -68,7 +69,7 @@ def _assemble(prepared: Forward, settings: GraphSettings, selection: Selection) 
         )
     graph.constants |= {name: prepared.parameters[name] for name in lost}
     statistics = [name for name in prepared.parameters if name in graph.statistics]
-    results = {"loss": parts.loss, **parts.metrics}
+    results = {"loss": parts.loss, contract.WEIGHT: parts.weight}
     results |= {name + contract.GRADIENT: found[name] for name in trained}
     results |= {name + contract.NEXT: graph.statistics[name] for name in statistics}
     spec = ParameterSpec(
@@ -91,6 +92,8 @@ def _metadata(prepared: Forward, loss: Loss, settings: GraphSettings) -> dict[st
     }
     if isinstance(loss, CrossEntropy):
         found["edgeasync.classes"] = str(prepared.shapes[prepared.output][1])
+        if loss.ignored_label is not None:
+            found["edgeasync.ignored_label"] = str(loss.ignored_label)
     return found
 
 
@@ -110,6 +113,8 @@ def _check_run(made: TrainingGraph, prepared: Forward, target: Shape) -> None:
     except Exception as error:
         raise GraphError(f"the training graph does not run: {forward.first_line(error)}") from error
     for name, value in zip(names, results, strict=True):
+        if name == prepared.output:
+            continue
         expected = shapes.get(contract.parameter_of(name), ())
         if value.shape != expected:
             raise GraphError(f"the training graph is wrong: {name!r} has shape {value.shape}, not {expected}")

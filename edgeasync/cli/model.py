@@ -6,11 +6,11 @@ from typing import Any, get_args
 import msgspec
 import safetensors.numpy
 
-from edgeasync.autodiff.settings import LossName
 from edgeasync.cli.output import Printer, print_table
 from edgeasync.config import convert
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
+from edgeasync.losses import LossName
 from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, why_devices_cannot_feed
 from edgeasync.runtime.graph_process import load_graph_apart
 from edgeasync.runtime.trained import TrainedModel, best_model, newest_model

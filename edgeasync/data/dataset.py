@@ -83,11 +83,28 @@ class Batches:
         return self
 
     def __next__(self) -> Batch:
+        return self.take(self.draw())
+
+    @property
+    def batch_size(self) -> int:
+        """Examples of a batch; the last one of an epoch may have fewer."""
+        return min(self._starts.step, len(self._dataset))
+
+    @property
+    def per_epoch(self) -> int:
+        """How many batches an epoch has."""
+        return len(self._starts)
+
+    def draw(self) -> npt.NDArray[np.int64]:
+        """Draw the next batch: the numbers of its examples."""
         if self._next == len(self._starts):
             self._begin_epoch()
         start = self._starts[self._next]
         self._next += 1
-        chosen = self._order[start : start + self._starts.step]
+        return self._order[start : start + self._starts.step]
+
+    def take(self, chosen: npt.NDArray[np.int64]) -> Batch:
+        """Return the examples of these numbers."""
         return self._dataset.x[chosen], self._dataset.y[chosen]
 
     def state(self) -> npt.NDArray[np.uint64]:

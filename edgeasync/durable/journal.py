@@ -41,11 +41,11 @@ WINDOW_BYTES = 1 << 20
 """Bytes that are read at a time: reading needs this, two records and the last batch, however long segments are."""
 
 _MAGIC = b"EAJOURNL"
-_FORMAT = 5
-"""The format that is written. A reader knows 1 too, in which every update has a loss, 2, which has no keys, and 3,
-which has sessions and state ids themselves, not digests."""
+_FORMAT = 6
+"""The format that is written. A reader knows 1 too, in which every update has a loss, 2, which has no keys, 3,
+which has sessions and state ids themselves, not digests, and up to 5, in which no update has metrics."""
 
-_FORMATS = (1, 2, 3, 4, _FORMAT)
+_FORMATS = (1, 2, 3, 4, 5, _FORMAT)
 _SEGMENT_HEADER = struct.Struct("<8sIQQ")
 _RECORD_HEADER = struct.Struct("<QQIIQ")
 _NAME = re.compile(r"journal-([0-9]{8,})")

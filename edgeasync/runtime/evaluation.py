@@ -13,18 +13,18 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edgeasync.autodiff.settings import (
+from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.data.dataset import Dataset
+from edgeasync.errors import ConfigError, DataError, GraphError
+from edgeasync.losses import (
     BinaryCrossEntropy,
     CrossEntropy,
-    GraphSettings,
     Huber,
     Loss,
     MeanAbsoluteError,
     MeanSquaredError,
     find_loss,
 )
-from edgeasync.data.dataset import Dataset
-from edgeasync.errors import ConfigError, DataError, GraphError
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.runtime.graph_model import HubGraph, OnnxModel
 from edgeasync.training import losses

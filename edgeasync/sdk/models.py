@@ -9,18 +9,19 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edgeasync.autodiff.settings import GraphSettings, LossSetting, find_loss
 from edgeasync.config import Section, convert, to_table
-from edgeasync.data.dataset import Dataset, Targets, batches
+from edgeasync.data.dataset import Dataset, Targets
 from edgeasync.data.files import load
 from edgeasync.errors import ConfigError, DataError
+from edgeasync.losses import LossSetting, check_loss, find_loss, kind_of
+from edgeasync.metrics import check_metrics
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 from edgeasync.runtime.evaluation import make_evaluator
 from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, build_graph, load_graph
 from edgeasync.training.evaluation import Evaluation, Evaluator, rows_at_once
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
 from edgeasync.training.plan import LocalTraining, ReceivedGraph, ShippedModel, TrainingPlan
-from edgeasync.training.trainer import GradientTrainer, Trainer
+from edgeasync.training.trainer import Trainer
 
 Arrays = Mapping[str, npt.NDArray[np.float32]]
 
@@ -47,6 +48,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """A model that can be trained.
 
     `described` is the model as a settings file would have it, `None` for one that only Python code describes.
+    `loss` is the kind of its loss, `None` if that is not known.
     `restore` returns the model in the kind that the user gave, with trained arrays.
     """
 
@@ -57,6 +59,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     restore: Callable[[Arrays], Any]
     described: SoftmaxModel | MlpModel | OnnxModel | None = None
     graph: HubGraph | None = None
+    loss: str | None = None
 
     @property
     def shipped(self) -> SoftmaxModel | MlpModel | ShippedModel | None:
@@ -71,7 +74,7 @@ def prepare(
 
     Raises `ConfigError` for what is no model, and `GraphError` for one that cannot be trained.
     """
-    convert({"loss": to_table(loss) if isinstance(loss, Section) else loss}, GraphSettings, where="train")
+    loss = check_loss(loss, "train")
     if isinstance(model, SoftmaxModel | MlpModel):
         return _numpy(model, local, loss, seed)
     if isinstance(model, str | Path):
@@ -117,6 +120,7 @@ def _numpy(model: SoftmaxModel | MlpModel, local: LocalTraining, loss: LossSetti
         make_evaluator=lambda data: make_evaluator(model, None, data),
         restore=lambda _: model,
         described=model,
+        loss="cross_entropy",
     )
 
 
@@ -141,6 +145,7 @@ def _onnx(
         restore=restore,
         described=described,
         graph=graph,
+        loss=None if graph.forward is None else kind_of(described.loss),
     )
 
 
@@ -156,6 +161,10 @@ def _own(model: Any, local: LocalTraining) -> Prepared:
             f"{_name(model)} has no method `gradient(arrays, x, y)`: return a loss and gradients from it"
         )
     spec, initial = _flatten(model.parameters, _name(model))
+    if local.metrics:
+        raise ConfigError(
+            f"metrics: {_name(model)} tells no scores; give layers, ONNX, or trainers of your own with `metrics()`"
+        )
 
     def gradient(vector: Vector, x: npt.NDArray[np.float32], y: Targets, out: Vector) -> float:
         loss, gradients = _call(model, spec.views(vector), x, y)
@@ -165,10 +174,7 @@ def _own(model: Any, local: LocalTraining) -> Prepared:
 
     def make_trainer(data: Dataset, seed: int) -> Trainer:
         gradient(initial.copy(), data.x[:1], data.y[:1], np.empty_like(initial))  # a mistake is told at once
-        stream = batches(data, local.batch_size, seed)
-        return GradientTrainer(
-            spec, gradient, local.optimizer, stream, keep_optimizer_state=local.keep_optimizer_state
-        )
+        return local.make_trainer(spec, gradient, data, seed)
 
     def make_evaluator(data: Dataset) -> Evaluator:
         evaluator = _OwnEvaluator(model, spec, data)
@@ -301,9 +307,13 @@ def as_dataset(data: object, where: str) -> Dataset:
     )
 
 
-def local_training(optimizer: object, batch_size: int | None) -> LocalTraining:
-    """Return how devices train; raises `ConfigError` for what they cannot."""
-    table: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
+def local_training(
+    optimizer: object, batch_size: int | None, metrics: object = (), **numbers: Any
+) -> LocalTraining:
+    """Return how devices train; raises `ConfigError` for what they cannot. `None` means the default."""
+    table: dict[str, Any] = {"batch_size": batch_size, **numbers}
+    table = {name: value for name, value in table.items() if value is not None}
+    table["metrics"] = to_table(check_metrics(metrics, "train"))
     if optimizer is not None:
         stages = optimizer if isinstance(optimizer, list | tuple) else (optimizer,)
         if wrong := [stage for stage in stages if not isinstance(stage, Section)]:

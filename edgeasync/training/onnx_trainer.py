@@ -4,9 +4,10 @@ The graph follows the contract of `docs/training_graph.md`. Nothing is copied in
 statistics: onnxruntime reads the parameters where they are and writes gradients where the optimizer reads them.
 """
 
+import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -15,15 +16,20 @@ import onnxruntime
 
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.data.dataset import Dataset, batches
-from edgeasync.errors import DataError, GraphError, ModelMismatchError
+from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchError
+from edgeasync.metrics import Meter, MetricSetting, find_metrics
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.policies.transforms import Transform
+from edgeasync.training.micro_batches import MicroBatch, NoMemoryError, worth_splitting
 from edgeasync.training.trainer import GradientTrainer, StepResult
 
 Provider = Literal["auto", "cpu", "cuda", "tensorrt"]
 """What computes: `auto` takes the GPU if onnxruntime has one here, and says so."""
 
-TARGET, LOSS, GRADIENT, NEXT = "target", "loss", ".grad", ".new"
+TARGET, LOSS, WEIGHT, GRADIENT, NEXT = "target", "loss", "loss_weight", ".grad", ".new"
+
+SCORES_AT = 2
+"""The place of the model's output among those that are bound: after the loss and its weight."""
 
 _PROVIDERS = {
     "cpu": "CPUExecutionProvider",
@@ -40,10 +46,12 @@ class OnnxTrainer:
 
     `graph` is a training graph from `edgeasync model build`. The `optimizer` is a sequence of stages such as
     `SGD`. `threads` is the number of cores that a step may use. If the graph has a fixed batch size, that
-    replaces `batch_size`.
+    replaces `batch_size`. `accumulation_steps` and `micro_batch_size` are as for `GradientTrainer`. `metrics` are
+    objects or names of `edgeasync.metrics`.
 
     Raises `GraphError` for a graph that it cannot load or that breaks the contract. Raises `ModelMismatchError`
-    if the graph does not train the arrays of `spec`, and `DataError` for data that does not fit.
+    if the graph does not train the arrays of `spec`, `DataError` for data that does not fit, and `ConfigError` for
+    batches in parts where the graph does not allow that.
     """
 
     def __init__(
@@ -56,6 +64,9 @@ class OnnxTrainer:
         batch_size: int = 32,
         seed: int = 0,
         keep_optimizer_state: bool = False,
+        accumulation_steps: int = 1,
+        micro_batch_size: MicroBatch | None = None,
+        metrics: Sequence[MetricSetting] = (),
         threads: int = 1,
         provider: Provider = "auto",
     ) -> None:
@@ -63,8 +74,20 @@ class OnnxTrainer:
         gradient.check_data(dataset)
         fixed = gradient.batch_size
         drawn = batches(dataset, fixed or batch_size, seed, full=fixed is not None)
+        accumulation_steps = min(accumulation_steps, drawn.per_epoch)
+        micro_batch_size = worth_splitting(micro_batch_size, drawn.batch_size)
+        if accumulation_steps > 1 or micro_batch_size is not None:
+            gradient.check_parts(micro_batch_size)
         self._trainer = GradientTrainer(
-            spec, gradient, optimizer, drawn, keep_optimizer_state=keep_optimizer_state
+            spec,
+            gradient,
+            optimizer,
+            drawn,
+            keep_optimizer_state=keep_optimizer_state,
+            accumulation_steps=accumulation_steps,
+            micro_batch_size=micro_batch_size,
+            weight_of=lambda _: gradient.weight,
+            meter=gradient.measure(metrics) if metrics else None,
         )
 
     @property
@@ -79,6 +102,10 @@ class OnnxTrainer:
     def step(self) -> StepResult:
         """Take one local step, on one batch."""
         return self._trainer.step()
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return the metrics of the steps since the last call."""
+        return self._trainer.metrics()
 
     def state(self) -> TrainerState:
         """Return the place in the data, and the optimizer's state if it is kept."""
@@ -115,20 +142,30 @@ class GraphGradient:
             )
         self._x = _Fed(inputs[data[0]])
         self._y = _Fed(inputs[TARGET])
-        self._loss = np.zeros((), np.float32)
+        self._loss, self._weight = np.zeros((), np.float32), np.ones((), np.float32)
         self._binding = self._session.io_binding()
         self._options = onnxruntime.RunOptions()
         self._binding.bind_output(LOSS, "cpu", 0, np.float32, (), self._loss.ctypes.data)
+        self._tells_weight = WEIGHT in outputs
+        if self._tells_weight:
+            self._binding.bind_output(WEIGHT, "cpu", 0, np.float32, (), self._weight.ctypes.data)
+        self._meter: Meter | None = None
+        self._scores = ""
         self._parameters: Vector | None = None
         self._out: Vector | None = None
+
+    @property
+    def weight(self) -> float:
+        """What the last batch counts beside others: the number that its sum of losses was divided by."""
+        return float(self._weight)
 
     @property
     def batch_size(self) -> int | None:
         """The only batch size the graph takes; `None` if it takes any."""
         return self._x.rows
 
-    def __call__(self, parameters: Vector, x: npt.NDArray[Any], y: npt.NDArray[Any], out: Vector) -> float:
-        """Write the gradient of the batch's mean loss to `out` and return the loss.
+    def __call__(self, parameters: Vector, x: npt.NDArray[Any], y: npt.NDArray[Any], out: Vector) -> float | None:
+        """Write the gradient of the batch's mean loss to `out` and return the loss; `None` if nothing counts.
 
         Raises `DataError` for a number that is no index of what the graph looks up with it, `GraphError` if
         the graph does not run otherwise.
@@ -138,14 +175,18 @@ class GraphGradient:
         # Names that live until the run is over: the binding holds bare addresses.
         fed_x = self._x.bind(self._binding, x)
         fed_y = self._y.bind(self._binding, x if self._own_target else y)
+        if self._meter is not None:
+            self._binding.bind_output(self._scores, "cpu")  # for each run: the last batch of an epoch is shorter
         try:
             self._session.run_with_iobinding(self._binding, self._options)
         except Exception as error:
             raise _explain(error) from error
+        if self._meter is not None:
+            self._meter.add(self._binding.get_outputs()[SCORES_AT].numpy(), fed_y)
         del fed_x, fed_y
         start = self._spec.trained_length
         parameters[start:] = out[start:]
-        return float(self._loss)
+        return float(self._loss) if self._weight > 0.0 else None
 
     def interrupt(self) -> None:
         """Make a run raise between two of its operators, and each later one at once; called from any thread."""
@@ -164,6 +205,32 @@ class GraphGradient:
             self._binding.bind_output(result, "cpu", 0, np.float32, shape, results[name].ctypes.data)
         self._parameters, self._out = parameters, out
 
+    def measure(self, metrics: Sequence[MetricSetting]) -> Meter:
+        """Return what adds these metrics up from now on; raises `ConfigError` if they do not fit the loss."""
+        self._scores = self._metadata.get("edgeasync.output", "")
+        if self._scores not in {entry.name for entry in self._session.get_outputs()}:
+            raise ConfigError(
+                "the hub's graph was built by an older edgeasync, and does not give its scores: build it again, "
+                "or leave out metrics"
+            )
+        loss = json.loads(self._metadata["edgeasync.loss"])["kind"]
+        ignored = self._metadata.get("edgeasync.ignored_label")
+        self._meter = Meter(find_metrics(metrics, loss), ignored_label=None if ignored is None else int(ignored))
+        return self._meter
+
+    def check_parts(self, micro_batch_size: MicroBatch | None) -> None:
+        """Raise `ConfigError` unless batches may be computed in parts, together or of this size."""
+        if not self._tells_weight:
+            raise ConfigError(
+                "the hub's graph was built by an older edgeasync, and does not say what parts of a batch count: "
+                "build it again, or leave out accumulation_steps and micro_batch_size"
+            )
+        if micro_batch_size is not None and self.batch_size is not None:
+            raise ConfigError(
+                f"the hub's graph takes batches of {self.batch_size} examples only: leave out micro_batch_size, "
+                "or export the model with a free batch size"
+            )
+
     def check_data(self, dataset: Dataset) -> None:
         """Raise `DataError` unless the examples and targets fit the graph."""
         self._x.check(dataset.x, "examples")
@@ -175,8 +242,9 @@ class GraphGradient:
                 "the data's targets are values, the hub's graph takes class numbers: give them as integers"
             )
         self._y.check(dataset.y, "targets")
-        classes = self._metadata.get("edgeasync.classes")
-        if labels and classes is not None and (label := int(dataset.y.max())) >= int(classes):
+        classes, ignored = self._metadata.get("edgeasync.classes"), self._metadata.get("edgeasync.ignored_label")
+        counted = dataset.y if ignored is None else dataset.y[dataset.y != int(ignored)]
+        if labels and classes is not None and (label := int(counted.max(initial=0))) >= int(classes):
             raise DataError(
                 f"label {label} is not under {classes} classes, as the hub's model has: number the classes from 0"
             )
@@ -265,6 +333,10 @@ def _explain(error: Exception) -> DataError | GraphError:
         return DataError(
             f"the data have a number that the hub's graph cannot look up ({detail}): number tokens and classes "
             "from 0, and leave out those that the model does not know"
+        )
+    if "allocate memory" in sentence or "bad_alloc" in sentence:
+        return NoMemoryError(
+            f"there is not the memory for a step ({sentence}): set micro_batch_size, or a smaller batch_size"
         )
     return GraphError(f"the hub's graph does not run on this device: {sentence}")
 

@@ -9,7 +9,7 @@ NAMES = """
 Adam Agent Dataset EdgeAsyncError GradientTrainer Hub OnnxTrainer Parameter ParameterSpec Policy Run SGD StepResult
 Stop Trainer Vector fetch_status train train_async
 """
-MODULES = "data nn policies simulation"
+MODULES = "data losses metrics nn policies simulation"
 DATA = "Dataset batches dirichlet from_iterable iid load"
 
 

@@ -14,16 +14,10 @@ from onnx import TensorProto
 from edgeasync import nn
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.export import export_model
-from edgeasync.autodiff.settings import (
-    BinaryCrossEntropy,
-    CrossEntropy,
-    GraphSettings,
-    Huber,
-    MeanAbsoluteError,
-    MeanSquaredError,
-)
+from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchError
+from edgeasync.losses import BinaryCrossEntropy, CrossEntropy, Huber, MeanAbsoluteError, MeanSquaredError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.runtime.evaluation import OnnxEvaluator, evaluation_graph, make_evaluator
 from edgeasync.runtime.graph_model import HubGraph, OnnxModel

@@ -12,9 +12,10 @@ import pytest
 
 from edgeasync import nn
 from edgeasync.autodiff.build import build_training_graph
-from edgeasync.autodiff.settings import CrossEntropy, GraphSettings
+from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.errors import DataError, GraphError, ModelMismatchError
+from edgeasync.losses import CrossEntropy
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.optimizers import SGD, Adam
 from edgeasync.training.onnx_trainer import GraphGradient, OnnxTrainer, open_session
