@@ -16,7 +16,7 @@ __all__ = ["BinaryCrossEntropy", "CrossEntropy", "Huber", "MeanAbsoluteError", "
 
 _Share = Annotated[float, Meta(ge=0.0, lt=1.0)]
 _Weight = Annotated[float, Meta(ge=0.0, le=1e6)]
-_Label = Annotated[int, Meta(ge=0, lt=2**31)]
+_Label = Annotated[int, Meta(ge=0, le=2**24)]
 
 
 class CrossEntropy(Section, frozen=True, tag_field="kind", tag="cross_entropy"):

@@ -22,7 +22,7 @@ __all__ = ["F1", "MAE", "Accuracy", "Meter", "TopK"]
 Array = npt.NDArray[Any]
 Count = float | npt.NDArray[np.float64]
 Sums = tuple[Count, Count]
-"""What is counted, and what it is divided by: a number each, or one for each class."""
+"""A count and its divisor: a number each, or one for each class."""
 
 
 class Accuracy(Section, frozen=True, tag_field="kind", tag="accuracy"):

@@ -94,7 +94,7 @@ class OnnxEvaluator:
             )
         self._target.check(self._targets, "targets")
         if isinstance(loss, CrossEntropy):
-            _check_labels(self._targets, scores.shape[1], loss.class_weights)
+            _check_labels(self._targets, scores.shape[1], loss)
         self._loss = _loss(loss)
         self._rows = self._batch or rows_at_once(max(math.prod(self._example.shape), scores.size))
 
@@ -163,8 +163,10 @@ def _read_input(name: str, kind: str, shape: list[int | str | None]) -> tuple[in
 def _loss(loss: Loss) -> Callable[[npt.NDArray[np.float32], Array], losses.LossSum]:
     """Return in numpy what the training graph computes."""
     match loss:
-        case CrossEntropy(class_weights=weights, label_smoothing=smoothing):
-            return partial(losses.cross_entropy, class_weights=weights, label_smoothing=smoothing)
+        case CrossEntropy(class_weights=weights, label_smoothing=smoothing, ignored_label=ignored):
+            return partial(
+                losses.cross_entropy, class_weights=weights, label_smoothing=smoothing, ignored_label=ignored
+            )
         case Huber(delta=delta):
             return partial(losses.huber, delta=delta)
         case MeanSquaredError():
@@ -210,8 +212,15 @@ def evaluation_graph(forward_model: bytes, spec: ParameterSpec, output: str | No
     return bytes(model.SerializeToString())
 
 
-def _check_labels(labels: Array, classes: int, weights: tuple[float, ...] | None) -> None:
-    """Raise `DataError` unless the labels are numbers of classes, of which one at least has a weight."""
+def _check_labels(labels: Array, classes: int, loss: CrossEntropy) -> None:
+    """Raise `DataError` unless the labels are numbers of classes, of which one at least counts."""
+    weights, ignored = loss.class_weights, loss.ignored_label
+    if ignored is not None:
+        labels = labels[labels != ignored]
+        if not labels.size:
+            raise DataError(
+                f"all of the data has the ignored label {ignored}, so there is no loss: give others, too"
+            )
     for label in (int(labels.max()), int(labels.min())):
         if not 0 <= label < classes:
             raise DataError(
