@@ -216,6 +216,7 @@ class GraphGradient:
         loss = json.loads(self._metadata["edgeasync.loss"])["kind"]
         ignored = self._metadata.get("edgeasync.ignored_label")
         self._meter = Meter(find_metrics(metrics, loss), ignored_label=None if ignored is None else int(ignored))
+        self._binding.bind_output(self._scores, "cpu")  # before the gradients, which are bound at the first run
         return self._meter
 
     def check_parts(self, micro_batch_size: MicroBatch | None) -> None:

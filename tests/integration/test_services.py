@@ -200,3 +200,34 @@ def test_nothing_is_left_behind(tmp_path):
 
     first = go(0)
     assert [go(number) for number in range(1, 4)] == [first] * 3
+
+
+def test_a_device_of_little_memory_takes_the_hubs_batch_in_parts(tmp_path):
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    seen = []
+    with (
+        Hub(
+            network, input_shape=(4,), run=tmp_path, bind=ANYWHERE, batch_size=128, metrics=["f1"],
+            callbacks=[seen.append], until=Stop(updates=8),
+        ) as hub,
+        Agent(hub.address, DATA, name="pi", micro_batch_size=16, local_steps_max=2),
+        Agent(hub.address, DATA, name="board", micro_batch_size="auto", local_steps_max=2),
+    ):  # fmt: skip
+        assert hub.wait(PATIENCE_S)
+    updates = [event for event in seen if isinstance(event, events.Update)]
+    assert {event.device for event in updates} == {"pi", "board"}
+    assert {event.examples / event.local_steps for event in updates} <= {128.0, 100.0, 72.0}
+    assert all(0.0 <= event.metrics["f1"] <= 1.0 for event in updates)
+
+
+def test_a_hub_refuses_what_its_devices_would(tmp_path):
+    network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    for said, words in (
+        ({"accumulation_steps": 4}, "the model has a batch norm"),
+        ({"metrics": ["mae"]}, "mae says nothing about the loss cross_entropy"),
+    ):
+        with (
+            pytest.raises(ConfigError, match=words),
+            Hub(network, input_shape=(4,), run=tmp_path, bind=ANYWHERE, **said),
+        ):
+            pass

@@ -14,7 +14,11 @@ from sklearn.datasets import load_digits
 
 from edgeasync import Dataset, EdgeAsyncError, GradientTrainer, Run, StepResult, Stop, nn, train, train_async
 from edgeasync.data import batches, dirichlet
+from edgeasync.durable.run_replay import RunReplay
+from edgeasync.durable.run_replay import Update as ReplayedUpdate
 from edgeasync.errors import ConfigError, DataError, ModelMismatchError, StorageError
+from edgeasync.losses import CrossEntropy
+from edgeasync.metrics import MAE, TopK
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
@@ -145,6 +149,24 @@ def test_layers_are_trained_exported_and_opened(tmp_path):
     opened = Run.open(tmp_path / "run")
     assert (opened.version, opened.model.SerializeToString()) == (run.version, run.model.SerializeToString())
     assert run.export(tmp_path / "model.onnx").read_bytes() == run.model.SerializeToString()
+
+
+def test_metrics_come_with_updates_and_outlive_the_run_in_its_journal(tmp_path):
+    data, _ = digits()
+    seen = []
+    train(
+        nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), data, metrics=["accuracy", TopK(k=3)],
+        loss=CrossEntropy(label_smoothing=0.1), until=Stop(epochs=3), batch_size=64, accumulation_steps=2,
+        micro_batch_size=16, run=tmp_path, callbacks=[seen.append],
+    )  # fmt: skip
+    told = {(event.device, event.number): event.metrics for event in seen if isinstance(event, events.Update)}
+    assert all(0.0 <= found["accuracy"] <= found["top_3"] <= 1.0 for found in told.values())
+    assert np.mean([found["top_3"] for found in told.values()]) > 0.3, "it learns"
+    replay, lines = RunReplay(tmp_path), []
+    replay.tell(lambda line: lines.append(line) or True)
+    replay.close()
+    written = {(line.device, line.seq): line.metrics for line in lines if isinstance(line, ReplayedUpdate)}
+    assert written.items() >= told.items()
 
 
 def test_a_model_of_ones_own(tmp_path):
@@ -289,6 +311,17 @@ MISTAKES = {
     "said twice": ({"settings": {"hub": {"stop": {}}}}, ConfigError, "hub.stop: that is said by an argument"),
     "accuracy": ({"until": Stop(accuracy=0.9)}, ConfigError, "accuracy"),
     "loss": ({"loss": "mse"}, ConfigError, "has the loss cross_entropy"),
+    "metrics": ({"metrics": ["precision"]}, ConfigError, "precision"),
+    "metric of values": ({"metrics": [MAE()]}, ConfigError, "mae says nothing about the loss cross_entropy"),
+    "metrics of one's own": ({"model": Own(), "metrics": ["f1"]}, ConfigError, "the model Own tells no scores"),
+    "parts": ({"micro_batch_size": "small"}, ConfigError, "micro_batch_size"),
+    "accumulation": ({"accumulation_steps": 0}, ConfigError, "accumulation_steps"),
+    "batch norm": (
+        {"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), "micro_batch_size": "auto"},
+        ConfigError,
+        "the model has a batch norm",
+    ),
+    "smoothing": ({"loss": CrossEntropy(label_smoothing=3.0)}, ConfigError, "loss.label_smoothing"),
     "passes of trainers": (
         {"model": ARRAYS, "data": [trainer_of(SMALL, DATA)], "until": None},
         ConfigError,

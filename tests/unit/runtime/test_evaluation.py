@@ -148,6 +148,8 @@ CLASSES = [
     CrossEntropy(class_weights=WEIGHTS),
     CrossEntropy(label_smoothing=0.2),
     CrossEntropy(class_weights=WEIGHTS, label_smoothing=0.2),
+    CrossEntropy(ignored_label=2),
+    CrossEntropy(class_weights=WEIGHTS, label_smoothing=0.2, ignored_label=1),
 ]
 VALUES = [
     "mse", MeanSquaredError(), "l1", MeanAbsoluteError(), "huber", Huber(delta=0.3), "bce_with_logits",
@@ -175,7 +177,9 @@ def test_every_loss_is_the_training_graphs(loss, rows):
     assert found.loss == pytest.approx(trained_on(graph, vector, x, y), abs=1e-5)
     assert found.examples == rows
     if loss in CLASSES:
-        assert found.accuracy == pytest.approx(judged(inferred(model, graph, vector, x), y)[1])
+        counts = y != getattr(loss, "ignored_label", None)
+        scores = inferred(model, graph, vector, x)[counts]
+        assert found.accuracy == pytest.approx(judged(scores, y[counts])[1])
     else:
         assert found.accuracy is None
 
@@ -188,7 +192,8 @@ def test_scores_of_several_places(loss):
     found = evaluator(model, graph, x, y, loss=loss)(vector)
     assert found.loss == pytest.approx(trained_on(graph, vector, x, y), abs=1e-5)
     scores = vector.reshape(3, 4) @ x
-    assert found.accuracy == pytest.approx((scores.argmax(1) == y).mean(), abs=1e-3)
+    counts = y != getattr(loss, "ignored_label", None)
+    assert found.accuracy == pytest.approx((scores.argmax(1) == y)[counts].mean(), abs=1e-3)
 
 
 ARCHITECTURES = {
@@ -444,6 +449,12 @@ def test_examples_that_all_weigh_nothing():
     with pytest.raises(DataError, match="class_weights of 0"):
         evaluator(model, graph, numbers((9, 8)), np.arange(9) % 2 + 1, loss=loss)
     assert math.isfinite(evaluator(model, graph, numbers((9, 8)), np.arange(9) % 2, loss=loss)(vector).loss)
+
+
+def test_examples_that_are_all_ignored():
+    graph, _ = prepared(of(MLP, (8,)))
+    with pytest.raises(DataError, match="all of the data has the ignored label 7"):
+        evaluator(of(MLP, (8,)), graph, numbers((9, 8)), np.full(9, 7), loss=CrossEntropy(ignored_label=7))
 
 
 def test_an_output_that_mixes_examples():
