@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeasync.autodiff.settings import GraphSettings
-from edgeasync.data.dataset import Dataset
+from edgeasync.data.dataset import Dataset, Features, check_names, input_of
 from edgeasync.errors import ConfigError, DataError, GraphError
 from edgeasync.losses import (
     BinaryCrossEntropy,
@@ -75,14 +75,21 @@ class OnnxEvaluator:
         self._session = open_session(evaluation_graph(forward, spec, settings.output), threads, "cpu")
         inputs = {entry.name: entry for entry in self._session.get_inputs()}
         self._fed = [parameter.name for parameter in spec.parameters if parameter.name in inputs]
-        data = [entry for name, entry in inputs.items() if name not in self._fed]
-        if len(data) != 1:
-            raise GraphError(f"the model has {len(data)} inputs; a data set is one array x: join them into one")
-        self._input = data[0].name
-        self._batch, self._example = _read_input(self._input, data[0].type, data[0].shape)
-        self._x = dataset.x
+        read = {
+            name: _read_input(name, entry.type, entry.shape)
+            for name, entry in inputs.items()
+            if name not in self._fed
+        }
+        sizes = {rows for rows, _ in read.values()}
+        if len(sizes) != 1:
+            raise GraphError(f"the model's inputs {', '.join(read) or '(none)'} have no one size of the batch")
+        self._batch = sizes.pop()
+        self._forms = {name: form for name, (_, form) in read.items()}
+        self._x = dataset.features
         self._targets = dataset.x if settings.target == "input" else dataset.y
-        self._example.check(self._x, "examples")
+        check_names(self._x, list(self._forms), "model")
+        for name, form in self._forms.items():
+            form.check(input_of(self._x, name), "examples")
         # Only a run tells what the scores look like; parameters of zero will do.
         scores = self._scores(spec.views(np.zeros(spec.length, np.float32)), self._x[:1])
         dtype, (_, *rest) = target_type(loss, scores.shape)
@@ -96,7 +103,9 @@ class OnnxEvaluator:
         if isinstance(loss, CrossEntropy):
             _check_labels(self._targets, scores.shape[1], loss)
         self._loss = _loss(loss)
-        self._rows = self._batch or rows_at_once(max(math.prod(self._example.shape), scores.size))
+        self._rows = self._batch or rows_at_once(
+            max(*[math.prod(form.shape) for form in self._forms.values()], scores.size)
+        )
 
     def __call__(self, parameters: Vector) -> Evaluation:
         """Evaluate; raises `ModelMismatchError` for a vector that is not of the model.
@@ -106,20 +115,25 @@ class OnnxEvaluator:
         views = self._spec.views(parameters)
         return evaluate(self._x, self._targets, self._rows, partial(self._scores, views), self._loss_of)
 
-    def _scores(self, views: dict[str, npt.NDArray[np.float32]], x: Array) -> npt.NDArray[np.float32]:
-        rows = len(x)
+    def _scores(self, views: dict[str, npt.NDArray[np.float32]], x: Features) -> npt.NDArray[np.float32]:
+        rows = fed = len(x)
+        missing = None
         if self._batch is not None and rows < self._batch:
-            missing = np.arange(self._batch - rows) % len(self._x)
-            x = np.concatenate([x, self._x[missing]])
+            fed = self._batch
+            missing = np.arange(fed - rows) % len(self._x)
         feeds = {name: views[name] for name in self._fed}
-        feeds[self._input] = self._example.bring(x)
+        for name, form in self._forms.items():
+            values: Array = input_of(x, name)
+            if missing is not None:
+                values = np.concatenate([values, input_of(self._x, name)[missing]])
+            feeds[name] = form.bring(values)
         try:
             (scores,) = self._session.run(None, feeds)
         except Exception as error:
             raise _explain(error) from error
-        if scores.shape[:1] != (len(x),):
+        if scores.shape[:1] != (fed,):
             raise GraphError(
-                f"the model's output is of shape {scores.shape} for {len(x)} examples; it must have a row for each"
+                f"the model's output is of shape {scores.shape} for {fed} examples; it must have a row for each"
             )
         found: npt.NDArray[np.float32] = scores[:rows]
         return found

@@ -34,16 +34,12 @@ class OnnxModel(GraphSettings, frozen=True, tag_field="kind", tag="onnx", kw_onl
 
 
 class HubGraph(msgspec.Struct, frozen=True):
-    """What a hub trains: the graph it ships, its layout and first values, and the forward model it was made of.
-
-    `inputs` is how many inputs the graph has, those of parameters and the target included.
-    """
+    """What a hub trains: the graph it ships, its layout and first values, and the forward model it was made of."""
 
     graph: bytes
     spec: ParameterSpec
     initial: Vector
     forward: bytes | None
-    inputs: int
 
 
 def load_graph(model: OnnxModel) -> HubGraph:
@@ -77,24 +73,10 @@ def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
             forward = content
             settings = {name: getattr(model, name) for name in GraphSettings.__struct_fields__}
             built = build.build_training_graph(content, GraphSettings(**settings))
-        summary = check_graph(built.model, bytes_max=MODEL_BYTES_MAX)
+        check_graph(built.model, bytes_max=MODEL_BYTES_MAX)
     except GraphError as error:
         raise GraphError(f"{where}: {error}") from error
-    return HubGraph(built.model, built.spec, built.initial, forward, len(summary.inputs))
-
-
-def why_devices_cannot_feed(loaded: HubGraph) -> str | None:
-    """Say why every device would refuse a model of several inputs; `None` for a model of one."""
-    count = loaded.inputs - len(loaded.spec.parameters) - 1  # but parameters and the target
-    return (
-        None if count == 1 else f"the model has {count} inputs; a device's data is one array x: join them into one"
-    )
-
-
-def check_devices_can_feed(loaded: HubGraph) -> None:
-    """Raise `GraphError` for a model of several inputs: every device would refuse it."""
-    if reason := why_devices_cannot_feed(loaded):
-        raise GraphError(reason)
+    return HubGraph(built.model, built.spec, built.initial, forward)
 
 
 def keep_files(run: Path, graph: bytes, forward: bytes | None) -> None:

@@ -28,7 +28,7 @@ from edgeasync.policies.frequency import AdaptiveFrequency
 from edgeasync.policies.policy import Policy, upgraded
 from edgeasync.protocol.codecs import ELEMENTWISE
 from edgeasync.runtime.evaluation import make_evaluator
-from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, check_devices_can_feed, load_graph
+from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, load_graph
 from edgeasync.runtime.hub import RECORD_FILE, Hub, OnReport
 from edgeasync.training.evaluation import Evaluator
 from edgeasync.training.numpy_models import Model
@@ -160,7 +160,6 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
         loaded: HubGraph | None = None
         if isinstance(self.model, OnnxModel):
             loaded = built = load(self.model)
-            check_devices_can_feed(built)
             self.local.check_model(built.spec, None if built.forward is None else kind_of(self.model.loss))
             spec, initial = built.spec, lambda: built.initial
             model, graph, forward = ShippedModel(), built.graph, built.forward

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeasync.config import Section, convert, to_table
-from edgeasync.data.dataset import Dataset, Targets
+from edgeasync.data.dataset import Dataset, Features, Inputs, Targets
 from edgeasync.data.files import load
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.losses import LossSetting, check_loss, find_loss, kind_of
@@ -41,7 +41,10 @@ class OwnModel(Protocol):
     """The named arrays to begin with."""
 
     def gradient(self, arrays: Arrays, x: npt.NDArray[np.float32], y: Targets) -> tuple[float, Arrays]:
-        """Return a batch's mean loss, and its gradient for each array by its name."""
+        """Return a batch's mean loss, and its gradient for each array by its name.
+
+        Of data with several inputs `x` is a dict of arrays.
+        """
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,14 +169,16 @@ def _own(model: Any, local: LocalTraining) -> Prepared:
             f"metrics: {_name(model)} tells no scores; give layers, ONNX, or trainers of your own with `metrics()`"
         )
 
-    def gradient(vector: Vector, x: npt.NDArray[np.float32], y: Targets, out: Vector) -> float:
+    def gradient(vector: Vector, x: Features, y: Targets, out: Vector) -> float:
         loss, gradients = _call(model, spec.views(vector), x, y)
         for name, view in spec.views(out).items():
             view[...] = _gradient_of(model, gradients, name, view.shape)
         return loss
 
     def make_trainer(data: Dataset, seed: int) -> Trainer:
-        gradient(initial.copy(), data.x[:1], data.y[:1], np.empty_like(initial))  # a mistake is told at once
+        gradient(
+            initial.copy(), data.features[:1], data.y[:1], np.empty_like(initial)
+        )  # a mistake is told at once
         return local.make_trainer(spec, gradient, data, seed)
 
     def make_evaluator(data: Dataset) -> Evaluator:
@@ -191,12 +196,17 @@ def _own(model: Any, local: LocalTraining) -> Prepared:
 
 
 def _call(model: Any, arrays: Arrays, x: Any, y: Any) -> tuple[float, Mapping[str, Any]]:
-    found = model.gradient(arrays, x, y)
+    found = model.gradient(arrays, _plain(x), y)
     if not (isinstance(found, Sequence) and len(found) == 2 and isinstance(found[1], Mapping)):
         raise ConfigError(
             f"{_name(model)}.gradient returned {type(found).__name__}; return the loss and a dict of gradients"
         )
     return float(found[0]), found[1]
+
+
+def _plain(x: Features) -> Any:
+    """Return examples as a model of the user's own has them: an array, or a dict of arrays."""
+    return x.arrays if isinstance(x, Inputs) else x
 
 
 def _gradient_of(model: Any, gradients: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> Any:
@@ -217,16 +227,17 @@ class _OwnEvaluator:
         self._model = model
         self._spec = spec
         self._data = data
-        self._rows = rows_at_once(int(np.prod(data.x.shape[1:])))
+        arrays = data.features.arrays.values() if isinstance(data.features, Inputs) else [data.x]
+        self._rows = rows_at_once(sum(int(np.prod(array.shape[1:])) for array in arrays))
 
     def __call__(self, parameters: Vector) -> Evaluation:
         arrays, data, total, right = self._spec.views(parameters), self._data, 0.0, 0
         predicts = hasattr(self._model, "predict") and data.y.dtype.kind == "i"
         for start in range(0, len(data), self._rows):
-            x, y = data.x[start : start + self._rows], data.y[start : start + self._rows]
+            x, y = data.features[start : start + self._rows], data.y[start : start + self._rows]
             total += _call(self._model, arrays, x, y)[0] * len(y)
             if predicts:
-                predicted = np.asarray(self._model.predict(arrays, x))
+                predicted = np.asarray(self._model.predict(arrays, _plain(x)))
                 if predicted.shape != y.shape:
                     raise ConfigError(
                         f"{_name(self._model)}.predict returned shape {predicted.shape} for {len(y)} examples; "

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from edgeasync.core.arrays.spool import TrainerState
-from edgeasync.data.dataset import Dataset, batches
+from edgeasync.data.dataset import Dataset, Features, batches, check_names, input_of
 from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchError
 from edgeasync.metrics import Meter, MetricSetting, find_metrics
 from edgeasync.parameters import ParameterSpec, Vector
@@ -136,11 +136,9 @@ class GraphGradient:
         outputs = {entry.name: entry for entry in self._session.get_outputs()}
         _check_spec(spec, inputs, outputs)
         data = [name for name in inputs if name != TARGET and name not in {p.name for p in spec.parameters}]
-        if len(data) != 1:
-            raise GraphError(
-                f"the graph has the inputs {', '.join(data) or 'none'}; a device's data is one array x"
-            )
-        self._x = _Fed(inputs[data[0]])
+        self._x = tuple([_Fed(inputs[name]) for name in data])
+        if not data or len({fed.rows for fed in self._x}) > 1:
+            raise GraphError(f"the graph's inputs {', '.join(data) or '(none)'} have no one size of the batch")
         self._y = _Fed(inputs[TARGET])
         self._loss, self._weight = np.zeros((), np.float32), np.ones((), np.float32)
         self._binding = self._session.io_binding()
@@ -162,9 +160,9 @@ class GraphGradient:
     @property
     def batch_size(self) -> int | None:
         """The only batch size the graph takes; `None` if it takes any."""
-        return self._x.rows
+        return self._x[0].rows
 
-    def __call__(self, parameters: Vector, x: npt.NDArray[Any], y: npt.NDArray[Any], out: Vector) -> float | None:
+    def __call__(self, parameters: Vector, x: Features, y: npt.NDArray[Any], out: Vector) -> float | None:
         """Write the gradient of the batch's mean loss to `out` and return the loss; `None` if nothing counts.
 
         Raises `DataError` for a number that is no index of what the graph looks up with it, `GraphError` if
@@ -173,8 +171,8 @@ class GraphGradient:
         if parameters is not self._parameters or out is not self._out:
             self._bind(parameters, out)
         # Names that live until the run is over: the binding holds bare addresses.
-        fed_x = self._x.bind(self._binding, x)
-        fed_y = self._y.bind(self._binding, x if self._own_target else y)
+        fed_x = [fed.bind(self._binding, input_of(x, fed.name)) for fed in self._x]
+        fed_y = self._y.bind(self._binding, fed_x[0] if self._own_target else y)
         if self._meter is not None:
             self._binding.bind_output(self._scores, "cpu")  # for each run: the last batch of an epoch is shorter
         try:
@@ -234,7 +232,9 @@ class GraphGradient:
 
     def check_data(self, dataset: Dataset) -> None:
         """Raise `DataError` unless the examples and targets fit the graph."""
-        self._x.check(dataset.x, "examples")
+        check_names(dataset.features, [fed.name for fed in self._x], "graph")
+        for fed in self._x:
+            fed.check(input_of(dataset.features, fed.name), "examples")
         if self._own_target:
             return
         labels = self._y.dtype.kind == "i"

@@ -9,6 +9,7 @@ import threading
 import time
 
 import numpy as np
+import onnx
 import pytest
 from sklearn.datasets import load_digits
 
@@ -167,6 +168,22 @@ def test_metrics_come_with_updates_and_outlive_the_run_in_its_journal(tmp_path):
     replay.close()
     written = {(line.device, line.seq): line.metrics for line in lines if isinstance(line, ReplayedUpdate)}
     assert written.items() >= told.items()
+
+
+def test_a_model_of_two_inputs(tmp_path):
+    proto = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 18]>
+        g (float[batch, 4] left, float[batch, 4] right) => (float[batch, 2] y) <float[8, 2] w>
+        { both = Concat<axis = 1>(left, right) y = MatMul(both, w) }""")
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((8, 2), np.float32), "w"))
+    x = np.random.default_rng(0).normal(size=(300, 8))
+    data = ({"left": x[:, :4], "right": x[:, 4:]}, x[:, 0] > x[:, 4])
+    run = train(
+        proto, data, evaluate=data, metrics=["accuracy"], until=Stop(accuracy=0.95, updates=2000),
+        settings={"evaluation": {"every": "20 updates"}}, run=tmp_path,
+    )  # fmt: skip
+    assert run.accuracy >= 0.95
+    exported = onnx.load(run.export(tmp_path / "two.onnx"))
+    assert [entry.name for entry in exported.graph.input] == ["left", "right"]
 
 
 def test_a_model_of_ones_own(tmp_path):

@@ -345,7 +345,7 @@ def test_the_output_that_the_loss_reads():
     assert found.loss == pytest.approx(judged(x @ vector.reshape(8, 3), LABELS)[0], abs=1e-5)
     with pytest.raises(GraphError, match="the model has 2 outputs"):
         evaluation_graph(model, graph.spec, None)
-    with pytest.raises(GraphError, match="has 2 inputs; a data set is one array"):
+    with pytest.raises(GraphError, match="no free size but the batch"):
         evaluator(model, graph, x, LABELS, output="z")
 
 
@@ -498,11 +498,11 @@ def test_a_hubs_model_gets_its_evaluator():
     model = of(MLP, (8,))
     graph, vector = prepared(model)
     settings = OnnxModel(file="model.onnx")
-    loaded = HubGraph(graph.model, graph.spec, graph.initial, model, 6)
+    loaded = HubGraph(graph.model, graph.spec, graph.initial, model)
     same = evaluator(model, graph, data.x, data.y)
     assert make_evaluator(settings, loaded, data)(vector) == same(vector)
     with pytest.raises(ConfigError, match=r"model\.onnx: is a training graph.*give the forward model"):
-        make_evaluator(settings, HubGraph(graph.model, graph.spec, graph.initial, None, 6), data)
+        make_evaluator(settings, HubGraph(graph.model, graph.spec, graph.initial, None), data)
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed():
