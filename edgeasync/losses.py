@@ -12,7 +12,7 @@ from msgspec import Meta
 from edgeasync.config import Section, convert
 from edgeasync.errors import ConfigError
 
-__all__ = ["BinaryCrossEntropy", "CrossEntropy", "Huber", "MeanAbsoluteError", "MeanSquaredError"]
+__all__ = ["BinaryCrossEntropy", "CrossEntropy", "Huber", "MeanAbsoluteError", "MeanSquaredError", "OnnxLoss"]
 
 _Share = Annotated[float, Meta(ge=0.0, lt=1.0)]
 _Weight = Annotated[float, Meta(ge=0.0, le=1e6)]
@@ -82,7 +82,33 @@ class BinaryCrossEntropy(Section, frozen=True, tag_field="kind", tag="bce_with_l
     """
 
 
-Loss = CrossEntropy | MeanSquaredError | MeanAbsoluteError | Huber | BinaryCrossEntropy
+class OnnxLoss(Section, frozen=True, tag_field="kind", tag="onnx"):
+    """A loss of your own: an ONNX graph with the inputs `prediction` and `target` and one number as its output.
+
+    The number is the mean over the batch. Give the `file` of the graph, or the serialized `graph` itself.
+
+    >>> from edgeasync import losses
+    >>> losses.OnnxLoss(file="loss.onnx").file
+    'loss.onnx'
+    """
+
+    file: str | None = None
+    graph: bytes | None = None
+
+    def __post_init__(self) -> None:
+        if (self.file is None) == (self.graph is None):
+            raise ConfigError("a loss of kind onnx has a file or a graph: give one of the two")
+
+    @property
+    def content(self) -> bytes:
+        """The serialized graph; raises `ConfigError` if the file was not read yet."""
+        if self.graph is None:
+            raise ConfigError(f"{self.file}: the file of the loss was not read; give the graph itself")
+        return self.graph
+
+
+NamedLoss = CrossEntropy | MeanSquaredError | MeanAbsoluteError | Huber | BinaryCrossEntropy
+Loss = NamedLoss | OnnxLoss
 LossName = Literal["cross_entropy", "mse", "l1", "huber", "bce_with_logits"]
 LossSetting = LossName | Loss
 """A loss by its name alone, or with its parameters: an object here, a table with `kind` in a settings file."""

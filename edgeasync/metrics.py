@@ -132,6 +132,7 @@ _METRICS: dict[str, Metric] = {"accuracy": Accuracy(), "top_k": TopK(), "mae": M
 _MEANT_FOR: dict[str, tuple[type, ...]] = {
     "cross_entropy": (Accuracy, TopK, F1),
     "bce_with_logits": (Accuracy, F1),
+    "onnx": (),
 }
 """Metrics by the kind of the loss; all others have the mean absolute difference."""
 
@@ -148,7 +149,8 @@ def find_metrics(settings: Sequence[MetricSetting], loss: str) -> list[Metric]:
     for metric in found:
         if not isinstance(metric, meant):
             names = ", ".join(name for name, each in _METRICS.items() if isinstance(each, meant))
-            raise ConfigError(f"metrics: {metric.name} says nothing about the loss {loss}; choose from {names}")
+            choose = f"choose from {names}" if names else "leave it out"
+            raise ConfigError(f"metrics: {metric.name} says nothing about the loss {loss}; {choose}")
     names_found = [metric.name for metric in found]
     if twice := sorted({name for name in names_found if names_found.count(name) > 1}):
         raise ConfigError(f"metrics has {twice[0]} twice; leave one out")

@@ -54,9 +54,9 @@ def serialize(
     """
     shapes = {parameter.name: parameter.shape for parameter in spec.parameters}
     _check_names(prepared, graph, shapes, results)
-    graph.nodes = needed(graph.nodes, [prepared.output, *results.values()])
+    graph.nodes = needed(graph.nodes, [prepared.prediction, *results.values()])
     rename: dict[str, str] = {}
-    taken = {*shapes, *prepared.inputs, TARGET, prepared.output}
+    taken = {*shapes, *prepared.inputs, TARGET, prepared.prediction}
     for result, name in results.items():
         # One tensor under two names, or an input that is a result as it is, needs a node of its own.
         if name in rename or name in taken or name in graph.constants:
@@ -69,9 +69,9 @@ def serialize(
     inputs += [value_info(name, FLOAT, shape) for name, shape in shapes.items()]
     outputs = [value_info(name, FLOAT, shapes.get(parameter_of(name), ())) for name in results]
     # Its sizes are left to onnxruntime, which refuses a graph where it would infer others than were measured.
-    kind = helper.np_dtype_to_tensor_dtype(graph.dtypes[prepared.output])
-    sizes = [None] * len(graph.shapes[prepared.output])
-    outputs.insert(2, helper.make_tensor_value_info(prepared.output, kind, sizes))
+    kind = helper.np_dtype_to_tensor_dtype(graph.dtypes[prepared.prediction])
+    sizes = [None] * len(graph.shapes[prepared.prediction])
+    outputs.insert(2, helper.make_tensor_value_info(prepared.prediction, kind, sizes))
     constants = [tensor(name, value) for name, value in graph.constants.items() if name in used]
     proto = helper.make_model(
         helper.make_graph(write_nodes(graph.nodes, rename), "training", inputs, outputs, constants),

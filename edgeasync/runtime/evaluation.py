@@ -20,9 +20,10 @@ from edgeasync.losses import (
     BinaryCrossEntropy,
     CrossEntropy,
     Huber,
-    Loss,
     MeanAbsoluteError,
     MeanSquaredError,
+    NamedLoss,
+    OnnxLoss,
     find_loss,
 )
 from edgeasync.parameters import ParameterSpec, Vector
@@ -90,6 +91,9 @@ class OnnxEvaluator:
         check_names(self._x, list(self._forms), "model")
         for name, form in self._forms.items():
             form.check(input_of(self._x, name), "examples")
+        if isinstance(loss, OnnxLoss):
+            self._evaluate_own(loss, threads)
+            return
         # Only a run tells what the scores look like; parameters of zero will do.
         scores = self._scores(spec.views(np.zeros(spec.length, np.float32)), self._x[:1])
         dtype, (_, *rest) = target_type(loss, scores.shape)
@@ -106,6 +110,24 @@ class OnnxEvaluator:
         self._rows = self._batch or rows_at_once(
             max(*[math.prod(form.shape) for form in self._forms.values()], scores.size)
         )
+
+    def _evaluate_own(self, loss: OnnxLoss, threads: int) -> None:
+        """Take a loss of the user's own, which is a graph that knows its target's form."""
+        from edgeasync.training.onnx_trainer import open_session  # noqa: PLC0415 - numpy models do without it
+
+        session = open_session(loss.content, threads, "cpu")
+        entry = next(entry for entry in session.get_inputs() if entry.name == "target")
+        rows, self._target = _read_input("target", entry.type, entry.shape)
+        if rows is not None:
+            raise GraphError("the loss takes batches of one size only; leave its batch free to evaluate with it")
+        self._target.check(self._targets, "targets")
+
+        def total(scores: npt.NDArray[np.float32], targets: Array) -> losses.LossSum:
+            (found,) = session.run(None, {"prediction": scores, "target": targets})
+            return losses.LossSum(float(found) * len(scores), len(scores))
+
+        self._loss = total
+        self._rows = self._batch or rows_at_once(max(math.prod(form.shape) for form in self._forms.values()))
 
     def __call__(self, parameters: Vector) -> Evaluation:
         """Evaluate; raises `ModelMismatchError` for a vector that is not of the model.
@@ -174,7 +196,7 @@ def _read_input(name: str, kind: str, shape: list[int | str | None]) -> tuple[in
     return shape[0] if isinstance(shape[0], int) else None, _Form(_DTYPES[kind], tuple(features))
 
 
-def _loss(loss: Loss) -> Callable[[npt.NDArray[np.float32], Array], losses.LossSum]:
+def _loss(loss: NamedLoss) -> Callable[[npt.NDArray[np.float32], Array], losses.LossSum]:
     """Return in numpy what the training graph computes."""
     match loss:
         case CrossEntropy(class_weights=weights, label_smoothing=smoothing, ignored_label=ignored):

@@ -12,6 +12,7 @@ from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.config import ByteCount
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
+from edgeasync.losses import OnnxLoss
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.training.graph_check import check_graph
 
@@ -49,7 +50,15 @@ def load_graph(model: OnnxModel) -> HubGraph:
     name. Raises `ConfigError` for a file or package that is missing, `GraphError` for what cannot be trained.
     """
     path = Path(model.file).expanduser()
-    return build_graph(_read(path), model, str(path))
+    return build_graph(_read(path), with_own_loss(model), str(path))
+
+
+def with_own_loss(model: OnnxModel) -> OnnxModel:
+    """Return the model with a loss of the user's own read from its file, if there is one; raises `ConfigError`."""
+    loss = model.loss
+    if not isinstance(loss, OnnxLoss) or loss.file is None:
+        return model
+    return msgspec.structs.replace(model, loss=OnnxLoss(graph=_read(Path(loss.file).expanduser())))
 
 
 def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:

@@ -28,7 +28,7 @@ from edgeasync.policies.frequency import AdaptiveFrequency
 from edgeasync.policies.policy import Policy, upgraded
 from edgeasync.protocol.codecs import ELEMENTWISE
 from edgeasync.runtime.evaluation import make_evaluator
-from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, load_graph
+from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, load_graph, with_own_loss
 from edgeasync.runtime.hub import RECORD_FILE, Hub, OnReport
 from edgeasync.training.evaluation import Evaluator
 from edgeasync.training.numpy_models import Model
@@ -154,6 +154,8 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
 
         `load` builds the training graph of an ONNX model: in this process, unless another way is given.
         """
+        if isinstance(self.model, OnnxModel) and (own := with_own_loss(self.model)) != self.model:
+            return replace(self, model=own).make_hub(on_report, load=load)  # its record then needs no file
         if self.hub.bind.startswith("inproc:"):
             raise AddressError(f"{self.hub.bind}: no other process could reach it; write tcp://HOST:PORT")
         model: Model | ShippedModel

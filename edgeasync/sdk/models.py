@@ -17,7 +17,7 @@ from edgeasync.losses import LossSetting, check_loss, find_loss, kind_of
 from edgeasync.metrics import check_metrics
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 from edgeasync.runtime.evaluation import make_evaluator
-from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, build_graph, load_graph
+from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, build_graph, load_graph, with_own_loss
 from edgeasync.training.evaluation import Evaluation, Evaluator, rows_at_once
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
 from edgeasync.training.plan import LocalTraining, ReceivedGraph, ShippedModel, TrainingPlan
@@ -130,6 +130,7 @@ def _numpy(model: SoftmaxModel | MlpModel, local: LocalTraining, loss: LossSetti
 def _onnx(
     described: OnnxModel, forward: bytes | None, local: LocalTraining, give: Callable[[bytes], Any]
 ) -> Prepared:
+    described = with_own_loss(described)
     graph = load_graph(described) if forward is None else build_graph(forward, described, "the model")
     plan, received = TrainingPlan(model=ShippedModel(), local=local), ReceivedGraph(graph.graph, graph.spec)
 

@@ -18,12 +18,13 @@ from edgeasync.data import batches, dirichlet
 from edgeasync.durable.run_replay import RunReplay
 from edgeasync.durable.run_replay import Update as ReplayedUpdate
 from edgeasync.errors import ConfigError, DataError, ModelMismatchError, StorageError
-from edgeasync.losses import CrossEntropy
+from edgeasync.losses import CrossEntropy, OnnxLoss
 from edgeasync.metrics import MAE, TopK
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
+from edgeasync.runtime.hub_settings import read_record
 from edgeasync.runtime.model_file import MODEL_FILE, load_model
 from edgeasync.sdk import events
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
@@ -168,6 +169,24 @@ def test_metrics_come_with_updates_and_outlive_the_run_in_its_journal(tmp_path):
     replay.close()
     written = {(line.device, line.seq): line.metrics for line in lines if isinstance(line, ReplayedUpdate)}
     assert written.items() >= told.items()
+
+
+def test_a_loss_of_ones_own(tmp_path):
+    proto = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 18]>
+        own (float[batch, 1] prediction, float[batch, 1] target) => (float total)
+        { d = Sub(prediction, target) s = Mul(d, d) r = Sqrt(s) total = ReduceMean<keepdims = 0>(r) }""")
+    onnx.save(proto, tmp_path / "loss.onnx")
+    x = np.random.default_rng(0).normal(size=(300, 4))
+    data = (x, x[:, :1] - x[:, 1:2])
+    run = train(
+        nn.Linear(4, 1), data, loss=OnnxLoss(file=str(tmp_path / "loss.onnx")), evaluate=data,
+        run=tmp_path / "run", until=Stop(loss=0.1, updates=2000), settings={"evaluation": {"every": "20 updates"}},
+    )  # fmt: skip
+    assert run.loss <= 0.1
+    (tmp_path / "loss.onnx").unlink()
+    settings = read_record(tmp_path / "run")
+    assert settings.model.loss == OnnxLoss(graph=proto.SerializeToString())
+    asyncio.run(settings.make_hub().run())  # whose goal is reached
 
 
 def test_a_model_of_two_inputs(tmp_path):
