@@ -138,6 +138,11 @@ NAMES = {
     "Trainers": ("Trainer", "GradientTrainer", "OnnxTrainer", "StepResult"),
     "Models": ("ParameterSpec", "Parameter", "Vector"),
     "Data": ("Dataset", "data.load", "data.from_iterable", "data.iid", "data.dirichlet", "data.batches"),
+    "Losses": (
+        "losses.CrossEntropy", "losses.BinaryCrossEntropy", "losses.MeanSquaredError", "losses.MeanAbsoluteError",
+        "losses.Huber", "losses.OnnxLoss",
+    ),
+    "Metrics": ("metrics.Accuracy", "metrics.TopK", "metrics.F1", "metrics.MAE", "metrics.Meter"),
     "Policies": ("Policy", "SGD", "Adam"),
     "Errors": ("EdgeAsyncError",),
 }  # fmt: skip

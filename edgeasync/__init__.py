@@ -1,6 +1,6 @@
 """edgeasync: train one model across many unequal, unreliable devices, without waiting for any of them.
 
-These names, and the modules `callbacks`, `data`, `nn`, `policies` and `simulation`, are the public face.
+These names, and the modules in `_MODULES`, are the public face.
 Everything else is private. A name is imported when it is first asked for, so that a command or a device pays only
 for what it uses.
 """
@@ -46,7 +46,7 @@ _HOMES = {
     "train": "sdk.train",
     "train_async": "sdk.train",
 }
-_MODULES = ("callbacks", "data", "nn", "policies", "simulation", "torch")
+_MODULES = ("callbacks", "data", "losses", "metrics", "nn", "policies", "simulation", "torch")
 
 __all__ = [
     "SGD",

@@ -118,7 +118,10 @@ def planned_trainer(
         raise ConfigError("Python code alone describes the hub's model: give this agent a trainer of its own")
     received = None if graph is None else ReceivedGraph(graph, welcome.spec, section.threads, section.provider)
     plan = read_plan(welcome.settings)
-    plan = replace(plan, local=own(plan.local))
+    local = own(plan.local)
+    if section.micro_batch_size is not None:
+        local = replace(local, micro_batch_size=section.micro_batch_size)
+    plan = replace(plan, local=local)
     return plan.make_trainer(dataset, section.seed, received, spec=welcome.spec)
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import zmq
 from msgspec.structs import replace
 
-from edgeasync.autodiff.settings import LossSetting
 from edgeasync.config import convert, to_table
 from edgeasync.core.hub.settings import StopCondition
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError
+from edgeasync.losses import LossSetting
 from edgeasync.policies.policy import Policy
 from edgeasync.runtime.hub import Hub
 from edgeasync.runtime.hub_settings import HubSettings, RunSettings
@@ -48,6 +48,9 @@ def plan_run(
     evaluate: object,
     optimizer: object,
     batch_size: int | None,
+    accumulation_steps: int | None,
+    micro_batch_size: int | str | None,
+    metrics: object,
     loss: LossSetting,
     seed: int,
     settings: Mapping[str, Any] | None,
@@ -64,8 +67,18 @@ def plan_run(
             raise ConfigError(f"{name} is {type(value).__name__}; give {_WANTED[name]}")
     if policy is not None and not hasattr(policy, "aggregate"):  # what else is wrong with one, the hub says
         raise ConfigError(f"policy is {type(policy).__name__}; give {_WANTED['policy']}")
-    sections = replace(_sections(settings, hub, until, policy), local=local_training(optimizer, batch_size))
+    sections = replace(
+        _sections(settings, hub, until, policy),
+        local=local_training(
+            optimizer,
+            batch_size,
+            metrics,
+            accumulation_steps=accumulation_steps,
+            micro_batch_size=micro_batch_size,
+        ),
+    )
     prepared = prepare(model, example, sections.local, loss=loss, run=Path(sections.hub.run), seed=seed)
+    sections.local.check_model(prepared.spec, prepared.loss)
     return Plan(prepared=prepared, sections=sections, evaluator=_evaluator(evaluate, until, prepared))
 
 

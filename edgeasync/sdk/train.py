@@ -12,10 +12,10 @@ from typing import Any
 
 import zmq
 
-from edgeasync.autodiff.settings import LossSetting
 from edgeasync.data.dataset import Dataset
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import ConfigError, ModelMismatchError
+from edgeasync.losses import LossSetting
 from edgeasync.policies.policy import Policy
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.hub import Hub
@@ -46,6 +46,9 @@ async def train_async(
     callbacks: Sequence[Callback] = (),
     optimizer: object = None,
     batch_size: int | None = None,
+    accumulation_steps: int | None = None,
+    micro_batch_size: int | str | None = None,
+    metrics: object = (),
     loss: LossSetting = "cross_entropy",
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
@@ -69,8 +72,10 @@ async def train_async(
       returns a loss, or a loss and an accuracy.
     - `callbacks`: functions, or objects with methods such as `on_update`; see `edgeasync.callbacks`.
     - `optimizer`: of the workers, such as `SGD(learning_rate=0.1)`, or a list of stages.
-    - `batch_size`: of a local step.
-    - `loss`: for ONNX and layers, by name or as a table (docs/settings.md).
+    - `batch_size`: of a local step; with `accumulation_steps` it is of this number of batches together. With
+      `micro_batch_size` no more examples go through the model at once; `"auto"` chooses by speed and memory.
+    - `metrics`: of `edgeasync.metrics`, objects or names; they come with `on_update`.
+    - `loss`: for ONNX and layers, an object of `edgeasync.losses` or a name.
     - `seed`: of the first values, of the split, and of the order of examples.
     - `settings`: other sections of a hub's settings file, as tables: `{"codec": {"push": "int8"}}`.
 
@@ -107,6 +112,9 @@ async def train_async(
             evaluate=evaluate,
             optimizer=optimizer,
             batch_size=batch_size,
+            accumulation_steps=accumulation_steps,
+            micro_batch_size=micro_batch_size,
+            metrics=metrics,
             loss=loss,
             seed=seed,
             settings=settings,

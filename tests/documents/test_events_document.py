@@ -9,7 +9,7 @@ import pytest
 
 from docs.generated import GENERATORS, MARK, NAMES, commands, every_command, exit_codes, policies
 from edgeasync import __all__ as public
-from edgeasync import callbacks
+from edgeasync import callbacks, losses, metrics
 from edgeasync.cli.demo import INTERRUPTED
 from edgeasync.core.device.effects import ReportName as AgentEvent
 from edgeasync.core.hub.effects import ReportName as HubEvent
@@ -94,4 +94,6 @@ def test_generated_parts_name_all_there_is():
     assert all(kind.example in policies() or kind.kind in policies() for kind in catalogue())
     of_modules = [f"data.{name}" for name in public_data if name not in public]
     of_modules += [f"callbacks.{name}" for name in callbacks.__all__]
+    of_modules += [f"losses.{name}" for name in losses.__all__]
+    of_modules += [f"metrics.{name}" for name in metrics.__all__]
     assert sorted(name for names in NAMES.values() for name in names) == sorted([*public, *of_modules])

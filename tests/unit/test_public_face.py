@@ -9,7 +9,7 @@ NAMES = """
 Adam Agent Dataset EdgeAsyncError GradientTrainer Hub OnnxTrainer Parameter ParameterSpec Policy Run SGD StepResult
 Stop Trainer Vector fetch_status join train train_async
 """
-MODULES = "callbacks data nn policies simulation torch"
+MODULES = "callbacks data losses metrics nn policies simulation torch"
 DATA = "Dataset batches dirichlet from_iterable iid load"
 
 
