@@ -83,9 +83,13 @@ def as_path(path: object, what: str) -> Path:
 
 
 def make_hub(
-    plan: Plan, bind: str, observer: Observer, context: "zmq.Context[zmq.Socket[bytes]] | None" = None
+    plan: Plan,
+    bind: str,
+    observer: Observer,
+    context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
+    keys: Path | None = None,
 ) -> Hub:
-    """Return the hub of a plan, not running yet, which is to listen at `bind`."""
+    """Return the hub of a plan, not running yet, which is to listen at `bind`; `keys` are for this start alone."""
     prepared, sections = plan.prepared, plan.sections
     graph, settings = prepared.graph, sections.hub
     plain = TrainingPlan(model=prepared.shipped, local=sections.local) if prepared.shipped is not None else None
@@ -101,7 +105,7 @@ def make_hub(
         forward=None if graph is None else graph.forward,
         evaluator=plan.evaluator,
         durability=settings.durability,
-        keys=None if settings.keys is None else Path(settings.keys).expanduser(),
+        keys=keys if settings.keys is None else Path(settings.keys).expanduser(),
         knocking=settings.knocking,
         insecure=settings.insecure,
         record=_record(plan),
