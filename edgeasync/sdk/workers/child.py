@@ -2,8 +2,8 @@
 
     python -m edgeasync.sdk.workers.child FOLDER NUMBER LIFELINE PARENT
 
-`FOLDER` holds what it trains with. `LIFELINE` is a pipe to its parent, the process `PARENT`. The worker ends when the
-parent writes to the pipe, or is gone.
+`FOLDER` holds what it trains with. `LIFELINE` is a pipe to its parent, the process `PARENT`. The worker ends
+when the parent writes to the pipe, or is gone.
 """
 
 import asyncio

@@ -31,6 +31,7 @@ from edgeasync.sdk.workers.base import (
     run_together,
     worker_name,
 )
+from edgeasync.sdk.workers.pickling import HOW
 from edgeasync.training.trainer import Trainer
 
 LOG = logging.getLogger("edgeasync.workers")
@@ -50,9 +51,9 @@ class Actor:
     def __init__(self) -> None:
         self._agent: Agent | None = None
 
-    async def prepare(self, given: tuple[Share, MakeTrainer], job: Job) -> None:
+    async def prepare(self, share: Share, make: MakeTrainer, job: Job) -> None:
         """Make the trainer; raises what that raises."""
-        self._trainer: Trainer = await asyncio.to_thread(make_trainer, *given, job)
+        self._trainer: Trainer = await asyncio.to_thread(make_trainer, share, make, job)
 
     async def run(self, job: Job) -> None:
         """Train until the hub has finished. The key that the token is for is made here, and never leaves."""
@@ -120,9 +121,11 @@ class RayWorkers(Workers):
         HubKeys.init(self._folder)
         self.bind = f"tcp://{ray.util.get_node_ip_address()}:*"
         try:
-            self._given = [ray.put((share, self._make)) for share in self._shares]
+            self._given = [ray.put(share) for share in self._shares]
+            self._given_make = ray.put(self._make)
         except TypeError as error:
-            raise ConfigError(f"what the workers need cannot be handed to Ray: {error}") from error
+            words = " ".join(str(error).split())
+            raise ConfigError(f"what the workers train with cannot be handed to Ray: {words}; {HOW}") from error
         count, free = len(self._shares), ray.available_resources()
         # Each gets its part of the cluster, so that all find a place at the same time.
         self._needs = {
@@ -148,7 +151,7 @@ class RayWorkers(Workers):
         actor = self._ray.remote(Actor).options(**self._needs).remote()
         waits = loop.call_later(PLACE_S, LOG.warning, WAITS, name, self._needs)
         try:
-            await self._result(actor, actor.prepare.remote(self._given[number - 1], job), name)
+            await self._result(actor, actor.prepare.remote(self._given[number - 1], self._given_make, job), name)
             waits.cancel()
             if self._stopping.is_set():
                 return
