@@ -100,7 +100,7 @@ class ProcessWorkers(Workers):
             number=number,
             address=hub.address,
             incarnation=incarnation,
-            # Whoever comes back continues with other batches: it does not see the first ones again and again.
+            # A worker that comes back draws other batches: it does not see the first ones again and again.
             seed=self._seed + number - 1 + len(self._shares) * (incarnation - 1),
             threads=self._threads,
         )
@@ -166,7 +166,7 @@ class _Process:
 
     def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
         code = self._process.wait()
-        with contextlib.suppress(RuntimeError):  # the loop was closed: whoever waited gave up
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
             loop.call_soon_threadsafe(self.ended.set_result, code)
 
 
