@@ -72,7 +72,10 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"edgeasync.{name}")
     if name not in _HOMES:
-        raise AttributeError(f"module 'edgeasync' has no attribute {name!r}")
+        from edgeasync.config import suggest  # noqa: PLC0415 - only a mistake comes here
+
+        advice = suggest(name, __dir__()) or "dir(edgeasync) lists all names"
+        raise AttributeError(f"module 'edgeasync' has no attribute {name!r}; {advice}")
     return getattr(import_module(f"edgeasync.{_HOMES[name]}"), name)
 
 

@@ -150,3 +150,5 @@ def _array(values: npt.ArrayLike, name: str, where: str) -> npt.NDArray[np.gener
         return np.asarray(values)
     except ValueError as error:
         raise DataError(f"{where}: {name} is not one array; give every example the same shape") from error
+    except (TypeError, RuntimeError) as error:  # another library's array, which says why
+        raise DataError(f"{where}: {name} cannot be read as a numpy array: {error}") from error

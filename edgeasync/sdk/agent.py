@@ -15,7 +15,7 @@ from edgeasync.config import convert
 from edgeasync.core.device.effects import Report
 from edgeasync.data.dataset import Dataset
 from edgeasync.durable.identity import DeviceFolder, DeviceIdentity
-from edgeasync.errors import ConfigError
+from edgeasync.errors import ConfigError, HubUnreachableError
 from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import Agent as RuntimeAgent
 from edgeasync.runtime.agent_settings import AgentSection
@@ -39,6 +39,8 @@ class Agent(Service):
       this machine only if it is `insecure`.
     - `optimizer`, `batch_size`: of this device, instead of the hub's.
     - `seed`: of the order of examples.
+    - `timeout_s`: how long to wait for a hub that lets this device in; then `HubUnreachableError` is raised, which
+      says why. Without it, and once it has joined, the agent waits as long as needed.
     - `on_report`: called on the agent's loop with what happens: `report.event`, `report.detail`.
     - Other keys of `[agent]` in a settings file, such as `local_steps_max` or `threads` (docs/settings.md).
 
@@ -64,6 +66,7 @@ class Agent(Service):
         optimizer: object = None,
         batch_size: int | None = None,
         seed: int = 0,
+        timeout_s: float | None = None,
         on_report: Callable[[Report], None] | None = None,
         **settings: Any,
     ) -> None:
@@ -80,6 +83,8 @@ class Agent(Service):
         self._trainer = trainer
         self._own = optimizer, batch_size
         self._on_report = on_report
+        self._timeout_s = timeout_s
+        self._trouble = ""
         self._agent: RuntimeAgent | None = None
         self._joined: concurrent.futures.Future[None] = concurrent.futures.Future()
 
@@ -106,7 +111,29 @@ class Agent(Service):
             if self._stopping:
                 self._agent.request_stop()
             self._note_ready()
-            return await self._agent.run()
+            if self._timeout_s is None:
+                return await self._agent.run()
+            return await self._run_in_time(self._agent, self._timeout_s)
+
+    async def _run_in_time(self, agent: RuntimeAgent, timeout_s: float) -> str:
+        """Run; raises `HubUnreachableError` if no hub has let this device in by then."""
+        late = False
+
+        def look() -> None:
+            nonlocal late
+            late = not self._joined.done()
+            if late:
+                agent.request_stop()
+
+        timer = asyncio.get_running_loop().call_later(timeout_s, look)
+        try:
+            reason = await agent.run()
+        finally:
+            timer.cancel()
+        if late:
+            trouble = self._trouble or f"{agent.address}: no answer yet, check the address and the network"
+            raise HubUnreachableError(f"no hub let this device in within {timeout_s:g} s: {trouble}")
+        return reason
 
     def _request_stop(self) -> None:
         if self._agent is not None:
@@ -160,6 +187,8 @@ class Agent(Service):
     def _report(self, report: Report) -> None:
         if report.event == "joined" and not self._joined.done():
             self._joined.set_result(None)
+        if report.event == "unreachable":
+            self._trouble = report.detail
         level = logging.WARNING if report.event in ("waiting", "warning", "unreachable") else logging.INFO
         LOG.log(level, "%s: %s", report.event, report.detail)
         if self._on_report is not None:

@@ -261,7 +261,11 @@ def _flatten(parameters: Mapping[str, npt.ArrayLike], where: str) -> tuple[Param
     """Return the layout and the values of named arrays; raises `ConfigError` unless they are finite floats."""
     arrays = {}
     for name, given in parameters.items():
-        array = np.asarray(given)
+        try:
+            array = np.asarray(given)
+        except (TypeError, ValueError, RuntimeError) as error:
+            words = f"{where}: parameter {name!r} cannot be read as a numpy array"
+            raise ConfigError(f"{words}: {error}") from error
         if array.dtype.kind != "f":
             raise ConfigError(
                 f"{where}: parameter {name!r} is {array.dtype}; give floats: only they can be trained"

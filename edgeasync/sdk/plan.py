@@ -23,6 +23,9 @@ from edgeasync.sdk.stop import Stop
 from edgeasync.training.evaluation import Evaluator
 from edgeasync.training.plan import TrainingPlan
 
+SEEDS = 1 << 62
+"""As many as a settings file may name."""
+
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """All that a hub needs to begin."""
@@ -55,6 +58,7 @@ def plan_run(
 
     Raises `ConfigError`, `DataError` or `GraphError` for what does not fit.
     """
+    check_seed(seed)
     for name, value, wanted in (
         ("until", until, Stop),
         ("settings", settings, Mapping),
@@ -80,6 +84,12 @@ def as_path(path: object, what: str) -> Path:
     if not isinstance(path, str | Path) or not str(path):
         raise ConfigError(f"{what} is {path!r}; give the path of a folder")
     return Path(path).expanduser()
+
+
+def check_seed(seed: object) -> None:
+    """Raise `ConfigError` unless numpy can begin its random numbers with it."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < SEEDS:
+        raise ConfigError(f"seed is {seed!r}; give a whole number from 0 to 2**62 - 1")
 
 
 def make_hub(

@@ -132,6 +132,18 @@ def take_local_steps(
     return Trained(count, examples, loss_mean, loss_variance, total_s / count, score, base_loss=base_loss)
 
 
+def _pair(batch: Any) -> Batch:
+    """Return a batch; raises `DataError` for what is no pair of examples and targets."""
+    try:
+        x, y = batch
+        len(y)
+    except (TypeError, ValueError):
+        raise DataError(
+            f"a trainer's batches gave {type(batch).__name__}; give pairs (x, y) of arrays, without end"
+        ) from None
+    return x, y
+
+
 def _numbers(result: StepResult) -> tuple[float | None, int]:
     """Return a step's loss and examples as plain numbers: a trainer may well compute them by numpy or torch."""
     try:
@@ -197,7 +209,7 @@ class GradientTrainer:
         """Take one local step, on one batch; raises `RuntimeError` before `begin`."""
         if self._parameters is None:
             raise RuntimeError("step() before begin(): there are no parameters to train")
-        x, y = next(self._batches)
+        x, y = _pair(next(self._batches))
         # A model that diverges shows in its loss; a warning for each step would tell nobody more.
         with np.errstate(over="ignore", invalid="ignore"):
             loss = self._gradient_of(self._parameters, x, y, self._gradient)
