@@ -16,6 +16,7 @@ import io
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -99,9 +100,10 @@ async def stream(request: web.Request) -> web.StreamResponse:
 async def download(request: web.Request) -> web.Response:
     file = io.BytesIO()
     try:
-        np.savez(file, **find(request).snapshot())
+        arrays: dict[str, Any] = {**find(request).snapshot()}
     except EdgeAsyncError as ended:
         raise web.HTTPGone(text=f"{ended}\n") from None
+    np.savez(file, **arrays)
     return web.Response(body=file.getvalue(), content_type="application/octet-stream")
 
 

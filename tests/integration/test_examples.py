@@ -1,5 +1,6 @@
 """The examples a person tries first: run as they are, as processes, with short settings."""
 
+import ast
 import io
 import json
 import re
@@ -89,6 +90,23 @@ def test_an_onnx_model_is_trained_in_one_process(start, tmp_path):
 def test_a_model_is_written_without_torch(start, tmp_path):
     output(start("digits_cnn.py", "model.onnx"))
     assert is_valid(tmp_path / "model.onnx")
+
+
+def lines_of(name):
+    """Return the lines of an example that a person writes: neither blank ones, nor what it says about itself."""
+    text = (EXAMPLES / name).read_text()
+    spans = [slice(node.lineno - 1, node.end_lineno) for node in ast.parse(text).body[1:]]
+    return [line for span in spans for line in text.splitlines()[span] if line.strip()]
+
+
+def test_digits_in_five_lines_and_a_model_of_ones_own_in_fifteen(start, tmp_path):
+    output(start("digits.py"))
+    assert is_valid(tmp_path / "digits.onnx")
+    shown = output(start("own_model.py"))
+    weight = re.search(r"'weight': array\(\[(.+?)\]", shown)[1]
+    assert np.allclose(np.array(weight.split(","), float), [1.0, -2.0, 0.5], atol=0.01)
+    assert len(lines_of("digits.py")) <= 5
+    assert len(lines_of("own_model.py")) <= 15
 
 
 def test_own_trainer_in_one_process(start, tmp_path):
