@@ -16,5 +16,5 @@ class Line:
 
 
 x = np.random.default_rng(0).normal(size=(500, 3))
-run = train(Line(), (x, x @ [1.0, -2.0, 0.5] + 3.0), until=Stop(epochs=200), optimizer=SGD(learning_rate=0.1))
+run = train(Line(), (x, x @ [1.0, -2.0, 0.5] + 3.0), until=Stop(updates=200), optimizer=SGD(learning_rate=0.1))
 print(run.arrays)
