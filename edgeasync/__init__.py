@@ -2,6 +2,13 @@
 
 These names, and the modules `nn`, `data`, `policies` and `simulation`, are the public face. Everything else is
 private. A name is imported when it is first asked for, so that a command or a device pays only for what it uses.
+
+    >>> import numpy as np
+    >>> from edgeasync import Stop, nn, train
+    >>> x = np.random.default_rng(0).normal(size=(200, 3))
+    >>> network = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> run = train(network, (x, x[:, 0] > 0), until=Stop(updates=40))
+    >>> path = run.export("trained.onnx")
 """
 
 from importlib import import_module

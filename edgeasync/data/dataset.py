@@ -22,6 +22,12 @@ class Dataset:
     """Examples `x`, float32 (n, features...), and targets `y`: labels int64 or values float32, (n, ...).
 
     Make one with `Dataset.of`.
+
+    >>> import numpy as np
+    >>> from edgeasync import Dataset
+    >>> data = Dataset.of(np.eye(4), [0, 1, 0, 1])
+    >>> len(data), data.x.dtype, data.y.dtype
+    (4, dtype('float32'), dtype('int64'))
     """
 
     x: npt.NDArray[np.float32]
@@ -126,6 +132,12 @@ def batches(dataset: Dataset, batch_size: int, seed: int, *, full: bool = False)
 
     A batch is never larger than the data. The last batch of an epoch may be short; with `full` it is left out.
     Raises `ConfigError` if `batch_size` is below 1, and `DataError` if `full` batches need more examples.
+
+    >>> import numpy as np
+    >>> from edgeasync.data import Dataset, batches
+    >>> x, y = next(batches(Dataset.of(np.eye(4), [0, 1, 0, 1]), batch_size=3, seed=0))
+    >>> x.shape, y.shape
+    ((3, 4), (3,))
     """
     if full and batch_size > len(dataset):
         raise DataError(f"{len(dataset)} examples do not fill a batch of {batch_size}; give more data")

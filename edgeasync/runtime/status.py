@@ -44,6 +44,13 @@ def fetch_status(
     The page "Events and JSON" describes its keys. To ask a hub with keys, give an operator's folder as `keys`.
     Raises `AddressError`, `AccessError` if the keys do not fit, `HubUnreachableError` if no answer comes in
     time, `StorageError`, or `ProtocolError`.
+
+    >>> import tempfile
+    >>> from edgeasync import Hub, fetch_status
+    >>> from edgeasync.training.numpy_models import SoftmaxModel
+    >>> with Hub(SoftmaxModel(inputs=3, classes=2), run=tempfile.mkdtemp(), bind="tcp://127.0.0.1:*") as hub:
+    ...     fetch_status(hub.address)["version"]
+    0
     """
     pair = None if keys is None else operator_keys(keys)
     check_connect(address, insecure=True)  # a status tells nothing that is worth a device's trust

@@ -46,10 +46,14 @@ class Agent(Service):
 
     It is ready at once; `wait_until_joined` waits for the hub.
 
-    >>> from edgeasync import Agent
-    >>> agent = Agent("tcp://127.0.0.1:5555", (x, y))  # doctest: +SKIP
-    >>> with agent:  # doctest: +SKIP
-    ...     agent.wait()
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from edgeasync import Agent, Hub, Stop
+    >>> from edgeasync.training.numpy_models import SoftmaxModel
+    >>> model, until = SoftmaxModel(inputs=4, classes=2), Stop(updates=20)
+    >>> with Hub(model, run=tempfile.mkdtemp(), bind="tcp://127.0.0.1:*", until=until) as hub:
+    ...     with Agent(hub.address, (np.eye(4), [0, 1, 0, 1])) as agent:
+    ...         agent.wait()
     'the hub has finished training'
     """
 

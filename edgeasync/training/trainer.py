@@ -22,7 +22,12 @@ Gradient = Callable[[Vector, npt.NDArray[np.float32], Any, Vector], float | None
 
 
 class StepResult(msgspec.Struct, frozen=True, gc=False):
-    """Result of one local step: its mean loss (`None` if there is no loss), and the number of examples."""
+    """Result of one local step: its mean loss (`None` if there is no loss), and the number of examples.
+
+    >>> from edgeasync import StepResult
+    >>> StepResult(loss=0.25, examples=32).examples
+    32
+    """
 
     loss: float | None
     examples: int
@@ -32,6 +37,20 @@ class Trainer(Protocol):
     """Trains on a device. A trainer of your own has `spec`, `begin` and `step`.
 
     It chooses its data, its loss and its optimizer, and may use any library.
+
+    >>> from edgeasync import Parameter, ParameterSpec, StepResult, Stop, train
+    >>> class Halve:
+    ...     spec = ParameterSpec((Parameter("weight", (3,)),))
+    ...
+    ...     def begin(self, parameters):
+    ...         self.weight = self.spec.views(parameters)["weight"]
+    ...
+    ...     def step(self):
+    ...         self.weight *= 0.5
+    ...         return StepResult(loss=float(abs(self.weight).sum()), examples=1)
+    >>> run = train({"weight": [8.0, 4.0, 2.0]}, [Halve()], until=Stop(updates=20))
+    >>> bool(run.arrays["weight"].max() < 1.0)
+    True
     """
 
     @property
@@ -165,6 +184,17 @@ class GradientTrainer:
     `parameters`. It returns the loss, or `None`. The `optimizer` is a sequence of stages such as `SGD`. Only
     trained entries pass through the optimizer; the gradient function changes statistics itself. The trainer
     keeps one vector for the gradient, and as many as the optimizer has state.
+
+    >>> import numpy as np
+    >>> from edgeasync import SGD, Dataset, GradientTrainer
+    >>> from edgeasync.data import batches
+    >>> from edgeasync.training.numpy_models import SoftmaxModel
+    >>> model = SoftmaxModel(inputs=4, classes=2)
+    >>> stream = batches(Dataset.of(np.eye(4), [0, 1, 0, 1]), batch_size=2, seed=0)
+    >>> trainer = GradientTrainer(model.spec, model.gradient, [SGD(learning_rate=0.1)], stream)
+    >>> trainer.begin(model.initial(0))
+    >>> trainer.step()
+    StepResult(loss=0.693..., examples=2)
     """
 
     def __init__(
