@@ -273,7 +273,7 @@ class Flatten(Layer):
 
 @dataclass(frozen=True, slots=True, init=False)
 class Reshape(Layer):
-    """Give every example the shape `shape`, which has as many values: (batch, ...) to (batch, *shape), any type.
+    """Give every example the shape `shape`, which has as many values: (batch, ...) to (batch, shape...), any type.
 
     One size may be -1: what is left.
 

@@ -14,7 +14,7 @@ from edgeasync.nn.layer import Layer, is_integer
 def to_onnx(model: Layer, input_shape: Sequence[int], *, seed: int = 0) -> onnx.ModelProto:
     """Return the forward model with freshly drawn parameters; the same seed gives the same bytes.
 
-    Its input is `x`, (batch, *input_shape), int64 if the model begins with an Embedding, else float32; its
+    Its input is `x`, (batch, input_shape...), int64 if the model begins with an Embedding, else float32; its
     output is `scores`, (batch, ...), float32. Initializers are the layers' parameters and running statistics,
     named by path: `0.weight`. A layer that is not a Sequential is named as if it stood alone in one.
 

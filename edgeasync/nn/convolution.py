@@ -112,7 +112,7 @@ class Conv2d(_Forward):
 
     `kernel_size`, `stride`, `padding` and `dilation` are an integer or one for each axis; `groups` equal to
     the channels makes it depthwise.
-    Parameters: `weight` (out_channels, in_channels / groups, *kernel), by He; `bias` (out_channels,), zeros.
+    Parameters: `weight` (out_channels, in_channels / groups, kernel...), by He; `bias` (out_channels,), zeros.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU()), (1, 28, 28))
@@ -126,7 +126,7 @@ class ConvTranspose2d(_Convolution):
     """The transpose of a convolution, which makes images larger; shapes as Conv2d, float32.
 
     A side of n becomes (n - 1) stride - 2 padding + dilation (kernel - 1) + 1.
-    Parameters: `weight` (in_channels, out_channels / groups, *kernel), by He for the values that meet in one
+    Parameters: `weight` (in_channels, out_channels / groups, kernel...), by He for the values that meet in one
     of the result; `bias` (out_channels,), zeros.
 
     >>> from edgeasync import nn
