@@ -222,6 +222,7 @@ def test_an_interrupt_ends_all_and_leaves_the_newest_version(script, tmp_path):
 
 def test_workers_end_when_the_parent_is_killed(script, temporary):
     workers = [*workers_of(script.pid).values()]
+    assert {path.stat().st_mode & 0o077 for path in temporary.iterdir()} == {0}, "for this user alone"
     script.kill()
     _, left = psutil.wait_procs(workers, PATIENCE_S)
     assert (len(workers), left) == (2, [])
