@@ -60,7 +60,7 @@ class KillsOne:
         self._updates += event.device == "worker-2" and self._joins == 2
 
     def until(self, progress):
-        if self.victim is None and progress.updates >= 20:
+        if self.victim is None and self._joins and progress.updates >= 20:
             self.victim = workers_of(os.getpid())["worker-2"]
             self.victim.kill()
         return self._updates >= 10

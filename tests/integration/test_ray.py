@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -31,7 +32,7 @@ class Watch:
         joins.append(event.device)
 
 def until(progress):
-    if progress.updates >= 40 and not killed:
+    if progress.updates >= 40 and len(joins) == 2 and not killed:
         actors = [each for each in psutil.process_iter() if "".join(each.cmdline()).startswith("ray::Actor")]
         assert len(actors) == 2, actors
         actors[0].kill()
@@ -63,19 +64,38 @@ train({"weight": [0.0, 0.0, 0.0]}, [Fails()], until=Stop(updates=5), engine="ray
 """
 
 
+NOWHERE = """
+from edgeasync import train
+from edgeasync.training.numpy_models import SoftmaxModel
+
+model, data = SoftmaxModel(inputs=1, classes=2), ([[0.0], [1.0]], [0, 1])
+train(model, data, workers=1, engine="ray", ray_address="127.0.0.1:1")
+"""
+
+
 @pytest.fixture
-def run_script(tmp_path):
+def short():
+    """Return a folder with a path that is short enough for Ray's sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="ray-", ignore_cleanup_errors=True) as folder:
+        yield folder
+
+
+@pytest.fixture
+def run_script(tmp_path, short):
     """Run a program as a user does; return what it printed."""
 
     def run(program, *arguments):
         (tmp_path / "script.py").write_text(program)
+        (tmp_path / "t").mkdir()
         environment = os.environ | {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+        environment |= {"TMPDIR": str(tmp_path / "t"), "RAY_TMPDIR": short}
         done = subprocess.run(
             [sys.executable, "script.py", *map(str, arguments)], cwd=tmp_path, env=environment, text=True,
             capture_output=True, check=False, timeout=LIMIT_S,
         )  # fmt: skip
         left = [each.info["cmdline"] for each in psutil.process_iter(["cmdline"]) if _is_actor(each)]
         assert left == []
+        assert not [*(tmp_path / "t").glob("edgeasync-*")]
         return done
 
     return run
@@ -101,3 +121,8 @@ if repetitions("clusters of Ray"):
         done = run_script(FAILS)
         assert done.returncode == 1
         assert "ValueError: the sensor is gone\nraised in worker-1" in done.stderr
+
+    def test_a_cluster_that_is_not_there_is_told_at_once(run_script):
+        done = run_script(NOWHERE)
+        assert done.returncode == 1
+        assert "no Ray cluster is reached at 127.0.0.1:1: " in done.stderr.splitlines()[-1]

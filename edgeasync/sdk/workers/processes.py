@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import msgspec
 
-from edgeasync.errors import ConfigError
+from edgeasync.errors import ConfigError, StorageError
 from edgeasync.runtime.hub import Hub
 from edgeasync.sdk.shares import Share
 from edgeasync.sdk.workers.base import (
@@ -63,8 +63,11 @@ class ProcessWorkers(Workers):
         self.bind = f"ipc://{self._folder / 'hub'}"
         try:
             await in_thread(self._write)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(self._folder, ignore_errors=True)
+            if isinstance(error, OSError):
+                words = f"{self._folder}: cannot be written: {error.strerror}"
+                raise StorageError(f"{words}; free space, or let TMPDIR be another folder") from error
             raise
         return self
 

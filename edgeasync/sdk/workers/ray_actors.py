@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import Any, Self
 
 import msgspec
 
-from edgeasync.durable.device_keys import DeviceKeys
+from edgeasync.durable.device_keys import UnkeptDeviceKeys
 from edgeasync.durable.keys import HubKeys
 from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.runtime.agent import Agent
@@ -41,6 +42,9 @@ PLACE_S = 30.0
 
 WAITS = "%s waits for a place on the Ray cluster, which needs %s; free some, or give fewer workers"
 
+REACH_S = 5.0
+"""How long the cluster may take to accept a connection."""
+
 CLOSE_S = 5.0
 """How long an actor may take to end before it is killed."""
 
@@ -57,12 +61,8 @@ class Actor:
 
     async def run(self, job: Job) -> None:
         """Train until the hub has finished. The key that the token is for is made here, and never leaves."""
-        state = Path(tempfile.mkdtemp(prefix="edgeasync-"))
-        try:
-            self._agent = job.make_agent(self._trainer, keys=DeviceKeys(state))
-            await self._agent.run()
-        finally:
-            shutil.rmtree(state, ignore_errors=True)
+        self._agent = job.make_agent(self._trainer, keys=UnkeptDeviceKeys())
+        await self._agent.run()
 
     async def stop(self) -> None:
         """Let `run` return."""
@@ -109,13 +109,14 @@ class RayWorkers(Workers):
 
     def _prepare(self) -> None:
         ray = self._ray
+        _check_reached(self._address)
         if not ray.is_initialized():
             self._connected = True
             try:
                 ray.init(self._address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-            except (ConnectionError, ValueError, RuntimeError) as error:
+            except (OSError, ValueError, RuntimeError) as error:
                 words = " ".join(str(error).split())
-                raise ConfigError(f"no Ray cluster is reached at {self._address or 'auto'}: {words}") from error
+                raise ConfigError(f"Ray does not start, or does not let this program in: {words}") from error
         elif self._address is not None:
             raise ConfigError("ray_address is given, but this program is connected to Ray already; leave it out")
         HubKeys.init(self._folder)
@@ -182,6 +183,20 @@ class RayWorkers(Workers):
                 raise WorkerDiedError(" ".join(str(error).split())) from None
         finally:
             stopping.cancel()
+
+
+def _check_reached(address: str | None) -> None:
+    """Raise `ConfigError` if nothing listens at HOST:PORT: Ray itself would try for minutes."""
+    host, colon, port = (address or "").rpartition("://")[2].rpartition(":")
+    if not colon or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise ConfigError(
+            f"no Ray cluster is reached at {address}: {error}; start one by 'ray start --head', or correct "
+            "ray_address"
+        ) from error
 
 
 def _part(free: float, count: int) -> float:
