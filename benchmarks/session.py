@@ -102,7 +102,7 @@ def added(effort: Effort) -> list[float]:
     x = np.random.default_rng(0).normal(size=(10 * batch, 1, 28, 28)).astype(np.float32)
     y = np.arange(10 * batch) % 10
     prepared = model(module).prepare(LocalTraining(batch_size=batch))
-    trainer = prepared.make_trainer(Dataset.of(x, y), 0)
+    trainer = prepared.make_trainer(Dataset.of(x, y), 0, 1)
     trainer.begin(prepared.initial.copy())
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
     loader = torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y))

@@ -103,7 +103,7 @@ class TorchModel:
         return Prepared(
             spec=self.spec,
             initial=initial,
-            make_trainer=lambda data, seed: self._trainer(data, local, seed),
+            make_trainer=lambda data, seed, _: self._trainer(data, local, seed),
             make_evaluator=self._evaluator,
             restore=lambda arrays: load(copy.deepcopy(self._module), arrays),
         )

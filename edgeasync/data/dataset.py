@@ -44,6 +44,9 @@ class Dataset:
 
     >>> import numpy as np
     >>> from edgeasync import Dataset
+    >>> data = Dataset.of(np.eye(4), [0, 1, 0, 1])
+    >>> len(data), data.x.dtype, data.y.dtype
+    (4, dtype('float32'), dtype('int64'))
     >>> len(Dataset.of({"image": np.zeros((2, 8, 8)), "age": np.zeros((2, 1))}, [0, 1]))
     2
     """
@@ -196,6 +199,12 @@ def batches(dataset: Dataset, batch_size: int, seed: int, *, full: bool = False)
 
     A batch is never larger than the data. The last batch of an epoch may be short; with `full` it is left out.
     Raises `ConfigError` if `batch_size` is below 1, and `DataError` if `full` batches need more examples.
+
+    >>> import numpy as np
+    >>> from edgeasync.data import Dataset, batches
+    >>> x, y = next(batches(Dataset.of(np.eye(4), [0, 1, 0, 1]), batch_size=3, seed=0))
+    >>> x.shape, y.shape
+    ((3, 4), (3,))
     """
     if full and batch_size > len(dataset):
         raise DataError(f"{len(dataset)} examples do not fill a batch of {batch_size}; give more data")
@@ -234,3 +243,5 @@ def _array(values: npt.ArrayLike, name: str, where: str) -> npt.NDArray[np.gener
         return np.asarray(values)
     except ValueError as error:
         raise DataError(f"{where}: {name} is not one array; give every example the same shape") from error
+    except (TypeError, RuntimeError) as error:  # another library's array, which says why
+        raise DataError(f"{where}: {name} cannot be read as a numpy array: {error}") from error

@@ -29,6 +29,13 @@ def load(path: Path) -> Dataset:
       are labels if all are integers of 0 or more. All other columns are features.
 
     Raises `DataError` with the file and, in a CSV, with line and column.
+
+    >>> from pathlib import Path
+    >>> import numpy as np
+    >>> from edgeasync.data import load
+    >>> np.savez("readings.npz", x=np.eye(4), y=[0, 1, 0, 1])
+    >>> load(Path("readings.npz")).y
+    array([0, 1, 0, 1])
     """
     reader = _READERS.get(path.suffix.lower())
     if reader is None:

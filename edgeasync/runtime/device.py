@@ -56,7 +56,8 @@ def find_device(section: AgentSection) -> Device:
     device_id = section.device_id or name
     if not Sender(name=name, role="device").speaks_for(device_id):
         raise ConfigError(
-            f"--device-id {device_id}: this device's key speaks for {name}, and for {name}/0, {name}/1 and so on"
+            f"the name {device_id} (--device-id): this device's key speaks for {name}, and "
+            f"for {name}/0, {name}/1 and so on"
         )
     return Device(device_id, state, keys)
 

@@ -50,6 +50,7 @@ class OwnModel(Protocol):
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """A model that can be trained.
 
+    `make_trainer` takes data, a seed, and the number of threads to compute with, where that can be chosen.
     `described` is the model as a settings file would have it, `None` for one that only Python code describes.
     `loss` is the kind of its loss, `None` if that is not known.
     `restore` returns the model in the kind that the user gave, with trained arrays.
@@ -57,7 +58,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
     spec: ParameterSpec
     initial: Vector
-    make_trainer: Callable[[Dataset, int], Trainer]
+    make_trainer: Callable[[Dataset, int, int], Trainer]
     make_evaluator: Callable[[Dataset], Evaluator]
     restore: Callable[[Arrays], Any]
     described: SoftmaxModel | MlpModel | OnnxModel | None = None
@@ -122,7 +123,7 @@ def _numpy(model: SoftmaxModel | MlpModel, local: LocalTraining, loss: LossSetti
     return Prepared(
         spec=model.spec,
         initial=model.initial(seed),
-        make_trainer=plan.make_trainer,
+        make_trainer=lambda data, seed, _: plan.make_trainer(data, seed),
         make_evaluator=lambda data: make_evaluator(model, None, data),
         restore=lambda _: model,
         described=model,
@@ -135,7 +136,7 @@ def _onnx(
 ) -> Prepared:
     described = with_own_loss(described)
     graph = load_graph(described) if forward is None else build_graph(forward, described, "the model")
-    plan, received = TrainingPlan(model=ShippedModel(), local=local), ReceivedGraph(graph.graph, graph.spec)
+    plan = TrainingPlan(model=ShippedModel(), local=local)
 
     def restore(arrays: Arrays) -> Any:
         from edgeasync.autodiff.export import export_model  # noqa: PLC0415 - needs onnx
@@ -147,7 +148,9 @@ def _onnx(
     return Prepared(
         spec=graph.spec,
         initial=graph.initial,
-        make_trainer=lambda data, seed: plan.make_trainer(data, seed, received),
+        make_trainer=lambda data, seed, threads: plan.make_trainer(
+            data, seed, ReceivedGraph(graph.graph, graph.spec, threads)
+        ),
         make_evaluator=lambda data: make_evaluator(described, graph, data),
         restore=restore,
         described=described,
@@ -179,10 +182,9 @@ def _own(model: Any, local: LocalTraining) -> Prepared:
             view[...] = _gradient_of(model, gradients, name, view.shape)
         return loss
 
-    def make_trainer(data: Dataset, seed: int) -> Trainer:
-        gradient(
-            initial.copy(), data.features[:1], data.y[:1], np.empty_like(initial)
-        )  # a mistake is told at once
+    def make_trainer(data: Dataset, seed: int, _: int) -> Trainer:
+        trial = np.empty_like(initial)
+        gradient(initial.copy(), data.features[:1], data.y[:1], trial)  # a mistake is told at once
         return local.make_trainer(spec, gradient, data, seed)
 
     def make_evaluator(data: Dataset) -> Evaluator:
@@ -279,7 +281,11 @@ def _flatten(parameters: Mapping[str, npt.ArrayLike], where: str) -> tuple[Param
     """Return the layout and the values of named arrays; raises `ConfigError` unless they are finite floats."""
     arrays = {}
     for name, given in parameters.items():
-        array = np.asarray(given)
+        try:
+            array = np.asarray(given)
+        except (TypeError, ValueError, RuntimeError) as error:
+            words = f"{where}: parameter {name!r} cannot be read as a numpy array"
+            raise ConfigError(f"{words}: {error}") from error
         if array.dtype.kind != "f":
             raise ConfigError(
                 f"{where}: parameter {name!r} is {array.dtype}; give floats: only they can be trained"
@@ -293,7 +299,7 @@ def _flatten(parameters: Mapping[str, npt.ArrayLike], where: str) -> tuple[Param
     return spec, spec.flatten(arrays)
 
 
-def _no_trainer(data: Dataset, seed: int) -> Trainer:  # noqa: ARG001
+def _no_trainer(data: Dataset, seed: int, threads: int) -> Trainer:  # noqa: ARG001
     raise ConfigError("named arrays alone cannot be trained on data; give trainers of your own, or a model")
 
 

@@ -24,6 +24,9 @@ from edgeasync.sdk.stop import Stop
 from edgeasync.training.evaluation import Evaluator
 from edgeasync.training.plan import TrainingPlan
 
+SEEDS = 1 << 62
+"""As many as a settings file may name."""
+
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """All that a hub needs to begin."""
@@ -59,6 +62,7 @@ def plan_run(
 
     Raises `ConfigError`, `DataError` or `GraphError` for what does not fit.
     """
+    check_seed(seed)
     for name, value, wanted in (
         ("until", until, Stop),
         ("settings", settings, Mapping),
@@ -96,10 +100,20 @@ def as_path(path: object, what: str) -> Path:
     return Path(path).expanduser()
 
 
+def check_seed(seed: object) -> None:
+    """Raise `ConfigError` unless numpy can begin its random numbers with it."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < SEEDS:
+        raise ConfigError(f"seed is {seed!r}; give a whole number from 0 to 2**62 - 1")
+
+
 def make_hub(
-    plan: Plan, bind: str, observer: Observer, context: "zmq.Context[zmq.Socket[bytes]] | None" = None
+    plan: Plan,
+    bind: str,
+    observer: Observer,
+    context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
+    keys: Path | None = None,
 ) -> Hub:
-    """Return the hub of a plan, not running yet, which is to listen at `bind`."""
+    """Return the hub of a plan, not running yet, which is to listen at `bind`; `keys` are for this start alone."""
     prepared, sections = plan.prepared, plan.sections
     graph, settings = prepared.graph, sections.hub
     plain = TrainingPlan(model=prepared.shipped, local=sections.local) if prepared.shipped is not None else None
@@ -115,7 +129,7 @@ def make_hub(
         forward=None if graph is None else graph.forward,
         evaluator=plan.evaluator,
         durability=settings.durability,
-        keys=None if settings.keys is None else Path(settings.keys).expanduser(),
+        keys=keys if settings.keys is None else Path(settings.keys).expanduser(),
         knocking=settings.knocking,
         insecure=settings.insecure,
         record=_record(plan),

@@ -147,13 +147,20 @@ def _gradient(
     spec: ParameterSpec, parameters: Vector, x: Array, y: Labels, out: Vector, *, meter: Meter | None
 ) -> float:
     layers = _layers(spec, parameters)
-    *inputs, scores = _forward(layers, x)
-    if meter is not None:
-        meter.add(scores, y)
     rows = np.arange(len(y))
-    # Scores under their largest: the exponentials cannot overflow.
-    scores -= scores.max(axis=1, keepdims=True)
-    true_scores = scores[rows, y]
+    try:
+        *inputs, scores = _forward(layers, x)
+        if meter is not None:
+            meter.add(scores, y)
+        # Scores under their largest: the exponentials cannot overflow.
+        scores -= scores.max(axis=1, keepdims=True)
+        true_scores = scores[rows, y]
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        features, classes = len(layers[0][0]), len(layers[-1][1])
+        raise DataError(
+            f"a batch does not fit the model ({error}); give batches of {features} features an example, and one "
+            f"label for each, from 0 to {classes - 1}"
+        ) from error
     np.exp(scores, out=scores)
     sums = scores.sum(axis=1, keepdims=True)
     loss = float((np.log(sums[:, 0]) - true_scores).mean(dtype=np.float64))

@@ -56,6 +56,18 @@ class OnnxTrainer:
     Raises `GraphError` for a graph that it cannot load or that breaks the contract. Raises `ModelMismatchError`
     if the graph does not train the arrays of `spec`, `DataError` for data that does not fit, and `ConfigError` for
     batches in parts where the graph does not allow that.
+
+    >>> import numpy as np
+    >>> from edgeasync import SGD, Dataset, OnnxTrainer, nn
+    >>> from edgeasync.autodiff.build import build_training_graph
+    >>> from edgeasync.autodiff.settings import GraphSettings
+    >>> forward = nn.to_onnx(nn.Linear(4, 2), (4,))
+    >>> built = build_training_graph(forward.SerializeToString(), GraphSettings())
+    >>> data = Dataset.of(np.eye(4), [0, 1, 0, 1])
+    >>> trainer = OnnxTrainer(built.model, built.spec, data, [SGD(learning_rate=0.1)], batch_size=2)
+    >>> trainer.begin(built.initial.copy())
+    >>> trainer.step().examples
+    2
     """
 
     def __init__(

@@ -33,7 +33,12 @@ Gradient = Callable[[Vector, npt.NDArray[np.float32], Any, Vector], float | None
 
 
 class StepResult(msgspec.Struct, frozen=True, gc=False):
-    """Result of one local step: its mean loss (`None` if there is no loss), and the number of examples."""
+    """Result of one local step: its mean loss (`None` if there is no loss), and the number of examples.
+
+    >>> from edgeasync import StepResult
+    >>> StepResult(loss=0.25, examples=32).examples
+    32
+    """
 
     loss: float | None
     examples: int
@@ -47,6 +52,20 @@ class Trainer(Protocol):
     """Trains on a device. A trainer of your own has `spec`, `begin` and `step`.
 
     It chooses its data, its loss and its optimizer, and may use any library.
+
+    >>> from edgeasync import Parameter, ParameterSpec, StepResult, Stop, train
+    >>> class Halve:
+    ...     spec = ParameterSpec((Parameter("weight", (3,)),))
+    ...
+    ...     def begin(self, parameters):
+    ...         self.weight = self.spec.views(parameters)["weight"]
+    ...
+    ...     def step(self):
+    ...         self.weight *= 0.5
+    ...         return StepResult(loss=float(abs(self.weight).sum()), examples=1)
+    >>> run = train({"weight": [8.0, 4.0, 2.0]}, [Halve()], until=Stop(updates=20))
+    >>> bool(run.arrays["weight"].max() < 1.0)
+    True
     """
 
     @property
@@ -178,6 +197,18 @@ def take_local_steps(
     )  # fmt: skip
 
 
+def _pair(batch: Any) -> Batch:
+    """Return a batch; raises `DataError` for what is no pair of examples and targets."""
+    try:
+        x, y = batch
+        len(y)
+    except (TypeError, ValueError):
+        raise DataError(
+            f"a trainer's batches gave {type(batch).__name__}; give pairs (x, y) of arrays, without end"
+        ) from None
+    return x, y
+
+
 def _numbers(result: Any) -> tuple[float | None, int]:
     """Return a step's loss and examples as plain numbers: a trainer may well compute them by numpy or torch."""
     try:
@@ -222,6 +253,17 @@ class GradientTrainer:
     Raises `ConfigError` for a spec with statistics, since batch norms depend on what goes through at once.
 
     A gradient function that has scores may add them to a `meter`, whose metrics travel with the updates.
+
+    >>> import numpy as np
+    >>> from edgeasync import SGD, Dataset, GradientTrainer
+    >>> from edgeasync.data import batches
+    >>> from edgeasync.training.numpy_models import SoftmaxModel
+    >>> model = SoftmaxModel(inputs=4, classes=2)
+    >>> stream = batches(Dataset.of(np.eye(4), [0, 1, 0, 1]), batch_size=2, seed=0)
+    >>> trainer = GradientTrainer(model.spec, model.gradient, [SGD(learning_rate=0.1)], stream)
+    >>> trainer.begin(model.initial(0))
+    >>> trainer.step()
+    StepResult(loss=0.693..., examples=2)
     """
 
     def __init__(
@@ -282,7 +324,7 @@ class GradientTrainer:
         # A model that diverges shows in its loss; a warning for each step would tell nobody more.
         with np.errstate(over="ignore", invalid="ignore"):
             if self._sum is None:
-                x, y = next(self._batches)
+                x, y = _pair(next(self._batches))
                 result = StepResult(self._gradient_of(self._parameters, x, y, self._gradient), len(y))
             else:
                 result = self._add_up(self._parameters, self._sum)
@@ -365,7 +407,7 @@ class GradientTrainer:
         if isinstance(self._batches, Batches):
             drawn, take = self._batches.draw(), self._batches.take
             return len(drawn), lambda part: take(drawn[part])
-        x, y = next(self._batches)
+        x, y = _pair(next(self._batches))
         return len(y), lambda part: (x[part], y[part])
 
     def _update(self, parameters: Vector) -> None:

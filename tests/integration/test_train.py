@@ -471,8 +471,9 @@ def test_batches_that_come_to_their_end_are_a_clear_error():
 
 @pytest.mark.parametrize("error", [ValueError("the sensor is gone"), EdgeAsyncError("no more data")], ids=repr)
 def test_what_a_trainer_raises_comes_out(error):
-    with pytest.raises(type(error), match=str(error)):
+    with pytest.raises(type(error), match=str(error)) as caught:
         train(ARRAYS, [trainer_of(SMALL, DATA), Failing(error)], until=Stop(updates=10**9))
+    assert caught.value.__notes__ == ["raised in worker-2"]
 
 
 # -- where it runs ---------------------------------------------------------------------------------------
