@@ -1,7 +1,7 @@
 """edgeasync: train one model across many unequal, unreliable devices, without waiting for any of them.
 
-These names, and the modules in `_MODULES` and `_ADAPTERS`, are the public face. Everything else is private. A name is imported
-when it is first asked for, so that a command or a device pays only for what it uses.
+These names, and the modules in `_MODULES` and `_ADAPTERS`, are the public face. Everything else is private. A name
+is imported when it is first asked for, so that a command or a device pays only for what it uses.
 
     >>> import numpy as np
     >>> from edgeasync import Stop, nn, train
