@@ -1,5 +1,6 @@
 """A hub's run in one folder: opened where it was left, begun where there is none, and saved."""
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -10,6 +11,7 @@ from edgeasync.core.recovery.replay import Sessions
 from edgeasync.core.recovery.state import HubState, capture
 from edgeasync.durable.checkpoint import CheckpointStore, Manifest
 from edgeasync.durable.disk import Disk
+from edgeasync.durable.history_writer import HistoryWriter
 from edgeasync.durable.journal import SEGMENT_BYTES_MAX, Appended, JournalWriter, Segment
 from edgeasync.durable.recovery import MakeCore, OnEntry, Rules, recover
 from edgeasync.errors import StorageError
@@ -27,7 +29,8 @@ class Run:
     Raises `ConfigError` for a policy that cannot be written down.
 
     `now_s` is the core's time when it stood still, `entries` how many were replayed, `checkpoint` the name of the
-    one it resumed from, if it did, and `remarks` are sentences for a person.
+    one it resumed from, if it did, and `remarks` are sentences for a person. The `history` is `None` if the run
+    keeps no rows.
     """
 
     core: HubCore
@@ -35,12 +38,20 @@ class Run:
     model: Model
     publisher: Publisher
 
-    def __init__(self, disk: Disk, rules: Rules, segment_bytes_max: int = SEGMENT_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        rules: Rules,
+        segment_bytes_max: int = SEGMENT_BYTES_MAX,
+        *,
+        history_rows_max: int = 0,
+    ) -> None:
         check_recordable(rules.policy)
         self.now_s = 0.0
         self.entries = 0
         self.checkpoint = ""
         self.remarks: list[str] = []
+        self.history = HistoryWriter(disk, history_rows_max) if history_rows_max else None
         self._disk = disk
         self._rules = rules
         self._store = CheckpointStore(disk, rules.settings.checkpoint.keep)
@@ -69,9 +80,18 @@ class Run:
         rules = self._rules
         recovery = rules.settings.checkpoint.recovery
         found = recover(
-            self._disk, self._store, rules, make_core, draw_session, recovery=recovery, on_entry=on_entry
+            self._disk,
+            self._store,
+            rules,
+            make_core,
+            draw_session,
+            recovery=recovery,
+            on_entry=on_entry,
+            history=self.history,
         )
         if found is None:
+            if self.history is not None:
+                self.remarks += self.history.begin()
             vector, number = initial()
             self.sessions = Sessions(draw_session)
             self.core = make_core(rules, ModelVersion(lineage, number), 0.0, self.sessions)
@@ -98,12 +118,14 @@ class Run:
         return JournalWriter(self._disk, self._last + 1, self._segments, self._segment_bytes_max, unsynced)
 
     def save(self, state: HubState, created_s: float) -> int:
-        """Write a checkpoint, dated `created_s` by the wall clock; raises `OSError`.
+        """Write a checkpoint, dated `created_s` by the wall clock, and before it the history; raises `OSError`.
 
         Returns the number through which the journal may be dropped.
         """
         if state.entry is None:
             self._last += 1  # so that no journal of a later start is taken to follow on an earlier checkpoint
+        if self.history is not None:
+            self.history.flush(math.inf if state.entry is None else state.entry, sync=True)
         evaluation = state.evaluation
         manifest = Manifest(
             software=self._software,
