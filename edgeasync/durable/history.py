@@ -206,14 +206,14 @@ def read_history(run: Path) -> Rows:
     return read_rows(FolderDisk(run))
 
 
-def read_rows(disk: ReadableDisk) -> Rows:
-    """Return the history on a disk."""
+def read_rows(disk: ReadableDisk, nbytes: int | None = None) -> Rows:
+    """Return the history on a disk, or what is in the first bytes of it."""
     rows = Rows()
     try:
         if disk.size(HISTORY_FILE) > FILE_BYTES_MAX:
             rows.trouble = "it is longer than any history"
             return rows
-        content = disk.read(HISTORY_FILE)
+        content = disk.read(HISTORY_FILE, 0, nbytes)
     except FileNotFoundError:
         rows.trouble = "there is no history in this folder: an older version wrote it, or history_rows_max is 0"
         return rows

@@ -86,21 +86,24 @@ class HistoryFile:
             self._torn = True
         return again, ""
 
-    def write(self, rows: Sequence[Row], *, sync: bool) -> None:
-        """Append rows, and with `sync` return once all so far would outlive a power cut."""
-        try:
-            if self._torn:
-                self._disk.truncate(HISTORY_FILE, self._nbytes)
-                self._torn = False
-            if self._in_doubt or self._rows > self._rows_max:
-                self._rewrite()
-            if rows:
-                self._append(rows)
-            if sync and self._nbytes and not (self._named and self._synced == self._nbytes):
-                self._sync()
-        except FileNotFoundError:  # somebody has removed it: the next write begins it anew
-            self._forget()
-            raise
+    def append(self, rows: Sequence[Row]) -> None:
+        """Append rows; after an error none of them counts as written."""
+        self._repair(thinned=self._rows > 0 and self._rows + len(rows) > self._rows_max)
+        self._append(rows)
+
+    def sync(self) -> None:
+        """Return once all rows so far would outlive a power cut."""
+        if self._nbytes and not (self._named and self._synced == self._nbytes):
+            self._repair(thinned=False)
+            self._sync()
+
+    def _repair(self, *, thinned: bool) -> None:
+        """Cut off what is not whole, and write the file once more if that has to be."""
+        if self._torn:
+            self._disk.truncate(HISTORY_FILE, self._nbytes)
+            self._torn = False
+        if self._in_doubt or thinned:
+            self._rewrite(thinned=thinned)
 
     def _append(self, rows: Sequence[Row]) -> None:
         last, parts = self.last, []
@@ -138,13 +141,13 @@ class HistoryFile:
         self._named = True
         self._synced = self._nbytes
 
-    def _rewrite(self) -> None:
+    def _rewrite(self, *, thinned: bool) -> None:
         """Write the file once more, with fewer rows if it is too long; the old one stays until that is whole."""
         disk = self._disk
         content = disk.read(HISTORY_FILE, 0, self._nbytes)
         places = scan(content).places
-        thinned, rest = self._thinned(content, places) if self._rows > self._rows_max else (Thinned(), places)
-        parts = [FILE_HEADER, *thinned.parts, *(content[place.start : place.end] for place in rest)]
+        older, newer = self._thin(content, places) if thinned else (Thinned(), places)
+        parts = [FILE_HEADER, *older.parts, *(content[place.start : place.end] for place in newer)]
         file = disk.create(_PART)
         try:
             file.write(parts)
@@ -157,31 +160,34 @@ class HistoryFile:
             file.close()
         disk.rename(_PART, HISTORY_FILE)
         self._nbytes = self._synced = sum(map(len, parts))
-        self._rows = thinned.rows + sum(place.rows for place in rest)
+        self._rows = older.rows + sum(place.rows for place in newer)
         self._in_doubt = self._named = False
 
-    def _thinned(self, content: Buffer, places: list[BlockPlace]) -> "tuple[Thinned, list[BlockPlace]]":
-        """Return the older half of the blocks with every so many-th row, and the blocks of the newer half.
+    def _thin(self, content: Buffer, places: list[BlockPlace]) -> "tuple[Thinned, list[BlockPlace]]":
+        """Return new blocks of the older half, with one row of several, and the blocks behind them as they are.
 
-        Of all updates since the run began the same share stays, however often this is done: a power of two, so
-        that who stayed before stays again, or goes.
+        Rows stay whose number is a multiple of a power of two. So what is left of the older half
+        lies evenly over all updates since the run began, however often this is done.
         """
-        older, rows = 0, 0
-        while rows < self._rows // 2:
+        half, older, rows = self._rows // 2, 0, 0
+        while rows < max(1, half):
             rows += places[older].rows
             older += 1
-        last, stride = places[older - 1].last, 1
+        last, stride = places[older - 1].last, 2
         while (last.updates + last.evaluations) // stride > self._rows_max // 4:
             stride *= 2
         thinned, names = Thinned(), list[str]()
-        waiting: list[Row] = []
+        waiting, seen = list[Row](), 0
         for devices, block in blocks(content, places[:older], names):
-            pairs = zip(devices, block.updates, strict=True)
-            waiting += [pair for pair in pairs if pair[1].row % stride == 0]
-            waiting += [row for row in block.evaluations if row.row % stride == 0]
-            if len(waiting) >= BLOCK_ROWS_MAX:
-                thinned.add(waiting)
-                waiting = []
+            rows_here: list[Row] = [*zip(devices, block.updates, strict=True), *block.evaluations]
+            for row in rows_here:
+                number = row.row if isinstance(row, EvaluationRow) else row[1].row
+                if seen >= half or number % stride == 0:
+                    waiting.append(row)
+                seen += 1
+            while len(waiting) >= BLOCK_ROWS_MAX:
+                thinned.add(waiting[:BLOCK_ROWS_MAX])
+                del waiting[:BLOCK_ROWS_MAX]
         thinned.add(waiting)
         # The blocks that follow are copied as they are: they go by the names that were told up to there.
         thinned.parts.append(write_block(Block(0, names, [], [], []), last, 0))
@@ -190,11 +196,6 @@ class HistoryFile:
     def _put_aside(self, why: str) -> str:
         self._disk.rename(HISTORY_FILE, ASIDE_FILE)
         return f"{HISTORY_FILE}: {why}; it is now {ASIDE_FILE}, and a new one begins"
-
-    def _forget(self) -> None:
-        self._devices.clear()
-        self._nbytes = self._synced = self._rows = 0
-        self._torn = self._in_doubt = self._named = False
 
 
 class Thinned:

@@ -125,11 +125,13 @@ class HistoryWriter:
             rows.append(waiting.popleft())
         if self._off:
             rows.clear()
-        if not (rows or sync) or self._off:
-            return
         try:
-            self._file.write(rows, sync=sync)
-            self._unwritten, self.trouble = [], ""
+            if rows:
+                self._file.append(rows)
+                rows = self._unwritten = []
+            if sync and not self._off:
+                self._file.sync()
+            self.trouble = ""
         except OSError as error:
             self.trouble = error.strerror or str(error)
             self.lost += max(0, len(rows) - WAITING_MAX)
