@@ -93,9 +93,12 @@ class HistoryFile:
 
     def sync(self) -> None:
         """Return once all rows so far would outlive a power cut."""
-        if self._nbytes and not (self._named and self._synced == self._nbytes):
-            self._repair(thinned=False)
-            self._sync()
+        if self._named and self._synced == self._nbytes:
+            return
+        self._repair(thinned=False)
+        if not self._nbytes:
+            self._append(())
+        self._sync()
 
     def _repair(self, *, thinned: bool) -> None:
         """Cut off what is not whole, and write the file once more if that has to be."""

@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Protocol, TypeVar
 
 from edgeasync.core.hub.effects import HubEffect, Report
@@ -27,6 +28,9 @@ FLUSH_S = 1.0
 
 WAITING_MAX = 16_384
 """Rows that may wait; while the disk cannot be written the oldest of them are lost."""
+
+METRICS_MAX, METRIC_NAME_MAX = 16, 64
+"""Metrics of a row, and characters of the name of one."""
 
 REPLAYED_ROWS = 4_096
 """Rows of a replay that are written at a time."""
@@ -139,8 +143,11 @@ class HistoryWriter:
 
 
 def metrics_of(push: Push) -> dict[str, float] | None:
-    """Return the metrics that a device tells of an update."""
-    return getattr(push, "metrics", None) or None
+    """Return the metrics that a device tells of an update, as many as a row may have."""
+    told: dict[str, float] | None = getattr(push, "metrics", None)
+    if not told:
+        return None
+    return {name: value for name, value in islice(told.items(), METRICS_MAX) if len(name) <= METRIC_NAME_MAX}
 
 
 def _entry_of(row: Row) -> int:

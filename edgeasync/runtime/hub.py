@@ -162,6 +162,7 @@ class Hub:
         self._settings = settings
         self._policy = policy
         self._durability = durability
+        self._history_rows_max = history_rows_max
         self._record = record
         self._evaluator = evaluator
         self._on_report = on_report or (lambda _: None)
@@ -222,6 +223,7 @@ class Hub:
             self._settings,
             journal=self._durability == "journal",
             evaluated=self._evaluator is not None,
+            history_rows_max=self._history_rows_max,
         )
 
     def last_events(self) -> list[str]:

@@ -101,6 +101,7 @@ def make_hub(
         forward=None if graph is None else graph.forward,
         evaluator=plan.evaluator,
         durability=settings.durability,
+        history_rows_max=settings.history_rows_max,
         keys=None if settings.keys is None else Path(settings.keys).expanduser(),
         knocking=settings.knocking,
         insecure=settings.insecure,
