@@ -40,7 +40,7 @@ _BLOCK_HEADER = struct.Struct("<4sIIQQdQQQ")
 _DEFLATE_LEVEL = 1
 
 
-_Count = Annotated[int, Meta(ge=0)]
+_Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class UpdateRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -52,28 +52,28 @@ class UpdateRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     What is not known is `None`.
     """
 
-    row: int
-    entry: int
+    row: _Count
+    entry: _Count
     time_s: float
-    version: int
-    updates: int
-    number: int
+    version: _Count
+    updates: _Count
+    number: _Count
     outcome: str
     loss: float | None
-    staleness: int | None
-    local_steps: int
-    examples: int
-    nbytes: int
+    staleness: _Count | None
+    local_steps: _Count
+    examples: _Count
+    nbytes: _Count
     metrics: dict[str, float] | None = None
 
 
 class EvaluationRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An evaluation of a version; `row` counts them."""
 
-    row: int
-    entry: int
+    row: _Count
+    entry: _Count
     time_s: float
-    version: int
+    version: _Count
     loss: float
     accuracy: float | None
 

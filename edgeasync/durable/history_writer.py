@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Protocol, TypeVar
 
 from edgeasync.core.hub.effects import HubEffect, Report
-from edgeasync.core.hub.events import HubEvent, PushArrived
+from edgeasync.core.hub.events import Evaluated, HubEvent, PushArrived
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.outcomes import first_outcome, is_weighed
 from edgeasync.core.recovery.log import Log
@@ -103,10 +103,14 @@ class HistoryWriter:
             if type(effect) is Report and effect.event == "evaluated":
                 last = core.policy_engine.state.evaluations.last
                 assert last is not None
-                self._evaluations += 1
-                self._gather(EvaluationRow(self._evaluations, entry, now_s, last.number, last.loss, last.accuracy))
+                self.add_evaluation(entry, now_s, last)
                 noted = True
         return noted
+
+    def add_evaluation(self, entry: int, now_s: float, found: Evaluated) -> None:
+        """Gather an evaluation."""
+        self._evaluations += 1
+        self._gather(EvaluationRow(self._evaluations, entry, now_s, found.number, found.loss, found.accuracy))
 
     def _gather(self, row: Row) -> None:
         self.lost += len(self._waiting) == WAITING_MAX

@@ -7,6 +7,7 @@ from typing import Any
 
 from edgeasync.core.hub.effects import Fold, HubEffect, Report
 from edgeasync.core.hub.events import HubEvent, PushArrived
+from edgeasync.core.hub.outcomes import first_outcome
 from edgeasync.protocol.messages import Applied, Buffered, Rejected
 from edgeasync.runtime.hub import Hub
 from edgeasync.sdk import events
@@ -59,7 +60,7 @@ class Observer:
             self._began_s = now_s
         self.now_s = now_s
         if isinstance(event, PushArrived):
-            self._on_push(event, now_s)
+            self._on_push(event, effects, now_s)
         for effect in effects:
             if isinstance(effect, Fold):
                 self._on_version(effect, now_s)
@@ -87,12 +88,12 @@ class Observer:
                 )
             )
 
-    def _on_push(self, event: PushArrived, now_s: float) -> None:
+    def _on_push(self, event: PushArrived, effects: list[HubEffect], now_s: float) -> None:
         core, push = self._hub.core, event.push
-        member = core.members.by_peer(event.peer)
-        if member is None or member.seq_last != push.seq or member.outcome_last is None:
+        member, outcome = core.members.by_peer(event.peer), first_outcome(effects)
+        if member is None or outcome is None:
             return
-        history, outcome = member.history, member.outcome_last
+        history = member.history
         if not isinstance(outcome, Rejected):
             self._trained += push.examples
         self._tell(events.Update(

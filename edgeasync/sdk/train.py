@@ -1,6 +1,7 @@
 """`train`: a hub and its workers in this process, from one call to a trained model."""
 
 import asyncio
+import contextlib
 import secrets
 import shutil
 import tempfile
@@ -13,10 +14,11 @@ from typing import Any
 import zmq
 
 from edgeasync.autodiff.settings import LossSetting
+from edgeasync.core.hub.events import Evaluated
 from edgeasync.data.dataset import Dataset
 from edgeasync.data.partition import iid
 from edgeasync.durable.identity import DeviceIdentity
-from edgeasync.errors import ConfigError, ModelMismatchError
+from edgeasync.errors import ConfigError, ModelMismatchError, StorageError
 from edgeasync.policies.policy import Policy
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.hub import Hub
@@ -171,6 +173,9 @@ def _result(plan: Plan, hub: Hub, observer: Observer, reason: str) -> Run:
     spec, core = plan.prepared.spec, hub.core
     vector, version = load_model(hub.model_file, spec)
     last = core.policy_engine.state.evaluations.last if plan.evaluator is None else plan.evaluator(vector)
+    if plan.evaluator is not None and last is not None:
+        with contextlib.suppress(StorageError):  # of another hub that was started in this folder meanwhile
+            hub.add_evaluation(Evaluated(version, last.loss, last.accuracy))
     return Run(
         plan.folder,
         dict(spec.views(vector)),
