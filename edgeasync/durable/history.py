@@ -49,7 +49,7 @@ class UpdateRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `row` counts the updates of the run from 1; the numbers of those that were thinned out are missing. `entry` is
     the number of the journal's entry, 0 without a journal. `version` is the newest after it, and `updates` is how
     many are part of the model then. `number` counts the device's updates. `nbytes` are those of the coded update.
-    What is not known is `None`.
+    A value that nobody knows is `None`.
     """
 
     row: _Count

@@ -202,7 +202,7 @@ class HistoryFile:
 
 
 class Thinned:
-    """Blocks that are written anew."""
+    """New blocks of rows that stay."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []

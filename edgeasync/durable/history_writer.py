@@ -65,7 +65,7 @@ class HistoryWriter:
             self._unwritten, remark = start()
         except OSError as error:
             self._off = True
-            remark = f"the history cannot be read, and none is written: {error.strerror or error}"
+            remark = f"the history cannot be read, so this start writes no rows: {error.strerror or error}"
         self._updates, self._evaluations = self._file.last.updates, self._file.last.evaluations
         for row in self._unwritten:
             if isinstance(row, EvaluationRow):

@@ -52,7 +52,7 @@ class Table:
         return f"<{type(self).__name__}: {len(self)} rows of {', '.join(self._columns)}>"
 
     def to_csv(self, path: str | Path) -> Path:
-        """Write the table as CSV, with a header; return the path. What is not known is empty.
+        """Write the table as CSV, with a header; return the path. Values that nobody knows are empty.
 
         Raises `StorageError` if it cannot be written.
         """
@@ -95,7 +95,7 @@ class History(Table):
     | `row` | the number of the row |
     | `metrics.NAME` | one column for each metric that a device told |
 
-    What is not known is NaN. `evaluations` is a table of its own, with `time`, `version`, `loss` and `accuracy`.
+    Values that nobody knows are NaN. `evaluations` is a table of its own, with `time`, `version`, `loss` and `accuracy`.
     `reason` says why rows may be missing: the folder is of an older version, or the file is damaged.
 
     >>> from edgeasync import Run
