@@ -11,19 +11,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from edgeasync.core.hub.effects import HubEffect, Report
 from edgeasync.core.hub.events import Evaluated, HubEvent, PushArrived
 from edgeasync.core.hub.machine import HubCore
-from edgeasync.core.hub.outcomes import first_outcome, is_weighed
+from edgeasync.core.hub.outcomes import first_outcome, is_weighed, outcome_name
 from edgeasync.core.recovery.log import Log
 from edgeasync.durable.disk import Disk
 from edgeasync.durable.history import EvaluationRow, UpdateRow
 from edgeasync.durable.history_file import HistoryFile, Row
-from edgeasync.protocol.messages import Push, Rejected
+from edgeasync.protocol.messages import Applied, Push
 
-FLUSH_S = 1.0
+FLUSH_S = 2.0
 """How long a row waits until it is written, with those of the same time."""
 
 WAITING_MAX = 16_384
@@ -37,6 +37,9 @@ REPLAYED_ROWS = 4_096
 
 Result = TypeVar("Result")
 
+Noted = tuple[int, str, tuple[Any, ...]] | tuple[int, EvaluationRow]
+"""The entry, and a row. Of an update these are the device and the fields: an object would take the loop longer."""
+
 
 class HistoryWriter:
     """A run's history. `note` is called in one thread, `resume` and `flush` in one, which may be another."""
@@ -48,7 +51,7 @@ class HistoryWriter:
         """Rows that could not be kept until the disk could be written again."""
         self._file = HistoryFile(disk, rows_max)
         self._off = False
-        self._waiting: deque[Row] = deque(maxlen=WAITING_MAX)
+        self._waiting: deque[Noted] = deque(maxlen=WAITING_MAX)
         self._unwritten: list[Row] = []
         self._updates = self._evaluations = 0
 
@@ -77,27 +80,31 @@ class HistoryWriter:
     def note(self, core: HubCore, entry: int, event: object, effects: Sequence[HubEffect], now_s: float) -> bool:
         """Gather the rows of an event that the core has decided about, if any; return whether there are some."""
         noted = False
-        if isinstance(event, PushArrived) and (outcome := first_outcome(effects)) is not None:
-            member = core.members.by_peer(event.peer)
-            if member is not None:
-                push, history, state = event.push, member.history, core.policy_engine.state
-                self._updates += 1
-                row = UpdateRow(
-                    self._updates,
+        if type(event) is PushArrived:
+            outcome, member = first_outcome(effects), core.members.by_peer(event.peer)
+            if outcome is not None and member is not None:
+                push, state = event.push, core.policy_engine.state
+                name = "applied"
+                staleness: int | None = member.history.staleness
+                if type(outcome) is not Applied:  # calls take time here
+                    name, staleness = outcome_name(outcome), staleness if is_weighed(outcome) else None
+                self._updates = number = self._updates + 1
+                row = (
+                    number,
                     entry,
                     now_s,
                     state.version,
                     state.updates_applied,
                     push.seq,
-                    outcome.reason if isinstance(outcome, Rejected) else outcome.__struct_config__.tag,  # type: ignore[arg-type]
+                    name,
                     push.loss_mean,
-                    history.staleness if is_weighed(outcome) else None,
+                    staleness,
                     push.local_steps,
                     push.examples,
                     push.payload_bytes,
                     metrics_of(push),
                 )
-                self._gather((member.device_id, row))
+                self._gather((entry, member.device_id, row))
                 noted = True
         for effect in effects:
             if type(effect) is Report and effect.event == "evaluated":
@@ -110,11 +117,14 @@ class HistoryWriter:
     def add_evaluation(self, entry: int, now_s: float, found: Evaluated) -> None:
         """Gather an evaluation."""
         self._evaluations += 1
-        self._gather(EvaluationRow(self._evaluations, entry, now_s, found.number, found.loss, found.accuracy))
+        row = EvaluationRow(self._evaluations, entry, now_s, found.number, found.loss, found.accuracy)
+        self._gather((entry, row))
 
-    def _gather(self, row: Row) -> None:
-        self.lost += len(self._waiting) == WAITING_MAX
-        self._waiting.append(row)
+    def _gather(self, noted: Noted) -> None:
+        waiting = self._waiting
+        if len(waiting) == WAITING_MAX:
+            self.lost += 1
+        waiting.append(noted)
 
     @property
     def waits(self) -> bool:
@@ -129,8 +139,10 @@ class HistoryWriter:
     def flush(self, through: float = math.inf, *, sync: bool = False) -> None:
         """Write the rows up to that entry, and with `sync` sync them; `trouble` says if that could not be done."""
         waiting, rows = self._waiting, self._unwritten
-        while waiting and _entry_of(waiting[0]) <= through:
-            rows.append(waiting.popleft())
+        count = len(waiting)
+        while count and waiting[count - 1][0] > through:
+            count -= 1
+        rows += [row_of(waiting.popleft()) for _ in range(count)]
         if self._off:
             rows.clear()
         try:
@@ -154,8 +166,9 @@ def metrics_of(push: Push) -> dict[str, float] | None:
     return {name: value for name, value in islice(told.items(), METRICS_MAX) if len(name) <= METRIC_NAME_MAX}
 
 
-def _entry_of(row: Row) -> int:
-    return row.entry if isinstance(row, EvaluationRow) else row[1].entry
+def row_of(noted: Noted) -> Row:
+    """Return the row of what was noted on the loop."""
+    return noted[1] if len(noted) == 2 else (noted[1], UpdateRow(*noted[2]))
 
 
 class HistoryShell(Protocol):

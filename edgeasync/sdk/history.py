@@ -95,7 +95,7 @@ class History(Table):
     | `row` | the number of the row |
     | `metrics.NAME` | one column for each metric that a device told |
 
-    Values that nobody knows are NaN. `evaluations` is a table of its own, with `time`, `version`, `loss` and `accuracy`.
+    Values that nobody knows are NaN. `evaluations` is a table of its own: `time`, `version`, `loss`, `accuracy`.
     `reason` says why rows may be missing: the folder is of an older version, or the file is damaged.
 
     >>> from edgeasync import Run

@@ -103,7 +103,7 @@ class Hub(Service):
 
     @property
     def history(self) -> History:
-        """One row for each update, up to a second ago, as numpy arrays; read from the folder at each look."""
+        """One row for each update, up to two seconds ago, as numpy arrays; read from the folder at each look."""
         return History.read(self.path)
 
     def snapshot(self) -> dict[str, npt.NDArray[np.float32]]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from edgeasync.core.hub.effects import Fold, HubEffect, Report
 from edgeasync.core.hub.events import HubEvent, PushArrived
-from edgeasync.core.hub.outcomes import first_outcome
-from edgeasync.protocol.messages import Applied, Buffered, Rejected
+from edgeasync.core.hub.outcomes import first_outcome, outcome_name
+from edgeasync.protocol.messages import Rejected
 from edgeasync.runtime.hub import Hub
 from edgeasync.sdk import events
 from edgeasync.sdk.stop import Progress, Stop
@@ -100,7 +100,7 @@ class Observer:
             time_s=now_s,
             device=member.device_id,
             number=push.seq,
-            outcome=_name(outcome),
+            outcome=outcome_name(outcome),
             version=core.version,
             loss=history.loss_mean,
             examples=push.examples,
@@ -134,9 +134,3 @@ class Observer:
     def _note(self, event: events.Event) -> None:
         self.noted.append(event)
         self._tell(event)
-
-
-def _name(outcome: Applied | Buffered | Rejected) -> str:
-    if isinstance(outcome, Rejected):
-        return outcome.reason
-    return "applied" if isinstance(outcome, Applied) else "buffered"

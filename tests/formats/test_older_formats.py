@@ -258,6 +258,21 @@ def test_an_update_that_a_newer_version_kept_is_put_aside_by_name(tmp_path):
 # -- the rule --------------------------------------------------------------------------------------------------
 
 
+def _note_versions(path, found):
+    """Note the versions of what is in a file of a run."""
+    if path.name.startswith("journal-"):
+        found["journal"].add(int.from_bytes(path.read_bytes()[8:12], "little"))
+    elif path.name.startswith("checkpoint-") and path.suffix == ".json":
+        found["checkpoint"].add(json.loads(path.read_bytes())["format"])
+    elif path.name == HISTORY_FILE:
+        found["history"].add(int.from_bytes(path.read_bytes()[8:12], "little"))
+    elif path.name == RECORD_FILE:
+        found["record"].add(json.loads(path.read_bytes()).get("format", 1))
+    elif path.name.startswith("checkpoint-"):
+        scalars = safetensors.numpy.load_file(path)["scalars"].tobytes()
+        found["state"].add(int.from_bytes(scalars[:2], "big"))
+
+
 def versions():
     """Return the versions of every format that there are fixtures of."""
     found = {
@@ -265,17 +280,7 @@ def versions():
     }
     for run in RUNS:
         for path in (FOLDER / run).iterdir():
-            if path.name.startswith("journal-"):
-                found["journal"].add(int.from_bytes(path.read_bytes()[8:12], "little"))
-            elif path.name.startswith("checkpoint-") and path.suffix == ".json":
-                found["checkpoint"].add(json.loads(path.read_bytes())["format"])
-            elif path.name == HISTORY_FILE:
-                found["history"].add(int.from_bytes(path.read_bytes()[8:12], "little"))
-            elif path.name == RECORD_FILE:
-                found["record"].add(json.loads(path.read_bytes()).get("format", 1))
-            elif path.name.startswith("checkpoint-"):
-                scalars = safetensors.numpy.load_file(path)["scalars"].tobytes()
-                found["state"].add(int.from_bytes(scalars[:2], "big"))
+            _note_versions(path, found)
     for device in DEVICES:
         with safetensors.safe_open(FOLDER / device / "spool.safetensors", framework="numpy") as file:
             found["spool"].add(int(file.metadata()["format"].rpartition("-")[2]))

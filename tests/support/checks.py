@@ -12,6 +12,7 @@ import xxhash
 from edgeasync.core.hub.effects import Report, Restore
 from edgeasync.core.recovery.state import dump_state
 from edgeasync.durable.history import read_rows
+from edgeasync.durable.history_writer import row_of
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Ack, Applied, Assignment, Duplicate, ModelVersion, Rejected
 from tests.support.marks import SLOTS
@@ -311,7 +312,7 @@ class Checks:
     def rows_are_right(self, run):
         """Check that the history has one row for each decision in the log, but for those thinned out."""
         history, disk = run.history, self._world.disk
-        kept = [*history._unwritten, *history._waiting]
+        kept = [*history._unwritten, *map(row_of, history._waiting)]
         found = read_rows(disk, history._file._nbytes)
         assert not found.trouble or not found.updates, found.trouble
         pairs = [*zip(found.devices, found.updates, strict=True), *(row for row in kept if isinstance(row, tuple))]

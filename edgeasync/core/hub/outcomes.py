@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from edgeasync.core.hub.effects import Assign, HubEffect, Send
-from edgeasync.protocol.messages import Ack, Duplicate, FirstOutcome, Rejected
+from edgeasync.protocol.messages import Ack, Applied, Duplicate, FirstOutcome, Rejected
 
 _WEIGHED = ("stale", "behind", "not_finite", "quarantined")
 
@@ -23,6 +23,13 @@ def first_outcome(effects: Sequence[HubEffect]) -> FirstOutcome | None:
     return None
 
 
+def outcome_name(outcome: FirstOutcome) -> str:
+    """Return "applied", "buffered", or the reason why an update never counts."""
+    if type(outcome) is Rejected:
+        return outcome.reason
+    return "applied" if type(outcome) is Applied else "buffered"
+
+
 def is_weighed(outcome: FirstOutcome) -> bool:
     """Return whether an update came so far that its staleness is known."""
-    return not isinstance(outcome, Rejected) or outcome.reason in _WEIGHED
+    return type(outcome) is not Rejected or outcome.reason in _WEIGHED

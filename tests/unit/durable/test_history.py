@@ -48,6 +48,12 @@ def numbers(disk):
     return [row.row for row in rows.updates]
 
 
+def wait(writer, update):
+    """Let a row wait to be written."""
+    device, row = update
+    writer._gather((row.entry, device, msgspec.structs.astuple(row)))
+
+
 @pytest.fixture
 def disk():
     return FailingDisk()
@@ -150,7 +156,7 @@ def _write_some(disk, kind):
     disk.writer = writer = kind(disk, 200)
     for first in range(1, 301, 30):
         for row in updates(first, first + 29):
-            writer._gather(row)
+            wait(writer, row)
         writer.flush(sync=first % 60 == 1)
     return disk
 
@@ -159,7 +165,7 @@ def test_a_full_disk_costs_the_oldest_rows_that_wait(disk):
     writer = HistoryWriter(disk, 1 << 20)
     disk.fail(0, for_good=True)
     for row in range(1, WAITING_MAX + 11):
-        writer._gather(update(row))
+        wait(writer, update(row))
         if row % 1000 == 0:
             writer.flush()
     writer.flush()
@@ -173,7 +179,7 @@ def test_a_full_disk_costs_the_oldest_rows_that_wait(disk):
 def test_a_history_that_was_removed_is_not_written_to_and_harms_nobody(disk):
     writer = HistoryWriter(disk, 100)
     for row in (1, 2):
-        writer._gather(update(row))
+        wait(writer, update(row))
         writer.flush()
         disk.files.pop(HISTORY_FILE, None)
     assert writer.trouble == "No such file or directory"
@@ -203,7 +209,7 @@ def test_a_damaged_history_is_put_aside(disk):
     writer = HistoryWriter(disk, 100)
     (remark,) = writer.resume(99, 0.0)
     assert remark == f"history: damaged at byte {len(FILE_HEADER)}; it is now {ASIDE_FILE}, and a new one begins"
-    writer._gather(update(1))
+    wait(writer, update(1))
     writer.flush()
     assert numbers(disk) == [1]
     assert ASIDE_FILE in disk.files
