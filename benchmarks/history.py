@@ -27,7 +27,7 @@ ROW_US_MAX = 3.0
 ROW_BYTES_MAX = 64.0
 
 RATES = (100, 1000)
-"""Updates a second: so many devices exchange once a second."""
+"""Updates a second, and devices: each exchanges once a second."""
 
 ROWS = {Form.FULL: 200_000, Form.SHORT: 40_000, Form.QUICK: 2_000}
 EVENTS_AT_ONCE = 32
