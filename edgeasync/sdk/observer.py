@@ -11,7 +11,8 @@ from typing import Any
 from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.hub.effects import Fold, HubEffect, Report
 from edgeasync.core.hub.events import Evaluated, HubEvent, PushArrived
-from edgeasync.protocol.messages import Outcome, Rejected
+from edgeasync.core.hub.outcomes import first_outcome, outcome_name
+from edgeasync.protocol.messages import FirstOutcome, Rejected
 from edgeasync.runtime.hub import Hub
 from edgeasync.sdk import events
 from edgeasync.sdk.stop import Progress, Stop
@@ -74,7 +75,7 @@ class Observer:
             self._began_s = now_s
         self.now_s = now_s
         if isinstance(event, PushArrived):
-            self._on_push(event, now_s)
+            self._on_push(event, effects, now_s)
         for effect in effects:
             if isinstance(effect, Fold):
                 self._on_version(effect, now_s)
@@ -114,12 +115,12 @@ class Observer:
             restore=restore,
         ))  # fmt: skip
 
-    def _on_push(self, event: PushArrived, now_s: float) -> None:
+    def _on_push(self, event: PushArrived, effects: list[HubEffect], now_s: float) -> None:
         core, push = self._hub.core, event.push
-        member = core.members.by_peer(event.peer)
-        if member is None or member.seq_last != push.seq or member.outcome_last is None:
+        member, outcome = core.members.by_peer(event.peer), first_outcome(effects)
+        if member is None or outcome is None:
             return
-        history, outcome = member.history, member.outcome_last
+        history = member.history
         if not isinstance(outcome, Rejected):
             self._trained += push.examples
         if self._not_finite or isinstance(outcome, Rejected):
@@ -128,7 +129,7 @@ class Observer:
             time_s=now_s,
             device=member.device_id,
             number=push.seq,
-            outcome=events.outcome_name(outcome),
+            outcome=outcome_name(outcome),
             version=core.version,
             loss=history.loss_mean,
             examples=push.examples,
@@ -140,7 +141,7 @@ class Observer:
         if epochs is not None and self._trained >= epochs * self._examples:
             self.finish(f"{epochs:g} passes over the data")
 
-    def _watch_divergence(self, device_id: str, outcome: Outcome) -> None:
+    def _watch_divergence(self, device_id: str, outcome: FirstOutcome) -> None:
         """Tell once when all devices compute nothing finite any more: waiting does not fix that."""
         if outcome != Rejected("not_finite"):
             self._not_finite.pop(device_id, None)
