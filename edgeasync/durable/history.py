@@ -27,6 +27,9 @@ FORMAT = 1
 ROWS_MAX = 200_000
 """How many rows a hub keeps by default: some 6 MB."""
 
+ROWS_READ_MAX = 2_000_000
+"""Twice the most that a hub can be told to keep."""
+
 BLOCK_ROWS_MAX = 512
 BLOCK_BYTES_MAX = 16 << 20
 """A block's bytes, inflated: what is longer was not written by a hub."""
@@ -196,8 +199,8 @@ def blocks(content: Buffer, places: list[BlockPlace], names: list[str]) -> Itera
             devices = [names[number] for number in block.places]
         except (zlib.error, msgspec.DecodeError, ValueError, IndexError) as error:
             raise StorageError(f"damaged at byte {place.start}: {error}") from error
-        if len(devices) != len(block.updates):
-            raise StorageError(f"damaged at byte {place.start}: it has updates without a device")
+        if len(devices) != len(block.updates) or place.rows != len(devices) + len(block.evaluations):
+            raise StorageError(f"damaged at byte {place.start}: its rows are not as many as it says")
         yield devices, block
 
 
@@ -222,6 +225,9 @@ def read_rows(disk: ReadableDisk, nbytes: int | None = None) -> Rows:
         return rows
     found = scan(content)
     rows.trouble = found.trouble
+    if sum(place.rows for place in found.places) > ROWS_READ_MAX:
+        rows.trouble = "it has more rows than any hub keeps"
+        return rows
     try:
         for devices, block in blocks(content, found.places, []):
             rows.devices += devices

@@ -20,6 +20,7 @@ Column = npt.NDArray[Any]
 class Table:
     """Columns of the same length, as numpy arrays by name.
 
+    >>> import numpy as np
     >>> table = Table({"version": np.array([1, 2]), "loss": np.array([0.5, 0.25])})
     >>> table["loss"].min(), len(table), table.columns
     (np.float64(0.25), 2, ('version', 'loss'))
