@@ -41,7 +41,7 @@ from edgeasync.errors import (
     ProtocolError,
     StorageError,
 )
-from edgeasync.parameters import PARAMETERS_MAX, Vector
+from edgeasync.parameters import PARAMETERS_MAX, Vector, first_difference
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import STAGES
 from edgeasync.protocol.codecs.compressed import compressed_bytes_max
@@ -550,8 +550,10 @@ class Agent:
             check_graph(self.graph, bytes_max=self._graph_bytes_max)
         self._trainer = self._make_trainer(welcome)
         if self._trainer.spec != welcome.spec:
+            difference = first_difference(self._trainer.spec, welcome.spec)
             raise ModelMismatchError(
-                "the trainer's parameters are not the hub's: give both the same model, names and shapes included"
+                f"the trainer's parameters are not the hub's: {difference}; give both the same model, names and "
+                "shapes included"
             )
 
         if self._trainer_state is not None and isinstance(self._trainer, ResumableTrainer):

@@ -19,7 +19,8 @@ from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import Agent, MakeTrainer, OnReport
 from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.runtime.graph_cache import GraphCache
-from edgeasync.training.plan import LocalTraining, ReceivedGraph, read_plan
+from edgeasync.runtime.own_code import make_trainer
+from edgeasync.training.plan import CodeModel, LocalTraining, ReceivedGraph, TrainingPlan, read_plan
 from edgeasync.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -107,17 +108,18 @@ def planned_trainer(
     section: AgentSection,
     welcome: Welcome,
     graph: bytes | None,
-    dataset: Dataset,
+    dataset: Dataset | None,
     own: Callable[[LocalTraining], LocalTraining] = lambda local: local,
 ) -> Trainer:
-    """Return the trainer that the hub asks for; `own` changes what the device decides itself.
+    """Return the device's own trainer if it names one, else the one that the hub asks for.
 
-    Raises `ConfigError`, and what `TrainingPlan.make_trainer` raises.
+    `own` changes what the device decides itself. Raises `ConfigError`, and whatever makes the trainer raises.
     """
-    if not welcome.settings:
-        raise ConfigError("Python code alone describes the hub's model: give this agent a trainer of its own")
+    if section.trainer is not None:
+        return make_trainer(section.trainer, welcome, dataset)
+    assert dataset is not None  # only an own trainer does without
     received = None if graph is None else ReceivedGraph(graph, welcome.spec, section.threads, section.provider)
-    plan = read_plan(welcome.settings)
+    plan = read_plan(welcome.settings) if welcome.settings else TrainingPlan(model=CodeModel())
     plan = replace(plan, local=own(plan.local))
     return plan.make_trainer(dataset, section.seed, received, spec=welcome.spec)
 
