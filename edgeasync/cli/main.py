@@ -192,6 +192,10 @@ def agent(
     alone_steps_max: Annotated[
         int | None, typer.Option(help="Most extra local steps while no hub can be reached [default: 0].")
     ] = None,
+    local: Annotated[
+        list[str] | None,
+        typer.Option(help="Arrays that stay on this device, a pattern such as 'head.*'. May be repeated."),
+    ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Speak to a hub beyond this machine without keys.")
     ] = False,
@@ -219,7 +223,7 @@ def agent(
         "threads": threads, "provider": provider,
         "bandwidth_bytes_per_s_max": _bytes_or_text(bandwidth_bytes_per_s_max),
         "bytes_per_day_max": _bytes_or_text(bytes_per_day_max),
-        "spool": spool, "alone_steps_max": alone_steps_max, "insecure": insecure or None,
+        "spool": spool, "alone_steps_max": alone_steps_max, "local": local or None, "insecure": insecure or None,
         "enrol": enrol, "hub_key": hub_key,
     }  # fmt: skip
     run_agent(config, _given(flags), Printer(json=json))

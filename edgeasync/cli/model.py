@@ -15,7 +15,7 @@ from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, why
 from edgeasync.runtime.graph_process import load_graph_apart
 from edgeasync.runtime.model_file import MODEL_FILE
 from edgeasync.runtime.own_code import is_name
-from edgeasync.runtime.trained import TrainedModel, best_model, newest_model
+from edgeasync.runtime.trained import TrainedModel, best_model, local_patterns, newest_model
 from edgeasync.runtime.wall_clock import written
 
 VALUES_SUFFIX = ".safetensors"
@@ -129,6 +129,8 @@ def export_run(run: Path, forward: Path | None, out: Path, printer: Printer, *, 
     )
     _check_out(out, source)
     trained = best_model(run) if best else newest_model(run)
+    if local := local_patterns(run):
+        trained.remarks.append(f"{', '.join(local)}: each device has its own values; these are the hub's")
     try:
         exported = export_model(content, trained.arrays, trained.metadata())
     except (GraphError, ModelMismatchError) as error:

@@ -14,6 +14,7 @@ from edgeasync.core.device.machine import GRAPH_BYTES_MAX
 from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol.messages import COUNT_MAX, DEVICE_ID_PATTERN
 from edgeasync.runtime.own_code import check_name
+from edgeasync.training.local_parameters import Patterns
 from edgeasync.training.numpy_models import Model
 
 BANDWIDTH_BYTES_PER_S_MIN = 1 << 14
@@ -39,6 +40,7 @@ class AgentSection(Section, frozen=True):
     bytes_per_day_max: ByteCount | None = None
     spool: Literal["identity", "full"] = "identity"
     alone_steps_max: Annotated[int, Meta(ge=0, le=2**31)] = 0
+    local: Patterns = ()
     enrol: str | None = None
     hub_key: str | None = None
     insecure: bool = False
@@ -71,3 +73,7 @@ class AgentSettings(Section, frozen=True):
 
     agent: AgentSection = AgentSection()
     model: Model | None = None
+
+    def __post_init__(self) -> None:
+        if self.model is not None and self.model.local:
+            raise ValueError("model.local is a hub's key; on a device [agent] local keeps arrays to itself")

@@ -1,6 +1,7 @@
 """A device as its settings describe it: who it is, where its state lies, and the agent that is made of it."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,12 +21,14 @@ from edgeasync.runtime.agent import Agent, MakeTrainer, OnReport
 from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.runtime.graph_cache import GraphCache
 from edgeasync.runtime.own_code import make_trainer
+from edgeasync.training.local_parameters import LocalParameters
 from edgeasync.training.plan import CodeModel, LocalTraining, ReceivedGraph, TrainingPlan, read_plan
 from edgeasync.training.trainer import Trainer
 
 if TYPE_CHECKING:
     import zmq
 
+    from edgeasync.durable.local_file import LocalFile
     from edgeasync.durable.spool_file import SpoolFile
 
 
@@ -93,6 +96,7 @@ def make_agent(
         day_file=None if state is None else DayFile(state),
         spool=None if state is None else _open_spool(section, state, identity),
         alone_steps_max=section.alone_steps_max,
+        local=LocalParameters(section.local, None if state is None else partial(_open_local, state, identity)),
         trains_at_rest=trains_at_rest,
         insecure=section.insecure,
         keys=device.keys,
@@ -130,6 +134,12 @@ def _open_spool(section: AgentSection, state: Path, identity: DeviceIdentity) ->
     from edgeasync.durable.spool_file import SpoolFile  # noqa: PLC0415 - only who keeps a spool pays for it
 
     return SpoolFile(state, identity.state_id)
+
+
+def _open_local(state: Path, identity: DeviceIdentity) -> "LocalFile":
+    from edgeasync.durable.local_file import LocalFile  # noqa: PLC0415 - only who has such parameters pays for it
+
+    return LocalFile(state, identity.state_id)
 
 
 def _knock(keys: DeviceKeys, section: AgentSection, hub_key: str, device_id: str) -> None:

@@ -32,6 +32,7 @@ from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, che
 from edgeasync.runtime.hub import RECORD_FILE, Hub, OnReport
 from edgeasync.runtime.own_code import CustomModel
 from edgeasync.training.evaluation import Evaluator
+from edgeasync.training.local_parameters import choose_local
 from edgeasync.training.numpy_models import Model
 from edgeasync.training.plan import CodeModel, LocalTraining, ShippedModel, TrainingPlan
 
@@ -126,6 +127,11 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.hub.quiet and not isinstance(self.policy.frequency, AdaptiveFrequency):
             raise ValueError("hub.quiet needs policy.frequency.kind = 'adaptive': another one keeps its own pace")
+        if self.evaluation.data is not None and self.model.local:
+            raise ValueError(
+                "evaluation.data needs a whole model, and each device has its own values of model.local: leave it "
+                "out; the hub then evaluates by the losses of the devices"
+            )
         if self.evaluation.data is not None and isinstance(self.model, CustomModel):
             raise ValueError(
                 "evaluation.data needs a model that the hub can run, which model.kind = 'custom' is not: leave it "
@@ -168,13 +174,15 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
             loaded = built = load(self.model)
             check_devices_can_feed(built)
             spec, initial = built.spec, lambda: built.initial
-            model, graph, forward = ShippedModel(), built.graph, built.forward
+            model, graph, forward = ShippedModel(local=self.model.local), built.graph, built.forward
         elif isinstance(self.model, CustomModel):
             spec, first = self.model.load()
-            model, graph, forward, initial = CodeModel(), None, None, lambda: first
+            model, graph, forward, initial = CodeModel(local=self.model.local), None, None, lambda: first
         else:
             model, graph, forward = self.model, None, None
             spec, initial = model.spec, lambda: model.initial(self.hub.seed)
+        if self.model.local:
+            choose_local(spec, self.model.local)
         return Hub(
             evaluator=self._make_evaluator(loaded),
             spec=spec,

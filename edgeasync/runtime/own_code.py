@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import UNSET, UnsetType
 
 from edgeasync.config import Section
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError, ModelMismatchError
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 from edgeasync.protocol.messages import Welcome
+from edgeasync.training.local_parameters import Patterns
 from edgeasync.training.trainer import Trainer
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -36,6 +38,7 @@ class CustomModel(Section, frozen=True, tag_field="kind", tag="custom", kw_only=
     """A model that a function of the hub's machine describes; every agent needs a trainer of its own."""
 
     factory: str
+    local: Patterns | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         check_name(self.factory, "factory")

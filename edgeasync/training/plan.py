@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from edgeasync.config import Section, convert
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.optimizers import SGD, TransformKind, check_chain
+from edgeasync.training.local_parameters import Patterns
 from edgeasync.training.numpy_models import Model
 from edgeasync.training.trainer import GradientTrainer, Trainer
 
@@ -32,9 +33,13 @@ class LocalTraining(Section, frozen=True):
 class ShippedModel(Section, frozen=True, tag_field="kind", tag="graph"):
     """The training graph that comes with the hub's welcome; it says everything about the model itself."""
 
+    local: Patterns | UnsetType = UNSET
+
 
 class CodeModel(Section, frozen=True, tag_field="kind", tag="custom"):
     """A model of the hub's own code. A device is not told which: it has a trainer of its own, or cannot train."""
+
+    local: Patterns | UnsetType = UNSET
 
 
 class ReceivedGraph(msgspec.Struct, frozen=True):
