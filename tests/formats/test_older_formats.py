@@ -250,9 +250,18 @@ def test_an_update_that_a_newer_version_kept_is_put_aside_by_name(tmp_path):
 # -- the rule --------------------------------------------------------------------------------------------------
 
 
+def kept_versions(name):
+    """Return the versions of a kind of file that devices keep arrays in."""
+    found = set()
+    for path in FOLDER.glob(f"device-*/{name}"):
+        with safetensors.safe_open(path, framework="numpy") as file:
+            found.add(int(file.metadata()["format"].rpartition("-")[2]))
+    return found
+
+
 def versions():
     """Return the versions of every format that there are fixtures of."""
-    found = {name: set() for name in ("journal", "checkpoint", "state", "record", "spool", "day", "local", "wire")}
+    found = {name: set() for name in ("journal", "checkpoint", "state", "record", "wire")}
     for run in RUNS:
         for path in (FOLDER / run).iterdir():
             if path.name.startswith("journal-"):
@@ -264,13 +273,8 @@ def versions():
             elif path.name.startswith("checkpoint-"):
                 scalars = safetensors.numpy.load_file(path)["scalars"].tobytes()
                 found["state"].add(int.from_bytes(scalars[:2], "big"))
-    for device in DEVICES:
-        if (FOLDER / device / DAY_FILE).exists():
-            found["day"].add(json.loads((FOLDER / device / DAY_FILE).read_bytes())["format"])
-    for kind, name in (("spool", SPOOL_FILE), ("local", LOCAL_FILE)):
-        for path in FOLDER.glob(f"device-*/{name}"):
-            with safetensors.safe_open(path, framework="numpy") as file:
-                found[kind].add(int(file.metadata()["format"].rpartition("-")[2]))
+    found["day"] = {json.loads(path.read_bytes())["format"] for path in FOLDER.glob(f"device-*/{DAY_FILE}")}
+    found["spool"], found["local"] = kept_versions(SPOOL_FILE), kept_versions(LOCAL_FILE)
     for name in WIRES:
         found["wire"] |= {bytes.fromhex(line["header"])[1] for line in json.loads((FOLDER / name).read_text())}
     return found
