@@ -37,7 +37,7 @@ class Agent(Service):
     - `hub`: its address, or several. A device that was enrolled knows its hub.
     - `data`: a `Dataset`, a tuple `(x, y)`, or the path of a file. The hub says which model to train on it.
     - `trainer`: one of your own, instead of `data`. Its `step` may be `async def`; it is awaited on the agent's
-      loop.
+      loop. Or, beside `data`, the name of code that makes it, `"package.module:factory"`, as for the command.
     - `workers`: this number of devices in one agent, each with a connection of its own: they are called `name/0`,
       `name/1` and so on. The data are split evenly at random; a list has the data, or the trainer, of each.
     - `name`: by default this machine's name; without `state`, with six digits that differ at every start.
@@ -72,7 +72,7 @@ class Agent(Service):
         hub: str | Sequence[str] = (),
         data: object = None,
         *,
-        trainer: Trainer | AsyncTrainer | list[Any] | None = None,
+        trainer: Trainer | AsyncTrainer | list[Any] | str | None = None,
         workers: int | None = None,
         name: str | None = None,
         state: str | Path | None = None,
@@ -88,6 +88,8 @@ class Agent(Service):
         **settings: Any,
     ) -> None:
         super().__init__()
+        if isinstance(trainer, str):
+            settings, trainer = settings | {"trainer": trainer}, None
         if (data is None) == (trainer is None):
             raise ConfigError("an agent trains on data, or with a trainer of its own: give one of the two")
         folder = None if state is None else str(state)
