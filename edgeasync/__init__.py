@@ -46,7 +46,7 @@ _HOMES = {
     "train": "sdk.train",
     "train_async": "sdk.train",
 }
-_MODULES = ("callbacks", "data", "nn", "policies", "simulation", "torch")
+_MODULES = ("callbacks", "data", "jax", "nn", "policies", "simulation", "sklearn", "torch")
 
 __all__ = [
     "SGD",

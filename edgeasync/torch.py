@@ -19,6 +19,7 @@ from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.errors import ConfigError, ModelMismatchError
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
+from edgeasync.sdk.adapted import Adapted
 from edgeasync.sdk.models import Prepared
 from edgeasync.sdk.run import Run
 from edgeasync.training.evaluation import Evaluation, Evaluator
@@ -75,7 +76,7 @@ def load(module: nn.Module, run: Run | Arrays) -> nn.Module:
     return module
 
 
-class TorchModel:
+class TorchModel(Adapted):
     """A module that devices train; `model` makes one."""
 
     def __init__(
@@ -110,7 +111,9 @@ class TorchModel:
         module = copy.deepcopy(self._module).to(self._device)
         optimizer = self._make_optimizer([tensor for tensor in module.parameters() if tensor.requires_grad])
         stream = batches(data, local.batch_size, seed)
-        return TorchTrainer(module, self._loss, optimizer, stream, keep_optimizer_state=local.keep_optimizer_state)
+        return TorchTrainer(
+            self.spec, module, self._loss, optimizer, stream, keep_optimizer_state=local.keep_optimizer_state
+        )
 
     def _evaluator(self, data: Dataset) -> Evaluator:
         module = copy.deepcopy(self._module).to(self._device).eval()
@@ -136,6 +139,7 @@ class TorchTrainer:
 
     def __init__(
         self,
+        spec: ParameterSpec,
         module: nn.Module,
         loss: Loss,
         optimizer: torch.optim.Optimizer,
@@ -143,7 +147,7 @@ class TorchTrainer:
         *,
         keep_optimizer_state: bool = False,
     ) -> None:
-        self.spec = ParameterSpec(tuple(_parameters_of(module)))
+        self.spec = spec
         self._module = module.train()
         self._loss = loss
         self._optimizer = optimizer

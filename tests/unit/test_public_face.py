@@ -7,9 +7,10 @@ import edgeasync
 
 NAMES = """
 Adam Agent Dataset EdgeAsyncError GradientTrainer Hub OnnxTrainer Parameter ParameterSpec Policy Run SGD StepResult
-Stop Trainer Vector fetch_status train train_async
+Stop Trainer Vector fetch_status join train train_async
 """
 MODULES = "callbacks data nn policies simulation"
+ADAPTERS = "jax sklearn torch"  # each needs an extra
 DATA = "Dataset batches dirichlet from_iterable iid load"
 
 
@@ -22,7 +23,7 @@ def test_the_public_names_are_these():
 def test_every_public_name_is_there():
     public = [*NAMES.split(), *MODULES.split()]
     assert all(hasattr(edgeasync, name) for name in public)
-    assert sorted(dir(edgeasync)) == sorted(public)
+    assert sorted(dir(edgeasync)) == sorted([*public, *ADAPTERS.split()])
 
 
 def test_a_name_is_imported_when_it_is_asked_for():
