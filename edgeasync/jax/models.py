@@ -96,20 +96,11 @@ class JaxModel(Adapted):
 class JaxTrainer:
     """Trains a tree by a compiled step; the vector follows each one."""
 
-    def __init__(
-        self,
-        spec: ParameterSpec,
-        params: Any,
-        step: Any,
-        init: Any,
-        data: Dataset,
-        local: LocalTraining,
-        seed: int,
-    ) -> None:
-        self.spec = spec
-        self._params = params
-        self._step = step
-        self._init = init
+    def __init__(self, model: JaxModel, data: Dataset, local: LocalTraining, seed: int) -> None:
+        self.spec = model.spec
+        self._params = model.params
+        self._step = model.compiled_step
+        self._init = model.optimizer.init
         self._stream = batches(data, local.batch_size, seed)
         self._keeps = local.keep_optimizer_state
         self._state: Any = None
