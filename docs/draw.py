@@ -202,6 +202,8 @@ HOLDS = {
     "autodiff": "training graphs",
     "nn": "models without torch",
     "data": "a device's examples",
+    "losses": "as objects",
+    "metrics": "as objects",
     "core": "decisions, arrays, recovery, engines",
     "protocol": "messages, codecs",
     "policies": "how the hub decides",
@@ -241,7 +243,7 @@ def draw_layers() -> str:
     return picture(int(width), int(size), "The layers of edgeasync", parts)
 
 
-FILES = ("parameters", "config", "states", "errors", "version")
+FILES = ("losses", "metrics", "parameters", "config", "states", "errors", "version")
 
 
 # -- staleness --------------------------------------------------------------------------------------------------

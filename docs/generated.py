@@ -12,7 +12,7 @@ import typer
 
 import edgeasync
 from docs.draw import BOUND, DEVICES_LIVE
-from edgeasync import errors
+from edgeasync import errors, nn
 from edgeasync.autodiff.check import GradientCheck
 from edgeasync.autodiff.inspection import Inspection
 from edgeasync.cli.main import app
@@ -128,7 +128,7 @@ def _part(part: str, kinds: list[Kind], shown: list[tuple[str, tuple[Parameter, 
 # -- Python -----------------------------------------------------------------------------------------------------
 
 NAMES = {
-    "Train": ("train", "train_async", "Stop", "Run"),
+    "Train": ("train", "train_async", "join", "Stop", "Run"),
     "Run a hub and agents": ("Hub", "Agent", "fetch_status"),
     "Callbacks": (
         *[f"callbacks.{name}" for name in ("Progress", "CSVLog", "StopWhen", "SaveBest", "StopTraining", "Event")],
@@ -138,20 +138,44 @@ NAMES = {
     "Trainers": ("Trainer", "GradientTrainer", "OnnxTrainer", "StepResult"),
     "Models": ("ParameterSpec", "Parameter", "Vector"),
     "Data": ("Dataset", "data.load", "data.from_iterable", "data.iid", "data.dirichlet", "data.batches"),
+    "Losses": (
+        "losses.CrossEntropy", "losses.BinaryCrossEntropy", "losses.MeanSquaredError", "losses.MeanAbsoluteError",
+        "losses.Huber", "losses.OnnxLoss",
+    ),
+    "Metrics": ("metrics.Accuracy", "metrics.TopK", "metrics.F1", "metrics.MAE", "metrics.Meter"),
     "Policies": ("Policy", "SGD", "Adam"),
     "Errors": ("EdgeAsyncError",),
 }  # fmt: skip
 """Every public name, by what it is for."""
+
+MODULES: tuple[str, ...] = edgeasync._MODULES  # noqa: SLF001 - they are not among the names
+"""The public modules."""
+
+
+def public_names() -> dict[str, Any]:
+    """Return all that is public but the modules, by its whole name."""
+    found = {f"edgeasync.{name}": getattr(edgeasync, name) for name in edgeasync.__all__}
+    for name in MODULES:
+        module = getattr(edgeasync, name)
+        found |= {f"edgeasync.{name}.{each}": getattr(module, each) for each in getattr(module, "__all__", ())}
+    return found
+
 
 VALUES = {"Vector": "The type of a model's parameters: a one-dimensional, C-contiguous numpy array of float32."}
 """What is said of public names that are neither classes nor functions."""
 
 
 def python() -> str:
-    """Return directives that describe every public name."""
+    """Return directives that describe every public name: the groups, then the rest of each module."""
+    said = {name for names in NAMES.values() for name in names}
+    groups = {group: list(names) for group, names in NAMES.items()}
+    for module in MODULES:
+        all_of_it = getattr(getattr(edgeasync, module), "__all__", ())
+        rest = [f"{module}.{name}" for name in all_of_it if not {name, f"{module}.{name}"} & said]
+        groups |= {f"Module `{module}`": rest} if rest else {}
     return "\n\n".join(
         f"## {group}\n\n" + "\n\n".join(_describe(name, attrgetter(name)(edgeasync)) for name in names)
-        for group, names in NAMES.items()
+        for group, names in groups.items()
     )
 
 
@@ -161,16 +185,24 @@ def _describe(name: str, value: Any) -> str:
         directive = f"{{py:data}} edgeasync.{name}\n\n{VALUES[name]}"
     elif isinstance(value, type) and issubclass(value, msgspec.Struct):
         fields = ", ".join(_argument(field) for field in msgspec.structs.fields(value))
-        directive = f"{{py:class}} edgeasync.{name}({fields})\n\n{inspect.cleandoc(value.__doc__ or '')}"
+        words = _fence_examples(inspect.cleandoc(value.__doc__ or ""))
+        directive = f"{{py:class}} edgeasync.{name}({fields})\n\n{words}"
     elif isinstance(value, type):
         kind = "autoexception" if issubclass(value, Exception) else "autoclass"
         inherited = "\n   :inherited-members:" if issubclass(value, Service) else ""
         # A protocol is not called: Python's own signature for it, (*args, **kwargs), would mislead.
         call = "()" if getattr(value, "_is_protocol", False) else ""
-        directive = f"{{eval-rst}}\n.. {kind}:: edgeasync.{name}{call}\n   :members:{inherited}"
+        members = "" if issubclass(value, nn.Layer) else f"\n   :members:{inherited}"
+        directive = f"{{eval-rst}}\n.. {kind}:: edgeasync.{name}{call}{members}"
     else:
         directive = f"{{eval-rst}}\n.. autofunction:: edgeasync.{name}"
-    return f"### {name}\n\n```{directive}\n```"
+    return f"### {name}\n\n````{directive}\n````"
+
+
+def _fence_examples(words: str) -> str:
+    """Return a docstring as Markdown: in it `>>>` would begin a quotation."""
+    parts = words.split("\n\n")
+    return "\n\n".join(f"```pycon\n{part}\n```" if part.startswith(">>>") else part for part in parts)
 
 
 def _argument(field: msgspec.structs.FieldInfo) -> str:

@@ -1,8 +1,14 @@
 """edgeasync: train one model across many unequal, unreliable devices, without waiting for any of them.
 
-These names, and the modules `callbacks`, `data`, `nn`, `policies` and `simulation`, are the public face.
-Everything else is private. A name is imported when it is first asked for, so that a command or a device pays only
-for what it uses.
+These names, and the modules in `_MODULES`, are the public face. Everything else is private. A name is imported
+when it is first asked for, so that a command or a device pays only for what it uses.
+
+    >>> import numpy as np
+    >>> from edgeasync import Stop, nn, train
+    >>> x = np.random.default_rng(0).normal(size=(200, 3))
+    >>> network = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> run = train(network, (x, x[:, 0] > 0), until=Stop(updates=40))
+    >>> path = run.export("trained.onnx")
 """
 
 from importlib import import_module
@@ -46,7 +52,7 @@ _HOMES = {
     "train": "sdk.train",
     "train_async": "sdk.train",
 }
-_MODULES = ("callbacks", "data", "jax", "nn", "policies", "simulation", "sklearn", "torch")
+_MODULES = ("callbacks", "data", "jax", "losses", "metrics", "nn", "policies", "simulation", "sklearn", "torch")
 
 __all__ = [
     "SGD",
@@ -76,7 +82,10 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"edgeasync.{name}")
     if name not in _HOMES:
-        raise AttributeError(f"module 'edgeasync' has no attribute {name!r}")
+        from edgeasync.config import suggest  # noqa: PLC0415 - only a mistake comes here
+
+        advice = suggest(name, __dir__()) or "dir(edgeasync) lists all names"
+        raise AttributeError(f"module 'edgeasync' has no attribute {name!r}; {advice}")
     return getattr(import_module(f"edgeasync.{_HOMES[name]}"), name)
 
 

@@ -21,7 +21,15 @@ from typing import ClassVar
 
 
 class EdgeAsyncError(Exception):
-    """Root of the error tree. Every error that edgeasync raises on purpose is one of these."""
+    """Root of the error tree. Every error that edgeasync raises on purpose is one of these.
+
+    >>> from edgeasync import EdgeAsyncError, Run
+    >>> try:
+    ...     Run.open("nothing")
+    ... except EdgeAsyncError as error:
+    ...     print(error)
+    nothing: no such folder; give the folder of a hub's run
+    """
 
     exit_code: ClassVar[int] = 1
 

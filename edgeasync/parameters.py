@@ -36,6 +36,10 @@ class Parameter(msgspec.Struct, frozen=True, array_like=True):
 
     The role is `"trained"` or `"statistic"`. A statistic is a running mean or variance; the hub averages its
     values.
+
+    >>> from edgeasync import Parameter
+    >>> Parameter("weight", (64, 10)).role
+    'trained'
     """
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
@@ -53,6 +57,14 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     Trained arrays come first and statistics after them, so each role is one contiguous range. Raises
     `ValueError` for an unknown role, for a repeated name, and for a trained array after a statistic.
+
+    >>> import numpy as np
+    >>> from edgeasync import Parameter, ParameterSpec
+    >>> spec = ParameterSpec((Parameter("weight", (3, 2)), Parameter("bias", (2,))))
+    >>> spec.length
+    8
+    >>> spec.views(np.zeros(8, np.float32))["bias"]
+    array([0., 0.], dtype=float32)
     """
 
     parameters: Annotated[tuple[Parameter, ...], msgspec.Meta(min_length=1, max_length=100_000)]

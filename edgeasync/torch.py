@@ -26,6 +26,8 @@ from edgeasync.training.evaluation import Evaluation, Evaluator
 from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import StepResult, Trainer
 
+__all__ = ["load", "model"]
+
 Arrays = Mapping[str, npt.NDArray[np.float32]]
 Loss = Callable[[Any, Tensor], Tensor]
 """The mean loss of a batch, of what the module returns and of the targets."""
@@ -102,7 +104,7 @@ class TorchModel(Adapted):
         return Prepared(
             spec=self.spec,
             initial=initial,
-            make_trainer=lambda data, seed: self._trainer(data, local, seed),
+            make_trainer=lambda data, seed, _: self._trainer(data, local, seed),
             make_evaluator=self._evaluator,
             restore=lambda arrays: load(copy.deepcopy(self._module), arrays),
         )
@@ -213,7 +215,7 @@ class TorchParticipant:
         _write(self._exchanged, arrays)
 
     def reset_optimizer(self) -> None:
-        """Forget the state of the optimizers that have stepped, but for their groups: schedules go on."""
+        """Forget the state of the optimizers that have stepped, but for their groups: schedules continue."""
         for optimizer in self._used:
             for tensor in list(optimizer.state):
                 if id(tensor) in self._trained:

@@ -28,8 +28,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("digits"), help="folder to write to, made if missing")
     arguments = parser.parse_args()
 
-    digits = load_digits()
-    dataset = Dataset.of((digits.data / 16).astype(np.float32), digits.target)
+    x, y = load_digits(return_X_y=True)
+    dataset = Dataset.of(x / 16, y)
     order = np.random.default_rng(arguments.seed).permutation(len(dataset))
     split = round(HELD_OUT * len(dataset))
     rest = dataset.take(order[split:])

@@ -23,8 +23,8 @@ def main() -> None:
     parser.add_argument("--run", type=Path, default=Path("runs/train-onnx"), help="folder that keeps the model")
     arguments = parser.parse_args()
 
-    digits = load_digits()
-    data = edgeasync.Dataset.of((digits.data / 16).astype(np.float32), digits.target)
+    x, y = load_digits(return_X_y=True)
+    data = edgeasync.Dataset.of(x / 16, y)
     order = np.random.default_rng(0).permutation(len(data))
     held_out = data.take(order[:360])
     parts = dirichlet(data.take(order[360:]), 4, 0.5, seed=0, examples_min=32)
@@ -38,7 +38,7 @@ def main() -> None:
         optimizer=edgeasync.SGD(learning_rate=0.1),
     )
     path = run.export(arguments.run / "trained.onnx")
-    (scores,) = onnxruntime.InferenceSession(path).run(None, {"x": held_out.x})
+    scores = np.asarray(onnxruntime.InferenceSession(path).run(None, {"x": held_out.x})[0])
     accuracy = (scores.argmax(axis=1) == held_out.y).mean()
     print(f"accuracy on {len(held_out)} digits that no device had: {accuracy:.1%}")
 

@@ -1,19 +1,21 @@
 """From a forward ONNX model to a training graph that plain onnxruntime runs."""
 
+import json
 from collections.abc import Mapping
 
 import msgspec
 import numpy as np
 
-from edgeasync.autodiff import contract, differentiate, forward
+from edgeasync.autodiff import contract, differentiate, forward, own_loss
 from edgeasync.autodiff.contract import is_training_graph
 from edgeasync.autodiff.exporters import check_export
 from edgeasync.autodiff.forward import Forward
 from edgeasync.autodiff.graph import FLOAT, Array, Shape
 from edgeasync.autodiff.losses import TARGET, add_loss, target_type
 from edgeasync.autodiff.selection import Selection, select
-from edgeasync.autodiff.settings import CrossEntropy, GraphSettings, Loss, find_loss
+from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
+from edgeasync.losses import CrossEntropy, Loss, OnnxLoss, find_loss
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 
 
@@ -32,10 +34,21 @@ def build_training_graph(model: bytes, settings: GraphSettings) -> TrainingGraph
     proto = forward.parse(model)
     output = forward.choose_output(proto, settings.output)
     selection = select(proto, forward.initial_values(proto), settings)
-    prepared = forward.prepare(proto, output, selection.trained, selection.statistics)
+    loss = find_loss(settings.loss)
+    sample: Shape
+    if isinstance(loss, OnnxLoss):
+        joined = own_loss.join(proto, output, loss.content)
+        prepared = forward.prepare(
+            joined.model, joined.total, selection.trained, selection.statistics, prediction=output
+        )
+        own_loss.take_target(prepared, joined.prediction)
+        sample = tuple([forward.PROBES[0] if dim is None else dim for dim in prepared.shapes[TARGET]])
+    else:
+        prepared = forward.prepare(proto, output, selection.trained, selection.statistics)
+        sample = target_type(loss, prepared.output_sample)[1]
     check_export(proto, prepared, selection.statistics, settings)
     made = _assemble(prepared, settings, selection)
-    _check_run(made, prepared, target_type(find_loss(settings.loss), prepared.output_sample)[1])
+    _check_run(made, prepared, sample)
     return made
 
 
@@ -54,21 +67,24 @@ def _assemble(prepared: Forward, settings: GraphSettings, selection: Selection) 
     trained = [name for name in selection.trained if name in prepared.parameters]
     graph, steps = differentiate.begin(prepared, trained, selection.statistics)
     loss = find_loss(settings.loss)
-    kind, shape = target_type(loss, prepared.shapes[prepared.output])
+    if isinstance(loss, OnnxLoss):
+        kind, shape = prepared.dtypes[TARGET], prepared.shapes[TARGET]
+    else:
+        kind, shape = target_type(loss, prepared.shapes[prepared.output])
     if settings.target == "input":
         _check_autoencoder(prepared, shape)
     graph.shapes[TARGET], graph.dtypes[TARGET] = shape, kind
-    parts = add_loss(graph, loss, prepared.output)
+    parts = own_loss.add(graph, prepared) if isinstance(loss, OnnxLoss) else add_loss(graph, loss, prepared.output)
     found = differentiate.reverse(graph, steps, prepared.output, parts.gradient)
     lost = [name for name in trained if name not in found]
     trained = [name for name in trained if name in found]
     if not trained:
         raise GraphError(
-            f"no trained parameter reaches output {prepared.output!r}: {', '.join(lost) or 'none chosen'}"
+            f"no trained parameter reaches output {prepared.prediction!r}: {', '.join(lost) or 'none chosen'}"
         )
     graph.constants |= {name: prepared.parameters[name] for name in lost}
     statistics = [name for name in prepared.parameters if name in graph.statistics]
-    results = {"loss": parts.loss, **parts.metrics}
+    results = {"loss": parts.loss, contract.WEIGHT: parts.weight}
     results |= {name + contract.GRADIENT: found[name] for name in trained}
     results |= {name + contract.NEXT: graph.statistics[name] for name in statistics}
     spec = ParameterSpec(
@@ -85,12 +101,16 @@ def _assemble(prepared: Forward, settings: GraphSettings, selection: Selection) 
 def _metadata(prepared: Forward, loss: Loss, settings: GraphSettings) -> dict[str, str]:
     found = {
         contract.CONTRACT: contract.CONTRACT_VERSION,
-        "edgeasync.output": prepared.output,
+        "edgeasync.output": prepared.prediction,
         "edgeasync.target": settings.target,
-        "edgeasync.loss": msgspec.json.encode(loss).decode(),
+        "edgeasync.loss": json.dumps({"kind": "onnx"})
+        if isinstance(loss, OnnxLoss)
+        else msgspec.json.encode(loss).decode(),
     }
     if isinstance(loss, CrossEntropy):
         found["edgeasync.classes"] = str(prepared.shapes[prepared.output][1])
+        if loss.ignored_label is not None:
+            found["edgeasync.ignored_label"] = str(loss.ignored_label)
     return found
 
 
@@ -110,6 +130,8 @@ def _check_run(made: TrainingGraph, prepared: Forward, target: Shape) -> None:
     except Exception as error:
         raise GraphError(f"the training graph does not run: {forward.first_line(error)}") from error
     for name, value in zip(names, results, strict=True):
+        if name == prepared.prediction:
+            continue
         expected = shapes.get(contract.parameter_of(name), ())
         if value.shape != expected:
             raise GraphError(f"the training graph is wrong: {name!r} has shape {value.shape}, not {expected}")

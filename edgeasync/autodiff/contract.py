@@ -1,7 +1,7 @@
 """The interface of a training graph, written and read. `docs/training_graph.md` is its specification.
 
 - inputs: the forward model's own, `target`, and one for each trained parameter and running statistic, by its name;
-- outputs: `loss`, the metrics, `<parameter>.grad` and `<statistic>.new`;
+- outputs: `loss`, `loss_weight`, the forward model's own, `<parameter>.grad` and `<statistic>.new`;
 - everything that is not trained is an initializer.
 """
 
@@ -29,9 +29,9 @@ from edgeasync.parameters import Parameter, ParameterSpec, Role
 CONTRACT = "edgeasync.contract"
 """The metadata key that marks a training graph; its value is the version of the contract."""
 
-CONTRACT_VERSION = "1"
+CONTRACT_VERSION = "2"
 
-GRADIENT, NEXT = ".grad", ".new"
+WEIGHT, GRADIENT, NEXT = "loss_weight", ".grad", ".new"
 
 _ENDINGS: tuple[tuple[Role, str], ...] = (("trained", GRADIENT), ("statistic", NEXT))
 
@@ -54,9 +54,9 @@ def serialize(
     """
     shapes = {parameter.name: parameter.shape for parameter in spec.parameters}
     _check_names(prepared, graph, shapes, results)
-    graph.nodes = needed(graph.nodes, results.values())
+    graph.nodes = needed(graph.nodes, [prepared.prediction, *results.values()])
     rename: dict[str, str] = {}
-    taken = {*shapes, *prepared.inputs, TARGET}
+    taken = {*shapes, *prepared.inputs, TARGET, prepared.prediction}
     for result, name in results.items():
         # One tensor under two names, or an input that is a result as it is, needs a node of its own.
         if name in rename or name in taken or name in graph.constants:
@@ -68,6 +68,10 @@ def serialize(
     inputs.append(value_info(TARGET, graph.dtypes[TARGET], graph.shapes[TARGET]))
     inputs += [value_info(name, FLOAT, shape) for name, shape in shapes.items()]
     outputs = [value_info(name, FLOAT, shapes.get(parameter_of(name), ())) for name in results]
+    # Its sizes are left to onnxruntime, which refuses a graph where it would infer others than were measured.
+    kind = helper.np_dtype_to_tensor_dtype(graph.dtypes[prepared.prediction])
+    sizes = [None] * len(graph.shapes[prepared.prediction])
+    outputs.insert(2, helper.make_tensor_value_info(prepared.prediction, kind, sizes))
     constants = [tensor(name, value) for name, value in graph.constants.items() if name in used]
     proto = helper.make_model(
         helper.make_graph(write_nodes(graph.nodes, rename), "training", inputs, outputs, constants),

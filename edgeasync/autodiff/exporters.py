@@ -13,8 +13,9 @@ import onnx
 from edgeasync.autodiff import forward
 from edgeasync.autodiff.forward import Forward
 from edgeasync.autodiff.graph import FLOAT, Array
-from edgeasync.autodiff.settings import BinaryCrossEntropy, CrossEntropy, GraphSettings, find_loss
+from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
+from edgeasync.losses import BinaryCrossEntropy, CrossEntropy, find_loss
 
 
 def check_export(model: onnx.ModelProto, prepared: Forward, statistics: set[str], settings: GraphSettings) -> None:

@@ -35,12 +35,16 @@ by chance: a third of the batch, or whether it is above ten."""
 
 
 class Forward(Graph):
-    """A forward model: `inputs` of data, `parameters` that may be trained, constants, and one `output`."""
+    """A forward model: `inputs` of data, `parameters` that may be trained, constants, and one `output`.
 
-    def __init__(self, opset: int, output: str) -> None:
+    The `prediction` is what the loss compares with the target: the output, unless that is the loss itself.
+    """
+
+    def __init__(self, opset: int, output: str, prediction: str | None = None) -> None:
         super().__init__()
         self.opset = opset
         self.output = output
+        self.prediction = prediction or output
         self.inputs: list[str] = []
         self.parameters: dict[str, Array] = {}
         self.output_sample: tuple[int, ...] = ()
@@ -94,7 +98,7 @@ def parse(data: bytes) -> onnx.ModelProto:
     model = load(data)
     if model.functions:
         model = inliner.inline_local_functions(model)
-    opset = _opset(model)
+    opset = opset_of(model)
     if opset > OPSET_MAX:
         raise GraphError(f"the model is of opset {opset}; export it with opset {OPSET_MIN} to {OPSET_MAX}")
     if opset < OPSET_MIN:
@@ -108,7 +112,8 @@ def parse(data: bytes) -> onnx.ModelProto:
     return model
 
 
-def _opset(model: onnx.ModelProto) -> int:
+def opset_of(model: onnx.ModelProto) -> int:
+    """Return the version of the standard operators that a model is written in."""
     return next((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
 
 
@@ -124,13 +129,20 @@ def choose_output(model: onnx.ModelProto, output: str | None) -> str:
     return output
 
 
-def prepare(model: onnx.ModelProto, output: str, trained: Iterable[str], statistics: Iterable[str]) -> Forward:
+def prepare(
+    model: onnx.ModelProto,
+    output: str,
+    trained: Iterable[str],
+    statistics: Iterable[str],
+    *,
+    prediction: str | None = None,
+) -> Forward:
     """Return the part of the model that `output` needs, measured and folded.
 
     `trained` and `statistics` are names of initializers that stay variable; all others become constants.
     Raises `GraphError` for what cannot run, for foreign operators, and for free sizes other than the batch's.
     """
-    forward = Forward(_opset(model), output)
+    forward = Forward(opset_of(model), output, prediction)
     variable = {*trained, *statistics}
     for name, value in initial_values(model).items():
         (forward.parameters if name in variable else forward.constants)[name] = value
@@ -248,6 +260,7 @@ def _resolve(nodes: list[Node], forward: Forward, model: onnx.ModelProto) -> lis
         elif node.outputs[0] not in forward.parameters and node.outputs[0] not in forward.constants:
             same[node.outputs[0]] = node.inputs[0]
     forward.output = same.get(forward.output, forward.output)
+    forward.prediction = same.get(forward.prediction, forward.prediction)
     return kept
 
 

@@ -1,4 +1,4 @@
-"""Losses and metrics: from the model's output and the targets to a scalar, and the gradient it begins with."""
+"""Losses: from the model's output and the targets to a scalar, and the gradient it begins with."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,24 +7,17 @@ import msgspec
 import numpy as np
 
 from edgeasync.autodiff.graph import FLOAT, Graph, Shape
-from edgeasync.autodiff.settings import (
-    BinaryCrossEntropy,
-    CrossEntropy,
-    Huber,
-    Loss,
-    MeanAbsoluteError,
-    MeanSquaredError,
-)
 from edgeasync.errors import GraphError
+from edgeasync.losses import BinaryCrossEntropy, CrossEntropy, Huber, Loss, MeanAbsoluteError, MeanSquaredError
 
 TARGET = "target"
 
 
 class LossParts(msgspec.Struct, frozen=True):
-    """What a loss adds to the graph, by tensor: the loss, metrics by name, and the output's gradient."""
+    """What a loss adds to the graph, by tensor: the mean loss, its divisor, and the output's gradient."""
 
     loss: str
-    metrics: dict[str, str]
+    weight: str
     gradient: str
 
 
@@ -50,56 +43,57 @@ def _cross_entropy(graph: Graph, loss: CrossEntropy, scores: str) -> LossParts:
     op, shape = graph.op, graph.shape(scores)
     classes = shape[1]
     assert classes is not None
+    weights = None if loss.class_weights is None else np.array(loss.class_weights, np.float32)
+    target, counts = TARGET, None
+    if loss.ignored_label is not None:
+        ignored = op("Equal", TARGET, graph.constant(np.int64(loss.ignored_label)))
+        target = op("Where", ignored, graph.constant(np.int64(0)), TARGET)  # it may be no class's number
+        counts = op("Cast", op("Not", ignored), to=1)
     # What each class counts in the label: (1 - smoothing) [+ smoothing / classes for all], times its weight.
     off = loss.label_smoothing / classes
     values = graph.constant(np.array([off, 1.0 - loss.label_smoothing + off], np.float32))
-    label = op("OneHot", TARGET, graph.constant(np.int64(classes)), values, axis=1)
-    if loss.class_weights is None:
-        count = op("Cast", op("Size", TARGET), to=1)
-        sums = None
-    else:
-        weights = np.array(loss.class_weights, np.float32)
+    label = op("OneHot", target, graph.constant(np.int64(classes)), values, axis=1)
+    weight = op("Cast", op("Size", TARGET), to=1)
+    if weights is not None:
         label = op("Mul", label, graph.constant(weights.reshape(-1, *[1] * (len(shape) - 2))))
-        count = op("ReduceSum", op("Gather", graph.constant(weights), TARGET), keepdims=0)
-        sums = op("ReduceSum", label, graph.ints(1), keepdims=1)
+        own = op("Gather", graph.constant(weights), target)
+        weight = op("ReduceSum", own if counts is None else op("Mul", own, counts), keepdims=0)
+    elif counts is not None:
+        weight = op("ReduceSum", counts, keepdims=0)
+    if counts is not None:
+        label = op("Mul", label, op("Unsqueeze", counts, graph.ints(1)))
     log_probabilities = op("LogSoftmax", scores, axis=1)
     total = op("ReduceSum", op("Mul", label, log_probabilities), keepdims=0)
     probabilities = op("Exp", log_probabilities)
-    if sums is not None:
-        probabilities = op("Mul", probabilities, sums)
-    gradient = op("Div", op("Sub", probabilities, label), count)
-    hits = op("Equal", op("ArgMax", scores, axis=1, keepdims=0), TARGET)
-    return LossParts(
-        op("Neg", op("Div", total, count)), {"accuracy": _mean(graph, op("Cast", hits, to=1))}, gradient
-    )
+    divisor = weight
+    if weights is not None or counts is not None:
+        probabilities = op("Mul", probabilities, op("ReduceSum", label, graph.ints(1), keepdims=1))
+        # A batch in which nothing counts moves nothing.
+        divisor = op("Where", op("Greater", weight, graph.scalar(0.0)), weight, graph.scalar(1.0))
+    gradient = op("Div", op("Sub", probabilities, label), divisor)
+    return LossParts(op("Neg", op("Div", total, divisor)), weight, gradient)
 
 
 def _mse(graph: Graph, loss: MeanSquaredError, output: str) -> LossParts:  # noqa: ARG001
     op = graph.op
-    difference = op("Sub", output, TARGET)
-    count = op("Cast", op("Size", TARGET), to=1)
+    difference, count = _difference(graph, output)
     gradient = op("Mul", difference, op("Div", graph.scalar(2.0), count))
-    value = _mean(graph, op("Mul", difference, difference))
-    return LossParts(value, {"error": _mean(graph, op("Abs", difference))}, gradient)
+    return LossParts(_mean(graph, op("Mul", difference, difference)), count, gradient)
 
 
 def _l1(graph: Graph, loss: MeanAbsoluteError, output: str) -> LossParts:  # noqa: ARG001
     op = graph.op
-    difference = op("Sub", output, TARGET)
-    count = op("Cast", op("Size", TARGET), to=1)
-    value = _mean(graph, op("Abs", difference))
-    return LossParts(value, {"error": value}, op("Div", op("Sign", difference), count))
+    difference, count = _difference(graph, output)
+    return LossParts(_mean(graph, op("Abs", difference)), count, op("Div", op("Sign", difference), count))
 
 
 def _huber(graph: Graph, loss: Huber, output: str) -> LossParts:
     """With c the difference clipped to delta: c (difference - c / 2), and its slope is c."""
     op = graph.op
-    difference = op("Sub", output, TARGET)
-    count = op("Cast", op("Size", TARGET), to=1)
+    difference, count = _difference(graph, output)
     clipped = op("Clip", difference, graph.scalar(-loss.delta), graph.scalar(loss.delta))
     rest = op("Sub", difference, op("Mul", clipped, graph.scalar(0.5)))
-    value = _mean(graph, op("Mul", clipped, rest))
-    return LossParts(value, {"error": _mean(graph, op("Abs", difference))}, op("Div", clipped, count))
+    return LossParts(_mean(graph, op("Mul", clipped, rest)), count, op("Div", clipped, count))
 
 
 def _bce_with_logits(graph: Graph, loss: BinaryCrossEntropy, scores: str) -> LossParts:  # noqa: ARG001
@@ -108,10 +102,12 @@ def _bce_with_logits(graph: Graph, loss: BinaryCrossEntropy, scores: str) -> Los
     count = op("Cast", op("Size", TARGET), to=1)
     tail = op("Log", op("Add", op("Exp", op("Neg", op("Abs", scores))), graph.scalar(1.0)))
     value = _mean(graph, op("Add", op("Sub", op("Relu", scores), op("Mul", scores, TARGET)), tail))
-    gradient = op("Div", op("Sub", op("Sigmoid", scores), TARGET), count)
-    yes, wanted = op("Greater", scores, graph.scalar(0.0)), op("Greater", TARGET, graph.scalar(0.5))
-    hits = op("Cast", op("Equal", yes, wanted), to=1)
-    return LossParts(value, {"accuracy": _mean(graph, hits)}, gradient)
+    return LossParts(value, count, op("Div", op("Sub", op("Sigmoid", scores), TARGET), count))
+
+
+def _difference(graph: Graph, output: str) -> tuple[str, str]:
+    """Return the output less the target, and the number of values."""
+    return graph.op("Sub", output, TARGET), graph.op("Cast", graph.op("Size", TARGET), to=1)
 
 
 def _mean(graph: Graph, value: str) -> str:

@@ -6,12 +6,12 @@ from typing import Any, get_args
 import msgspec
 import safetensors.numpy
 
-from edgeasync.autodiff.settings import LossName
 from edgeasync.cli.output import Printer, print_table
 from edgeasync.config import convert
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
-from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, why_devices_cannot_feed
+from edgeasync.losses import LossName
+from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel
 from edgeasync.runtime.graph_process import load_graph_apart
 from edgeasync.runtime.trained import TrainedModel, best_model, newest_model
 from edgeasync.runtime.wall_clock import written
@@ -59,7 +59,6 @@ def inspect_model(path: Path, flags: dict[str, Any], batch_size: int, printer: P
     if printer.json:
         printer.object(msgspec.to_builtins(found) | {"arrays": arrays})
         return
-    _tell_of_inputs(built, printer)
     rows = [("parameter", "shape", "values", "role")]
     for parameter in built.spec.parameters:
         shape = " x ".join(map(str, parameter.shape)) or "scalar"
@@ -90,7 +89,6 @@ def check_model(path: Path, flags: dict[str, Any], batch_size: int, printer: Pri
     if printer.json:
         printer.object({"passed": not failed, "gradients": [msgspec.to_builtins(check) for check in checks]})
     else:
-        _tell_of_inputs(built, printer)
         rows = [("gradient of", "slope", "difference", "apart", "")]
         for check in checks:
             verdict = "ok" if check.passed else "WRONG"
@@ -103,12 +101,6 @@ def check_model(path: Path, flags: dict[str, Any], batch_size: int, printer: Pri
             f"{path}: the gradient of {failed[0].name!r}{others} differs from the loss's slope; if the loss is "
             "smooth there, this is a defect of edgeasync: please report the model"
         )
-
-
-def _tell_of_inputs(built: HubGraph, printer: Printer) -> None:
-    """Tell of a model that no hub takes; a training graph of it is of use to plain onnxruntime."""
-    if reason := why_devices_cannot_feed(built):
-        printer.line(f"note: a hub refuses this model: {reason}")
 
 
 def export_run(run: Path, forward: Path | None, out: Path, printer: Printer, *, best: bool) -> None:

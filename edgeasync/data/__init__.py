@@ -1,4 +1,11 @@
-"""A device's local data: examples in memory, where they come from, and how to part them among devices."""
+"""A device's local data: examples in memory, where they come from, and how to part them among devices.
+
+>>> import numpy as np
+>>> from edgeasync import data
+>>> parts = data.iid(data.Dataset.of(np.eye(4), [0, 1, 0, 1]), 2, seed=0)
+>>> len(parts)
+2
+"""
 
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.data.files import load

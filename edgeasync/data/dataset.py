@@ -1,5 +1,6 @@
 """Examples and their targets held in memory, and the endless stream of batches that training draws from them."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,25 @@ from edgeasync.errors import ConfigError, DataError
 Targets = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 """Class numbers, int64, or values to predict, float32; one for each example, or an array of them, (n, ...)."""
 
-Batch = tuple[npt.NDArray[np.float32], Targets]
-"""Examples float32 (batch, features...) and targets (batch, ...)."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Inputs:
+    """Examples for a model of several inputs: for each, by its name, an array (n, features...)."""
+
+    arrays: dict[str, npt.NDArray[np.float32]]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.arrays.values())))
+
+    def __getitem__(self, rows: slice | npt.NDArray[np.int64]) -> "Inputs":
+        return Inputs({name: array[rows] for name, array in self.arrays.items()})
+
+
+Features = npt.NDArray[np.float32] | Inputs
+"""Examples float32 (n, features...), or several such arrays by name."""
+
+Batch = tuple[Any, Targets]
+"""Examples, `Features`, and targets (batch, ...)."""
 
 _WORD = (1 << 64) - 1
 
@@ -21,39 +39,64 @@ _WORD = (1 << 64) - 1
 class Dataset:
     """Examples `x`, float32 (n, features...), and targets `y`: labels int64 or values float32, (n, ...).
 
-    Make one with `Dataset.of`.
+    For a model of several inputs there is an array for each, by its name, in `features`. Make one with
+    `Dataset.of`.
+
+    >>> import numpy as np
+    >>> from edgeasync import Dataset
+    >>> data = Dataset.of(np.eye(4), [0, 1, 0, 1])
+    >>> len(data), data.x.dtype, data.y.dtype
+    (4, dtype('float32'), dtype('int64'))
+    >>> len(Dataset.of({"image": np.zeros((2, 8, 8)), "age": np.zeros((2, 1))}, [0, 1]))
+    2
     """
 
-    x: npt.NDArray[np.float32]
+    features: Features
     y: Targets
 
+    @property
+    def x(self) -> npt.NDArray[np.float32]:
+        """The examples, of data with one input; raises `DataError` if there are several."""
+        if isinstance(self.features, Inputs):
+            raise DataError(
+                f"the data has the inputs {', '.join(self.features.arrays)}; here one array x is needed"
+            )
+        return self.features
+
     @classmethod
-    def of(cls, x: npt.ArrayLike, y: npt.ArrayLike, *, where: str = "the data") -> "Dataset":
+    def of(
+        cls, x: npt.ArrayLike | Mapping[str, npt.ArrayLike], y: npt.ArrayLike, *, where: str = "the data"
+    ) -> "Dataset":
         """Make a dataset from examples and targets.
 
-        Integer targets are labels. Arrays of the right type are not copied.
+        For a model of several inputs `x` is a dict, an array for each input. Integer targets are labels. Arrays of
+        the right type are not copied.
 
         Raises `DataError` if there is no example, if the numbers of examples and targets differ, if a value is
         not finite, or if a label is negative. The message begins with `where`.
         """
-        examples, targets = _array(x, "x", where), _array(y, "y", where)
-        if examples.dtype.kind not in "biuf":
-            raise DataError(f"{where}: x holds {examples.dtype} values; give real numbers")
+        targets = _array(y, "y", where)
         if targets.dtype.kind not in "biuf":
             raise DataError(f"{where}: y holds {targets.dtype} values; give class numbers 0, 1, 2, ... or floats")
-        if examples.ndim < 2:
-            raise DataError(f"{where}: x has {examples.ndim} dimensions; give one row of features per example")
         if not targets.ndim:
             raise DataError(f"{where}: y is a single value; give one label per example")
-        if len(examples) != len(targets):
-            raise DataError(
-                f"{where}: {len(examples)} examples but {len(targets)} labels; give one label for each"
+        values: Features
+        if isinstance(x, Mapping):
+            if not x:
+                raise DataError(f"{where}: x is empty; give an array for each input of the model, by its name")
+            values = Inputs(
+                {
+                    str(name): _examples(_array(array, f"x[{name!r}]", where), len(targets), f"x[{name!r}]", where)
+                    for name, array in x.items()
+                }
             )
-        if not examples.size:
-            raise DataError(f"{where}: there are no values; give at least one example with at least one feature")
-        values = _floats(examples, "x", where)
+        else:
+            given = _array(x, "x", where)
+            values = _examples(given, len(targets), "x", where)
+            if targets is given and targets.dtype.kind == "f":
+                return cls(values, values)
         if targets.dtype.kind == "f":
-            return cls(values, values if targets is examples else _floats(targets, "y", where))
+            return cls(values, _floats(targets, "y", where))
         if targets.min() < 0:
             raise DataError(
                 f"{where}: label {targets.min()} is negative; number the classes from 0, or give values as floats"
@@ -67,7 +110,20 @@ class Dataset:
 
     def take(self, indices: npt.NDArray[np.int64]) -> "Dataset":
         """Return a copy of the examples at `indices`, in that order."""
-        return Dataset(self.x[indices], self.y[indices])
+        return Dataset(self.features[indices], self.y[indices])
+
+
+def check_names(x: Features, names: Sequence[str], of: str) -> None:
+    """Raise `DataError` unless examples have these inputs; an array alone is that of the only one."""
+    have = list(x.arrays) if isinstance(x, Inputs) else list(names[:1])
+    if sorted(have) != sorted(names):
+        found = f"the inputs {', '.join(have)}" if isinstance(x, Inputs) else "one array x"
+        raise DataError(f"the data has {found}, the hub's {of} takes {', '.join(names)}: give an array for each")
+
+
+def input_of(x: Features, name: str) -> npt.NDArray[np.float32]:
+    """Return the examples of an input."""
+    return x.arrays[name] if isinstance(x, Inputs) else x
 
 
 class Batches:
@@ -83,12 +139,29 @@ class Batches:
         return self
 
     def __next__(self) -> Batch:
+        return self.take(self.draw())
+
+    @property
+    def batch_size(self) -> int:
+        """Examples of a batch; the last one of an epoch may have fewer."""
+        return min(self._starts.step, len(self._dataset))
+
+    @property
+    def per_epoch(self) -> int:
+        """How many batches an epoch has."""
+        return len(self._starts)
+
+    def draw(self) -> npt.NDArray[np.int64]:
+        """Draw the next batch: the numbers of its examples."""
         if self._next == len(self._starts):
             self._begin_epoch()
         start = self._starts[self._next]
         self._next += 1
-        chosen = self._order[start : start + self._starts.step]
-        return self._dataset.x[chosen], self._dataset.y[chosen]
+        return self._order[start : start + self._starts.step]
+
+    def take(self, chosen: npt.NDArray[np.int64]) -> Batch:
+        """Return the examples of these numbers."""
+        return self._dataset.features[chosen], self._dataset.y[chosen]
 
     def state(self) -> npt.NDArray[np.uint64]:
         """Return the place in the stream: of the epoch's order what it was drawn from, and batches drawn since."""
@@ -126,6 +199,12 @@ def batches(dataset: Dataset, batch_size: int, seed: int, *, full: bool = False)
 
     A batch is never larger than the data. The last batch of an epoch may be short; with `full` it is left out.
     Raises `ConfigError` if `batch_size` is below 1, and `DataError` if `full` batches need more examples.
+
+    >>> import numpy as np
+    >>> from edgeasync.data import Dataset, batches
+    >>> x, y = next(batches(Dataset.of(np.eye(4), [0, 1, 0, 1]), batch_size=3, seed=0))
+    >>> x.shape, y.shape
+    ((3, 4), (3,))
     """
     if full and batch_size > len(dataset):
         raise DataError(f"{len(dataset)} examples do not fill a batch of {batch_size}; give more data")
@@ -133,6 +212,20 @@ def batches(dataset: Dataset, batch_size: int, seed: int, *, full: bool = False)
         raise ConfigError(f"batch_size is {batch_size}; give 1 or more")
     end = len(dataset) - len(dataset) % batch_size if full else len(dataset)
     return Batches(dataset, range(0, end, batch_size), seed)
+
+
+def _examples(values: npt.NDArray[np.generic], count: int, name: str, where: str) -> npt.NDArray[np.float32]:
+    """Return the examples of one input; raises `DataError` unless there are `count`."""
+    if values.dtype.kind not in "biuf":
+        raise DataError(f"{where}: {name} holds {values.dtype} values; give real numbers")
+    if values.ndim < 2:
+        raise DataError(f"{where}: {name} has {values.ndim} dimensions; give one row of features per example")
+    if len(values) != count:
+        among = "" if name == "x" else f" in {name}"
+        raise DataError(f"{where}: {len(values)} examples{among} but {count} labels; give one label for each")
+    if not values.size:
+        raise DataError(f"{where}: there are no values; give at least one example with at least one feature")
+    return _floats(values, name, where)
 
 
 def _floats(values: npt.NDArray[np.generic], name: str, where: str) -> npt.NDArray[np.float32]:
@@ -150,3 +243,5 @@ def _array(values: npt.ArrayLike, name: str, where: str) -> npt.NDArray[np.gener
         return np.asarray(values)
     except ValueError as error:
         raise DataError(f"{where}: {name} is not one array; give every example the same shape") from error
+    except (TypeError, RuntimeError) as error:  # another library's array, which says why
+        raise DataError(f"{where}: {name} cannot be read as a numpy array: {error}") from error

@@ -7,23 +7,35 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import DataError
 
+INPUT_PREFIX = "x."
+"""Of the arrays in an archive, how those of several inputs begin."""
+
 
 def load(path: Path) -> Dataset:
     """Read the examples of a file, by its suffix.
 
     - `.npz`: the array `x` has the examples, real numbers of shape (n, features...). Token ids are numbers, too.
+      For a model of several inputs there is an array `x.NAME` for each.
       The array `y` has the targets: integers from 0 are labels, floats are values. Without `y` every example is
       its own target.
     - `.csv`: a header row, then one example per line. The target is column `y`, or else the last column. Targets
       are labels if all are integers of 0 or more. All other columns are features.
 
     Raises `DataError` with the file and, in a CSV, with line and column.
+
+    >>> from pathlib import Path
+    >>> import numpy as np
+    >>> from edgeasync.data import load
+    >>> np.savez("readings.npz", x=np.eye(4), y=[0, 1, 0, 1])
+    >>> load(Path("readings.npz")).y
+    array([0, 1, 0, 1])
     """
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
@@ -44,11 +56,18 @@ def _load_npz(path: Path) -> Dataset:
             archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise DataError(f"{path}: holds a single array; save x and y with numpy.savez")
-            for name in ("x", "y"):
+            inputs = [name for name in archive.files if name.startswith(INPUT_PREFIX)]
+            if inputs and "x" in archive.files:
+                raise DataError(
+                    f"{path}: has x and {inputs[0]}; give x for one input, or x.NAME for each of several"
+                )
+            for name in ("y",) if inputs else ("x", "y"):
                 if name not in archive.files and archive.files != ["x"]:
                     names = ", ".join(archive.files) or "nothing"
                     raise DataError(f"{path}: array {name!r} is missing, there is {names}; save it as {name!r}")
-            x = archive["x"]
+            x: Any = (
+                {name.removeprefix(INPUT_PREFIX): archive[name] for name in inputs} if inputs else archive["x"]
+            )
             y = archive["y"] if "y" in archive.files else x
     except MemoryError as error:
         raise DataError(

@@ -15,6 +15,11 @@ def from_iterable(samples: Iterable[tuple[npt.ArrayLike, int]], count_max: int) 
 
     For a moment the examples are in memory twice. Raises `DataError` as `Dataset.of` does, and if an example has
     another shape than the first one.
+
+    >>> from edgeasync.data import from_iterable
+    >>> readings = (([0.5 * number, 1.0], number % 2) for number in range(1000))
+    >>> from_iterable(readings, count_max=100).x.shape
+    (100, 2)
     """
     examples: list[npt.NDArray[np.float32]] = []
     labels: list[int] = []

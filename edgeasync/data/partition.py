@@ -10,6 +10,11 @@ def iid(dataset: Dataset, parts: int, seed: int) -> list[Dataset]:
     """Split examples evenly at random. Every example is in exactly one part. Sizes differ by at most one.
 
     Raises `ConfigError` for fewer than one part, `DataError` for more parts than examples.
+
+    >>> import numpy as np
+    >>> from edgeasync.data import Dataset, iid
+    >>> [len(part) for part in iid(Dataset.of(np.eye(10), range(10)), 3, seed=0)]
+    [4, 3, 3]
     """
     _check(dataset, parts, 1)
     generator = np.random.Generator(np.random.PCG64(seed))
@@ -26,6 +31,13 @@ def dirichlet(dataset: Dataset, parts: int, alpha: float, seed: int, *, examples
     random examples of the largest parts.
 
     Raises `ConfigError` for a setting out of range, `DataError` for too few examples.
+
+    >>> import numpy as np
+    >>> from edgeasync.data import Dataset, dirichlet
+    >>> data = Dataset.of(np.ones((100, 2)), np.arange(100) % 2)
+    >>> parts = dirichlet(data, 4, alpha=0.5, seed=0, examples_min=5)
+    >>> sum(len(part) for part in parts)
+    100
     """
     if not (np.isfinite(alpha) and alpha > 0):
         raise ConfigError(f"alpha is {alpha}; give a finite number above 0")

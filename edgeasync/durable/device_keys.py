@@ -87,5 +87,38 @@ class DeviceKeys:
         write_secret(self._record, msgspec.json.encode(record), replace=True)
 
 
+class UnkeptDeviceKeys(DeviceKeys):
+    """The keys of a device that is a new one at every start: they never touch a disk."""
+
+    def __init__(self) -> None:
+        self._pair = KeyPair.make()
+        self._belongs: HubRecord | None = None
+        self._begun = False
+
+    @property
+    def made(self) -> bool:
+        """Whether the device knows its hub."""
+        return self._belongs is not None
+
+    def own(self) -> KeyPair:
+        """Return the device's key pair."""
+        return self._pair
+
+    def hub(self) -> HubRecord:
+        """Return the hub that the device belongs to; raises `StorageError` before `finish`."""
+        if self._belongs is None:
+            raise StorageError("this device belongs to no hub yet; enrol it")
+        return self._belongs
+
+    def begin(self, token: Token) -> bool:  # noqa: ARG002
+        """Return whether the key may have been brought before."""
+        before, self._begun = self._begun, True
+        return before
+
+    def finish(self, token: Token) -> None:
+        """Belong to a token's hub from now on."""
+        self._belongs = _record(token)
+
+
 def _record(token: Token) -> HubRecord:
     return HubRecord(token.hub.hex(), token.addresses, token.name, KeyPair.of(token.secret).public.hex())

@@ -29,7 +29,7 @@ class DeviceFolder:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = FolderLock(path, "--state")
+        self._lock = FolderLock(path, "state (--state)")
 
     def open(self, device_id: str) -> DeviceIdentity:
         """Lock the folder, write the identity of this start to disk, and return it.
@@ -37,7 +37,10 @@ class DeviceFolder:
         Raises `StorageError` if another agent holds the folder, or if it is not readable.
         """
         file = self._path / "identity.json"
-        self._lock.take(f"another agent runs as {device_id!r} here; give this one another --device-id")
+        self._lock.take(
+            f"another agent runs as {device_id!r} here; give this one another name (--device-id) "
+            "or state (--state)"
+        )
         try:
             identity = _next_incarnation(file, device_id)
             replace_file(file, msgspec.json.encode(identity))

@@ -44,7 +44,7 @@ _MAGIC = b"EAJOURNL"
 _FORMAT = 6
 """The format that is written. A reader knows 1 too, in which every update has a loss, 2, which has no keys, 3,
 which has sessions and state ids themselves, not digests, 4, in which no device tells the loss of the assigned
-model, and 5, in which every stop that was asked for lets the devices wait."""
+model, and 5, in which no update has metrics, and every stop that was asked for lets the devices wait."""
 
 _FORMATS = (1, 2, 3, 4, 5, _FORMAT)
 _SEGMENT_HEADER = struct.Struct("<8sIQQ")

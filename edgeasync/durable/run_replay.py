@@ -36,7 +36,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     """An update that arrived, and its outcome.
 
     `staleness` is in versions. `version` is the newest version after the event. `reason` says why the hub
-    rejected or ignored the update. For a duplicate it is the earlier outcome.
+    rejected or ignored the update. For a duplicate it is the earlier outcome. `metrics` are the device's.
     """
 
     event: str = "update"
@@ -54,6 +54,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None
     norm: float | None
     version: int
+    metrics: dict[str, float] = {}
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
@@ -339,6 +340,7 @@ class _Teller:
             loss=push.loss_mean,
             norm=None if norm is None or (math.isnan(norm) and not weighed) else norm,
             version=entry.version,
+            metrics=push.metrics or {},
         )
 
     def _sender(self, entry: Entry, push: Push) -> Member | None:

@@ -73,7 +73,7 @@ class JaxModel(Adapted):
         return Prepared(
             spec=self.spec,
             initial=self.spec.flatten(arrays_of(self.params)),
-            make_trainer=lambda data, seed: JaxTrainer(self, data, local, seed),
+            make_trainer=lambda data, seed, _: JaxTrainer(self, data, local, seed),
             make_evaluator=self._evaluator,
             restore=lambda arrays: tree_like(self.params, arrays),
         )

@@ -1,13 +1,12 @@
 """A small builder of ONNX forward models, for those who do not have torch; needs the `onnx` package.
 
-    from edgeasync import nn
-
-    model = nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Residual(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()),
-        nn.Flatten(), nn.Linear(8 * 4 * 4, 10),
-    )
-    nn.save(model, "digits.onnx", input_shape=(1, 8, 8), seed=0)
+    >>> from edgeasync import nn
+    >>> model = nn.Sequential(
+    ...     nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+    ...     nn.Residual(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()),
+    ...     nn.Flatten(), nn.Linear(8 * 4 * 4, 10),
+    ... )
+    >>> nn.save(model, "digits.onnx", input_shape=(1, 8, 8), seed=0)
 
 Layers have torch's names, arguments and parameter names. They are descriptions that can be compared and used
 twice; shapes are checked when the model is built.

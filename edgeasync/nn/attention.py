@@ -17,6 +17,9 @@ class SelfAttention(Layer):
     Parameters, named and laid out as torch's MultiheadAttention has them: `in_proj_weight` (3 width, width),
     the rows of queries before those of keys and of values, and `out_proj.weight` (width, width), by Glorot for
     each product; `in_proj_bias` (3 width,) and `out_proj.bias` (width,), zeros.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Residual(nn.SelfAttention(32, 4)), (20, 32))
     """
 
     width: int

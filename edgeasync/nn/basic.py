@@ -15,6 +15,11 @@ class Linear(Layer):
 
     Parameters: `weight` (out_features, in_features), as torch has it whatever the number of axes, by Glorot;
     `bias` (out_features,), zeros.
+
+    >>> from edgeasync import nn
+    >>> nn.Linear(64, 10)
+    Linear(in_features=64, out_features=10, bias=True)
+    >>> model = nn.to_onnx(nn.Linear(64, 10), (64,))
     """
 
     in_features: int
@@ -49,6 +54,9 @@ class Embedding(Layer):
 
     A number of `count` or more is an error when the model runs.
     Parameter: `weight` (count, width), uniform with variance one.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Sequential(nn.Embedding(1000, 16), nn.MeanOverTime(), nn.Linear(16, 2)), (20,))
     """
 
     count: int
@@ -75,6 +83,9 @@ class PositionEmbedding(Layer):
 
     Attention does not see order by itself; this tells it. Parameter: `weight` (length, width), uniform with
     variance one.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Sequential(nn.Embedding(1000, 16), nn.PositionEmbedding(20, 16)), (20,))
     """
 
     length: int
@@ -94,7 +105,11 @@ class PositionEmbedding(Layer):
 
 @dataclass(frozen=True, slots=True)
 class ReLU(Layer):
-    """max(x, 0), element by element, float32."""
+    """max(x, 0), element by element, float32.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), (64,))
+    """
 
     def build(self, graph: Graph, path: str, x: Value) -> Value:
         """Add a Relu."""
@@ -103,7 +118,11 @@ class ReLU(Layer):
 
 @dataclass(frozen=True, slots=True)
 class LeakyReLU(Layer):
-    """`x` where it is positive, `negative_slope` times `x` elsewhere, float32 (Maas et al. 2013)."""
+    """`x` where it is positive, `negative_slope` times `x` elsewhere, float32 (Maas et al. 2013).
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.LeakyReLU(0.1)), (64,))
+    """
 
     negative_slope: float = 0.01
 
@@ -117,7 +136,11 @@ class LeakyReLU(Layer):
 
 @dataclass(frozen=True, slots=True)
 class Sigmoid(Layer):
-    """1 / (1 + exp(-x)), element by element, float32."""
+    """1 / (1 + exp(-x)), element by element, float32.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 1), nn.Sigmoid()), (64,))
+    """
 
     def build(self, graph: Graph, path: str, x: Value) -> Value:
         """Add a Sigmoid."""
@@ -126,7 +149,11 @@ class Sigmoid(Layer):
 
 @dataclass(frozen=True, slots=True)
 class Tanh(Layer):
-    """The hyperbolic tangent, element by element, float32."""
+    """The hyperbolic tangent, element by element, float32.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.Tanh()), (64,))
+    """
 
     def build(self, graph: Graph, path: str, x: Value) -> Value:
         """Add a Tanh."""
@@ -135,7 +162,11 @@ class Tanh(Layer):
 
 @dataclass(frozen=True, slots=True)
 class GELU(Layer):
-    """`x` times the normal distribution's share below `x`, float32 (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
+    """`x` times the normal distribution's share below `x`, float32 (Hendrycks & Gimpel 2016, arXiv:1606.08415).
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.GELU()), (64,))
+    """
 
     def build(self, graph: Graph, path: str, x: Value) -> Value:
         """Add a Gelu, the exact one."""
@@ -144,7 +175,11 @@ class GELU(Layer):
 
 @dataclass(frozen=True, slots=True)
 class Hardswish(Layer):
-    """x min(max(x + 3, 0), 6) / 6, element by element, float32 (Howard et al. 2019, arXiv:1905.02244)."""
+    """x min(max(x + 3, 0), 6) / 6, element by element, float32 (Howard et al. 2019, arXiv:1905.02244).
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.Hardswish()), (64,))
+    """
 
     def build(self, graph: Graph, path: str, x: Value) -> Value:
         """Add a HardSwish."""
@@ -156,6 +191,9 @@ class Softmax(Layer):
     """exp(x) as shares of its sum along the axis `dim`, float32; the batch is axis 0 and cannot be it.
 
     Not for the end of a model that learns by cross-entropy, which takes raw scores.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 10), nn.Softmax()), (64,))
     """
 
     dim: int = -1
@@ -170,7 +208,11 @@ class Softmax(Layer):
 
 @dataclass(frozen=True, slots=True)
 class LogSoftmax(Layer):
-    """The logarithm of softmax along the axis `dim`, float32; the batch is axis 0 and cannot be it."""
+    """The logarithm of softmax along the axis `dim`, float32; the batch is axis 0 and cannot be it.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 10), nn.LogSoftmax()), (64,))
+    """
 
     dim: int = -1
 
@@ -196,6 +238,9 @@ class Dropout(Layer):
 
     Float32, element by element (Srivastava et al. 2014). The graph is the forward model's, in which nothing
     is dropped; a training graph made of it drops.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.Dropout(0.1)), (64,))
     """
 
     p: float = 0.5
@@ -211,7 +256,11 @@ class Dropout(Layer):
 
 @dataclass(frozen=True, slots=True)
 class Flatten(Layer):
-    """Put all axes after the batch into one: (batch, ...) to (batch, features), any type."""
+    """Put all axes after the batch into one: (batch, ...) to (batch, features), any type.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), (8, 8))
+    """
 
     @property
     def input_type(self) -> None:
@@ -224,9 +273,12 @@ class Flatten(Layer):
 
 @dataclass(frozen=True, slots=True, init=False)
 class Reshape(Layer):
-    """Give every example the shape `shape`, which has as many values: (batch, ...) to (batch, *shape), any type.
+    """Give every example the shape `shape`, which has as many values: (batch, ...) to (batch, shape...), any type.
 
     One size may be -1: what is left.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Sequential(nn.Reshape(1, 8, 8), nn.Conv2d(1, 4, 3)), (64,))
     """
 
     shape: tuple[int, ...]
@@ -258,6 +310,9 @@ class Permute(Layer):
     """Reorder the axes, any type: axis i of the result is axis `dims[i]` of the input, as torch.permute has it.
 
     The batch is axis 0 and stays first: `Permute(0, 2, 1)` exchanges the two axes after it.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Sequential(nn.Permute(0, 2, 1), nn.Linear(20, 5)), (20, 3))
     """
 
     dims: tuple[int, ...]
@@ -283,7 +338,11 @@ class Permute(Layer):
 
 @dataclass(frozen=True, slots=True)
 class MeanOverTime(Layer):
-    """The mean over axis 1: (batch, time, ...) to (batch, ...), float32."""
+    """The mean over axis 1: (batch, time, ...) to (batch, ...), float32.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Sequential(nn.MeanOverTime(), nn.Linear(3, 2)), (20, 3))
+    """
 
     def build(self, graph: Graph, path: str, x: Value) -> Value:
         """Add a ReduceMean."""

@@ -14,11 +14,16 @@ from edgeasync.nn.layer import Layer, is_integer
 def to_onnx(model: Layer, input_shape: Sequence[int], *, seed: int = 0) -> onnx.ModelProto:
     """Return the forward model with freshly drawn parameters; the same seed gives the same bytes.
 
-    Its input is `x`, (batch, *input_shape), int64 if the model begins with an Embedding, else float32; its
+    Its input is `x`, (batch, input_shape...), int64 if the model begins with an Embedding, else float32; its
     output is `scores`, (batch, ...), float32. Initializers are the layers' parameters and running statistics,
     named by path: `0.weight`. A layer that is not a Sequential is named as if it stood alone in one.
 
     Raises `ConfigError`, with the path of the layer, where a layer does not take what the one before it gives.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Linear(64, 10), (64,))
+    >>> [tensor.name for tensor in model.graph.initializer]
+    ['0.weight', '0.bias']
     """
     if not isinstance(model, Layer):
         raise ConfigError(f"the model is {model!r}; give a layer, as Sequential(...)")
@@ -35,7 +40,11 @@ def to_onnx(model: Layer, input_shape: Sequence[int], *, seed: int = 0) -> onnx.
 
 
 def save(model: Layer, path: str | Path, input_shape: Sequence[int], *, seed: int = 0) -> None:
-    """Write what `to_onnx` returns to a file; raises `ConfigError` as it does, and `StorageError`."""
+    """Write what `to_onnx` returns to a file; raises `ConfigError` as it does, and `StorageError`.
+
+    >>> from edgeasync import nn
+    >>> nn.save(nn.Linear(64, 10), "linear.onnx", (64,))
+    """
     content = to_onnx(model, input_shape, seed=seed).SerializeToString(deterministic=True)
     try:
         Path(path).write_bytes(content)

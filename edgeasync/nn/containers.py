@@ -14,6 +14,10 @@ class Sequential(Layer):
 
     The layers are named by their places: the third of a model is `2`, the first in it `2.0`.
     Raises `ConfigError` if there is no layer, or one that is none.
+
+    >>> from edgeasync import nn
+    >>> nn.Sequential(nn.Linear(64, 32), nn.ReLU())
+    Sequential(layers=(Linear(in_features=64, out_features=32, bias=True), ReLU()))
     """
 
     layers: tuple[Layer, ...]
@@ -41,6 +45,9 @@ class Residual(Layer):
     Where the body changes the shape, `shortcut` is a layer that brings the input to the same one. The body's
     layers are named `body.0`, `body.1`, ..., the shortcut `shortcut`.
     Raises `ConfigError` if the body is empty, a part is not a layer, or body and shortcut differ in shape.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Residual(nn.Linear(64, 64), nn.ReLU()), (64,))
     """
 
     body: tuple[Layer, ...]

@@ -98,6 +98,9 @@ class Conv1d(_Forward):
     """Convolution along one axis: (batch, in_channels, length) to (batch, out_channels, places), float32.
 
     Parameters: `weight` (out_channels, in_channels / groups, kernel), by He; `bias` (out_channels,), zeros.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Sequential(nn.Conv1d(3, 8, 5), nn.ReLU()), (3, 100))
     """
 
     axes: ClassVar[int] = 1
@@ -109,7 +112,10 @@ class Conv2d(_Forward):
 
     `kernel_size`, `stride`, `padding` and `dilation` are an integer or one for each axis; `groups` equal to
     the channels makes it depthwise.
-    Parameters: `weight` (out_channels, in_channels / groups, *kernel), by He; `bias` (out_channels,), zeros.
+    Parameters: `weight` (out_channels, in_channels / groups, kernel...), by He; `bias` (out_channels,), zeros.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU()), (1, 28, 28))
     """
 
     axes: ClassVar[int] = 2
@@ -120,8 +126,11 @@ class ConvTranspose2d(_Convolution):
     """The transpose of a convolution, which makes images larger; shapes as Conv2d, float32.
 
     A side of n becomes (n - 1) stride - 2 padding + dilation (kernel - 1) + 1.
-    Parameters: `weight` (in_channels, out_channels / groups, *kernel), by He for the values that meet in one
+    Parameters: `weight` (in_channels, out_channels / groups, kernel...), by He for the values that meet in one
     of the result; `bias` (out_channels,), zeros.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.ConvTranspose2d(8, 1, 4, stride=2, padding=1), (8, 14, 14))
     """
 
     axes: ClassVar[int] = 2
@@ -184,6 +193,9 @@ class MaxPool1d(_Pool):
     """The largest value in each window: (batch, channels, length) to (batch, channels, places), float32.
 
     `stride` is `kernel_size` unless given; a window that does not fit at the end is left out.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.MaxPool1d(2), (3, 100))
     """
 
     axes: ClassVar[int] = 1
@@ -198,6 +210,9 @@ class MaxPool2d(_Pool):
     """The largest value in each window: (batch, channels, height, width) to the same with fewer, float32.
 
     `stride` is `kernel_size` unless given; windows that do not fit at the ends are left out.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Sequential(nn.Conv2d(1, 8, 3), nn.MaxPool2d(2)), (1, 28, 28))
     """
 
     axes: ClassVar[int] = 2
@@ -212,6 +227,9 @@ class AvgPool2d(_Pool):
     """The mean of each window, padding counted in: (batch, channels, height, width) to fewer, float32.
 
     `stride` is `kernel_size` unless given; windows that do not fit at the ends are left out.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Sequential(nn.Conv2d(1, 8, 3), nn.AvgPool2d(2)), (1, 28, 28))
     """
 
     axes: ClassVar[int] = 2
@@ -223,7 +241,11 @@ class AvgPool2d(_Pool):
 
 @dataclass(frozen=True, slots=True)
 class GlobalAvgPool(Layer):
-    """The mean of each channel: (batch, channels, length or height and width) to (batch, channels), float32."""
+    """The mean of each channel: (batch, channels, length or height and width) to (batch, channels), float32.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Sequential(nn.Conv2d(1, 8, 3), nn.GlobalAvgPool(), nn.Linear(8, 10)), (1, 28, 28))
+    """
 
     def build(self, graph: Graph, path: str, x: Value) -> Value:
         """Add a GlobalAveragePool and a Flatten of the axes of one that it leaves."""
@@ -235,7 +257,11 @@ class GlobalAvgPool(Layer):
 
 @dataclass(frozen=True, slots=True)
 class Upsample(Layer):
-    """Repeat every value `scale_factor` times along each axis behind the channels, 1d or 2d, float32."""
+    """Repeat every value `scale_factor` times along each axis behind the channels, 1d or 2d, float32.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Sequential(nn.Upsample(2), nn.Conv2d(8, 4, 3, padding=1)), (8, 14, 14))
+    """
 
     scale_factor: int
 

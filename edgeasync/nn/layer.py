@@ -15,6 +15,10 @@ class Layer(ABC):
 
     A layer holds no parameters: `build` makes them, so the same layer object in two places of a model stands
     for two layers of equal form.
+
+    >>> from edgeasync import nn
+    >>> isinstance(nn.ReLU(), nn.Layer), nn.ReLU() == nn.ReLU()
+    (True, True)
     """
 
     __slots__ = ()

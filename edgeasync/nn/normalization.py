@@ -53,6 +53,9 @@ class BatchNorm1d(_BatchNorm):
     Ioffe & Szegedy 2015, arXiv:1502.03167. `momentum` is the share of a batch in the running statistics, as
     torch means it. Parameters (num_features,): `weight`, ones; `bias`, zeros. Statistics: `running_mean`,
     zeros; `running_var`, ones.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU()), (64,))
     """
 
     ranks: ClassVar[tuple[int, ...]] = (1, 2)
@@ -61,7 +64,11 @@ class BatchNorm1d(_BatchNorm):
 
 @dataclass(frozen=True, slots=True)
 class BatchNorm2d(_BatchNorm):
-    """Batch normalization of (batch, num_features, height, width), float32; otherwise as BatchNorm1d."""
+    """Batch normalization of (batch, num_features, height, width), float32; otherwise as BatchNorm1d.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Sequential(nn.Conv2d(1, 8, 3, bias=False), nn.BatchNorm2d(8)), (1, 28, 28))
+    """
 
     ranks: ClassVar[tuple[int, ...]] = (3,)
     shapes: ClassVar[str] = "[batch, {0}, height, width]"
@@ -72,6 +79,9 @@ class LayerNorm(Layer):
     """Normalization of each example over its last axes, of the sizes `normalized_shape`, float32.
 
     Ba et al. 2016, arXiv:1607.06450. Parameters of that shape: `weight`, ones; `bias`, zeros.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.LayerNorm(32)), (64,))
     """
 
     normalized_shape: int | tuple[int, ...]
@@ -104,6 +114,9 @@ class InstanceNorm2d(Layer):
 
     Ulyanov et al. 2016, arXiv:1607.08022. It scales and shifts, as torch's does with affine=True. Parameters
     (num_features,): `weight`, ones; `bias`, zeros.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Sequential(nn.Conv2d(1, 8, 3), nn.InstanceNorm2d(8)), (1, 28, 28))
     """
 
     num_features: int

@@ -84,6 +84,9 @@ class LSTM(_Recurrent):
     features), `weight_hh` (directions, 4 hidden_size, hidden_size) and `bias` (directions, 8 hidden_size), the
     input's bias before the state's; the gates lie in ONNX's order: input, output, forget, cell. With
     `num_layers` above 1, the names begin with the layer's number: `0.weight_ih`.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Sequential(nn.LSTM(3, 16), nn.Linear(16, 2)), (20, 3))
     """
 
     operator: ClassVar[str] = "LSTM"
@@ -97,6 +100,9 @@ class GRU(_Recurrent):
 
     The reset gate acts after the product with the state, as in torch. Results and parameters are as LSTM's,
     with 3 and 6 in place of 4 and 8; the gates lie in ONNX's order: update, reset, hidden.
+
+    >>> from edgeasync import nn
+    >>> model = nn.to_onnx(nn.Sequential(nn.GRU(3, 16), nn.Linear(16, 2)), (20, 3))
     """
 
     operator: ClassVar[str] = "GRU"

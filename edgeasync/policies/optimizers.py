@@ -95,6 +95,10 @@ class SGD(Momentum, frozen=True, tag_field="kind", tag="sgd"):
     """Stochastic gradient descent with heavy-ball momentum: `v = momentum v + g`, step `learning_rate v`.
 
     In the form of Sutskever et al. 2013. With momentum 0 it keeps no state.
+
+    >>> from edgeasync import SGD
+    >>> SGD(learning_rate=0.1, momentum=0.9).momentum
+    0.9
     """
 
     paper: ClassVar[str] = "Polyak 1964 (doi:10.1016/0041-5553(64)90137-5)"
@@ -262,6 +266,10 @@ class Adam(Adaptive, frozen=True, tag_field="kind", tag="adam"):
     """Adam: moving averages of the gradient and of its square, both corrected because they start at zero.
 
     `epsilon` is added outside the root, as in the paper. Adam keeps two vectors.
+
+    >>> from edgeasync import Adam
+    >>> Adam(learning_rate=0.001).epsilon
+    1e-08
     """
 
     paper: ClassVar[str] = "Kingma and Ba 2015 (arXiv:1412.6980)"

@@ -110,7 +110,12 @@ class Plateau(Section, frozen=True):
 
 
 class Policy(Section, frozen=True):
-    """How much an update counts, when the hub makes a version, and how long a device trains."""
+    """How much an update counts, when the hub makes a version, and how long a device trains.
+
+    >>> from edgeasync import Policy
+    >>> from edgeasync.policies.staleness import HingeStaleness
+    >>> policy = Policy(staleness=HingeStaleness(slope=0.5, free=4))
+    """
 
     staleness: StalenessKind = PolynomialStaleness()
     compensation: DelayCompensation | None = None

@@ -21,6 +21,11 @@ HELD_VERSION = 4
 
 DEVICE_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(/[0-9]{1,3})?\Z"
 
+METRICS_MAX = 8
+"""The most metrics of one push."""
+
+METRIC_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}\Z"
+
 DELTAS_MAX = 64
 """The most differences in one assignment's payload."""
 
@@ -47,6 +52,7 @@ Fingerprint = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 GraphFingerprint = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 CodecName = Annotated[str, Meta(min_length=1, max_length=64)]
 Sentence = Annotated[str, Meta(max_length=1024)]
+Metrics = Annotated[dict[Annotated[str, Meta(pattern=METRIC_PATTERN)], float], Meta(max_length=METRICS_MAX)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 
 
@@ -180,7 +186,7 @@ class Push(Message, frozen=True, gc=False):
     loss. `score` is the loss of the assigned model on examples of my own, if I keep some for that; low is good.
     `overlap_steps` of the local steps were taken before the assignment arrived. `base_loss` is the loss of the
     first step after it: that of the assigned model on a batch of mine. `held_checksum` is that of `base` as I hold
-    it; `None` if I no longer do, and before protocol version 4.
+    it; `None` if I no longer do, and before protocol version 4. `metrics` are of my local steps, too, and finite.
 
     With `transfer` above 0 the payload follows in pieces of that transfer once the hub grants credit.
     """
@@ -202,6 +208,7 @@ class Push(Message, frozen=True, gc=False):
     overlap_steps: Annotated[int, Meta(ge=0, le=2**31)] = 0
     base_loss: float | None = None
     held_checksum: Unsigned64 | None = None
+    metrics: Metrics | None = None
 
 
 class Quarantine(msgspec.Struct, frozen=True, array_like=True, gc=False):

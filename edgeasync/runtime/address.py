@@ -11,7 +11,8 @@ def check_bind(address: str, *, insecure: bool) -> None:
     host = _read(address, any_port=True)
     if not insecure and not _is_loopback(address, host):
         raise AddressError(
-            f"{address}: anybody on that network could join; bind to 127.0.0.1, or say --insecure if you trust it"
+            f"{address}: anybody on that network could join; bind to 127.0.0.1, or say "
+            "insecure=True (--insecure) if you trust it"
         )
 
 
@@ -21,7 +22,7 @@ def check_connect(address: str, *, insecure: bool) -> None:
     if not insecure and not _is_loopback(address, host):
         raise AddressError(
             f"{address}: is beyond this machine, where anybody on the way could read and change what is sent; "
-            "say --insecure if you trust that network"
+            "say insecure=True (--insecure) if you trust that network"
         )
 
 
@@ -59,7 +60,7 @@ def _is_loopback(address: str, host: str | None) -> bool:
         reason = error.strerror if isinstance(error, OSError) else error
         raise AddressError(
             f"{address}: the name {host} does not resolve ({reason}), so it may be of another machine; "
-            "correct the address or the DNS, or say --insecure if you trust the network"
+            "correct the address or the DNS, or say insecure=True (--insecure) if you trust the network"
         ) from error
     return all(_names_loopback(str(place[0])) for *_, place in found)
 

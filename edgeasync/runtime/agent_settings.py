@@ -13,6 +13,7 @@ from edgeasync.core.device.day import BYTES_PER_DAY_MIN
 from edgeasync.core.device.machine import GRAPH_BYTES_MAX
 from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol.messages import COUNT_MAX, DEVICE_ID_PATTERN
+from edgeasync.training.micro_batches import MicroBatch
 from edgeasync.training.numpy_models import Model
 
 BANDWIDTH_BYTES_PER_S_MIN = 1 << 14
@@ -28,6 +29,7 @@ class AgentSection(Section, frozen=True):
     state: str | None = None
     seed: Annotated[int, Meta(ge=0, lt=2**62)] = 0
     step_s_min: Annotated[float, Meta(ge=0, le=3600)] = 0.0
+    micro_batch_size: MicroBatch | None = None
     local_steps_max: Annotated[int, Meta(ge=1, le=100_000)] | None = None
     threads: Annotated[int, Meta(ge=1, le=4096)] = 1
     provider: Literal["auto", "cpu", "cuda", "tensorrt"] = "auto"

@@ -56,7 +56,8 @@ def find_device(section: AgentSection) -> Device:
     device_id = section.device_id or name
     if not Sender(name=name, role="device").speaks_for(device_id):
         raise ConfigError(
-            f"--device-id {device_id}: this device's key speaks for {name}, and for {name}/0, {name}/1 and so on"
+            f"the name {device_id} (--device-id): this device's key speaks for {name}, and "
+            f"for {name}/0, {name}/1 and so on"
         )
     return Device(device_id, state, keys)
 
@@ -118,7 +119,10 @@ def planned_trainer(
         raise ConfigError("Python code alone describes the hub's model: give this agent a trainer of its own")
     received = None if graph is None else ReceivedGraph(graph, welcome.spec, section.threads, section.provider)
     plan = read_plan(welcome.settings)
-    plan = replace(plan, local=own(plan.local))
+    local = own(plan.local)
+    if section.micro_batch_size is not None:
+        local = replace(local, micro_batch_size=section.micro_batch_size)
+    plan = replace(plan, local=local)
     return plan.make_trainer(dataset, section.seed, received, spec=welcome.spec)
 
 

@@ -13,18 +13,19 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edgeasync.autodiff.settings import (
+from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.data.dataset import Dataset, Features, check_names, input_of
+from edgeasync.errors import ConfigError, DataError, GraphError
+from edgeasync.losses import (
     BinaryCrossEntropy,
     CrossEntropy,
-    GraphSettings,
     Huber,
-    Loss,
     MeanAbsoluteError,
     MeanSquaredError,
+    NamedLoss,
+    OnnxLoss,
     find_loss,
 )
-from edgeasync.data.dataset import Dataset
-from edgeasync.errors import ConfigError, DataError, GraphError
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.runtime.graph_model import HubGraph, OnnxModel
 from edgeasync.training import losses
@@ -75,14 +76,24 @@ class OnnxEvaluator:
         self._session = open_session(evaluation_graph(forward, spec, settings.output), threads, "cpu")
         inputs = {entry.name: entry for entry in self._session.get_inputs()}
         self._fed = [parameter.name for parameter in spec.parameters if parameter.name in inputs]
-        data = [entry for name, entry in inputs.items() if name not in self._fed]
-        if len(data) != 1:
-            raise GraphError(f"the model has {len(data)} inputs; a data set is one array x: join them into one")
-        self._input = data[0].name
-        self._batch, self._example = _read_input(self._input, data[0].type, data[0].shape)
-        self._x = dataset.x
+        read = {
+            name: _read_input(name, entry.type, entry.shape)
+            for name, entry in inputs.items()
+            if name not in self._fed
+        }
+        sizes = {rows for rows, _ in read.values()}
+        if len(sizes) != 1:
+            raise GraphError(f"the model's inputs {', '.join(read) or '(none)'} have no one size of the batch")
+        self._batch = sizes.pop()
+        self._forms = {name: form for name, (_, form) in read.items()}
+        self._x = dataset.features
         self._targets = dataset.x if settings.target == "input" else dataset.y
-        self._example.check(self._x, "examples")
+        check_names(self._x, list(self._forms), "model")
+        for name, form in self._forms.items():
+            form.check(input_of(self._x, name), "examples")
+        if isinstance(loss, OnnxLoss):
+            self._evaluate_own(loss, threads)
+            return
         # Only a run tells what the scores look like; parameters of zero will do.
         scores = self._scores(spec.views(np.zeros(spec.length, np.float32)), self._x[:1])
         dtype, (_, *rest) = target_type(loss, scores.shape)
@@ -94,9 +105,29 @@ class OnnxEvaluator:
             )
         self._target.check(self._targets, "targets")
         if isinstance(loss, CrossEntropy):
-            _check_labels(self._targets, scores.shape[1], loss.class_weights)
+            _check_labels(self._targets, scores.shape[1], loss)
         self._loss = _loss(loss)
-        self._rows = self._batch or rows_at_once(max(math.prod(self._example.shape), scores.size))
+        self._rows = self._batch or rows_at_once(
+            max(*[math.prod(form.shape) for form in self._forms.values()], scores.size)
+        )
+
+    def _evaluate_own(self, loss: OnnxLoss, threads: int) -> None:
+        """Take a loss of the user's own, which is a graph that knows its target's form."""
+        from edgeasync.training.onnx_trainer import open_session  # noqa: PLC0415 - numpy models do without it
+
+        session = open_session(loss.content, threads, "cpu")
+        entry = next(entry for entry in session.get_inputs() if entry.name == "target")
+        rows, self._target = _read_input("target", entry.type, entry.shape)
+        if rows is not None:
+            raise GraphError("the loss takes batches of one size only; leave its batch free to evaluate with it")
+        self._target.check(self._targets, "targets")
+
+        def total(scores: npt.NDArray[np.float32], targets: Array) -> losses.LossSum:
+            (found,) = session.run(None, {"prediction": scores, "target": targets})
+            return losses.LossSum(float(found) * len(scores), len(scores))
+
+        self._loss = total
+        self._rows = self._batch or rows_at_once(max(math.prod(form.shape) for form in self._forms.values()))
 
     def __call__(self, parameters: Vector) -> Evaluation:
         """Evaluate; raises `ModelMismatchError` for a vector that is not of the model.
@@ -106,20 +137,25 @@ class OnnxEvaluator:
         views = self._spec.views(parameters)
         return evaluate(self._x, self._targets, self._rows, partial(self._scores, views), self._loss_of)
 
-    def _scores(self, views: dict[str, npt.NDArray[np.float32]], x: Array) -> npt.NDArray[np.float32]:
-        rows = len(x)
+    def _scores(self, views: dict[str, npt.NDArray[np.float32]], x: Features) -> npt.NDArray[np.float32]:
+        rows = fed = len(x)
+        missing = None
         if self._batch is not None and rows < self._batch:
-            missing = np.arange(self._batch - rows) % len(self._x)
-            x = np.concatenate([x, self._x[missing]])
+            fed = self._batch
+            missing = np.arange(fed - rows) % len(self._x)
         feeds = {name: views[name] for name in self._fed}
-        feeds[self._input] = self._example.bring(x)
+        for name, form in self._forms.items():
+            values: Array = input_of(x, name)
+            if missing is not None:
+                values = np.concatenate([values, input_of(self._x, name)[missing]])
+            feeds[name] = form.bring(values)
         try:
             (scores,) = self._session.run(None, feeds)
         except Exception as error:
             raise _explain(error) from error
-        if scores.shape[:1] != (len(x),):
+        if scores.shape[:1] != (fed,):
             raise GraphError(
-                f"the model's output is of shape {scores.shape} for {len(x)} examples; it must have a row for each"
+                f"the model's output is of shape {scores.shape} for {fed} examples; it must have a row for each"
             )
         found: npt.NDArray[np.float32] = scores[:rows]
         return found
@@ -160,11 +196,13 @@ def _read_input(name: str, kind: str, shape: list[int | str | None]) -> tuple[in
     return shape[0] if isinstance(shape[0], int) else None, _Form(_DTYPES[kind], tuple(features))
 
 
-def _loss(loss: Loss) -> Callable[[npt.NDArray[np.float32], Array], losses.LossSum]:
+def _loss(loss: NamedLoss) -> Callable[[npt.NDArray[np.float32], Array], losses.LossSum]:
     """Return in numpy what the training graph computes."""
     match loss:
-        case CrossEntropy(class_weights=weights, label_smoothing=smoothing):
-            return partial(losses.cross_entropy, class_weights=weights, label_smoothing=smoothing)
+        case CrossEntropy(class_weights=weights, label_smoothing=smoothing, ignored_label=ignored):
+            return partial(
+                losses.cross_entropy, class_weights=weights, label_smoothing=smoothing, ignored_label=ignored
+            )
         case Huber(delta=delta):
             return partial(losses.huber, delta=delta)
         case MeanSquaredError():
@@ -210,8 +248,15 @@ def evaluation_graph(forward_model: bytes, spec: ParameterSpec, output: str | No
     return bytes(model.SerializeToString())
 
 
-def _check_labels(labels: Array, classes: int, weights: tuple[float, ...] | None) -> None:
-    """Raise `DataError` unless the labels are numbers of classes, of which one at least has a weight."""
+def _check_labels(labels: Array, classes: int, loss: CrossEntropy) -> None:
+    """Raise `DataError` unless the labels are numbers of classes, of which one at least counts."""
+    weights, ignored = loss.class_weights, loss.ignored_label
+    if ignored is not None:
+        labels = labels[labels != ignored]
+        if not labels.size:
+            raise DataError(
+                f"all of the data has the ignored label {ignored}, so there is no loss: give others, too"
+            )
     for label in (int(labels.max()), int(labels.min())):
         if not 0 <= label < classes:
             raise DataError(

@@ -12,6 +12,7 @@ from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.config import ByteCount
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
+from edgeasync.losses import OnnxLoss
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.training.graph_check import check_graph
 
@@ -34,16 +35,12 @@ class OnnxModel(GraphSettings, frozen=True, tag_field="kind", tag="onnx", kw_onl
 
 
 class HubGraph(msgspec.Struct, frozen=True):
-    """What a hub trains: the graph it ships, its layout and first values, and the forward model it was made of.
-
-    `inputs` is how many inputs the graph has, those of parameters and the target included.
-    """
+    """What a hub trains: the graph it ships, its layout and first values, and the forward model it was made of."""
 
     graph: bytes
     spec: ParameterSpec
     initial: Vector
     forward: bytes | None
-    inputs: int
 
 
 def load_graph(model: OnnxModel) -> HubGraph:
@@ -53,7 +50,15 @@ def load_graph(model: OnnxModel) -> HubGraph:
     name. Raises `ConfigError` for a file or package that is missing, `GraphError` for what cannot be trained.
     """
     path = Path(model.file).expanduser()
-    return build_graph(_read(path), model, str(path))
+    return build_graph(_read(path), with_own_loss(model), str(path))
+
+
+def with_own_loss(model: OnnxModel) -> OnnxModel:
+    """Return the model with a loss of the user's own read from its file, if there is one; raises `ConfigError`."""
+    loss = model.loss
+    if not isinstance(loss, OnnxLoss) or loss.file is None:
+        return model
+    return msgspec.structs.replace(model, loss=OnnxLoss(graph=_read(Path(loss.file).expanduser())))
 
 
 def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
@@ -77,24 +82,10 @@ def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
             forward = content
             settings = {name: getattr(model, name) for name in GraphSettings.__struct_fields__}
             built = build.build_training_graph(content, GraphSettings(**settings))
-        summary = check_graph(built.model, bytes_max=MODEL_BYTES_MAX)
+        check_graph(built.model, bytes_max=MODEL_BYTES_MAX)
     except GraphError as error:
         raise GraphError(f"{where}: {error}") from error
-    return HubGraph(built.model, built.spec, built.initial, forward, len(summary.inputs))
-
-
-def why_devices_cannot_feed(loaded: HubGraph) -> str | None:
-    """Say why every device would refuse a model of several inputs; `None` for a model of one."""
-    count = loaded.inputs - len(loaded.spec.parameters) - 1  # but parameters and the target
-    return (
-        None if count == 1 else f"the model has {count} inputs; a device's data is one array x: join them into one"
-    )
-
-
-def check_devices_can_feed(loaded: HubGraph) -> None:
-    """Raise `GraphError` for a model of several inputs: every device would refuse it."""
-    if reason := why_devices_cannot_feed(loaded):
-        raise GraphError(reason)
+    return HubGraph(built.model, built.spec, built.initial, forward)
 
 
 def keep_files(run: Path, graph: bytes, forward: bytes | None) -> None:
@@ -158,4 +149,6 @@ def _held(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror}; choose another --run folder") from error
+        raise StorageError(
+            f"{path}: cannot be read: {error.strerror}; choose another run folder (--run)"
+        ) from error

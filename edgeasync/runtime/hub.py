@@ -182,7 +182,7 @@ class Hub:
             files_max=connections_that_fit(),
             by_address=keys is not None,
         )
-        self._folder = FolderLock(run, "--run")
+        self._folder = FolderLock(run, "run (--run)")
         self._run = Run(FolderDisk(run, self._folder.check), Rules(spec, policy, settings, graph is not None))
         self._log: GroupCommit | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -237,7 +237,7 @@ class Hub:
             name: Worker(name, self._fail_from_thread) for name in ("fold", "journal", "save", "evaluate")
         }
         self._started_s = time.monotonic()
-        self._folder.take("another hub runs in this folder; give this one another --run")
+        self._folder.take("another hub runs in this folder; give this one another run folder (--run)")
         try:
             await self._open_in_thread()
             self._engine = self._make_engine()
@@ -418,7 +418,7 @@ class Hub:
             socket.close(0)
             raise AddressError(
                 f"{self.address}: cannot be bound: {error.strerror}; "
-                "stop what uses it, or give --bind another port or an address of this machine"
+                "stop what uses it, or give bind (--bind) another port or an address of this machine"
             ) from error
         self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         return socket

@@ -9,7 +9,6 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from edgeasync.autodiff.settings import CrossEntropy, find_loss
 from edgeasync.config import Section, convert, to_table
 from edgeasync.core.hub.settings import (
     CheckpointSettings,
@@ -24,11 +23,12 @@ from edgeasync.data.files import load
 from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.errors import AddressError, DataError, StorageError
+from edgeasync.losses import CrossEntropy, find_loss, kind_of
 from edgeasync.policies.frequency import AdaptiveFrequency
 from edgeasync.policies.policy import Policy, upgraded
 from edgeasync.protocol.codecs import ELEMENTWISE
 from edgeasync.runtime.evaluation import make_evaluator
-from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, check_devices_can_feed, load_graph
+from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, load_graph, with_own_loss
 from edgeasync.runtime.hub import RECORD_FILE, Hub, OnReport
 from edgeasync.training.evaluation import Evaluator
 from edgeasync.training.numpy_models import Model
@@ -132,7 +132,7 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
             if not isinstance(loss, CrossEntropy):
                 raise ValueError(
                     "hub.stop.accuracy would never end training: only the loss cross_entropy has an accuracy, and "
-                    f"model.loss is {loss.__struct_config__.tag}; take hub.stop.loss, plateau, minutes or updates"
+                    f"model.loss is {kind_of(loss)}; take hub.stop.loss, plateau, minutes or updates"
                 )
         if self.policy.aggregate.update == "model" and self.codec.push not in ("auto", *ELEMENTWISE):
             raise ValueError(
@@ -154,17 +154,20 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
 
         `load` builds the training graph of an ONNX model: in this process, unless another way is given.
         """
+        if isinstance(self.model, OnnxModel) and (own := with_own_loss(self.model)) != self.model:
+            return replace(self, model=own).make_hub(on_report, load=load)  # its record then needs no file
         if self.hub.bind.startswith("inproc:"):
             raise AddressError(f"{self.hub.bind}: no other process could reach it; write tcp://HOST:PORT")
         model: Model | ShippedModel
         loaded: HubGraph | None = None
         if isinstance(self.model, OnnxModel):
             loaded = built = load(self.model)
-            check_devices_can_feed(built)
+            self.local.check_model(built.spec, None if built.forward is None else kind_of(self.model.loss))
             spec, initial = built.spec, lambda: built.initial
             model, graph, forward = ShippedModel(), built.graph, built.forward
         else:
             model, graph, forward = self.model, None, None
+            self.local.check_model(model.spec, "cross_entropy")
             spec, initial = model.spec, lambda: model.initial(self.hub.seed)
         return Hub(
             evaluator=self._make_evaluator(loaded),

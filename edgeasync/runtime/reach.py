@@ -38,7 +38,7 @@ def keys_do_not_fit(finding: Finding, *, keyed: bool, mechanism: str, cuts: int)
     if finding == "denied":
         return (
             "this hub does not know this device's key, or it was revoked; enrol the device: "
-            "'edgeasync keys enrol NAME' at the hub, 'edgeasync agent --enrol TOKEN' here"
+            "'edgeasync keys enrol NAME' at the hub, 'edgeasync agent --enrol TOKEN' or Agent(enrol=TOKEN) here"
         )
     if keyed and mechanism == "CURVE" and cuts >= CUTS_MIN:
         return "the hub at this address has another key than the one this device was enrolled with"
@@ -47,7 +47,7 @@ def keys_do_not_fit(finding: Finding, *, keyed: bool, mechanism: str, cuts: int)
     if not keyed and mechanism == "CURVE":
         return (
             "this hub talks to enrolled devices alone, and this one has no key; "
-            "'edgeasync keys enrol NAME' at the hub, 'edgeasync agent --enrol TOKEN' here"
+            "'edgeasync keys enrol NAME' at the hub, 'edgeasync agent --enrol TOKEN' or Agent(enrol=TOKEN) here"
         )
     return ""
 

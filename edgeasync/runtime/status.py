@@ -44,6 +44,13 @@ def fetch_status(
     The page "Events and JSON" describes its keys. To ask a hub with keys, give an operator's folder as `keys`.
     Raises `AddressError`, `AccessError` if the keys do not fit, `HubUnreachableError` if no answer comes in
     time, `StorageError`, or `ProtocolError`.
+
+    >>> import tempfile
+    >>> from edgeasync import Hub, fetch_status
+    >>> from edgeasync.training.numpy_models import SoftmaxModel
+    >>> with Hub(SoftmaxModel(inputs=3, classes=2), run=tempfile.mkdtemp(), bind="tcp://127.0.0.1:*") as hub:
+    ...     fetch_status(hub.address)["version"]
+    0
     """
     pair = None if keys is None else operator_keys(keys)
     check_connect(address, insecure=True)  # a status tells nothing that is worth a device's trust
@@ -123,14 +130,18 @@ def _ending(monitor: "zmq.Socket[bytes]") -> _Ending:
 def _check_keys(address: str, ending: _Ending, cuts: int, *, keyed: bool) -> None:
     """Raise `AccessError` if it is the keys why nobody answers; `cuts` handshakes were cut."""
     if ending == "denied":
-        raise AccessError(f"{address}: this hub does not know this operator key; give its own folder as --keys")
+        raise AccessError(
+            f"{address}: this hub does not know this operator key; give its own folder as keys (--keys)"
+        )
     mechanism = asyncio.run(mechanism_at(address))
     if keyed and mechanism == "CURVE" and cuts >= CUTS_MIN:
         raise AccessError(f"{address}: this hub has another key than the folder of keys says")
     if keyed and mechanism == "NULL":
-        raise AccessError(f"{address}: this hub has no keys; leave out --keys")
+        raise AccessError(f"{address}: this hub has no keys; leave out keys (--keys)")
     if not keyed and mechanism == "CURVE":
-        raise AccessError(f"{address}: this hub answers operators alone; give --keys, the folder of its keys")
+        raise AccessError(
+            f"{address}: this hub answers operators alone; give keys (--keys), the folder of its keys"
+        )
 
 
 def _read(frames: list[bytes]) -> dict[str, Any]:

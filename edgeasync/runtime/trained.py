@@ -88,7 +88,7 @@ def best_model(run: Path) -> TrainedModel:
         return kept
     if best is None:
         raise ConfigError(
-            f"{run}: no version was evaluated yet; wait for one ([evaluation] every), or leave out --best"
+            f"{run}: no version was evaluated yet; wait for one ([evaluation] every), or leave out best (--best)"
         )
     replay = RunReplay(
         run
@@ -100,7 +100,7 @@ def best_model(run: Path) -> TrainedModel:
     if found.version != best.number:
         raise StorageError(
             f"{run}: version {best.number} was the best, but it is not in {BEST_FILE}, and the journal does not "
-            "lead there any more; leave out --best"
+            "lead there any more; leave out best (--best)"
         )
     return msgspec.structs.replace(found, evaluation=best)
 

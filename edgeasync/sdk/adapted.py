@@ -28,4 +28,4 @@ class Adapted:
 
     def trainer(self, data: object, *, batch_size: int | None = None, seed: int = 0) -> Trainer:
         """Return a trainer on data, for `train` and for an `Agent` of your own."""
-        return self.prepare(local_training(None, batch_size)).make_trainer(as_dataset(data, "data"), seed)
+        return self.prepare(local_training(None, batch_size)).make_trainer(as_dataset(data, "data"), seed, 1)

@@ -15,7 +15,7 @@ import zmq
 from edgeasync.config import convert
 from edgeasync.core.device.effects import Report
 from edgeasync.durable.identity import default_device_id
-from edgeasync.errors import ConfigError
+from edgeasync.errors import ConfigError, HubUnreachableError
 from edgeasync.runtime.agent import Agent as RuntimeAgent
 from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.runtime.device import Device, find_device
@@ -50,6 +50,8 @@ class Agent(Service):
     - `epochs`: passes over this device's data between two exchanges, instead of the hub's number of local steps.
     - `seed`: of the order of examples.
     - `callbacks`: functions, or objects with methods such as `on_exchange`; see `edgeasync.callbacks`.
+    - `timeout_s`: how long to wait for a hub that lets this device in; then `HubUnreachableError` is raised, which
+      says why. Without it, and once it has joined, the agent waits as long as needed.
     - `on_report`: called on the agent's loop with what happens: `report.event`, `report.detail`.
     - Other keys of `[agent]` in a settings file, such as `local_steps_max` or `threads` (docs/settings.md). With
       several workers, a limit is of each.
@@ -57,12 +59,13 @@ class Agent(Service):
     It is ready at once; `wait_until_joined` waits for the hub.
 
     >>> import tempfile
+    >>> import numpy as np
     >>> from edgeasync import Agent, Hub, Stop
     >>> from edgeasync.training.numpy_models import SoftmaxModel
-    >>> model, data = SoftmaxModel(inputs=3, classes=3), (np.eye(3), np.arange(3))
-    >>> hub = Hub(model, run=tempfile.mkdtemp(), bind="tcp://127.0.0.1:*", until=Stop(updates=10))
-    >>> with hub, Agent(hub.address, data) as agent:
-    ...     agent.wait()
+    >>> model, until = SoftmaxModel(inputs=4, classes=2), Stop(updates=20)
+    >>> with Hub(model, run=tempfile.mkdtemp(), bind="tcp://127.0.0.1:*", until=until) as hub:
+    ...     with Agent(hub.address, (np.eye(4), [0, 1, 0, 1])) as agent:
+    ...         agent.wait()
     'the hub has finished training'
     """
 
@@ -83,6 +86,7 @@ class Agent(Service):
         epochs: float | None = None,
         seed: int = 0,
         callbacks: Sequence[Callback] = (),
+        timeout_s: float | None = None,
         on_report: Callable[[Report], None] | None = None,
         **settings: Any,
     ) -> None:
@@ -112,6 +116,8 @@ class Agent(Service):
         self._workers: list[AgentWorker] = []
         self._let_in: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._reason = ""
+        self._timeout_s = timeout_s
+        self._trouble = ""
 
     @property
     def updates_answered(self) -> int:
@@ -200,8 +206,28 @@ class Agent(Service):
             agent.request_stop()
 
     async def _run_worker(self, worker: AgentWorker) -> str:
-        assert worker.agent is not None
-        return await worker.agent.run()
+        """Run; raises `HubUnreachableError` if no hub has let this device in within `timeout_s`."""
+        agent = worker.agent
+        assert agent is not None
+        if self._timeout_s is None:
+            return await agent.run()
+        late = False
+
+        def look() -> None:
+            nonlocal late
+            late = not worker.joined.done()
+            if late:
+                agent.request_stop()
+
+        timer = asyncio.get_running_loop().call_later(self._timeout_s, look)
+        try:
+            reason = await agent.run()
+        finally:
+            timer.cancel()
+        if late:
+            trouble = self._trouble or f"{agent.address}: no answer yet, check the address and the network"
+            raise HubUnreachableError(f"no hub let this device in within {self._timeout_s:g} s: {trouble}")
+        return reason
 
     def _request_stop(self) -> None:
         self._each(lambda agent: agent.request_stop())
@@ -270,6 +296,8 @@ class Agent(Service):
         joined = sum(worker.joined.done() for worker in self._workers)
         if joined == self._workers_count and not self._let_in.done():
             self._let_in.set_result(None)
+        if report.event == "unreachable":
+            self._trouble = report.detail
         level = logging.WARNING if report.event in ("waiting", "warning", "unreachable") else logging.INFO
         LOG.log(level, "%s: %s", report.event, report.detail)
         if self._on_report is not None:

@@ -113,23 +113,23 @@ class AgentWorker:
         assert agent is not None
         if not isinstance(part, Dataset):
             return part
-        batch_size = 1
+        chosen: list[LocalTraining] = []
 
         def own(local: LocalTraining) -> LocalTraining:
-            nonlocal batch_size
-            local = self._own(local)
-            batch_size = local.batch_size
-            return local
+            chosen.append(self._own(local))
+            return chosen[-1]
 
         if self._model is None:
             trainer = planned_trainer(self._section, welcome, agent.graph, part, own)
         else:
             local = own(read_plan(welcome.settings).local if welcome.settings else LocalTraining())
-            trainer = prepare_as(self._model, welcome.spec, local).make_trainer(part, self._section.seed)
+            trainer = prepare_as(self._model, welcome.spec, local).make_trainer(part, self._section.seed, self._section.threads)
         self._trainer = trainer
-        batch_size = getattr(trainer, "batch_size", None) or batch_size  # a graph may have a fixed one
         if self._epochs is not None:
-            agent.local_steps = max(1, math.ceil(self._epochs * len(part) / min(batch_size, len(part))))
+            local = chosen[-1]
+            batch_size = getattr(trainer, "batch_size", None) or local.batch_size  # a graph may have a fixed one
+            examples = min(batch_size * local.accumulation_steps, len(part))
+            agent.local_steps = max(1, math.ceil(self._epochs * len(part) / examples))
         return trainer
 
     # -- what happens ----------------------------------------------------------------------------------------

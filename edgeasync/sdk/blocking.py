@@ -3,11 +3,13 @@
 import asyncio
 import concurrent.futures
 import contextlib
+import inspect
 import threading
 from collections.abc import Callable, Coroutine
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
+from edgeasync.config import suggest
 from edgeasync.runtime.event_loop import loop_factory
 
 Parameters = ParamSpec("Parameters")
@@ -21,9 +23,16 @@ def blocking(
     function: Callable[Parameters, Coroutine[Any, Any, Result]], name: str
 ) -> Callable[Parameters, Result]:
     """Return the blocking form of a coroutine function, with its signature and its docstring."""
+    signature = inspect.signature(function)
 
     @wraps(function)
     def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:  # in this function's own name, and with advice
+            unknown = [name for name in kwargs if name not in signature.parameters]
+            advice = f"; {suggest(unknown[0], signature.parameters)}" if unknown else ""
+            raise TypeError(f"{name}() {error}{advice}".rstrip("; ")) from None
         return run_blocking(partial(function, *args, **kwargs))
 
     call.__name__ = call.__qualname__ = name

@@ -37,7 +37,7 @@ class Update(Event, frozen=True):
 
     `number` counts the device's updates from 1. `outcome` is "applied", "buffered" until the next version, or why
     it never counts. `loss` is the mean over its `local_steps`, `None` if the device tells none. `staleness` is by
-    how many versions the model had moved on.
+    how many versions the model had moved on. `metrics` are those that the device has told, by name.
     """
 
     device: str
@@ -48,6 +48,7 @@ class Update(Event, frozen=True):
     examples: int
     local_steps: int
     staleness: int
+    metrics: dict[str, float] = {}
 
 
 class Version(Event, frozen=True):

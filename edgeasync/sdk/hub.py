@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgeasync.autodiff.settings import LossSetting
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError, EdgeAsyncError
+from edgeasync.losses import LossSetting
 from edgeasync.policies.policy import Policy
 from edgeasync.runtime.hub import Hub as RuntimeHub
 from edgeasync.sdk.callbacks import Callback, Callbacks
@@ -58,6 +58,9 @@ class Hub(Service):
         callbacks: Sequence[Callback] = (),
         optimizer: object = None,
         batch_size: int | None = None,
+        accumulation_steps: int | None = None,
+        micro_batch_size: int | str | None = None,
+        metrics: object = (),
         loss: LossSetting = "cross_entropy",
         input_shape: Sequence[int] | None = None,
         seed: int = 0,
@@ -83,6 +86,9 @@ class Hub(Service):
             "evaluate": evaluate,
             "optimizer": optimizer,
             "batch_size": batch_size,
+            "accumulation_steps": accumulation_steps,
+            "micro_batch_size": micro_batch_size,
+            "metrics": metrics,
             "loss": loss,
             "seed": seed,
             "settings": settings,

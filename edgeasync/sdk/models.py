@@ -9,19 +9,20 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edgeasync.autodiff.settings import GraphSettings, LossSetting, find_loss
 from edgeasync.config import Section, convert, to_table
-from edgeasync.data.dataset import Dataset, Targets, batches
+from edgeasync.data.dataset import Dataset, Features, Inputs, Targets
 from edgeasync.data.files import load
 from edgeasync.errors import ConfigError, DataError
+from edgeasync.losses import LossSetting, check_loss, find_loss, kind_of
+from edgeasync.metrics import check_metrics
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 from edgeasync.runtime.evaluation import make_evaluator
-from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, build_graph, load_graph
+from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, build_graph, load_graph, with_own_loss
 from edgeasync.sdk.participants import check_same
 from edgeasync.training.evaluation import Evaluation, Evaluator, rows_at_once
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
 from edgeasync.training.plan import LocalTraining, ReceivedGraph, ShippedModel, TrainingPlan
-from edgeasync.training.trainer import GradientTrainer, Trainer
+from edgeasync.training.trainer import Trainer
 
 Arrays = Mapping[str, npt.NDArray[np.float32]]
 
@@ -41,23 +42,29 @@ class OwnModel(Protocol):
     """The named arrays to begin with."""
 
     def gradient(self, arrays: Arrays, x: npt.NDArray[np.float32], y: Targets) -> tuple[float, Arrays]:
-        """Return a batch's mean loss, and its gradient for each array by its name."""
+        """Return a batch's mean loss, and its gradient for each array by its name.
+
+        Of data with several inputs `x` is a dict of arrays.
+        """
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """A model that can be trained.
 
+    `make_trainer` takes data, a seed, and the number of threads to compute with, where that can be chosen.
     `described` is the model as a settings file would have it, `None` for one that only Python code describes.
+    `loss` is the kind of its loss, `None` if that is not known.
     `restore` returns the model in the kind that the user gave, with trained arrays.
     """
 
     spec: ParameterSpec
     initial: Vector
-    make_trainer: Callable[[Dataset, int], Trainer]
+    make_trainer: Callable[[Dataset, int, int], Trainer]
     make_evaluator: Callable[[Dataset], Evaluator]
     restore: Callable[[Arrays], Any]
     described: SoftmaxModel | MlpModel | OnnxModel | None = None
     graph: HubGraph | None = None
+    loss: str | None = None
 
     @property
     def shipped(self) -> SoftmaxModel | MlpModel | ShippedModel | None:
@@ -72,7 +79,7 @@ def prepare(
 
     Raises `ConfigError` for what is no model, and `GraphError` for one that cannot be trained.
     """
-    convert({"loss": to_table(loss) if isinstance(loss, Section) else loss}, GraphSettings, where="train")
+    loss = check_loss(loss, "train")
     if isinstance(model, SoftmaxModel | MlpModel):
         return _numpy(model, local, loss, seed)
     if isinstance(model, str | Path):
@@ -134,18 +141,20 @@ def _numpy(model: SoftmaxModel | MlpModel, local: LocalTraining, loss: LossSetti
     return Prepared(
         spec=model.spec,
         initial=model.initial(seed),
-        make_trainer=plan.make_trainer,
+        make_trainer=lambda data, seed, _: plan.make_trainer(data, seed),
         make_evaluator=lambda data: make_evaluator(model, None, data),
         restore=lambda _: model,
         described=model,
+        loss="cross_entropy",
     )
 
 
 def _onnx(
     described: OnnxModel, forward: bytes | None, local: LocalTraining, give: Callable[[bytes], Any]
 ) -> Prepared:
+    described = with_own_loss(described)
     graph = load_graph(described) if forward is None else build_graph(forward, described, "the model")
-    plan, received = TrainingPlan(model=ShippedModel(), local=local), ReceivedGraph(graph.graph, graph.spec)
+    plan = TrainingPlan(model=ShippedModel(), local=local)
 
     def restore(arrays: Arrays) -> Any:
         from edgeasync.autodiff.export import export_model  # noqa: PLC0415 - needs onnx
@@ -157,11 +166,14 @@ def _onnx(
     return Prepared(
         spec=graph.spec,
         initial=graph.initial,
-        make_trainer=lambda data, seed: plan.make_trainer(data, seed, received),
+        make_trainer=lambda data, seed, threads: plan.make_trainer(
+            data, seed, ReceivedGraph(graph.graph, graph.spec, threads)
+        ),
         make_evaluator=lambda data: make_evaluator(described, graph, data),
         restore=restore,
         described=described,
         graph=graph,
+        loss=None if graph.forward is None else kind_of(described.loss),
     )
 
 
@@ -178,19 +190,21 @@ def _own(model: Any, local: LocalTraining, order: Sequence[str] | None = None) -
         )
     names = model.parameters if order is None else order
     spec, initial = _flatten({name: model.parameters[name] for name in names}, _name(model))
+    if local.metrics:
+        raise ConfigError(
+            f"metrics: {_name(model)} tells no scores; give layers, ONNX, or trainers of your own with `metrics()`"
+        )
 
-    def gradient(vector: Vector, x: npt.NDArray[np.float32], y: Targets, out: Vector) -> float:
+    def gradient(vector: Vector, x: Features, y: Targets, out: Vector) -> float:
         loss, gradients = _call(model, spec.views(vector), x, y)
         for name, view in spec.views(out).items():
             view[...] = _gradient_of(model, gradients, name, view.shape)
         return loss
 
-    def make_trainer(data: Dataset, seed: int) -> Trainer:
-        gradient(initial.copy(), data.x[:1], data.y[:1], np.empty_like(initial))  # a mistake is told at once
-        stream = batches(data, local.batch_size, seed)
-        return GradientTrainer(
-            spec, gradient, local.optimizer, stream, keep_optimizer_state=local.keep_optimizer_state
-        )
+    def make_trainer(data: Dataset, seed: int, _: int) -> Trainer:
+        trial = np.empty_like(initial)
+        gradient(initial.copy(), data.features[:1], data.y[:1], trial)  # a mistake is told at once
+        return local.make_trainer(spec, gradient, data, seed)
 
     def make_evaluator(data: Dataset) -> Evaluator:
         evaluator = _OwnEvaluator(model, spec, data)
@@ -207,12 +221,17 @@ def _own(model: Any, local: LocalTraining, order: Sequence[str] | None = None) -
 
 
 def _call(model: Any, arrays: Arrays, x: Any, y: Any) -> tuple[float, Mapping[str, Any]]:
-    found = model.gradient(arrays, x, y)
+    found = model.gradient(arrays, _plain(x), y)
     if not (isinstance(found, Sequence) and len(found) == 2 and isinstance(found[1], Mapping)):
         raise ConfigError(
             f"{_name(model)}.gradient returned {type(found).__name__}; return the loss and a dict of gradients"
         )
     return float(found[0]), found[1]
+
+
+def _plain(x: Features) -> Any:
+    """Return examples as a model of the user's own has them: an array, or a dict of arrays."""
+    return x.arrays if isinstance(x, Inputs) else x
 
 
 def _gradient_of(model: Any, gradients: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> Any:
@@ -233,16 +252,17 @@ class _OwnEvaluator:
         self._model = model
         self._spec = spec
         self._data = data
-        self._rows = rows_at_once(int(np.prod(data.x.shape[1:])))
+        arrays = data.features.arrays.values() if isinstance(data.features, Inputs) else [data.x]
+        self._rows = rows_at_once(sum(int(np.prod(array.shape[1:])) for array in arrays))
 
     def __call__(self, parameters: Vector) -> Evaluation:
         arrays, data, total, right = self._spec.views(parameters), self._data, 0.0, 0
         predicts = hasattr(self._model, "predict") and data.y.dtype.kind == "i"
         for start in range(0, len(data), self._rows):
-            x, y = data.x[start : start + self._rows], data.y[start : start + self._rows]
+            x, y = data.features[start : start + self._rows], data.y[start : start + self._rows]
             total += _call(self._model, arrays, x, y)[0] * len(y)
             if predicts:
-                predicted = np.asarray(self._model.predict(arrays, x))
+                predicted = np.asarray(self._model.predict(arrays, _plain(x)))
                 if predicted.shape != y.shape:
                     raise ConfigError(
                         f"{_name(self._model)}.predict returned shape {predicted.shape} for {len(y)} examples; "
@@ -280,7 +300,11 @@ def _flatten(parameters: Mapping[str, npt.ArrayLike], where: str) -> tuple[Param
     """Return the layout and the values of named arrays; raises `ConfigError` unless they are finite floats."""
     arrays = {}
     for name, given in parameters.items():
-        array = np.asarray(given)
+        try:
+            array = np.asarray(given)
+        except (TypeError, ValueError, RuntimeError) as error:
+            words = f"{where}: parameter {name!r} cannot be read as a numpy array"
+            raise ConfigError(f"{words}: {error}") from error
         if array.dtype.kind != "f":
             raise ConfigError(
                 f"{where}: parameter {name!r} is {array.dtype}; give floats: only they can be trained"
@@ -294,7 +318,7 @@ def _flatten(parameters: Mapping[str, npt.ArrayLike], where: str) -> tuple[Param
     return spec, spec.flatten(arrays)
 
 
-def _no_trainer(data: Dataset, seed: int) -> Trainer:  # noqa: ARG001
+def _no_trainer(data: Dataset, seed: int, threads: int) -> Trainer:  # noqa: ARG001
     raise ConfigError("named arrays alone cannot be trained on data; give trainers of your own, or a model")
 
 
@@ -323,9 +347,13 @@ def as_dataset(data: object, where: str) -> Dataset:
     )
 
 
-def local_training(optimizer: object, batch_size: int | None) -> LocalTraining:
-    """Return how devices train; raises `ConfigError` for what they cannot."""
-    table: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
+def local_training(
+    optimizer: object, batch_size: int | None, metrics: object = (), **numbers: Any
+) -> LocalTraining:
+    """Return how devices train; raises `ConfigError` for what they cannot. `None` means the default."""
+    table: dict[str, Any] = {"batch_size": batch_size, **numbers}
+    table = {name: value for name, value in table.items() if value is not None}
+    table["metrics"] = to_table(check_metrics(metrics, "train"))
     if optimizer is not None:
         stages = optimizer if isinstance(optimizer, list | tuple) else (optimizer,)
         if wrong := [stage for stage in stages if not isinstance(stage, Section)]:

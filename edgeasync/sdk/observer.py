@@ -134,6 +134,7 @@ class Observer:
             examples=push.examples,
             local_steps=history.local_steps,
             staleness=history.staleness,
+            metrics=push.metrics or {},
         ))  # fmt: skip
         epochs = self._until.epochs
         if epochs is not None and self._trained >= epochs * self._examples:

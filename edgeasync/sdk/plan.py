@@ -10,11 +10,11 @@ import numpy as np
 import zmq
 from msgspec.structs import replace
 
-from edgeasync.autodiff.settings import LossSetting
 from edgeasync.config import convert, to_table
 from edgeasync.core.hub.settings import StopCondition
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError
+from edgeasync.losses import LossSetting
 from edgeasync.policies.policy import Policy
 from edgeasync.runtime.hub import Hub
 from edgeasync.runtime.hub_settings import HubSettings, RunSettings
@@ -23,6 +23,9 @@ from edgeasync.sdk.observer import Observer
 from edgeasync.sdk.stop import Stop
 from edgeasync.training.evaluation import Evaluator
 from edgeasync.training.plan import TrainingPlan
+
+SEEDS = 1 << 62
+"""As many as a settings file may name."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +51,9 @@ def plan_run(
     evaluate: object,
     optimizer: object,
     batch_size: int | None,
+    accumulation_steps: int | None,
+    micro_batch_size: int | str | None,
+    metrics: object,
     loss: LossSetting,
     seed: int,
     settings: Mapping[str, Any] | None,
@@ -56,6 +62,7 @@ def plan_run(
 
     Raises `ConfigError`, `DataError` or `GraphError` for what does not fit.
     """
+    check_seed(seed)
     for name, value, wanted in (
         ("until", until, Stop),
         ("settings", settings, Mapping),
@@ -64,8 +71,18 @@ def plan_run(
             raise ConfigError(f"{name} is {type(value).__name__}; give {_WANTED[name]}")
     if policy is not None and not hasattr(policy, "aggregate"):  # what else is wrong with one, the hub says
         raise ConfigError(f"policy is {type(policy).__name__}; give {_WANTED['policy']}")
-    sections = replace(_sections(settings, hub, until, policy), local=local_training(optimizer, batch_size))
+    sections = replace(
+        _sections(settings, hub, until, policy),
+        local=local_training(
+            optimizer,
+            batch_size,
+            metrics,
+            accumulation_steps=accumulation_steps,
+            micro_batch_size=micro_batch_size,
+        ),
+    )
     prepared = prepare(model, example, sections.local, loss=loss, run=Path(sections.hub.run), seed=seed)
+    sections.local.check_model(prepared.spec, prepared.loss)
     return Plan(prepared=prepared, sections=sections, evaluator=_evaluator(evaluate, until, prepared))
 
 
@@ -83,10 +100,20 @@ def as_path(path: object, what: str) -> Path:
     return Path(path).expanduser()
 
 
+def check_seed(seed: object) -> None:
+    """Raise `ConfigError` unless numpy can begin its random numbers with it."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < SEEDS:
+        raise ConfigError(f"seed is {seed!r}; give a whole number from 0 to 2**62 - 1")
+
+
 def make_hub(
-    plan: Plan, bind: str, observer: Observer, context: "zmq.Context[zmq.Socket[bytes]] | None" = None
+    plan: Plan,
+    bind: str,
+    observer: Observer,
+    context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
+    keys: Path | None = None,
 ) -> Hub:
-    """Return the hub of a plan, not running yet, which is to listen at `bind`."""
+    """Return the hub of a plan, not running yet, which is to listen at `bind`; `keys` are for this start alone."""
     prepared, sections = plan.prepared, plan.sections
     graph, settings = prepared.graph, sections.hub
     plain = TrainingPlan(model=prepared.shipped, local=sections.local) if prepared.shipped is not None else None
@@ -102,7 +129,7 @@ def make_hub(
         forward=None if graph is None else graph.forward,
         evaluator=plan.evaluator,
         durability=settings.durability,
-        keys=None if settings.keys is None else Path(settings.keys).expanduser(),
+        keys=keys if settings.keys is None else Path(settings.keys).expanduser(),
         knocking=settings.knocking,
         insecure=settings.insecure,
         record=_record(plan),

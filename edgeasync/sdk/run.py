@@ -18,9 +18,12 @@ from edgeasync.sdk.plan import as_path
 class Run:
     """A run of training, as `train` returns it or as its folder holds it (`Run.open`).
 
-    >>> run = Run.open("runs/digits")  # doctest: +SKIP
-    >>> run.arrays["0.weight"].shape, run.version  # doctest: +SKIP
-    ((64, 128), 305)
+    >>> import numpy as np
+    >>> from edgeasync import Run, Stop, nn, train
+    >>> data = np.eye(4), [0, 1, 0, 1]
+    >>> run = train(nn.Linear(4, 2), data, run="runs/eye", until=Stop(updates=20))
+    >>> Run.open("runs/eye").arrays["0.weight"].shape
+    (2, 4)
     """
 
     def __init__(

@@ -43,7 +43,7 @@ LAST_UPDATE_S = 5.0
 """How long the end of a session waits for the hub's answer to the last steps."""
 
 
-class Session(Service):
+class JoinedLoop(Service):
     """Takes part in a run from a loop of your own; `join` makes one.
 
     After every step of the optimizer the session counts. At the end of an assignment it sends the update, and
@@ -195,7 +195,7 @@ class Session(Service):
         if lockstep is None or agent is None or self.finished or self._aborted or not self.steps_since_exchange:
             return
         answered, until_s = agent.updates_answered, time.monotonic() + LAST_UPDATE_S
-        lockstep.interrupt()
+        lockstep.end()
         while agent.updates_answered == answered and time.monotonic() < until_s and not self._done.done():
             time.sleep(0.005)
 
@@ -229,7 +229,7 @@ class Session(Service):
 
         try:
             self._loop_state.load(part("loop."), restore)
-        except (KeyError, ValueError) as error:
+        except ValueError as error:
             LOG.warning("the loop begins from scratch: %s", error)
 
     async def _serve(self) -> str:
@@ -288,12 +288,12 @@ def join(
     keep_optimizer_state: bool | None = None,
     timeout_s: float = FIRST_MODEL_S,
     **settings: Any,
-) -> Session:
+) -> JoinedLoop:
     """Take part in a hub's run from a training loop that stays yours; use it by `with`.
 
     - `hub`: its address, or several.
     - `model`: a `torch.nn.Module`; a dict of numpy arrays that the loop changes in place; or what
-      has the methods of a participant (docs/train/session.md). It takes the hub's values at once.
+      has the methods of a participant (docs/train/join.md). It takes the hub's values at once.
     - `optimizer`: of torch; without one, every optimizer of the module's parameters is watched. For other models
       call `session.step()` after each step.
     - `name`, `state`, `enrol`, `insecure`: as for `Agent`. With `state` a script that was killed resumes: its
@@ -326,5 +326,5 @@ def join(
     given = {key: value for key, value in said.items() if value is not None}
     usual = {"alone_steps_max": 2**31} | ({} if state is None else {"spool": "full"})
     section = convert({**usual, **settings, **given, "insecure": insecure}, AgentSection, where="join")
-    session = Session(section, participant, examples=examples, keep_optimizer_state=keep_optimizer_state)
+    session = JoinedLoop(section, participant, examples=examples, keep_optimizer_state=keep_optimizer_state)
     return session.start(timeout_s)

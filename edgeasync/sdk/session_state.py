@@ -3,6 +3,7 @@
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,27 +38,25 @@ class LoopState:
         if self._passed < self._epochs:
             self._passed += 1
             return
-        skipped = 0
         if self._resumed is None:
             self._begun, self._batches = random_state(), 0
         else:
             set_random_state(self._begun)
-            skipped = self._batches
-        number = 0
-        for number, batch in enumerate(loader, 1):
-            if number > skipped:
-                self._arrive()
-                self._batches = number
-                yield batch
-        if not number:
-            raise DataError("the loader has no batches; give it data")
+        batches = iter(loader)
+        for _ in islice(batches, self._batches):
+            pass
         self._arrive()
+        for batch in batches:
+            self._batches += 1
+            yield batch
+        if not self._batches:
+            raise DataError("the loader has no batches; give it data")
         self._epochs += 1
         self._passed += 1
         self._batches = 0
 
     def _arrive(self) -> None:
-        """Go on as after the last step, once the loop is at its place."""
+        """Continue as after the last step, once the loop is at its place."""
         if self._resumed is not None:
             (drawn, restore), self._resumed = self._resumed, None
             restore()
@@ -70,8 +69,9 @@ class LoopState:
         return state | {f"now.{name}": array for name, array in random_state().items()}
 
     def load(self, state: TrainerState, restore: Callable[[], None]) -> None:
-        """Resume from a place, and call `restore` there; raises `KeyError` or `ValueError` for what is none."""
-        steps, epochs, batches = (int(number) for number in state["place"])
+        """Resume from a place, and call `restore` there; raises `ValueError` for what is none."""
+        place = state.get("place", np.empty(0))
+        steps, epochs, batches = (int(number) for number in place)
         begun, drawn = (
             {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
             for prefix in ("begun.", "now.")
@@ -104,15 +104,15 @@ def random_state() -> RandomState:
 
 
 def set_random_state(state: RandomState) -> None:
-    """Draw as from this state; raises `KeyError` or `ValueError` for what is none."""
-    words, gauss = tuple(int(word) for word in state["python"]), state["python.gauss"]
-    random.setstate((3, words, float(gauss[0]) if len(gauss) else None))
-    place, has_gauss, cached = state["numpy.gauss"]
-    legacy = ("MT19937", state["numpy"], int(place), int(has_gauss), float(cached))
-    np.random.set_state(legacy)  # noqa: NPY002
+    """Draw as from this state; raises `ValueError` for what is none."""
     torch = sys.modules.get("torch")
-    if torch is not None and "torch" in state:
-        try:
+    try:
+        words, gauss = tuple(int(word) for word in state["python"]), state["python.gauss"]
+        random.setstate((3, words, float(gauss[0]) if len(gauss) else None))
+        place, has_gauss, cached = state["numpy.gauss"]
+        legacy = ("MT19937", state["numpy"], int(place), int(has_gauss), float(cached))
+        np.random.set_state(legacy)  # noqa: NPY002
+        if torch is not None and "torch" in state:
             torch.set_rng_state(torch.from_numpy(state["torch"].copy()))
-        except (RuntimeError, TypeError) as error:
-            raise ValueError(str(error)) from error
+    except (ArithmeticError, LookupError, RuntimeError, TypeError) as error:
+        raise ValueError(f"no state of random numbers: {error}") from error

@@ -6,6 +6,7 @@ from edgeasync.data.dataset import Dataset
 from edgeasync.data.partition import iid
 from edgeasync.errors import ConfigError
 from edgeasync.sdk.models import as_dataset
+from edgeasync.sdk.plan import check_seed
 from edgeasync.training.trainer import Trainer
 
 Share = Dataset | Trainer
@@ -16,6 +17,7 @@ DEFAULT_WORKERS = 4
 
 def split(data: object, workers: int | None, seed: int) -> list[Share]:
     """Return the data of each worker, or its trainer; raises `ConfigError` or `DataError`."""
+    check_seed(seed)
     if workers is not None and not (isinstance(workers, int) and workers >= 1):
         raise ConfigError(f"workers is {workers!r}; give 1 or more")
     if not isinstance(data, list):

@@ -30,6 +30,11 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True):
     - an evaluation with at most this `loss`, or at least this `accuracy` (0 to 1);
     - `epochs`: passes over all workers' data, counted from this call on;
     - `when(progress)` returns true. It is called with every version.
+
+    >>> from edgeasync import Stop
+    >>> Stop(minutes=10, accuracy=0.95)
+    Stop(updates=None, minutes=10, loss=None, accuracy=0.95, epochs=None, when=None)
+    >>> until = Stop(when=lambda progress: progress.seconds > 5 and progress.updates > 100)
     """
 
     updates: int | None = None

@@ -1,7 +1,6 @@
-"""`train`: a hub and its workers in this process, from one call to a trained model."""
+"""`train`: a hub in this process and its workers, from one call to a trained model."""
 
 import asyncio
-import secrets
 import shutil
 import tempfile
 import weakref
@@ -10,25 +9,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import zmq
-
-from edgeasync.autodiff.settings import LossSetting
 from edgeasync.data.dataset import Dataset
-from edgeasync.durable.identity import DeviceIdentity
-from edgeasync.errors import ConfigError, ModelMismatchError
+from edgeasync.errors import ConfigError
+from edgeasync.losses import LossSetting
 from edgeasync.policies.policy import Policy
-from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.hub import Hub
 from edgeasync.runtime.model_file import load_model
 from edgeasync.sdk.blocking import blocking
 from edgeasync.sdk.callbacks import Callback, Callbacks
-from edgeasync.sdk.models import Prepared
 from edgeasync.sdk.observer import Observer
 from edgeasync.sdk.plan import Plan, as_path, make_hub, plan_run
 from edgeasync.sdk.run import Run
 from edgeasync.sdk.shares import split
 from edgeasync.sdk.stop import Stop
-from edgeasync.training.trainer import Trainer
+from edgeasync.sdk.workers.base import Workers, run_together
+from edgeasync.sdk.workers.engines import Engine, make_workers
 
 DEFAULT_EPOCHS = 10.0
 """How long `train` trains if nothing is said."""
@@ -46,11 +41,16 @@ async def train_async(
     callbacks: Sequence[Callback] = (),
     optimizer: object = None,
     batch_size: int | None = None,
+    accumulation_steps: int | None = None,
+    micro_batch_size: int | str | None = None,
+    metrics: object = (),
     loss: LossSetting = "cross_entropy",
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
+    engine: Engine = "tasks",
+    ray_address: str | None = None,
 ) -> Run:
-    """Train a model with several workers in this process, and return the run.
+    """Train a model with several workers, and return the run. The hub is in this process.
 
     `train` blocks, in a notebook, too; an interrupt is raised once the newest version is in the run's folder.
     `train_async` runs on the loop of its caller; a cancel leaves that version there, too.
@@ -69,10 +69,17 @@ async def train_async(
       returns a loss, or a loss and an accuracy.
     - `callbacks`: functions, or objects with methods such as `on_update`; see `edgeasync.callbacks`.
     - `optimizer`: of the workers, such as `SGD(learning_rate=0.1)`, or a list of stages.
-    - `batch_size`: of a local step.
-    - `loss`: for ONNX and layers, by name or as a table (docs/settings.md).
+    - `batch_size`: of a local step; with `accumulation_steps` it is of this number of batches together. With
+      `micro_batch_size` no more examples go through the model at once; `"auto"` chooses by speed and memory.
+    - `metrics`: of `edgeasync.metrics`, objects or names; they come with `on_update`.
+    - `loss`: for ONNX and layers, an object of `edgeasync.losses` or a name.
     - `seed`: of the first values, of the split, and of the order of examples.
     - `settings`: other sections of a hub's settings file, as tables: `{"codec": {"push": "int8"}}`.
+    - `engine`: where workers run. `"tasks"`: in threads of this process. `"processes"`: each in a process of its
+      own (extra `processes`). `"ray"`: as actors on a Ray cluster (extra `ray`). In the last two a worker that
+      dies comes back.
+    - `ray_address`: the address of the cluster, as Ray's own `init` takes it; by default one that Ray is
+      connected to already, or else a new one on this machine.
 
     When the updates of all workers are no longer finite, training ends, with the last good version; `Run.reason`
     then begins with "diverged".
@@ -91,7 +98,7 @@ async def train_async(
     until = Stop(epochs=DEFAULT_EPOCHS) if until is None else until
     folder, remove = _folder(run)
 
-    def begin() -> tuple[Plan, list[Trainer], int]:
+    def begin() -> tuple[Plan, Workers, int]:
         parts = split(data, workers, seed)
         examples = sum(len(part) for part in parts if isinstance(part, Dataset))
         if not examples and isinstance(until, Stop) and until.epochs is not None:
@@ -107,18 +114,22 @@ async def train_async(
             evaluate=evaluate,
             optimizer=optimizer,
             batch_size=batch_size,
+            accumulation_steps=accumulation_steps,
+            micro_batch_size=micro_batch_size,
+            metrics=metrics,
             loss=loss,
             seed=seed,
             settings=settings,
         )
-        return plan, _trainers(plan.prepared, parts, seed), examples
+        return plan, make_workers(engine, plan.prepared, parts, seed, ray_address), examples
 
     try:
-        plan, trainers, examples = await asyncio.to_thread(begin)
+        plan, crew, examples = await asyncio.to_thread(begin)
         async with Callbacks(callbacks) as told:
-            observer = Observer(until, examples, told.tell, ends_diverged=True)
+            listening = asyncio.Event()
+            observer = Observer(until, examples, told.tell, listening.set, ends_diverged=True)
             told.on_stop = observer.finish_soon
-            found = await _run_tasks(plan, trainers, observer)
+            found = await _serve(plan, crew, observer, listening)
     except BaseException:
         if remove is not None:
             remove()
@@ -131,44 +142,29 @@ async def train_async(
 train = blocking(train_async, "train")
 
 
-async def _run_tasks(plan: Plan, trainers: Sequence[Trainer], observer: Observer) -> Run:
-    """Run the hub and its workers as tasks of this loop, over ZeroMQ's in-process transport."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    address, reason = f"inproc://{secrets.token_hex(8)}", "interrupted"
+async def _serve(plan: Plan, workers: Workers, observer: Observer, listening: asyncio.Event) -> Run:
+    """Run the hub on this loop and its workers wherever they are; return the run."""
+    reason = "interrupted"
     try:
-        hub = make_hub(plan, address, observer, context)
-        observer.watch(hub, asyncio.get_running_loop())
-        agents = [_make_agent(address, number, trainer, context) for number, trainer in enumerate(trainers, 1)]
+        async with workers:
+            hub = make_hub(plan, workers.bind, observer, workers.context, workers.keys)
+            observer.watch(hub, asyncio.get_running_loop())
 
-        async def serve() -> None:
-            nonlocal reason
-            found = await hub.run()
-            reason = observer.reason or found
-            for agent in agents:
-                agent.request_stop()  # who had not joined by then would wait for ever
+            async def serve() -> None:
+                nonlocal reason
+                found = await hub.run()
+                reason = observer.reason or found
+                workers.stop()
+                listening.set()
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(serve())
-                for agent in agents:
-                    group.create_task(agent.run())
-        except ExceptionGroup as errors:  # of the task group: what came first is what went wrong
-            first = errors.exceptions[0]
-            raise first from first.__cause__
+            async def work() -> None:
+                await listening.wait()
+                await workers.run(hub)
+
+            await run_together([serve(), work()])
     finally:
-        context.destroy(linger=0)
         observer.end(reason)
     return await asyncio.to_thread(_result, plan, hub, observer, reason)
-
-
-def _make_agent(address: str, number: int, trainer: Trainer, context: "zmq.Context[zmq.Socket[bytes]]") -> Agent:
-    return Agent(
-        address,
-        identity=DeviceIdentity(f"worker-{number}", f"{number:032x}", 1),  # the same in every call on a run
-        make_trainer=lambda _: trainer,
-        fingerprint=trainer.spec.fingerprint,
-        context=context,
-    )
 
 
 def _result(plan: Plan, hub: Hub, observer: Observer, reason: str) -> Run:
@@ -196,17 +192,3 @@ def _folder(run: str | Path | None) -> tuple[Path, Callable[[], None] | None]:
         return as_path(run, "run"), None
     kept = tempfile.mkdtemp(prefix="edgeasync-run-")
     return Path(kept) / "run", partial(shutil.rmtree, kept, ignore_errors=True)
-
-
-def _trainers(prepared: Prepared, parts: Sequence[Dataset | Trainer], seed: int) -> list[Trainer]:
-    """Return each worker's trainer; raises `ModelMismatchError` for one of another model."""
-    trainers = [
-        prepared.make_trainer(part, seed + number) if isinstance(part, Dataset) else part
-        for number, part in enumerate(parts)
-    ]
-    for number, trainer in enumerate(trainers, 1):
-        if trainer.spec != prepared.spec:
-            raise ModelMismatchError(
-                f"trainer {number} has other arrays than the model; give it the model's names and shapes"
-            )
-    return trainers

@@ -67,7 +67,7 @@ class SklearnModel(Adapted):
             initial=self.spec.flatten(
                 {name: array.astype(np.float32) for name, array in _arrays(self._estimator).items()}
             ),
-            make_trainer=lambda data, seed: SklearnTrainer(self, data, local, seed),
+            make_trainer=lambda data, seed, _: SklearnTrainer(self, data, local, seed),
             make_evaluator=self._evaluator,
             restore=self.fitted,
         )

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edgeasync.data.dataset import Dataset
+from edgeasync.data.dataset import Dataset, Features
 from edgeasync.errors import DataError
 from edgeasync.parameters import Vector
 from edgeasync.training.losses import Array, LossSum, cross_entropy
@@ -79,10 +79,10 @@ def rows_at_once(values: int) -> int:
 
 
 def evaluate(
-    x: npt.NDArray[Any],
+    x: Features,
     targets: npt.NDArray[Any],
     rows: int,
-    scores_of: Callable[[npt.NDArray[Any]], Array],
+    scores_of: Callable[[Any], Array],
     loss: Callable[[Array, Any], LossSum],
 ) -> Evaluation:
     """Evaluate in batches of `rows`, the last one what is left: `loss(scores_of(x), targets)`, summed up."""

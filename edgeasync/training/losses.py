@@ -28,10 +28,23 @@ class LossSum(msgspec.Struct, frozen=True):
 
 
 def cross_entropy(
-    scores: Array, labels: Labels, *, class_weights: Sequence[float] | None = None, label_smoothing: float = 0.0
+    scores: Array,
+    labels: Labels,
+    *,
+    class_weights: Sequence[float] | None = None,
+    label_smoothing: float = 0.0,
+    ignored_label: int | None = None,
 ) -> LossSum:
     """Sum the softmax cross-entropy; with `class_weights` both it and what it is divided by are weighted."""
     classes = scores.shape[1]
+    if ignored_label is not None:
+        counts = labels != ignored_label
+        scores, labels = (
+            np.moveaxis(scores, 1, -1)[counts],
+            labels[counts],
+        )  # each place is an example from here on
+        if not labels.size:
+            return LossSum(0.0, 0.0)
     right = int((scores.argmax(axis=1) == labels).sum())
     # Scores under their largest: the exponentials cannot overflow.
     logarithms = scores - scores.max(axis=1, keepdims=True)

@@ -17,6 +17,7 @@ from msgspec import Meta
 from edgeasync.config import Section
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import DataError
+from edgeasync.metrics import Meter
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 
 Array = npt.NDArray[np.float32]
@@ -47,9 +48,9 @@ class SoftmaxModel(Section, frozen=True, tag_field="kind", tag="softmax", dict=T
         """Raise `DataError` unless the examples' features, flattened, and labels fit the model."""
         _check_data(self.inputs, self.classes, dataset)
 
-    def gradient(self, parameters: Vector, x: Array, y: Labels, out: Vector) -> float:
-        """Write the gradient of the batch's mean loss to `out` and return the loss."""
-        return _gradient(self.spec, parameters, x, y, out)
+    def gradient(self, parameters: Vector, x: Array, y: Labels, out: Vector, meter: Meter | None = None) -> float:
+        """Write the gradient of the batch's mean loss to `out` and return the loss; add the scores to `meter`."""
+        return _gradient(self.spec, parameters, x, y, out, meter=meter)
 
     def scores(self, parameters: Vector, x: Array) -> Array:
         """Return the classes' scores of each example, before any softmax, (n, classes)."""
@@ -82,9 +83,9 @@ class MlpModel(Section, frozen=True, tag_field="kind", tag="mlp", dict=True, kw_
         """Raise `DataError` unless the examples' features, flattened, and labels fit the model."""
         _check_data(self.inputs, self.classes, dataset)
 
-    def gradient(self, parameters: Vector, x: Array, y: Labels, out: Vector) -> float:
-        """Write the gradient of the batch's mean loss to `out` and return the loss."""
-        return _gradient(self.spec, parameters, x, y, out)
+    def gradient(self, parameters: Vector, x: Array, y: Labels, out: Vector, meter: Meter | None = None) -> float:
+        """Write the gradient of the batch's mean loss to `out` and return the loss; add the scores to `meter`."""
+        return _gradient(self.spec, parameters, x, y, out, meter=meter)
 
     def scores(self, parameters: Vector, x: Array) -> Array:
         """Return the classes' scores of each example, before any softmax, (n, classes)."""
@@ -149,10 +150,21 @@ def forward(layers: Layers, x: Array) -> list[Array]:
     return arrays
 
 
-def _gradient(spec: ParameterSpec, parameters: Vector, x: Array, y: Labels, out: Vector) -> float:
+def _gradient(
+    spec: ParameterSpec, parameters: Vector, x: Array, y: Labels, out: Vector, *, meter: Meter | None
+) -> float:
     layers = _layers(spec, parameters)
-    *inputs, scores = forward(layers, x)
-    loss = softmax_slope(scores, y)
+    try:
+        *inputs, scores = forward(layers, x)
+        if meter is not None:
+            meter.add(scores, y)
+        loss = softmax_slope(scores, y)
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        features, classes = len(layers[0][0]), len(layers[-1][1])
+        raise DataError(
+            f"a batch does not fit the model ({error}); give batches of {features} features an example, and one "
+            f"label for each, from 0 to {classes - 1}"
+        ) from error
     backward(layers, inputs, scores, _layers(spec, out))
     return loss
 

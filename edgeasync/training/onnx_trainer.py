@@ -4,9 +4,10 @@ The graph follows the contract of `docs/training_graph.md`. Nothing is copied in
 statistics: onnxruntime reads the parameters where they are and writes gradients where the optimizer reads them.
 """
 
+import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -14,17 +15,22 @@ import numpy.typing as npt
 import onnxruntime
 
 from edgeasync.core.arrays.spool import TrainerState
-from edgeasync.data.dataset import Dataset, batches
-from edgeasync.errors import DataError, GraphError, ModelMismatchError
+from edgeasync.data.dataset import Dataset, Features, batches, check_names, input_of
+from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchError
+from edgeasync.metrics import Accuracy, Meter, MetricSetting, find_metrics
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.policies.transforms import Transform
 from edgeasync.training.evaluation import Evaluation
+from edgeasync.training.micro_batches import MicroBatch, NoMemoryError, worth_splitting
 from edgeasync.training.trainer import GradientTrainer, StepResult
 
 Provider = Literal["auto", "cpu", "cuda", "tensorrt"]
 """What computes: `auto` takes the GPU if onnxruntime has one here, and says so."""
 
-TARGET, LOSS, ACCURACY, GRADIENT, NEXT = "target", "loss", "accuracy", ".grad", ".new"
+TARGET, LOSS, WEIGHT, GRADIENT, NEXT = "target", "loss", "loss_weight", ".grad", ".new"
+
+SCORES_AT = 2
+"""The place of the model's output among those that are bound: after the loss and its weight."""
 
 EVALUATED_ROWS = 256
 """Examples that are evaluated at a time."""
@@ -44,10 +50,24 @@ class OnnxTrainer:
 
     `graph` is a training graph from `edgeasync model build`. The `optimizer` is a sequence of stages such as
     `SGD`. `threads` is the number of cores that a step may use. If the graph has a fixed batch size, that
-    replaces `batch_size`.
+    replaces `batch_size`. `accumulation_steps` and `micro_batch_size` are as for `GradientTrainer`. `metrics` are
+    objects or names of `edgeasync.metrics`.
 
     Raises `GraphError` for a graph that it cannot load or that breaks the contract. Raises `ModelMismatchError`
-    if the graph does not train the arrays of `spec`, and `DataError` for data that does not fit.
+    if the graph does not train the arrays of `spec`, `DataError` for data that does not fit, and `ConfigError` for
+    batches in parts where the graph does not allow that.
+
+    >>> import numpy as np
+    >>> from edgeasync import SGD, Dataset, OnnxTrainer, nn
+    >>> from edgeasync.autodiff.build import build_training_graph
+    >>> from edgeasync.autodiff.settings import GraphSettings
+    >>> forward = nn.to_onnx(nn.Linear(4, 2), (4,))
+    >>> built = build_training_graph(forward.SerializeToString(), GraphSettings())
+    >>> data = Dataset.of(np.eye(4), [0, 1, 0, 1])
+    >>> trainer = OnnxTrainer(built.model, built.spec, data, [SGD(learning_rate=0.1)], batch_size=2)
+    >>> trainer.begin(built.initial.copy())
+    >>> trainer.step().examples
+    2
     """
 
     def __init__(
@@ -60,6 +80,9 @@ class OnnxTrainer:
         batch_size: int = 32,
         seed: int = 0,
         keep_optimizer_state: bool = False,
+        accumulation_steps: int = 1,
+        micro_batch_size: MicroBatch | None = None,
+        metrics: Sequence[MetricSetting] = (),
         threads: int = 1,
         provider: Provider = "auto",
     ) -> None:
@@ -67,8 +90,20 @@ class OnnxTrainer:
         gradient.check_data(dataset)
         fixed = gradient.batch_size
         drawn = batches(dataset, fixed or batch_size, seed, full=fixed is not None)
+        accumulation_steps = min(accumulation_steps, drawn.per_epoch)
+        micro_batch_size = worth_splitting(micro_batch_size, drawn.batch_size)
+        if accumulation_steps > 1 or micro_batch_size is not None:
+            gradient.check_parts(micro_batch_size)
         self._trainer = GradientTrainer(
-            spec, gradient, optimizer, drawn, keep_optimizer_state=keep_optimizer_state
+            spec,
+            gradient,
+            optimizer,
+            drawn,
+            keep_optimizer_state=keep_optimizer_state,
+            accumulation_steps=accumulation_steps,
+            micro_batch_size=micro_batch_size,
+            weight_of=lambda _: gradient.weight,
+            meter=gradient.measure(metrics) if metrics else None,
         )
 
     @property
@@ -83,6 +118,10 @@ class OnnxTrainer:
     def step(self) -> StepResult:
         """Take one local step, on one batch."""
         return self._trainer.step()
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return the metrics of the steps since the last call."""
+        return self._trainer.metrics()
 
     def state(self) -> TrainerState:
         """Return the place in the data, and the optimizer's state if it is kept."""
@@ -110,13 +149,14 @@ class OnnxTrainer:
             raise DataError(
                 f"{len(dataset)} examples are no batch of {rows}, which the hub's graph takes: give more"
             )
-        total, right = 0.0, 0.0
+        meter = self._gradient.accuracy_meter()
+        total = counted = 0.0
         for start in range(0, count, rows):
-            batch = slice(start, min(start + rows, count))
-            loss, accuracy = self._gradient.evaluate_batch(parameters, dataset.x[batch], dataset.y[batch])
-            total += loss * (batch.stop - start)
-            right += math.nan if accuracy is None else accuracy * (batch.stop - start)
-        return Evaluation(total / count, None if math.isnan(right) else right / count, count)
+            part = dataset.take(np.arange(start, min(start + rows, count)))
+            loss, weight = self._gradient.evaluate_batch(parameters, part, meter)
+            total, counted = total + loss * weight, counted + weight
+        accuracy = None if meter is None else meter.take().get("accuracy")
+        return Evaluation(total / counted if counted else math.nan, accuracy, count)
 
     def interrupt(self) -> None:
         """End the running step, because a graph may loop without end."""
@@ -139,27 +179,36 @@ class GraphGradient:
         outputs = {entry.name: entry for entry in self._session.get_outputs()}
         _check_spec(spec, inputs, outputs)
         data = [name for name in inputs if name != TARGET and name not in {p.name for p in spec.parameters}]
-        if len(data) != 1:
-            raise GraphError(
-                f"the graph has the inputs {', '.join(data) or 'none'}; a device's data is one array x"
-            )
-        self._x = _Fed(inputs[data[0]])
+        self._x = tuple([_Fed(inputs[name]) for name in data])
+        if not data or len({fed.rows for fed in self._x}) > 1:
+            raise GraphError(f"the graph's inputs {', '.join(data) or '(none)'} have no one size of the batch")
         self._y = _Fed(inputs[TARGET])
-        self._evaluated = [LOSS, *[name for name in outputs if name == ACCURACY]]
-        self._loss = np.zeros((), np.float32)
+        self._loss, self._weight = np.zeros((), np.float32), np.ones((), np.float32)
         self._binding = self._session.io_binding()
         self._options = onnxruntime.RunOptions()
         self._binding.bind_output(LOSS, "cpu", 0, np.float32, (), self._loss.ctypes.data)
+        self._tells_weight = WEIGHT in outputs
+        if self._tells_weight:
+            self._binding.bind_output(WEIGHT, "cpu", 0, np.float32, (), self._weight.ctypes.data)
+        self._meter: Meter | None = None
+        output = self._metadata.get("edgeasync.output", "")
+        self._output = output if output in outputs else None
+        """The name of the model's scores among the outputs; `None` if the graph does not give them."""
         self._parameters: Vector | None = None
         self._out: Vector | None = None
 
     @property
+    def weight(self) -> float:
+        """What the last batch counts beside others: the number that its sum of losses was divided by."""
+        return float(self._weight)
+
+    @property
     def batch_size(self) -> int | None:
         """The only batch size the graph takes; `None` if it takes any."""
-        return self._x.rows
+        return self._x[0].rows
 
-    def __call__(self, parameters: Vector, x: npt.NDArray[Any], y: npt.NDArray[Any], out: Vector) -> float:
-        """Write the gradient of the batch's mean loss to `out` and return the loss.
+    def __call__(self, parameters: Vector, x: Features, y: npt.NDArray[Any], out: Vector) -> float | None:
+        """Write the gradient of the batch's mean loss to `out` and return the loss; `None` if nothing counts.
 
         Raises `DataError` for a number that is no index of what the graph looks up with it, `GraphError` if
         the graph does not run otherwise.
@@ -167,30 +216,42 @@ class GraphGradient:
         if parameters is not self._parameters or out is not self._out:
             self._bind(parameters, out)
         # Names that live until the run is over: the binding holds bare addresses.
-        fed_x = self._x.bind(self._binding, x)
-        fed_y = self._y.bind(self._binding, x if self._own_target else y)
+        fed_x = [fed.bind(self._binding, input_of(x, fed.name)) for fed in self._x]
+        fed_y = self._y.bind(self._binding, fed_x[0] if self._own_target else y)
+        if self._meter is not None:
+            self._binding.bind_output(self._output, "cpu")  # for each run: the last batch of an epoch is shorter
         try:
             self._session.run_with_iobinding(self._binding, self._options)
         except Exception as error:
             raise _explain(error) from error
+        if self._meter is not None:
+            self._meter.add(self._binding.get_outputs()[SCORES_AT].numpy(), fed_y)
         del fed_x, fed_y
         start = self._spec.trained_length
         parameters[start:] = out[start:]
-        return float(self._loss)
+        return float(self._loss) if self._weight > 0.0 else None
 
-    def evaluate_batch(
-        self, parameters: Vector, x: npt.NDArray[Any], y: npt.NDArray[Any]
-    ) -> tuple[float, float | None]:
-        """Return a batch's mean loss and, if the graph has one, its accuracy; nothing changes. From any thread.
+    def evaluate_batch(self, parameters: Vector, batch: Dataset, meter: Meter | None) -> tuple[float, float]:
+        """Return a batch's mean loss, and what it counts beside others; add its scores to the meter, if given.
 
-        Raises what a call raises.
+        Nothing changes. Raises what a call raises. From any thread.
         """
-        fed = {self._x.name: self._x.form(x), self._y.name: self._y.form(x if self._own_target else y)}
+        fed = {each.name: each.form(input_of(batch.features, each.name)) for each in self._x}
+        target = self._y.form(next(iter(fed.values())) if self._own_target else batch.y)
+        names = [LOSS, *([WEIGHT] if self._tells_weight else []), *([self._output] if meter is not None else [])]
         try:
-            found = self._session.run(self._evaluated, {**self._spec.views(parameters), **fed})
+            found = self._session.run(names, {**self._spec.views(parameters), **fed, self._y.name: target})
         except Exception as error:
             raise _explain(error) from error
-        return float(found[0]), float(found[1]) if len(found) > 1 else None
+        if meter is not None:
+            meter.add(found[-1], target)
+        return float(found[0]), float(found[1]) if self._tells_weight else float(len(batch))
+
+    def accuracy_meter(self) -> Meter | None:
+        """Return what measures the accuracy; `None` where the graph gives no scores, or has no classes."""
+        if self._output is None or json.loads(self._metadata["edgeasync.loss"])["kind"] != "cross_entropy":
+            return None
+        return Meter([Accuracy()], ignored_label=self._ignored_label)
 
     def interrupt(self) -> None:
         """Make a run raise between two of its operators, and each later one at once; called from any thread."""
@@ -209,9 +270,41 @@ class GraphGradient:
             self._binding.bind_output(result, "cpu", 0, np.float32, shape, results[name].ctypes.data)
         self._parameters, self._out = parameters, out
 
+    def measure(self, metrics: Sequence[MetricSetting]) -> Meter:
+        """Return what adds these metrics up from now on; raises `ConfigError` if they do not fit the loss."""
+        if self._output is None:
+            raise ConfigError(
+                "the hub's graph was built by an older edgeasync, and does not give its scores: build it again, "
+                "or leave out metrics"
+            )
+        loss = json.loads(self._metadata["edgeasync.loss"])["kind"]
+        self._meter = Meter(find_metrics(metrics, loss), ignored_label=self._ignored_label)
+        self._binding.bind_output(self._output, "cpu")  # before the gradients, which are bound at the first run
+        return self._meter
+
+    @property
+    def _ignored_label(self) -> int | None:
+        ignored = self._metadata.get("edgeasync.ignored_label")
+        return None if ignored is None else int(ignored)
+
+    def check_parts(self, micro_batch_size: MicroBatch | None) -> None:
+        """Raise `ConfigError` unless batches may be computed in parts, together or of this size."""
+        if not self._tells_weight:
+            raise ConfigError(
+                "the hub's graph was built by an older edgeasync, and does not say what parts of a batch count: "
+                "build it again, or leave out accumulation_steps and micro_batch_size"
+            )
+        if micro_batch_size is not None and self.batch_size is not None:
+            raise ConfigError(
+                f"the hub's graph takes batches of {self.batch_size} examples only: leave out micro_batch_size, "
+                "or export the model with a free batch size"
+            )
+
     def check_data(self, dataset: Dataset) -> None:
         """Raise `DataError` unless the examples and targets fit the graph."""
-        self._x.check(dataset.x, "examples")
+        check_names(dataset.features, [fed.name for fed in self._x], "graph")
+        for fed in self._x:
+            fed.check(input_of(dataset.features, fed.name), "examples")
         if self._own_target:
             return
         labels = self._y.dtype.kind == "i"
@@ -220,8 +313,9 @@ class GraphGradient:
                 "the data's targets are values, the hub's graph takes class numbers: give them as integers"
             )
         self._y.check(dataset.y, "targets")
-        classes = self._metadata.get("edgeasync.classes")
-        if labels and classes is not None and (label := int(dataset.y.max())) >= int(classes):
+        classes, ignored = self._metadata.get("edgeasync.classes"), self._metadata.get("edgeasync.ignored_label")
+        counted = dataset.y if ignored is None else dataset.y[dataset.y != int(ignored)]
+        if labels and classes is not None and (label := int(counted.max(initial=0))) >= int(classes):
             raise DataError(
                 f"label {label} is not under {classes} classes, as the hub's model has: number the classes from 0"
             )
@@ -315,6 +409,10 @@ def _explain(error: Exception) -> DataError | GraphError:
         return DataError(
             f"the data have a number that the hub's graph cannot look up ({detail}): number tokens and classes "
             "from 0, and leave out those that the model does not know"
+        )
+    if "allocate memory" in sentence or "bad_alloc" in sentence:
+        return NoMemoryError(
+            f"there is not the memory for a step ({sentence}): set micro_batch_size, or a smaller batch_size"
         )
     return GraphError(f"the hub's graph does not run on this device: {sentence}")
 

@@ -1,6 +1,7 @@
 """What a hub tells its devices about training: the model, the batch, and the local optimizer."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -9,8 +10,10 @@ from msgspec import Meta
 from edgeasync.config import Section, convert
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.errors import GraphError, ModelMismatchError
+from edgeasync.metrics import Meter, MetricSettings, find_metrics
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.optimizers import SGD, TransformKind, check_chain
+from edgeasync.training.micro_batches import AccumulationSteps, MicroBatch, check_accumulation, worth_splitting
 from edgeasync.training.numpy_models import Model
 from edgeasync.training.trainer import GradientTrainer, Trainer
 
@@ -24,9 +27,45 @@ class LocalTraining(Section, frozen=True):
     batch_size: Annotated[int, Meta(ge=1, le=1_000_000)] = 32
     optimizer: Annotated[tuple[TransformKind, ...], Meta(min_length=1)] = (SGD(learning_rate=0.05),)
     keep_optimizer_state: bool = False
+    accumulation_steps: AccumulationSteps = 1
+    micro_batch_size: MicroBatch | None = None
+    metrics: MetricSettings = ()
 
     def __post_init__(self) -> None:
         check_chain(self.optimizer)
+
+    def make_trainer(
+        self,
+        spec: ParameterSpec,
+        gradient: Callable[..., float | None],
+        dataset: Dataset,
+        seed: int,
+        meter: Meter | None = None,
+    ) -> GradientTrainer:
+        """Return a trainer by a gradient function, which is given the `meter` if there is one."""
+        drawn = batches(dataset, self.batch_size, seed)
+        if meter is not None:
+            gradient = partial(gradient, meter=meter)
+        return GradientTrainer(
+            spec,
+            gradient,
+            self.optimizer,
+            drawn,
+            keep_optimizer_state=self.keep_optimizer_state,
+            accumulation_steps=min(self.accumulation_steps, drawn.per_epoch),
+            micro_batch_size=worth_splitting(self.micro_batch_size, drawn.batch_size),
+            meter=meter,
+        )
+
+    def make_meter(self, loss: str) -> Meter | None:
+        """Return what adds up the metrics beside this kind of loss, if there are any."""
+        return Meter(find_metrics(self.metrics, loss)) if self.metrics else None
+
+    def check_model(self, spec: ParameterSpec, loss: str | None) -> None:
+        """Raise `ConfigError` for what devices would refuse for a model; the kind of its loss may not be known."""
+        check_accumulation(spec, self.accumulation_steps, worth_splitting(self.micro_batch_size, self.batch_size))
+        if loss is not None:
+            find_metrics(self.metrics, loss)
 
 
 class ShippedModel(Section, frozen=True, tag_field="kind", tag="graph"):
@@ -76,18 +115,17 @@ class TrainingPlan(Section, frozen=True):
                 batch_size=self.local.batch_size,
                 seed=seed,
                 keep_optimizer_state=self.local.keep_optimizer_state,
+                accumulation_steps=self.local.accumulation_steps,
+                micro_batch_size=self.local.micro_batch_size,
+                metrics=self.local.metrics,
                 threads=received.threads,
                 provider=received.provider,
             )
         if spec is not None and self.model.spec != spec:
             raise ModelMismatchError("the model of the hub's settings is not the hub's own: do not trust this hub")
         self.model.check_data(dataset)
-        return GradientTrainer(
-            self.model.spec,
-            self.model.gradient,
-            self.local.optimizer,
-            batches(dataset, self.local.batch_size, seed),
-            keep_optimizer_state=self.local.keep_optimizer_state,
+        return self.local.make_trainer(
+            self.model.spec, self.model.gradient, dataset, seed, self.local.make_meter("cross_entropy")
         )
 
 

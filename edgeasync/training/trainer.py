@@ -2,8 +2,9 @@
 
 import math
 import operator
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
 import msgspec
@@ -12,17 +13,32 @@ import numpy.typing as npt
 
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.core.device.events import Trained
-from edgeasync.data.dataset import Batch, Batches
+from edgeasync.data.dataset import Batch, Batches, Targets
 from edgeasync.errors import DataError, EdgeAsyncError
+from edgeasync.metrics import Meter
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.policies.transforms import Conditions, Transform, apply_chain, plan_chain, state_vectors
+from edgeasync.protocol.messages import METRIC_PATTERN, METRICS_MAX
+from edgeasync.training.micro_batches import (
+    Machine,
+    MicroBatch,
+    MicroBatchSize,
+    NoMemoryError,
+    ThisMachine,
+    check_accumulation,
+)
 
 Gradient = Callable[[Vector, npt.NDArray[np.float32], Any, Vector], float | None]
 """`gradient(parameters, x, y, out)` writes the mean loss's gradient to `out` and returns the loss, if any."""
 
 
 class StepResult(msgspec.Struct, frozen=True, gc=False):
-    """Result of one local step: its mean loss (`None` if there is no loss), and the number of examples."""
+    """Result of one local step: its mean loss (`None` if there is no loss), and the number of examples.
+
+    >>> from edgeasync import StepResult
+    >>> StepResult(loss=0.25, examples=32).examples
+    32
+    """
 
     loss: float | None
     examples: int
@@ -36,6 +52,20 @@ class Trainer(Protocol):
     """Trains on a device. A trainer of your own has `spec`, `begin` and `step`.
 
     It chooses its data, its loss and its optimizer, and may use any library.
+
+    >>> from edgeasync import Parameter, ParameterSpec, StepResult, Stop, train
+    >>> class Halve:
+    ...     spec = ParameterSpec((Parameter("weight", (3,)),))
+    ...
+    ...     def begin(self, parameters):
+    ...         self.weight = self.spec.views(parameters)["weight"]
+    ...
+    ...     def step(self):
+    ...         self.weight *= 0.5
+    ...         return StepResult(loss=float(abs(self.weight).sum()), examples=1)
+    >>> run = train({"weight": [8.0, 4.0, 2.0]}, [Halve()], until=Stop(updates=20))
+    >>> bool(run.arrays["weight"].max() < 1.0)
+    True
     """
 
     @property
@@ -65,6 +95,14 @@ class AsyncTrainer(Protocol):
 
     async def step(self) -> StepResult:
         """Take one local step, on one batch."""
+
+
+@runtime_checkable
+class MeasuringTrainer(Trainer, Protocol):
+    """A `Trainer` that measures more than the loss."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return metrics of the steps since the last call, by name; they travel to the hub with the update."""
 
 
 class ScoringTrainer(Trainer, Protocol):
@@ -153,7 +191,22 @@ def take_local_steps(
     if not count:
         return None
     loss_mean, loss_variance = (mean, squares / losses) if losses else (None, None)
-    return Trained(count, examples, loss_mean, loss_variance, total_s / count, score, base_loss=base_loss)
+    return Trained(
+        count, examples, loss_mean, loss_variance, total_s / count, score, base_loss=base_loss,
+        metrics=_metrics(trainer.metrics()) if isinstance(trainer, MeasuringTrainer) else None,
+    )  # fmt: skip
+
+
+def _pair(batch: Any) -> Batch:
+    """Return a batch; raises `DataError` for what is no pair of examples and targets."""
+    try:
+        x, y = batch
+        len(y)
+    except (TypeError, ValueError):
+        raise DataError(
+            f"a trainer's batches gave {type(batch).__name__}; give pairs (x, y) of arrays, without end"
+        ) from None
+    return x, y
 
 
 def _numbers(result: Any) -> tuple[float | None, int]:
@@ -170,6 +223,21 @@ def _numbers(result: Any) -> tuple[float | None, int]:
     return loss, examples
 
 
+def _metrics(found: Mapping[str, float]) -> dict[str, float] | None:
+    """Return a trainer's metrics as they may travel; those that are not finite are left out."""
+    try:
+        plain = {name: float(value) for name, value in found.items()}
+        sound = len(plain) <= METRICS_MAX and all(re.match(METRIC_PATTERN, name) for name in plain)
+    except (AttributeError, TypeError, ValueError):
+        sound = False
+    if not sound:
+        raise DataError(
+            f"a trainer's metrics() returned {found!r}; return at most {METRICS_MAX} numbers by names of up to 32 "
+            "letters, digits, '_', '.' and '-'"
+        )
+    return {name: value for name, value in plain.items() if math.isfinite(value)} or None
+
+
 class GradientTrainer:
     """A `Trainer` from a gradient function, an optimizer and a stream of batches.
 
@@ -177,6 +245,25 @@ class GradientTrainer:
     `parameters`. It returns the loss, or `None`. The `optimizer` is a sequence of stages such as `SGD`. Only
     trained entries pass through the optimizer; the gradient function changes statistics itself. The trainer
     keeps one vector for the gradient, and as many as the optimizer has state.
+
+    A local step is of one batch, or of `accumulation_steps` batches together. With a `micro_batch_size` no more
+    examples go through the gradient function at once; `"auto"` chooses by what `machine` measures. Then gradients
+    are added up in one more vector, each by the weight of its part: the number of examples, or what `weight_of`
+    the targets says after the gradient was computed. The result is that of the whole batch, but for rounding.
+    Raises `ConfigError` for a spec with statistics, since batch norms depend on what goes through at once.
+
+    A gradient function that has scores may add them to a `meter`, whose metrics travel with the updates.
+
+    >>> import numpy as np
+    >>> from edgeasync import SGD, Dataset, GradientTrainer
+    >>> from edgeasync.data import batches
+    >>> from edgeasync.training.numpy_models import SoftmaxModel
+    >>> model = SoftmaxModel(inputs=4, classes=2)
+    >>> stream = batches(Dataset.of(np.eye(4), [0, 1, 0, 1]), batch_size=2, seed=0)
+    >>> trainer = GradientTrainer(model.spec, model.gradient, [SGD(learning_rate=0.1)], stream)
+    >>> trainer.begin(model.initial(0))
+    >>> trainer.step()
+    StepResult(loss=0.693..., examples=2)
     """
 
     def __init__(
@@ -187,9 +274,22 @@ class GradientTrainer:
         batches: Iterator[Batch],
         *,
         keep_optimizer_state: bool = False,
+        accumulation_steps: int = 1,
+        micro_batch_size: MicroBatch | None = None,
+        weight_of: Callable[[Targets], float] = len,
+        meter: Meter | None = None,
+        machine: Machine | None = None,
     ) -> None:
+        check_accumulation(spec, accumulation_steps, micro_batch_size)
         self._spec = spec
         self._gradient_of = gradient
+        self._accumulation_steps = accumulation_steps
+        self._micro_batch_size = micro_batch_size
+        self._weight_of = weight_of
+        self._meter = meter
+        self._auto = MicroBatchSize(machine or ThisMachine()) if micro_batch_size == "auto" else None
+        in_parts = accumulation_steps > 1 or micro_batch_size is not None
+        self._sum = np.zeros(spec.length, np.float32) if in_parts else None
         self._optimizer = tuple(optimizer)
         self._batches = batches
         self._keep_optimizer_state = keep_optimizer_state
@@ -218,15 +318,22 @@ class GradientTrainer:
                 state.fill(0.0)
 
     def step(self) -> StepResult:
-        """Take one local step, on one batch; raises `RuntimeError` before `begin`."""
+        """Take one local step; raises `RuntimeError` before `begin`."""
         if self._parameters is None:
             raise RuntimeError("step() before begin(): there are no parameters to train")
-        x, y = next(self._batches)
         # A model that diverges shows in its loss; a warning for each step would tell nobody more.
         with np.errstate(over="ignore", invalid="ignore"):
-            loss = self._gradient_of(self._parameters, x, y, self._gradient)
+            if self._sum is None:
+                x, y = _pair(next(self._batches))
+                result = StepResult(self._gradient_of(self._parameters, x, y, self._gradient), len(y))
+            else:
+                result = self._add_up(self._parameters, self._sum)
             self._update(self._parameters)
-        return StepResult(loss, len(y))
+        return result
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return the metrics of the steps since the last call."""
+        return {} if self._meter is None else self._meter.take()
 
     def state(self) -> TrainerState:
         """Return the place in the data, if the batches know it, and the optimizer's state if it is kept."""
@@ -250,6 +357,58 @@ class GradientTrainer:
             self._count = int(state["count"][0])
             for number, vector in enumerate(self._state):
                 vector[:] = state[f"optimizer.{number}"]
+
+    def _add_up(self, parameters: Vector, total: Vector) -> StepResult:
+        """Compute the gradient of several batches, or of one in parts, with `total` to add up in."""
+        total.fill(0.0)
+        examples, weights, losses = 0, 0.0, 0.0
+        has_loss = False
+        for x, y, loss in self._parts(parameters):
+            weight = float(self._weight_of(y))
+            examples += len(x)
+            if weight > 0.0:  # a part that counts for nothing may have no gradient
+                np.multiply(self._gradient, np.float32(weight), out=self._gradient)
+                total += self._gradient
+                weights += weight
+                if loss is not None:
+                    has_loss = True
+                    losses += weight * float(loss)
+        np.divide(total, np.float32(weights or 1.0), out=self._gradient)
+        return StepResult(losses / weights if has_loss else None, examples)
+
+    def _parts(self, parameters: Vector) -> Iterator[tuple[Any, Targets, float | None]]:
+        """Compute the gradient of one part after the other; yield the part and its loss.
+
+        Raises `MemoryError` and `NoMemoryError` if not even one example fits.
+        """
+        auto = self._auto
+        for _ in range(self._accumulation_steps):
+            length, part_of = self._draw()
+            start = 0
+            while start < length:
+                rows = auto.rows if auto is not None else self._micro_batch_size or length
+                end = min(start + int(rows), length)
+                if auto is not None:
+                    auto.begin()
+                try:
+                    x, y = part_of(slice(start, end))
+                    loss = self._gradient_of(parameters, x, y, self._gradient)
+                except (MemoryError, NoMemoryError):
+                    if auto is None or not auto.failed():
+                        raise
+                    continue
+                if auto is not None:
+                    auto.done(end - start, length)
+                yield x, y, loss
+                start = end
+
+    def _draw(self) -> tuple[int, Callable[[slice], Batch]]:
+        """Draw a batch; return its length, and what returns a part of it. A whole one may not fit into memory."""
+        if isinstance(self._batches, Batches):
+            drawn, take = self._batches.draw(), self._batches.take
+            return len(drawn), lambda part: take(drawn[part])
+        x, y = _pair(next(self._batches))
+        return len(y), lambda part: (x[part], y[part])
 
     def _update(self, parameters: Vector) -> None:
         trained = self._spec.trained_length

@@ -2,18 +2,26 @@
 
 import ast
 import re
+from operator import attrgetter
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from docs.generated import GENERATORS, MARK, NAMES, commands, every_command, exit_codes, policies
-from edgeasync import __all__ as public
-from edgeasync import callbacks
+import edgeasync
+from docs.generated import (
+    GENERATORS,
+    MARK,
+    commands,
+    every_command,
+    exit_codes,
+    policies,
+    public_names,
+    python,
+)
 from edgeasync.cli.demo import INTERRUPTED
 from edgeasync.core.device.effects import ReportName as AgentEvent
 from edgeasync.core.hub.effects import ReportName as HubEvent
-from edgeasync.data import __all__ as public_data
 from edgeasync.policies.catalogue import catalogue
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +100,8 @@ def test_generated_parts_name_all_there_is():
         for parameter in command.params:
             assert parameter.help, (name, parameter.name)
     assert all(kind.example in policies() or kind.kind in policies() for kind in catalogue())
-    of_modules = [f"data.{name}" for name in public_data if name not in public]
-    of_modules += [f"callbacks.{name}" for name in callbacks.__all__]
-    assert sorted(name for names in NAMES.values() for name in names) == sorted([*public, *of_modules])
+    described = re.findall(r"^### (.+)$", python(), re.MULTILINE)
+    assert {id(attrgetter(name)(edgeasync)) for name in described} == {
+        id(value) for value in public_names().values()
+    }
+    assert len(described) == len(set(described))

@@ -46,6 +46,8 @@ def values_of(kind):  # noqa: C901, PLR0912 - one case a type
         case inspect.VarTupleType():
             sizes = {"min_size": kind.min_length or 0, "max_size": min(kind.max_length or 4, 4)}
             return st.lists(values_of(kind.item_type), **sizes).map(tuple)
+        case inspect.DictType(max_length=int()):
+            return st.dictionaries(values_of(kind.key_type), values_of(kind.value_type), max_size=kind.max_length)
         case inspect.DictType():
             return st.dictionaries(st.text(max_size=8), PLAIN, max_size=3)
         case inspect.StructType():

@@ -1,15 +1,22 @@
 """The examples a person tries first: run as they are, as processes, with short settings."""
 
+import ast
+import io
+import json
 import re
+import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
+from edgeasync import SGD, Agent, Run
 from edgeasync.data import load
+from tests.support.processes import free_address
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TIMEOUT_S = 60.0
@@ -85,6 +92,23 @@ def test_a_model_is_written_without_torch(start, tmp_path):
     assert is_valid(tmp_path / "model.onnx")
 
 
+def lines_of(name):
+    """Return the lines of an example that a person writes: neither blank ones, nor what it says about itself."""
+    text = (EXAMPLES / name).read_text()
+    spans = [slice(node.lineno - 1, node.end_lineno) for node in ast.parse(text).body[1:]]
+    return [line for span in spans for line in text.splitlines()[span] if line.strip()]
+
+
+def test_digits_in_five_lines_and_a_model_of_ones_own_in_fifteen(start, tmp_path):
+    output(start("digits.py"))
+    assert is_valid(tmp_path / "digits.onnx")
+    shown = output(start("own_model.py"))
+    weight = re.search(r"'weight': array\(\[(.+?)\]", shown)[1]
+    assert np.allclose(np.array(weight.split(","), float), [1.0, -2.0, 0.5], atol=0.01)
+    assert len(lines_of("digits.py")) <= 5
+    assert len(lines_of("own_model.py")) <= 15
+
+
 def test_own_trainer_in_one_process(start, tmp_path):
     shown = output(start("own_trainer.py", "--updates", 300, "--run", "run"))
     assert max(errors(shown)) < 0.2
@@ -103,3 +127,45 @@ def test_own_trainer_with_a_hub_and_sensors(start):
     shown = output(hub)
     assert "joined sensor-1" in shown
     assert max(errors(shown)) < 0.2
+
+
+# -- a service -------------------------------------------------------------------------------------------------
+
+
+def ask(url, **options):
+    return urllib.request.urlopen(urllib.request.Request(url, **options), timeout=TIMEOUT_S)
+
+
+def told(stream):
+    """Yield the events of a stream, with their names."""
+    for line in stream:
+        if line.startswith(b"event: "):
+            yield line.split()[1].decode(), json.loads(next(stream).removeprefix(b"data: "))
+
+
+def test_a_service_holds_two_hubs(start, tmp_path):
+    url = free_address().replace("tcp", "http")
+    service = start("service.py", "--port", url.rpartition(":")[2], "--run", "run", "--loss", "0.5")
+    assert url in service.stdout.readline()
+    hubs = json.load(ask(f"{url}/hubs"))
+    generator = np.random.default_rng(0)
+    y = generator.integers(0, 10, 1000)
+    easy, hard = (np.eye(64)[y], y), (generator.normal(size=(1000, 64)), y)
+    streams = {name: told(ask(f"{url}/hubs/{name}/events")) for name in hubs}
+    with (
+        Agent(hubs["small"]["address"], easy, optimizer=SGD(learning_rate=1.0)),
+        Agent(hubs["large"]["address"], hard),
+    ):
+        kinds = [kind for kind, _ in streams["small"]]
+        assert (kinds[0], kinds[-1]) == ("join", "end"), "the service's own rule has ended it"
+        assert "has ended" in json.load(ask(f"{url}/hubs"))["small"]["ended"]
+        seen = next(
+            event["version"] for kind, event in streams["large"] if kind == "version" and event["version"] >= 3
+        )
+        model = np.load(io.BytesIO(ask(f"{url}/hubs/large/model").read()))
+        assert {name: model[name].shape for name in model.files}["layer0.weight"] == (64, 64)
+        service.send_signal(signal.SIGTERM)
+        assert [*streams["large"]][-1][0] == "end"
+        assert service.wait(TIMEOUT_S) == 0
+    for name, version in {"small": 1, "large": seen}.items():
+        assert Run.open(tmp_path / "run" / name).version >= version

@@ -53,7 +53,7 @@ def test_one_update_is_what_torch_alone_does():
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
     model = edgeasync.torch.model(module(), optimizer=torch.optim.SGD(module().parameters(), lr=0.1, momentum=0.9))
     prepared = model.prepare(edgeasync.training.plan.LocalTraining(batch_size=32))
-    trainer = prepared.make_trainer(edgeasync.Dataset.of(x, y), 0)
+    trainer = prepared.make_trainer(edgeasync.Dataset.of(x, y), 0, 1)
     vector = prepared.initial.copy()
     trainer.begin(vector)
     for _ in range(10):

@@ -9,17 +9,23 @@ import threading
 import time
 
 import numpy as np
+import onnx
 import pytest
 from sklearn.datasets import load_digits
 
 from edgeasync import Dataset, EdgeAsyncError, GradientTrainer, Run, StepResult, Stop, nn, train, train_async
 from edgeasync.callbacks import CSVLog, SaveBest, StopWhen
 from edgeasync.data import batches, dirichlet
+from edgeasync.durable.run_replay import RunReplay
+from edgeasync.durable.run_replay import Update as ReplayedUpdate
 from edgeasync.errors import ConfigError, DataError, ModelMismatchError, StorageError
+from edgeasync.losses import CrossEntropy, OnnxLoss
+from edgeasync.metrics import MAE, TopK
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
+from edgeasync.runtime.hub_settings import read_record
 from edgeasync.runtime.model_file import MODEL_FILE, load_model
 from edgeasync.sdk import events
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
@@ -146,6 +152,58 @@ def test_layers_are_trained_exported_and_opened(tmp_path):
     opened = Run.open(tmp_path / "run")
     assert (opened.version, opened.model.SerializeToString()) == (run.version, run.model.SerializeToString())
     assert run.export(tmp_path / "model.onnx").read_bytes() == run.model.SerializeToString()
+
+
+def test_metrics_come_with_updates_and_outlive_the_run_in_its_journal(tmp_path):
+    data, _ = digits()
+    seen = []
+    train(
+        nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), data, metrics=["accuracy", TopK(k=3)],
+        loss=CrossEntropy(label_smoothing=0.1), until=Stop(epochs=3), batch_size=64, accumulation_steps=2,
+        micro_batch_size=16, run=tmp_path, callbacks=[seen.append],
+    )  # fmt: skip
+    told = {(event.device, event.number): event.metrics for event in seen if isinstance(event, events.Update)}
+    assert all(0.0 <= found["accuracy"] <= found["top_3"] <= 1.0 for found in told.values())
+    assert np.mean([found["top_3"] for found in told.values()]) > 0.3, "it learns"
+    replay, lines = RunReplay(tmp_path), []
+    replay.tell(lambda line: lines.append(line) or True)
+    replay.close()
+    written = {(line.device, line.seq): line.metrics for line in lines if isinstance(line, ReplayedUpdate)}
+    assert written.items() >= told.items()
+
+
+def test_a_loss_of_ones_own(tmp_path):
+    proto = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 18]>
+        own (float[batch, 1] prediction, float[batch, 1] target) => (float total)
+        { d = Sub(prediction, target) s = Mul(d, d) r = Sqrt(s) total = ReduceMean<keepdims = 0>(r) }""")
+    onnx.save(proto, tmp_path / "loss.onnx")
+    x = np.random.default_rng(0).normal(size=(300, 4))
+    data = (x, x[:, :1] - x[:, 1:2])
+    run = train(
+        nn.Linear(4, 1), data, loss=OnnxLoss(file=str(tmp_path / "loss.onnx")), evaluate=data,
+        run=tmp_path / "run", until=Stop(loss=0.1, updates=2000), settings={"evaluation": {"every": "20 updates"}},
+    )  # fmt: skip
+    assert run.loss <= 0.1
+    (tmp_path / "loss.onnx").unlink()
+    settings = read_record(tmp_path / "run")
+    assert settings.model.loss == OnnxLoss(graph=proto.SerializeToString())
+    asyncio.run(settings.make_hub().run())  # whose goal is reached
+
+
+def test_a_model_of_two_inputs(tmp_path):
+    proto = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 18]>
+        g (float[batch, 4] left, float[batch, 4] right) => (float[batch, 2] y) <float[8, 2] w>
+        { both = Concat<axis = 1>(left, right) y = MatMul(both, w) }""")
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((8, 2), np.float32), "w"))
+    x = np.random.default_rng(0).normal(size=(300, 8))
+    data = ({"left": x[:, :4], "right": x[:, 4:]}, x[:, 0] > x[:, 4])
+    run = train(
+        proto, data, evaluate=data, metrics=["accuracy"], until=Stop(accuracy=0.95, updates=2000),
+        settings={"evaluation": {"every": "20 updates"}}, run=tmp_path,
+    )  # fmt: skip
+    assert run.accuracy >= 0.95
+    exported = onnx.load(run.export(tmp_path / "two.onnx"))
+    assert [entry.name for entry in exported.graph.input] == ["left", "right"]
 
 
 def test_a_model_of_ones_own(tmp_path):
@@ -338,6 +396,17 @@ MISTAKES = {
     "said twice": ({"settings": {"hub": {"stop": {}}}}, ConfigError, "hub.stop: that is said by an argument"),
     "accuracy": ({"until": Stop(accuracy=0.9)}, ConfigError, "accuracy"),
     "loss": ({"loss": "mse"}, ConfigError, "has the loss cross_entropy"),
+    "metrics": ({"metrics": ["precision"]}, ConfigError, "precision"),
+    "metric of values": ({"metrics": [MAE()]}, ConfigError, "mae says nothing about the loss cross_entropy"),
+    "metrics of one's own": ({"model": Own(), "metrics": ["f1"]}, ConfigError, "the model Own tells no scores"),
+    "parts": ({"micro_batch_size": "small"}, ConfigError, "micro_batch_size"),
+    "accumulation": ({"accumulation_steps": 0}, ConfigError, "accumulation_steps"),
+    "batch norm": (
+        {"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), "micro_batch_size": "auto"},
+        ConfigError,
+        "the model has a batch norm",
+    ),
+    "smoothing": ({"loss": CrossEntropy(label_smoothing=3.0)}, ConfigError, "loss.label_smoothing"),
     "passes of trainers": (
         {"model": ARRAYS, "data": [trainer_of(SMALL, DATA)], "until": None},
         ConfigError,
@@ -402,8 +471,9 @@ def test_batches_that_come_to_their_end_are_a_clear_error():
 
 @pytest.mark.parametrize("error", [ValueError("the sensor is gone"), EdgeAsyncError("no more data")], ids=repr)
 def test_what_a_trainer_raises_comes_out(error):
-    with pytest.raises(type(error), match=str(error)):
+    with pytest.raises(type(error), match=str(error)) as caught:
         train(ARRAYS, [trainer_of(SMALL, DATA), Failing(error)], until=Stop(updates=10**9))
+    assert caught.value.__notes__ == ["raised in worker-2"]
 
 
 # -- where it runs ---------------------------------------------------------------------------------------

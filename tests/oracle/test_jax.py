@@ -53,7 +53,7 @@ def test_one_update_is_what_optax_alone_does():
     x, y = data(32)
     optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.01))
     prepared = model(tree(), loss, optimizer).prepare(LocalTraining(batch_size=32))
-    trainer, vector = prepared.make_trainer(Dataset.of(x, y), 0), prepared.initial.copy()
+    trainer, vector = prepared.make_trainer(Dataset.of(x, y), 0, 1), prepared.initial.copy()
     alone = tree()
     for _ in range(2):  # each assignment begins with an optimizer that knows nothing
         trainer.begin(vector)
@@ -62,7 +62,9 @@ def test_one_update_is_what_optax_alone_does():
             trainer.step()
             changes, state = optimizer.update(jax.grad(loss)(alone, x, y), state, alone)
             alone = optax.apply_updates(alone, changes)
-    np.testing.assert_allclose(prepared.restore(prepared.spec.views(vector))["body"][0], alone["body"][0], atol=1e-5)
+    np.testing.assert_allclose(
+        prepared.restore(prepared.spec.views(vector))["body"][0], alone["body"][0], atol=1e-5
+    )
 
 
 def test_an_agent_trains_a_tree_in_the_hubs_order(tmp_path):

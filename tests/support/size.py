@@ -29,6 +29,7 @@ REPETITIONS = {
     "kills of a hub": Repetitions(2, 3, 50),
     "calls to a disk at which a hub is killed": Repetitions(5, 8, 11),
     "times that a tenth of a crowd is killed": Repetitions(1, 1, 20),
+    "clusters of Ray": Repetitions(0, 0, 1),
     "devices that join at once": Repetitions(200, 300, 2000),
     "thousands of updates of a converged fleet": Repetitions(1, 3, 20),
     "hubs that are put back": Repetitions(1, 3, 20),

@@ -8,6 +8,7 @@ that exist are never written again: an older version wrote them. When you raise 
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,7 @@ from edgeasync.durable.day_file import DayFile
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.durable.spool_file import SpoolFile
+from edgeasync.metrics import Accuracy, Meter
 from edgeasync.policies.frequency import AdaptiveFrequency
 from edgeasync.policies.monitor import Monitor, NotFiniteWatch, UpdateNormWatch
 from edgeasync.policies.optimizers import SGD
@@ -117,7 +119,9 @@ def write_run(folder):
         generator = np.random.default_rng(number)
         x = generator.normal(size=(40, 3)).astype(np.float32)
         data = batches(Dataset(x, (x[:, 0] > 0).astype(np.int64)), 8, seed=number)
-        trainer = kind(MODEL.spec, MODEL.gradient, (SGD(learning_rate=0.1),), data)
+        meter = Meter([Accuracy()])
+        gradient = partial(MODEL.gradient, meter=meter)
+        trainer = kind(MODEL.spec, gradient, (SGD(learning_rate=0.1),), data, meter=meter)
         link, step_s = LinkProfile(1e6, 1e6, 0.01), 0.01 * (number + 1)
         device = SimulatedDevice(
             clock, hub, f"device-{number}", trainer, step_s=step_s, link=link, examples=40, seed=number
@@ -186,7 +190,10 @@ def make_messages():
             "model", "always", 0.5, 16, 2,
         ),
         Fetch(SESSION, VERSION, 99, 95),
-        Push(SESSION, 7, VERSION, 16, 512, None, None, 0.0625, "int8+zstd", 99, 12, 3, 0.75, 2, 0.625, 94),
+        Push(
+            SESSION, 7, VERSION, 16, 512, None, None, 0.0625, "int8+zstd", 99, 12, 3, 0.75, 2, 0.625, 94,
+            {"accuracy": 0.875, "top_5": 1.0},
+        ),
         Ack(6, Rejected("quarantined"), Quarantine("its norm is 9 times the median", 10)),
         Assignment(VERSION, 16, "int8", 99, 24, 3, ack, Deltas(40, (12, 12), 98, "float16"), "float16"),
         Piece(3, 1 << 20, 97),

@@ -79,6 +79,7 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
     checksum: int = 0
     payload_bytes: int = 0
     base_loss: float | None = None
+    metrics: dict[str, float] | None = None
 
     def after(self, earlier: "Trained") -> "Trained":
         """Return this result joined with an `earlier` one; if only one has a loss, that is the loss of both."""
@@ -96,7 +97,20 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
             checksum=self.checksum,
             payload_bytes=self.payload_bytes,
             base_loss=self.base_loss,
+            metrics=self._metrics_after(earlier),
         )
+
+    def _metrics_after(self, earlier: "Trained") -> dict[str, float] | None:
+        """Return the mean metrics of both, by their examples."""
+        if self.metrics is None or earlier.metrics is None:
+            return earlier.metrics if self.metrics is None else self.metrics
+        share = self.examples / ((self.examples + earlier.examples) or 1)
+        both = {
+            name: (1.0 - share) * earlier.metrics[name] + share * value
+            for name, value in self.metrics.items()
+            if name in earlier.metrics
+        }
+        return self.metrics | both
 
     def _losses_after(self, earlier: "Trained", share: float) -> tuple[float | None, float | None]:
         """Return mean and variance of both (Chan et al. 1983); `share` is this result's part of the steps."""

@@ -430,6 +430,7 @@ class DeviceWork:
             overlap_steps=0 if before is None else before.local_steps,
             base_loss=result.base_loss,
             held_checksum=self._held_checksum,
+            metrics=result.metrics,
         )
         self.pending.make(push)
         self._update_bytes = push.payload_bytes

@@ -352,6 +352,8 @@ class HubEngine:
         a few bytes: so nobody gets it done for a push that the core refuses or has answered, and the worker does
         it for a large model. Then the event comes later, and this returns `None`.
         """
+        if push.metrics is not None and not all(map(math.isfinite, push.metrics.values())):
+            raise ProtocolError("a metric is not finite")
         codec = find_codec(push.codec, push.payload_bytes, self._spec)
         if self._takes_models and not codec.elementwise:
             raise ProtocolError(f"a whole model does not bear {push.codec}")

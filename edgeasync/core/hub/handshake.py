@@ -44,7 +44,8 @@ class Handshake:
             raise RefusalError(
                 "model_mismatch",
                 f"the device's model {hello.fingerprint[:8]} is not the hub's {self._spec.fingerprint[:8]}: "
-                "start the agent without a model of its own, or with the hub's [model] settings",
+                "give both the same names and shapes; start the agent without a model of its own, or with the "
+                "hub's [model] settings",
             )
         return max(common)
 

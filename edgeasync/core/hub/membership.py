@@ -643,7 +643,7 @@ class Membership:
     def _duplicate(self, member: Member, now_s: float) -> RefusalError:
         return RefusalError(
             "duplicate_device_id",
-            f"another device is live as {member.device_id}; give one of them another --device-id",
+            f"another device is live as {member.device_id}; give one of them another name (--device-id)",
             max(0.0, member.lease_until_s - now_s),
         )
 

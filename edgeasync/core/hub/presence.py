@@ -14,7 +14,7 @@ from edgeasync.protocol.messages import Hello, Key, Leave, Ping, Pong
 
 REVOKED = (
     "this device's key was revoked or renamed, or another key has taken its place; to let the device in again: "
-    "'edgeasync keys enrol NAME' at the hub, 'edgeasync agent --enrol TOKEN' here"
+    "'edgeasync keys enrol NAME' at the hub, 'edgeasync agent --enrol TOKEN' or Agent(enrol=TOKEN) here"
 )
 """The sentence for a device whose key counts no more."""
 

@@ -1,5 +1,7 @@
 """The training graph's contract, what is chosen to be trained, and what is refused, with what to do about it."""
 
+import json
+
 import numpy as np
 import onnx
 import pytest
@@ -7,8 +9,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.contract import is_training_graph
-from edgeasync.autodiff.settings import CrossEntropy, GraphSettings
+from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
+from edgeasync.losses import CrossEntropy
 from tests.support.gradients import Reference, assert_slopes, check, forward, numbers, run, session, squares
 
 MSE = GraphSettings(loss="mse")
@@ -56,17 +59,19 @@ def test_the_inputs_outputs_and_metadata_of_a_training_graph(batch):
     ]
     assert [(entry.name, entry.type, entry.shape) for entry in opened.get_outputs()] == [
         ("loss", "tensor(float)", []),
-        ("accuracy", "tensor(float)", []),
+        ("loss_weight", "tensor(float)", []),
+        ("y", "tensor(float)", [rows, 3]),
         ("w1.grad", "tensor(float)", [4, 5]),
         ("b1.grad", "tensor(float)", [5]),
         ("w2.grad", "tensor(float)", [5, 3]),
         ("b2.grad", "tensor(float)", [3]),
     ]
     assert opened.get_modelmeta().custom_metadata_map == {
-        "edgeasync.contract": "1",
+        "edgeasync.contract": "2",
         "edgeasync.output": "y",
         "edgeasync.target": "label",
-        "edgeasync.loss": '{"kind":"cross_entropy","class_weights":null,"label_smoothing":0.0}',
+        "edgeasync.loss": '{"kind":"cross_entropy","class_weights":null,"label_smoothing":0.0,'
+        '"ignored_label":null}',
         "edgeasync.classes": "3",
     }
     assert [(entry.name, entry.shape) for entry in graph.spec.parameters] == [
@@ -100,11 +105,10 @@ def test_only_standard_operators_come_out():
 
 
 def test_a_weighted_loss_is_in_the_metadata():
-    setting = GraphSettings(loss=CrossEntropy(class_weights=(1.0, 2.0, 0.5), label_smoothing=0.1))
+    setting = GraphSettings(loss=CrossEntropy(class_weights=(1.0, 2.0, 0.5), ignored_label=255))
     found = session(build_training_graph(model(), setting).model).get_modelmeta().custom_metadata_map
-    assert (
-        found["edgeasync.loss"] == '{"kind":"cross_entropy","class_weights":[1.0,2.0,0.5],"label_smoothing":0.1}'
-    )
+    assert json.loads(found["edgeasync.loss"])["class_weights"] == [1.0, 2.0, 0.5]
+    assert found["edgeasync.ignored_label"] == "255"
 
 
 # -- what is trained -------------------------------------------------------------------------------------------
@@ -303,7 +307,7 @@ def test_what_is_no_model(data):
 
 @pytest.mark.parametrize(
     ("name", "clash"),
-    [("loss", "h"), ("target", "h"), ("accuracy", "h"), ("w1.grad", "h"), ("target", "x"), ("loss", "b1")],
+    [("loss", "h"), ("target", "h"), ("loss_weight", "h"), ("w1.grad", "h"), ("target", "x"), ("loss", "b1")],
 )
 def test_names_that_the_contract_needs(name, clash):
     def rename(proto):

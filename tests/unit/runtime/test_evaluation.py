@@ -14,16 +14,10 @@ from onnx import TensorProto
 from edgeasync import nn
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.export import export_model
-from edgeasync.autodiff.settings import (
-    BinaryCrossEntropy,
-    CrossEntropy,
-    GraphSettings,
-    Huber,
-    MeanAbsoluteError,
-    MeanSquaredError,
-)
+from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchError
+from edgeasync.losses import BinaryCrossEntropy, CrossEntropy, Huber, MeanAbsoluteError, MeanSquaredError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.runtime.evaluation import OnnxEvaluator, evaluation_graph, make_evaluator
 from edgeasync.runtime.graph_model import HubGraph, OnnxModel
@@ -154,6 +148,8 @@ CLASSES = [
     CrossEntropy(class_weights=WEIGHTS),
     CrossEntropy(label_smoothing=0.2),
     CrossEntropy(class_weights=WEIGHTS, label_smoothing=0.2),
+    CrossEntropy(ignored_label=2),
+    CrossEntropy(class_weights=WEIGHTS, label_smoothing=0.2, ignored_label=1),
 ]
 VALUES = [
     "mse", MeanSquaredError(), "l1", MeanAbsoluteError(), "huber", Huber(delta=0.3), "bce_with_logits",
@@ -181,7 +177,9 @@ def test_every_loss_is_the_training_graphs(loss, rows):
     assert found.loss == pytest.approx(trained_on(graph, vector, x, y), abs=1e-5)
     assert found.examples == rows
     if loss in CLASSES:
-        assert found.accuracy == pytest.approx(judged(inferred(model, graph, vector, x), y)[1])
+        counts = y != getattr(loss, "ignored_label", None)
+        scores = inferred(model, graph, vector, x)[counts]
+        assert found.accuracy == pytest.approx(judged(scores, y[counts])[1])
     else:
         assert found.accuracy is None
 
@@ -194,7 +192,8 @@ def test_scores_of_several_places(loss):
     found = evaluator(model, graph, x, y, loss=loss)(vector)
     assert found.loss == pytest.approx(trained_on(graph, vector, x, y), abs=1e-5)
     scores = vector.reshape(3, 4) @ x
-    assert found.accuracy == pytest.approx((scores.argmax(1) == y).mean(), abs=1e-3)
+    counts = y != getattr(loss, "ignored_label", None)
+    assert found.accuracy == pytest.approx((scores.argmax(1) == y)[counts].mean(), abs=1e-3)
 
 
 ARCHITECTURES = {
@@ -346,7 +345,7 @@ def test_the_output_that_the_loss_reads():
     assert found.loss == pytest.approx(judged(x @ vector.reshape(8, 3), LABELS)[0], abs=1e-5)
     with pytest.raises(GraphError, match="the model has 2 outputs"):
         evaluation_graph(model, graph.spec, None)
-    with pytest.raises(GraphError, match="has 2 inputs; a data set is one array"):
+    with pytest.raises(GraphError, match="no free size but the batch"):
         evaluator(model, graph, x, LABELS, output="z")
 
 
@@ -452,6 +451,12 @@ def test_examples_that_all_weigh_nothing():
     assert math.isfinite(evaluator(model, graph, numbers((9, 8)), np.arange(9) % 2, loss=loss)(vector).loss)
 
 
+def test_examples_that_are_all_ignored():
+    graph, _ = prepared(of(MLP, (8,)))
+    with pytest.raises(DataError, match="all of the data has the ignored label 7"):
+        evaluator(of(MLP, (8,)), graph, numbers((9, 8)), np.full(9, 7), loss=CrossEntropy(ignored_label=7))
+
+
 def test_an_output_that_mixes_examples():
     model = forward("h = MatMul(x, w)\ny = Reshape(h, s)", {"w": numbers((8, 6)), "s": np.array([-1, 3])}, (8,))
     spec = ParameterSpec((Parameter("w", (8, 6)),))
@@ -493,11 +498,11 @@ def test_a_hubs_model_gets_its_evaluator():
     model = of(MLP, (8,))
     graph, vector = prepared(model)
     settings = OnnxModel(file="model.onnx")
-    loaded = HubGraph(graph.model, graph.spec, graph.initial, model, 6)
+    loaded = HubGraph(graph.model, graph.spec, graph.initial, model)
     same = evaluator(model, graph, data.x, data.y)
     assert make_evaluator(settings, loaded, data)(vector) == same(vector)
     with pytest.raises(ConfigError, match=r"model\.onnx: is a training graph.*give the forward model"):
-        make_evaluator(settings, HubGraph(graph.model, graph.spec, graph.initial, None, 6), data)
+        make_evaluator(settings, HubGraph(graph.model, graph.spec, graph.initial, None), data)
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed():

@@ -5,6 +5,7 @@ import math
 import tracemalloc
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx
 import onnxruntime
@@ -12,9 +13,11 @@ import pytest
 
 from edgeasync import nn
 from edgeasync.autodiff.build import build_training_graph
-from edgeasync.autodiff.settings import CrossEntropy, GraphSettings
+from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.data.dataset import Dataset, batches
-from edgeasync.errors import DataError, GraphError, ModelMismatchError
+from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchError
+from edgeasync.losses import CrossEntropy
+from edgeasync.metrics import TopK
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.optimizers import SGD, Adam
 from edgeasync.training.onnx_trainer import GraphGradient, OnnxTrainer, open_session
@@ -175,6 +178,80 @@ def test_momentum_begins_anew_or_is_kept():
     np.testing.assert_allclose(moved[True], 1.9 * moved[False], rtol=1e-4)
 
 
+# -- metrics ---------------------------------------------------------------------------------------------------
+
+
+def test_metrics_are_of_all_steps_since_the_last_call_and_of_short_batches_too():
+    graph = built(MLP, (8,), loss=CrossEntropy(ignored_label=2))
+    x = numbers((50, 8))
+    made = trainer(graph, x, LABELS, metrics=["accuracy", "top_k", TopK(k=1)], batch_size=16)
+    vector = graph.initial.copy()
+    views = graph.spec.views(vector)
+    made.begin(vector)
+    drawn, right, count = batches(Dataset.of(x, LABELS), 16, 0), 0, 0
+    for _ in range(6):  # the fourth has two examples
+        batch, labels = next(drawn)
+        hidden = np.tanh(batch @ views["0.weight"].T + views["0.bias"])
+        said = (hidden @ views["2.weight"].T + views["2.bias"]).argmax(1)
+        right, count = right + ((said == labels) & (labels != 2)).sum(), count + (labels != 2).sum()
+        made.step()
+    assert made.metrics() == {"accuracy": right / count, "top_5": 1.0, "top_1": right / count}
+    assert made.metrics() == {}
+
+
+def test_a_step_with_metrics_is_the_same_step():
+    graph = built(MLP, (8,))
+    x = numbers((50, 8))
+    plain, measured = take(graph, x, LABELS, steps=9), take(graph, x, LABELS, steps=9, metrics=["f1"])
+    assert plain[0] == measured[0]
+    np.testing.assert_array_equal(plain[1], measured[1])
+
+
+def test_metrics_in_parts_are_those_of_the_batch():
+    graph = built(MLP, (8,))
+    x = numbers((50, 8))
+    found = []
+    for options in ({}, {"micro_batch_size": 7}):
+        made = trainer(graph, x, LABELS, metrics=["accuracy", "f1"], batch_size=32, **options)
+        made.begin(graph.initial.copy())
+        made.step()
+        found.append(made.metrics())
+    assert found[0] == pytest.approx(found[1])
+
+
+def test_metrics_that_the_loss_does_not_bear():
+    graph = built(nn.Linear(8, 1), (8,), loss="mse")
+    with pytest.raises(ConfigError, match="accuracy says nothing about the loss mse; choose from mae"):
+        trainer(graph, numbers((50, 8)), numbers((50, 1)), metrics=["accuracy"])
+    made = trainer(graph, numbers((50, 8)), numbers(50), metrics=["mae"])
+    made.begin(graph.initial.copy())
+    made.step()
+    assert made.metrics()["mae"] > 0.0
+
+
+def test_a_graph_of_an_older_edgeasync_has_no_scores_and_no_weights():
+    graph = built(MLP, (8,))
+    proto = onnx.load_model_from_string(graph.model)
+    del proto.graph.output[1:3]
+    older = msgspec.structs.replace(graph, model=proto.SerializeToString())
+    for options in ({"metrics": ["accuracy"]}, {"accumulation_steps": 2}, {"micro_batch_size": 8}):
+        with pytest.raises(ConfigError, match=r"was built by an older edgeasync, .* build it again"):
+            trainer(older, numbers((50, 8)), LABELS, **options)
+    assert take(older, numbers((50, 8)), LABELS, steps=3)[0] == take(graph, numbers((50, 8)), LABELS, steps=3)[0]
+
+
+def test_labels_that_are_ignored_need_be_no_class():
+    graph = built(MLP, (8,), loss=CrossEntropy(ignored_label=255))
+    labels = np.where(np.arange(50) % 2, LABELS, 255)
+    results, _ = take(graph, numbers((50, 8)), labels, steps=3)
+    assert all(math.isfinite(result.loss) for result in results)
+    (result,), vector = take(graph, numbers((50, 8)), np.full(50, 255))
+    assert result.loss is None
+    np.testing.assert_array_equal(vector, graph.initial)
+    with pytest.raises(DataError, match="label 3 is not under 3 classes"):
+        trainer(graph, numbers((50, 8)), np.where(labels == 255, 255, labels + 1))
+
+
 # -- data ------------------------------------------------------------------------------------------------------
 
 
@@ -309,7 +386,7 @@ def test_a_graph_of_another_model_and_a_forward_model():
     for parameters, words in (
         ((("0.weight", (16, 9)),), r"'0.weight' is tensor\(float\) \[16, 8\].*\[16, 9\]"),
         ((("none", (16, 8)),), "'none' is missing"),
-        ((("0.weight", (16, 8)),), "the inputs x, 0.bias"),
+        ((("0.weight", (16, 8)),), r"the graph's inputs x, 0.bias, .* have no one size of the batch"),
     ):
         spec = ParameterSpec(tuple([Parameter(*parameter) for parameter in parameters]))
         with pytest.raises((ModelMismatchError, GraphError), match=words):

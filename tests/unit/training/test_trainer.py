@@ -253,3 +253,69 @@ def test_a_step_may_tell_numbers_of_numpy(number):
 def test_a_step_that_tells_something_else_is_an_error(result):
     with pytest.raises(DataError, match=r"a trainer's step returned .*; return StepResult\(loss, examples\)"):
         told_by(result)
+
+
+class Measuring(Telling):
+    """A trainer that measures, too."""
+
+    def __init__(self, metrics):
+        super().__init__(StepResult(1.0, 4))
+        self._metrics = metrics
+
+    def step(self):
+        return self._result
+
+    def begin(self, parameters):
+        pass
+
+    spec = SPEC
+
+    def metrics(self):
+        return self._metrics
+
+
+def told_beside(metrics):
+    return take_local_steps(
+        Measuring(metrics), 2, should_stop=lambda: False, on_step=lambda: None, wait=lambda _: None
+    ).metrics
+
+
+@pytest.mark.parametrize(
+    ("metrics", "told"),
+    [
+        ({}, None),
+        ({"f1": np.float32(0.5), "top_5": 1}, {"f1": 0.5, "top_5": 1.0}),
+        ({"mae": math.nan, "f1": 0.5}, {"f1": 0.5}),
+        ({"mae": math.inf}, None),
+    ],
+)
+def test_metrics_are_plain_and_finite(metrics, told):
+    assert told_beside(metrics) == told
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        None,
+        0.5,
+        {"a b": 1.0},
+        {"": 1.0},
+        {3: 1.0},
+        {"x" * 33: 1.0},
+        {"f1": "good"},
+        dict.fromkeys("abcdefghi", 1.0),
+    ],
+)
+def test_metrics_that_cannot_travel_are_an_error(metrics):
+    with pytest.raises(DataError, match=r"a trainer's metrics\(\) returned .*; return at most 8 numbers by names"):
+        told_beside(metrics)
+
+
+def test_metrics_of_two_calls_are_joined_by_their_examples():
+    def trained(examples, metrics):
+        return Trained(1, examples, None, None, 0.1, metrics=metrics)
+
+    first, second = trained(30, {"f1": 0.5, "mae": 2.0}), trained(10, {"f1": 0.9})
+    assert second.after(first).metrics == pytest.approx({"f1": 0.6})
+    assert second.after(trained(5, None)).metrics == {"f1": 0.9}
+    assert trained(5, None).after(first).metrics == first.metrics

@@ -1284,6 +1284,19 @@ def test_a_busy_hub_leaves_a_device_alone():
     assert device.effects == []
 
 
+@pytest.mark.parametrize(("trains_at_rest", "steps"), [(False, []), (True, [20])])
+def test_a_device_that_trains_at_rest_takes_its_steps_alone(trains_at_rest, steps):
+    device = DeviceBench(offline_steps_max=20, trains_at_rest=trains_at_rest).welcome()
+    device.assigned(0).give(ModelInstalled(assignment(0))).trained()
+    device.hears(Ack(1, Applied(1)))
+    device.hears(Refuse("busy", "rest for 60 s: the model stands still", 60.0, rest=True))
+    assert overlap_steps(device) == steps
+    assert device.told[0] == "resting"
+    since_s = device.now_s
+    assert device.until(Fetch).session == device.session
+    assert device.now_s == since_s + 60.0, "it asks when the rest is over, and not before"
+
+
 @pytest.mark.parametrize(("alone", "more"), [(20, [16]), (4, []), (3, []), (0, [])])
 def test_alone_the_larger_limit_holds_and_one_call_at_a_time(alone, more):
     device = offline_bench(alone, overlap=4).trained()

@@ -1,5 +1,7 @@
 """The hub's exchange by itself: frames in, frames out, with a shell that only takes notes."""
 
+import math
+
 import msgspec
 import numpy as np
 import pytest
@@ -123,6 +125,21 @@ def test_a_stalled_transfer_gives_its_place_to_the_next():
         bench.say(b"idler", Ping(bench.sessions[b"idler"], at_s, 0), at_s=at_s)
     assert bench.announce(b"worker", at_s=4.5).code == "busy"
     assert bench.announce(b"worker", at_s=5.5) == Credit(1, 0)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("transfer", [0, 1])
+def test_a_metric_that_is_no_number_is_refused_and_does_not_count(bad, transfer):
+    bench = Bench()
+    bench.join(b"pi")
+    payload = bytes(SPEC.nbytes)
+    push = Push(
+        bench.sessions[b"pi"], 1, ModelVersion(LINEAGE, 0), 1, 1, 0.0, 0.0, 0.1, "identity",
+        wire.checksum(payload), len(payload), transfer, metrics={"f1": 0.5, "mae": bad},
+    )  # fmt: skip
+    answer = bench.say(b"pi", push, None if transfer else payload)
+    assert (type(answer), answer.code, answer.sentence) == (Refuse, "malformed", "a metric is not finite")
+    assert bench.engine.core.updates_applied == 0
 
 
 def test_models_that_nobody_takes_in_make_way():

@@ -66,6 +66,8 @@ def is_bounded(kind):
             return kind.max_length is not None
         case inspect.VarTupleType():
             return kind.max_length is not None and is_bounded(kind.item_type)
+        case inspect.DictType():
+            return kind.max_length is not None and is_bounded(kind.key_type) and is_bounded(kind.value_type)
         case inspect.StructType():
             return all(is_bounded(field.type) for field in kind.fields)
         case inspect.UnionType():

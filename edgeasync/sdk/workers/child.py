@@ -1,0 +1,72 @@
+"""A worker process of `engine="processes"`, which only its parent starts.
+
+    python -m edgeasync.sdk.workers.child FOLDER NUMBER LIFELINE PARENT
+
+`FOLDER` holds what it trains with. `LIFELINE` is a pipe to its parent, the process `PARENT`. The worker ends
+when the parent writes to the pipe, or is gone.
+"""
+
+import asyncio
+import os
+import select
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from edgeasync.runtime.agent import Agent
+from edgeasync.sdk.workers.base import Job, make_trainer
+from edgeasync.sdk.workers.files import MAKE_FILE, WorkerFiles
+from edgeasync.sdk.workers.pickling import dump_error, load
+
+LOOK_S = 1.0
+"""How often it looks whether its parent lives: a copy of the parent may hold the pipe open."""
+
+END_S = 3.0
+"""How long a worker may take to end once its parent wants it to, or is gone."""
+
+
+def main() -> None:
+    """Train until the hub has finished, or the parent wants no more."""
+    folder, number, lifeline, parent = Path(sys.argv[1]), *map(int, sys.argv[2:5])
+    files = WorkerFiles(folder, number)
+    agents: list[Agent] = []
+
+    def on_end(*, orphaned: bool) -> None:
+        if orphaned:
+            shutil.rmtree(folder, ignore_errors=True)  # nobody else would
+        if agents:
+            loop.call_soon_threadsafe(agents[0].request_stop)
+            ended.wait(END_S)
+        os._exit(1)
+
+    ended = threading.Event()
+    threading.Thread(target=watch, args=(lifeline, parent, on_end), name="parent", daemon=True).start()
+    loop = asyncio.new_event_loop()
+    try:
+        job = msgspec.json.decode(files.job.read_bytes(), type=Job)
+        trainer = make_trainer(files.read_share(), load((folder / MAKE_FILE).read_bytes()), job)
+        agents.append(job.make_agent(trainer))
+        loop.run_until_complete(agents[0].run())
+    except BaseException as error:  # noqa: BLE001 - it is raised in the parent
+        files.put_result(dump_error(error))
+    else:
+        files.put_result(b"")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # a local step that was abandoned holds up no end
+
+
+def watch(lifeline: int, parent: int, on_end: Callable[..., None]) -> None:
+    """Call `on_end` once the parent wants it, or is gone."""
+    while os.getppid() == parent:
+        if select.select([lifeline], [], [], LOOK_S)[0]:
+            return on_end(orphaned=not os.read(lifeline, 1))  # a parent that lives says a word
+    return on_end(orphaned=True)
+
+
+if __name__ == "__main__":
+    main()

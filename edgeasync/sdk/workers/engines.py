@@ -1,0 +1,44 @@
+"""Which engines `train` has, and the workers of each."""
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from edgeasync.data.dataset import Dataset
+from edgeasync.errors import ConfigError, ModelMismatchError
+from edgeasync.sdk.models import Prepared
+from edgeasync.sdk.shares import Share
+from edgeasync.sdk.workers.base import Workers
+from edgeasync.sdk.workers.tasks import TaskWorkers
+
+Engine = Literal["tasks", "processes", "ray"]
+"""Where workers run: in this process, in processes of this machine, or as actors on a Ray cluster."""
+
+
+def make_workers(
+    engine: Engine, prepared: Prepared, shares: Sequence[Share], seed: int, ray_address: str | None
+) -> Workers:
+    """Return the workers of a run, which do not run yet.
+
+    Raises `ConfigError`, and `ModelMismatchError` for a trainer of another model.
+    """
+    if engine not in get_args(Engine):
+        raise ConfigError(f"engine is {engine!r}; give one of {', '.join(map(repr, get_args(Engine)))}")
+    if ray_address is not None and engine != "ray":
+        raise ConfigError(f"ray_address goes with engine='ray'; the engine is {engine!r}")
+    for number, share in enumerate(shares, 1):
+        if not isinstance(share, Dataset) and share.spec != prepared.spec:
+            raise ModelMismatchError(
+                f"trainer {number} has other arrays than the model; give it the model's names and shapes"
+            )
+    if engine == "tasks":
+        return TaskWorkers([
+            prepared.make_trainer(share, seed + number, 1) if isinstance(share, Dataset) else share
+            for number, share in enumerate(shares)
+        ])  # fmt: skip
+    if engine == "processes":
+        from edgeasync.sdk.workers.processes import ProcessWorkers  # noqa: PLC0415 - only who needs it pays
+
+        return ProcessWorkers(shares, prepared.make_trainer, seed)
+    from edgeasync.sdk.workers.ray_actors import RayWorkers  # noqa: PLC0415 - only who needs it pays
+
+    return RayWorkers(shares, prepared.make_trainer, seed, ray_address)

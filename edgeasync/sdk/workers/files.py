@@ -1,0 +1,77 @@
+"""The private folder by which `train` and its worker processes hand things to each other."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from edgeasync.data.dataset import Dataset, Features, Inputs
+from edgeasync.sdk.shares import Share
+from edgeasync.sdk.workers.base import worker_name
+from edgeasync.sdk.workers.pickling import dump, load
+
+MAKE_FILE = "make-trainer"
+"""What makes a trainer from examples, the same for all workers."""
+
+
+class WorkerFiles:
+    """The files of one worker, in a folder of its own."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self._folder = folder / worker_name(number)
+        self._name = worker_name(number)
+        self.job = self._folder / "job.json"
+        self._names, self._y = self._folder / "inputs.json", self._folder / "y.npy"
+        self._trainer = self._folder / "trainer"
+        self._result = self._folder / "result"
+
+    def put_share(self, share: Share) -> None:
+        """Write what the worker trains with; raises `ConfigError` for a trainer that cannot be handed over."""
+        self._folder.mkdir()
+        if not isinstance(share, Dataset):
+            self._trainer.write_bytes(dump(share, f"the trainer of {self._name}"))
+            return
+        inputs = share.features.arrays if isinstance(share.features, Inputs) else {"x": share.features}
+        for number, array in enumerate(inputs.values()):
+            np.save(self._input(number), array)
+        if isinstance(share.features, Inputs):
+            self._names.write_bytes(msgspec.json.encode(list(inputs)))
+        if share.y is not share.features:
+            np.save(self._y, share.y)
+
+    def read_share(self) -> Share:
+        """Return what the worker trains with; examples stay on disk until they are used."""
+        if self._trainer.exists():
+            trainer: Share = load(self._trainer.read_bytes())
+            return trainer
+        features: Features = _mapped(self._input(0))
+        if self._names.exists():
+            names = msgspec.json.decode(self._names.read_bytes(), type=list[str])
+            features = Inputs({name: _mapped(self._input(number)) for number, name in enumerate(names)})
+        if self._y.exists():
+            return Dataset(features, _mapped(self._y))
+        return Dataset(features, features)  # type: ignore[arg-type]
+
+    def _input(self, number: int) -> Path:
+        return self._folder / f"x-{number}.npy"
+
+    def put_result(self, content: bytes) -> None:
+        """Write how the worker ended: by an error or, without content, well."""
+        part = self._result.with_suffix(".part")
+        part.write_bytes(content)
+        part.replace(self._result)
+
+    def take_result(self) -> bytes | None:
+        """Return how it ended, `None` if it died, and forget that."""
+        try:
+            content = self._result.read_bytes()
+            self._result.unlink()
+        except FileNotFoundError:
+            return None
+        return content
+
+
+def _mapped(path: Path) -> npt.NDArray[Any]:
+    return np.asarray(np.load(path, mmap_mode="r"))

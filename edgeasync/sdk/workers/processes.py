@@ -1,0 +1,179 @@
+"""`engine="processes"`: each worker is a process of this machine, which speaks with the hub over a local socket.
+
+A worker is a fresh interpreter that runs `child`, not a copy of this one: neither a main guard nor a script is
+needed, and no thread or lock is copied.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from edgeasync.errors import ConfigError, StorageError
+from edgeasync.runtime.hub import Hub
+from edgeasync.sdk.shares import Share
+from edgeasync.sdk.workers.base import (
+    Job,
+    MakeTrainer,
+    WorkerDiedError,
+    Workers,
+    in_thread,
+    incarnation_of,
+    keep_alive,
+    run_together,
+    worker_name,
+)
+from edgeasync.sdk.workers.files import MAKE_FILE, WorkerFiles
+from edgeasync.sdk.workers.pickling import dump, load_error
+
+CLOSE_S = 5.0
+"""How long a worker may take to end before it is killed."""
+
+SOCKET_PATH_BYTES_MAX = 107
+"""Of Linux."""
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""By which the libraries under numpy and torch are told how many threads to use; they read nothing else."""
+
+
+class ProcessWorkers(Workers):
+    """Processes, each of which comes back when it dies."""
+
+    def __init__(self, shares: Sequence[Share], make: MakeTrainer, seed: int) -> None:
+        self._shares = shares
+        self._make = make
+        self._seed = seed
+        self._threads = max(1, len(os.sched_getaffinity(0)) // len(shares))
+        self._stopping = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        """Write what the workers need into a folder that only this user can open."""
+        self._folder = Path(tempfile.mkdtemp(prefix="edgeasync-"))
+        self.bind = f"ipc://{self._folder / 'hub'}"
+        try:
+            await in_thread(self._write)
+        except BaseException as error:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            if isinstance(error, OSError):
+                words = f"{self._folder}: cannot be written: {error.strerror}"
+                raise StorageError(f"{words}; free space, or let TMPDIR be another folder") from error
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Remove the folder."""
+        await in_thread(partial(shutil.rmtree, self._folder, ignore_errors=True))
+
+    async def run(self, hub: Hub) -> None:
+        """Keep a process alive for each worker."""
+        await run_together(
+            keep_alive(worker_name(number), partial(self._live, hub, number))
+            for number in range(1, len(self._shares) + 1)
+        )
+
+    def stop(self) -> None:
+        """Let the processes end."""
+        self._stopping.set()
+
+    def _write(self) -> None:
+        if len(os.fsencode(self.bind.removeprefix("ipc://"))) > SOCKET_PATH_BYTES_MAX:
+            raise ConfigError(f"{self.bind}: too long for a socket; let TMPDIR be a shorter folder")
+        (self._folder / MAKE_FILE).write_bytes(dump(self._make, "the model"))
+        for number, share in enumerate(self._shares, 1):
+            WorkerFiles(self._folder, number).put_share(share)
+
+    async def _live(self, hub: Hub, number: int, deaths: int) -> None:
+        """Run a worker's process to its end; raises what it raised, or `WorkerDiedError` if it died."""
+        if self._stopping.is_set():
+            return
+        files = WorkerFiles(self._folder, number)
+        incarnation = incarnation_of(hub, number, deaths)
+        job = Job(
+            number=number,
+            address=hub.address,
+            incarnation=incarnation,
+            # A worker that comes back draws other batches: it does not see the first ones again and again.
+            seed=self._seed + number - 1 + len(self._shares) * (incarnation - 1),
+            threads=self._threads,
+        )
+        files.job.write_bytes(msgspec.json.encode(job))
+        async with _Process(self._command(number), self._threads) as process:
+            stopping = asyncio.ensure_future(self._stopping.wait())
+            either: list[asyncio.Future[Any]] = [process.ended, stopping]
+            try:
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                stopping.cancel()
+        result = files.take_result()
+        if result:
+            raise load_error(result, worker_name(number))
+        if result is None and not self._stopping.is_set():
+            raise WorkerDiedError(_describe(process.ended.result()))
+
+    def _command(self, number: int) -> list[str]:
+        # With -P the folder in which the program stands is not searched for modules: the parent's path says all.
+        return [sys.executable, "-P", "-m", "edgeasync.sdk.workers.child", str(self._folder), str(number)]
+
+
+class _Process:
+    """A child, and the pipe by which it is told to end. Leaving waits for its end."""
+
+    def __init__(self, command: list[str], threads: int) -> None:
+        self._command = command
+        self._environment = {name: str(threads) for name in THREAD_VARIABLES} | os.environ
+        self._environment["PYTHONPATH"] = os.pathsep.join(path or "." for path in sys.path)
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[int] = loop.create_future()
+        theirs, self._lifeline = os.pipe()
+        try:
+            self._process = subprocess.Popen(  # noqa: ASYNC220, S603 - quick; it has to be there to be ended
+                [*self._command, str(theirs), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs],
+                env=self._environment,
+                process_group=0,  # Ctrl-C in the terminal is for the parent alone
+            )
+        except OSError:
+            os.close(self._lifeline)
+            raise
+        finally:
+            os.close(theirs)
+        self._waiter = threading.Thread(target=self._wait, args=(loop,), name="edgeasync-worker", daemon=True)
+        self._waiter.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it has ended
+            os.write(self._lifeline, b".")
+        os.close(self._lifeline)
+        try:
+            await asyncio.wait([self.ended], timeout=CLOSE_S)
+        finally:
+            if not self.ended.done():
+                self._process.kill()
+                await asyncio.wait([self.ended])
+            self._waiter.join()
+
+    def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
+        code = self._process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            loop.call_soon_threadsafe(self.ended.set_result, code)
+
+
+def _describe(code: int) -> str:
+    if code >= 0:
+        return f"it ended with exit code {code}"
+    return f"it was ended by signal {-code}, {signal.strsignal(-code)}"

@@ -1,0 +1,55 @@
+"""`engine="tasks"`: workers are coroutines of this process; each trains in a thread of its own."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Self
+
+import zmq
+
+from edgeasync.runtime.agent import Agent
+from edgeasync.runtime.hub import Hub
+from edgeasync.sdk.workers.base import Job, Workers, incarnation_of, note_worker, run_together, worker_name
+from edgeasync.training.trainer import Trainer
+
+
+class TaskWorkers(Workers):
+    """Agents over ZeroMQ's in-process transport."""
+
+    def __init__(self, trainers: Sequence[Trainer]) -> None:
+        self.bind = f"inproc://{secrets.token_hex(8)}"
+        self._trainers = trainers
+        self._agents: list[Agent] = []
+        self._stopping = False
+
+    async def __aenter__(self) -> Self:
+        """Make the context that hub and agents share."""
+        self.context = zmq.Context()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close what is left open of it."""
+        assert self.context is not None
+        self.context.destroy(linger=0)
+
+    async def run(self, hub: Hub) -> None:
+        """Run an agent for each trainer."""
+        if self._stopping:
+            return
+        for number, trainer in enumerate(self._trainers, 1):
+            job = Job(number=number, address=self.bind, incarnation=incarnation_of(hub, number), seed=0)
+            self._agents.append(job.make_agent(trainer, self.context))
+        await run_together(_run(agent, worker_name(number)) for number, agent in enumerate(self._agents, 1))
+
+    def stop(self) -> None:
+        """Stop every agent: who had not joined by now would wait for ever."""
+        self._stopping = True
+        for agent in self._agents:
+            agent.request_stop()
+
+
+async def _run(agent: Agent, name: str) -> None:
+    try:
+        await agent.run()
+    except Exception as error:
+        note_worker(error, name)
+        raise

@@ -1,0 +1,130 @@
+"""A web service that trains two models, with aiohttp on uvloop: two hubs on the service's own event loop.
+
+    python service.py --port 8080 --run runs/service
+
+    curl http://127.0.0.1:8080/hubs                    where they listen, and how far they are
+    curl http://127.0.0.1:8080/hubs/small/events       what happens, as server-sent events
+    curl http://127.0.0.1:8080/hubs/small/model -O     the newest version, as .npz
+    curl -X POST http://127.0.0.1:8080/hubs/small/stop
+
+Agents join by `edgeasync agent --hub ADDRESS --data FILE`. SIGTERM ends the service with both models on disk.
+"""
+
+import argparse
+import asyncio
+import io
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import uvloop
+from aiohttp import web
+
+from edgeasync import EdgeAsyncError, Hub
+from edgeasync.sdk.events import Update
+from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
+
+HUBS = web.AppKey("hubs", Mapping[str, Hub])
+ANYWHERE = "tcp://127.0.0.1:*"
+
+
+async def end_by_rule(hub: Hub, loss: float) -> None:
+    """The service's own rule: a hub ends once a device has a lower loss than this."""
+    async for event in hub.events():
+        if isinstance(event, Update) and event.loss is not None and event.loss < loss:
+            hub.stop()
+
+
+def make_app(hubs: Mapping[str, Hub], loss: float) -> web.Application:
+    async def hold(_: web.Application) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+            for hub in hubs.values():
+                await stack.enter_async_context(hub)
+                group.create_task(end_by_rule(hub, loss))
+            yield
+
+    async def stop(_: web.Application) -> None:
+        for hub in hubs.values():
+            hub.stop()
+
+    app = web.Application()
+    app[HUBS] = hubs
+    app.cleanup_ctx.append(hold)
+    app.on_shutdown.append(stop)  # before the service waits for its streams, which then end
+    app.add_routes([
+        web.get("/hubs", show),
+        web.get("/hubs/{name}/events", stream),
+        web.get("/hubs/{name}/model", download),
+        web.post("/hubs/{name}/stop", end),
+    ])  # fmt: skip
+    return app
+
+
+def find(request: web.Request) -> Hub:
+    try:
+        return request.app[HUBS][request.match_info["name"]]
+    except KeyError:
+        raise web.HTTPNotFound(text="no hub has this name\n") from None
+
+
+async def show(request: web.Request) -> web.Response:
+    return web.json_response({name: describe(hub) for name, hub in request.app[HUBS].items()})
+
+
+def describe(hub: Hub) -> dict[str, object]:
+    try:
+        status = hub.status()
+    except EdgeAsyncError as ended:
+        return {"run": str(hub.path), "ended": str(ended)}
+    return {
+        "address": hub.address,
+        "run": str(hub.path),
+        "version": status["version"],
+        "devices": status["devices"],
+    }
+
+
+async def stream(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+    events = find(request).events()
+    await response.prepare(request)
+    async for event in events:
+        content = msgspec.json.encode(event)
+        await response.write(b"event: %s\ndata: %s\n\n" % (type(event).__name__.lower().encode(), content))
+    return response
+
+
+async def download(request: web.Request) -> web.Response:
+    file = io.BytesIO()
+    try:
+        arrays: dict[str, Any] = {**find(request).snapshot()}
+    except EdgeAsyncError as ended:
+        raise web.HTTPGone(text=f"{ended}\n") from None
+    np.savez(file, **arrays)
+    return web.Response(body=file.getvalue(), content_type="application/octet-stream")
+
+
+async def end(request: web.Request) -> web.Response:
+    find(request).stop()
+    return web.Response(text="it ends\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train two models of handwritten digits in a web service.")
+    parser.add_argument("--port", type=int, default=8080, help="of the service, on this machine")
+    parser.add_argument("--run", type=Path, default=Path("runs/service"), help="folder for both runs")
+    parser.add_argument("--loss", type=float, default=0.1, help="a hub ends once a device has a lower loss")
+    arguments = parser.parse_args()
+    hubs = {
+        "small": Hub(SoftmaxModel(inputs=64, classes=10), run=arguments.run / "small", bind=ANYWHERE),
+        "large": Hub(MlpModel(inputs=64, hidden=(64,), classes=10), run=arguments.run / "large", bind=ANYWHERE),
+    }
+    app = make_app(hubs, arguments.loss)
+    web.run_app(app, host="127.0.0.1", port=arguments.port, loop=uvloop.new_event_loop())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""`train(engine="processes")`: workers are processes. They come back when they die, and leave nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from edgeasync import EdgeAsyncError, Run, StepResult, Stop, nn, train
+from edgeasync.errors import ConfigError
+from edgeasync.sdk import events
+from edgeasync.training.numpy_models import SoftmaxModel
+from tests.support.processes import PATIENCE_S, until
+
+pytestmark = pytest.mark.process
+
+MODEL = SoftmaxModel(inputs=4, classes=2)
+ARRAYS = dict(MODEL.spec.views(MODEL.initial(0)))
+X = np.random.default_rng(0).normal(size=(400, 4)).astype(np.float32)
+DATA = X, (X[:, 0] > X[:, 1]).astype(np.int64)
+ROOT = Path(__file__).parents[2]
+
+
+def workers_of(pid):
+    """Return the worker processes of a program, by their names."""
+    found = {}
+    for child in psutil.Process(pid).children(recursive=True):
+        words = child.cmdline()
+        if "edgeasync.sdk.workers.child" in words:
+            found[f"worker-{words[-3]}"] = child
+    return found
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """Let temporary folders be in a folder that is empty again at the end, but for runs."""
+    folder = tmp_path / "t"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    yield folder
+    assert not [path for path in folder.iterdir() if not path.name.startswith("edgeasync-run-")]
+
+
+class KillsOne:
+    """Kills a worker after twenty updates, and ends training when it has come back and sent ten more."""
+
+    def __init__(self):
+        self.victim = None
+        self._joins = self._updates = 0
+
+    def on_join(self, event):
+        self._joins += event.device == "worker-2"
+
+    def on_update(self, event):
+        self._updates += event.device == "worker-2" and self._joins == 2
+
+    def until(self, progress):
+        if self.victim is None and self._joins and progress.updates >= 20:
+            self.victim = workers_of(os.getpid())["worker-2"]
+            self.victim.kill()
+        return self._updates >= 10
+
+
+def test_a_worker_that_is_killed_comes_back(temporary, tmp_path, caplog):
+    threads, kills = threading.active_count(), KillsOne()
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    run = train(
+        network, DATA, workers=2, evaluate=DATA, run=tmp_path / "run", engine="processes", callbacks=[kills],
+        until=Stop(when=kills.until),
+    )  # fmt: skip
+    assert run.accuracy > 0.8
+    assert run.reason == "Stop(when=) said so"
+    assert "worker-2 died, it was ended by signal 9, Killed; it comes back" in caplog.text
+    comings = [type(event) for event in run.events if getattr(event, "device", "") == "worker-2"]
+    assert comings == [events.Join, events.Leave, events.Join]
+    assert not workers_of(os.getpid())
+    assert threading.active_count() == threads
+    again = train(network, DATA, workers=2, run=tmp_path / "run", until=Stop(updates=run.updates + 5))
+    assert again.version > run.version
+    assert not [event for event in again.events if isinstance(event, events.Leave)], "the engine may change"
+
+
+class Trainer:
+    """A trainer of a user's own, which moves nothing."""
+
+    spec = MODEL.spec
+
+    def begin(self, parameters):
+        pass
+
+    def step(self):
+        return StepResult(1.0, 1)
+
+
+class NoSensorError(Exception):
+    def __init__(self, sensor, port):
+        super().__init__(f"sensor {sensor} at {port} is gone")
+
+
+class Raises(Trainer):
+    def __init__(self, kind, *arguments):
+        self.kind, self.arguments = kind, arguments
+
+    def step(self):
+        raise self.kind(*self.arguments)
+
+
+class Exits(Trainer):
+    def step(self):
+        os._exit(3)
+
+
+class Hangs(Trainer):
+    """One whose step never ends by itself."""
+
+    def step(self):
+        threading.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("trainer", "kind", "words"),
+    [
+        (Raises(ValueError, "the sensor is gone"), ValueError, "the sensor is gone"),
+        (Raises(NoSensorError, 3, 5), EdgeAsyncError, "NoSensorError: sensor 3 at 5 is gone"),  # not to be pickled
+        (Raises(SystemExit, 3), EdgeAsyncError, "raised SystemExit in"),
+    ],
+    ids=["error", "odd error", "exit"],
+)
+def test_what_a_worker_raises_comes_out_with_its_name(temporary, trainer, kind, words):
+    with pytest.raises(kind, match=words) as caught:
+        train(ARRAYS, [Trainer(), trainer], until=Stop(updates=10**9), engine="processes")
+    (note,) = caught.value.__notes__
+    assert note.startswith("raised in worker-2:\nTraceback")
+    assert "in step" in note
+    assert not workers_of(os.getpid())
+
+
+def test_a_worker_that_dies_every_time_is_a_clear_error(temporary):
+    with pytest.raises(
+        EdgeAsyncError, match=r"worker-1 died 4 times within \d+ s, at last it ended with exit code 3"
+    ):
+        train(ARRAYS, [Exits()], until=Stop(updates=1), engine="processes")
+
+
+def test_what_cannot_be_handed_to_a_process_is_told(temporary):
+    trainer = Trainer()
+    trainer.lock = threading.Lock()
+    with pytest.raises(
+        ConfigError, match=r"the trainer of worker-1 cannot be handed to a process: .*lock.* `begin`"
+    ):
+        train(ARRAYS, [trainer], until=Stop(updates=1), engine="processes")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"engine": "threads"}, "engine is 'threads'; give one of 'tasks', 'processes', 'ray'"),
+        ({"ray_address": "auto"}, "ray_address goes with engine='ray'; the engine is 'tasks'"),
+        ({"engine": "processes"}, "the package cloudpickle; install it by pip install 'edgeasync\\[processes\\]'"),
+        ({"engine": "ray"}, "engine='ray' needs Ray; install it by pip install 'edgeasync\\[ray\\]'"),
+    ],
+    ids=["engine", "address", "no cloudpickle", "no Ray"],
+)
+def test_a_mistake_is_one_line_that_says_what_to_do(given, words, temporary, monkeypatch):
+    for package in ("cloudpickle", "ray"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=words) as caught:
+        train(MODEL, DATA, until=Stop(updates=1), **given)
+    assert "\n" not in str(caught.value)
+
+
+SCRIPT = """
+import sys
+import numpy as np
+from edgeasync import Stop, train
+
+class Mine:
+    parameters = {"weight": np.zeros((4, 2))}
+
+    def gradient(self, arrays, x, y):
+        return 0.5, {"weight": np.full((4, 2), 1e-3)}
+
+x = np.eye(4)
+def tell(progress):
+    if progress.version == 3:
+        print("going", flush=True)
+
+train(Mine(), (x, [0, 1, 0, 1]), workers=2, until=Stop(when=tell), run=sys.argv[1], engine="processes")
+"""
+
+
+@pytest.fixture
+def script(tmp_path, temporary):
+    """Start a script without a main guard, whose model is a class of its own; wait until it trains."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "script.py", "run"], cwd=tmp_path, env=environment, text=True, process_group=0,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout.readline() == "going\n", process.stderr.read()
+            yield process
+        finally:
+            process.kill()
+
+
+def test_an_interrupt_ends_all_and_leaves_the_newest_version(script, tmp_path):
+    workers = workers_of(script.pid).values()
+    os.killpg(script.pid, signal.SIGINT)  # as a terminal does
+    assert script.wait(PATIENCE_S) == -signal.SIGINT
+    assert script.stderr.read().splitlines()[-1] == "KeyboardInterrupt"
+    assert len(workers) == 2
+    assert not [worker for worker in workers if worker.is_running()]
+    assert Run.open(tmp_path / "run").version >= 3
+
+
+def test_workers_end_when_the_parent_is_killed(script, temporary):
+    workers = [*workers_of(script.pid).values()]
+    assert {path.stat().st_mode & 0o077 for path in temporary.iterdir()} == {0}, "for this user alone"
+    script.kill()
+    _, left = psutil.wait_procs(workers, PATIENCE_S)
+    assert (len(workers), left) == (2, [])
+    until(lambda: not [*temporary.iterdir()], "the folder's end")
+
+
+def test_a_step_that_never_ends_holds_up_no_end(temporary):
+    def until_both(progress):
+        return progress.updates >= 5
+
+    run = train(ARRAYS, [Trainer(), Hangs()], until=Stop(when=until_both), engine="processes")
+    assert run.updates >= 5
+    assert not workers_of(os.getpid())
