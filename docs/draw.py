@@ -194,6 +194,7 @@ def draw_states(name: str) -> str:
 HOLDS = {
     "cli": "the commands",
     "callbacks": "ready callbacks",
+    "torch": "modules of torch",
     "sdk": "the Python face",
     "runtime": "sockets, threads, files",
     "simulation": "virtual time",

@@ -1,7 +1,7 @@
 """edgeasync: train one model across many unequal, unreliable devices, without waiting for any of them.
 
-These names, and the modules in `_MODULES`, are the public face. Everything else is private. A name is imported
-when it is first asked for, so that a command or a device pays only for what it uses.
+These names, and the modules in `_MODULES` and `_ADAPTERS`, are the public face. Everything else is private. A name
+is imported when it is first asked for, so that a command or a device pays only for what it uses.
 
     >>> import numpy as np
     >>> from edgeasync import Stop, nn, train
@@ -52,7 +52,9 @@ _HOMES = {
     "train": "sdk.train",
     "train_async": "sdk.train",
 }
-_MODULES = ("callbacks", "data", "jax", "losses", "metrics", "nn", "policies", "simulation", "sklearn", "torch")
+_MODULES = ("callbacks", "data", "losses", "metrics", "nn", "policies", "simulation")
+_ADAPTERS = ("jax", "sklearn", "torch")
+"""Modules for libraries that edgeasync does not bring along; each has the library's name."""
 
 __all__ = [
     "SGD",
@@ -81,6 +83,13 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"edgeasync.{name}")
+    if name in _ADAPTERS:
+        try:
+            return import_module(f"edgeasync.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+            raise ImportError(f"edgeasync.{name} needs {name}, which is not installed here") from error
     if name not in _HOMES:
         from edgeasync.config import suggest  # noqa: PLC0415 - only a mistake comes here
 
@@ -90,4 +99,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_MODULES])
+    return sorted([*__all__, *_MODULES, *_ADAPTERS])

@@ -2,6 +2,13 @@
 
 Each is a table of a settings file, too: `loss = { kind = "huber", delta = 0.5 }`. `docs/training_graph.md` defines
 them. Nothing here needs the `onnx` package.
+
+>>> import numpy as np
+>>> from edgeasync import Stop, losses, nn, train
+>>> x = np.random.default_rng(0).normal(size=(200, 3))
+>>> run = train(nn.Linear(3, 1), (x, x[:, :1]), loss=losses.Huber(delta=0.5), until=Stop(updates=20))
+>>> run.updates >= 20
+True
 """
 
 from typing import Annotated, Literal

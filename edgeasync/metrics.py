@@ -3,6 +3,14 @@
 A device computes its metrics on the batches that it trains on, from the scores that training computes anyway, over
 all local steps between two exchanges. They travel with the update. Each metric is the quotient of two sums, so
 batches of any size add up.
+
+>>> import numpy as np
+>>> from edgeasync import Stop, metrics, nn, train
+>>> x, seen = np.random.default_rng(0).normal(size=(200, 3)), []
+>>> kinds = ["accuracy", metrics.TopK(k=2)]
+>>> run = train(nn.Linear(3, 2), (x, x[:, 0] > 0), metrics=kinds, until=Stop(updates=20), callbacks=[seen.append])
+>>> {name for event in seen for name in getattr(event, "metrics", {})} == {"accuracy", "top_2"}
+True
 """
 
 from collections.abc import Sequence

@@ -5,30 +5,27 @@
 
 import copy
 import inspect
-import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.errors import ConfigError, ModelMismatchError
-from edgeasync.parameters import Parameter, ParameterSpec, Vector
+from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.sdk.adapted import Adapted
 from edgeasync.sdk.models import Prepared
 from edgeasync.sdk.run import Run
+from edgeasync.sdk.torch_modules import Arrays, exchanged_of, parameters_of, read_tensors, write_tensors
 from edgeasync.training.evaluation import Evaluation, Evaluator
 from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import StepResult, Trainer
 
 __all__ = ["load", "model"]
 
-Arrays = Mapping[str, npt.NDArray[np.float32]]
 Loss = Callable[[Any, Tensor], Tensor]
 """The mean loss of a batch, of what the module returns and of the targets."""
 
@@ -68,13 +65,19 @@ def load(module: nn.Module, run: Run | Arrays) -> nn.Module:
     """Put the arrays of a run, or named arrays, into a module; return the module.
 
     Raises `ModelMismatchError` if they are another model's.
+
+    >>> import numpy as np
+    >>> from torch import nn
+    >>> from edgeasync.torch import load
+    >>> load(nn.Linear(1, 1), {"weight": np.ones((1, 1)), "bias": np.zeros(1)}).weight.tolist()
+    [[1.0]]
     """
     arrays = run.arrays if isinstance(run, Run) else run
-    exchanged = _exchanged(module)
+    exchanged = exchanged_of(module)
     if exchanged.keys() != arrays.keys():
         name = min(exchanged.keys() ^ arrays.keys())
         raise ModelMismatchError(f"only one of the run and {type(module).__name__} has an array {name!r}")
-    _write(exchanged, arrays)
+    write_tensors(exchanged, arrays)
     return module
 
 
@@ -94,13 +97,13 @@ class TorchModel(Adapted):
         self._loss = loss or _usual_loss
         self._make_optimizer = _maker_of(optimizer)
         self._device = device
-        self.spec = ParameterSpec(tuple(_parameters_of(self._module)))
+        self.spec = ParameterSpec(tuple(parameters_of(self._module)))
 
     def prepare(self, local: LocalTraining) -> Prepared:
         """Return this model as one that can be trained."""
-        exchanged = _exchanged(self._module)
+        exchanged = exchanged_of(self._module)
         initial = np.empty(self.spec.length, np.float32)
-        _read(exchanged, self.spec.views(initial))
+        read_tensors(exchanged, self.spec.views(initial))
         return Prepared(
             spec=self.spec,
             initial=initial,
@@ -119,10 +122,10 @@ class TorchModel(Adapted):
 
     def _evaluator(self, data: Dataset) -> Evaluator:
         module = copy.deepcopy(self._module).to(self._device).eval()
-        exchanged = _exchanged(module)
+        exchanged = exchanged_of(module)
 
         def evaluate(parameters: Vector) -> Evaluation:
-            _write(exchanged, self.spec.views(parameters))
+            write_tensors(exchanged, self.spec.views(parameters))
             total, right, classes = 0.0, 0, data.y.dtype.kind == "i"
             with torch.no_grad():
                 for start in range(0, len(data), EVALUATED_AT_ONCE):
@@ -155,7 +158,7 @@ class TorchTrainer:
         self._optimizer = optimizer
         self._stream = stream
         self._keeps = keep_optimizer_state
-        self._exchanged = _exchanged(module)
+        self._exchanged = exchanged_of(module)
         self._device = next(iter(self._exchanged.values())).device
         self._vector: Vector | None = None
 
@@ -164,7 +167,7 @@ class TorchTrainer:
         self.spec.check(parameters)
         arrays = self.spec.views(parameters)
         if self._device.type != "cpu":
-            _write(self._exchanged, arrays)
+            write_tensors(self._exchanged, arrays)
         elif self._vector is not parameters:
             for name, tensor in self._exchanged.items():
                 tensor.data = torch.from_numpy(arrays[name])
@@ -182,111 +185,8 @@ class TorchTrainer:
         loss.backward()
         self._optimizer.step()
         if self._device.type != "cpu":
-            _read(self._exchanged, self.spec.views(self._vector))
+            read_tensors(self._exchanged, self.spec.views(self._vector))
         return StepResult(float(loss.detach()), len(y))
-
-
-class TorchParticipant:
-    """A module in a session, and its optimizer if it is known.
-
-    Its trained parameters take part, each once, however many names it has. So do its floating buffers, as
-    statistics. Frozen parameters and other buffers stay as they are.
-    """
-
-    def __init__(self, module: nn.Module, optimizer: object = None, also: Sequence[Any] = ()) -> None:
-        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-            raise ConfigError(f"optimizer is {type(optimizer).__name__}; give one of torch.optim")
-        for one in also:
-            if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
-                raise ConfigError(f"also has a {type(one).__name__}; give what has state_dict and load_state_dict")
-        self._kept = [*([] if optimizer is None else [optimizer]), *also]
-        self._optimizer = optimizer
-        self._used: list[torch.optim.Optimizer] = [] if optimizer is None else [optimizer]
-        self._exchanged = _exchanged(module)
-        self._trained = {id(tensor) for tensor in self._exchanged.values() if tensor.requires_grad}
-        self.parameters = _parameters_of(module)
-
-    def read(self, arrays: Arrays) -> None:
-        """Copy the module's values into these arrays."""
-        _read(self._exchanged, arrays)
-
-    def write(self, arrays: Arrays) -> None:
-        """Copy these arrays' values into the module."""
-        _write(self._exchanged, arrays)
-
-    def reset_optimizer(self) -> None:
-        """Forget the state of the optimizers that have stepped, but for their groups: schedules continue."""
-        for optimizer in self._used:
-            for tensor in list(optimizer.state):
-                if id(tensor) in self._trained:
-                    del optimizer.state[tensor]
-
-    def attach(self, on_step: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_step` after each step of the optimizer or, without one, of any that has these parameters."""
-
-        def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG001
-            if not self._owns(optimizer):
-                return
-            if all(optimizer is not used for used in self._used):
-                self._used.append(optimizer)
-            on_step()
-
-        if self._optimizer is None:
-            hook = register_optimizer_step_post_hook(stepped)
-        else:
-            hook = self._optimizer.register_step_post_hook(stepped)
-        return hook.remove  # type: ignore[no-any-return]
-
-    def _owns(self, optimizer: torch.optim.Optimizer) -> bool:
-        if self._optimizer is not None:
-            return True
-        return any(id(tensor) in self._trained for group in optimizer.param_groups for tensor in group["params"])
-
-    def state(self) -> TrainerState:
-        """Return the state of the optimizer, and of what else resumes, as an array of bytes."""
-        if not self._kept:
-            return {}
-        content = io.BytesIO()
-        torch.save([one.state_dict() for one in self._kept], content)
-        return {"torch": np.frombuffer(content.getvalue(), np.uint8)}
-
-    def restore(self, state: TrainerState) -> None:
-        """Resume from such a state; raises `ValueError` if it is of other things."""
-        if not self._kept or "torch" not in state:
-            return
-        try:
-            states = torch.load(io.BytesIO(state["torch"].tobytes()), weights_only=True)
-            for one, kept in zip(self._kept, states, strict=True):
-                one.load_state_dict(kept)
-        except Exception as error:
-            raise ValueError(f"what was kept cannot be read: {error}") from error
-
-
-def _exchanged(module: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors that take part: those that are trained, then floating buffers."""
-    trained = {name: tensor for name, tensor in module.named_parameters() if tensor.requires_grad}
-    if not trained:
-        raise ConfigError(f"{type(module).__name__} has no parameters that can be trained")
-    return trained | {name: tensor for name, tensor in module.named_buffers() if tensor.is_floating_point()}
-
-
-def _parameters_of(module: nn.Module) -> list[Parameter]:
-    return [
-        Parameter(name, tuple(tensor.shape), "trained" if tensor.requires_grad else "statistic")
-        for name, tensor in _exchanged(module).items()
-    ]
-
-
-def _read(tensors: Mapping[str, Tensor], arrays: Arrays) -> None:
-    with torch.no_grad():
-        for name, array in arrays.items():
-            torch.from_numpy(array).copy_(tensors[name])
-
-
-def _write(tensors: Mapping[str, Tensor], arrays: Arrays) -> None:
-    with torch.no_grad():
-        for name, array in arrays.items():
-            tensors[name].copy_(torch.from_numpy(np.ascontiguousarray(array)))
 
 
 def _tensor(array: npt.NDArray[Any], device: torch.device) -> Tensor:

@@ -17,7 +17,7 @@ def pytest_addoption(parser):
         "--size",
         choices=size.Repetitions._fields,
         default="quick",
-        help="how often tests repeat what they draw at random; every test runs at every size",
+        help="how often tests repeat what they draw at random; those of Ray run at nightly alone",
     )
     group.addoption("--no-skips", action="store_true", help="fail if any test is skipped")
 

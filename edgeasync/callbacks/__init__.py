@@ -1,6 +1,14 @@
 """Ready callbacks, for `train`, `Hub` and `Agent`, and the events that callbacks are given.
 
 A callback is a function, which is given every event, or an object with methods such as `on_update`.
+
+    >>> import numpy as np
+    >>> from edgeasync import Stop, train
+    >>> from edgeasync.callbacks import StopWhen, VersionEvent
+    >>> from edgeasync.training.numpy_models import SoftmaxModel
+    >>> third = StopWhen(lambda event: isinstance(event, VersionEvent) and event.version >= 3)
+    >>> data, until = (np.eye(3), np.arange(3)), Stop(minutes=1)
+    >>> run = train(SoftmaxModel(inputs=3, classes=3), data, workers=1, until=until, callbacks=[third])
 """
 
 from edgeasync.callbacks.csv_log import CSVLog

@@ -25,6 +25,7 @@ class CSVLog:
 
     >>> import csv, tempfile
     >>> from pathlib import Path
+    >>> import numpy as np
     >>> from edgeasync import Stop, train
     >>> from edgeasync.callbacks import CSVLog
     >>> from edgeasync.training.numpy_models import SoftmaxModel

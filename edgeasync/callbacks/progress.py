@@ -21,6 +21,7 @@ class Progress:
     every `every_s` seconds, and one at the end. With `updates`, the number that you train for, the line has a bar.
     It goes to standard error, or to a `console` of rich that you give.
 
+    >>> import numpy as np
     >>> from edgeasync import Stop, train
     >>> from edgeasync.callbacks import Progress
     >>> from edgeasync.training.numpy_models import SoftmaxModel

@@ -23,6 +23,7 @@ class SaveBest:
 
     >>> import tempfile
     >>> from pathlib import Path
+    >>> import numpy as np
     >>> from edgeasync import Stop, train
     >>> from edgeasync.callbacks import SaveBest
     >>> from edgeasync.training.numpy_models import SoftmaxModel

@@ -18,6 +18,7 @@ class StopWhen:
     At a hub and in `train` the run ends for all. At an agent that agent alone ends; "loss" is then the loss of its
     own local steps, too.
 
+    >>> import numpy as np
     >>> from edgeasync import Stop, train
     >>> from edgeasync.callbacks import StopWhen, VersionEvent
     >>> from edgeasync.training.numpy_models import SoftmaxModel

@@ -177,7 +177,7 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
             bind=self.hub.bind,
             run=Path(self.hub.run).expanduser(),
             settings=self.core_settings(),
-            training=to_table(TrainingPlan(model=model, local=self.local)),
+            training=TrainingPlan(model=model, local=self.local).table(),
             graph=graph,
             forward=forward,
             durability=self.hub.durability,

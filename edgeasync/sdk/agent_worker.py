@@ -123,7 +123,9 @@ class AgentWorker:
             trainer = planned_trainer(self._section, welcome, agent.graph, part, own)
         else:
             local = own(read_plan(welcome.settings).local if welcome.settings else LocalTraining())
-            trainer = prepare_as(self._model, welcome.spec, local).make_trainer(part, self._section.seed, self._section.threads)
+            trainer = prepare_as(self._model, welcome.spec, local).make_trainer(
+                part, self._section.seed, self._section.threads
+            )
         self._trainer = trainer
         if self._epochs is not None:
             local = chosen[-1]

@@ -14,19 +14,33 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all events.
 
     `time_s` is the hub's time, in seconds since the run began; of an agent's event, seconds since the agent began.
+
+    >>> from edgeasync.callbacks import EndEvent, Event
+    >>> isinstance(EndEvent(time_s=60.0, reason="100 updates applied"), Event)
+    True
     """
 
     time_s: float
 
 
 class Join(Event, frozen=True):
-    """A device joined, or came back."""
+    """A device joined, or came back.
+
+    >>> from edgeasync.callbacks import JoinEvent
+    >>> JoinEvent(time_s=1.5, device="pi-1").device
+    'pi-1'
+    """
 
     device: str
 
 
 class Leave(Event, frozen=True):
-    """A device left, was lost, or was shut out; `detail` says why. Of an agent: it lost its hub."""
+    """A device left, was lost, or was shut out; `detail` says why. Of an agent: it lost its hub.
+
+    >>> from edgeasync.callbacks import LeaveEvent
+    >>> LeaveEvent(time_s=9.0, device="pi-1", detail="was silent for 15 s").detail
+    'was silent for 15 s'
+    """
 
     device: str
     detail: str
@@ -38,6 +52,11 @@ class Update(Event, frozen=True):
     `number` counts the device's updates from 1. `outcome` is "applied", "buffered" until the next version, or why
     it never counts. `loss` is the mean over its `local_steps`, `None` if the device tells none. `staleness` is by
     how many versions the model had moved on. `metrics` are those that the device has told, by name.
+
+    >>> from edgeasync.callbacks import UpdateEvent
+    >>> told = {"loss": 0.5, "examples": 512, "local_steps": 16, "staleness": 0}
+    >>> UpdateEvent(time_s=2.0, device="pi-1", number=1, outcome="applied", version=1, **told).metrics
+    {}
     """
 
     device: str
@@ -52,14 +71,24 @@ class Update(Event, frozen=True):
 
 
 class Version(Event, frozen=True):
-    """The hub made a version of the model of this many `updates`."""
+    """The hub made a version of the model of this many `updates`.
+
+    >>> from edgeasync.callbacks import VersionEvent
+    >>> VersionEvent(time_s=2.0, version=7, updates=3).updates
+    3
+    """
 
     version: int
     updates: int
 
 
 class Evaluation(Event, frozen=True):
-    """The model was evaluated; `accuracy` is `None` where there is none."""
+    """The model was evaluated; `accuracy` is `None` where there is none.
+
+    >>> from edgeasync.callbacks import EvaluationEvent
+    >>> EvaluationEvent(time_s=2.0, version=7, loss=0.5, accuracy=0.9).accuracy
+    0.9
+    """
 
     version: int
     loss: float
@@ -67,7 +96,15 @@ class Evaluation(Event, frozen=True):
 
 
 class Best(Event, frozen=True):
-    """An evaluation was the best so far. It has the model; only callbacks with `on_best` are given it."""
+    """An evaluation was the best so far. It has the model; only callbacks with `on_best` are given it.
+
+    >>> import numpy as np
+    >>> from edgeasync.callbacks import BestEvent
+    >>> arrays = {"w": np.ones(2, np.float32)}
+    >>> best = BestEvent(time_s=2.0, version=7, loss=0.5, accuracy=None, arrays=arrays, restore=dict)
+    >>> list(best.model)
+    ['w']
+    """
 
     version: int
     loss: float
@@ -82,7 +119,12 @@ class Best(Event, frozen=True):
 
 
 class Alert(Event, frozen=True):
-    """The hub noticed something odd, about a `device` or, if that is empty, about the fleet."""
+    """The hub noticed something odd, about a `device` or, if that is empty, about the fleet.
+
+    >>> from edgeasync.callbacks import AlertEvent
+    >>> AlertEvent(time_s=2.0, device="", detail="updates pull apart").device
+    ''
+    """
 
     device: str
     detail: str
@@ -94,6 +136,11 @@ class Exchange(Event, frozen=True):
     `version` is that of the model. `outcome` is "applied", "buffered" until the next version, or why the update
     never counts. `loss` is the mean over its `local_steps`, `None` if the trainer tells none. `bytes_up` and
     `bytes_down` are all bytes of messages since the exchange before, to the hub and from it.
+
+    >>> from edgeasync.callbacks import ExchangeEvent
+    >>> told = {"loss": 0.5, "examples": 512, "local_steps": 16, "bytes_up": 4096, "bytes_down": 4096}
+    >>> ExchangeEvent(time_s=2.0, device="pi-1", number=1, outcome="applied", version=1, **told).bytes_up
+    4096
     """
 
     device: str
@@ -108,7 +155,12 @@ class Exchange(Event, frozen=True):
 
 
 class End(Event, frozen=True):
-    """The run, or the agent, ended or was interrupted."""
+    """The run, or the agent, ended or was interrupted.
+
+    >>> from edgeasync.callbacks import EndEvent
+    >>> EndEvent(time_s=60.0, reason="100 updates applied").reason
+    '100 updates applied'
+    """
 
     reason: str
 

@@ -10,7 +10,7 @@ import numpy as np
 import zmq
 from msgspec.structs import replace
 
-from edgeasync.config import convert, to_table
+from edgeasync.config import convert
 from edgeasync.core.hub.settings import StopCondition
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError
@@ -124,7 +124,7 @@ def make_hub(
         bind=bind,
         run=plan.folder,
         settings=sections.core_settings(),
-        training={} if plain is None else to_table(plain),
+        training={} if plain is None else plain.table(),
         graph=None if graph is None else graph.graph,
         forward=None if graph is None else graph.forward,
         evaluator=plan.evaluator,

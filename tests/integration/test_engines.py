@@ -140,6 +140,19 @@ def test_what_a_worker_raises_comes_out_with_its_name(temporary, trainer, kind, 
     assert not workers_of(os.getpid())
 
 
+class TellsThreads(Trainer):
+    def step(self):
+        raise ValueError(f"{os.environ['OMP_NUM_THREADS']} and {os.environ['OPENBLAS_NUM_THREADS']}")
+
+
+def test_the_cores_are_divided_unless_the_user_has_said(temporary, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "7")
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    with pytest.raises(ValueError, match=rf"^{share} and 7\b"):
+        train(ARRAYS, [TellsThreads(), TellsThreads()], until=Stop(updates=1), engine="processes")
+
+
 def test_a_worker_that_dies_every_time_is_a_clear_error(temporary):
     with pytest.raises(
         EdgeAsyncError, match=r"worker-1 died 4 times within \d+ s, at last it ended with exit code 3"

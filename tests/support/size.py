@@ -1,6 +1,6 @@
 """How often tests repeat what they draw at random: three sizes, one table.
 
-`pytest --size quick | gate | nightly` chooses; every test runs at every size.
+`pytest --size quick | gate | nightly` chooses; every test runs at every size, but for those of Ray (`nightly`).
 """
 
 from typing import NamedTuple

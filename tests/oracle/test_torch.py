@@ -1,6 +1,7 @@
 """torch modules on a fleet: a tutorial's loop that joins, and modules that `train` and agents train."""
 
 import difflib
+import doctest
 import re
 import subprocess
 import sys
@@ -45,6 +46,13 @@ def test_a_module_is_trained_and_given_back_as_one():
     assert (found == data(256, 1)[1]).mean() == pytest.approx(run.accuracy)
     assert not torch.equal(trained[1].running_mean, before["1.running_mean"]), "statistics take part"
     assert edgeasync.torch.load(module(), run)[0].weight.detach().numpy() == pytest.approx(run.arrays["0.weight"])
+
+
+@pytest.mark.parametrize("name", edgeasync.torch.__all__)
+def test_an_example_works(name):
+    test = doctest.DocTestFinder().find(getattr(edgeasync.torch, name), name)[0]
+    assert test.examples
+    assert doctest.DocTestRunner().run(test).failed == 0
 
 
 def test_one_update_is_what_torch_alone_does():
