@@ -59,6 +59,8 @@ class Observer:
         """By device, how many of its last updates in a row were not finite."""
         self._diverged: set[str] = set()
         """Devices with `NOT_FINITE_MAX` such updates or more."""
+        self._repeats = 0
+        """Updates that came again, since their answer was lost."""
 
     def watch(self, hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
         """Watch a hub that is to run on this loop; call this before it runs."""
@@ -70,11 +72,13 @@ class Observer:
 
     def __call__(self, event: HubEvent, effects: list[HubEffect], now_s: float) -> None:
         """See an event with its effects."""
+        repeats = self._hub.core.state.duplicates
         if self._began_s is None:
-            self._began_s = now_s
+            self._began_s, self._repeats = now_s, repeats
         self.now_s = now_s
-        if isinstance(event, PushArrived):
+        if isinstance(event, PushArrived) and repeats == self._repeats:  # else it was told before
             self._on_push(event, now_s)
+        self._repeats = repeats
         for effect in effects:
             if isinstance(effect, Fold):
                 self._on_version(effect, now_s)
