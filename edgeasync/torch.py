@@ -1,6 +1,6 @@
 """torch modules on a fleet: `model` for `train`, `Hub` and `Agent`, modules themselves for `join`.
 
-`load` puts what a run has trained into a module. None of this is imported unless it is asked for.
+`load` puts what a run has trained into a module, and `to_onnx` makes one for devices without torch. None of this is imported unless it is asked for.
 """
 
 import copy
@@ -19,6 +19,7 @@ from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.sdk.adapted import Adapted
 from edgeasync.sdk.models import Prepared
 from edgeasync.sdk.run import Run
+from edgeasync.sdk.torch_export import to_onnx
 from edgeasync.sdk.torch_modules import Arrays, exchanged_of, parameters_of, read_tensors, write_tensors
 from edgeasync.training.evaluation import Evaluation, Evaluator
 from edgeasync.training.plan import LocalTraining
@@ -30,6 +31,8 @@ Loss = Callable[[Any, Tensor], Tensor]
 """The mean loss of a batch, of what the module returns and of the targets."""
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+__all__ = ["TorchModel", "load", "model", "to_onnx"]
 
 EVALUATED_AT_ONCE = 256
 """How many examples an evaluation gives the module at a time."""
