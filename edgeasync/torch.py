@@ -1,6 +1,7 @@
 """torch modules on a fleet: `model` for `train`, `Hub` and `Agent`, modules themselves for `join`.
 
-`load` puts what a run has trained into a module, and `to_onnx` makes one for devices without torch. None of this is imported unless it is asked for.
+`load` puts what a run has trained into a module, and `to_onnx` makes one for devices without torch. None of this is
+imported unless it is asked for.
 """
 
 import copy

@@ -31,8 +31,8 @@ def to_onnx(
       numbers, as for dropout, has no two equal gradients: of that only the names are checked.
 
     Parameters that are frozen in torch are in the file like all others: freeze them at the hub, by `[model]
-    freeze`. The module is not changed. Needs the extra `hub`. Raises `GraphError` if it cannot be trained as ONNX, or has
-    other gradients there, and `ConfigError` for what is no module or no batch.
+    freeze`. The module is not changed. Needs the extra `hub`. Raises `GraphError` if it cannot be trained as ONNX,
+    or has other gradients there, and `ConfigError` for what is no module or no batch.
 
     >>> import torch
     >>> import edgeasync

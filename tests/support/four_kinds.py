@@ -1,11 +1,11 @@
-"""One perceptron for digits in torch, ONNX, JAX and numpy: the same names, shapes and roles."""
+"""A perceptron for digits in numpy, with the names and shapes of torch; as a process, a device that trains it."""
 
 import sys
 
 import numpy as np
 from sklearn.datasets import load_digits
 
-WIDTHS = (64, 32, 10)
+from edgeasync import SGD, Agent
 
 
 def digits():
@@ -52,36 +52,8 @@ class NumpyModel:
         }
 
 
-def torch_module():
-    import torch
-
-    module = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
-    module.load_state_dict({name: torch.from_numpy(array) for name, array in start().items()})
-    return module
-
-
-def jax_model(optimizer):
-    import jax
-    import optax
-
-    import edgeasync
-
-    def loss(params, x, y):
-        hidden = jax.nn.relu(x @ params["0"]["weight"].T + params["0"]["bias"])
-        scores = hidden @ params["2"]["weight"].T + params["2"]["bias"]
-        return optax.losses.softmax_cross_entropy_with_integer_labels(scores, y).mean()
-
-    tree = {"0": {}, "2": {}}
-    for name, array in start().items():
-        layer, _, kind = name.partition(".")
-        tree[layer][kind] = jax.numpy.asarray(array)
-    return edgeasync.jax.model(tree, loss, optimizer)
-
-
 def main():
     """Be the device that has numpy alone: `python -m tests.support.four_kinds HUB STATE`."""
-    from edgeasync import SGD, Agent
-
     hub, state = sys.argv[1:]
     (x, y), _ = digits()
     agent = Agent(
