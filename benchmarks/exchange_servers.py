@@ -79,10 +79,11 @@ def make_hub(
     durability: Durability = "checkpoint",
     *,
     policy: Policy = POLICY,
+    history_rows_max: int = 0,
 ) -> Hub:
     """Return the real hub on a model of zeros; it tells its address through the pipe.
 
-    It keeps no journal unless told to, for neither do the baselines.
+    It keeps no journal and no history unless told to, for neither do the baselines.
     """
 
     def on_report(report: Report) -> None:
@@ -97,6 +98,7 @@ def make_hub(
         run=Path(run),
         settings=settings or make_settings(),
         durability=durability,
+        history_rows_max=history_rows_max,
         on_report=on_report,
     )
 
@@ -107,11 +109,14 @@ def serve_ours(
     pipe: "Connection[str, None]",
     settings: HubCoreSettings | None = None,
     durability: Durability = "checkpoint",
+    *,
+    history_rows_max: int = 0,
 ) -> None:
     """Run the real hub, as `edgeasync hub` would."""
     prepare_for_service()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(make_hub(length, run, pipe, settings, durability).run())
+        hub = make_hub(length, run, pipe, settings, durability, history_rows_max=history_rows_max)
+        runner.run(hub.run())
 
 
 def serve_fair(length: int, run: str, pipe: "Connection[str, None]") -> None:  # noqa: ARG001

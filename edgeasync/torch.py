@@ -1,7 +1,7 @@
 """torch modules on a fleet: `model` for `train`, `Hub` and `Agent`, modules themselves for `join`.
 
-`load` puts what a run has trained into a module, and `to_onnx` makes one for devices without torch. None of this is
-imported unless it is asked for.
+`load` puts what a run has trained into a module, and `to_onnx` makes one for devices without torch. None of this
+is imported unless it is asked for.
 """
 
 import copy
@@ -26,14 +26,12 @@ from edgeasync.training.evaluation import Evaluation, Evaluator
 from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import StepResult, Trainer
 
-__all__ = ["load", "model"]
+__all__ = ["load", "model", "to_onnx"]
 
 Loss = Callable[[Any, Tensor], Tensor]
 """The mean loss of a batch, of what the module returns and of the targets."""
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-
-__all__ = ["TorchModel", "load", "model", "to_onnx"]
 
 EVALUATED_AT_ONCE = 256
 """How many examples an evaluation gives the module at a time."""

@@ -24,7 +24,7 @@ import uvloop
 from aiohttp import web
 
 from edgeasync import EdgeAsyncError, Hub
-from edgeasync.sdk.events import Update
+from edgeasync.callbacks import UpdateEvent
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
 
 HUBS = web.AppKey("hubs", Mapping[str, Hub])
@@ -34,8 +34,8 @@ ANYWHERE = "tcp://127.0.0.1:*"
 async def end_by_rule(hub: Hub, loss: float) -> None:
     """The service's own rule: a hub ends once a device has a lower loss than this."""
     async for event in hub.events():
-        if isinstance(event, Update) and event.loss is not None and event.loss < loss:
-            hub.stop()
+        if isinstance(event, UpdateEvent) and event.loss is not None and event.loss < loss:
+            hub.finish(f"{event.device} has a loss of {event.loss:.3g}")
 
 
 def make_app(hubs: Mapping[str, Hub], loss: float) -> web.Application:
@@ -108,7 +108,7 @@ async def download(request: web.Request) -> web.Response:
 
 
 async def end(request: web.Request) -> web.Response:
-    find(request).stop()
+    find(request).finish("somebody asked for it")
     return web.Response(text="it ends\n")
 
 

@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import edgeasync
 
-digits = load_digits()
-x, y = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
+images, labels = load_digits(return_X_y=True)
+x, y = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
 torch.manual_seed(0)
 loader = DataLoader(TensorDataset(x[:1400], y[:1400]), batch_size=32, shuffle=True)
 

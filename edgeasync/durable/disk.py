@@ -54,6 +54,9 @@ class Disk(ReadableDisk, Protocol):
     def create(self, name: str) -> File:
         """Make an empty file, in place of one of that name."""
 
+    def reopen(self, name: str) -> File:
+        """Open a file that there is, to append to it."""
+
     def truncate(self, name: str, nbytes: int) -> None:
         """Cut a file to its first bytes, and sync that."""
 
@@ -171,6 +174,12 @@ class FolderDisk:
         """Make an empty file that only its owner may read."""
         self._check()
         return _FolderFile(create_file(self._path / name), self._check)
+
+    def reopen(self, name: str) -> File:
+        """Open a file that there is, to append to it."""
+        self._check()
+        flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        return _FolderFile(os.open(self._path / name, flags), self._check)
 
     def truncate(self, name: str, nbytes: int) -> None:
         """Cut a file and sync it."""

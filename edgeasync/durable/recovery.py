@@ -18,6 +18,7 @@ from edgeasync.core.recovery.replay import Replay, Sessions
 from edgeasync.core.recovery.state import dump_state, load_state, restore, succeed
 from edgeasync.durable.checkpoint import CheckpointStore, Chosen, Manifest
 from edgeasync.durable.disk import Disk
+from edgeasync.durable.history_writer import REPLAYED_ROWS, HistoryWriter
 from edgeasync.durable.journal import Appended, JournalReading, Segment, read_journal, remove_torn_headers
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.parameters import ParameterSpec
@@ -187,10 +188,12 @@ def recover(
     *,
     recovery: str = "latest",
     on_entry: OnEntry = lambda *_: True,
+    history: HistoryWriter | None = None,
 ) -> Recovered | None:
     """Return the state that a run's folder holds, or `None` if it holds none.
 
     With `recovery` "latest" that is all that was ever durable; with "best" or a name it is that of one checkpoint.
+    The `history` is led to the same state.
     Raises `StorageError` if something durable cannot be had back, `ModelMismatchError` for another model's run.
     """
     chosen = store.choose(recovery, rules.spec.fingerprint)
@@ -198,6 +201,9 @@ def recover(
         _refuse_journal_alone(disk)
         return None
     found = open_checkpoint(chosen, make_core, draw_session)
+    if history is not None:
+        found.remarks += history.resume(found.last, found.now_s)
+        on_entry = _noting(history, found, on_entry)
     reading = read_journal(disk, chosen.manifest.journal)
     if recovery == "latest":
         found.replay(reading, on_entry)
@@ -214,6 +220,18 @@ def recover(
         found.last = 1 + _last_number(reading, store)
     found.segments = reading.segments
     return found
+
+
+def _noting(history: HistoryWriter, found: Recovered, on_entry: OnEntry) -> OnEntry:
+    """Return `on_entry` with a row in the history for what was replayed."""
+
+    def noted(number: int, entry: Entry, effects: Sequence[HubEffect]) -> bool:
+        history.note(found.core, number, entry.event, effects, entry.now_s)
+        if history.waiting >= REPLAYED_ROWS:
+            history.flush(number)
+        return on_entry(number, entry, effects)
+
+    return noted
 
 
 def _last_number(reading: JournalReading, store: CheckpointStore) -> int:

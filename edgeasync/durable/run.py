@@ -1,15 +1,18 @@
 """A hub's run in one folder: opened where it was left, begun where there is none, and saved."""
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
 from edgeasync.core.arrays.hub_model import Model
 from edgeasync.core.arrays.published_model import Publisher
+from edgeasync.core.hub.events import Evaluated
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.recovery.replay import Sessions
 from edgeasync.core.recovery.state import HubState, capture
 from edgeasync.durable.checkpoint import CheckpointStore, Manifest
 from edgeasync.durable.disk import Disk
+from edgeasync.durable.history_writer import HistoryWriter
 from edgeasync.durable.journal import SEGMENT_BYTES_MAX, Appended, JournalWriter, Segment
 from edgeasync.durable.recovery import MakeCore, OnEntry, Rules, recover
 from edgeasync.errors import StorageError
@@ -27,7 +30,8 @@ class Run:
     Raises `ConfigError` for a policy that cannot be written down.
 
     `now_s` is the core's time when it stood still, `entries` how many were replayed, `checkpoint` the name of the
-    one it resumed from, if it did, and `remarks` are sentences for a person.
+    one it resumed from, if it did, and `remarks` are sentences for a person. The `history` is `None` if the run
+    keeps no rows.
     """
 
     core: HubCore
@@ -35,12 +39,20 @@ class Run:
     model: Model
     publisher: Publisher
 
-    def __init__(self, disk: Disk, rules: Rules, segment_bytes_max: int = SEGMENT_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        rules: Rules,
+        segment_bytes_max: int = SEGMENT_BYTES_MAX,
+        *,
+        history_rows_max: int = 0,
+    ) -> None:
         check_recordable(rules.policy)
         self.now_s = 0.0
         self.entries = 0
         self.checkpoint = ""
         self.remarks: list[str] = []
+        self.history = HistoryWriter(disk, history_rows_max) if history_rows_max else None
         self._disk = disk
         self._rules = rules
         self._store = CheckpointStore(disk, rules.settings.checkpoint.keep)
@@ -48,6 +60,7 @@ class Run:
         self._unsynced: list[Appended] = []
         self._segment_bytes_max = segment_bytes_max
         self._last = 0
+        self._saved = 0, 0.0
         self._software = ""
 
     def open(
@@ -69,9 +82,18 @@ class Run:
         rules = self._rules
         recovery = rules.settings.checkpoint.recovery
         found = recover(
-            self._disk, self._store, rules, make_core, draw_session, recovery=recovery, on_entry=on_entry
+            self._disk,
+            self._store,
+            rules,
+            make_core,
+            draw_session,
+            recovery=recovery,
+            on_entry=on_entry,
+            history=self.history,
         )
         if found is None:
+            if self.history is not None:
+                self.remarks += self.history.begin()
             vector, number = initial()
             self.sessions = Sessions(draw_session)
             self.core = make_core(rules, ModelVersion(lineage, number), 0.0, self.sessions)
@@ -97,13 +119,21 @@ class Run:
         unsynced, self._unsynced = self._unsynced, []
         return JournalWriter(self._disk, self._last + 1, self._segments, self._segment_bytes_max, unsynced)
 
+    def add_evaluation(self, evaluated: Evaluated) -> None:
+        """Add an evaluation of the last version to the history of a run that has ended."""
+        if self.history is not None:
+            self.history.add_evaluation(*self._saved, evaluated)
+            self.history.flush(sync=True)
+
     def save(self, state: HubState, created_s: float) -> int:
-        """Write a checkpoint, dated `created_s` by the wall clock; raises `OSError`.
+        """Write a checkpoint, dated `created_s` by the wall clock, and before it the history; raises `OSError`.
 
         Returns the number through which the journal may be dropped.
         """
         if state.entry is None:
             self._last += 1  # so that no journal of a later start is taken to follow on an earlier checkpoint
+        if self.history is not None:
+            self.history.flush(math.inf if state.entry is None else state.entry, sync=True)
         evaluation = state.evaluation
         manifest = Manifest(
             software=self._software,
@@ -119,4 +149,5 @@ class Run:
             rules=self._rules.table(),
         )
         self._store.write(manifest, state.tensors)
+        self._saved = state.entry or 0, state.now_s
         return self._store.covered(manifest.fingerprint)

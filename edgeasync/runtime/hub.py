@@ -18,8 +18,8 @@ from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.engine.clock import OffsetClock
 from edgeasync.core.engine.hub_engine import HubEngine, Observe
 from edgeasync.core.engine.sender import ANYBODY, Sender
-from edgeasync.core.hub.effects import Report
-from edgeasync.core.hub.events import Evaluated, Peer
+from edgeasync.core.hub.effects import HubEffect, Report
+from edgeasync.core.hub.events import Evaluated, HubEvent, Peer
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.core.recovery.replay import Sessions
@@ -28,6 +28,8 @@ from edgeasync.durable.allow_list import Key
 from edgeasync.durable.commit import GroupCommit
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.files import FolderLock
+from edgeasync.durable.history import ROWS_MAX
+from edgeasync.durable.history_writer import HistoryLog
 from edgeasync.durable.keys import HubKeys
 from edgeasync.durable.recovery import Rules
 from edgeasync.durable.run import Durability, Run
@@ -100,6 +102,7 @@ class Hub:
       them.
     - `insecure` lets a hub without keys listen beyond this machine.
     - `on_best` is called on the loop with the best version so far and its evaluation, when that is to be written.
+    - `history_rows_max` bounds the rows of the history in the run folder; with 0 there is none.
     - `observe` is called on the loop with every event that the core has decided about, and with its effects.
 
     `run` raises `AddressError` if it cannot bind the address. It raises `StorageError` or `ModelMismatchError`
@@ -122,6 +125,7 @@ class Hub:
         forward: bytes | None = None,
         evaluator: Evaluator | None = None,
         durability: Durability = "journal",
+        history_rows_max: int = ROWS_MAX,
         keys: Path | None = None,
         knocking: bool = False,
         insecure: bool = False,
@@ -160,6 +164,7 @@ class Hub:
         self._settings = settings
         self._policy = policy
         self._durability = durability
+        self._history_rows_max = history_rows_max
         self._record = record
         self._evaluator = evaluator
         self._on_report = on_report or (lambda _: None)
@@ -183,7 +188,11 @@ class Hub:
             by_address=keys is not None,
         )
         self._folder = FolderLock(run, "run (--run)")
-        self._run = Run(FolderDisk(run, self._folder.check), Rules(spec, policy, settings, graph is not None))
+        self._run = Run(
+            FolderDisk(run, self._folder.check),
+            Rules(spec, policy, settings, graph is not None),
+            history_rows_max=history_rows_max,
+        )
         self._log: GroupCommit | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = 0.0
@@ -209,6 +218,17 @@ class Hub:
         """Return the status that a person is told (docs/reference/json.md); to be called on the loop."""
         return self.core.status(self._now_s()) | self.describe()
 
+    def add_evaluation(self, evaluated: Evaluated) -> None:
+        """Add an evaluation of the last version to the history, once `run` has returned.
+
+        Raises `StorageError` if another hub runs in the folder by now.
+        """
+        self._folder.take("another hub runs in this folder")
+        try:
+            self._run.add_evaluation(evaluated)
+        finally:
+            self._folder.close()
+
     def most_memory(self) -> list[Part]:
         """Return what the most memory consists of that this hub may need; to be called before `run`."""
         return most_memory(
@@ -217,6 +237,7 @@ class Hub:
             self._settings,
             journal=self._durability == "journal",
             evaluated=self._evaluator is not None,
+            history_rows_max=self._history_rows_max,
         )
 
     def last_events(self) -> list[str]:
@@ -317,8 +338,23 @@ class Hub:
             sessions=run.sessions,
             publisher=run.publisher,
             log=self._log,
-            observe=self._observe,
+            observe=self._observer(),
         )
+
+    def _observer(self) -> Observe | None:
+        """Return what sees the core's events: the history, who has asked for it, both, or nobody."""
+        run, asked = self._run, self._observe
+        if run.history is None:
+            return asked
+        history = HistoryLog(run.history, run.core, self._log, self)
+        if asked is None:
+            return history
+
+        def both(event: HubEvent, effects: list[HubEffect], now_s: float) -> None:
+            history(event, effects, now_s)
+            asked(event, effects, now_s)
+
+        return both
 
     async def _serve(self) -> str:
         context = self._given_context or zmq.Context()
@@ -588,6 +624,10 @@ class Hub:
     def write_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Do `work` in the journal's thread, then call `then` on the loop."""
         self._workers["journal"].submit(lambda: self._hand_over(work(), then))
+
+    def save_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
+        """Do `work` in the saver's thread, then call `then` on the loop."""
+        self._workers["save"].submit(lambda: self._hand_over(work(), then))
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
         """Call `action` in a while."""

@@ -22,6 +22,7 @@ from edgeasync.core.hub.settings import (
 from edgeasync.data.files import load
 from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.disk import FolderDisk
+from edgeasync.durable.history import ROWS_MAX
 from edgeasync.errors import AddressError, DataError, StorageError
 from edgeasync.losses import CrossEntropy, find_loss, kind_of
 from edgeasync.policies.frequency import AdaptiveFrequency
@@ -34,10 +35,11 @@ from edgeasync.training.evaluation import Evaluator
 from edgeasync.training.numpy_models import Model
 from edgeasync.training.plan import LocalTraining, ShippedModel, TrainingPlan
 
-RECORD_FORMAT = 4
+RECORD_FORMAT = 5
 """Of `hub.json`, where it stands under `format`. Format 1 has no such key, and other names in its policy.
 
-Up to format 3 `evaluation.every` was a number of updates, `every_updates`.
+Up to format 3 `evaluation.every` was a number of updates, `every_updates`; up to format 4 `hub` had no
+`history_rows_max`.
 """
 
 
@@ -55,6 +57,7 @@ class HubSection(Section, frozen=True):
     run: str = "runs/default"
     seed: Annotated[int, Meta(ge=0, lt=2**62)] = 0
     durability: Literal["journal", "checkpoint"] = "journal"
+    history_rows_max: Annotated[int, Meta(ge=0, le=1_000_000)] = ROWS_MAX
     stop: StopCondition = StopCondition()
     quiet: bool | None = None
     keys: str | None = None
@@ -181,6 +184,7 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
             graph=graph,
             forward=forward,
             durability=self.hub.durability,
+            history_rows_max=self.hub.history_rows_max,
             keys=None if self.hub.keys is None else Path(self.hub.keys).expanduser(),
             knocking=self.hub.knocking,
             insecure=self.hub.insecure,

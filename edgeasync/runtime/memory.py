@@ -11,6 +11,7 @@ from edgeasync.core.arrays.hub_model import POOLED_BYTES_MIN
 from edgeasync.core.engine.log_writer import ANSWERS_MIN, ANSWERS_PER_DEVICE, WAITING_BYTES_MIN
 from edgeasync.core.engine.message_bounds import SENDERS_MAX
 from edgeasync.core.hub.settings import HubCoreSettings
+from edgeasync.durable.history_writer import WAITING_MAX
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.policy import PolicySet
 from edgeasync.policies.transforms import state_vectors
@@ -33,6 +34,12 @@ DEVICE_BYTES = 12 << 10
 STATUS_BYTES = 2 << 10
 """Of one device in a status and in a checkpoint."""
 
+ROW_BYTES = 1 << 10
+"""Of one row of the history that waits for the disk, with metrics."""
+
+WRITTEN_ROW_BYTES = 128
+"""Of one row in the history's file, twice, as while that is thinned."""
+
 ANSWER_BYTES = 1 << 10
 SENDER_BYTES = 1 << 10
 
@@ -46,7 +53,13 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def most_memory(
-    spec: ParameterSpec, policy: PolicySet, settings: HubCoreSettings, *, journal: bool, evaluated: bool
+    spec: ParameterSpec,
+    policy: PolicySet,
+    settings: HubCoreSettings,
+    *,
+    journal: bool,
+    evaluated: bool,
+    history_rows_max: int = 0,
 ) -> list[Part]:
     """Return the parts of a hub that is made in this process, and does not run yet."""
     limits, model = settings.limits, spec.nbytes
@@ -58,6 +71,7 @@ def most_memory(
     connections = limits.devices_max + SPARE_MAX + STRANGERS_MAX
     backlog = 2 * max(WAITING_BYTES_MIN, 4 * model) if journal else 0
     answers = max(ANSWERS_MIN, ANSWERS_PER_DEVICE * limits.devices_max) if journal else 0
+    rows = WAITING_MAX * ROW_BYTES + history_rows_max * WRITTEN_ROW_BYTES if history_rows_max else 0
     return [
         Part("process", resident_bytes() + THREADS_BYTES, "interpreter, libraries, data, threads"),
         Part("model", copies * model, f"{copies} copies: versions, optimizer, scratch"),
@@ -77,6 +91,7 @@ def most_memory(
         Part("connections", connections * CONNECTION_BYTES, f"{connections:,} connections"),
         Part("devices", limits.devices_max * DEVICE_BYTES, f"limits.devices_max = {limits.devices_max:,}"),
         Part("journal", backlog, "entries that wait for the disk"),
+        Part("history", rows, f"hub.history_rows_max = {history_rows_max:,}, and rows that wait for the disk"),
         Part("answers", answers * ANSWER_BYTES, f"{answers:,} that wait for the disk"),
         Part("checkpoint", (optimizer + 1) * model + limits.devices_max * STATUS_BYTES, "while it is written"),
         Part("status", 4 * limits.devices_max * STATUS_BYTES, "while it is told"),

@@ -27,7 +27,8 @@ from edgeasync.runtime.runs import is_in_use
 class TrainedModel(msgspec.Struct, frozen=True, kw_only=True):
     """A version of a run's model: its named arrays, and when it was made, by the wall clock of its hub.
 
-    Of a model that was read from a file of its own, the time is when a hub saved it.
+    Of a model that was read from a file of its own, the time is when a hub saved it. `updates` are part of it, as
+    far as that is known.
     `evaluation` is the last one up to this version; its number tells of which. `source` is the file or folder that
     was read, and `remarks` are sentences for a person.
     """
@@ -37,6 +38,7 @@ class TrainedModel(msgspec.Struct, frozen=True, kw_only=True):
     lineage: str
     version: int
     made_s: float
+    updates: int | None = None
     evaluation: Evaluated | None = None
     remarks: list[str] = []
 
@@ -147,6 +149,7 @@ def _tell(replay: RunReplay, run: Path, wanted: int | None = None) -> TrainedMod
         lineage=core.lineage,
         version=version,
         made_s=replay.created_s + made_s - replay.beginning.hub_s,
+        updates=core.updates_applied,
         evaluation=core.policy_engine.state.evaluations.last,
         remarks=list(replay.remarks),
     )

@@ -11,11 +11,12 @@ import zmq
 
 from edgeasync.core.device.effects import Report
 from edgeasync.core.device.events import DeviceEvent, ModelInstalled, Received
+from edgeasync.core.hub.outcomes import outcome_name
 from edgeasync.data.dataset import Dataset
 from edgeasync.durable.identity import DeviceFolder, DeviceIdentity
 from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.parameters import Vector
-from edgeasync.protocol.messages import Ack, Assignment, Push, Welcome
+from edgeasync.protocol.messages import Ack, Assignment, Duplicate, Push, Welcome
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.runtime.device import Device, make_agent, planned_trainer
@@ -156,7 +157,9 @@ class AgentWorker:
         match event:
             case Received(message=Ack() as ack) | Received(message=Assignment(ack=Ack() as ack)):
                 if self._push is not None and ack.seq == self._push.seq:
-                    self._outcome = events.outcome_name(ack.outcome)
+                    self._outcome = outcome_name(
+                        ack.outcome.first if isinstance(ack.outcome, Duplicate) else ack.outcome
+                    )
             case ModelInstalled(assignment=assignment) if self._push is not None and self._outcome:
                 self._tell_exchange(agent, self._push, assignment.version.number)
 

@@ -7,8 +7,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edgeasync.protocol.messages import Applied, Duplicate, Outcome, Rejected
-
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all events.
@@ -163,14 +161,6 @@ class End(Event, frozen=True):
     """
 
     reason: str
-
-
-def outcome_name(outcome: Outcome) -> str:
-    """Return an outcome in a word."""
-    first = outcome.first if isinstance(outcome, Duplicate) else outcome
-    if isinstance(first, Rejected):
-        return first.reason
-    return "applied" if isinstance(first, Applied) else "buffered"
 
 
 HANDLERS: dict[type[Event], str] = {

@@ -17,6 +17,7 @@ from edgeasync.policies.policy import Policy
 from edgeasync.runtime.hub import Hub as RuntimeHub
 from edgeasync.sdk.callbacks import Callback, Callbacks
 from edgeasync.sdk.events import Best, End, Event, Join
+from edgeasync.sdk.history import History
 from edgeasync.sdk.observer import Observer
 from edgeasync.sdk.plan import as_path, make_hub, plan_run
 from edgeasync.sdk.service import Service
@@ -108,6 +109,11 @@ class Hub(Service):
     def status(self) -> dict[str, Any]:
         """Return what `edgeasync status --json` prints (docs/reference/json.md)."""
         return self._call(self._running.status)
+
+    @property
+    def history(self) -> History:
+        """One row for each update, up to two seconds ago, as numpy arrays; read from the folder at each look."""
+        return History.read(self.path)
 
     def snapshot(self) -> dict[str, npt.NDArray[np.float32]]:
         """Return a copy of the newest version of the model: float32 arrays by name."""

@@ -11,7 +11,8 @@ from typing import Any
 from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.hub.effects import Fold, HubEffect, Report
 from edgeasync.core.hub.events import Evaluated, HubEvent, PushArrived
-from edgeasync.protocol.messages import Outcome, Rejected
+from edgeasync.core.hub.outcomes import first_outcome, outcome_name
+from edgeasync.protocol.messages import FirstOutcome, Rejected
 from edgeasync.runtime.hub import Hub
 from edgeasync.sdk import events
 from edgeasync.sdk.stop import Progress, Stop
@@ -59,8 +60,6 @@ class Observer:
         """By device, how many of its last updates in a row were not finite."""
         self._diverged: set[str] = set()
         """Devices with `NOT_FINITE_MAX` such updates or more."""
-        self._repeats = 0
-        """Updates that came again, since their answer was lost."""
 
     def watch(self, hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
         """Watch a hub that is to run on this loop; call this before it runs."""
@@ -72,13 +71,11 @@ class Observer:
 
     def __call__(self, event: HubEvent, effects: list[HubEffect], now_s: float) -> None:
         """See an event with its effects."""
-        repeats = self._hub.core.state.duplicates
         if self._began_s is None:
-            self._began_s, self._repeats = now_s, repeats
+            self._began_s = now_s
         self.now_s = now_s
-        if isinstance(event, PushArrived) and repeats == self._repeats:  # else it was told before
-            self._on_push(event, now_s)
-        self._repeats = repeats
+        if isinstance(event, PushArrived):
+            self._on_push(event, effects, now_s)
         for effect in effects:
             if isinstance(effect, Fold):
                 self._on_version(effect, now_s)
@@ -118,12 +115,12 @@ class Observer:
             restore=restore,
         ))  # fmt: skip
 
-    def _on_push(self, event: PushArrived, now_s: float) -> None:
+    def _on_push(self, event: PushArrived, effects: list[HubEffect], now_s: float) -> None:
         core, push = self._hub.core, event.push
-        member = core.members.by_peer(event.peer)
-        if member is None or member.seq_last != push.seq or member.outcome_last is None:
+        member, outcome = core.members.by_peer(event.peer), first_outcome(effects)
+        if member is None or outcome is None:
             return
-        history, outcome = member.history, member.outcome_last
+        history = member.history
         if not isinstance(outcome, Rejected):
             self._trained += push.examples
         if self._not_finite or isinstance(outcome, Rejected):
@@ -132,7 +129,7 @@ class Observer:
             time_s=now_s,
             device=member.device_id,
             number=push.seq,
-            outcome=events.outcome_name(outcome),
+            outcome=outcome_name(outcome),
             version=core.version,
             loss=history.loss_mean,
             examples=push.examples,
@@ -144,7 +141,7 @@ class Observer:
         if epochs is not None and self._trained >= epochs * self._examples:
             self.finish(f"{epochs:g} passes over the data")
 
-    def _watch_divergence(self, device_id: str, outcome: Outcome) -> None:
+    def _watch_divergence(self, device_id: str, outcome: FirstOutcome) -> None:
         """Tell once when all devices compute nothing finite any more: waiting does not fix that."""
         if outcome != Rejected("not_finite"):
             self._not_finite.pop(device_id, None)

@@ -129,6 +129,7 @@ def make_hub(
         forward=None if graph is None else graph.forward,
         evaluator=plan.evaluator,
         durability=settings.durability,
+        history_rows_max=settings.history_rows_max,
         keys=keys if settings.keys is None else Path(settings.keys).expanduser(),
         knocking=settings.knocking,
         insecure=settings.insecure,

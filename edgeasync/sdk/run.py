@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgeasync.core.hub.events import Evaluated
 from edgeasync.durable.files import replace_file
+from edgeasync.durable.history import EvaluationRow, read_history
 from edgeasync.errors import ConfigError
 from edgeasync.runtime.graph_model import FORWARD_FILE
 from edgeasync.runtime.trained import best_model, newest_model
 from edgeasync.sdk.events import Event
+from edgeasync.sdk.history import History
 from edgeasync.sdk.plan import as_path
 
 
@@ -24,6 +27,8 @@ class Run:
     >>> run = train(nn.Linear(4, 2), data, run="runs/eye", until=Stop(updates=20))
     >>> Run.open("runs/eye").arrays["0.weight"].shape
     (2, 4)
+    >>> len(run.history["loss"]) >= 20
+    True
     """
 
     def __init__(
@@ -53,7 +58,7 @@ class Run:
         self.reason = reason
         """Why training ended; empty for a folder that was opened."""
         self.updates = updates
-        """How many updates are part of the model; `None` for a folder that was opened."""
+        """How many updates are part of the model; `None` if that is not known."""
         self.devices = list(devices)
         """What the status says of every device when training ended (docs/reference/json.md)."""
         self.events = list(events)
@@ -69,6 +74,11 @@ class Run:
         if self.accuracy is not None:
             found.append(f"accuracy {self.accuracy:.2%}")
         return f"<Run {self.path}: {', '.join(found)}>"
+
+    @property
+    def history(self) -> History:
+        """One row for each update, and the evaluations, as numpy arrays; read from the folder at each look."""
+        return History.read(self.path)
 
     @property
     def model(self) -> Any:
@@ -102,6 +112,8 @@ class Run:
         folder = as_path(path, "the run")
         found = best_model(folder) if best else newest_model(folder)
         evaluation = found.evaluation
+        if not best:
+            evaluation = _newer(evaluation, read_history(folder).evaluations[-1:], found.version)
         return cls(
             folder,
             {name: np.array(array) for name, array in found.arrays.items()},
@@ -109,7 +121,16 @@ class Run:
             restore=lambda arrays: _restored(folder, arrays),
             loss=None if evaluation is None else evaluation.loss,
             accuracy=None if evaluation is None else evaluation.accuracy,
+            updates=found.updates,
         )
+
+
+def _newer(known: Evaluated | None, rows: list[EvaluationRow], version: int) -> Evaluated | None:
+    """Return the last evaluation: that of the version that `train` ends with is in the history alone."""
+    for row in rows:
+        if (-1 if known is None else known.number) < row.version <= version:
+            return Evaluated(row.version, row.loss, row.accuracy)
+    return known
 
 
 def _restored(folder: Path, arrays: dict[str, npt.NDArray[np.float32]]) -> Any:

@@ -1,6 +1,7 @@
 """`train`: a hub in this process and its workers, from one call to a trained model."""
 
 import asyncio
+import contextlib
 import shutil
 import tempfile
 import weakref
@@ -9,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from edgeasync.core.hub.events import Evaluated
 from edgeasync.data.dataset import Dataset
-from edgeasync.errors import ConfigError
+from edgeasync.errors import ConfigError, StorageError
 from edgeasync.losses import LossSetting
 from edgeasync.policies.policy import Policy
 from edgeasync.runtime.hub import Hub
@@ -172,6 +174,9 @@ def _result(plan: Plan, hub: Hub, observer: Observer, reason: str) -> Run:
     spec, core = plan.prepared.spec, hub.core
     vector, version = load_model(hub.model_file, spec)
     last = core.policy_engine.state.evaluations.last if plan.evaluator is None else plan.evaluator(vector)
+    if plan.evaluator is not None and last is not None:
+        with contextlib.suppress(StorageError):  # of another hub that was started in this folder meanwhile
+            hub.add_evaluation(Evaluated(version, last.loss, last.accuracy))
     return Run(
         plan.folder,
         dict(spec.views(vector)),

@@ -285,6 +285,10 @@ class SimulatedDisk:
             self._cut_if_due()
         return _SimulatedFile(self, content)
 
+    def reopen(self, name: str) -> File:
+        """Open a file that there is, to append to it."""
+        return _SimulatedFile(self, self._find(name))
+
     def truncate(self, name: str, nbytes: int) -> None:
         """Cut a file to its first bytes, and sync that."""
         content = self._find(name)

@@ -18,6 +18,7 @@ from edgeasync.core.recovery.replay import Sessions
 from edgeasync.core.recovery.state import HubState
 from edgeasync.durable.commit import GroupCommit
 from edgeasync.durable.disk import Disk
+from edgeasync.durable.history_writer import HistoryLog
 from edgeasync.durable.journal import SEGMENT_BYTES_MAX
 from edgeasync.durable.recovery import Rules
 from edgeasync.durable.run import Run
@@ -55,6 +56,7 @@ class SimulatedHub:
         sync_s: float = 0.002,
         save_s: float | None = None,
         segment_bytes_max: int = SEGMENT_BYTES_MAX,
+        history_rows_max: int = 0,
     ) -> None:
         self._random = Random(seed)
         self._rules = Rules(spec, policy, settings, graph is not None)
@@ -62,6 +64,7 @@ class SimulatedHub:
         self._graph = graph
         self._disk = disk
         self._segment_bytes_max = segment_bytes_max
+        self._history_rows_max = history_rows_max
         self.sync_s = sync_s
         self._save_s = sync_s if save_s is None else save_s
         self.reports: list[tuple[float, Report]] = []
@@ -128,7 +131,7 @@ class SimulatedHub:
         self.engine = HubEngine(core, model, self, sessions=sessions)
 
     def _open(self, disk: Disk, lineage: str) -> None:
-        run = Run(disk, self._rules, self._segment_bytes_max)
+        run = Run(disk, self._rules, self._segment_bytes_max, history_rows_max=self._history_rows_max)
         run.open(
             self._make_core,
             lambda: (self._initial, 0),
@@ -141,7 +144,13 @@ class SimulatedHub:
         self._now_s = OffsetClock(lambda: self._clock.now_s, run.now_s)
         self.log = GroupCommit(run.writer(), self, on_durable=self._on_durable, on_failing=self._on_failing)
         self.engine = HubEngine(
-            run.core, run.model, self, sessions=run.sessions, publisher=run.publisher, log=self.log
+            run.core,
+            run.model,
+            self,
+            sessions=run.sessions,
+            publisher=run.publisher,
+            log=self.log,
+            observe=None if run.history is None else HistoryLog(run.history, run.core, self.log, self),
         )
         self.opened(run)
         if run.checkpoint:
@@ -223,6 +232,10 @@ class SimulatedHub:
         """Do `work` when the disk has had its time for it, and what was asked for before is done."""
         self._journal_free_s = max(self._journal_free_s, self._clock.now_s) + self.sync_s
         self._at(self._journal_free_s, lambda: then(work()))
+
+    def save_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
+        """Do `work` next, beside the journal."""
+        self._at(self._clock.now_s, lambda: then(work()))
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
         """Do something in a while."""

@@ -4,6 +4,6 @@ None of this is imported unless it is asked for; it needs the extra `sklearn`.
 """
 
 from edgeasync.sklearn.estimators import EdgeClassifier, EdgeRegressor
-from edgeasync.sklearn.models import SklearnModel, model
+from edgeasync.sklearn.models import model
 
-__all__ = ["EdgeClassifier", "EdgeRegressor", "SklearnModel", "model"]
+__all__ = ["EdgeClassifier", "EdgeRegressor", "model"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from edgeasync.core.arrays import state_codec
-from edgeasync.durable import checkpoint, journal, spool_file
+from edgeasync.durable import checkpoint, history, journal, spool_file
 from edgeasync.durable.day_file import DAY_FORMAT
 from edgeasync.protocol.messages import PROTOCOL_VERSION
 from edgeasync.runtime.hub_settings import RECORD_FORMAT
@@ -17,6 +17,7 @@ WRITTEN = {
     "checkpoint": checkpoint.FORMAT,
     "state in a checkpoint": state_codec.FORMAT,
     "`hub.json` of a run": RECORD_FORMAT,
+    "`history` of a run": history.FORMAT,
     "`spool.safetensors`": spool_file.SPOOL_FORMAT.removeprefix("edgeasync-spool-"),
     "`day.json` of a device": DAY_FORMAT,
     "messages": PROTOCOL_VERSION,
@@ -31,3 +32,14 @@ def test_a_row_has_the_format_that_is_written(name):
     now = str(WRITTEN[name])
     assert now in re.split(r"\D+", written)
     assert read.partition(", protocol")[0].endswith(now)
+
+
+def test_the_reader_of_a_history_on_the_page_reads_one():
+    names = {}
+    exec(re.search(r"^```python\n(import struct.+?)^```", PAGE, re.MULTILINE | re.DOTALL)[1], names)
+    run = Path(__file__).parents[1] / "fixtures/formats/run-8"
+    rows = history.read_history(run)
+    found = list(names["read"](run / history.HISTORY_FILE))
+    assert len(found) == len(rows.updates) > 10
+    for (device, *fields), name, row in zip(found, rows.devices, rows.updates, strict=True):
+        assert (device, fields[0], fields[5], fields[6]) == (name, row.row, row.number, row.outcome)

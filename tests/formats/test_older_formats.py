@@ -25,6 +25,8 @@ from edgeasync.durable import checkpoint, journal, spool_file
 from edgeasync.durable.checkpoint import Manifest
 from edgeasync.durable.day_file import DAY_FILE, DAY_FORMAT, DayFile
 from edgeasync.durable.disk import FolderDisk
+from edgeasync.durable.history import FORMAT as HISTORY_FORMAT
+from edgeasync.durable.history import HISTORY_FILE, read_history
 from edgeasync.durable.identity import DeviceFolder
 from edgeasync.durable.journal import read_journal
 from edgeasync.durable.recovery import read_rules
@@ -112,6 +114,27 @@ def written_in(segment):
 
 def known(members):
     return [(member.device_id, member.state_id, member.session, member.retired) for member in members]
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if (FOLDER / name / HISTORY_FILE).exists()])
+def test_a_history_has_a_row_for_each_update(name):
+    replay = RunReplay(FOLDER / name)
+    lines = []
+    replay.tell(lambda line: lines.append(line) or True)
+    replay.close()
+    told = [
+        (line.entry, line.hub_s, line.device, line.seq, line.reason or line.outcome, line.staleness, line.version)
+        for line in lines
+        if isinstance(line, Update)
+    ]
+    history = read_history(FOLDER / name)
+    found = [
+        (row.entry, row.time_s, device, row.number, row.outcome, row.staleness, row.version)
+        for device, row in zip(history.devices, history.updates, strict=True)
+    ]
+    assert not history.trouble
+    assert len(found) > 10
+    assert found == told[: len(found)], "the newest rows may have been in memory"
 
 
 @pytest.mark.parametrize(("name", "silent"), [("run-1", False), ("run-2", True)])
@@ -235,20 +258,29 @@ def test_an_update_that_a_newer_version_kept_is_put_aside_by_name(tmp_path):
 # -- the rule --------------------------------------------------------------------------------------------------
 
 
+def _note_versions(path, found):
+    """Note the versions of what is in a file of a run."""
+    if path.name.startswith("journal-"):
+        found["journal"].add(int.from_bytes(path.read_bytes()[8:12], "little"))
+    elif path.name.startswith("checkpoint-") and path.suffix == ".json":
+        found["checkpoint"].add(json.loads(path.read_bytes())["format"])
+    elif path.name == HISTORY_FILE:
+        found["history"].add(int.from_bytes(path.read_bytes()[8:12], "little"))
+    elif path.name == RECORD_FILE:
+        found["record"].add(json.loads(path.read_bytes()).get("format", 1))
+    elif path.name.startswith("checkpoint-"):
+        scalars = safetensors.numpy.load_file(path)["scalars"].tobytes()
+        found["state"].add(int.from_bytes(scalars[:2], "big"))
+
+
 def versions():
     """Return the versions of every format that there are fixtures of."""
-    found = {name: set() for name in ("journal", "checkpoint", "state", "record", "spool", "day", "wire")}
+    found = {
+        name: set() for name in ("journal", "checkpoint", "state", "record", "history", "spool", "day", "wire")
+    }
     for run in RUNS:
         for path in (FOLDER / run).iterdir():
-            if path.name.startswith("journal-"):
-                found["journal"].add(int.from_bytes(path.read_bytes()[8:12], "little"))
-            elif path.name.startswith("checkpoint-") and path.suffix == ".json":
-                found["checkpoint"].add(json.loads(path.read_bytes())["format"])
-            elif path.name == RECORD_FILE:
-                found["record"].add(json.loads(path.read_bytes()).get("format", 1))
-            elif path.name.startswith("checkpoint-"):
-                scalars = safetensors.numpy.load_file(path)["scalars"].tobytes()
-                found["state"].add(int.from_bytes(scalars[:2], "big"))
+            _note_versions(path, found)
     for device in DEVICES:
         with safetensors.safe_open(FOLDER / device / "spool.safetensors", framework="numpy") as file:
             found["spool"].add(int(file.metadata()["format"].rpartition("-")[2]))
@@ -265,6 +297,7 @@ def test_there_is_a_fixture_of_every_version_up_to_the_one_that_is_written():
         "checkpoint": checkpoint.FORMAT,
         "state": state_codec.FORMAT,
         "record": RECORD_FORMAT,
+        "history": HISTORY_FORMAT,
         "day": DAY_FORMAT,
         "spool": int(spool_file.SPOOL_FORMAT.rpartition("-")[2]),
         "wire": PROTOCOL_VERSION,

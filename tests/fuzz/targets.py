@@ -10,7 +10,9 @@ import hashlib
 import ipaddress
 import shutil
 import socket
+import struct
 import tempfile
+import zlib
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from edgeasync.core.recovery.state import SCALARS, CoreState, upgrade
 from edgeasync.data.files import load
 from edgeasync.durable.allow_list import Allowed, AllowList
 from edgeasync.durable.checkpoint import CheckpointStore, Manifest
+from edgeasync.durable.history import FILE_HEADER, HISTORY_FILE, Block, blocks, read_rows, scan
 from edgeasync.durable.journal import read_journal
 from edgeasync.durable.keys import HubKeys, KeyPair, Token
 from edgeasync.durable.recovery import Rules, open_checkpoint
@@ -37,6 +40,7 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import VectorSource, find_codec, make_codec
 from edgeasync.protocol.messages import Hello, StatusRequest
 from edgeasync.runtime.status import fetch_status
+from edgeasync.sdk.history import History
 from edgeasync.training.graph_check import check_graph
 from tests.support.coded import flat
 from tests.support.graphs import forward_model
@@ -173,6 +177,36 @@ class Journal(Target):
         for record in read_journal(MemoryDisk({"journal-00000001": content})).records():
             event_of(read_entry(record.entry, record.format))
         return True
+
+
+class HistoryFiles(Target):
+    """A run's history: any bytes give some rows, and a reason why there may be more."""
+
+    def __init__(self):
+        self.inputs = [path.read_bytes() for path in sorted(FOLDER.glob(f"run-*/{HISTORY_FILE}"))]
+
+    def attempt(self, content):
+        rows = read_rows(MemoryDisk({HISTORY_FILE: content}))
+        assert len(History(rows)) == len(rows.updates) == len(rows.devices)
+        return not rows.trouble
+
+
+class HistoryBlocks(HistoryFiles):
+    """The body of a block of a history, inflated, whose checksum fits."""
+
+    def __init__(self):
+        super().__init__()
+        content = self.inputs[0]
+        self.inputs = [msgspec.msgpack.encode(block) for _, block in blocks(content, scan(content).places[:1], [])]
+
+    def attempt(self, content):
+        body, count = zlib.compress(content), 1
+        with contextlib.suppress(ValueError):
+            block = msgspec.msgpack.decode(content, type=Block)
+            count = len(block.updates) + len(block.evaluations)
+        header = struct.pack("<4sIIQQdQQ", b"EAHB", len(body), count, 0, 1, 0.0, 1, 0)
+        block = header + wire.checksum(header, body).to_bytes(8, "little") + body
+        return super().attempt(FILE_HEADER + block)
 
 
 class Entries(Target):
@@ -409,6 +443,8 @@ TARGETS = {
     "allow-list": AllowLists,
     "token": Tokens,
     "journal": Journal,
+    "history": HistoryFiles,
+    "history-block": HistoryBlocks,
     "entry": Entries,
     "checkpoint": Checkpoint,
     "checkpoint-arrays": CheckpointArrays,

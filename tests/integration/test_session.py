@@ -10,6 +10,7 @@ from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
+from tests.support.processes import free_address, until
 
 POLICY = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency(local_steps=4))
 FLOAT32 = {"codec": {"push": "identity", "model": "identity", "delta": "off"}}
@@ -104,3 +105,32 @@ def test_between_abort_and_resume_nothing_is_sent_and_the_model_is_the_loops(hub
         take_steps(model, session, 4)
         assert session.steps == 8
     assert hub.status()["updates_applied"] > before
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_loop_goes_alone_and_exchanges_again_when_the_hub_is_back(tmp_path, kept):
+    address, model = free_address(), {"w": np.zeros(6, np.float32)}
+
+    def serve():
+        run = tmp_path / "run"
+        return Hub(
+            {"w": np.zeros(6)}, run=run, bind=address, policy=POLICY, settings=FLOAT32 | {"hub": {"quiet": False}}
+        )
+
+    state = tmp_path / "device" if kept else None
+    with serve():
+        session = join(address, model, name="mine", state=state, timeout_s=PATIENCE_S)
+        take_steps(model, session, 10)
+    with session:
+        take_steps(model, session, 30)
+        alone = session.exchanges
+        with serve() as hub:
+
+            def exchanged():
+                take_steps(model, session, 1)
+                return session.exchanges > alone + 1
+
+            until(exchanged, "exchanges")
+            session.__exit__(None, None, None)
+            (device,) = hub.status()["devices"]
+            assert device["updates_applied"] > 3

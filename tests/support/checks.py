@@ -11,6 +11,8 @@ import xxhash
 
 from edgeasync.core.hub.effects import Report, Restore
 from edgeasync.core.recovery.state import dump_state
+from edgeasync.durable.history import read_rows
+from edgeasync.durable.history_writer import row_of
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Ack, Applied, Assignment, Duplicate, ModelVersion, Rejected
 from tests.support.marks import SLOTS
@@ -43,6 +45,10 @@ class Memory:
         """Marks that a rollback has dropped while they waited."""
         self.given = set()
         """Lineages and versions that devices were given."""
+        self.rows = {}
+        """By the number of the log's entry: device, number and outcome of the update that was decided there."""
+        self.rows_lost = False
+        """Whether a checkpoint was written while the history could not be."""
         self.states = {}
         """By the number of a log's entry: a hash of what the core was after it."""
 
@@ -122,6 +128,7 @@ class Checks:
             assert key not in memory.acknowledged, f"push {key} was answered {known}, and is now {(mark, first)}"
         if hub.core.duplicates == duplicates and hub.log is not None:
             memory.entries[key] = hub.log.last + 1
+            memory.rows[hub.log.last + 1] = (*key, getattr(first, "reason", type(first).__name__.lower()))
         memory.decided[key] = (mark, first)
 
     def _forgotten(self, device_id):
@@ -153,6 +160,10 @@ class Checks:
     def publishing(self, lineage, snapshot):
         self._note(self._published, lineage, snapshot)
 
+    def sending_apart(self, number, vector):
+        """Note a model that one device is sent; another may take its place before it leaves."""
+        self._apart.add((number, xxhash.xxh3_64_digest(vector)))
+
     def _note(self, versions, lineage, snapshot):
         digest = xxhash.xxh3_64_digest(snapshot.vector)
         known = versions.setdefault((lineage, snapshot.number), digest)
@@ -177,8 +188,6 @@ class Checks:
         if ack is not None:
             self._promised(hub, name, ack)
         if isinstance(message, Assignment):
-            for apart in hub.engine._publisher._apart._held.values():
-                self._apart.add((apart.number, xxhash.xxh3_64_digest(apart.vector)))
             lineage, number = message.version.lineage, message.version.number
             assert number <= hub.core.version
             assert number >= self._assigned.get((name, lineage), 0), f"{name} is sent back to version {number}"
@@ -264,6 +273,9 @@ class Checks:
         for number in [number for number in memory.states if number > run._last]:
             del memory.states[number]
 
+        for number in [number for number in memory.rows if number > run._last]:
+            del memory.rows[number]
+
         def lost(known):
             return known[1] > version or not ancestry.knows(ModelVersion(*known))
 
@@ -292,6 +304,29 @@ class Checks:
             lineage, shared = self._parents[lineage]
             assert number <= shared
         return self._models[lineage, number]
+
+    def history_gave_way(self):
+        """Note that a checkpoint was written, and that the history before it perhaps was not."""
+        self.memory.rows_lost = True
+
+    def rows_are_right(self, run):
+        """Check that the history has one row for each decision in the log, but for those thinned out."""
+        history, disk = run.history, self._world.disk
+        kept = [*history._unwritten, *map(row_of, history._waiting)]
+        found = read_rows(disk, history._file._nbytes)
+        assert not found.trouble or not found.updates, found.trouble
+        pairs = [*zip(found.devices, found.updates, strict=True), *(row for row in kept if isinstance(row, tuple))]
+        rows = [(row.entry, device, row.number, row.outcome) for device, row in pairs]
+        expected = [(entry, *row) for entry, row in sorted(self.memory.rows.items())]
+        if self.memory.rows_lost:
+            assert len(set(rows)) == len(rows)
+            assert set(rows) <= set(expected)
+            return
+        whole = len(expected) + len(found.evaluations) <= history._file._rows_max
+        newest = len(expected) if whole else history._file._rows_max // 4
+        assert set(rows) <= set(expected)
+        assert rows == sorted(set(rows))
+        assert rows[-newest:] == expected[-newest:], "the history has not one row for each decision"
 
     def branched(self, lineage, number, branch):
         """Note that the hub resumes under another lineage."""
@@ -353,6 +388,7 @@ class Checks:
             seq = device.engine.core.work.pending.seq_last
             assert member.seq_last == seq, f"{device.device_id} is at {seq}, for the hub at {member.seq_last}"
         self._disk_is_tidy()
+        self.rows_are_right(hub._run)
         if world.name == "exact":
             self._in_the_model()
 

@@ -71,6 +71,10 @@ class FailingDisk:
         self.files[name] = _Content()
         return _OpenFile(self, self.files[name])
 
+    def reopen(self, name: str) -> "_OpenFile":
+        self.step()
+        return _OpenFile(self, self._content(name))
+
     def truncate(self, name: str, nbytes: int) -> None:
         self.step()
         content = self._content(name)

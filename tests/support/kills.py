@@ -9,6 +9,8 @@ from random import Random
 
 import numpy as np
 
+from edgeasync.durable.history import read_history
+from edgeasync.durable.run_replay import RunReplay, Update
 from edgeasync.runtime.model_file import MODEL_FILE, load_model
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.processes import free_address, until
@@ -111,10 +113,39 @@ class Fleet:
         """Compare the last copy of the run's folder with what the devices were told."""
         self.stories.read()
         replayed = Replayed(self.commands.folder / "copy")
+        self._check_history()
         if self._exact:
             self.stories.check_model(replayed.vector)
         self.versions |= replayed.versions
         return replayed
+
+    def _check_history(self, *, ended=False):
+        """Check that the last copy's history has one row for each update that the journal has, and no other.
+
+        Of a hub that was killed the newest rows are only in the journal: the next start writes them.
+        """
+        copy = self.commands.folder / "copy"
+        history = read_history(copy)
+        rows = [
+            (row.entry, row.number, device) for device, row in zip(history.devices, history.updates, strict=True)
+        ]
+        assert rows == sorted(set(rows)), "a row comes twice"
+        assert not history.trouble
+        if not self._whole:
+            return
+        journaled = []
+        replay = RunReplay(copy)
+        replay.tell(lambda line: journaled.append(line) or True)
+        replay.close()
+        decided = [
+            (line.entry, line.seq, line.device)
+            for line in journaled
+            if isinstance(line, Update) and line.outcome in ("applied", "buffered", "rejected")
+        ]
+        first = decided[0][0] if decided else 0
+        known = [row for row in rows if row[0] >= first]
+        assert known == decided[: len(known)]
+        assert len(known) == len(decided) or not ended
 
     def stop(self):
         """Stop the hub; check the model it leaves, and the whole history. Return models checked and entries."""
@@ -123,6 +154,7 @@ class Fleet:
         assert code == 0, str(self.hub)
         self.copy()
         replayed = self.check_copy()
+        self._check_history(ended=True)
         vector, _ = load_model(self.folder / MODEL_FILE, self.spec)
         np.testing.assert_array_equal(replayed.vector, vector)
         if not self._whole:

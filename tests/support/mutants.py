@@ -26,6 +26,8 @@ from edgeasync.core.recovery import state
 from edgeasync.core.recovery.replay import Replay
 from edgeasync.durable.checkpoint import CheckpointStore
 from edgeasync.durable.commit import GroupCommit
+from edgeasync.durable.history_file import HistoryFile
+from edgeasync.durable.history_writer import HistoryWriter
 from edgeasync.durable.journal import JournalWriter, _Walk
 from edgeasync.durable.run import Run
 
@@ -34,7 +36,7 @@ PLANTED_SEEDS_FILE = Path(__file__).with_name("planted_seeds.json")
 PLANTED_SEEDS = json.loads(PLANTED_SEEDS_FILE.read_text("utf-8"))
 """A seed that notices each bug, to be tried first. `python -m tests.simulation --planted` looks for them."""
 
-PLANTED_SEEDS_MAX = 100
+PLANTED_SEEDS_MAX = 200
 """How many seeds may pass before a planted bug is noticed."""
 
 
@@ -144,6 +146,18 @@ MUTANTS = {
     ),
     "what could not be written is forgotten": (
         Change(GroupCommit, "_written", "self._waiting = batch + self._waiting", "self.durable += len(batch)"),
+    ),
+    "a history is not cut back to where the hub resumes": (
+        Change(HistoryFile, "resume", "last.entry <= entry if", "True if"),
+    ),
+    "a checkpoint does not wait for the history": (
+        Change(Run, "save", "if self.history is not None:", "if False:"),
+    ),
+    "the history is not synced before a checkpoint": (
+        Change(HistoryWriter, "flush", "if sync and not self._off:", "if False:"),
+    ),
+    "rows that were written are written again": (
+        Change(HistoryWriter, "flush", "rows = self._unwritten = []", "rows = list(rows)"),
     ),
     "a hub resumes under its old lineage": (Change(HubCore, "_resume", "if resumed.lineage:", "if False:"),),
     "updates that wait are lost in a checkpoint": (

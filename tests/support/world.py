@@ -47,6 +47,9 @@ from tests.support.marks import LEARNT, Marks
 UNUSED = 20_000
 """Further values, so that payloads are sent in pieces."""
 
+THINNED_ROWS_MAX = 40
+"""Rows of a history that is soon too long, in every fourth world."""
+
 FOLD_S = 0.02
 """The time of work in the background, for fleets whose folds are done there."""
 
@@ -269,6 +272,7 @@ class WatchedHub(SimulatedHub):
             self._checks.begun(run)
         elif not self._dead:
             self._checks.recovered(run)
+            self._checks.rows_are_right(run)
         self._checks.time_is(run.core, run.now_s)
         self._watch()
         self.world.trace.note(self._clock.now_s, "hub opened", run._last, run.core.version)
@@ -319,8 +323,20 @@ class WatchedHub(SimulatedHub):
 
         core.handle, model.fold, model.advance = watched_handle, watched_fold, watched_advance
         publisher.publish = watched_publish
+        self._watch_apart(publisher._apart)
         if log is not None:
             self._watch_log(log, core)
+
+    def _watch_apart(self, apart):
+        """Note what single devices are sent beside the chain."""
+        vars(apart).pop("put", None)
+        put = apart.put
+
+        def watched_put(owner, number, sent, before):
+            self._checks.sending_apart(number, sent.vector)
+            put(owner, number, sent, before)
+
+        apart.put = watched_put
 
     def _watch_log(self, log, core):
         """Note the core after every entry."""
@@ -360,6 +376,12 @@ class WatchedHub(SimulatedHub):
     def report(self, report):
         self.world.trace.note(self._clock.now_s, report)
         super().report(report)
+
+    def _write(self, state):
+        covered = super()._write(state)
+        if self._run.history.trouble:
+            self._checks.history_gave_way()
+        return covered
 
 
 class World:
@@ -407,6 +429,7 @@ class World:
             seed=seed,
             disk=self.disk,
             segment_bytes_max=self.segment_bytes_max,
+            history_rows_max=THINNED_ROWS_MAX if seed % 4 == 0 else 10_000,
             sync_s=random.choice([0.002, 0.02, 0.1]),
             save_s=random.choice([0.002, 0.05, 0.5]),
         )

@@ -114,6 +114,7 @@ def write_run(folder):
         settings=settings,
         seed=1,
         disk=FolderDisk(folder),
+        history_rows_max=1000,
     )
     for number, kind in enumerate((GradientTrainer, Wordless, Diverging)):
         generator = np.random.default_rng(number)

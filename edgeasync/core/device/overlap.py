@@ -15,7 +15,7 @@ class OverlapSteps:
     def __init__(self, offline_steps_max: int) -> None:
         self.offline_steps_max = offline_steps_max
         self._done: Trained | None = None
-        self._asked = 0
+        self._asked = self._wanted = 0
         self._running = self._possible = self._dropped = self._told = False
 
     @property
@@ -31,10 +31,17 @@ class OverlapSteps:
         return done
 
     def add(self, result: Trained) -> None:
-        """Add the steps of a call of training that has ended."""
+        """Add the steps of a call of training that has ended; those that it did not take are allowed later."""
         self._running = False
+        self._asked -= max(0, self._wanted - result.local_steps)
         if not self._dropped:
             self._done = result if self._done is None else result.after(self._done)
+
+    def interrupted(self) -> None:
+        """Note that a call of training was paused before its first step, if one was."""
+        if self._running:
+            self._running = False
+            self._asked -= self._wanted
 
     def drop(self) -> None:
         """Forget the steps done, and allow no more until a model is installed: training has diverged."""
@@ -50,7 +57,7 @@ class OverlapSteps:
         steps = steps_max - self._asked
         if steps < 1 or not self._possible or self._running or self._dropped:
             return []
-        self._asked, self._running = steps_max, True
+        self._asked, self._wanted, self._running = steps_max, steps, True
         effects: list[DeviceEffect] = []
         if offline and not self._told and self.offline_steps_max > overlap_steps_max:
             self._told = True

@@ -456,10 +456,11 @@ class DeviceWork:
 
     def _kept(self, seq: int, now_s: float) -> list[DeviceEffect]:
         """Push the update with this number, now that the disk holds it."""
+        self._overlap.interrupted()  # training had made way for the write
         push = self.pending.push
         if push is None or push.seq != seq or self.state != "pushing":
-            return self._unexpected.ignore("Kept of an earlier update", normal=True)
-        return self._speak(now_s) if self.connected else []
+            return self._unexpected.ignore("Kept of an earlier update", normal=True) + self._train_on()
+        return (self._speak(now_s) if self.connected else []) + self._train_on()
 
     def acknowledged(self, ack: Ack, now_s: float) -> list[DeviceEffect]:
         """Handle the hub's answer to the update; the assignment comes with it, or later."""

@@ -417,6 +417,7 @@ class DeviceEngine:
             self._keeping_seq, self._kept_seq = 0, push.seq
             self.handle(Kept(push.seq))
 
+        self._shell.pause()  # steps without a hub may last for hours, and the update must not wait for them
         self._shell.run_in_background(keep, kept)
 
 

@@ -26,6 +26,8 @@ def test_a_hub_that_goes_on_never_begins_before_it_stopped(tmp_path, monkeypatch
     for _ in range(100):
         stopped_s, machine_s = generator.uniform(0.0, 10.0), generator.uniform(0.0, 1e6)
         monkeypatch.setattr(hub_module.time, "monotonic", lambda machine_s=machine_s: machine_s)
-        hub._run = SimpleNamespace(now_s=stopped_s, core=None, sessions=None, model=None, publisher=None)
+        hub._run = SimpleNamespace(
+            now_s=stopped_s, core=None, sessions=None, model=None, publisher=None, history=None
+        )
         hub._make_engine()
         assert hub._now_s() == stopped_s

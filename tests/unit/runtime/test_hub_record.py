@@ -72,7 +72,7 @@ def test_what_cannot_be_gone_on_with(tmp_path):
     (run / RECORD_FILE).write_bytes(b'{"hub": {"colour": "red"}}')
     with pytest.raises(ConfigError, match="colour"):
         read_record(run)
-    for written in (5, 0, "2", None):
+    for written in (RECORD_FORMAT + 1, 0, "2", None):
         (run / RECORD_FILE).write_bytes(msgspec.json.encode({"format": written}))
         with pytest.raises(StorageError, match=f"is of format {written}, .* start the version of edgeasync that"):
             read_record(run)

@@ -1284,6 +1284,19 @@ def test_a_busy_hub_leaves_a_device_alone():
     assert device.effects == []
 
 
+def test_steps_that_were_not_taken_are_allowed_later():
+    device = offline_bench(20)
+    device.hears(Leave("stopping"))
+    device.trained()
+    assert overlap_steps(device) == [20]
+    device.give(OverlapTrained(Trained(7, 56, 0.5, 0.25, 0.125)))
+    assert overlap_steps(device) == [13]
+    device.give(Kept(1))
+    assert overlap_steps(device) == [13], "paused before its first step"
+    device.give(OverlapTrained(Trained(13, 104, 0.5, 0.25, 0.125)))
+    assert overlap_steps(device) == []
+
+
 @pytest.mark.parametrize(("trains_at_rest", "steps"), [(False, []), (True, [20])])
 def test_a_device_that_trains_at_rest_takes_its_steps_alone(trains_at_rest, steps):
     device = DeviceBench(offline_steps_max=20, trains_at_rest=trains_at_rest).welcome()

@@ -1,0 +1,35 @@
+"""What the hub has answered an update, by the effects of the event."""
+
+from collections.abc import Sequence
+
+from edgeasync.core.hub.effects import Assign, HubEffect, Send
+from edgeasync.protocol.messages import Ack, Applied, Duplicate, FirstOutcome, Rejected
+
+_WEIGHED = ("stale", "behind", "not_finite", "quarantined")
+
+
+def first_outcome(effects: Sequence[HubEffect]) -> FirstOutcome | None:
+    """Return the outcome of an update that was decided now; `None` if it was refused, or answered before."""
+    for effect in effects:
+        kind = type(effect)
+        if kind is Assign:
+            ack = effect.ack  # type: ignore[union-attr]
+        elif kind is Send and type(effect.message) is Ack:  # type: ignore[union-attr]
+            ack = effect.message  # type: ignore[union-attr]
+        else:
+            continue
+        if ack is not None:
+            return None if isinstance(ack.outcome, Duplicate) else ack.outcome
+    return None
+
+
+def outcome_name(outcome: FirstOutcome) -> str:
+    """Return "applied", "buffered", or the reason why an update never counts."""
+    if type(outcome) is Rejected:
+        return outcome.reason
+    return "applied" if type(outcome) is Applied else "buffered"
+
+
+def is_weighed(outcome: FirstOutcome) -> bool:
+    """Return whether an update came so far that its staleness is known."""
+    return type(outcome) is not Rejected or outcome.reason in _WEIGHED

@@ -1,0 +1,236 @@
+"""The writing end of a history: appended to, cut back to where a hub resumes, and thinned where it is too long."""
+
+import contextlib
+from collections.abc import Sequence
+
+from edgeasync.durable.disk import Disk
+from edgeasync.durable.history import (
+    BLOCK_ROWS_MAX,
+    FILE_BYTES_MAX,
+    FILE_HEADER,
+    HISTORY_FILE,
+    Block,
+    BlockPlace,
+    EvaluationRow,
+    Last,
+    UpdateRow,
+    blocks,
+    last_of,
+    scan,
+    write_block,
+)
+from edgeasync.errors import StorageError
+from edgeasync.protocol.wire import Buffer
+
+ASIDE_FILE = f"{HISTORY_FILE}.aside"
+_PART = f"{HISTORY_FILE}.part"
+
+Row = tuple[str, UpdateRow] | EvaluationRow
+"""An update with its device, or an evaluation."""
+
+
+class HistoryFile:
+    """A history on a disk, used by one thread at a time; it is kept closed between two writes.
+
+    What raises `OSError` may be called again. A file that cannot be read is put aside. `last` is of the last row.
+    """
+
+    def __init__(self, disk: Disk, rows_max: int) -> None:
+        self.last = Last()
+        self._disk = disk
+        self._rows_max = rows_max
+        self._devices: dict[str, int] = {}
+        self._nbytes = self._synced = self._rows = 0
+        self._torn = self._in_doubt = self._named = False
+
+    def begin(self) -> str:
+        """Begin a run's history; put one aside that is there, and return a sentence about that."""
+        if HISTORY_FILE not in self._disk.names():
+            return ""
+        return self._put_aside("is of another run")
+
+    def resume(self, entry: int, time_s: float) -> tuple[list[Row], str]:
+        """Cut off what came after an entry or, of rows without an entry, after a time.
+
+        Return the rows of the block that was cut through, which must be written again, and a sentence if the file
+        was put aside.
+        """
+        disk = self._disk
+        if HISTORY_FILE not in disk.names():
+            return [], ""
+        if (nbytes := disk.size(HISTORY_FILE)) > FILE_BYTES_MAX:
+            return [], self._put_aside("is longer than any history")
+        content = disk.read(HISTORY_FILE)
+        found = scan(content)
+        if found.trouble:
+            return [], self._put_aside(found.trouble)
+
+        def belongs(last: UpdateRow | EvaluationRow | Last) -> bool:
+            return last.entry <= entry if last.entry else last.time_s <= time_s
+
+        count = next((at for at, place in enumerate(found.places) if not belongs(place.last)), len(found.places))
+        again: list[Row] = []
+        if count < len(found.places):
+            try:
+                *_, (devices, block) = blocks(content, found.places[: count + 1], [])
+            except StorageError as error:
+                return [], self._put_aside(str(error))
+            pairs = zip(devices, block.updates, strict=True)
+            again += [(device, row) for device, row in pairs if belongs(row)]
+            again += [row for row in block.evaluations if belongs(row)]
+        kept = found.places[:count]
+        self._nbytes = kept[-1].end if kept else min(found.end, len(FILE_HEADER))
+        self._rows = sum(place.rows for place in kept)
+        self.last = kept[-1].last if kept else Last()
+        if nbytes > self._nbytes:
+            self._torn = True
+        return again, ""
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """Append rows; after an error none of them counts as written."""
+        self._repair(thinned=self._rows > 0 and self._rows + len(rows) > self._rows_max)
+        self._append(rows)
+
+    def sync(self) -> None:
+        """Return once all rows so far would outlive a power cut."""
+        if self._named and self._synced == self._nbytes:
+            return
+        self._repair(thinned=False)
+        if not self._nbytes:
+            self._append(())
+        self._sync()
+
+    def _repair(self, *, thinned: bool) -> None:
+        """Cut off what is not whole, and write the file once more if that has to be."""
+        if self._torn:
+            self._disk.truncate(HISTORY_FILE, self._nbytes)
+            self._torn = False
+        if self._in_doubt or thinned:
+            self._rewrite(thinned=thinned)
+
+    def _append(self, rows: Sequence[Row]) -> None:
+        last, parts = self.last, []
+        for start in range(0, len(rows), BLOCK_ROWS_MAX):
+            block = _block(rows[start : start + BLOCK_ROWS_MAX], self._devices)
+            last = last_of(block, last)
+            parts.append(write_block(block, last, self._synced))
+        begins = not self._nbytes
+        if begins:
+            parts.insert(0, FILE_HEADER)
+        try:
+            file = self._disk.create(HISTORY_FILE) if begins else self._disk.reopen(HISTORY_FILE)
+            try:
+                file.write(parts)
+            finally:
+                file.close()
+        except BaseException:
+            self._torn = not begins
+            self._devices.clear()
+            raise
+        self.last = last
+        self._nbytes += sum(map(len, parts))
+        self._rows += len(rows)
+
+    def _sync(self) -> None:
+        file = self._disk.reopen(HISTORY_FILE)
+        try:
+            file.sync()
+        except BaseException:
+            self._in_doubt = True  # the disk may hold any part of it, and does not say so again
+            raise
+        finally:
+            file.close()
+        self._disk.sync_folder()
+        self._named = True
+        self._synced = self._nbytes
+
+    def _rewrite(self, *, thinned: bool) -> None:
+        """Write the file once more, with fewer rows if it is too long; the old one stays until that is whole."""
+        disk = self._disk
+        content = disk.read(HISTORY_FILE, 0, self._nbytes)
+        places = scan(content).places
+        older, newer = self._thin(content, places) if thinned else (Thinned(), places)
+        parts = [FILE_HEADER, *older.parts, *(content[place.start : place.end] for place in newer)]
+        file = disk.create(_PART)
+        try:
+            file.write(parts)
+            file.sync()
+        except BaseException:
+            with contextlib.suppress(OSError):  # what is half written would fill a full disk
+                disk.remove(_PART)
+            raise
+        finally:
+            file.close()
+        disk.rename(_PART, HISTORY_FILE)
+        self._nbytes = self._synced = sum(map(len, parts))
+        self._rows = older.rows + sum(place.rows for place in newer)
+        self._in_doubt = self._named = False
+
+    def _thin(self, content: Buffer, places: list[BlockPlace]) -> "tuple[Thinned, list[BlockPlace]]":
+        """Return new blocks of the older half, with one row of several, and the blocks behind them as they are.
+
+        Rows stay whose number is a multiple of a power of two. So what is left of the older half
+        lies evenly over all updates since the run began, however often this is done.
+        """
+        half, older, rows = self._rows // 2, 0, 0
+        while rows < max(1, half):
+            rows += places[older].rows
+            older += 1
+        last, stride = places[older - 1].last, 2
+        while (last.updates + last.evaluations) // stride > self._rows_max // 4:
+            stride *= 2
+        thinned, names = Thinned(), list[str]()
+        waiting, seen = list[Row](), 0
+        for devices, block in blocks(content, places[:older], names):
+            rows_here: list[Row] = [*zip(devices, block.updates, strict=True), *block.evaluations]
+            for row in rows_here:
+                number = row.row if isinstance(row, EvaluationRow) else row[1].row
+                if seen >= half or number % stride == 0:
+                    waiting.append(row)
+                seen += 1
+            while len(waiting) >= BLOCK_ROWS_MAX:
+                thinned.add(waiting[:BLOCK_ROWS_MAX])
+                del waiting[:BLOCK_ROWS_MAX]
+        thinned.add(waiting)
+        # The blocks that follow are copied as they are: they go by the names that were told up to there.
+        thinned.parts.append(write_block(Block(0, names, [], [], []), last, 0))
+        return thinned, places[older:]
+
+    def _put_aside(self, why: str) -> str:
+        self._disk.rename(HISTORY_FILE, ASIDE_FILE)
+        return f"{HISTORY_FILE}: {why}; it is now {ASIDE_FILE}, and a new one begins"
+
+
+class Thinned:
+    """New blocks of rows that stay."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.rows = 0
+        self._devices: dict[str, int] = {}
+        self._last = Last()
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Add a block of these rows."""
+        block = _block(rows, self._devices)
+        self._last = last_of(block, self._last)
+        self.parts.append(write_block(block, self._last, 0))
+        self.rows += len(rows)
+
+
+def _block(rows: Sequence[Row], known: dict[str, int]) -> Block:
+    """Return a block of rows; the names of devices that are not known yet are told, and known from then on."""
+    before, devices = len(known), list[str]()
+    places, updates, evaluations = [], [], []
+    for row in rows:
+        if isinstance(row, EvaluationRow):
+            evaluations.append(row)
+            continue
+        device, update = row
+        place = known.get(device)
+        if place is None:
+            place = known[device] = len(known)
+            devices.append(device)
+        places.append(place)
+        updates.append(update)
+    return Block(before, devices, places, updates, evaluations)

@@ -1,0 +1,217 @@
+"""Writes a run's history as the core decides: rows are gathered on the loop, and written in another thread.
+
+A row is written once its entry of the journal is durable, and before a checkpoint that covers it. So after a crash
+the file has what the checkpoint covers, and a replay of the journal gives the rows after it once more, and once.
+
+The history is the first to give way: where it cannot be written, training continues without it.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, Protocol, TypeVar
+
+from edgeasync.core.hub.effects import HubEffect, Report
+from edgeasync.core.hub.events import Evaluated, HubEvent, PushArrived
+from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.hub.outcomes import first_outcome, is_weighed, outcome_name
+from edgeasync.core.recovery.log import Log
+from edgeasync.durable.disk import Disk
+from edgeasync.durable.history import EvaluationRow, UpdateRow
+from edgeasync.durable.history_file import HistoryFile, Row
+from edgeasync.protocol.messages import Applied, Push
+
+FLUSH_S = 2.0
+"""How long a row waits until it is written, with those of the same time."""
+
+WAITING_MAX = 16_384
+"""Rows that may wait; while the disk cannot be written the oldest of them are lost."""
+
+METRICS_MAX, METRIC_NAME_MAX = 16, 64
+"""Metrics of a row, and characters of the name of one."""
+
+REPLAYED_ROWS = 4_096
+"""Rows of a replay that are written at a time."""
+
+Result = TypeVar("Result")
+
+Noted = tuple[int, str, tuple[Any, ...]] | tuple[int, EvaluationRow]
+"""The entry, and a row. Of an update these are the device and the fields: an object would take the loop longer."""
+
+
+class HistoryWriter:
+    """A run's history. `note` is called in one thread, `resume` and `flush` in one, which may be another."""
+
+    def __init__(self, disk: Disk, rows_max: int) -> None:
+        self.trouble = ""
+        """Why the history cannot be written at the moment."""
+        self.lost = 0
+        """Rows that could not be kept until the disk could be written again."""
+        self._file = HistoryFile(disk, rows_max)
+        self._off = False
+        self._waiting: deque[Noted] = deque(maxlen=WAITING_MAX)
+        self._unwritten: list[Row] = []
+        self._updates = self._evaluations = 0
+
+    def begin(self) -> list[str]:
+        """Begin the history of a new run; return sentences for a person."""
+        return self._start(lambda: ([], self._file.begin()))
+
+    def resume(self, entry: int, now_s: float) -> list[str]:
+        """Continue a history behind this entry of the journal, or this time; return sentences for a person."""
+        return self._start(partial(self._file.resume, entry, now_s))
+
+    def _start(self, start: Callable[[], tuple[list[Row], str]]) -> list[str]:
+        try:
+            self._unwritten, remark = start()
+        except OSError as error:
+            self._off = True
+            remark = f"the history cannot be read, so this start writes no rows: {error.strerror or error}"
+        self._updates, self._evaluations = self._file.last.updates, self._file.last.evaluations
+        for row in self._unwritten:
+            if isinstance(row, EvaluationRow):
+                self._evaluations = row.row
+            else:
+                self._updates = row[1].row
+        return [remark] if remark else []
+
+    def note(self, core: HubCore, entry: int, event: object, effects: Sequence[HubEffect], now_s: float) -> bool:
+        """Gather the rows of an event that the core has decided about, if any; return whether there are some."""
+        noted = False
+        if type(event) is PushArrived:
+            outcome, member = first_outcome(effects), core.members.by_peer(event.peer)
+            if outcome is not None and member is not None:
+                push, state = event.push, core.policy_engine.state
+                name = "applied"
+                staleness: int | None = member.history.staleness
+                if type(outcome) is not Applied:  # calls take time here
+                    name, staleness = outcome_name(outcome), staleness if is_weighed(outcome) else None
+                self._updates = number = self._updates + 1
+                row = (
+                    number,
+                    entry,
+                    now_s,
+                    state.version,
+                    state.updates_applied,
+                    push.seq,
+                    name,
+                    push.loss_mean,
+                    staleness,
+                    push.local_steps,
+                    push.examples,
+                    push.payload_bytes,
+                    metrics_of(push),
+                )
+                self._gather((entry, member.device_id, row))
+                noted = True
+        for effect in effects:
+            if type(effect) is Report and effect.event == "evaluated":
+                last = core.policy_engine.state.evaluations.last
+                assert last is not None
+                self.add_evaluation(entry, now_s, last)
+                noted = True
+        return noted
+
+    def add_evaluation(self, entry: int, now_s: float, found: Evaluated) -> None:
+        """Gather an evaluation."""
+        self._evaluations += 1
+        row = EvaluationRow(self._evaluations, entry, now_s, found.number, found.loss, found.accuracy)
+        self._gather((entry, row))
+
+    def _gather(self, noted: Noted) -> None:
+        waiting = self._waiting
+        if len(waiting) == WAITING_MAX:
+            self.lost += 1
+        waiting.append(noted)
+
+    @property
+    def waits(self) -> bool:
+        """Whether rows wait to be written."""
+        return bool(self._waiting or self._unwritten)
+
+    @property
+    def waiting(self) -> int:
+        """How many rows wait, but for those that could not be written before."""
+        return len(self._waiting)
+
+    def flush(self, through: float = math.inf, *, sync: bool = False) -> None:
+        """Write the rows up to that entry, and with `sync` sync them; `trouble` says if that could not be done."""
+        waiting, rows = self._waiting, self._unwritten
+        count = len(waiting)
+        while count and waiting[count - 1][0] > through:
+            count -= 1
+        rows += [row_of(waiting.popleft()) for _ in range(count)]
+        if self._off:
+            rows.clear()
+        try:
+            if rows:
+                self._file.append(rows)
+                rows = self._unwritten = []
+            if sync and not self._off:
+                self._file.sync()
+            self.trouble = ""
+        except OSError as error:
+            self.trouble = error.strerror or str(error)
+            self.lost += max(0, len(rows) - WAITING_MAX)
+            self._unwritten = rows[-WAITING_MAX:]
+
+
+def metrics_of(push: Push) -> dict[str, float] | None:
+    """Return the metrics that a device tells of an update, as many as a row may have."""
+    if not push.metrics:
+        return None
+    told = islice(push.metrics.items(), METRICS_MAX)
+    return {name: value for name, value in told if len(name) <= METRIC_NAME_MAX}
+
+
+def row_of(noted: Noted) -> Row:
+    """Return the row of what was noted on the loop."""
+    return noted[1] if len(noted) == 2 else (noted[1], UpdateRow(*noted[2]))
+
+
+class HistoryShell(Protocol):
+    """What a history needs done in the world."""
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Call `action` on the loop in `delay_s` seconds."""
+
+    def save_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
+        """Do `work` in the thread that writes checkpoints, in order, then call `then` on the loop."""
+
+    def report(self, report: Report) -> None:
+        """Tell people what happened."""
+
+
+class HistoryLog:
+    """Sees every event of a hub's core, on its loop, and has the rows written now and then."""
+
+    def __init__(self, writer: HistoryWriter, core: HubCore, log: Log | None, shell: HistoryShell) -> None:
+        self._writer = writer
+        self._core = core
+        self._log = log
+        self._shell = shell
+        self._due = False
+        self._told = ""
+
+    def __call__(self, event: HubEvent, effects: list[HubEffect], now_s: float) -> None:
+        """See an event with its effects."""
+        entry = 0 if self._log is None else self._log.last
+        if self._writer.note(self._core, entry, event, effects, now_s) and not self._due:
+            self._due = True
+            self._shell.after(FLUSH_S, self._flush)
+
+    def _flush(self) -> None:
+        through = math.inf if self._log is None else self._log.durable
+        self._shell.save_in_background(partial(self._writer.flush, through), self._flushed)
+
+    def _flushed(self, _: None) -> None:
+        trouble = self._writer.trouble
+        if trouble and not self._told:
+            detail = f"the history cannot be written: {trouble}; training continues without it"
+            self._shell.report(Report("warning", detail=detail))
+        self._told = trouble
+        self._due = self._writer.waits
+        if self._due:
+            self._shell.after(FLUSH_S, self._flush)

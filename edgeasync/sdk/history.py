@@ -1,0 +1,192 @@
+"""The history of a run as columns: what `Run.history` and `Hub.history` are."""
+
+import csv
+import io
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeasync.durable.files import replace_file
+from edgeasync.durable.history import EvaluationRow, Rows, UpdateRow, read_history
+from edgeasync.errors import ConfigError
+
+Column = npt.NDArray[Any]
+
+
+class Table:
+    """Columns of the same length, as numpy arrays by name.
+
+    >>> import numpy as np
+    >>> table = Table({"version": np.array([1, 2]), "loss": np.array([0.5, 0.25])})
+    >>> table["loss"].min(), len(table), table.columns
+    (np.float64(0.25), 2, ('version', 'loss'))
+    >>> [row["version"] for row in table]
+    [1, 2]
+    """
+
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        self._columns = dict(columns)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(self._columns)
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values()), ()))
+
+    def __getitem__(self, name: str) -> Column:
+        if name not in self._columns:
+            raise KeyError(f"{name!r}: there is no such column; there are {', '.join(self._columns)}")
+        return self._columns[name]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows, each a dict of Python values."""
+        for values in zip(*(column.tolist() for column in self._columns.values()), strict=True):
+            yield dict(zip(self._columns, values, strict=True))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {len(self)} rows of {', '.join(self._columns)}>"
+
+    def to_csv(self, path: str | Path) -> Path:
+        """Write the table as CSV, with a header; return the path. Values that nobody knows are empty.
+
+        Raises `StorageError` if it cannot be written.
+        """
+        path, text = Path(path).expanduser(), io.StringIO(newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self._columns)
+        for row in self:
+            writer.writerow(["" if value is None or value != value else value for value in row.values()])  # noqa: PLR0124
+        replace_file(path, text.getvalue().encode(), private=False)
+        return path
+
+    def to_pandas(self) -> Any:
+        """Return a pandas.DataFrame; raises `ConfigError` without pandas."""
+        return _library("pandas").DataFrame(self._columns)
+
+    def to_polars(self) -> Any:
+        """Return a polars.DataFrame; raises `ConfigError` without polars."""
+        return _library("polars").DataFrame(
+            {name: column.tolist() if column.dtype == object else column for name, column in self._columns.items()}
+        )
+
+
+class History(Table):
+    """What happened to a run's model: one row for each update that the hub decided about.
+
+    The older half of a long history is thinned out: `row`, which counts the updates of the run from 1, leaps.
+
+    | column | what |
+    |---|---|
+    | `time` | the hub's time in seconds; it stands still while there is no hub |
+    | `version` | the newest version after the update |
+    | `update` | the update's number, as its device counts |
+    | `device` | the name of the device |
+    | `outcome` | `applied`, `buffered` until the next version, or why it never counts |
+    | `loss` | the mean of the update's local steps, as its device told it |
+    | `staleness` | by how many versions the model had moved on |
+    | `local_steps`, `examples` | what the device trained |
+    | `bytes` | the size of the coded update |
+    | `updates` | how many updates are part of the model after this one |
+    | `row` | the number of the row |
+    | `metrics.NAME` | one column for each metric that a device told |
+
+    Values that nobody knows are NaN. `evaluations` is a table of its own: `time`, `version`, `loss`, `accuracy`.
+    `reason` says why rows may be missing: the folder is of an older version, or the file is damaged.
+
+    >>> from edgeasync import Run
+    >>> history = Run.open("runs/digits").history  # doctest: +SKIP
+    >>> history["loss"][-100:].mean(), history.evaluations["accuracy"].max()  # doctest: +SKIP
+    (0.21, 0.95)
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        super().__init__(_update_columns(rows.devices, rows.updates))
+        self.evaluations = Table(_evaluation_columns(rows.evaluations))
+        """The evaluations of the run."""
+        self.reason = rows.trouble
+        """Why rows may be missing; empty if all is well."""
+
+    @classmethod
+    def read(cls, run: Path) -> "History":
+        """Return the history in a run's folder, also while a hub writes it."""
+        return cls(read_history(run))
+
+    def plot(self) -> Any:
+        """Return a matplotlib figure of the losses and accuracies; raises `ConfigError` without matplotlib.
+
+        A notebook shows the figure if this is the last line of a cell.
+        """
+        figure = _library("matplotlib.figure").Figure(figsize=(7, 4), layout="constrained")
+        axes = figure.subplots()
+        axes.plot(self["time"], self["loss"], ".", markersize=2, alpha=0.4, label="updates")
+        found = self.evaluations
+        if len(found):
+            axes.plot(found["time"], found["loss"], label="evaluations")
+        axes.set_xlabel("time, s")
+        axes.set_ylabel("loss")
+        if len(found) and not np.isnan(found["accuracy"]).all():
+            right = axes.twinx()
+            right.plot(found["time"], found["accuracy"], "C2", label="accuracy")
+            right.set_ylabel("accuracy")
+        axes.legend()
+        return figure
+
+
+def _update_columns(devices: list[str], rows: list[UpdateRow]) -> dict[str, Column]:
+    columns: dict[str, Column] = {
+        "time": _floats([row.time_s for row in rows]),
+        "version": _counts([row.version for row in rows]),
+        "update": _counts([row.number for row in rows]),
+        "device": _objects(devices),
+        "outcome": _objects([row.outcome for row in rows]),
+        "loss": _floats([row.loss for row in rows]),
+        "staleness": _floats([row.staleness for row in rows]),
+        "local_steps": _counts([row.local_steps for row in rows]),
+        "examples": _counts([row.examples for row in rows]),
+        "bytes": _counts([row.nbytes for row in rows]),
+        "updates": _counts([row.updates for row in rows]),
+        "row": _counts([row.row for row in rows]),
+    }
+    names = sorted({name for row in rows if row.metrics for name in row.metrics})
+    for name in names:
+        columns[f"metrics.{name}"] = _floats([row.metrics.get(name) if row.metrics else None for row in rows])
+    return columns
+
+
+def _evaluation_columns(rows: list[EvaluationRow]) -> dict[str, Column]:
+    return {
+        "time": _floats([row.time_s for row in rows]),
+        "version": _counts([row.version for row in rows]),
+        "loss": _floats([row.loss for row in rows]),
+        "accuracy": _floats([row.accuracy for row in rows]),
+    }
+
+
+def _floats(values: list[Any]) -> Column:
+    return np.array(values, np.float64)  # None becomes NaN
+
+
+def _counts(values: list[int]) -> Column:
+    return np.array(values, np.int64)
+
+
+def _objects(values: list[str]) -> Column:
+    column = np.empty(len(values), object)
+    column[:] = values
+    return column
+
+
+def _library(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0]
+        raise ConfigError(
+            f"{package} is not installed: install it (pip install {package}), or use to_csv"
+        ) from error
