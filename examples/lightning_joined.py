@@ -1,6 +1,7 @@
 """Lightning's Trainer as one of many: `python lightning_joined.py tcp://HUB:5555 NAME STATE_FOLDER`."""
 
 import sys
+from typing import Any
 
 import lightning
 import torch
@@ -12,19 +13,19 @@ import edgeasync
 
 
 class Digits(lightning.LightningModule):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
 
-    def training_step(self, batch, _):
+    def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
         inputs, targets = batch
         return nn.functional.cross_entropy(self.layers(inputs), targets)
 
-    def validation_step(self, batch, _):
+    def validation_step(self, batch: list[torch.Tensor], _: int) -> None:
         inputs, targets = batch
         self.log("accuracy", (self.layers(inputs).argmax(1) == targets).float().mean())
 
-    def configure_optimizers(self):
+    def configure_optimizers(self) -> tuple[list[Any], list[Any]]:
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.003)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, step_size=4, gamma=0.5)]
 

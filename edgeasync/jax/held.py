@@ -16,7 +16,7 @@ def params(tree: Any, optimizer_state: Any = None) -> "Params":
     """Return a holder of parameters for `join`: arrays of JAX never change, so the session sets its `.value`.
 
     A loop reads `.value` and sets it, then calls `session.step()`. So it does with `.optimizer_state`, if it gives
-    that: an exchange makes it anew where the hub says so, and a script that is killed resumes with it.
+    that: an exchange puts the first one back where the hub says so, and a script that is killed resumes with it.
 
     >>> import tempfile
     >>> import jax.numpy as jnp

@@ -87,7 +87,7 @@ def test_a_loop_joins_by_a_holder_and_resumes(tmp_path):
 
     hub = Hub(model(tree(), loss), run=tmp_path / "run", bind="tcp://127.0.0.1:*")
     with hub:
-        for taken in (40, 80):
+        for steps in (40, 80):
             held = edgeasync.jax.params(jax.tree.map(jnp.zeros_like, tree()), optimizer.init(tree()))
             with join(
                 hub.address, held, state=tmp_path / "device", keep_optimizer_state=True, timeout_s=PATIENCE_S
@@ -96,7 +96,7 @@ def test_a_loop_joins_by_a_holder_and_resumes(tmp_path):
                 for _ in range(40):
                     held.value, held.optimizer_state, found = step(held.value, held.optimizer_state)
                     session.step(float(found), len(y))
-                assert session.steps == taken
+                assert session.steps == steps
     assert float(found) < 0.1
     assert int(held.optimizer_state[0].count) > 60, "but for the last steps, which an exchange did not follow"
 

@@ -57,7 +57,7 @@ def main():
     hub, state = sys.argv[1:]
     (x, y), _ = digits()
     agent = Agent(
-        hub, (x[900:], y[900:]), model=NumpyModel(), name="numpy", state=state, optimizer=SGD(learning_rate=0.1)
+        hub, (x[3::4], y[3::4]), model=NumpyModel(), name="numpy", state=state, optimizer=SGD(learning_rate=0.1)
     )
     with agent:
         agent.wait()
