@@ -12,6 +12,7 @@ from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
+from edgeasync.training.local_parameters import LocalParameters
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import GradientTrainer
 
@@ -56,6 +57,7 @@ def start_device(
     name: str = "",
     keeps: bool = False,
     start_s: float = 0.0,
+    local: LocalParameters | None = None,
 ) -> SimulatedDevice:
     """Switch a device on, now or later, that runs SGD. Its examples' order depends on the seed and its number.
 
@@ -72,6 +74,7 @@ def start_device(
         examples=len(part),
         seed=seed,
         keeps=keeps,
+        local=local,
     )
     if start_s:
         clock.at(start_s, device.start)

@@ -25,9 +25,21 @@ HELD_OUT = 0.25
 MODEL = MlpModel(inputs=WINDOW * SENSORS, hidden=(64,), classes=7)
 
 
-@lru_cache
 def split_by_person() -> tuple[list[Dataset], Dataset]:
     """Return each person's windows to train on, and everybody's held-out windows; standardised by sensor."""
+    parts, held_out, _ = _split()
+    return list(parts), held_out
+
+
+def split_own() -> list[tuple[Dataset, Dataset]]:
+    """Return each person's windows to train on, and the person's own held-out windows, all of them later."""
+    parts, held_out, people = _split()
+    return [(part, held_out.take(np.flatnonzero(people == person))) for person, part in enumerate(parts)]
+
+
+@lru_cache
+def _split() -> tuple[list[Dataset], Dataset, np.ndarray]:
+    """Return each person's windows to train on, all that are held out, and whose these are."""
     package = find_spec("seglearn")
     if package is None or package.origin is None:
         raise ModuleNotFoundError("the smartwatch data come with seglearn: pip install 'edgeasync[test]'")
@@ -36,6 +48,7 @@ def split_by_person() -> tuple[list[Dataset], Dataset]:
     scale = np.concatenate(recorded["X"]).std(axis=0)
     parts: list[tuple[list[np.ndarray], list[int]]] = [([], []) for _ in range(PEOPLE)]
     held: tuple[list[np.ndarray], list[int]] = ([], [])
+    people: list[int] = []
     scaled = [(values / scale).astype(np.float32) for values in recorded["X"]]
     for values, label, person in zip(scaled, recorded["y"], recorded["subject"], strict=True):
         border = round((1.0 - HELD_OUT) * len(values))
@@ -43,7 +56,8 @@ def split_by_person() -> tuple[list[Dataset], Dataset]:
             for start in range(begin, end - WINDOW + 1, STRIDE):
                 x.append(values[start : start + WINDOW].ravel())
                 y.append(label)
-    return [_dataset(*part) for part in parts], _dataset(*held)
+        people += [person - 1] * (len(held[1]) - len(people))
+    return [_dataset(*part) for part in parts], _dataset(*held), np.array(people)
 
 
 def _dataset(x: list[np.ndarray], y: list[int]) -> Dataset:

@@ -7,7 +7,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from typing import Annotated, Literal, get_args
 
 import msgspec
@@ -139,3 +139,15 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
             raise ModelMismatchError(
                 f"expected a flat float32 vector of {self.length} values, got {vector.dtype} {vector.shape}"
             )
+
+
+def first_difference(ours: ParameterSpec, theirs: ParameterSpec) -> str:
+    """Return in what two specs that are not the same differ first, for a person."""
+    for mine, other in zip_longest(ours.parameters, theirs.parameters):
+        if mine != other:
+            return f"{_describe(mine)} here, {_describe(other)} there"
+    return "nothing"
+
+
+def _describe(parameter: Parameter | None) -> str:
+    return "no more arrays" if parameter is None else f"{parameter.name!r} {parameter.shape}, {parameter.role},"

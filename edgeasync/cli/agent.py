@@ -16,6 +16,7 @@ from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.agent_settings import AgentSection, AgentSettings
 from edgeasync.runtime.device import Device, find_device, make_agent, planned_trainer
+from edgeasync.runtime.own_code import find_code
 from edgeasync.training.trainer import Trainer
 
 PROGRESS_S = 10.0
@@ -27,7 +28,8 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
     section = convert(to_table(settings.agent) | flags, AgentSection, where="flags")
     device, state = _find(section)
     data = _needed(section, knows_hub=device.keys is not None)
-    dataset = load(data)
+    dataset = None if data is None else load(data)
+    examples = 0 if dataset is None else len(dataset)
     folder = DeviceFolder(state)
     identity = folder.open(device.device_id)
 
@@ -46,7 +48,7 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
         device,
         identity,
         make_trainer,
-        examples=len(dataset),
+        examples=examples,
         fingerprint=None if settings.model is None else settings.model.spec.fingerprint,
         on_report=on_report,
     )
@@ -70,9 +72,7 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
 
     for remark in folder.remarks:
         printer.event("warning", detail=remark)
-    printer.event(
-        "started", device=device.device_id, detail=f"{len(dataset)} examples, start {identity.incarnation}"
-    )
+    printer.event("started", device=device.device_id, detail=_start(section, examples, identity.incarnation))
     try:
         reason = serve(agent, PROGRESS_S, on_progress, state)
     finally:
@@ -87,6 +87,11 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
         )
     else:
         printer.event("stopped", detail=f"{reason}: {_work_done(agent)}")
+
+
+def _start(section: AgentSection, examples: int, incarnation: int) -> str:
+    own = "" if section.trainer is None else f", trainer {section.trainer}"
+    return f"{examples} examples, start {incarnation}{own}"
 
 
 def _detail(report: Report, agent: Agent) -> str:
@@ -106,9 +111,14 @@ def _find(section: AgentSection) -> tuple[Device, Path]:
     return find_device(replace(section, state=state)), Path(state).expanduser()
 
 
-def _needed(section: AgentSection, *, knows_hub: bool) -> Path:
+def _needed(section: AgentSection, *, knows_hub: bool) -> Path | None:
+    """Return the file of this device's data, if its own trainer does not do without; raises `ConfigError`."""
+    if section.trainer is not None:
+        find_code(section.trainer, f"trainer {section.trainer}")  # a mistake is told before a hub is looked for
     if section.hub is None and not knows_hub:
         raise ConfigError("which hub? give --hub tcp://HOST:PORT, or [agent] hub in a settings file")
+    if section.data is None and section.trainer is not None:
+        return None
     if section.data is None:
         raise ConfigError("which data? give --data FILE.npz or FILE.csv, or [agent] data in a settings file")
     return Path(section.data).expanduser()

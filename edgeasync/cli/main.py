@@ -148,6 +148,13 @@ def agent(
         typer.Option(help="The hub's address, tcp://HOST:PORT. May be repeated: the agent tries each in turn."),
     ] = None,
     data: Annotated[str | None, typer.Option(help="This device's data: .npz with x and y, or .csv.")] = None,
+    trainer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FACTORY",
+            help="A trainer of your own: package.module:factory, from this machine's installation.",
+        ),
+    ] = None,
     device_id: Annotated[str | None, typer.Option(help="This device's name [default: the host's name].")] = None,
     state: Annotated[
         str | None,
@@ -185,6 +192,10 @@ def agent(
     alone_steps_max: Annotated[
         int | None, typer.Option(help="Most extra local steps while no hub can be reached [default: 0].")
     ] = None,
+    local: Annotated[
+        list[str] | None,
+        typer.Option(help="Arrays that stay on this device, a pattern such as 'head.*'. May be repeated."),
+    ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Speak to a hub beyond this machine without keys.")
     ] = False,
@@ -207,11 +218,12 @@ def agent(
 
     log_to_stderr(log_level)
     flags: dict[str, Any] = {
-        "hub": hub or None, "data": data, "device_id": device_id, "state": state, "step_s_min": step_s_min,
+        "hub": hub or None, "data": data, "trainer": trainer, "device_id": device_id, "state": state,
+        "step_s_min": step_s_min,
         "threads": threads, "provider": provider,
         "bandwidth_bytes_per_s_max": _bytes_or_text(bandwidth_bytes_per_s_max),
         "bytes_per_day_max": _bytes_or_text(bytes_per_day_max),
-        "spool": spool, "alone_steps_max": alone_steps_max, "insecure": insecure or None,
+        "spool": spool, "alone_steps_max": alone_steps_max, "local": local or None, "insecure": insecure or None,
         "enrol": enrol, "hub_key": hub_key,
     }  # fmt: skip
     run_agent(config, _given(flags), Printer(json=json))

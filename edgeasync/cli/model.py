@@ -13,7 +13,9 @@ from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, Storag
 from edgeasync.losses import LossName
 from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel
 from edgeasync.runtime.graph_process import load_graph_apart
-from edgeasync.runtime.trained import TrainedModel, best_model, newest_model
+from edgeasync.runtime.model_file import MODEL_FILE
+from edgeasync.runtime.own_code import is_name
+from edgeasync.runtime.trained import TrainedModel, best_model, local_patterns, newest_model
 from edgeasync.runtime.wall_clock import written
 
 VALUES_SUFFIX = ".safetensors"
@@ -112,9 +114,15 @@ def export_run(run: Path, forward: Path | None, out: Path, printer: Printer, *, 
     if not run.is_dir():
         raise StorageError(f"{run}: no such folder; give the folder of a hub's run")
     source = forward or run / FORWARD_FILE
-    content = _read(source, "give --model FILE.onnx, the forward model that was trained")
+    content = _read(
+        source,
+        "give --model FILE.onnx, the forward model that was trained; without one, as for a model of numpy or of "
+        f"code, the trained arrays are in {run / MODEL_FILE}",
+    )
     _check_out(out, source)
     trained = best_model(run) if best else newest_model(run)
+    if local := local_patterns(run):
+        trained.remarks.append(f"{', '.join(local)}: each device has its own values; these are the hub's")
     try:
         exported = export_model(content, trained.arrays, trained.metadata())
     except (GraphError, ModelMismatchError) as error:
@@ -161,6 +169,10 @@ def check_choices(flags: dict[str, Any]) -> None:
 
 def _load(path: Path, flags: dict[str, Any]) -> HubGraph:
     check_choices(flags)
+    if is_name(str(path)) and not path.exists():
+        raise ConfigError(
+            f"{path}: names code, and this reads ONNX models; 'edgeasync hub --check' calls the factory of [model]"
+        )
     settings = convert({"kind": "onnx", "file": str(path)} | flags, OnnxModel, where="flags")
     return load_graph_apart(settings)
 

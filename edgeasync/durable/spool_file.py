@@ -9,12 +9,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import safetensors
-import safetensors.numpy
 
 from edgeasync.core.arrays.spool import HeldModel, Spool
 from edgeasync.core.device.pending_push import ModelKey
-from edgeasync.durable.files import replace_file
+from edgeasync.durable.kept_arrays import KeptArrays
 from edgeasync.errors import ProtocolError, StorageError
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import check_codec_name
@@ -39,9 +37,13 @@ class SpoolFile:
     """
 
     def __init__(self, folder: Path, state_id: str) -> None:
-        self.path = folder / SPOOL_FILE
-        self._held = folder / HELD_FILE
-        self._state_id = state_id
+        self._spool = KeptArrays(folder / SPOOL_FILE, SPOOL_FORMAT, state_id)
+        self._held = KeptArrays(folder / HELD_FILE, HELD_FORMAT, state_id)
+
+    @property
+    def path(self) -> Path:
+        """The spool's file."""
+        return self._spool.path
 
     def read(self) -> Spool | None:
         """Return what was kept; `None` if there is nothing.
@@ -49,13 +51,13 @@ class SpoolFile:
         Raises `StorageError` if it cannot be read, `ProtocolError` if it is damaged or not this device's: then
         `put_aside` lets the device begin a new one.
         """
-        found = self._read(self.path, SPOOL_FORMAT)
+        found = self._spool.read()
         return None if found is None else _to_spool(*found)
 
     def read_model(self) -> HeldModel | None:
         """Return the model that was kept; `None` if there is none, or none that is this device's and whole."""
         try:
-            found = self._read(self._held, HELD_FORMAT)
+            found = self._held.read()
             return None if found is None else _to_held(*found)
         except (StorageError, ProtocolError):
             return None  # the hub has the model: nothing is lost but a difference's saving
@@ -72,56 +74,19 @@ class SpoolFile:
         # The update is repeated in another session, so this one need not lie on the disk.
         push = wire.encode(msgspec.structs.replace(spool.push, session=bytes(16))).hex()
         model = msgspec.json.encode(spool.model).decode()
-        self._write(self.path, {"format": SPOOL_FORMAT, "model": model, "push": push}, arrays)
+        self._spool.write({"model": model, "push": push}, arrays)
 
     def write_model(self, held: HeldModel) -> None:
         """Keep this model in place of the one before; raises `StorageError`."""
         metadata = {
-            "format": HELD_FORMAT,
             "model": msgspec.json.encode(held.model).decode(),
             "version": msgspec.json.encode(held.version).decode(),
         }
-        self._write(self._held, metadata, {_MODEL: held.values})
+        self._held.write(metadata, {_MODEL: held.values})
 
     def put_aside(self) -> Path:
-        """Rename the spool, so that a person may look at it. It replaces one that was put aside before.
-
-        Returns its new path; raises `StorageError`.
-        """
-        aside = self.path.with_name(self.path.name + ".damaged")
-        try:
-            self.path.replace(aside)
-        except OSError as error:
-            raise StorageError(f"{self.path}: cannot be renamed: {error.strerror or error}; delete it") from error
-        return aside
-
-    def _write(self, path: Path, metadata: dict[str, str], arrays: dict[str, npt.NDArray[Any]]) -> None:
-        metadata["state_id"] = self._state_id
-        metadata["checksum"] = _checksum(metadata, arrays)
-        replace_file(path, safetensors.numpy.save(arrays, metadata))
-
-    def _read(self, path: Path, made: str) -> tuple[dict[str, str], dict[str, npt.NDArray[Any]]] | None:
-        """Return metadata and arrays of a file of this format, checked; `None` if there is no file."""
-        try:
-            if not path.exists():
-                return None
-            with safetensors.safe_open(path, framework="numpy") as file:
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                metadata = file.metadata() or {}
-        except OSError as error:
-            raise StorageError(
-                f"{path}: cannot be read: {error.strerror or error}; repair or delete it"
-            ) from error
-        except (ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
-            raise ProtocolError(f"damaged ({error})") from error
-        if metadata.get("format") != made:
-            raise ProtocolError("of another version of this software")
-        checksum = metadata.pop("checksum", "")
-        if checksum != _checksum(metadata, arrays):
-            raise ProtocolError("damaged (it does not have its checksum)")
-        if metadata.get("state_id") != self._state_id:
-            raise ProtocolError("of another device")
-        return metadata, arrays
+        """Rename the spool, so that a person may look at it; return its new path. Raises `StorageError`."""
+        return self._spool.put_aside()
 
 
 def _to_spool(metadata: dict[str, str], arrays: dict[str, npt.NDArray[Any]]) -> Spool:
@@ -149,11 +114,3 @@ def _to_held(metadata: dict[str, str], arrays: dict[str, npt.NDArray[Any]]) -> H
     if values.dtype != np.float32 or values.ndim != 1:
         return None
     return HeldModel(model, version, wire.checksum(values.data.cast("B")), values)
-
-
-def _checksum(metadata: dict[str, str], arrays: dict[str, npt.NDArray[Any]]) -> str:
-    """Return the XXH3 of everything in the file but itself, in an order of its own."""
-    parts: list[wire.Buffer] = [msgspec.json.encode(sorted(metadata.items()))]
-    for name, array in sorted(arrays.items()):
-        parts += [f"{name} {array.dtype} {array.shape}".encode(), np.ascontiguousarray(array).data.cast("B")]
-    return f"{wire.checksum(*parts):016x}"

@@ -41,7 +41,7 @@ from edgeasync.errors import (
     ProtocolError,
     StorageError,
 )
-from edgeasync.parameters import PARAMETERS_MAX, Vector
+from edgeasync.parameters import PARAMETERS_MAX, Vector, first_difference
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import STAGES
 from edgeasync.protocol.codecs.compressed import compressed_bytes_max
@@ -61,6 +61,7 @@ from edgeasync.runtime.socket_monitor import Finding, SocketMonitor
 from edgeasync.runtime.wall_clock import written
 from edgeasync.runtime.worker import Worker
 from edgeasync.training.graph_check import check_graph
+from edgeasync.training.local_parameters import LocalParameters
 from edgeasync.training.trainer import (
     AsyncTrainer,
     InterruptibleTrainer,
@@ -142,6 +143,7 @@ class Agent:
     - `bytes_per_day_max` is the most bytes of 24 hours, both directions together. `day_file` keeps the count;
       without it every agent begins a new day.
     - `spool` keeps every update on disk before it leaves. After a power cut the agent sends the update again.
+    - `local` are arrays that stay on this device; the hub may name others.
     - `observe` is called on the loop with every event that the core has handled.
 
     `run` raises errors that waiting does not fix: `ModelMismatchError`, `GraphError`, `RefusedError`,
@@ -167,6 +169,7 @@ class Agent:
         day_file: DayFile | None = None,
         spool: KeptSpool | None = None,
         alone_steps_max: int = 0,
+        local: LocalParameters | None = None,
         trains_at_rest: bool = False,
         keys: DeviceKeys | None = None,
         enrol: str | None = None,
@@ -205,6 +208,7 @@ class Agent:
         self._spool_fails = self._day_fails = False
         self._day_file = None if bytes_per_day_max is None else day_file
         self._trainer_state: TrainerState | None = None
+        self._local = local or LocalParameters()
         self._on_report = on_report or (lambda _: None)
         self._given_context = context
         self._ending = Ending("Agent")
@@ -405,12 +409,14 @@ class Agent:
     def copy_model(self) -> tuple[int, Vector] | None:
         """Return the number and a copy of the hub's newest model that is here; may be called from any thread.
 
+        Arrays that are local have this device's values.
         `None` while there is no model, or another is just being installed.
         """
         held = self._engine.held_model()
         if held is None:
             return None
         vector = held.values.copy()
+        self._local.overlay(vector)
         again = self._engine.held_model()  # an install takes the version away before it changes a value
         return None if again is None or again.version != held.version else (held.version.number, vector)
 
@@ -550,10 +556,13 @@ class Agent:
             check_graph(self.graph, bytes_max=self._graph_bytes_max)
         self._trainer = self._make_trainer(welcome)
         if self._trainer.spec != welcome.spec:
+            difference = first_difference(self._trainer.spec, welcome.spec)
             raise ModelMismatchError(
-                "the trainer's parameters are not the hub's: give both the same model, names and shapes included"
+                f"the trainer's parameters are not the hub's: {difference}; give both the same model, names and "
+                "shapes included"
             )
 
+        self._local.begin(welcome.spec, welcome.settings, self._warn_from_thread)
         if self._trainer_state is not None and isinstance(self._trainer, ResumableTrainer):
             try:
                 self._trainer.restore(self._trainer_state)
@@ -654,25 +663,27 @@ class Agent:
             trainer = self._trainer
             if trainer is None:
                 return  # it could not be made, and the agent is ending
-            if not overlap:
-                trainer.begin(model.parameters)
             step = trainer.step
             try:
-                result = take_local_steps(
-                    trainer,
-                    local_steps if overlap else self.local_steps or local_steps,
-                    should_stop=self._should_stop,
-                    on_step=self._count_step,
-                    step_s_min=self._step_s_min,
-                    wait=self._stopping.wait,
-                    should_pause=pausing.is_set if overlap else None,
-                    step=partial(self._await_step, step) if inspect.iscoroutinefunction(step) else None,
-                )
+                with self._local.in_place(model.parameters):
+                    if not overlap:
+                        trainer.begin(model.parameters)
+                    result = take_local_steps(
+                        trainer,
+                        local_steps if overlap else self.local_steps or local_steps,
+                        should_stop=self._should_stop,
+                        on_step=self._count_step,
+                        step_s_min=self._step_s_min,
+                        wait=self._stopping.wait,
+                        should_pause=pausing.is_set if overlap else None,
+                        step=partial(self._await_step, step) if inspect.iscoroutinefunction(step) else None,
+                    )
             except concurrent.futures.CancelledError:
                 if not self._stopping.is_set():
                     raise
                 return
             if result is not None:
+                self._local.keep()
                 self._loop.call_soon_threadsafe(self._do, lambda: then(result))
 
         self._worker.submit(work)

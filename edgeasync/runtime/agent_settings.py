@@ -13,6 +13,8 @@ from edgeasync.core.device.day import BYTES_PER_DAY_MIN
 from edgeasync.core.device.machine import GRAPH_BYTES_MAX
 from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol.messages import COUNT_MAX, DEVICE_ID_PATTERN
+from edgeasync.runtime.own_code import check_name
+from edgeasync.training.local_parameters import Patterns
 from edgeasync.training.micro_batches import MicroBatch
 from edgeasync.training.numpy_models import Model
 
@@ -25,6 +27,7 @@ class AgentSection(Section, frozen=True):
 
     hub: str | Annotated[tuple[str, ...], Meta(min_length=1, max_length=16)] | None = None
     data: str | None = None
+    trainer: str | None = None
     device_id: str | None = None
     state: str | None = None
     seed: Annotated[int, Meta(ge=0, lt=2**62)] = 0
@@ -39,6 +42,7 @@ class AgentSection(Section, frozen=True):
     bytes_per_day_max: ByteCount | None = None
     spool: Literal["identity", "full"] = "identity"
     alone_steps_max: Annotated[int, Meta(ge=0, le=2**31)] = 0
+    local: Patterns = ()
     enrol: str | None = None
     hub_key: str | None = None
     insecure: bool = False
@@ -49,6 +53,8 @@ class AgentSection(Section, frozen=True):
         return (self.hub,) if isinstance(self.hub, str) else self.hub or ()
 
     def __post_init__(self) -> None:
+        if self.trainer is not None:
+            check_name(self.trainer, "trainer")
         if self.device_id is not None and not re.match(DEVICE_ID_PATTERN, self.device_id):
             raise ValueError(
                 f"device_id {self.device_id!r} is not a name: begin with a letter or digit, "
@@ -69,3 +75,7 @@ class AgentSettings(Section, frozen=True):
 
     agent: AgentSection = AgentSection()
     model: Model | None = None
+
+    def __post_init__(self) -> None:
+        if self.model is not None and self.model.local:
+            raise ValueError("model.local is a hub's key; on a device [agent] local keeps arrays to itself")

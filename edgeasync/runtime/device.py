@@ -1,6 +1,7 @@
 """A device as its settings describe it: who it is, where its state lies, and the agent that is made of it."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,12 +20,15 @@ from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import Agent, MakeTrainer, OnReport
 from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.runtime.graph_cache import GraphCache
-from edgeasync.training.plan import LocalTraining, ReceivedGraph, read_plan
+from edgeasync.runtime.own_code import make_trainer
+from edgeasync.training.local_parameters import LocalParameters
+from edgeasync.training.plan import CodeModel, LocalTraining, ReceivedGraph, TrainingPlan, read_plan
 from edgeasync.training.trainer import Trainer
 
 if TYPE_CHECKING:
     import zmq
 
+    from edgeasync.durable.local_file import LocalFile
     from edgeasync.durable.spool_file import SpoolFile
 
 
@@ -93,6 +97,7 @@ def make_agent(
         day_file=None if state is None else DayFile(state),
         spool=None if state is None else _open_spool(section, state, identity),
         alone_steps_max=section.alone_steps_max,
+        local=LocalParameters(section.local, None if state is None else partial(_open_local, state, identity)),
         trains_at_rest=trains_at_rest,
         insecure=section.insecure,
         keys=device.keys,
@@ -108,17 +113,18 @@ def planned_trainer(
     section: AgentSection,
     welcome: Welcome,
     graph: bytes | None,
-    dataset: Dataset,
+    dataset: Dataset | None,
     own: Callable[[LocalTraining], LocalTraining] = lambda local: local,
 ) -> Trainer:
-    """Return the trainer that the hub asks for; `own` changes what the device decides itself.
+    """Return the device's own trainer if it names one, else the one that the hub asks for.
 
-    Raises `ConfigError`, and what `TrainingPlan.make_trainer` raises.
+    `own` changes what the device decides itself. Raises `ConfigError`, and whatever makes the trainer raises.
     """
-    if not welcome.settings:
-        raise ConfigError("Python code alone describes the hub's model: give this agent a trainer of its own")
+    if section.trainer is not None:
+        return make_trainer(section.trainer, welcome, dataset)
+    assert dataset is not None  # only an own trainer does without
     received = None if graph is None else ReceivedGraph(graph, welcome.spec, section.threads, section.provider)
-    plan = read_plan(welcome.settings)
+    plan = read_plan(welcome.settings) if welcome.settings else TrainingPlan(model=CodeModel())
     local = own(plan.local)
     if section.micro_batch_size is not None:
         local = replace(local, micro_batch_size=section.micro_batch_size)
@@ -132,6 +138,12 @@ def _open_spool(section: AgentSection, state: Path, identity: DeviceIdentity) ->
     from edgeasync.durable.spool_file import SpoolFile  # noqa: PLC0415 - only who keeps a spool pays for it
 
     return SpoolFile(state, identity.state_id)
+
+
+def _open_local(state: Path, identity: DeviceIdentity) -> "LocalFile":
+    from edgeasync.durable.local_file import LocalFile  # noqa: PLC0415 - only who has such parameters pays for it
+
+    return LocalFile(state, identity.state_id)
 
 
 def _knock(keys: DeviceKeys, section: AgentSection, hub_key: str, device_id: str) -> None:

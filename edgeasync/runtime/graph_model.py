@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 import safetensors
 import safetensors.numpy
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.config import ByteCount
@@ -15,6 +15,7 @@ from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, Storag
 from edgeasync.losses import OnnxLoss
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.training.graph_check import check_graph
+from edgeasync.training.local_parameters import Patterns
 
 FORWARD_FILE = "forward.onnx"
 TRAINING_FILE = "training.onnx"
@@ -32,6 +33,7 @@ class OnnxModel(GraphSettings, frozen=True, tag_field="kind", tag="onnx", kw_onl
     file: str
     build_s_max: Annotated[float, Meta(gt=0, le=86_400)] = 600.0
     build_bytes_max: ByteCount | None = None
+    local: Patterns | UnsetType = UNSET
 
 
 class HubGraph(msgspec.Struct, frozen=True):

@@ -31,9 +31,11 @@ from edgeasync.protocol.codecs import ELEMENTWISE
 from edgeasync.runtime.evaluation import make_evaluator
 from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, load_graph, with_own_loss
 from edgeasync.runtime.hub import RECORD_FILE, Hub, OnReport
+from edgeasync.runtime.own_code import CustomModel
 from edgeasync.training.evaluation import Evaluator
+from edgeasync.training.local_parameters import choose_local
 from edgeasync.training.numpy_models import Model
-from edgeasync.training.plan import LocalTraining, ShippedModel, TrainingPlan
+from edgeasync.training.plan import CodeModel, LocalTraining, ShippedModel, TrainingPlan
 
 RECORD_FORMAT = 5
 """Of `hub.json`, where it stands under `format`. Format 1 has no such key, and other names in its policy.
@@ -123,11 +125,21 @@ class RunSettings(Section, frozen=True):
 class HubSettings(RunSettings, frozen=True, kw_only=True):
     """A hub's settings file: everything has a default but the model."""
 
-    model: Model | OnnxModel
+    model: Model | OnnxModel | CustomModel
 
     def __post_init__(self) -> None:
         if self.hub.quiet and not isinstance(self.policy.frequency, AdaptiveFrequency):
             raise ValueError("hub.quiet needs policy.frequency.kind = 'adaptive': another one keeps its own pace")
+        if self.evaluation.data is not None and self.model.local:
+            raise ValueError(
+                "evaluation.data needs a whole model, and each device has its own values of model.local: leave it "
+                "out; the hub then evaluates by the losses of the devices"
+            )
+        if self.evaluation.data is not None and isinstance(self.model, CustomModel):
+            raise ValueError(
+                "evaluation.data needs a model that the hub can run, which model.kind = 'custom' is not: leave it "
+                "out; the hub then evaluates by the losses of the devices"
+            )
         if self.hub.stop.accuracy is not None and self.evaluation.data is None:
             raise ValueError("hub.stop.accuracy needs held-out data to measure it on: give evaluation.data")
         if self.hub.stop.accuracy is not None and isinstance(self.model, OnnxModel):
@@ -161,17 +173,22 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
             return replace(self, model=own).make_hub(on_report, load=load)  # its record then needs no file
         if self.hub.bind.startswith("inproc:"):
             raise AddressError(f"{self.hub.bind}: no other process could reach it; write tcp://HOST:PORT")
-        model: Model | ShippedModel
+        model: Model | ShippedModel | CodeModel
         loaded: HubGraph | None = None
         if isinstance(self.model, OnnxModel):
             loaded = built = load(self.model)
             self.local.check_model(built.spec, None if built.forward is None else kind_of(self.model.loss))
             spec, initial = built.spec, lambda: built.initial
-            model, graph, forward = ShippedModel(), built.graph, built.forward
+            model, graph, forward = ShippedModel(local=self.model.local), built.graph, built.forward
+        elif isinstance(self.model, CustomModel):
+            spec, first = self.model.load()
+            model, graph, forward, initial = CodeModel(local=self.model.local), None, None, lambda: first
         else:
             model, graph, forward = self.model, None, None
             self.local.check_model(model.spec, "cross_entropy")
             spec, initial = model.spec, lambda: model.initial(self.hub.seed)
+        if self.model.local:
+            choose_local(spec, self.model.local)
         return Hub(
             evaluator=self._make_evaluator(loaded),
             spec=spec,
@@ -215,7 +232,7 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(table), indent=1) + b"\n"
 
     def _make_evaluator(self, loaded: HubGraph | None) -> Evaluator | None:
-        if self.evaluation.data is None:
+        if self.evaluation.data is None or isinstance(self.model, CustomModel):
             return None
         path = Path(self.evaluation.data).expanduser()
         try:

@@ -59,7 +59,11 @@ class _Record(msgspec.Struct):
     class Hub(msgspec.Struct):
         durability: str = "journal"
 
+    class Model(msgspec.Struct):
+        local: list[str] = []
+
     hub: Hub
+    model: Model = msgspec.field(default_factory=Model)
 
 
 def newest_model(run: Path) -> TrainedModel:
@@ -171,8 +175,16 @@ def _read_file(path: Path) -> TrainedModel:
 
 def _keeps_journal(run: Path) -> bool:
     """Return whether the hub of a run keeps a journal, as far as its record tells."""
+    return _record(run).hub.durability == "journal"
+
+
+def local_patterns(run: Path) -> list[str]:
+    """Return which arrays of a run each device keeps to itself, as far as the hub's record tells."""
+    return _record(run).model.local
+
+
+def _record(run: Path) -> _Record:
     try:
-        record = msgspec.json.decode((run / RECORD_FILE).read_bytes(), type=_Record)
+        return msgspec.json.decode((run / RECORD_FILE).read_bytes(), type=_Record)
     except (OSError, msgspec.DecodeError):
-        return True
-    return record.hub.durability == "journal"
+        return _Record(_Record.Hub())

@@ -39,7 +39,7 @@ class Agent(Service):
     - `model`: of `edgeasync.torch`, `edgeasync.jax` or `edgeasync.sklearn`, or an object with `parameters` and
       `gradient`: this device trains that on its data. It needs the hub's arrays, in any order.
     - `trainer`: one of your own, instead of `data`. Its `step` may be `async def`; it is awaited on the agent's
-      loop.
+      loop. Or, beside `data`, the name of code that makes it, `"package.module:factory"`, as for the command.
     - `workers`: this number of devices in one agent, each with a connection of its own: they are called `name/0`,
       `name/1` and so on. The data are split evenly at random; a list has the data, or the trainer, of each.
     - `name`: by default this machine's name; without `state`, with six digits that differ at every start.
@@ -75,7 +75,7 @@ class Agent(Service):
         data: object = None,
         *,
         model: object = None,
-        trainer: Trainer | AsyncTrainer | list[Any] | None = None,
+        trainer: Trainer | AsyncTrainer | list[Any] | str | None = None,
         workers: int | None = None,
         name: str | None = None,
         state: str | Path | None = None,
@@ -91,9 +91,11 @@ class Agent(Service):
         **settings: Any,
     ) -> None:
         super().__init__()
+        if isinstance(trainer, str):
+            settings, trainer = settings | {"trainer": trainer}, None
         if (data is None) == (trainer is None):
             raise ConfigError("an agent trains on data, or with a trainer of its own: give one of the two")
-        if model is not None and trainer is not None:
+        if model is not None and (trainer is not None or "trainer" in settings):
             raise ConfigError("a trainer of your own has its model: give model and data, or the trainer")
         folder = None if state is None else str(state)
         own = {"hub": hub or None, "device_id": name, "state": folder, "enrol": enrol, "seed": seed}

@@ -24,7 +24,7 @@ from edgeasync.sdk import events
 from edgeasync.sdk.models import as_dataset, evaluator_of, prepare_as
 from edgeasync.sdk.shares import Share
 from edgeasync.training.evaluation import Evaluation, NumpyEvaluator
-from edgeasync.training.plan import LocalTraining, ShippedModel, read_plan
+from edgeasync.training.plan import CodeModel, LocalTraining, ShippedModel, read_plan
 from edgeasync.training.trainer import Trainer
 
 INSTALL_S = 5.0
@@ -195,11 +195,11 @@ class AgentWorker:
         found: Evaluation
         if callable(data):
             found = evaluator_of(data, welcome.spec)(vector)
-        elif not welcome.settings:
+        elif not welcome.settings or isinstance(model := read_plan(welcome.settings).model, CodeModel):
             raise ConfigError(
                 "Python code alone describes the hub's model: give evaluate a function of the named arrays"
             )
-        elif isinstance(model := read_plan(welcome.settings).model, ShippedModel):
+        elif isinstance(model, ShippedModel):
             found = self._trainer.evaluate(vector, as_dataset(data, "data"))
         else:
             found = NumpyEvaluator(model, as_dataset(data, "data"))(vector)

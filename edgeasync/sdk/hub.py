@@ -30,6 +30,7 @@ class Hub(Service):
     - `model`: as for `train`; layers of `edgeasync.nn` need `input_shape`, that of one example.
     - `run`: the folder of the run, which continues if it already holds one.
     - `bind`: where it listens. Port `*` takes a free one; `address` then says which.
+    - `local`: patterns of arrays that each device keeps to itself, such as `["head.*"]` (docs/train/local.md).
     - `until`: when training ends; without it, at `stop`. It cannot count epochs: the hub does not hold the data.
     - `keys`: a folder from `edgeasync keys init`. With `knocking` the hub records other keys, so that a person can
       accept them. Without keys a hub listens beyond this machine only if it is `insecure`.
@@ -64,6 +65,7 @@ class Hub(Service):
         metrics: object = (),
         loss: LossSetting = "cross_entropy",
         input_shape: Sequence[int] | None = None,
+        local: Sequence[str] = (),
         seed: int = 0,
         keys: str | Path | None = None,
         knocking: bool = False,
@@ -93,6 +95,7 @@ class Hub(Service):
             "loss": loss,
             "seed": seed,
             "settings": settings,
+            "local": local,
         }
         self._hub: RuntimeHub | None = None
         self._told: Callbacks | None = None

@@ -15,9 +15,10 @@ from edgeasync.data.files import load
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.losses import LossSetting, check_loss, find_loss, kind_of
 from edgeasync.metrics import check_metrics
-from edgeasync.parameters import Parameter, ParameterSpec, Vector
+from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.runtime.evaluation import make_evaluator
 from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, build_graph, load_graph, with_own_loss
+from edgeasync.runtime.own_code import flatten
 from edgeasync.sdk.participants import check_same
 from edgeasync.training.evaluation import Evaluation, Evaluator, rows_at_once
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
@@ -101,7 +102,7 @@ def prepare(
     if isinstance(getattr(model, "parameters", None), Mapping):
         return _own(model, local)
     if isinstance(model, Mapping):
-        spec, initial = _flatten(model, "the model")
+        spec, initial = flatten(model, "the model")
         return Prepared(
             spec=spec, initial=initial, make_trainer=_no_trainer, make_evaluator=_no_evaluator, restore=dict
         )
@@ -123,7 +124,7 @@ def prepare_as(model: Any, spec: ParameterSpec, local: LocalTraining) -> Prepare
             f"{_name(model)} is none of Python code; give one of edgeasync.torch, jax or sklearn, or an object "
             "with `parameters` and `gradient`"
         )
-    check_same(_flatten(parameters, _name(model))[0].parameters, spec)
+    check_same(flatten(parameters, _name(model))[0].parameters, spec)
     return _own(model, local, [parameter.name for parameter in spec.parameters])
 
 
@@ -189,7 +190,7 @@ def _own(model: Any, local: LocalTraining, order: Sequence[str] | None = None) -
             f"{_name(model)} has no method `gradient(arrays, x, y)`: return a loss and gradients from it"
         )
     names = model.parameters if order is None else order
-    spec, initial = _flatten({name: model.parameters[name] for name in names}, _name(model))
+    spec, initial = flatten({name: model.parameters[name] for name in names}, _name(model))
     if local.metrics:
         raise ConfigError(
             f"metrics: {_name(model)} tells no scores; give layers, ONNX, or trainers of your own with `metrics()`"
@@ -294,28 +295,6 @@ def evaluator_of(evaluate: Callable[[Arrays], Any], spec: ParameterSpec) -> Eval
         return Evaluation(loss, accuracy, 0)
 
     return evaluator
-
-
-def _flatten(parameters: Mapping[str, npt.ArrayLike], where: str) -> tuple[ParameterSpec, Vector]:
-    """Return the layout and the values of named arrays; raises `ConfigError` unless they are finite floats."""
-    arrays = {}
-    for name, given in parameters.items():
-        try:
-            array = np.asarray(given)
-        except (TypeError, ValueError, RuntimeError) as error:
-            words = f"{where}: parameter {name!r} cannot be read as a numpy array"
-            raise ConfigError(f"{words}: {error}") from error
-        if array.dtype.kind != "f":
-            raise ConfigError(
-                f"{where}: parameter {name!r} is {array.dtype}; give floats: only they can be trained"
-            )
-        if not array.size or not np.isfinite(array).all():
-            raise ConfigError(f"{where}: parameter {name!r} has no values, or some that are not finite")
-        arrays[name] = np.ascontiguousarray(array, np.float32)
-    if not arrays:
-        raise ConfigError(f"{where} has no parameters; give at least one named array")
-    spec = ParameterSpec(tuple([Parameter(name, array.shape) for name, array in arrays.items()]))
-    return spec, spec.flatten(arrays)
 
 
 def _no_trainer(data: Dataset, seed: int, threads: int) -> Trainer:  # noqa: ARG001

@@ -1,6 +1,6 @@
 """What a run begins with: a model that is prepared, settings that are checked, and the hub made of both."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ from edgeasync.sdk.models import Prepared, as_dataset, evaluator_of, local_train
 from edgeasync.sdk.observer import Observer
 from edgeasync.sdk.stop import Stop
 from edgeasync.training.evaluation import Evaluator
-from edgeasync.training.plan import TrainingPlan
+from edgeasync.training.local_parameters import Patterns, choose_local
+from edgeasync.training.numpy_models import Model
+from edgeasync.training.plan import CodeModel, ShippedModel, TrainingPlan
 
 SEEDS = 1 << 62
 """As many as a settings file may name."""
@@ -34,6 +36,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     prepared: Prepared
     sections: RunSettings
     evaluator: Evaluator | None
+    local: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -57,8 +60,11 @@ def plan_run(
     loss: LossSetting,
     seed: int,
     settings: Mapping[str, Any] | None,
+    local: Sequence[str] = (),
 ) -> Plan:
     """Return the plan of a run; `hub` are keys of `[hub]` that the arguments of the caller say.
+
+    `local` are patterns of arrays that each device keeps to itself.
 
     Raises `ConfigError`, `DataError` or `GraphError` for what does not fit.
     """
@@ -83,7 +89,16 @@ def plan_run(
     )
     prepared = prepare(model, example, sections.local, loss=loss, run=Path(sections.hub.run), seed=seed)
     sections.local.check_model(prepared.spec, prepared.loss)
-    return Plan(prepared=prepared, sections=sections, evaluator=_evaluator(evaluate, until, prepared))
+    patterns = convert(local, Patterns, where="local") if local else getattr(prepared.described, "local", ()) or ()
+    if patterns:
+        choose_local(prepared.spec, patterns)
+        if evaluate is not None and not callable(evaluate):
+            raise ConfigError(
+                "evaluate is data, and each device has its own values of local: evaluate on the agents, or give a "
+                "function of the named arrays"
+            )
+    evaluator = _evaluator(evaluate, until, prepared)
+    return Plan(prepared=prepared, sections=sections, evaluator=evaluator, local=patterns)
 
 
 _WANTED = {
@@ -116,7 +131,10 @@ def make_hub(
     """Return the hub of a plan, not running yet, which is to listen at `bind`; `keys` are for this start alone."""
     prepared, sections = plan.prepared, plan.sections
     graph, settings = prepared.graph, sections.hub
-    plain = TrainingPlan(model=prepared.shipped, local=sections.local) if prepared.shipped is not None else None
+    model: Model | ShippedModel | CodeModel | None = prepared.shipped
+    if plan.local:
+        model = replace(model or CodeModel(), local=plan.local)
+    plain = None if model is None else TrainingPlan(model=model, local=sections.local)
     return Hub(
         spec=prepared.spec,
         initial=lambda: np.array(prepared.initial),
@@ -149,7 +167,8 @@ def _record(plan: Plan) -> bytes | None:
     fields = {name: getattr(sections, name) for name in sections.__struct_fields__}
     # Who resumes the run from the command line has no held-out data: an accuracy cannot end it there.
     fields["hub"] = replace(sections.hub, stop=replace(sections.hub.stop, accuracy=None))
-    return HubSettings(model=plan.prepared.described, **fields).record()
+    model = plan.prepared.described
+    return HubSettings(model=replace(model, local=plan.local) if plan.local else model, **fields).record()
 
 
 def _sections(

@@ -24,6 +24,7 @@ from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import Direction, LinkProfile
 from edgeasync.simulation.work import Work
+from edgeasync.training.local_parameters import LocalParameters
 from edgeasync.training.trainer import ResumableTrainer, Trainer, take_local_steps
 
 Result = TypeVar("Result")
@@ -34,7 +35,8 @@ class SimulatedDevice:
 
     `start` switches it on, `cut_power` off, and `start` on again: a new start of the same state, as of an agent
     on the same folder. With `keeps` it repeats the update that the power cut left unanswered, and may
-    still hold a model. Speed and link may change at any time, in the middle of a step or a transfer, too.
+    still hold a model. Its `local` parameters outlive a power cut in any case. Speed and link may change at any
+    time, in the middle of a step or a transfer, too.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class SimulatedDevice:
         bytes_per_day_max: int | None = None,
         keeps: bool = False,
         alone_steps_max: int = 0,
+        local: LocalParameters | None = None,
         sender: Sender = ANYBODY,
     ) -> None:
         self._random = Random(f"{seed}/{device_id}")
@@ -71,6 +74,7 @@ class SimulatedDevice:
         self._keeps = keeps
         self._sender = sender
         self._alone_steps_max = alone_steps_max
+        self._local = local or LocalParameters()
         self.spool: Spool | None = None
         self.held: HeldModel | None = None
         self._trainer_state: TrainerState | None = None
@@ -275,8 +279,9 @@ class SimulatedDevice:
         """Keep a graph; it is not run: the trainer was given."""
         self.graphs[fingerprint] = graph
 
-    def prepare(self, welcome: Welcome) -> None:  # noqa: ARG002
+    def prepare(self, welcome: Welcome) -> None:
         """Let the trainer resume from what was kept; it was given, so there is nothing to check."""
+        self._local.begin(welcome.spec, welcome.settings, lambda told: self.report(Report("warning", told)))
         if self._trainer_state is not None and isinstance(self._trainer, ResumableTrainer):
             self._trainer.restore(self._trainer_state)
         self._trainer_state = None
@@ -311,17 +316,19 @@ class SimulatedDevice:
         """Let the time of the local steps pass, then take them and tell: work that is cut off costs nothing."""
 
         def finish(steps_done: int) -> None:
-            if not overlap:
-                self._trainer.begin(model.parameters)
-            result = take_local_steps(
-                self._trainer,
-                steps_done,
-                should_stop=lambda: False,
-                on_step=lambda: None,
-                wait=lambda _: None,
-                clock=lambda: 0.0,
-                should_pause=(lambda: False) if overlap else None,
-            )
+            with self._local.in_place(model.parameters):
+                if not overlap:
+                    self._trainer.begin(model.parameters)
+                result = take_local_steps(
+                    self._trainer,
+                    steps_done,
+                    should_stop=lambda: False,
+                    on_step=lambda: None,
+                    wait=lambda _: None,
+                    clock=lambda: 0.0,
+                    should_pause=(lambda: False) if overlap else None,
+                )
+            self._local.keep()
             assert result is not None
             then(msgspec.structs.replace(result, step_s=work.spent_s / steps_done))
 

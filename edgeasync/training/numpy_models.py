@@ -12,13 +12,14 @@ from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from edgeasync.config import Section
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import DataError
 from edgeasync.metrics import Meter
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
+from edgeasync.training.local_parameters import Patterns
 
 Array = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
@@ -34,6 +35,7 @@ class SoftmaxModel(Section, frozen=True, tag_field="kind", tag="softmax", dict=T
 
     inputs: _Width
     classes: _Classes
+    local: Patterns | UnsetType = UNSET
 
     @cached_property
     def spec(self) -> ParameterSpec:
@@ -67,6 +69,7 @@ class MlpModel(Section, frozen=True, tag_field="kind", tag="mlp", dict=True, kw_
     inputs: _Width
     hidden: Annotated[tuple[_Width, ...], Meta(min_length=1, max_length=8)] = (64,)
     classes: _Classes
+    local: Patterns | UnsetType = UNSET
 
     @cached_property
     def spec(self) -> ParameterSpec:

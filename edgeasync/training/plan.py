@@ -5,14 +5,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from edgeasync.config import Section, convert, to_table
 from edgeasync.data.dataset import Dataset, batches
-from edgeasync.errors import GraphError, ModelMismatchError
+from edgeasync.errors import ConfigError, GraphError, ModelMismatchError
 from edgeasync.metrics import Meter, MetricSettings, find_metrics
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.optimizers import SGD, TransformKind, check_chain
+from edgeasync.training.local_parameters import Patterns
 from edgeasync.training.micro_batches import AccumulationSteps, MicroBatch, check_accumulation, worth_splitting
 from edgeasync.training.numpy_models import Model
 from edgeasync.training.trainer import GradientTrainer, Trainer
@@ -75,6 +76,14 @@ _LATER_KEYS = ("accumulation_steps", "micro_batch_size", "metrics")
 class ShippedModel(Section, frozen=True, tag_field="kind", tag="graph"):
     """The training graph that comes with the hub's welcome; it says everything about the model itself."""
 
+    local: Patterns | UnsetType = UNSET
+
+
+class CodeModel(Section, frozen=True, tag_field="kind", tag="custom"):
+    """A model of the hub's own code. A device is not told which: it has a trainer of its own, or cannot train."""
+
+    local: Patterns | UnsetType = UNSET
+
 
 class ReceivedGraph(msgspec.Struct, frozen=True):
     """A screened training graph on a device: what the hub sent, and what the device itself decides."""
@@ -88,7 +97,7 @@ class ReceivedGraph(msgspec.Struct, frozen=True):
 class TrainingPlan(Section, frozen=True):
     """A model and how to train it: travels in the hub's welcome as plain tables."""
 
-    model: Model | ShippedModel
+    model: Model | ShippedModel | CodeModel
     local: LocalTraining = LocalTraining()
 
     def table(self) -> dict[str, Any]:
@@ -114,6 +123,8 @@ class TrainingPlan(Section, frozen=True):
     ) -> Trainer:
         """Return a trainer on this device's data; raises `DataError` if the data does not fit the model.
 
+        Raises `ConfigError` for a model of the hub's own code.
+
         A plan that speaks of a graph needs the one `received`; raises `GraphError` if it cannot be run. A model of
         the plan's own must be of `spec`, if that is given; raises `ModelMismatchError` before it takes memory.
         """
@@ -137,6 +148,11 @@ class TrainingPlan(Section, frozen=True):
                 metrics=self.local.metrics,
                 threads=received.threads,
                 provider=received.provider,
+            )
+        if isinstance(self.model, CodeModel):
+            raise ConfigError(
+                "Python code at the hub describes its model: give this agent a trainer of its own, by "
+                "--trainer package.module:factory"
             )
         if spec is not None and self.model.spec != spec:
             raise ModelMismatchError("the model of the hub's settings is not the hub's own: do not trust this hub")

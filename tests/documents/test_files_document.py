@@ -8,6 +8,7 @@ import pytest
 from edgeasync.core.arrays import state_codec
 from edgeasync.durable import checkpoint, history, journal, spool_file
 from edgeasync.durable.day_file import DAY_FORMAT
+from edgeasync.durable.local_file import LOCAL_FORMAT
 from edgeasync.protocol.messages import PROTOCOL_VERSION
 from edgeasync.runtime.hub_settings import RECORD_FORMAT
 
@@ -20,6 +21,7 @@ WRITTEN = {
     "`history` of a run": history.FORMAT,
     "`spool.safetensors`": spool_file.SPOOL_FORMAT.removeprefix("edgeasync-spool-"),
     "`day.json` of a device": DAY_FORMAT,
+    "`local.safetensors` of a device": LOCAL_FORMAT.removeprefix("edgeasync-local-"),
     "messages": PROTOCOL_VERSION,
 }
 

@@ -83,7 +83,7 @@ def test_defaults_are_the_codes(heading):
         cell = table[field.name][1]
         if field.required:
             assert cell == "required", field.name
-        elif field.default is None:
+        elif field.default is None or field.default is msgspec.UNSET:
             assert cell == "none", field.name
         elif isinstance(field.default, Section) and field.default.__struct_config__.tag is None:
             assert cell == "defaults", field.name

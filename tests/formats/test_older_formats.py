@@ -29,9 +29,10 @@ from edgeasync.durable.history import FORMAT as HISTORY_FORMAT
 from edgeasync.durable.history import HISTORY_FILE, read_history
 from edgeasync.durable.identity import DeviceFolder
 from edgeasync.durable.journal import read_journal
+from edgeasync.durable.local_file import LOCAL_FILE, LOCAL_FORMAT, LocalFile
 from edgeasync.durable.recovery import read_rules
 from edgeasync.durable.run_replay import RunReplay, Update
-from edgeasync.durable.spool_file import SpoolFile
+from edgeasync.durable.spool_file import SPOOL_FILE, SpoolFile
 from edgeasync.errors import ProtocolError, StorageError
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import PROTOCOL_VERSION
@@ -39,7 +40,17 @@ from edgeasync.runtime.hub import RECORD_FILE
 from edgeasync.runtime.hub_settings import RECORD_FORMAT, read_record
 from edgeasync.runtime.model_file import MODEL_FILE, load_model
 from edgeasync.runtime.runs import list_runs
-from tests.support.write_formats import DAY, EXPECTED_FILE, FOLDER, MODEL, POLICY, fields_of, make_held, make_spool
+from tests.support.write_formats import (
+    DAY,
+    EXPECTED_FILE,
+    FOLDER,
+    MODEL,
+    POLICY,
+    fields_of,
+    make_held,
+    make_local,
+    make_spool,
+)
 
 RUNS = sorted(path.name for path in FOLDER.glob("run-*"))
 DEVICES = sorted(path.name for path in FOLDER.glob("device-*"))
@@ -207,6 +218,10 @@ def test_a_device_is_known_again_and_repeats_its_update(name, tmp_path):
         np.testing.assert_array_equal(held.values, expected.values)
     kept_no_day = name in ("device-1", "device-2", "device-3", "device-4")
     assert DayFile(state).read() == (DayRecord() if kept_no_day else DAY)
+    local = LocalFile(state, identity.state_id).read()
+    assert {name: array.tolist() for name, array in local.items()} == (
+        {} if kept_no_day or name == "device-5" else {name: array.tolist() for name, array in make_local().items()}
+    )
 
 
 @pytest.mark.parametrize("name", WIRES)
@@ -273,19 +288,23 @@ def _note_versions(path, found):
         found["state"].add(int.from_bytes(scalars[:2], "big"))
 
 
+def kept_versions(name):
+    """Return the versions of a kind of file that devices keep arrays in."""
+    found = set()
+    for path in FOLDER.glob(f"device-*/{name}"):
+        with safetensors.safe_open(path, framework="numpy") as file:
+            found.add(int(file.metadata()["format"].rpartition("-")[2]))
+    return found
+
+
 def versions():
     """Return the versions of every format that there are fixtures of."""
-    found = {
-        name: set() for name in ("journal", "checkpoint", "state", "record", "history", "spool", "day", "wire")
-    }
+    found = {name: set() for name in ("journal", "checkpoint", "state", "record", "history", "wire")}
     for run in RUNS:
         for path in (FOLDER / run).iterdir():
             _note_versions(path, found)
-    for device in DEVICES:
-        with safetensors.safe_open(FOLDER / device / "spool.safetensors", framework="numpy") as file:
-            found["spool"].add(int(file.metadata()["format"].rpartition("-")[2]))
-        if (FOLDER / device / DAY_FILE).exists():
-            found["day"].add(json.loads((FOLDER / device / DAY_FILE).read_bytes())["format"])
+    found["day"] = {json.loads(path.read_bytes())["format"] for path in FOLDER.glob(f"device-*/{DAY_FILE}")}
+    found["spool"], found["local"] = kept_versions(SPOOL_FILE), kept_versions(LOCAL_FILE)
     for name in WIRES:
         found["wire"] |= {bytes.fromhex(line["header"])[1] for line in json.loads((FOLDER / name).read_text())}
     return found
@@ -299,6 +318,7 @@ def test_there_is_a_fixture_of_every_version_up_to_the_one_that_is_written():
         "record": RECORD_FORMAT,
         "history": HISTORY_FORMAT,
         "day": DAY_FORMAT,
+        "local": int(LOCAL_FORMAT.rpartition("-")[2]),
         "spool": int(spool_file.SPOOL_FORMAT.rpartition("-")[2]),
         "wire": PROTOCOL_VERSION,
     }

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 CELLS = {
     "begin": """
-import asyncio, os, tempfile, threading
+import asyncio, os, tempfile, threading, time
 import numpy as np
 from edgeasync import Agent, Hub, Run, Stop, train
 from edgeasync.training.numpy_models import SoftmaxModel
@@ -44,6 +44,11 @@ hub = Hub(SMALL, run="served", bind="tcp://127.0.0.1:*").start()
 agent = Agent(hub.address, (x, y)).start()
 hub.wait_for(devices=1, timeout_s=60)
 """,
+    "live": """
+while not len(history := hub.history):
+    time.sleep(0.05)
+print(history["device"][0] in {device["id"] for device in hub.status()["devices"]})
+""",
     "look": """
 print(len(hub.status()["devices"]), sorted(hub.snapshot()))
 agent.stop(), agent.wait(), hub.stop()
@@ -55,7 +60,7 @@ train(Mine(), (x, y), workers=2, run="run", until=Stop(updates=10**9), callbacks
     "resume": """
 version = Run.open("run").version
 run = train(Mine(), (x, y), workers=2, run="run", until=Stop(epochs=20))
-print(run.version > version >= 20)
+print(run.version > version >= 20 and len(run.history) >= run.updates)
 """,
     "processes": """
 print(train(Mine(), (x, y), workers=2, engine="processes", until=Stop(updates=10)).updates >= 10)
@@ -106,5 +111,5 @@ def test_a_notebook(tmp_path, monkeypatch):
     assert said["train"][:2] == ["version 10", "version 20"], "told while the call blocks"
     assert said["look"] == ["1 ['layer0.bias', 'layer0.weight']", "stopping"]
     assert notebook.cells[list(CELLS).index("interrupt")].outputs[-1]["ename"] == "KeyboardInterrupt"
-    assert [said[name][-1] for name in ("train", "resume", "processes", "repeat")] == ["True"] * 4
+    assert [said[name][-1] for name in ("train", "live", "resume", "processes", "repeat")] == ["True"] * 5
     assert not [*(tmp_path / "t").iterdir()]

@@ -44,6 +44,24 @@ def test_every_step_of_the_loop_is_part_of_an_update(hub):
     np.testing.assert_allclose(hub.snapshot()["w"], model["w"], rtol=1e-5)
 
 
+def test_a_loop_keeps_its_own_values_of_local_arrays(tmp_path):
+    arrays = {"head": np.zeros(2), "w": np.zeros(6)}
+    run, state = tmp_path / "run", tmp_path / "state"
+    with Hub(arrays, run=run, bind="tcp://127.0.0.1:*", policy=POLICY, settings=FLOAT32, local=["head"]) as hub:
+        for start in (1.0, 2.0):
+            model = {name: array.astype(np.float32) for name, array in arrays.items()}
+            with join(hub.address, model, name="mine", state=state, timeout_s=PATIENCE_S) as session:
+                assert (model["head"] == start - 1.0).all()
+                for _ in range(8):
+                    model["head"][:] = start
+                    take_steps(model, session, 1)
+                assert (model["head"] == start).all()
+                assert session.evaluate(lambda: float(model["head"][0])) == start  # noqa: B023
+        found = hub.snapshot()
+    assert not found["head"].any()
+    assert found["w"][1:].all()
+
+
 def test_the_loop_ends_with_the_run(tmp_path):
     model = {"w": np.zeros(6, np.float32)}
     hub = Hub({"w": np.zeros(6)}, run=tmp_path, bind="tcp://127.0.0.1:*", policy=POLICY, until=Stop(updates=3))

@@ -23,6 +23,7 @@ from edgeasync.data.dataset import Dataset, batches
 from edgeasync.durable.day_file import DayFile
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.identity import DeviceIdentity
+from edgeasync.durable.local_file import LocalFile
 from edgeasync.durable.spool_file import SpoolFile
 from edgeasync.metrics import Accuracy, Meter
 from edgeasync.policies.frequency import AdaptiveFrequency
@@ -169,13 +170,19 @@ def make_held():
     return HeldModel(ModelKey("a" * 32, None, "delta"), VERSION, wire.checksum(values.data.cast("B")), values)
 
 
+def make_local():
+    """Return what a device keeps to itself."""
+    return {"head.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "head.bias": np.array([-0.5], np.float32)}
+
+
 def write_device(folder):
-    """Write a device's state folder, as `spool = "full"` and a limit of a day's bytes keep it."""
+    """Write a device's state folder: `spool = "full"`, a limit of a day's bytes, local parameters."""
     folder.mkdir(parents=True)
     (folder / "identity.json").write_bytes(msgspec.json.encode(DeviceIdentity("device-1", STATE_ID, 3)))
     SpoolFile(folder, STATE_ID).write(make_spool())
     SpoolFile(folder, STATE_ID).write_model(make_held())
     DayFile(folder).write(DAY)
+    LocalFile(folder, STATE_ID).write(make_local())
 
 
 def make_messages():

@@ -75,7 +75,7 @@ class DeviceShell(Protocol):
         """
 
     def pause(self) -> None:
-        """End overlapped training after the current step, also if it is still waiting to begin: then without one."""
+        """End overlapped training after the current step; without a step if it is still waiting to begin."""
 
     def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Do `work` in the background, after earlier work and training; then call `then` with its result."""

@@ -87,7 +87,7 @@ def test_what_is_not_this_devices_is_refused(file, tmp_path, monkeypatch):
         SpoolFile(tmp_path, "6" * 32).read()
     monkeypatch.setattr(spool_file, "SPOOL_FORMAT", "edgeasync-spool-2")
     with pytest.raises(ProtocolError, match="another version of this software"):
-        file.read()
+        SpoolFile(tmp_path, STATE_ID).read()
 
 
 @pytest.mark.parametrize("version", [0, 5])

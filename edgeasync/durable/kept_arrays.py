@@ -1,0 +1,81 @@
+"""Named arrays of one device in a file, replaced as a whole: with a format, a checksum, and whose they are."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import safetensors
+import safetensors.numpy
+
+from edgeasync.durable.files import replace_file
+from edgeasync.errors import ProtocolError, StorageError
+from edgeasync.protocol import wire
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+class KeptArrays:
+    """A file of arrays and texts in a device's state folder, for the device of this state id."""
+
+    def __init__(self, path: Path, made: str, state_id: str) -> None:
+        self.path = path
+        self._format = made
+        self._state_id = state_id
+
+    def read(self) -> tuple[dict[str, str], Arrays] | None:
+        """Return texts and arrays, checked; `None` if there is no file.
+
+        Raises `StorageError` if it cannot be read, `ProtocolError` if it is damaged or not this device's.
+        """
+        path = self.path
+        try:
+            if not path.exists():
+                return None
+            with safetensors.safe_open(path, framework="numpy") as file:
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                metadata = file.metadata() or {}
+        except OSError as error:
+            raise StorageError(
+                f"{path}: cannot be read: {error.strerror or error}; repair or delete it"
+            ) from error
+        except (ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
+            raise ProtocolError(f"damaged ({error})") from error
+        if metadata.get("format") != self._format:
+            raise ProtocolError("of another version of this software")
+        checksum = metadata.pop("checksum", "")
+        if checksum != _checksum(metadata, arrays):
+            raise ProtocolError("damaged (it does not have its checksum)")
+        if metadata.get("state_id") != self._state_id:
+            raise ProtocolError("of another device")
+        return metadata, arrays
+
+    def write(self, metadata: dict[str, str], arrays: Arrays) -> None:
+        """Keep these in place of what was kept before; returns when they would outlive a power cut.
+
+        Raises `StorageError`.
+        """
+        metadata = {"format": self._format, **metadata, "state_id": self._state_id}
+        metadata["checksum"] = _checksum(metadata, arrays)
+        replace_file(self.path, safetensors.numpy.save(arrays, metadata))
+
+    def put_aside(self) -> Path:
+        """Rename the file, so that a person may look at it. It replaces one that was put aside before.
+
+        Returns its new path; raises `StorageError`.
+        """
+        aside = self.path.with_name(self.path.name + ".damaged")
+        try:
+            self.path.replace(aside)
+        except OSError as error:
+            raise StorageError(f"{self.path}: cannot be renamed: {error.strerror or error}; delete it") from error
+        return aside
+
+
+def _checksum(metadata: dict[str, str], arrays: Arrays) -> str:
+    """Return the XXH3 of everything in the file but itself, in an order of its own."""
+    parts: list[wire.Buffer] = [msgspec.json.encode(sorted(metadata.items()))]
+    for name, array in sorted(arrays.items()):
+        parts += [f"{name} {array.dtype} {array.shape}".encode(), np.ascontiguousarray(array).data.cast("B")]
+    return f"{wire.checksum(*parts):016x}"

@@ -1,0 +1,130 @@
+"""Code of a user's own, named by `package.module:factory`: a device's trainer, a hub's model.
+
+It is imported from where this process finds its modules. A peer names no code: the protocol has no field for it.
+"""
+
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import UNSET, UnsetType
+
+from edgeasync.config import Section
+from edgeasync.data.dataset import Dataset
+from edgeasync.errors import ConfigError, ModelMismatchError
+from edgeasync.parameters import Parameter, ParameterSpec, Vector
+from edgeasync.protocol.messages import Welcome
+from edgeasync.training.local_parameters import Patterns
+from edgeasync.training.trainer import Trainer
+
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def check_name(name: str, key: str) -> None:
+    """Raise `ValueError` unless `name` is that of code."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{key} {name!r} does not name code; write package.module:factory")
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text has the form of a name of code."""
+    return _NAME.fullmatch(text) is not None
+
+
+class CustomModel(Section, frozen=True, tag_field="kind", tag="custom", kw_only=True):
+    """A model that a function of the hub's machine describes; every agent needs a trainer of its own."""
+
+    factory: str
+    local: Patterns | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        check_name(self.factory, "factory")
+
+    def load(self) -> tuple[ParameterSpec, Vector]:
+        """Call the factory; return the model's layout and its first values.
+
+        Raises `ConfigError` for a factory that cannot be found, and for what is no model.
+        """
+        where = f"[model] factory {self.factory}"
+        found = find_code(self.factory, where)()
+        if isinstance(found, Mapping):
+            return flatten(found, where)
+        spec, initial = found if isinstance(found, tuple) and len(found) == 2 else (None, None)
+        if not isinstance(spec, ParameterSpec) or not isinstance(initial, Mapping | np.ndarray):
+            raise ConfigError(
+                f"{where}: returned {type(found).__name__}; return named arrays, or a ParameterSpec and its arrays"
+            )
+        try:
+            if isinstance(initial, Mapping):
+                arrays = {name: as_array(given, name, where) for name, given in initial.items()}
+                return spec, spec.flatten(arrays)
+            vector = as_array(initial, "initial", where)
+            spec.check(vector)
+        except ModelMismatchError as error:
+            raise ConfigError(f"{where}: the values are not of the spec: {error}") from error
+        return spec, vector
+
+
+def find_code(name: str, where: str) -> Callable[..., Any]:
+    """Import what `name` names; raises `ConfigError`, beginning with `where`, if it is not there or not callable.
+
+    An exception of the module itself passes through.
+    """
+    module_name, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or module_name
+        if not f"{module_name}.".startswith(f"{missing}."):
+            raise ConfigError(f"{where}: its module needs {missing}, which is not installed here") from error
+        raise ConfigError(
+            f"{where}: no module {missing!r}; install its package beside edgeasync, or name its folder in "
+            "PYTHONPATH: the current folder is not searched"
+        ) from error
+    for attribute in path.split("."):
+        if not hasattr(found, attribute):
+            raise ConfigError(f"{where}: {module_name} has no {path!r}")
+        found = getattr(found, attribute)
+    if not callable(found):
+        raise ConfigError(f"{where}: is {type(found).__name__}, not a function; name one that returns the object")
+    code: Callable[..., Any] = found
+    return code
+
+
+def make_trainer(name: str, welcome: Welcome, dataset: Dataset | None) -> Trainer:
+    """Call a factory of trainers; raises `ConfigError` unless it returns a trainer."""
+    where = f"trainer {name}"
+    trainer = find_code(name, where)(welcome, dataset)
+    is_trainer = isinstance(getattr(trainer, "spec", None), ParameterSpec)
+    if not is_trainer or not all(callable(getattr(trainer, method, None)) for method in ("begin", "step")):
+        raise ConfigError(
+            f"{where}: returned {type(trainer).__name__}; return a trainer, with spec, begin and step"
+        )
+    made: Trainer = trainer
+    return made
+
+
+def flatten(parameters: Mapping[str, npt.ArrayLike], where: str) -> tuple[ParameterSpec, Vector]:
+    """Return the layout and the values of named arrays; raises `ConfigError` unless they are finite floats."""
+    arrays = {name: as_array(given, name, where) for name, given in parameters.items()}
+    if not arrays:
+        raise ConfigError(f"{where} has no parameters; give at least one named array")
+    spec = ParameterSpec(tuple([Parameter(name, array.shape) for name, array in arrays.items()]))
+    return spec, spec.flatten(arrays)
+
+
+def as_array(given: npt.ArrayLike, name: str, where: str) -> npt.NDArray[np.float32]:
+    """Return a parameter's values as float32; raises `ConfigError` unless they are finite floats."""
+    try:
+        array = np.asarray(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        words = f"{where}: parameter {name!r} cannot be read as a numpy array"
+        raise ConfigError(f"{words}: {error}") from error
+    if array.dtype.kind != "f":
+        raise ConfigError(f"{where}: parameter {name!r} is {array.dtype}; give floats: only they can be trained")
+    if not array.size or not np.isfinite(array).all():
+        raise ConfigError(f"{where}: parameter {name!r} has no values, or some that are not finite")
+    return np.ascontiguousarray(array, np.float32)
