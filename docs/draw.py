@@ -194,6 +194,8 @@ def draw_states(name: str) -> str:
 HOLDS = {
     "cli": "the commands",
     "callbacks": "ready callbacks",
+    "jax": "trees of JAX",
+    "sklearn": "estimators",
     "torch": "modules of torch",
     "sdk": "the Python face",
     "runtime": "sockets, threads, files",

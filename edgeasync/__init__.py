@@ -53,7 +53,7 @@ _HOMES = {
     "train_async": "sdk.train",
 }
 _MODULES = ("callbacks", "data", "losses", "metrics", "nn", "policies", "simulation")
-_ADAPTERS = ("torch",)
+_ADAPTERS = ("jax", "sklearn", "torch")
 """Modules for libraries that edgeasync does not bring along; each has the library's name."""
 
 __all__ = [

@@ -1,6 +1,7 @@
 """torch modules on a fleet: `model` for `train`, `Hub` and `Agent`, modules themselves for `join`.
 
-`load` puts what a run has trained into a module. None of this is imported unless it is asked for.
+`load` puts what a run has trained into a module, and `to_onnx` makes one for devices without torch. None of this
+is imported unless it is asked for.
 """
 
 import copy
@@ -16,14 +17,16 @@ from torch import Tensor, nn
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.errors import ConfigError, ModelMismatchError
 from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.sdk.adapted import Adapted
 from edgeasync.sdk.models import Prepared
 from edgeasync.sdk.run import Run
+from edgeasync.sdk.torch_export import to_onnx
 from edgeasync.sdk.torch_modules import Arrays, exchanged_of, parameters_of, read_tensors, write_tensors
 from edgeasync.training.evaluation import Evaluation, Evaluator
 from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import StepResult, Trainer
 
-__all__ = ["load", "model"]
+__all__ = ["load", "model", "to_onnx"]
 
 Loss = Callable[[Any, Tensor], Tensor]
 """The mean loss of a batch, of what the module returns and of the targets."""
@@ -80,7 +83,7 @@ def load(module: nn.Module, run: Run | Arrays) -> nn.Module:
     return module
 
 
-class TorchModel:
+class TorchModel(Adapted):
     """A module that devices train; `model` makes one."""
 
     def __init__(
@@ -115,7 +118,9 @@ class TorchModel:
         module = copy.deepcopy(self._module).to(self._device)
         optimizer = self._make_optimizer([tensor for tensor in module.parameters() if tensor.requires_grad])
         stream = batches(data, local.batch_size, seed)
-        return TorchTrainer(module, self._loss, optimizer, stream, keep_optimizer_state=local.keep_optimizer_state)
+        return TorchTrainer(
+            self.spec, module, self._loss, optimizer, stream, keep_optimizer_state=local.keep_optimizer_state
+        )
 
     def _evaluator(self, data: Dataset) -> Evaluator:
         module = copy.deepcopy(self._module).to(self._device).eval()
@@ -141,6 +146,7 @@ class TorchTrainer:
 
     def __init__(
         self,
+        spec: ParameterSpec,
         module: nn.Module,
         loss: Loss,
         optimizer: torch.optim.Optimizer,
@@ -148,7 +154,7 @@ class TorchTrainer:
         *,
         keep_optimizer_state: bool = False,
     ) -> None:
-        self.spec = ParameterSpec(tuple(parameters_of(module)))
+        self.spec = spec
         self._module = module.train()
         self._loss = loss
         self._optimizer = optimizer

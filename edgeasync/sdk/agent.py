@@ -36,6 +36,8 @@ class Agent(Service):
 
     - `hub`: its address, or several. A device that was enrolled knows its hub.
     - `data`: a `Dataset`, a tuple `(x, y)`, or the path of a file. The hub says which model to train on it.
+    - `model`: of `edgeasync.torch`, `edgeasync.jax` or `edgeasync.sklearn`, or an object with `parameters` and
+      `gradient`: this device trains that on its data. It needs the hub's arrays, in any order.
     - `trainer`: one of your own, instead of `data`. Its `step` may be `async def`; it is awaited on the agent's
       loop. Or, beside `data`, the name of code that makes it, `"package.module:factory"`, as for the command.
     - `workers`: this number of devices in one agent, each with a connection of its own: they are called `name/0`,
@@ -72,6 +74,7 @@ class Agent(Service):
         hub: str | Sequence[str] = (),
         data: object = None,
         *,
+        model: object = None,
         trainer: Trainer | AsyncTrainer | list[Any] | str | None = None,
         workers: int | None = None,
         name: str | None = None,
@@ -92,6 +95,8 @@ class Agent(Service):
             settings, trainer = settings | {"trainer": trainer}, None
         if (data is None) == (trainer is None):
             raise ConfigError("an agent trains on data, or with a trainer of its own: give one of the two")
+        if model is not None and (trainer is not None or "trainer" in settings):
+            raise ConfigError("a trainer of your own has its model: give model and data, or the trainer")
         folder = None if state is None else str(state)
         own = {"hub": hub or None, "device_id": name, "state": folder, "enrol": enrol, "seed": seed}
         if twice := sorted({*own, "data", "insecure"} & settings.keys()):
@@ -104,6 +109,7 @@ class Agent(Service):
         if epochs is not None and (not epochs > 0 or trainer is not None):
             raise ConfigError("epochs are passes over data: give a number over 0, and data, not a trainer")
         self._data = data
+        self._model = model
         self._given = trainer
         self._own = optimizer, batch_size
         self._epochs = epochs
@@ -257,6 +263,7 @@ class Agent(Service):
                 msgspec.structs.replace(section, seed=section.seed + number, enrol=enrol),
                 sub,
                 part,
+                model=self._model,
                 own=self._with_own,
                 epochs=self._epochs,
                 tell=self._callbacks.tell,

@@ -21,7 +21,7 @@ from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.runtime.device import Device, make_agent, planned_trainer
 from edgeasync.sdk import events
-from edgeasync.sdk.models import as_dataset, evaluator_of
+from edgeasync.sdk.models import as_dataset, evaluator_of, prepare_as
 from edgeasync.sdk.shares import Share
 from edgeasync.training.evaluation import Evaluation, NumpyEvaluator
 from edgeasync.training.plan import CodeModel, LocalTraining, ShippedModel, read_plan
@@ -35,6 +35,7 @@ class AgentWorker:
     """A device of an agent. `make` it, then run `agent`, then `close` it.
 
     - `part`: its data, or a trainer of the user's own.
+    - `model`: what it trains on its data; `None` means what the hub's welcome says.
     - `own` changes what the device decides itself of how it trains, and `epochs` are its passes over its data
       between two exchanges.
     - `tell` is given events, and `on_report` what the agent reports.
@@ -46,6 +47,7 @@ class AgentWorker:
         device: Device,
         part: Share,
         *,
+        model: object,
         own: Callable[[LocalTraining], LocalTraining],
         epochs: float | None,
         tell: Callable[[events.Event], None],
@@ -58,6 +60,7 @@ class AgentWorker:
         self._section = section
         self._device = device
         self._part = part
+        self._model = model
         self._own = own
         self._epochs = epochs
         self._tell = tell
@@ -117,7 +120,14 @@ class AgentWorker:
             chosen.append(self._own(local))
             return chosen[-1]
 
-        self._trainer = trainer = planned_trainer(self._section, welcome, agent.graph, part, own)
+        if self._model is None:
+            trainer = planned_trainer(self._section, welcome, agent.graph, part, own)
+        else:
+            local = own(read_plan(welcome.settings).local if welcome.settings else LocalTraining())
+            trainer = prepare_as(self._model, welcome.spec, local).make_trainer(
+                part, self._section.seed, self._section.threads
+            )
+        self._trainer = trainer
         if self._epochs is not None:
             local = chosen[-1]
             batch_size = getattr(trainer, "batch_size", None) or local.batch_size  # a graph may have a fixed one

@@ -26,7 +26,7 @@ class Lockstep:
         self._result: StepResult | None = None
         self.over = False
         """Whether the worker takes no more steps."""
-        self._asked = self._fresh = self._waiting = False
+        self._asked = self._fresh = self._handed = self._waiting = False
         self.restored: TrainerState | None = None
         """The state of an earlier start, if there is one."""
 
@@ -58,6 +58,8 @@ class Lockstep:
     def state(self) -> TrainerState:
         """Return the state of the loop after the last step of an assignment: the loop waits here then."""
         with self._turn:
+            # The loop has handed a step over, and counts it, until it waits.
+            self._turn.wait_for(lambda: self._waiting or not self._handed or self.over)
             if self._waiting:
                 self._state = self._keep()
             return self._state
@@ -77,14 +79,21 @@ class Lockstep:
             if not self._asked or self._fresh or self._vector is None or self.over:
                 return False
             read(self.spec.views(self._vector))
-            self._asked, self._result = False, result
+            self._asked, self._result, self._handed = False, result, True
             self._turn.notify_all()
             return True
+
+    def end(self) -> None:
+        """Take no more steps: the state is that after the loop's last one."""
+        with self._turn:
+            self._state = self._keep()
+        self.interrupt()
 
     def await_turn(self, timeout_s: float | None = None) -> bool:
         """Wait until the worker asks for a step; return whether it does, and has not ended."""
         with self._turn:
-            self._waiting = True
+            self._waiting, self._handed = True, False
+            self._turn.notify_all()
             self._turn.wait_for(lambda: self._asked or self.over, timeout_s)
             self._waiting = False
             return self._asked and not self.over

@@ -19,6 +19,7 @@ from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.runtime.evaluation import make_evaluator
 from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, build_graph, load_graph, with_own_loss
 from edgeasync.runtime.own_code import flatten
+from edgeasync.sdk.participants import check_same
 from edgeasync.training.evaluation import Evaluation, Evaluator, rows_at_once
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
 from edgeasync.training.plan import LocalTraining, ReceivedGraph, ShippedModel, TrainingPlan
@@ -110,6 +111,23 @@ def prepare(
     raise ConfigError(f"{_name(model)} is no model; give {KINDS}")
 
 
+def prepare_as(model: Any, spec: ParameterSpec, local: LocalTraining) -> Prepared:
+    """Prepare a model that Python code describes for a hub's arrays, in the hub's order.
+
+    Raises `ConfigError` for another kind of model, and `ModelMismatchError` if it has other arrays.
+    """
+    if hasattr(model, "ordered_as"):
+        found: Prepared = model.ordered_as(spec).prepare(local)
+        return found
+    if not isinstance(parameters := getattr(model, "parameters", None), Mapping):
+        raise ConfigError(
+            f"{_name(model)} is none of Python code; give one of edgeasync.torch, jax or sklearn, or an object "
+            "with `parameters` and `gradient`"
+        )
+    check_same(flatten(parameters, _name(model))[0].parameters, spec)
+    return _own(model, local, [parameter.name for parameter in spec.parameters])
+
+
 def _is_layer(model: object) -> bool:
     layers = sys.modules.get("edgeasync.nn.layer")
     return layers is not None and isinstance(model, layers.Layer)
@@ -166,12 +184,13 @@ def _read_proto(content: bytes) -> Any:
     return onnx.load_model_from_string(content)
 
 
-def _own(model: Any, local: LocalTraining) -> Prepared:
+def _own(model: Any, local: LocalTraining, order: Sequence[str] | None = None) -> Prepared:
     if not callable(getattr(model, "gradient", None)):
         raise ConfigError(
             f"{_name(model)} has no method `gradient(arrays, x, y)`: return a loss and gradients from it"
         )
-    spec, initial = flatten(model.parameters, _name(model))
+    names = model.parameters if order is None else order
+    spec, initial = flatten({name: model.parameters[name] for name in names}, _name(model))
     if local.metrics:
         raise ConfigError(
             f"metrics: {_name(model)} tells no scores; give layers, ONNX, or trainers of your own with `metrics()`"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
@@ -115,12 +115,15 @@ class JoinedLoop(Service):
                 return
         self._take_model(lockstep)
 
-    def batches(self, loader: Iterable[Item]) -> Iterator[Item]:
-        """Yield the batches of one pass over a loader; end early if the run ends.
+    def batches(self, loader: Iterable[Item]) -> "Batches[Item]":
+        """Return a loader's batches: each pass over them is one over the loader, and ends early if the run ends.
 
         With a state folder, a script that was killed resumes behind the batch of its last update, in the same
-        order: the passes before that one have no batches. Raises `DataError` for a loader without any.
+        order: the passes before that one have no batches. A pass raises `DataError` if the loader has none.
         """
+        return Batches(self, loader)
+
+    def _pass(self, loader: Iterable[Item]) -> Iterator[Item]:
         for batch in self._loop_state.epoch(loader):
             if self.finished:
                 return
@@ -195,7 +198,7 @@ class JoinedLoop(Service):
         if lockstep is None or agent is None or self.finished or self._aborted or not self.steps_since_exchange:
             return
         answered, until_s = agent.updates_answered, time.monotonic() + LAST_UPDATE_S
-        lockstep.interrupt()
+        lockstep.end()
         while agent.updates_answered == answered and time.monotonic() < until_s and not self._done.done():
             time.sleep(0.005)
 
@@ -272,6 +275,20 @@ class JoinedLoop(Service):
     def _report(self, report: Report) -> None:
         level = logging.WARNING if report.event in ("waiting", "warning", "unreachable") else logging.INFO
         LOG.log(level, "%s: %s", report.event, report.detail)
+
+
+class Batches(Generic[Item]):
+    """The batches of a loader, for as many passes as a loop or a framework's trainer takes."""
+
+    def __init__(self, session: JoinedLoop, loader: Iterable[Item]) -> None:
+        self._session = session
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Item]:
+        return self._session._pass(self._loader)  # noqa: SLF001 - it is the session's own
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
 
 
 def join(

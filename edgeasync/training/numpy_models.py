@@ -23,6 +23,8 @@ from edgeasync.training.local_parameters import Patterns
 
 Array = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
+Layers = list[tuple[Array, Array]]
+"""Weight and bias of each layer, from the features on."""
 
 _Width = Annotated[int, Meta(ge=1, le=2**24)]
 _Classes = Annotated[int, Meta(ge=2, le=2**24)]
@@ -76,13 +78,8 @@ class MlpModel(Section, frozen=True, tag_field="kind", tag="mlp", dict=True, kw_
 
     def initial(self, seed: int) -> Vector:
         """Return normal weights scaled as by He et al. 2015 (arXiv:1502.01852), and zero biases."""
-        generator = np.random.Generator(np.random.PCG64(seed))
         vector = np.zeros(self.spec.length, np.float32)
-        for position, (weight, _) in enumerate(_layers(self.spec, vector)):
-            generator.standard_normal(dtype=np.float32, out=weight)
-            # Rectifying halves the variance; the last layer is not rectified.
-            gain = 2.0 if position < len(self.hidden) else 1.0
-            np.multiply(weight, np.float32(math.sqrt(gain / len(weight))), out=weight)
+        draw_weights(_layers(self.spec, vector), seed)
         return vector
 
     def check_data(self, dataset: Dataset) -> None:
@@ -113,7 +110,17 @@ def _spec(widths: Sequence[int]) -> ParameterSpec:
     return ParameterSpec(tuple(parameters))
 
 
-def _layers(spec: ParameterSpec, vector: Vector) -> list[tuple[Array, Array]]:
+def draw_weights(layers: Layers, seed: int) -> None:
+    """Draw the weights of rectified layers."""
+    generator = np.random.Generator(np.random.PCG64(seed))
+    for weight, _ in layers:
+        generator.standard_normal(dtype=np.float32, out=weight)
+        # Rectifying halves the variance; the last layer is not rectified.
+        gain = 1.0 if weight is layers[-1][0] else 2.0
+        np.multiply(weight, np.float32(math.sqrt(gain / len(weight))), out=weight)
+
+
+def _layers(spec: ParameterSpec, vector: Vector) -> Layers:
     # Made for each step: some microseconds, and no vector is kept alive by a cache.
     arrays = list(spec.views(vector).values())
     return list(zip(arrays[::2], arrays[1::2], strict=True))
@@ -134,7 +141,7 @@ def _check_data(inputs: int, classes: int, dataset: Dataset) -> None:
         )
 
 
-def _forward(layers: list[tuple[Array, Array]], x: Array) -> list[Array]:
+def forward(layers: Layers, x: Array) -> list[Array]:
     """Return the input of every layer, and last the scores (n, classes)."""
     arrays = [x.reshape(len(x), -1)]
     for position, (weight, bias) in enumerate(layers):
@@ -150,28 +157,38 @@ def _gradient(
     spec: ParameterSpec, parameters: Vector, x: Array, y: Labels, out: Vector, *, meter: Meter | None
 ) -> float:
     layers = _layers(spec, parameters)
-    rows = np.arange(len(y))
     try:
-        *inputs, scores = _forward(layers, x)
+        *inputs, scores = forward(layers, x)
         if meter is not None:
             meter.add(scores, y)
-        # Scores under their largest: the exponentials cannot overflow.
-        scores -= scores.max(axis=1, keepdims=True)
-        true_scores = scores[rows, y]
+        loss = softmax_slope(scores, y)
     except (AttributeError, IndexError, TypeError, ValueError) as error:
         features, classes = len(layers[0][0]), len(layers[-1][1])
         raise DataError(
             f"a batch does not fit the model ({error}); give batches of {features} features an example, and one "
             f"label for each, from 0 to {classes - 1}"
         ) from error
+    backward(layers, inputs, scores, _layers(spec, out))
+    return loss
+
+
+def softmax_slope(scores: Array, y: Labels) -> float:
+    """Put the slope of the mean cross entropy into the scores' place; return the loss."""
+    rows = np.arange(len(y))
+    # Scores under their largest: the exponentials cannot overflow.
+    scores -= scores.max(axis=1, keepdims=True)
+    true_scores = scores[rows, y]
     np.exp(scores, out=scores)
     sums = scores.sum(axis=1, keepdims=True)
     loss = float((np.log(sums[:, 0]) - true_scores).mean(dtype=np.float64))
     scores /= sums
     scores[rows, y] -= 1.0
     scores /= np.float32(len(y))
-    slope = scores
-    gradients = _layers(spec, out)
+    return loss
+
+
+def backward(layers: Layers, inputs: list[Array], slope: Array, gradients: Layers) -> None:
+    """Write the gradients of the layers; `slope` is the loss's slope at the scores."""
     for position in reversed(range(len(layers))):
         weight_gradient, bias_gradient = gradients[position]
         np.matmul(inputs[position].T, slope, out=weight_gradient)
@@ -179,11 +196,10 @@ def _gradient(
         if position:
             slope = slope @ layers[position][0].T
             slope *= inputs[position] > 0.0
-    return loss
 
 
 def _scores(spec: ParameterSpec, parameters: Vector, x: Array) -> Array:
-    return _forward(_layers(spec, parameters), x)[-1]
+    return forward(_layers(spec, parameters), x)[-1]
 
 
 def _predict(spec: ParameterSpec, parameters: Vector, x: Array) -> Labels:

@@ -10,7 +10,7 @@ Adam Agent Dataset EdgeAsyncError GradientTrainer Hub OnnxTrainer Parameter Para
 Stop Trainer Vector fetch_status join train train_async
 """
 MODULES = "callbacks data losses metrics nn policies simulation"
-ADAPTERS = "torch"
+ADAPTERS = "jax sklearn torch"
 DATA = "Dataset batches dirichlet from_iterable iid load"
 
 

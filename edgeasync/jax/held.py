@@ -1,0 +1,77 @@
+"""What holds a tree of parameters for `join`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from edgeasync.core.arrays.spool import TrainerState
+from edgeasync.jax.trees import parameters_of, read_tree, tree_like
+from edgeasync.parameters import Parameter
+from edgeasync.sdk.models import Arrays
+
+
+def params(tree: Any, optimizer_state: Any = None) -> "Params":
+    """Return a holder of parameters for `join`: arrays of JAX never change, so the session sets its `.value`.
+
+    A loop reads `.value` and sets it, then calls `session.step()`. So it does with `.optimizer_state`, if it gives
+    that: an exchange puts the first one back where the hub says so, and a script that is killed resumes with it.
+
+    >>> import tempfile
+    >>> import jax.numpy as jnp
+    >>> import edgeasync
+    >>> held = edgeasync.jax.params({"w": jnp.zeros(3)})
+    >>> with edgeasync.Hub({"w": np.ones(3)}, run=tempfile.mkdtemp(), bind="tcp://127.0.0.1:*") as hub:
+    ...     with edgeasync.join(hub.address, held) as session:
+    ...         held.value = {"w": held.value["w"] + 1}
+    ...         session.step()
+    >>> held.value["w"].tolist()
+    [2.0, 2.0, 2.0]
+    """
+    return Params(tree, optimizer_state)
+
+
+class Params:
+    """A tree of parameters in a session; `params` makes one."""
+
+    def __init__(self, tree: Any, optimizer_state: Any) -> None:
+        self.value = tree
+        """The tree as it is now."""
+        self.optimizer_state = optimizer_state
+        """That of the loop's optimizer, if it is kept here."""
+        self._begun = optimizer_state
+        self.parameters: Sequence[Parameter] = parameters_of(tree)
+
+    def read(self, arrays: Arrays) -> None:
+        """Copy the tree's values into these arrays."""
+        read_tree(self.value, arrays)
+
+    def write(self, arrays: Arrays) -> None:
+        """Set a tree of these arrays' values."""
+        self.value = tree_like(self.value, arrays)
+
+    def reset_optimizer(self) -> None:
+        """Set the optimizer's state that was given first."""
+        self.optimizer_state = self._begun
+
+    def attach(self, on_step: Callable[[], None]) -> Callable[[], None]:  # noqa: ARG002
+        """Do nothing: the loop calls `session.step`."""
+        return lambda: None
+
+    def state(self) -> TrainerState:
+        """Return the optimizer's state as arrays."""
+        leaves = jax.tree_util.tree_leaves(self.optimizer_state)
+        return {str(number): np.array(leaf) for number, leaf in enumerate(leaves)}
+
+    def restore(self, state: TrainerState) -> None:
+        """Resume from such a state; raises `ValueError` if it is of another optimizer."""
+        ours = self.state()
+        if {name: (array.shape, array.dtype) for name, array in state.items()} != {
+            name: (array.shape, array.dtype) for name, array in ours.items()
+        }:
+            raise ValueError("a state of another optimizer")
+        leaves = [jax.numpy.asarray(state[name]) for name in ours]
+        self.optimizer_state = jax.tree_util.tree_unflatten(
+            jax.tree_util.tree_structure(self.optimizer_state), leaves
+        )

@@ -1,0 +1,123 @@
+"""A tree of parameters and its loss as a model for `train`, `Hub` and `Agent`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from edgeasync.data.dataset import Dataset, batches
+from edgeasync.errors import ConfigError
+from edgeasync.jax.trees import arrays_of, parameters_of, read_tree, tree_like
+from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.sdk.adapted import Adapted
+from edgeasync.sdk.models import Prepared
+from edgeasync.training.evaluation import Evaluation, Evaluator
+from edgeasync.training.plan import LocalTraining
+from edgeasync.training.trainer import StepResult
+
+EVALUATED_AT_ONCE = 256
+"""How many examples an evaluation gives the loss at a time."""
+
+
+def model(
+    params: Any,
+    loss_fn: Callable[[Any, Any, Any], Any],
+    optimizer: optax.GradientTransformation | None = None,
+    *,
+    predict: Callable[[Any, Any], Any] | None = None,
+) -> "JaxModel":
+    """Return a tree of parameters and its loss as a model for `train`, `Hub` and `Agent`.
+
+    - `params`: a tree of float32 arrays to begin with.
+    - `loss_fn(params, x, y)`: the mean loss of a batch. It is compiled, with the optimizer's step.
+    - `optimizer`: of optax, as it is; by default `optax.sgd(0.05)`.
+    - `predict(params, x)`: the scores of each class; with it evaluations have an accuracy.
+
+    >>> import jax.numpy as jnp
+    >>> import numpy as np
+    >>> import edgeasync
+    >>> def loss(params, x, y):
+    ...     return jnp.mean((x @ params["weight"] - y) ** 2)
+    >>> model = edgeasync.jax.model({"weight": jnp.zeros(3)}, loss)
+    >>> x = np.random.default_rng(0).normal(size=(64, 3))
+    >>> run = edgeasync.train(model, (x, x[:, 0]), workers=1, until=edgeasync.Stop(updates=4))
+    >>> run.model["weight"].shape
+    (3,)
+    """
+    return JaxModel(params, loss_fn, optax.sgd(0.05) if optimizer is None else optimizer, predict)
+
+
+class JaxModel(Adapted):
+    """Parameters and a loss that devices train; `model` makes one."""
+
+    def __init__(self, params: Any, loss_fn: Any, optimizer: Any, predict: Any) -> None:
+        if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+            raise ConfigError(f"optimizer is {type(optimizer).__name__}; give one of optax")
+        self.params = params
+        self.spec = ParameterSpec(tuple(parameters_of(params)))
+        self.optimizer = optimizer
+        self._loss = jax.jit(loss_fn)
+        self._predict = None if predict is None else jax.jit(predict)
+
+        def step(params: Any, state: Any, x: Any, y: Any) -> Any:
+            loss, gradients = jax.value_and_grad(loss_fn)(params, x, y)
+            changes, state = optimizer.update(gradients, state, params)
+            return optax.apply_updates(params, changes), state, loss
+
+        self.compiled_step = jax.jit(step)
+
+    def prepare(self, local: LocalTraining) -> Prepared:
+        """Return this model as one that can be trained."""
+        return Prepared(
+            spec=self.spec,
+            initial=self.spec.flatten(arrays_of(self.params)),
+            make_trainer=lambda data, seed, _: JaxTrainer(self, data, local, seed),
+            make_evaluator=self._evaluator,
+            restore=lambda arrays: tree_like(self.params, arrays),
+        )
+
+    def _evaluator(self, data: Dataset) -> Evaluator:
+        predict = self._predict if data.y.dtype.kind == "i" else None
+
+        def evaluate(parameters: Vector) -> Evaluation:
+            tree, total, right = tree_like(self.params, self.spec.views(parameters)), 0.0, 0
+            for start in range(0, len(data), EVALUATED_AT_ONCE):
+                x, y = data.x[start : start + EVALUATED_AT_ONCE], data.y[start : start + EVALUATED_AT_ONCE]
+                total += float(self._loss(tree, x, y)) * len(y)
+                if predict is not None:
+                    right += int((np.asarray(predict(tree, x)).argmax(1) == y).sum())
+            return Evaluation(total / len(data), None if predict is None else right / len(data), len(data))
+
+        return evaluate
+
+
+class JaxTrainer:
+    """Trains a tree by a compiled step; the vector follows each one."""
+
+    def __init__(self, model: JaxModel, data: Dataset, local: LocalTraining, seed: int) -> None:
+        self.spec = model.spec
+        self._params = model.params
+        self._step = model.compiled_step
+        self._init = model.optimizer.init
+        self._stream = batches(data, local.batch_size, seed)
+        self._keeps = local.keep_optimizer_state
+        self._state: Any = None
+        self._vector: Vector | None = None
+
+    def begin(self, parameters: Vector) -> None:
+        """Begin an assignment: from now on train this vector in place."""
+        self.spec.check(parameters)
+        self._vector = parameters
+        self._params = tree_like(self._params, self.spec.views(parameters))
+        if self._state is None or not self._keeps:
+            self._state = self._init(self._params)
+
+    def step(self) -> StepResult:
+        """Take one compiled step, on one batch."""
+        assert self._vector is not None
+        x, y = next(self._stream)
+        self._params, self._state, loss = self._step(self._params, self._state, x, y)
+        read_tree(self._params, self.spec.views(self._vector))
+        return StepResult(float(loss), len(y))

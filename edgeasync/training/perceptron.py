@@ -1,0 +1,49 @@
+"""A perceptron by its named arrays: a model as `train` takes one of the user's own, for classes or for values."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeasync.training.numpy_models import Array, Layers, backward, draw_weights, forward, softmax_slope
+
+Arrays = Mapping[str, Array]
+
+
+class Perceptron:
+    """Rectified layers of these `widths`, from the features to the outputs; of one output it learns values."""
+
+    def __init__(self, widths: Sequence[int], seed: int) -> None:
+        self._classifies = widths[-1] > 1
+        self.parameters: dict[str, Array] = {}
+        for position, (inputs, outputs) in enumerate(pairwise(widths)):
+            self.parameters[f"layer{position}.weight"] = np.zeros((inputs, outputs), np.float32)
+            self.parameters[f"layer{position}.bias"] = np.zeros(outputs, np.float32)
+        if len(widths) > 2:  # without hidden layers the loss is convex: it begins with zeros
+            draw_weights(_layers(self.parameters), seed)
+
+    def gradient(self, arrays: Arrays, x: Array, y: Any) -> tuple[float, Arrays]:
+        """Return the mean loss, cross entropy or half the squared error, and its gradients."""
+        layers = _layers(arrays)
+        *inputs, scores = forward(layers, x)
+        if self._classifies:
+            loss = softmax_slope(scores, y)
+        else:
+            scores -= y.reshape(-1, 1)
+            loss = float(np.square(scores).mean(dtype=np.float64)) / 2
+            scores /= np.float32(len(y))
+        gradients = {name: np.empty_like(array) for name, array in arrays.items()}
+        backward(layers, inputs, scores, _layers(gradients))
+        return loss, gradients
+
+
+def scores_of(arrays: Mapping[str, npt.NDArray[Any]], x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return what a perceptron of these arrays says of each example, before any softmax, (n, outputs)."""
+    return forward(_layers(arrays), x)[-1]
+
+
+def _layers(arrays: Mapping[str, Any]) -> Layers:
+    values = list(arrays.values())
+    return list(zip(values[::2], values[1::2], strict=True))

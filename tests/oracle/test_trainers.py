@@ -1,0 +1,94 @@
+"""Lightning's and Hugging Face's trainers join; at size `nightly` alone, which needs the extra `trainers`."""
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import edgeasync
+from edgeasync import Hub
+from tests.support.processes import PATIENCE_S
+from tests.support.size import repetitions
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.process
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 300.0
+JOINING = {"import edgeasync", "with edgeasync.join(", "session.batches("}
+
+
+class Digits(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
+        )
+
+
+def bert():
+    from transformers import BertConfig, BertForSequenceClassification  # noqa: PLC0415 - too large for the gate
+
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
+    return BertForSequenceClassification(BertConfig(vocab_size=32, max_position_embeddings=12, **sizes))
+
+
+def kill_and_come_back(script, module, folder):
+    """Run a script that joins, kill it, run it again; return its last line and the steps that its hub counted."""
+    counted, kill = [], threading.Event()
+
+    class Watch:
+        def on_update(self, update):
+            counted.append(update.local_steps)
+            if len(counted) == 12:
+                kill.set()
+
+    hub = Hub(
+        edgeasync.torch.model(module),
+        run=folder / "run",
+        bind="tcp://127.0.0.1:*",
+        settings={"hub": {"quiet": False}},
+        callbacks=[Watch()],
+    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    with hub:
+        command = [sys.executable, str(script), hub.address, "mine", str(folder / "device")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as first:
+            assert kill.wait(2 * PATIENCE_S)
+            first.kill()
+        found = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=LIMIT_S, env=environment, cwd=folder
+        )
+    return found.stdout.splitlines()[-1], sum(counted)
+
+
+@pytest.mark.parametrize("name", ["lightning_joined.py", "huggingface_joined.py"])
+def test_a_trainers_script_joins_by_three_lines(name):
+    lines = (ROOT / "examples" / name).read_text(encoding="utf-8").splitlines()
+    joining = [
+        line for line in lines if "edgeasync" in line or ("session." in line and not line.startswith("print"))
+    ]
+    assert len(joining) <= 3
+    assert all(any(part in line for part in JOINING) for line in joining)
+
+
+if repetitions("trainers of other libraries"):
+
+    def test_lightning_joins_is_killed_and_resumes(tmp_path):
+        last, counted = kill_and_come_back(ROOT / "examples/lightning_joined.py", Digits(), tmp_path)
+        steps, here, accuracy = (float(word) for word in re.findall(r"[0-9.]+", last))
+        assert steps == counted
+        assert here % 44 != 0, "it continues inside an epoch"
+        assert accuracy > 0.91, "within 1 point of what one process reaches, 0.9219"
+
+    def test_hugging_face_joins_is_killed_and_comes_back(tmp_path):
+        last, counted = kill_and_come_back(ROOT / "examples/huggingface_joined.py", bert(), tmp_path)
+        steps, here, accuracy = (float(word) for word in re.findall(r"[0-9.]+", last))
+        assert steps == counted
+        assert here == 320
+        assert accuracy > 0.98
