@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from edgeasync.runtime.status import fetch_status
     from edgeasync.sdk.agent import Agent
     from edgeasync.sdk.hub import Hub
+    from edgeasync.sdk.joined_loop import join
     from edgeasync.sdk.run import Run
-    from edgeasync.sdk.session import join
     from edgeasync.sdk.stop import Stop
     from edgeasync.sdk.train import train, train_async
     from edgeasync.training.onnx_trainer import OnnxTrainer
@@ -48,7 +48,7 @@ _HOMES = {
     "Trainer": "training.trainer",
     "Vector": "parameters",
     "fetch_status": "runtime.status",
-    "join": "sdk.session",
+    "join": "sdk.joined_loop",
     "train": "sdk.train",
     "train_async": "sdk.train",
 }

@@ -22,13 +22,13 @@ from edgeasync.runtime.agent import Agent as RuntimeAgent
 from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.runtime.device import find_device, make_agent
 from edgeasync.sdk.lockstep import Lockstep
+from edgeasync.sdk.loop_state import LoopState
 from edgeasync.sdk.participants import Participant, check_same, participant_of
 from edgeasync.sdk.service import Service
-from edgeasync.sdk.session_state import LoopState
 from edgeasync.training.plan import read_plan
 from edgeasync.training.trainer import StepResult
 
-LOG = logging.getLogger("edgeasync.session")
+LOG = logging.getLogger("edgeasync.join")
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgeasync.errors import DataError
-from edgeasync.sdk.session_state import LoopState
+from edgeasync.sdk.loop_state import LoopState
 
 LOADER_LENGTH = 5
 
