@@ -17,6 +17,7 @@ from torch import nn
 import edgeasync
 from edgeasync import Hub, Stop, join, train
 from edgeasync.errors import ConfigError
+from edgeasync.sdk.torch_modules import TorchParticipant
 from tests.support.processes import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -100,6 +101,46 @@ def test_any_optimizer_of_the_modules_parameters_is_watched(tmp_path):
         joined.eval()
     torch.optim.Adam(joined.parameters()).step()
     assert session.steps == 1, "nobody watches any more"
+
+
+class Tied(nn.Module):
+    """Weights that are tied, frozen, in half precision, and buffers of both kinds."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(5, 3)
+        self.out = nn.Linear(3, 5, bias=False)
+        self.out.weight = self.embed.weight
+        self.frozen = nn.Linear(2, 2).requires_grad_(False)
+        self.fine = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+
+def test_of_a_module_what_is_trained_takes_part_once_and_floating_buffers_as_statistics():
+    held = TorchParticipant(given := Tied())
+    assert [(each.name, each.role) for each in held.parameters] == [
+        ("fine", "trained"),
+        ("embed.weight", "trained"),
+        ("mean", "statistic"),
+    ]
+    arrays = {each.name: np.full(each.shape, 0.5, np.float32) for each in held.parameters}
+    frozen = given.frozen.weight.clone()
+    held.write(arrays)
+    assert given.out.weight is given.embed.weight
+    assert given.fine.dtype == torch.bfloat16
+    assert (given.out.weight.eq(0.5).all(), given.fine.eq(0.5).all(), given.mean.eq(0.5).all()) == (True,) * 3
+    assert (torch.equal(given.frozen.weight, frozen), int(given.seen)) == (True, 0)
+    read = {name: np.zeros_like(array) for name, array in arrays.items()}
+    held.read(read)
+    assert all((read[name] == 0.5).all() for name in read)
+
+
+def test_two_processes_train_a_module(tmp_path):
+    x, y = data(256)
+    run = train(edgeasync.torch.model(module()), (x, y), workers=2, engine="processes", until=Stop(updates=20))
+    assert isinstance(run.model, nn.Sequential)
+    assert run.updates >= 20
 
 
 def test_the_loop_of_a_tutorial_joins_by_three_lines():
