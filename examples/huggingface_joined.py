@@ -1,5 +1,7 @@
 """Hugging Face's Trainer as one of many: `python huggingface_joined.py tcp://HUB:5555 NAME STATE_FOLDER`."""
 
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false
+
 import sys
 
 import numpy as np

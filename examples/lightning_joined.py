@@ -1,5 +1,7 @@
 """Lightning's Trainer as one of many: `python lightning_joined.py tcp://HUB:5555 NAME STATE_FOLDER`."""
 
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false
+
 import sys
 from typing import Any
 
@@ -30,8 +32,8 @@ class Digits(lightning.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, step_size=4, gamma=0.5)]
 
 
-digits = load_digits()
-x, y = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
+images, labels = load_digits(return_X_y=True)
+x, y = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
 torch.manual_seed(0)
 loader = DataLoader(TensorDataset(x[:1400], y[:1400]), batch_size=32, shuffle=True)
 held_out = DataLoader(TensorDataset(x[1400:], y[1400:]), batch_size=397)
