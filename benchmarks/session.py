@@ -23,7 +23,7 @@ from benchmarks.report import Form, Results, enforce_targets, make_parser, show_
 LENGTH = 250_000
 STEP_S = 0.010
 HELD_UP_MAX = 0.10
-ADDED_MAX = 0.05
+OVER_TORCH_MAX = 1.05
 START_S = 30.0
 
 
@@ -85,8 +85,8 @@ def held_up(effort: Effort) -> list[float]:
     return shares
 
 
-def added(effort: Effort) -> list[float]:
-    """Return what `edgeasync.torch` adds to a step of torch, as a share of that, for each turn."""
+def over_torch(effort: Effort) -> list[float]:
+    """Return the time of a step of `edgeasync.torch` over that of a step of torch, for each turn."""
     import torch  # noqa: PLC0415 - the hub's process needs none of it
     from torch import nn  # noqa: PLC0415
 
@@ -118,16 +118,18 @@ def added(effort: Effort) -> list[float]:
         float(loss.detach())
 
     def seconds(step: Callable[[], Any]) -> float:
-        times = []
-        for _ in range(effort.torch_steps):
-            begun_s = time.perf_counter()
-            step()
-            times.append(time.perf_counter() - begun_s)
-        return statistics.median(times)
+        begun_s = time.perf_counter()
+        step()
+        return time.perf_counter() - begun_s
 
-    for step in (plain, trainer.step):
-        seconds(step)
-    return [seconds(trainer.step) / seconds(plain) - 1.0 for _ in range(effort.rounds)]
+    def turn() -> float:
+        """Let both take steps one after the other, so that they see the same machine."""
+        pairs = [(seconds(trainer.step), seconds(plain)) for _ in range(effort.torch_steps)]
+        ours_s, plain_s = zip(*pairs, strict=True)
+        return float(statistics.median(ours_s) / statistics.median(plain_s))
+
+    turn()
+    return [turn() for _ in range(effort.rounds)]
 
 
 def main() -> None:
@@ -138,11 +140,11 @@ def main() -> None:
     show_progress(f"a loop that joins: {effort.rounds} rounds")
     held = statistics.median(held_up(effort))
     show_progress("torch's steps")
-    more = statistics.median(added(effort))
+    over = statistics.median(over_torch(effort))
     results.add("shares", "loop of 10 ms steps, 1 MB", {"held up": round(held, 4)})
-    results.add("shares", "torch step", {"added": round(more, 4)})
+    results.add("over torch", "a step", {"edgeasync.torch": round(over, 3)})
     results.bound("the loop is held up, share of its time", held, HELD_UP_MAX)
-    results.bound("edgeasync.torch adds to a step, share", more, ADDED_MAX)
+    results.bound("a step of edgeasync.torch over torch's", over, OVER_TORCH_MAX)
     show_results(results, arguments)
     enforce_targets(results, arguments)
 
