@@ -147,6 +147,15 @@ class Policy(Section, frozen=True):
             description="most local steps that a device takes while it waits for the next assignment; 0: no steps",
         ),
     ] = 0
+    delay_steps: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=2**31,
+            description="a device uses the answer to an update exactly this many local steps after it has sent "
+            "it, and trains meanwhile; 0: it waits for the answer. Needs a `fixed` frequency of as many steps",
+        ),
+    ] = 0
     warm_up: WarmUp | None = None
     plateau: Plateau | None = None
     monitor: Monitor = Monitor()
@@ -156,10 +165,12 @@ class Policy(Section, frozen=True):
         if self.behind_max is not None and not 1.0 < self.behind_max < math.inf:
             raise ValueError(f"behind_max is {self.behind_max:g}: give a ratio over 1")
         _check_gathering(self, self.aggregate, self.frequency)
+        _check_delay(self, self.frequency)
         if self.warm_up is not None:
             if self.warm_up.aggregate.update != self.aggregate.update:
                 raise ValueError("warm_up and aggregate want different updates: both model_average, or neither")
             _check_gathering(self, self.warm_up.aggregate, self.warm_up.frequency)
+            _check_delay(self, self.warm_up.frequency)
 
 
 def upgraded(table: object, written: int) -> object:
@@ -197,6 +208,22 @@ def _check_gathering(policy: Policy, aggregate: AggregatorKind, frequency: Frequ
             raise ValueError(f"frequency: metric divergence {ONE_BY_ONE.format(_kind(aggregate))}")
         if policy.combine.robust:
             raise ValueError(f"frequency: metric divergence measures a mean, not a {_kind(policy.combine)}")
+
+
+def _check_delay(policy: Policy, frequency: FrequencyKind) -> None:
+    """Raise `ValueError` if the answer to an update is to be used after the next update."""
+    if not policy.delay_steps:
+        return
+    if policy.overlap_steps_max:
+        raise ValueError("delay_steps says how many steps a device takes meanwhile: leave overlap_steps_max out")
+    local_steps = frequency.local_steps if isinstance(frequency, FixedFrequency) else None
+    if local_steps is None:
+        raise ValueError(f"delay_steps needs a fixed number of steps between updates, not {_kind(frequency)}")
+    if policy.delay_steps > local_steps:
+        raise ValueError(
+            f"delay_steps is {policy.delay_steps}, over the {local_steps} local steps of an update: a "
+            "device has one unanswered update at a time, so that each counts exactly once; give at most as many"
+        )
 
 
 def _check_shares(policy: Policy, aggregate: AggregatorKind) -> None:
@@ -253,6 +280,10 @@ class PolicySet(Protocol):
     @property
     def overlap_steps_max(self) -> int:
         """How many local steps a device takes at most while it waits for its next assignment."""
+
+    @property
+    def delay_steps(self) -> int:
+        """How many local steps after an update a device uses the answer."""
 
     @property
     def warm_up(self) -> WarmUp | None:

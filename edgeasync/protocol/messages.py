@@ -141,7 +141,8 @@ class Welcome(Message, frozen=True):
     `graph` is the SHA-256 of the ONNX training graph that the device trains with, if the hub ships one; the device
     asks for it with `FetchGraph`. `update` says what a push holds: a difference, or the device's whole model.
     `error_feedback` and `residual_decay` say how the device keeps what a codec drops, `overlap_steps_max` how many
-    steps it may take while it waits for an assignment. Both sides use `protocol_version` from this message on.
+    steps it may take while it waits for an assignment. It uses an assignment `delay_steps`
+    after the push that was answered. Both sides use `protocol_version` from this message on.
     `checksum_last` is that of push `seq_last`, so that a device can tell whether the push was its own; 0 if the
     hub has no record.
     """
@@ -163,6 +164,7 @@ class Welcome(Message, frozen=True):
     overlap_steps_max: Annotated[int, Meta(ge=0, le=2**31)] = 0
     protocol_version: Count = 1
     checksum_last: Unsigned64 | None = None
+    delay_steps: Annotated[int, Meta(ge=0, le=2**31)] = 0
 
 
 class Fetch(Message, frozen=True):

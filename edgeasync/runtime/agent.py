@@ -670,7 +670,7 @@ class Agent:
                         trainer.begin(model.parameters)
                     result = take_local_steps(
                         trainer,
-                        local_steps if overlap else self.local_steps or local_steps,
+                        local_steps if overlap else local_steps and (self.local_steps or local_steps),
                         should_stop=self._should_stop,
                         on_step=self._count_step,
                         step_s_min=self._step_s_min,

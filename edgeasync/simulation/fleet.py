@@ -330,7 +330,7 @@ class SimulatedDevice:
                 )
             self._local.keep()
             assert result is not None
-            then(msgspec.structs.replace(result, step_s=work.spent_s / steps_done))
+            then(msgspec.structs.replace(result, step_s=work.spent_s / max(1, steps_done)))
 
         self._work = work = Work(local_steps, self._clock.now_s, finish, overlap=overlap)
         self._arrange_end(work)

@@ -151,11 +151,12 @@ def take_local_steps(
     To stand for a slower device, every step is drawn out to `step_s_min` by `wait(remaining_s)`; `step_s` of
     the result, mean seconds a step, includes it. `on_step` is called after each step. Mean and variance, the
     population's, are of the steps that have a loss. `step` stands for the trainer's own, if that must be awaited.
-    Raises `ValueError` if `local_steps` is below 1, and `DataError` if a step returns something else than a loss
+    Of no steps the result has no loss.
+    Raises `ValueError` if `local_steps` is below 0, and `DataError` if a step returns something else than a loss
     and a count of examples.
     """
-    if local_steps < 1:
-        raise ValueError(f"local_steps is {local_steps}; give 1 or more")
+    if local_steps < 0:
+        raise ValueError(f"local_steps is {local_steps}; give 0 or more")
     scores = should_pause is None and hasattr(trainer, "score")
     score = float(cast("ScoringTrainer", trainer).score()) if scores else None
     take_step = step or trainer.step
@@ -189,7 +190,7 @@ def take_local_steps(
             squares += deviation * (loss - mean)
         on_step()
     if not count:
-        return None
+        return None if local_steps else Trained(0, 0, None, None, 0.0, score)
     loss_mean, loss_variance = (mean, squares / losses) if losses else (None, None)
     return Trained(
         count, examples, loss_mean, loss_variance, total_s / count, score, base_loss=base_loss,

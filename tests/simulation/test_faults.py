@@ -54,6 +54,12 @@ def test_whatever_dies_every_update_counts_once(batch):
         assert result.device_crashes > 0
 
 
+@pytest.mark.parametrize("batch", range(repetitions("seeds of faults") // BATCH))
+def test_so_it_is_when_answers_are_used_some_steps_later(batch):
+    for seed in range(batch * BATCH, (batch + 1) * BATCH, 2):
+        assert_well(run(seed, delayed=True))
+
+
 def test_the_same_seed_gives_the_same_run_to_the_bit():
     for seed in range(repetitions("seeds that are run twice")):
         first, second = run(seed), run(seed)

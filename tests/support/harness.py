@@ -46,9 +46,9 @@ def plan_of(seed):
     return draw_faults(seed, names, FAULTS_S)
 
 
-def run(seed, plan=None):
-    """Run a seed, with its own faults or others."""
-    world = World(seed)
+def run(seed, plan=None, *, delayed=False):
+    """Run a seed, with its own faults or others; with `delayed` answers are used some steps later."""
+    world = World(seed, delayed=delayed)
     if plan is None:
         plan = draw_faults(seed, list(world.devices), FAULTS_S)
     result = Result(seed, plan, world.name)

@@ -8,6 +8,7 @@ import struct
 from random import Random
 from unittest import mock
 
+import msgspec
 import numpy as np
 import xxhash
 
@@ -180,7 +181,8 @@ class WatchedDevice(SimulatedDevice):
     def resting(self):
         """Whether it has nothing to do and waits for no answer but a flush."""
         core = self.engine.core
-        done = core.work.state == "idle" or (core.work.state == "training" and self.stilled)
+        awaits_steps = core.work.state == "training" or core.work._arrived
+        done = core.work.state == "idle" or (awaits_steps and self.stilled)
         return done and core.link == "joined" and core.work.pending.push is None
 
 
@@ -387,10 +389,12 @@ class WatchedHub(SimulatedHub):
 class World:
     """A hub, its disk and two to six devices, drawn by seed."""
 
-    def __init__(self, seed, *, journal=True):
+    def __init__(self, seed, *, journal=True, delayed=False):
         random = Random(f"{seed}/world")
-        self.name = "exact" if random.random() < 0.5 else random.choice(list(POLICIES))
+        self.name = "exact" if delayed or random.random() < 0.5 else random.choice(list(POLICIES))
         policy, codec = POLICIES[self.name]
+        if delayed:
+            policy = msgspec.structs.replace(policy, delay_steps=1 + seed % (FIXED.local_steps - 1))
         self.clock = VirtualClock()
         self.trace = Trace()
         names = [f"device-{number}" for number in range(1, random.randint(2, 6) + 1)]

@@ -49,7 +49,16 @@ class TakeGraph(msgspec.Struct, frozen=True, gc=False):
 
 
 class InstallModel(msgspec.Struct, frozen=True, gc=False):
-    """Receive and decode the payload of this assignment, then report `ModelInstalled`."""
+    """Receive and decode the payload of this assignment, then report `ModelInstalled`.
+
+    Under a hub that delays models, report `ModelArrived` before it is decoded, and wait for `UseModel`.
+    """
+
+    assignment: Assignment
+
+
+class UseModel(msgspec.Struct, frozen=True, gc=False):
+    """Decode the payload that has arrived, then report `ModelInstalled`."""
 
     assignment: Assignment
 
@@ -64,7 +73,7 @@ class Train(msgspec.Struct, frozen=True, gc=False):
     """Take local steps from the installed model, then report `Trained`.
 
     With `overlap` training continues from the current parameters until the next model arrives; then report
-    `OverlapTrained`.
+    `OverlapTrained`. No steps are left to take if the device has taken them all during a delay.
     """
 
     local_steps: int
@@ -98,5 +107,5 @@ class Stop(msgspec.Struct, frozen=True):
     error: EdgeAsyncError | None = None
 
 
-WorkEffect = FindGraph | TakeGraph | Join | InstallModel | Train | ResolvePush
+WorkEffect = FindGraph | TakeGraph | Join | InstallModel | UseModel | Train | ResolvePush
 DeviceEffect = Connect | Disconnect | Send | SendPush | PutAside | Report | Stop | WorkEffect

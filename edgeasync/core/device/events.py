@@ -17,6 +17,12 @@ class Malformed(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
+class ModelArrived(msgspec.Struct, frozen=True, gc=False):
+    """The assigned model's payload is here, under a hub that delays models: it waits for `UseModel`."""
+
+    assignment: Assignment
+
+
 class ModelInstalled(msgspec.Struct, frozen=True, gc=False):
     """The assigned model is in the device's memory, whole and checked; `checksum` is that of the model."""
 
@@ -153,6 +159,6 @@ class StopRequested(msgspec.Struct, frozen=True):
 
 
 GraphEvent = GraphHeld | GraphMissing | GraphBroken | GraphForged
-WorkEvent = ModelInstalled | InstallFailed | GraphEvent | Kept | Trained | OverlapTrained
+WorkEvent = ModelArrived | ModelInstalled | InstallFailed | GraphEvent | Kept | Trained | OverlapTrained
 PersonsEvent = PauseRequested | ResumeRequested | StopRequested
 DeviceEvent = Received | Malformed | TransferMoved | Disconnected | DaySpent | PersonsEvent | WorkEvent

@@ -23,6 +23,10 @@ class OverlapSteps:
         """How many steps are not part of an update yet."""
         return 0 if self._done is None else self._done.local_steps
 
+    def will_reach(self, steps: int) -> bool:
+        """Whether this number of steps is not reached yet, and can be."""
+        return self._possible and not self._dropped and self.steps_done < steps
+
     def begin(self) -> Trained | None:
         """Return the steps for the update that is made now, and allow training to continue after it."""
         done, self._done = self._done, None

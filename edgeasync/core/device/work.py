@@ -25,6 +25,7 @@ from edgeasync.core.device.effects import (
     Stop,
     TakeGraph,
     Train,
+    UseModel,
 )
 from edgeasync.core.device.events import (
     GraphBroken,
@@ -34,6 +35,7 @@ from edgeasync.core.device.events import (
     GraphMissing,
     InstallFailed,
     Kept,
+    ModelArrived,
     ModelInstalled,
     OverlapTrained,
     Trained,
@@ -124,6 +126,8 @@ class DeviceWork:
         """The hub's settings that the shell has prepared for."""
         self._has_graph = False
         self._installing: Assignment | None = None
+        self._arrived = False
+        """Whether its payload is here, and waits until the steps of the delay are done."""
         self._busy = False
         """Whether the hub has asked to wait with updates, or to rest and the device trains on."""
         self._spoke_again = False
@@ -135,7 +139,8 @@ class DeviceWork:
     def may_overlap(self) -> bool:
         """Whether training may continue from an update before the next model is here."""
         assert self._welcome is not None
-        return max(self._welcome.overlap_steps_max, self._overlap.offline_steps_max) > 0
+        welcome = self._welcome
+        return max(welcome.overlap_steps_max, welcome.delay_steps, self._overlap.offline_steps_max) > 0
 
     def recall(self, push: Push, model: ModelKey) -> None:
         """Resume with an update of this model that an earlier start made; call this before `DeviceCore.begin`."""
@@ -171,7 +176,9 @@ class DeviceWork:
             case Trained():
                 return self._trained(event, now_s)
             case OverlapTrained():
-                return self._overlap_trained(event.result)
+                return self._overlap_trained(event.result, now_s)
+            case ModelArrived():
+                return self._model_arrived(event.assignment, now_s)
             case ModelInstalled():
                 return self._model_installed(event)
             case InstallFailed():
@@ -208,7 +215,7 @@ class DeviceWork:
 
     def cut_off(self) -> list[DeviceEffect]:
         """Continue without the hub; give up a model that was arriving."""
-        self.connected, self.needs_bytes = False, 0
+        self.connected, self.needs_bytes, self._arrived = False, 0, False
         if self.state == "installing":
             self._move("idle")
         return self._train_on()
@@ -246,7 +253,8 @@ class DeviceWork:
 
     def next_deadline_s(self) -> float:
         """Return when `tick` is next due while the hub can be reached; infinity if never."""
-        return math.inf if self.state == "training" else self._speak_at_s
+        waits_for_itself = self.state == "training" or self._arrived
+        return math.inf if waits_for_itself else self._speak_at_s
 
     def tick(self, now_s: float) -> list[DeviceEffect]:
         """Repeat the message that got no answer."""
@@ -371,9 +379,29 @@ class DeviceWork:
         if assignment.transfer and not self._day_bears(both_bytes, now_s):
             return effects
         self._move("installing")
-        self._installing = assignment
+        self._installing, self._arrived = assignment, False
         self._wait(now_s)
         return [*effects, InstallModel(assignment)]
+
+    def _model_arrived(self, assignment: Assignment, now_s: float) -> list[DeviceEffect]:
+        """Use the model once the steps of the hub's delay are done."""
+        if self.state != "installing" or assignment is not self._installing:
+            return self._unexpected.ignore("ModelArrived of an earlier assignment", normal=True)
+        self._arrived = True
+        return self._use_model(now_s)
+
+    def _use_model(self, now_s: float) -> list[DeviceEffect]:
+        """Use the model that has arrived, unless steps of the delay are missing: then take these."""
+        assert self._installing is not None
+        if self._overlap.will_reach(self._delay_steps):
+            return self._train_on()
+        self._arrived = False
+        self._wait(now_s)
+        return [UseModel(self._installing)]
+
+    @property
+    def _delay_steps(self) -> int:
+        return 0 if self._welcome is None else self._welcome.delay_steps
 
     def _model_installed(self, installed: ModelInstalled) -> list[DeviceEffect]:
         """Train from the model."""
@@ -388,7 +416,8 @@ class DeviceWork:
         self._overlap.end()
         # Another implementation of the hub may ask for more steps than the device has said it allows.
         local_steps = min(assignment.local_steps, self._local_steps_max or LOCAL_STEPS_MAX)
-        return [Train(max(1, local_steps - self._overlap.steps_done))]
+        least_steps = 0 if self._delay_steps and self._overlap.steps_done else 1
+        return [Train(max(least_steps, local_steps - self._overlap.steps_done))]
 
     def _install_failed(self, failed: InstallFailed, now_s: float) -> list[DeviceEffect]:
         """Ask again soon."""
@@ -438,19 +467,20 @@ class DeviceWork:
         effects = self._speak(now_s) if self.connected else []
         return effects + self._train_on()
 
-    def _overlap_trained(self, result: Trained) -> list[DeviceEffect]:
-        """Count the steps, and train further if more are allowed by now."""
+    def _overlap_trained(self, result: Trained, now_s: float) -> list[DeviceEffect]:
+        """Count the steps; train further if more are allowed by now, or use the model that waited for them."""
         self._overlap.add(result)
-        return self._train_on()
+        return self._use_model(now_s) if self._arrived else self._train_on()
 
     def _train_on(self) -> list[DeviceEffect]:
         """Train while the device waits for a model; take more steps if the hub cannot be reached or is busy."""
-        if self.state not in ("idle", "pushing") or self._welcome is None:
-            return []
-        if self._pause == "still":
+        states = ("idle", "pushing", "installing") if self._delay_steps else ("idle", "pushing")
+        if self.state not in states or self._welcome is None or self._pause == "still":
             return []
         if self._pause == "training":
             return self._overlap.train(LOCAL_STEPS_MAX, offline=False)
+        if self._delay_steps:
+            return self._overlap.train(self._delay_steps, offline=False)
         offline = self._busy or not self.connected
         return self._overlap.train(self._welcome.overlap_steps_max, offline=offline)
 

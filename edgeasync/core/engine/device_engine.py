@@ -29,6 +29,7 @@ from edgeasync.core.device.effects import (
     Stop,
     TakeGraph,
     Train,
+    UseModel,
     WorkEffect,
 )
 from edgeasync.core.device.events import (
@@ -38,6 +39,7 @@ from edgeasync.core.device.events import (
     InstallFailed,
     Kept,
     Malformed,
+    ModelArrived,
     ModelInstalled,
     OverlapTrained,
     Received,
@@ -99,6 +101,8 @@ class DeviceEngine:
         self._transfers = DeviceTransfers(self._send, now_s, bandwidth_bytes_per_s_max)
         self._hello_bytes = 0
         self._inline_payload: wire.Buffer | None = None
+        self._arrived: wire.Buffer | None = None
+        """The payload of a model that waits until the steps of a delay are done."""
         self._payload: wire.Buffer = b""
         self._codec: Codec | None = None
         self._random = np.random.Generator(np.random.PCG64(core.random_seed))
@@ -277,6 +281,10 @@ class DeviceEngine:
                 self._join(effect.welcome)
             case InstallModel():
                 self._receive_payload(effect.assignment)
+            case UseModel():
+                payload, self._arrived = self._arrived, None
+                assert payload is not None
+                self._install(effect.assignment, payload)
             case Train():
                 assert self._model is not None
                 if effect.overlap and not self._model.overlaps:
@@ -336,14 +344,22 @@ class DeviceEngine:
 
     def _process_payload(self, message: Assignment | Graph, payload: wire.Buffer) -> None:
         """Install the model, or keep the graph, of a whole and checked payload in the background."""
+        assert self.core.welcome is not None
         if isinstance(message, Graph):
-            work = partial(keep_graph, self._shell, message.fingerprint, payload)
+            keep = partial(keep_graph, self._shell, message.fingerprint, payload)
+            self._shell.run_in_background(keep, self._processed)
+        elif self.core.welcome.delay_steps:
+            self._arrived = payload
+            self.handle(ModelArrived(message))
         else:
-            assert self._model is not None
-            assert self.core.welcome is not None
-            self._shell.pause()
-            work = partial(install_model, self._model, message, payload, self.core.welcome)
-        self._shell.run_in_background(work, self._processed)
+            self._install(message, payload)
+
+    def _install(self, assignment: Assignment, payload: wire.Buffer) -> None:
+        assert self._model is not None
+        assert self.core.welcome is not None
+        self._shell.pause()
+        install = partial(install_model, self._model, assignment, payload, self.core.welcome)
+        self._shell.run_in_background(install, self._processed)
 
     def _processed(self, event: DeviceEvent) -> None:
         """Tell the core, and keep a model that is here if the one on disk is old."""

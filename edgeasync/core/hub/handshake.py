@@ -66,7 +66,8 @@ class Handshake:
             update=self._policy.aggregate.update,
             error_feedback=settings.codec.error_feedback,
             residual_decay=settings.codec.residual_decay,
-            overlap_steps_max=self._policy.overlap_steps_max,
+            overlap_steps_max=max(self._policy.overlap_steps_max, self._policy.delay_steps),
             protocol_version=member.protocol_version,
             checksum_last=0 if member.outcome_last is None else member.checksum_last,
+            delay_steps=self._policy.delay_steps,
         )

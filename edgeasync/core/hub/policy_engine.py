@@ -196,7 +196,7 @@ class PolicyEngine:
         claims = member.observe(
             push,
             now_s,
-            overlap_steps_max=self.policy.overlap_steps_max,
+            overlap_steps_max=max(self.policy.overlap_steps_max, self.policy.delay_steps),
             slack_s=self._settings.liveness.lease_s,
         )
         weight, effects = self._weigh(member, update, claims, now_s)

@@ -232,6 +232,18 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
             "frequency: metric divergence " + ONE_BY_ONE.format("immediate"),
         ),
         (
+            {"frequency": {"kind": "fixed", "local_steps": 10}, "delay_steps": 11},
+            "delay_steps is 11, over the 10 local steps of an update: a device has one unanswered update",
+        ),
+        (
+            {"delay_steps": 1},
+            "delay_steps needs a fixed number of steps between updates, not adaptive",
+        ),
+        (
+            {"frequency": {"kind": "fixed"}, "delay_steps": 1, "overlap_steps_max": 4},
+            "delay_steps says how many steps a device takes meanwhile: leave overlap_steps_max out",
+        ),
+        (
             {"optimizer": [{"kind": "adam"}, {"kind": "clip_by_global_norm"}]},
             "`clip_by_global_norm` at 1 comes after `adam` at 0",
         ),
