@@ -69,6 +69,7 @@ class JoinedLoop(Service):
         self._detach: Callable[[], None] = lambda: None
         self._aborted = False
         self._loop_state = LoopState()
+        self._noted: tuple[float | None, int] = (None, 0)
         self.steps_since_exchange = 0
         """Steps since the newest model of the hub came."""
         self.exchanges = 0
@@ -106,6 +107,8 @@ class JoinedLoop(Service):
             return
         if self._aborted or lockstep is None:
             return
+        noted, self._noted = self._noted, (None, 0)
+        loss, examples = (loss, examples) if loss is not None or examples else noted
         told = None if loss is None else float(loss)
         if lockstep.hand_over(StepResult(told, examples), self._participant.read):
             self._loop_state.steps += 1
@@ -114,6 +117,10 @@ class JoinedLoop(Service):
                 self._done.result(ENDING_S)
                 return
         self._take_model(lockstep)
+
+    def note(self, loss: float | None = None, examples: int = 0) -> None:
+        """Say loss and examples of the next step, where the session watches the optimizer."""
+        self._noted = loss, examples
 
     def batches(self, loader: Iterable[Item]) -> "Batches[Item]":
         """Return a loader's batches: each pass over them is one over the loader, and ends early if the run ends.
@@ -309,8 +316,9 @@ def join(
     """Take part in a hub's run from a training loop that stays yours; use it by `with`.
 
     - `hub`: its address, or several.
-    - `model`: a `torch.nn.Module`; a dict of numpy arrays that the loop changes in place; or what
-      has the methods of a participant (docs/train/join.md). It takes the hub's values at once.
+    - `model`: a `torch.nn.Module`; a dict of numpy arrays, or an `edgeasync.networks.Network`, which the loop
+      changes in place; or what has the methods of a participant (docs/train/join.md). It takes the hub's values
+      at once.
     - `optimizer`: of torch; without one, every optimizer of the module's parameters is watched. For other models
       call `session.step()` after each step.
     - `name`, `state`, `enrol`, `insecure`: as for `Agent`. With `state` a script that was killed resumes: its
