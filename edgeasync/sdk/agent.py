@@ -48,6 +48,8 @@ class Agent(Service):
       this machine only if it is `insecure`.
     - `optimizer`, `batch_size`: of this device, instead of the hub's.
     - `epochs`: passes over this device's data between two exchanges, instead of the hub's number of local steps.
+    - `passes`: over its own data, after which the agent ends; each takes every example once. With a `state` folder
+      and `spool="full"` they are counted over all starts: an agent that was killed continues where it was.
     - `seed`: of the order of examples.
     - `callbacks`: functions, or objects with methods such as `on_exchange`; see `edgeasync.callbacks`.
     - `timeout_s`: how long to wait for a hub that lets this device in; then `HubUnreachableError` is raised, which
@@ -84,6 +86,7 @@ class Agent(Service):
         optimizer: object = None,
         batch_size: int | None = None,
         epochs: float | None = None,
+        passes: int | None = None,
         seed: int = 0,
         callbacks: Sequence[Callback] = (),
         timeout_s: float | None = None,
@@ -112,7 +115,10 @@ class Agent(Service):
         self._model = model
         self._given = trainer
         self._own = optimizer, batch_size
+        if passes is not None and (passes < 1 or trainer is not None):
+            raise ConfigError("passes are over data: give 1 or more, and data, not a trainer")
         self._epochs = epochs
+        self._passes = passes
         self._callbacks = Callbacks(callbacks, events.OF_AN_AGENT)
         self._on_report = on_report
         self._workers: list[AgentWorker] = []
@@ -266,6 +272,7 @@ class Agent(Service):
                 model=self._model,
                 own=self._with_own,
                 epochs=self._epochs,
+                passes=self._passes,
                 tell=self._callbacks.tell,
                 on_report=self._report,
                 context=context,

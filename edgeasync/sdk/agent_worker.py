@@ -24,6 +24,7 @@ from edgeasync.sdk import events
 from edgeasync.sdk.models import as_dataset, evaluator_of, prepare_as
 from edgeasync.sdk.shares import Share
 from edgeasync.training.evaluation import Evaluation, NumpyEvaluator
+from edgeasync.training.passes import PassesTrainer
 from edgeasync.training.plan import CodeModel, LocalTraining, ShippedModel, read_plan
 from edgeasync.training.trainer import Trainer
 
@@ -37,7 +38,7 @@ class AgentWorker:
     - `part`: its data, or a trainer of the user's own.
     - `model`: what it trains on its data; `None` means what the hub's welcome says.
     - `own` changes what the device decides itself of how it trains, and `epochs` are its passes over its data
-      between two exchanges.
+      between two exchanges. After `passes` it takes no more steps.
     - `tell` is given events, and `on_report` what the agent reports.
     """
 
@@ -50,6 +51,7 @@ class AgentWorker:
         model: object,
         own: Callable[[LocalTraining], LocalTraining],
         epochs: float | None,
+        passes: int | None,
         tell: Callable[[events.Event], None],
         on_report: Callable[[Report], None],
         context: "zmq.Context[zmq.Socket[bytes]] | None",
@@ -63,6 +65,7 @@ class AgentWorker:
         self._model = model
         self._own = own
         self._epochs = epochs
+        self._passes = passes
         self._tell = tell
         self._on_report = on_report
         self._context = context
@@ -133,7 +136,10 @@ class AgentWorker:
             batch_size = getattr(trainer, "batch_size", None) or local.batch_size  # a graph may have a fixed one
             examples = min(batch_size * local.accumulation_steps, len(part))
             agent.local_steps = max(1, math.ceil(self._epochs * len(part) / examples))
-        return trainer
+        if self._passes is None:
+            return trainer
+        fixed = getattr(trainer, "batch_size", None) or 1  # of a graph that takes full batches alone
+        return PassesTrainer(trainer, self._passes * (len(part) // fixed * fixed))
 
     # -- what happens ----------------------------------------------------------------------------------------
 
