@@ -136,6 +136,11 @@ class OnnxTrainer:
         """The only batch size that the graph takes; `None` if it takes any."""
         return self._gradient.batch_size
 
+    @property
+    def loss(self) -> str:
+        """The kind of the graph's loss."""
+        return self._gradient.loss
+
     def evaluate(self, parameters: Vector, dataset: Dataset) -> Evaluation:
         """Return loss and accuracy of other parameters on other data, by the training graph; from any thread.
 
@@ -207,6 +212,11 @@ class GraphGradient:
         """The only batch size the graph takes; `None` if it takes any."""
         return self._x[0].rows
 
+    @property
+    def loss(self) -> str:
+        """The kind of its loss."""
+        return str(json.loads(self._metadata["edgeasync.loss"])["kind"])
+
     def __call__(self, parameters: Vector, x: Features, y: npt.NDArray[Any], out: Vector) -> float | None:
         """Write the gradient of the batch's mean loss to `out` and return the loss; `None` if nothing counts.
 
@@ -249,7 +259,7 @@ class GraphGradient:
 
     def accuracy_meter(self) -> Meter | None:
         """Return what measures the accuracy; `None` where the graph gives no scores, or has no classes."""
-        if self._output is None or json.loads(self._metadata["edgeasync.loss"])["kind"] != "cross_entropy":
+        if self._output is None or self.loss != "cross_entropy":
             return None
         return Meter([Accuracy()], ignored_label=self._ignored_label)
 
@@ -277,8 +287,7 @@ class GraphGradient:
                 "the hub's graph was built by an older edgeasync, and does not give its scores: build it again, "
                 "or leave out metrics"
             )
-        loss = json.loads(self._metadata["edgeasync.loss"])["kind"]
-        self._meter = Meter(find_metrics(metrics, loss), ignored_label=self._ignored_label)
+        self._meter = Meter(find_metrics(metrics, self.loss), ignored_label=self._ignored_label)
         self._binding.bind_output(self._output, "cpu")  # before the gradients, which are bound at the first run
         return self._meter
 
