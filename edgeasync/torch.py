@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.errors import ConfigError, ModelMismatchError
 from edgeasync.metrics import Meter
@@ -22,7 +23,15 @@ from edgeasync.sdk.adapted import Adapted
 from edgeasync.sdk.models import Prepared
 from edgeasync.sdk.run import Run
 from edgeasync.sdk.torch_export import to_onnx
-from edgeasync.sdk.torch_modules import Arrays, exchanged_of, parameters_of, read_tensors, write_tensors
+from edgeasync.sdk.torch_modules import (
+    Arrays,
+    dump_states,
+    exchanged_of,
+    load_states,
+    parameters_of,
+    read_tensors,
+    write_tensors,
+)
 from edgeasync.training.evaluation import Evaluation, Evaluator
 from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import StepResult, Trainer
@@ -201,6 +210,20 @@ class TorchTrainer:
     def metrics(self) -> Mapping[str, float]:
         """Return the metrics of the steps since the last call."""
         return {} if self._meter is None else self._meter.take()
+
+    def state(self) -> TrainerState:
+        """Return the place in the data, torch's random numbers, and the optimizer's state if it is kept."""
+        state = {"batches": self._stream.state(), "random": torch.get_rng_state().numpy()}
+        return state | {"optimizer": dump_states([self._optimizer])} if self._keeps else state
+
+    def restore(self, state: TrainerState) -> None:
+        """Resume from a state; raises `ValueError` for the state of another trainer or of other data."""
+        if state.keys() != self.state().keys():
+            raise ValueError("a state of other arrays than this trainer's")
+        self._stream.restore(state["batches"])
+        if self._keeps:
+            load_states([self._optimizer], state["optimizer"])
+        torch.set_rng_state(torch.from_numpy(state["random"].copy()))
 
 
 def _tensor(array: npt.NDArray[Any], device: torch.device) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any, TypedDict, Unpack
 
 from edgeasync import Agent
 from edgeasync.async_train.given import as_address, as_data, as_loss, as_maker, as_stages, batch_size_of, is_torch
-from edgeasync.callbacks import ExchangeEvent, StopTraining
+from edgeasync.callbacks import ExchangeEvent
 from edgeasync.errors import EdgeAsyncError
 
 LOG = logging.getLogger("edgeasync.async_train")
@@ -16,7 +16,7 @@ class Training(TypedDict, total=False):
     """What `train` takes beside the data; docs/train/async_train.md says more."""
 
     dataloader: object
-    epochs: float
+    epochs: int
     optimizer: object
     loss_fn: object
     metrics: Sequence[str]
@@ -77,7 +77,7 @@ class AsyncWorker:
         dataset: object = None,
         *,
         dataloader: object = None,
-        epochs: float = 1,
+        epochs: int = 1,
         optimizer: object = None,
         loss_fn: object = None,
         metrics: Sequence[str] = (),
@@ -92,7 +92,8 @@ class AsyncWorker:
             data,
             batch_size=batch_size,
             metrics=[name for name in metrics if name != "loss"],  # which is told anyway
-            callbacks=[Progress(epochs * len(data.y if hasattr(data, "y") else data[1]), log_frequency)],
+            passes=epochs,
+            callbacks=[Progress(log_frequency)] if log_frequency else [],
             **self._how(optimizer, loss_fn),
             **self._settings,
         )
@@ -111,20 +112,15 @@ class AsyncWorker:
 
 
 class Progress:
-    """Counts what a worker has trained, tells it now and then, and ends it after so many examples."""
+    """Tells in the log how a worker does, every so many batches."""
 
-    def __init__(self, examples: float, log_frequency: int | None) -> None:
-        self._examples, self._log_frequency = examples, log_frequency
-        self._trained = self._batches = 0
+    def __init__(self, log_frequency: int) -> None:
+        self._log_frequency, self._batches = log_frequency, 0
 
     def on_exchange(self, event: ExchangeEvent) -> None:
-        """Add an update; raises `StopTraining` after the last."""
-        before = self._batches
-        self._batches, self._trained = before + event.local_steps, self._trained + event.examples
-        every = self._log_frequency
-        if every and self._batches // every > before // every:
+        """Add an update."""
+        before, self._batches = self._batches, self._batches + event.local_steps
+        if self._batches // self._log_frequency > before // self._log_frequency:
             told = {"loss": event.loss, **event.metrics}
             values = ", ".join(f"{name} {value:.4g}" for name, value in told.items() if value is not None)
             LOG.info("batch %d, version %d: %s", self._batches, event.version, values)
-        if self._trained >= self._examples:
-            raise StopTraining("trained on its data for as many epochs as was asked for")

@@ -50,6 +50,8 @@ class Agent(Service):
     - `optimizer`, `batch_size`, `metrics`, `keep_optimizer_state`: of this device, instead of the hub's.
     - `loss`: the loss that this device expects the hub's training graph to have; another one is refused.
     - `epochs`: passes over this device's data between two exchanges, instead of the hub's number of local steps.
+    - `passes`: over its own data, after which the agent ends; each takes every example once. With a `state` folder
+      and `spool="full"` they are counted over all starts: an agent that was killed continues where it was.
     - `seed`: of the order of examples.
     - `callbacks`: functions, or objects with methods such as `on_exchange`; see `edgeasync.callbacks`.
     - `timeout_s`: how long to wait for a hub that lets this device in; then `HubUnreachableError` is raised, which
@@ -89,6 +91,7 @@ class Agent(Service):
         keep_optimizer_state: bool | None = None,
         loss: LossSetting | None = None,
         epochs: float | None = None,
+        passes: int | None = None,
         seed: int = 0,
         callbacks: Sequence[Callback] = (),
         timeout_s: float | None = None,
@@ -124,7 +127,10 @@ class Agent(Service):
         }
         self._own: dict[str, Any] = {key: value for key, value in chosen.items() if value is not None}
         self._loss = None if loss is None else check_loss(loss, "Agent")
+        if passes is not None and (passes < 1 or trainer is not None):
+            raise ConfigError("passes are over data: give 1 or more, and data, not a trainer")
         self._epochs = epochs
+        self._passes = passes
         self._callbacks = Callbacks(callbacks, events.OF_AN_AGENT)
         self._on_report = on_report
         self._workers: list[AgentWorker] = []
@@ -285,6 +291,7 @@ class Agent(Service):
                 own=self._with_own,
                 loss=self._loss,
                 epochs=self._epochs,
+                passes=self._passes,
                 tell=self._callbacks.tell,
                 on_report=self._report,
                 context=context,

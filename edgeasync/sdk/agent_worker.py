@@ -25,6 +25,7 @@ from edgeasync.sdk import events
 from edgeasync.sdk.models import Prepared, as_dataset, evaluator_of, prepare_as
 from edgeasync.sdk.shares import Share
 from edgeasync.training.evaluation import Evaluation, NumpyEvaluator
+from edgeasync.training.passes import PassesTrainer
 from edgeasync.training.plan import CodeModel, LocalTraining, ShippedModel, read_plan
 from edgeasync.training.trainer import Trainer
 
@@ -38,7 +39,7 @@ class AgentWorker:
     - `part`: its data, or a trainer of the user's own.
     - `model`: what it trains on its data; `None` means what the hub's welcome says.
     - `own` changes what the device decides itself of how it trains, and `epochs` are its passes over its data
-      between two exchanges. Another `loss` of the hub's graph is refused.
+      between two exchanges. Another `loss` of the hub's graph is refused. After `passes` it takes no more steps.
     - `tell` is given events, and `on_report` what the agent reports.
     """
 
@@ -52,6 +53,7 @@ class AgentWorker:
         own: Callable[[LocalTraining], LocalTraining],
         loss: LossSetting | None,
         epochs: float | None,
+        passes: int | None,
         tell: Callable[[events.Event], None],
         on_report: Callable[[Report], None],
         context: "zmq.Context[zmq.Socket[bytes]] | None",
@@ -65,6 +67,7 @@ class AgentWorker:
         self._model = model
         self._own = own
         self._epochs = epochs
+        self._passes = passes
         self._tell = tell
         self._on_report = on_report
         self._context = context
@@ -137,7 +140,10 @@ class AgentWorker:
             batch_size = getattr(trainer, "batch_size", None) or local.batch_size  # a graph may have a fixed one
             examples = min(batch_size * local.accumulation_steps, len(part))
             agent.local_steps = max(1, math.ceil(self._epochs * len(part) / examples))
-        return trainer
+        if self._passes is None:
+            return trainer
+        fixed = getattr(trainer, "batch_size", None) or 1  # of a graph that takes full batches alone
+        return PassesTrainer(trainer, self._passes * (len(part) // fixed * fixed))
 
     def _check_loss(self, found: str | None) -> None:
         if self._loss is not None and found is not None and kind_of(self._loss) != found:

@@ -7,6 +7,7 @@ statistics: onnxruntime reads the parameters where they are and writes gradients
 import json
 import logging
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -89,7 +90,7 @@ class OnnxTrainer:
         self._gradient = gradient = GraphGradient(graph, spec, threads=threads, provider=provider)
         gradient.check_data(dataset)
         fixed = gradient.batch_size
-        drawn = batches(dataset, fixed or batch_size, seed, full=fixed is not None)
+        self._batches = drawn = batches(dataset, fixed or batch_size, seed, full=fixed is not None)
         accumulation_steps = min(accumulation_steps, drawn.per_epoch)
         micro_batch_size = worth_splitting(micro_batch_size, drawn.batch_size)
         if accumulation_steps > 1 or micro_batch_size is not None:
@@ -116,7 +117,12 @@ class OnnxTrainer:
         self._trainer.begin(parameters)
 
     def step(self) -> StepResult:
-        """Take one local step, on one batch."""
+        """Take one local step, on one batch.
+
+        What the graph draws at random follows from the place in the data, so a trainer that resumes draws the same.
+        onnxruntime has one generator for the whole process.
+        """
+        onnxruntime.set_seed(zlib.crc32(self._batches.state().tobytes()))
         return self._trainer.step()
 
     def metrics(self) -> Mapping[str, float]:
