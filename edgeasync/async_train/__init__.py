@@ -14,8 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edgeasync.async_train.accumulator import AsyncGradientAccumulator
+    from edgeasync.async_train.averager import AsyncModelAverager
+    from edgeasync.async_train.bagua import AsyncModelAverageAlgorithm, with_edgeasync
     from edgeasync.async_train.distributed import init_distributed
     from edgeasync.async_train.one_machine import async_sgd
+    from edgeasync.async_train.parameter_server import ParameterServer
+    from edgeasync.async_train.worker import AsyncWorker
 
 _HOMES = {
     "AsyncGradientAccumulator": "accumulator",

@@ -6,7 +6,7 @@ from typing import Any, Self, Unpack
 
 from edgeasync.async_train.communication import Averaging, Communication
 from edgeasync.async_train.ignored import ignore
-from edgeasync.async_train.loops import evaluate, loop_of
+from edgeasync.async_train.loops import Loop, evaluate
 
 
 class AsyncModelAverager:
@@ -35,7 +35,7 @@ class AsyncModelAverager:
         **averaging: Unpack[Averaging],
     ) -> None:
         ignore("AsyncModelAverager", "edgeasync speaks over ZeroMQ", communication_backend=communication_backend)
-        self.device, self._model, self._loop = device, model, loop_of(model, device)
+        self.device, self._model, self._loop = device, model, Loop(model, device)
         self.communication = Communication(self._loop, rank, world_size, **averaging)
 
     def train_step(self, inputs: Any, targets: Any, optimizer: Any = None, loss_fn: Any = None) -> float:

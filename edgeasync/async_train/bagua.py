@@ -7,7 +7,7 @@ from typing import Any, Self, Unpack
 from edgeasync.async_train.communication import Averaging, Communication
 from edgeasync.async_train.distributed import init_distributed
 from edgeasync.async_train.given import is_torch
-from edgeasync.async_train.loops import loop_of
+from edgeasync.async_train.loops import Loop
 from edgeasync.errors import ConfigError
 
 
@@ -34,7 +34,7 @@ class AsyncModelAverageAlgorithm:
 
     def start(self, model: Any, rank: int, world_size: int) -> None:
         """Begin to average a model; its optimizers' steps count from now on."""
-        started = Communication(loop_of(model), rank, world_size, **self._averaging).start()
+        started = Communication(Loop(model), rank, world_size, **self._averaging).start()
         self._started.append((model, started))
 
     def __deepcopy__(self, memo: object) -> Self:

@@ -17,10 +17,10 @@ from edgeasync.policies.policy import WarmUp
 
 LOG = logging.getLogger("edgeasync.async_train")
 
-JOIN_S = 60.0
+JOIN_S = 30.0
 """How long a process waits for rank 0's hub, and rank 0 for the others, before it trains by itself."""
 
-LEFT_S = 60.0
+LEFT_S = 30.0
 """How long rank 0 waits at its end for the others."""
 
 MOST = 100_000

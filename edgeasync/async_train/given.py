@@ -3,12 +3,12 @@
 import sys
 from typing import Any
 
-import numpy as np
-
-from edgeasync import SGD, Adam, Dataset, data
+from edgeasync import SGD, Adam, Dataset
+from edgeasync.async_train.data import as_dataset
+from edgeasync.async_train.data import batch_size_of as batch_size
 from edgeasync.async_train.loss_functions import loss_of
 from edgeasync.async_train.optim import Optimizer
-from edgeasync.errors import ConfigError, DataError
+from edgeasync.errors import ConfigError
 from edgeasync.losses import (
     BinaryCrossEntropy,
     CrossEntropy,
@@ -33,33 +33,16 @@ def is_torch(model: object) -> bool:
     return torch is not None and isinstance(model, torch.nn.Module)
 
 
-def as_data(dataset: object = None, dataloader: object = None) -> Any:
-    """Return one of the two as data for `Agent`.
-
-    A loader over a dataset stands for that dataset: who trains on it draws the batches. Any other loader is read
-    once. Raises `ConfigError` unless there is one of the two, and `DataError` for what holds no examples.
-    """
+def as_data(dataset: object = None, dataloader: object = None) -> Dataset:
+    """Return one of the two as data for `Agent`; raises `ConfigError` for none or both, and `DataError`."""
     if (dataset is None) == (dataloader is None):
         raise ConfigError("training needs data: give dataset or dataloader, one of the two")
-    given: Any = dataset if dataloader is None else dataloader
-    if hasattr(given, "batch_size") and hasattr(given, "dataset"):
-        given = given.dataset
-    if isinstance(given, Dataset | tuple | str) or hasattr(given, "__fspath__"):
-        return given
-    if hasattr(given, "__getitem__") and hasattr(given, "__len__"):
-        return data.from_samples(given)
-    if not hasattr(given, "__iter__"):
-        raise DataError(f"the data is {type(given).__name__}; give a dataset, a loader, or a tuple (x, y)")
-    batches = [(np.asarray(x), np.asarray(y)) for x, y in given]
-    if not batches:
-        raise DataError("the loader has no batches; give it data")
-    x, y = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
-    return x, y
+    return as_dataset(dataloader if dataset is None else dataset)
 
 
 def batch_size_of(loader: object, usual: int) -> int:
     """Return the batch size of a loader that has one."""
-    return getattr(loader, "batch_size", None) or usual
+    return batch_size(loader) or usual
 
 
 def as_loss(loss_fn: object) -> LossSetting:

@@ -9,6 +9,9 @@ from edgeasync.async_train.given import as_address, as_data, as_loss, as_maker, 
 from edgeasync.callbacks import ExchangeEvent
 from edgeasync.errors import EdgeAsyncError
 
+BATCH_SIZE = 32
+"""Of a worker that says none, and whose data come in no batches."""
+
 LOG = logging.getLogger("edgeasync.async_train")
 
 
@@ -83,14 +86,11 @@ class AsyncWorker:
         metrics: Sequence[str] = (),
         log_frequency: int | None = None,
     ) -> Agent:
-        data, batch_size = (
-            as_data(dataset, dataloader),
-            self._batch_size or batch_size_of(dataset or dataloader, 32),
-        )
         self.agent = Agent(
             self._address,
-            data,
-            batch_size=batch_size,
+            as_data(dataset, dataloader),
+            batch_size=self._batch_size
+            or batch_size_of(dataset if dataloader is None else dataloader, BATCH_SIZE),
             metrics=[name for name in metrics if name != "loss"],  # which is told anyway
             passes=epochs,
             callbacks=[Progress(log_frequency)] if log_frequency else [],
