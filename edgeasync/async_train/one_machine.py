@@ -1,10 +1,8 @@
 """`async_sgd`: one call that trains a model with several processes of this machine."""
 
-from pathlib import Path
 from typing import Any
 
 import edgeasync
-from edgeasync import data as face
 from edgeasync.async_train.given import as_data, as_loss, as_maker, as_stages, batch_size_of, is_torch, put_back
 from edgeasync.async_train.model import Model
 from edgeasync.async_train.optim import SGD
@@ -41,7 +39,7 @@ def async_sgd(
     >>> trained is model
     True
     """
-    dataset = _dataset(as_data(data))
+    dataset = as_data(data)
     chosen = SGD(lr=lr) if optimizer is None else optimizer
     arguments: dict[str, Any] = {
         "workers": num_workers,
@@ -61,9 +59,3 @@ def async_sgd(
         arguments |= {"optimizer": as_stages(chosen), "loss": as_loss(loss_fn)}
     put_back(model, edgeasync.train(adapted, dataset, **arguments).arrays)
     return model
-
-
-def _dataset(given: Any) -> edgeasync.Dataset:
-    if isinstance(given, edgeasync.Dataset):
-        return given
-    return face.Dataset.of(*given) if isinstance(given, tuple) else face.load(Path(given).expanduser())

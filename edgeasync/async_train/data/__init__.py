@@ -1,6 +1,7 @@
 """Datasets, loaders and transforms. Nothing is downloaded: files are read where they lie."""
 
 from edgeasync.async_train.data import transforms
+from edgeasync.async_train.data.convert import as_dataset, batch_size_of
 from edgeasync.async_train.data.images import ImageFolder, ImageNet
 from edgeasync.async_train.data.loader import DataLoader, Subset
 from edgeasync.async_train.data.mnist import MNIST
@@ -11,5 +12,7 @@ __all__ = [
     "ImageFolder",
     "ImageNet",
     "Subset",
+    "as_dataset",
+    "batch_size_of",
     "transforms",
 ]
