@@ -7,8 +7,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-import edgeasync
-from edgeasync.async_train.loss_functions import CrossEntropyLoss, LossFunction, loss_of
+from edgeasync import Parameter, ParameterSpec
+from edgeasync.async_train.given import as_loss, as_optimizer, is_torch
+from edgeasync.async_train.loss_functions import CrossEntropyLoss, LossFunction
 from edgeasync.async_train.model import Model
 from edgeasync.async_train.optim import Optimizer
 from edgeasync.errors import ConfigError
@@ -28,8 +29,7 @@ class Learner(Protocol):
 
 def learner_of(model: object) -> Learner:
     """Return how a model learns; raises `ConfigError` for what is none."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(model, torch.nn.Module):
+    if is_torch(model):
         return TorchLearner(model)
     if not isinstance(model, Model) and isinstance(getattr(model, "parameters", None), Mapping):
         return OwnLearner(model)
@@ -49,8 +49,9 @@ class ArrayLearner:
         self._sum = scaled if self._sum is None else np.add(self._sum, scaled, out=self._sum)
         self._weight += weight
 
-    def move(self, optimizer: object, spec: "edgeasync.ParameterSpec", vector: Vector) -> None:
+    def move(self, optimizer: object, spec: ParameterSpec, vector: Vector) -> None:
         """Move a vector by the mean of what was collected, and forget that."""
+        optimizer = as_optimizer(optimizer)
         if not isinstance(optimizer, Optimizer):
             raise ConfigError(
                 f"optimizer is {type(optimizer).__name__}; for a model that is not torch's give one of "
@@ -72,7 +73,7 @@ class NetworkLearner(ArrayLearner):
     def add(self, inputs: Any, targets: Any, loss_fn: object) -> float:
         """Add a batch's gradient; return its mean loss."""
         values = np.asarray(inputs)
-        found = self._model.fit_to(values.shape[1:]).gradient(values, np.asarray(targets), loss_of(loss_fn))
+        found = self._model.fit_to(values.shape[1:]).gradient(values, np.asarray(targets), as_loss(loss_fn))
         self.collect(found.vector, found.weight)
         return found.loss
 
@@ -87,27 +88,22 @@ class OwnLearner(ArrayLearner):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        self._model = model
         arrays = {name: np.asarray(value, np.float32) for name, value in model.parameters.items()}
-        self._spec = edgeasync.ParameterSpec(
-            tuple([edgeasync.Parameter(name, array.shape) for name, array in arrays.items()])
-        )
+        self._spec = ParameterSpec(tuple([Parameter(name, array.shape) for name, array in arrays.items()]))
         self._vector = self._spec.flatten(arrays)
-        self._arrays = self._spec.views(self._vector)
+        self._model = model
+        self._model.parameters = self._spec.views(self._vector)
 
     def add(self, inputs: Any, targets: Any, loss_fn: object) -> float:  # noqa: ARG002
         """Add a batch's gradient; return its mean loss."""
-        for name, array in self._arrays.items():
-            array[...] = self._model.parameters[name]
-        loss, gradients = self._model.gradient(self._arrays, np.asarray(inputs), np.asarray(targets))
-        given = {name: np.asarray(gradients[name], np.float32) for name in self._arrays}
-        self.collect(self._spec.flatten(given), len(targets))
+        loss, found = self._model.gradient(self._model.parameters, np.asarray(inputs), np.asarray(targets))
+        gradients = {name: np.asarray(found[name], np.float32) for name in self._model.parameters}
+        self.collect(self._spec.flatten(gradients), len(targets))
         return float(loss)
 
     def step(self, optimizer: object) -> None:
-        """Take one step of the optimizer, and give the model its new values."""
+        """Take one step of the optimizer."""
         self.move(optimizer, self._spec, self._vector)
-        put_values(self._model, self._arrays)
 
 
 class TorchLearner:
@@ -134,6 +130,7 @@ class TorchLearner:
 
     def step(self, optimizer: Any) -> None:
         """Take one step of the optimizer, torch's or ours."""
+        optimizer = as_optimizer(optimizer)
         if isinstance(optimizer, Optimizer):
             optimizer = optimizer.for_torch(self._module.parameters())
         if self._weight:
@@ -143,16 +140,6 @@ class TorchLearner:
         optimizer.step()
         optimizer.zero_grad()
         self._weight = 0.0
-
-
-def put_values(model: Any, arrays: Mapping[str, npt.NDArray[np.float32]]) -> None:
-    """Give a model of the user's own new values: in its arrays, or in their place where it has none."""
-    for name, array in arrays.items():
-        own = model.parameters[name]
-        if isinstance(own, np.ndarray):
-            own[...] = array
-        else:
-            model.parameters[name] = array.copy()
 
 
 def torch_loss(loss_fn: Any) -> Callable[[Any, Any], Any]:

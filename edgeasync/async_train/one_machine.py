@@ -1,13 +1,9 @@
 """`async_sgd`: one call that trains a model with several processes of this machine."""
 
-import sys
-from collections.abc import Mapping
 from typing import Any
 
 import edgeasync
-from edgeasync.async_train.data import as_dataset, batch_size_of
-from edgeasync.async_train.learners import put_values, torch_loss
-from edgeasync.async_train.loss_functions import loss_of
+from edgeasync.async_train.given import as_data, as_loss, as_maker, as_stages, batch_size_of, is_torch, put_back
 from edgeasync.async_train.model import Model
 from edgeasync.async_train.optim import SGD
 
@@ -21,14 +17,13 @@ def async_sgd(
     *,
     loss_fn: Any = None,
     optimizer: Any = None,
-    batch_size: int | None = None,
     seed: int = 0,
     **settings: Any,
 ) -> Any:
     """Train a model with a hub here and `num_workers` processes; return the trained model.
 
     - `model`: a torch module, a model of `async_train.nn`, or an object with `parameters` and `gradient`. It has
-      the trained values, too. What has no values of its own, an ONNX file or layers, comes back as a `Model`.
+      the trained values, too. An ONNX file, or layers, come back as a `Model`.
     - `data`: a dataset, or a loader, whose batch size is used; its examples are split among the workers.
     - `loss_fn`: by default cross entropy. A model of your own has its loss itself.
     - `optimizer`: by default SGD with the rate `lr`.
@@ -44,27 +39,23 @@ def async_sgd(
     >>> trained is model
     True
     """
-    dataset = as_dataset(data)
-    usual: dict[str, Any] = {
+    dataset = as_data(data)
+    chosen = SGD(lr=lr) if optimizer is None else optimizer
+    arguments: dict[str, Any] = {
         "workers": num_workers,
         "until": edgeasync.Stop(epochs=num_epochs),
-        "batch_size": batch_size or batch_size_of(data),
+        "batch_size": batch_size_of(data, 32),
         "engine": "processes",
         "seed": seed,
+        **settings,
     }
-    arguments: dict[str, Any] = usual | settings
-    chosen = SGD(lr=lr) if optimizer is None else optimizer
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(model, torch.nn.Module):
-        make = chosen.maker_for_torch() if hasattr(chosen, "maker_for_torch") else chosen
-        adapted = edgeasync.torch.model(model, None if loss_fn is None else torch_loss(loss_fn), make)
-        return edgeasync.torch.load(model, edgeasync.train(adapted, dataset, **arguments))
-    arguments["optimizer"] = chosen.optimizer() if hasattr(chosen, "optimizer") else chosen
-    if not isinstance(model, Model) and isinstance(getattr(model, "parameters", None), Mapping):
-        put_values(model, edgeasync.train(model, dataset, **arguments).arrays)
-        return model
-    trained = model if isinstance(model, Model) else Model(model, seed=seed)
-    trained.fit_to(dataset.x.shape[1:])
-    run = edgeasync.train(trained, dataset, loss=loss_of(loss_fn), **arguments)
-    trained.load_state_dict(run.arrays)
-    return trained
+    if is_torch(model):
+        adapted: object = edgeasync.torch.model(model, loss_fn, as_maker(chosen))
+    elif hasattr(model, "gradient"):
+        adapted, arguments["optimizer"] = model, as_stages(chosen)
+    else:
+        adapted = model = model if isinstance(model, Model) else Model(model, seed=seed)
+        model.fit_to(dataset.x.shape[1:])
+        arguments |= {"optimizer": as_stages(chosen), "loss": as_loss(loss_fn)}
+    put_back(model, edgeasync.train(adapted, dataset, **arguments).arrays)
+    return model
