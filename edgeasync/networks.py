@@ -104,7 +104,7 @@ class Network:
         Raises `DataError` for a batch that does not fit.
         """
         loss = find_loss(check_loss(loss, "gradient"))
-        batch = Dataset.of(x, y, where="the batch")  # type: ignore[arg-type]
+        batch = Dataset.of(x, y, where="the batch")
         if loss not in self._gradients:
             graph = build_graph(self._forward, OnnxModel(file="", loss=loss), "the model").graph
             made = GraphGradient(graph, self.spec, threads=self._threads)

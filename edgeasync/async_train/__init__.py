@@ -13,7 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edgeasync.async_train.accumulator import AsyncGradientAccumulator
     from edgeasync.async_train.distributed import init_distributed
+    from edgeasync.async_train.one_machine import async_sgd
 
 _HOMES = {
     "AsyncGradientAccumulator": "accumulator",

@@ -1,24 +1,30 @@
-"""What a program of the reference gives - data, loss, optimizer, model - as edgeasync's public face takes it."""
+"""What a program of the reference gives - data, losses, optimizers - as edgeasync's public face takes it."""
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from edgeasync import SGD, Adam, Dataset, data
+from edgeasync.async_train.loss_functions import loss_of
+from edgeasync.async_train.optim import Optimizer
 from edgeasync.errors import ConfigError, DataError
-from edgeasync.losses import BinaryCrossEntropy, CrossEntropy, Huber, Loss, LossSetting, MeanAbsoluteError
-from edgeasync.losses import MeanSquaredError as Mse
+from edgeasync.losses import (
+    BinaryCrossEntropy,
+    CrossEntropy,
+    Loss,
+    LossSetting,
+    MeanAbsoluteError,
+    MeanSquaredError,
+)
 
-LOSSES: dict[str, Loss] = {
+TORCH_LOSSES: dict[str, Loss] = {
     "BCEWithLogitsLoss": BinaryCrossEntropy(),
     "CrossEntropyLoss": CrossEntropy(),
-    "HuberLoss": Huber(),
     "L1Loss": MeanAbsoluteError(),
-    "MSELoss": Mse(),
+    "MSELoss": MeanSquaredError(),
 }
-"""Losses by the names that torch's classes have."""
+"""What torch's losses of these names are, as far as they are as torch makes them without arguments."""
 
 
 def is_torch(model: object) -> bool:
@@ -28,7 +34,7 @@ def is_torch(model: object) -> bool:
 
 
 def as_data(dataset: object = None, dataloader: object = None) -> Any:
-    """Return one of the two as data for `train` and `Agent`.
+    """Return one of the two as data for `Agent`.
 
     A loader over a dataset stands for that dataset: who trains on it draws the batches. Any other loader is read
     once. Raises `ConfigError` unless there is one of the two, and `DataError` for what holds no examples.
@@ -36,57 +42,54 @@ def as_data(dataset: object = None, dataloader: object = None) -> Any:
     if (dataset is None) == (dataloader is None):
         raise ConfigError("training needs data: give dataset or dataloader, one of the two")
     given: Any = dataset if dataloader is None else dataloader
-    given = getattr(given, "dataset", given) if hasattr(given, "batch_size") else given
-    if given is None or isinstance(given, Dataset | tuple | list | str) or hasattr(given, "__fspath__"):
+    if hasattr(given, "batch_size") and hasattr(given, "dataset"):
+        given = given.dataset
+    if isinstance(given, Dataset | tuple | str) or hasattr(given, "__fspath__"):
         return given
     if hasattr(given, "__getitem__") and hasattr(given, "__len__"):
         return data.from_samples(given)
     if not hasattr(given, "__iter__"):
-        raise DataError(
-            f"the data is {type(given).__name__}; give a dataset, a loader, or a tuple (x, y) of arrays"
-        )
+        raise DataError(f"the data is {type(given).__name__}; give a dataset, a loader, or a tuple (x, y)")
     batches = [(np.asarray(x), np.asarray(y)) for x, y in given]
     if not batches:
         raise DataError("the loader has no batches; give it data")
-    return tuple(np.concatenate(arrays) for arrays in zip(*batches, strict=True))
+    x, y = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
+    return x, y
 
 
-def batch_size_of(*loaders: object) -> int | None:
-    """Return the batch size of the first loader that has one."""
-    return next((size for each in loaders if (size := getattr(each, "batch_size", None)) is not None), None)
+def batch_size_of(loader: object, usual: int) -> int:
+    """Return the batch size of a loader that has one."""
+    return getattr(loader, "batch_size", None) or usual
 
 
 def as_loss(loss_fn: object) -> LossSetting:
-    """Return the loss that an object stands for, by its class as torch names it; raises `ConfigError`."""
-    if loss_fn is None:
-        return "cross_entropy"
-    if isinstance(loss_fn, str | Loss):
-        return loss_fn  # type: ignore[return-value] - who takes it checks a name
-    found = LOSSES.get(type(loss_fn).__name__)
-    if found is None:
-        raise ConfigError(
-            f"loss_fn is {type(loss_fn).__name__}; a model that travels has one of {', '.join(LOSSES)}, or an object "
-            "of edgeasync.losses; any other needs a torch module on each worker"
-        )
-    return found
+    """Return the loss that an object of ours or of torch stands for; raises `ConfigError`."""
+    if type(loss_fn).__module__.startswith("torch."):
+        found = TORCH_LOSSES.get(type(loss_fn).__name__)
+        changed = [getattr(loss_fn, name, None) for name in ("weight", "label_smoothing", "pos_weight")]
+        if found is not None and not any(value is not None and value != 0.0 for value in changed):
+            return found
+    return loss_of(loss_fn)
 
 
-def as_optimizer(optimizer: object) -> Any:
+def as_stages(optimizer: object) -> Any:
     """Return an optimizer of `optim` as edgeasync's own, and anything else as it is."""
-    return optimizer.optimizer() if hasattr(optimizer, "optimizer") else optimizer
+    return optimizer.optimizer() if isinstance(optimizer, Optimizer) else optimizer
 
 
-def torch_optimizer(optimizer: Any) -> Any:
-    """Return an optimizer for a torch module: torch's own as it is, another as a function that makes torch's."""
-    own = as_optimizer(optimizer)
-    if not isinstance(own, SGD | Adam):
-        return own
-    import torch  # noqa: PLC0415 - who trains a module has it
+def as_maker(optimizer: object) -> Any:
+    """Return an optimizer for `edgeasync.torch.model`: torch's as it is, another as what makes torch's."""
+    ours = as_optimizer(optimizer)
+    return ours.maker_for_torch() if isinstance(ours, Optimizer) else ours
 
-    decay = float(getattr(optimizer, "weight_decay", 0.0))
-    make: Callable[..., Any] = torch.optim.Adam if isinstance(own, Adam) else torch.optim.SGD
-    extra = {} if isinstance(own, Adam) else {"momentum": own.momentum}
-    return lambda parameters: make(parameters, lr=own.learning_rate, weight_decay=decay, **extra)
+
+def as_optimizer(optimizer: Any) -> Any:
+    """Return edgeasync's own SGD or Adam as one of `optim`, and anything else as it is."""
+    if isinstance(optimizer, SGD):
+        return Optimizer(None, optimizer, 0.0, lr=optimizer.learning_rate, momentum=optimizer.momentum)
+    if isinstance(optimizer, Adam):
+        return Optimizer(None, optimizer, 0.0, lr=optimizer.learning_rate)
+    return optimizer
 
 
 def as_address(server: str) -> str:
@@ -96,3 +99,15 @@ def as_address(server: str) -> str:
     'tcp://10.0.0.1:5000'
     """
     return server if "://" in server else f"tcp://{server}"
+
+
+def put_back(model: Any, arrays: Any) -> None:
+    """Put trained values into the model that was given; a file keeps its own."""
+    if is_torch(model):
+        import edgeasync.torch as ours  # noqa: PLC0415 - who has a module has paid for torch
+
+        ours.load(model, arrays)
+    elif hasattr(model, "load_state_dict"):
+        model.load_state_dict(arrays)
+    elif hasattr(model, "gradient"):
+        model.parameters = arrays

@@ -314,8 +314,9 @@ def join(
     """Take part in a hub's run from a training loop that stays yours; use it by `with`.
 
     - `hub`: its address, or several.
-    - `model`: a `torch.nn.Module`; a dict of numpy arrays that the loop changes in place; or what
-      has the methods of a participant (docs/train/join.md). It takes the hub's values at once.
+    - `model`: a `torch.nn.Module`; a dict of numpy arrays, or an `edgeasync.networks.Network`, which the loop
+      changes in place; or what has the methods of a participant (docs/train/join.md). It takes the hub's values
+      at once.
     - `optimizer`: of torch; without one, every optimizer of the module's parameters is watched. For other models
       call `session.step()` after each step.
     - `name`, `state`, `enrol`, `insecure`: as for `Agent`. With `state` a script that was killed resumes: its
@@ -323,8 +324,8 @@ def join(
     - `also`: other things of torch that resume, with `state_dict` and `load_state_dict`: a schedule, a scaler.
     - `examples`: how many examples the loop trains on.
     - `keep_optimizer_state`: whether the optimizer's state outlives an exchange; by default as the hub says.
-    - `timeout_s`: how long to wait for the hub's first model, and at the end for its answer to the last steps. Without
-      the first model the loop trains by itself until it comes; those steps do not count.
+    - `timeout_s`: how long to wait for the hub's first model, and at the end for its answer to the last steps.
+      Without the first model the loop trains by itself until it comes; those steps do not count.
     - Other keys of `[agent]` in a settings file.
 
     Raises `ConfigError`, `AddressError` or `AccessError`, and `ModelMismatchError` if the hub has another model.
