@@ -5,8 +5,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from edgeasync import SGD, Agent, Dataset, Hub, Policy, Run, data, join
+from edgeasync import SGD, Agent, Hub, Policy, Run, join
 from edgeasync.async_train import given
+from edgeasync.async_train.data import as_dataset
+from edgeasync.async_train.hub_model import as_hub_model, has_own_code
+from edgeasync.async_train.loops import loop_of
 from edgeasync.async_train.optim import Optimizer
 from edgeasync.policies.aggregation import SynchronousAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -27,14 +30,14 @@ NAMES_KEPT = 10_000
 class FaultTolerantTrainer:
     """Trains a model in this process, and keeps all that a restart needs in a folder.
 
-    Killed at any moment and started again by the same call, it continues: every example is trained and counted once
-    an epoch. With one worker the result is that of an undisturbed run, to the bit.
+    Killed at any moment and started again by the same call, it continues: every example is trained and counted
+    once an epoch. With one worker the result is that of an undisturbed run, to the bit.
 
     - `model`: as for `edgeasync.train`, or a `torch.nn.Module`.
     - `checkpoint_dir`: the folder of the run, which `Run.open` reads. The workers' own state lies in it, too.
     - `checkpoint_frequency`: updates between two checkpoints. A restart replays what came since the last one.
-    - `recovery_strategy`: the model that a restart begins with. `"latest"`: the one where it stood. `"best"`: that of
-      the checkpoint with the best evaluation. Or a checkpoint's name. The place in the data is where it stood.
+    - `recovery_strategy`: the model that a restart begins with. `"latest"`: the one where it stood. `"best"`: that
+      of the checkpoint with the best evaluation. Or a checkpoint's name. The place in the data is where it stood.
     - `workers`: how many train at the same time, each on its share of the data.
     - `update_frequency`: batches between two updates.
     - `seed`: of the first values and of the order of examples, where edgeasync draws them.
@@ -60,8 +63,8 @@ class FaultTolerantTrainer:
         update_frequency: int = 16,
         seed: int = 0,
     ) -> None:
-        self.model = model
-        self._folder, self._workers, self._seed = Path(checkpoint_dir).expanduser(), workers, seed
+        self.model, self._workers, self._seed = model, workers, seed
+        self._folder = Path(checkpoint_dir).expanduser()
         self._rules = _rules(self._folder, checkpoint_frequency, recovery_strategy, update_frequency)
 
     def train(
@@ -80,65 +83,52 @@ class FaultTolerantTrainer:
         Afterwards the model has the trained values. `batch_size` is by default the loader's, or 32. `evaluate` is
         held-out data, as for `edgeasync.train`.
         """
-        loader, torch = dataset if dataloader is None else dataloader, given.is_torch(self.model)
-        loops = torch and self._workers == 1 and _is_torch_loader(loader)
-        examples = None if loops else _as_dataset(given.as_data(dataset, dataloader))
-        own = _torch_model(self.model, loss_fn, optimizer) if torch else self.model
-        rules = {**self._rules, "seed": self._seed, "evaluate": evaluate}
-        if not torch:
-            rules |= {"loss": given.as_loss(loss_fn), "input_shape": _shape_of(examples)}
-        with Hub(own, run=self._folder, bind="tcp://127.0.0.1:*", **rules) as hub:
+        loader = dataset if dataloader is None else dataloader
+        loops = given.is_torch(self.model) and self._workers == 1 and _is_torch_loader(loader)
+        examples = None if loops else as_dataset(given.as_data(dataset, dataloader))
+        own, how = as_hub_model(self.model, examples, optimizer, loss_fn)
+        how |= {"run": self._folder, "bind": "tcp://127.0.0.1:*", "evaluate": evaluate, "seed": self._seed}
+        with Hub(own, **how, **self._rules) as hub:
+            kept: dict[str, Any] = {
+                "name": "worker",
+                "state": self._folder / "workers",
+                "spool": "full",
+                "keep_optimizer_state": True,
+            }
             if examples is None:
-                self._train_in_a_loop(hub.address, loader, epochs, optimizer, loss_fn)
+                _train_in_a_loop(hub, self.model, loader, epochs, training=(optimizer, loss_fn), kept=kept)
             else:
-                with Agent(
-                    hub.address,
-                    examples,
-                    model=own if torch or hasattr(own, "gradient") and hasattr(own, "parameters") else None,
-                    workers=self._workers,
-                    name="worker",
-                    state=self._folder / "workers",
-                    spool="full",
-                    optimizer=None if torch else given.as_stages(optimizer),
-                    batch_size=batch_size or given.batch_size_of(loader, BATCH_SIZE),
-                    keep_optimizer_state=True,
-                    passes=epochs,
-                    seed=self._seed,
-                ) as agent:
+                kept |= {"workers": self._workers, "seed": self._seed, "passes": epochs}
+                kept |= {"batch_size": batch_size or given.batch_size_of(loader, BATCH_SIZE)}
+                kept |= {"model": own} if has_own_code(self.model) else {}
+                stages = None if given.is_torch(self.model) else given.as_stages(optimizer)
+                with Agent(hub.address, examples, optimizer=stages, **kept) as agent:
                     agent.wait()
             hub.finish(f"{epochs} epochs")
             hub.wait()
-        return _give_back(self.model, Run.open(self._folder))
+        run = Run.open(self._folder)
+        given.put_back(self.model, run.arrays)
+        return run
 
     async def train_async(self, *args: Any, **kwargs: Any) -> Run:
         """Do what `train` does, in a thread, while the caller's loop runs."""
         return await asyncio.to_thread(self.train, *args, **kwargs)
 
-    def _train_in_a_loop(self, address: str, loader: Any, epochs: int, optimizer: Any, loss_fn: Any) -> None:
-        """Train a torch module here: so a loader of torch stays what it is, with its own order and workers."""
-        import torch  # noqa: PLC0415 - who has a module has it
 
-        module, ours = self.model, given.as_optimizer(optimizer or SGD(learning_rate=0.05))
-        used = ours.for_torch(module.parameters()) if isinstance(ours, Optimizer) else ours
-        compute = loss_fn or torch.nn.functional.cross_entropy
-        with join(
-            address,
-            module,
-            used,
-            name="worker",
-            state=self._folder / "workers",
-            keep_optimizer_state=True,
-            alone_steps_max=0,
-            timeout_s=PATIENCE_S,
-        ) as session:
-            module.train()
-            for _ in range(epochs):
-                for inputs, targets in session.batches(loader):
-                    used.zero_grad()
-                    loss = compute(module(inputs), targets)
-                    loss.backward()
-                    session.note(loss.item(), len(targets))
-                    used.step()
+def _train_in_a_loop(
+    hub: Hub, module: Any, loader: Any, epochs: int, *, training: tuple[Any, Any], kept: dict[str, Any]
+) -> None:
+    """Train a torch module here: so a loader of torch stays what it is, with its own order and workers."""
+    import torch  # noqa: PLC0415 - who has a module has it
+
+    optimizer, loss_fn = training
+    loop, used = loop_of(module), given.as_optimizer(optimizer or SGD(learning_rate=0.05))
+    used = used.for_torch(module.parameters()) if isinstance(used, Optimizer) else used
+    loss = loss_fn or torch.nn.functional.cross_entropy
+    with join(hub.address, module, used, alone_steps_max=0, timeout_s=PATIENCE_S, **kept) as session:
+        for _ in range(epochs):
+            for inputs, targets in session.batches(loader):
+                loop.step(inputs, targets, used, loss, session)
 
 
 def _rules(folder: Path, every: int, recovery: str, local_steps: int) -> dict[str, Any]:
@@ -159,35 +149,6 @@ def _rules(folder: Path, every: int, recovery: str, local_steps: int) -> dict[st
     return {"policy": policy, "settings": {"codec": FLOAT32, "checkpoint": checkpoint, "evaluation": evaluation}}
 
 
-def _as_dataset(found: Any) -> Dataset:
-    if isinstance(found, Dataset):
-        return found
-    return Dataset.of(*found) if isinstance(found, tuple) else data.load(found)
-
-
-def _shape_of(examples: Dataset | None) -> tuple[int, ...] | None:
-    """Return the shape of an example; of several inputs layers have none."""
-    shape = None if examples is None else getattr(examples.features, "shape", None)
-    return None if shape is None else tuple(shape[1:])
-
-
-def _torch_model(module: Any, loss_fn: Any, optimizer: Any) -> Any:
-    from edgeasync import torch  # noqa: PLC0415 - who has a module has it
-
-    return torch.model(module, loss_fn, given.as_maker(optimizer))
-
-
 def _is_torch_loader(loader: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(loader, torch.utils.data.DataLoader)
-
-
-def _give_back(model: Any, run: Run) -> Run:
-    """Put a run's values into a model that holds its own; return the run."""
-    if given.is_torch(model):
-        from edgeasync import torch  # noqa: PLC0415 - who has a module has it
-
-        torch.load(model, run)
-    elif hasattr(model, "load_state_dict"):
-        model.load_state_dict(run.arrays)
-    return run

@@ -57,7 +57,7 @@ def onnx_model():
 
 def torch_arguments(*, own_generator=False):
     """Return a torch module, and what it trains with: Adam, and a loader that shuffles."""
-    import torch
+    import torch  # noqa: PLC0415 - few kinds need it
 
     torch.manual_seed(11)
     module = torch.nn.Sequential(
@@ -105,14 +105,14 @@ def main(kind, folder, epochs, workers="1"):
     trainer = FaultTolerantTrainer(
         model, folder, checkpoint_frequency=40, workers=int(workers), update_frequency=STEPS, seed=2
     )
-    print("begun", flush=True)
+    print("begun", flush=True)  # noqa: T201 - the test waits for it
     run = trainer.train(epochs=int(epochs), **given)
     np.savez(Path(folder) / "result.tmp.npz", **run.arrays)
     (Path(folder) / "result.tmp.npz").replace(Path(folder) / "result.npz")
 
 
 def run_once(kind, folder, epochs, *, workers=1, after_s=None, under=()):
-    """Run the program, to its end or until it is killed `after_s` its training began; return whether it was killed."""
+    """Run the program, to its end or to its kill `after_s` its training began; return whether it was killed."""
     arguments = [kind, folder, epochs, workers]
     command = [*under, sys.executable, "-m", "tests.support.killed_training", *map(str, arguments)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
