@@ -12,7 +12,7 @@ from edgeasync.async_train import FaultTolerantTrainer
 from edgeasync.errors import StorageError
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.disk_faults import injecting, needs_strace
-from tests.support.killed_training import EXAMPLES, examples, kill_at_random, run_once
+from tests.support.killed_training import EXAMPLES, examples, kill_at_random, main, run_once
 from tests.support.size import repetitions
 
 EPOCHS = 10
@@ -21,7 +21,7 @@ EPOCHS = 10
 @pytest.mark.process
 @pytest.mark.parametrize("kind", ["numpy", "custom", "layers", "onnx"])
 def test_a_run_of_one_worker_ends_with_the_same_parameters_to_the_bit(kind, tmp_path):
-    run_once(kind, tmp_path / "undisturbed", EPOCHS)
+    main(kind, tmp_path / "undisturbed", EPOCHS)
     kill_at_random(kind, tmp_path / "killed", EPOCHS, kills=repetitions("kills of a trainer"))
     check_same(tmp_path / "undisturbed", tmp_path / "killed")
 
@@ -36,7 +36,7 @@ CALLS = [
 @pytest.mark.process
 @needs_strace
 def test_so_it_does_when_killed_at_chosen_calls_to_the_disk(tmp_path):
-    run_once("numpy", tmp_path / "undisturbed", EPOCHS)
+    main("numpy", tmp_path / "undisturbed", EPOCHS)
     for calls, count in CALLS[: max(4, repetitions("kills of a trainer"))]:
         run_once("numpy", tmp_path / "killed", EPOCHS, under=injecting(calls, f"signal=SIGKILL:when={count}"))
         assert not (tmp_path / "killed" / "result.npz").exists()

@@ -59,6 +59,7 @@ def torch_arguments(*, own_generator=False):
     """Return a torch module, and what it trains with: Adam, and a loader that shuffles."""
     import torch  # noqa: PLC0415 - few kinds need it
 
+    torch.set_num_threads(1)
     torch.manual_seed(11)
     module = torch.nn.Sequential(
         torch.nn.Linear(16, 24),
