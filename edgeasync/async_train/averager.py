@@ -7,12 +7,13 @@ from typing import Any, Self, Unpack
 from edgeasync.async_train.communication import Averaging, Communication
 from edgeasync.async_train.ignored import ignore
 from edgeasync.async_train.loops import Loop, evaluate
+from edgeasync.async_train.running import Running
 
 
-class AsyncModelAverager:
+class AsyncModelAverager(Running):
     """Trains this process's model, and averages it with those of the others; rank 0 holds the hub.
 
-    Rank 0 is at `master`, by default where MASTER_ADDR and MASTER_PORT say. Use this by `with`, or `close` it.
+    Rank 0 is at `master`, by default where MASTER_ADDR and MASTER_PORT say. Use this by `with`, or `stop` it.
 
     >>> import numpy as np
     >>> from edgeasync.async_train import AsyncModelAverager, nn, optim
@@ -35,8 +36,8 @@ class AsyncModelAverager:
         **averaging: Unpack[Averaging],
     ) -> None:
         ignore("AsyncModelAverager", "edgeasync speaks over ZeroMQ", communication_backend=communication_backend)
-        self.device, self._model, self._loop = device, model, Loop(model, device)
-        self.communication = Communication(self._loop, rank, world_size, **averaging)
+        self.device, self._loop = device, Loop(model, device)
+        self.communication = Communication(model, self._loop, rank, world_size, **averaging)
 
     def train_step(self, inputs: Any, targets: Any, optimizer: Any = None, loss_fn: Any = None) -> float:
         """Take a step on a batch, and return its loss; when it is time, the model is averaged before that."""
@@ -65,19 +66,11 @@ class AsyncModelAverager:
         """Return the accuracy of this process's model; of values, not classes, the mean squared error."""
         return evaluate(self._loop, test_data)
 
-    def close(self) -> None:
-        """Send the last steps; rank 0 waits for the others to end, and its model is the average of all."""
-        self.communication.close(self._model)
-
-    def __enter__(self) -> Self:
+    def start(self) -> Self:
+        """Begin, unless that has happened; the first `train_step` does it, too."""
         self.communication.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return await asyncio.to_thread(self.__enter__)
-
-    async def __aexit__(self, *_: object) -> None:
-        await asyncio.to_thread(self.close)
+    def stop(self) -> None:
+        """Send the last steps; rank 0 waits for the others to end, and its model is the average of all."""
+        self.communication.stop()

@@ -34,7 +34,7 @@ class AsyncModelAverageAlgorithm:
 
     def start(self, model: Any, rank: int, world_size: int) -> None:
         """Begin to average a model; its optimizers' steps count from now on."""
-        started = Communication(Loop(model), rank, world_size, **self._averaging).start()
+        started = Communication(model, Loop(model), rank, world_size, **self._averaging).start()
         self._started.append((model, started))
 
     def __deepcopy__(self, memo: object) -> Self:
@@ -58,9 +58,9 @@ class AsyncModelAverageAlgorithm:
         """Average again."""
         self.communication(model).session.resume()
 
-    def close(self, model: Any) -> None:
+    def stop(self, model: Any) -> None:
         """Send the last steps; rank 0 waits for the others, and its model is the average of all."""
-        self.communication(model).close(model)
+        self.communication(model).stop()
 
 
 def with_edgeasync(model: Any, optimizers: Sequence[Any], algorithm: AsyncModelAverageAlgorithm) -> Any:

@@ -13,9 +13,13 @@ from edgeasync.async_train.given import as_address, put_back
 from edgeasync.async_train.loops import Loop
 from edgeasync.errors import ConfigError
 from edgeasync.policies.frequency import AdaptiveFrequency, FixedFrequency, TimeFrequency
+from edgeasync.policies.monitor import Monitor, NotFiniteWatch
 from edgeasync.policies.policy import WarmUp
 
 LOG = logging.getLogger("edgeasync.async_train")
+
+PLAIN = Monitor(watch=(NotFiniteWatch(),), clip=0.0)
+"""Nothing is added to what the reference says: no update is shortened, and no learning rate lowered."""
 
 JOIN_S = 30.0
 """How long a process waits for rank 0's hub, and rank 0 for the others, before it trains by itself."""
@@ -46,10 +50,11 @@ class Averaging(TypedDict, total=False):
 
 
 class Communication:
-    """Averages the model of a loop with those of the other processes, from `start` to `close`."""
+    """Averages the model of a loop with those of the other processes, from `start` to `stop`."""
 
     def __init__(
         self,
+        model: Any,
         loop: Loop,
         rank: int,
         world_size: int,
@@ -61,7 +66,7 @@ class Communication:
         agent: dict[str, Any] | None = None,
         **averaging: Any,
     ) -> None:
-        self._world_size = world_size
+        self._model, self._world_size = model, world_size
         self._loop, self._rank, self._policy = loop, rank, make_policy(world_size, **averaging)
         self._master, self._run, self._keys, self._insecure = master, checkpoint_dir, keys, insecure
         self._agent = {"name": f"rank-{rank}-{secrets.token_hex(3)}", **(agent or {})}
@@ -102,7 +107,7 @@ class Communication:
         except TimeoutError as error:
             LOG.warning("rank 0 begins without the others: %s", error)
 
-    def close(self, model: Any) -> None:
+    def stop(self) -> None:
         """Send the last steps. Rank 0 waits for the others to leave, and puts the last average into the model."""
         if self.session is None:
             return
@@ -112,7 +117,7 @@ class Communication:
                 self.hub.wait_until_left(LEFT_S)
             self.hub.finish("rank 0 has ended")
             self.hub.wait()
-            put_back(model, Run.open(self.hub.path).arrays)
+            put_back(self._model, Run.open(self.hub.path).arrays)
         self.session = None
 
 
@@ -152,4 +157,5 @@ def make_policy(
         if warmup_steps
         else None
     )
-    return Policy(optimizer=(SGD(),), frequency=frequencies[averaging_policy](), warm_up=warm_up)
+    frequency = frequencies[averaging_policy]()
+    return Policy(optimizer=(SGD(),), frequency=frequency, warm_up=warm_up, monitor=PLAIN)

@@ -1,6 +1,7 @@
 """What a program of the reference gives - data, losses, optimizers - as edgeasync's public face takes it."""
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from edgeasync import SGD, Adam, Dataset
@@ -92,5 +93,5 @@ def put_back(model: Any, arrays: Any) -> None:
         ours.load(model, arrays)
     elif hasattr(model, "load_state_dict"):
         model.load_state_dict(arrays)
-    elif hasattr(model, "gradient"):
+    elif isinstance(getattr(model, "parameters", None), Mapping):
         model.parameters = arrays

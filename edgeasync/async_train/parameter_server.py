@@ -1,5 +1,6 @@
 """`ParameterServer`: holds the model, and applies what workers send as it comes."""
 
+import asyncio
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,8 +9,10 @@ from typing import Any, Self
 import numpy as np
 
 from edgeasync import SGD, Hub, Policy, Run
+from edgeasync.async_train.communication import PLAIN
 from edgeasync.async_train.given import as_loss, is_torch, put_back
 from edgeasync.async_train.model import Model
+from edgeasync.async_train.running import Running
 from edgeasync.errors import ConfigError
 from edgeasync.policies.aggregation import ImmediateAggregator, ModelAverageAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -24,7 +27,7 @@ MOMENTUM = 0.9
 RULES: dict[str, Any] = {"async_sgd": ImmediateAggregator(), "model_average": ModelAverageAggregator()}
 
 
-class ParameterServer:
+class ParameterServer(Running):
     """Holds a model, and applies the updates of workers as they come; docs/train/async_train.md has the arguments.
 
     `hub` is the hub that it is. When it stops, the model that was given has the trained values. It listens beyond
@@ -75,30 +78,14 @@ class ParameterServer:
         self.hub.wait_for(num_workers, timeout_s)
         self.hub.wait_until_left(timeout_s)
 
-    async def wait_for_workers_async(self, num_workers: int = 1) -> None:
+    async def wait_for_workers_async(self, num_workers: int = 1, timeout_s: float | None = None) -> None:
         """Do what `wait_for_workers` does."""
-        await self.hub.wait_for_async(num_workers)
-        await self.hub.wait_until_left_async()
+        await asyncio.to_thread(self.wait_for_workers, num_workers, timeout_s)
 
     def stop(self) -> None:
         """End the training of all workers, and put the trained values into the model."""
         self.hub.finish("the parameter server was stopped")
         self.hub.wait()
-        put_back(self._model, Run.open(self.hub.path).arrays)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    async def __aenter__(self) -> Self:
-        await self.hub.__aenter__()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.hub.finish("the parameter server was stopped")
-        await self.hub.wait_async()
         put_back(self._model, Run.open(self.hub.path).arrays)
 
 
@@ -133,4 +120,5 @@ def server_policy(rule: str, staleness: str, factor: float, max_staleness: float
         staleness=policies[staleness],
         optimizer=(corrected if staleness == "momentum_correction" else SGD(),),
         frequency=FixedFrequency(local_steps=STEPS_MAX),
+        monitor=PLAIN,
     )

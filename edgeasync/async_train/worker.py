@@ -60,12 +60,12 @@ class AsyncWorker:
 
     def train(self, dataset: object = None, **training: Unpack[Training]) -> None:
         """Train for `epochs` on a `dataset`, or that of a `dataloader`; the server may end it before."""
-        with self._make(dataset, **training) as agent:
+        with self._begin(dataset, **training) as agent:
             agent.wait()
 
     async def train_async(self, dataset: object = None, **training: Unpack[Training]) -> None:
         """Do what `train` does."""
-        async with self._make(dataset, **training) as agent:
+        async with self._begin(dataset, **training) as agent:
             await agent.wait_async()
 
     def evaluate(self, test_data: object) -> float:
@@ -75,40 +75,40 @@ class AsyncWorker:
         found = self.agent.evaluate(as_data(test_data))
         return found.loss if found.accuracy is None else found.accuracy
 
-    def _make(
-        self,
-        dataset: object = None,
-        *,
-        dataloader: object = None,
-        epochs: int = 1,
-        optimizer: object = None,
-        loss_fn: object = None,
-        metrics: Sequence[str] = (),
-        log_frequency: int | None = None,
-    ) -> Agent:
-        self.agent = Agent(
-            self._address,
-            as_data(dataset, dataloader),
-            batch_size=self._batch_size
-            or batch_size_of(dataset if dataloader is None else dataloader, BATCH_SIZE),
-            metrics=[name for name in metrics if name != "loss"],  # which is told anyway
-            passes=epochs,
-            callbacks=[Progress(log_frequency)] if log_frequency else [],
-            **self._how(optimizer, loss_fn),
-            **self._settings,
-        )
+    def _begin(self, dataset: object = None, **training: Unpack[Training]) -> Agent:
+        how = how_to_train(self._model, self._device, dataset, **training)
+        own = {} if self._batch_size is None else {"batch_size": self._batch_size}
+        self.agent = Agent(self._address, **how | own | self._settings)
         return self.agent
 
-    def _how(self, optimizer: object, loss_fn: Any) -> dict[str, Any]:
-        """Return how to train: a torch module has torch's optimizer, and a loss of its own."""
-        if not is_torch(self._model):
-            loss = None if loss_fn is None or self._model is not None else as_loss(loss_fn)
-            model, stages = self._model, as_stages(optimizer)
-            return {"model": model, "optimizer": stages, "loss": loss, "keep_optimizer_state": True}
+
+def how_to_train(
+    model: Any,
+    device: str,
+    dataset: object = None,
+    *,
+    dataloader: object = None,
+    epochs: int = 1,
+    optimizer: object = None,
+    loss_fn: Any = None,
+    metrics: Sequence[str] = (),
+    log_frequency: int | None = None,
+) -> dict[str, Any]:
+    """Return what an agent is told; a torch module has torch's optimizer, and a loss of its own."""
+    how: dict[str, Any] = {
+        "data": as_data(dataset, dataloader),
+        "batch_size": batch_size_of(dataset if dataloader is None else dataloader, BATCH_SIZE),
+        "metrics": [name for name in metrics if name != "loss"],  # which is told anyway
+        "passes": epochs,
+        "callbacks": [Progress(log_frequency)] if log_frequency else [],
+        "keep_optimizer_state": True,
+    }
+    if is_torch(model):
         import edgeasync.torch as ours  # noqa: PLC0415 - who has a module has paid for torch
 
-        model = ours.model(self._model, loss_fn, as_maker(optimizer), device=self._device)
-        return {"model": model, "keep_optimizer_state": True}
+        return how | {"model": ours.model(model, loss_fn, as_maker(optimizer), device=device)}
+    loss = None if loss_fn is None or model is not None else as_loss(loss_fn)
+    return how | {"model": model, "optimizer": as_stages(optimizer), "loss": loss}
 
 
 class Progress:

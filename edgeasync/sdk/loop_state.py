@@ -39,6 +39,8 @@ class LoopState:
         """Yield the batches of one pass over a loader, or those behind the place to resume from."""
         if self._passed < self._epochs:
             self._passed += 1
+            if isinstance(getattr(loader, "epoch", None), int):  # a loader that shuffles by the number of its pass
+                loader.epoch += 1  # type: ignore[attr-defined]
             return
         self._generator = getattr(loader, "generator", None)
         if self._resumed is None:

@@ -119,7 +119,7 @@ class OnnxTrainer:
     def step(self) -> StepResult:
         """Take one local step, on one batch.
 
-        What the graph draws at random follows from the place in the data, so a trainer that resumes draws the same.
+        What the graph draws at random follows from the place in the data: a trainer that resumes draws the same.
         onnxruntime has one generator for the whole process.
         """
         onnxruntime.set_seed(zlib.crc32(self._batches.state().tobytes()))

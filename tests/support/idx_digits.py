@@ -8,7 +8,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 TRAINED = 1400
-"""The first examples are for training, the rest is for the test."""
+"""So many examples are for training, the others for the test."""
 
 
 def digits(*, size: int = 8) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
@@ -17,7 +17,9 @@ def digits(*, size: int = 8) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.nd
     images = np.round(data.images * (255 / 16)).astype(np.uint8)
     if size == 28:
         images = np.pad(np.kron(images, np.ones((1, 3, 3), np.uint8)), ((0, 0), (2, 2), (2, 2)))
-    labels = data.target.astype(np.uint8)
+    # In the order of scikit-learn the last ones are of other writers, and harder.
+    order = np.random.default_rng(0).permutation(len(images))
+    images, labels = images[order], data.target.astype(np.uint8)[order]
     return (images[:TRAINED], labels[:TRAINED]), (images[TRAINED:], labels[TRAINED:])
 
 
