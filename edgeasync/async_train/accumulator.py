@@ -22,8 +22,8 @@ class AsyncGradientAccumulator:
     - `model`: a torch module, a model of `async_train.nn`, an ONNX file, or an object with `parameters` and
       `gradient`.
     - `accumulation_steps`: batches for one step. Or `base_batch_size` and `target_batch_size`: examples.
-    - `adaptive_accumulation`: so many batches that steps, with the exchanges in them, take a tenth of the time at
-      most; from `base_batch_size` to `target_batch_size` examples.
+    - `adaptive_accumulation`: as few batches as needed, so that steps with their exchanges take at most a tenth of
+      the time: from one up to the number above.
     - `session`: what `edgeasync.join` returned for the torch module, or for `model.network`; a step is one of its
       steps, so batches in between cost no exchange.
 
