@@ -80,7 +80,7 @@ def test_processes_reach_what_one_loop_reaches(tmp_path):
     together = async_sgd(
         network(),
         data.DataLoader(digits, batch_size=16, shuffle=True),
-        num_workers=4,
+        num_workers=2,
         num_epochs=20,
         lr=0.1,
         loss_fn=loss_fn,
