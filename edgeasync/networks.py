@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from edgeasync import nn
 from edgeasync.data.dataset import Dataset
-from edgeasync.errors import ConfigError, DataError
+from edgeasync.errors import ConfigError, DataError, ModelMismatchError
 from edgeasync.losses import CrossEntropy, LossSetting, MeanSquaredError, OnnxLoss, check_loss, find_loss
 from edgeasync.parameters import Vector
 from edgeasync.runtime.evaluation import evaluation_graph, numpy_loss
@@ -114,6 +114,24 @@ class Network:
         found = gradient(self.vector, batch.features, batch.y, out)
         out[self.spec.trained_length :] = 0.0
         return BatchGradient(0.0 if found is None else found, gradient.weight, out)
+
+    def share(self, other: "Network") -> None:
+        """Take the values of another network of the same arrays: from now on both have the same memory.
+
+        Raises `ModelMismatchError` if it has other arrays.
+
+        >>> from edgeasync import networks, nn
+        >>> small, large = (
+        ...     networks.Network(nn.Sequential(nn.Conv2d(1, 2, 3), nn.GlobalAvgPool()), (1, side, side))
+        ...     for side in (8, 16)
+        ... )
+        >>> large.share(small)
+        >>> small.arrays["0.bias"] is large.arrays["0.bias"]
+        True
+        """
+        if self.spec != other.spec:
+            raise ModelMismatchError("the other network has other arrays; give one of the same layers")
+        self.vector, self.arrays = other.vector, other.arrays
 
     def SerializeToString(self) -> bytes:  # noqa: N802 - as protobuf names it
         """Return the ONNX model for inference with the present values, as bytes."""

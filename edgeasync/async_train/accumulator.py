@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from edgeasync.async_train.given import is_torch
 from edgeasync.async_train.learners import learner_of
 from edgeasync.errors import ConfigError
 
@@ -21,10 +22,10 @@ class AsyncGradientAccumulator:
     - `model`: a torch module, a model of `async_train.nn`, an ONNX file, or an object with `parameters` and
       `gradient`.
     - `accumulation_steps`: batches for one step. Or `base_batch_size` and `target_batch_size`: examples.
-    - `adaptive_accumulation`: so many batches that steps, with the exchanges in them, take a tenth of the time at
-      most; from `base_batch_size` to `target_batch_size` examples.
-    - `session`: what `edgeasync.join` returned for the model's arrays; it is told of each step. With torch it sees
-      steps itself.
+    - `adaptive_accumulation`: as few batches as needed, so that steps with their exchanges take at most a tenth of
+      the time: from one up to the number above.
+    - `session`: what `edgeasync.join` returned for the torch module, or for `model.network`; a step is one of its
+      steps, so batches in between cost no exchange.
 
     >>> import numpy as np
     >>> from edgeasync.async_train import AsyncGradientAccumulator, nn, optim
@@ -55,6 +56,8 @@ class AsyncGradientAccumulator:
         """Steps that were taken."""
         self._pace = Pace(self._most) if adaptive_accumulation else None
         self._learner = learner_of(model)
+        self.model = self._learner.model
+        """The model that has the values: the one that was given or, for layers and files, a `Model` of them."""
         self._session = session
         self._clock = clock
         self._batches = self._examples = 0
@@ -76,8 +79,11 @@ class AsyncGradientAccumulator:
         if not self._batches:
             return
         began_s = self._clock()
+        watched = is_torch(self.model)  # then the session sees the optimizer's step itself
+        if self._session is not None and watched:
+            self._session.note(loss=loss, examples=self._examples)
         self._learner.step(optimizer)
-        if self._session is not None:
+        if self._session is not None and not watched:
             self._session.step(loss=loss, examples=self._examples)
         if self._pace is not None:
             self.accumulation_steps = self._pace.note_step(self._clock() - began_s)

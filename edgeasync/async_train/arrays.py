@@ -15,7 +15,7 @@ class Array(np.ndarray[Any, np.dtype[Any]]):
     """
 
     origin: Any = None
-    """Of a model's scores: the model and the inputs. What is computed from them has none."""
+    """Of a model's scores: the model and the inputs. Arrays that are computed from them have none."""
 
     def to(self, device: object = None, **_: object) -> "Array":  # noqa: ARG002 - there is one device
         """Return this array: it is on the CPU, as all are."""

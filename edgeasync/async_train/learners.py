@@ -20,6 +20,9 @@ Vector = npt.NDArray[np.float32]
 class Learner(Protocol):
     """A model, with gradients that add up until a step is taken."""
 
+    model: Any
+    """The model that has the values."""
+
     def add(self, inputs: Any, targets: Any, loss_fn: object) -> float:
         """Add a batch's gradient, weighed by its size; return the batch's mean loss."""
 
@@ -68,60 +71,75 @@ class NetworkLearner(ArrayLearner):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self._model = model
+        self.model = model
 
     def add(self, inputs: Any, targets: Any, loss_fn: object) -> float:
         """Add a batch's gradient; return its mean loss."""
         values = np.asarray(inputs)
-        found = self._model.fit_to(values.shape[1:]).gradient(values, np.asarray(targets), as_loss(loss_fn))
+        found = self.model.fit_to(values.shape[1:]).gradient(values, np.asarray(targets), as_loss(loss_fn))
         self.collect(found.vector, found.weight)
         return found.loss
 
     def step(self, optimizer: object) -> None:
         """Take one step of the optimizer."""
-        network = self._model.network
+        network = self.model.network
         self.move(optimizer, network.spec, network.vector)
 
 
 class OwnLearner(ArrayLearner):
-    """A model of your own, with `parameters` and `gradient(arrays, x, y)`; it has a loss of its own."""
+    """A model of your own, with `parameters` and `gradient(arrays, x, y)`; it has a loss of its own.
+
+    Its arrays are read before each gradient and written after each step, since others may write to them meanwhile.
+    """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
+        self.model = model
         arrays = {name: np.asarray(value, np.float32) for name, value in model.parameters.items()}
         self._spec = ParameterSpec(tuple([Parameter(name, array.shape) for name, array in arrays.items()]))
         self._vector = self._spec.flatten(arrays)
-        self._model = model
-        self._model.parameters = self._spec.views(self._vector)
+        self._arrays = self._spec.views(self._vector)
 
     def add(self, inputs: Any, targets: Any, loss_fn: object) -> float:  # noqa: ARG002
         """Add a batch's gradient; return its mean loss."""
-        loss, found = self._model.gradient(self._model.parameters, np.asarray(inputs), np.asarray(targets))
-        gradients = {name: np.asarray(found[name], np.float32) for name in self._model.parameters}
+        self._read()
+        loss, found = self.model.gradient(self._arrays, np.asarray(inputs), np.asarray(targets))
+        gradients = {name: np.asarray(found[name], np.float32) for name in self._arrays}
         self.collect(self._spec.flatten(gradients), len(targets))
         return float(loss)
 
     def step(self, optimizer: object) -> None:
         """Take one step of the optimizer."""
+        self._read()
         self.move(optimizer, self._spec, self._vector)
+        for name, array in self._arrays.items():
+            own = self.model.parameters[name]
+            if isinstance(own, np.ndarray):
+                own[...] = array
+            else:
+                self.model.parameters[name] = array.copy()
+
+    def _read(self) -> None:
+        for name, array in self._arrays.items():
+            array[...] = self.model.parameters[name]
 
 
 class TorchLearner:
     """A torch module; gradients add up in its parameters."""
 
     def __init__(self, module: Any) -> None:
-        self._module = module
+        self.model = module
         self._weight = 0.0
 
     def add(self, inputs: Any, targets: Any, loss_fn: Any) -> float:
         """Add a batch's gradient; return its mean loss."""
         torch = sys.modules["torch"]
-        device = next(self._module.parameters()).device
+        device = next(self.model.parameters()).device
         if not self._weight:
-            self._module.zero_grad()
+            self.model.zero_grad()
         x, y = (torch.as_tensor(np.ascontiguousarray(each) if isinstance(each, np.ndarray) else each).to(device)
                 for each in (inputs, targets))  # fmt: skip
-        loss = torch_loss(loss_fn)(self._module(x), y)
+        loss = torch_loss(loss_fn)(self.model(x), y)
         weight = _weight_of(loss_fn, y)
         if weight:
             (loss * weight).backward()
@@ -132,9 +150,9 @@ class TorchLearner:
         """Take one step of the optimizer, torch's or ours."""
         optimizer = as_optimizer(optimizer)
         if isinstance(optimizer, Optimizer):
-            optimizer = optimizer.for_torch(self._module.parameters())
+            optimizer = optimizer.for_torch(self.model.parameters())
         if self._weight:
-            for parameter in self._module.parameters():
+            for parameter in self.model.parameters():
                 if parameter.grad is not None:
                     parameter.grad /= self._weight
         optimizer.step()

@@ -61,7 +61,7 @@ class Model:
             if math.prod(self._shape) != math.prod(example):
                 network = Network(self.layers, example, seed=self._seed)
                 if self._network is not None:
-                    _copy(self._network.arrays, network.arrays)
+                    network.share(self._network)
                 self._network, self._shape = network, tuple(example)
         return self.network
 

@@ -3,9 +3,22 @@
 from typing import Any
 
 import edgeasync
-from edgeasync.async_train.given import as_data, as_loss, as_maker, as_stages, batch_size_of, is_torch, put_back
+from edgeasync.async_train.given import (
+    as_data,
+    as_loss,
+    as_maker,
+    as_optimizer,
+    as_stages,
+    batch_size_of,
+    is_torch,
+    put_back,
+)
 from edgeasync.async_train.model import Model
-from edgeasync.async_train.optim import SGD
+from edgeasync.async_train.optim import SGD, Optimizer
+from edgeasync.policies.frequency import FixedFrequency
+
+LOCAL_STEPS = 8
+"""Between two exchanges: on one machine an exchange costs little."""
 
 
 def async_sgd(
@@ -46,6 +59,8 @@ def async_sgd(
         "until": edgeasync.Stop(epochs=num_epochs),
         "batch_size": batch_size_of(data, 32),
         "engine": "processes",
+        "policy": one_machine_policy(chosen),
+        "keep_optimizer_state": True,
         "seed": seed,
         **settings,
     }
@@ -59,3 +74,13 @@ def async_sgd(
         arguments |= {"optimizer": as_stages(chosen), "loss": as_loss(loss_fn)}
     put_back(model, edgeasync.train(adapted, dataset, **arguments).arrays)
     return model
+
+
+def one_machine_policy(optimizer: Any) -> edgeasync.Policy:
+    """Return the policy for workers with an optimizer: only one side has momentum, since both would multiply."""
+    frequency = FixedFrequency(local_steps=LOCAL_STEPS)
+    stage = as_optimizer(optimizer)
+    options: Any = stage.for_torch_options if isinstance(stage, Optimizer) else getattr(stage, "defaults", {})
+    if options.get("momentum"):
+        return edgeasync.Policy(optimizer=(edgeasync.SGD(learning_rate=1.0),), frequency=frequency)
+    return edgeasync.Policy(frequency=frequency)

@@ -27,7 +27,7 @@ class Optimizer:
         self._model: Model | None = getattr(params, "model", None)
         self._tensors = None if params is None or self._model is not None else list(params)
         self._stage, self._weight_decay = stage, weight_decay
-        self._for_torch = {**for_torch, "weight_decay": weight_decay}
+        self.for_torch_options = {**for_torch, "weight_decay": weight_decay}
         self._torch: tuple[list[Any], Any] | None = None
         self._trainer: Any = None
         self._gradient = np.zeros(0, np.float32)
@@ -89,7 +89,7 @@ class Optimizer:
 
     def maker_for_torch(self) -> Callable[[Iterable[Any]], Any]:
         """Return what makes torch's optimizer of the same name, of parameters."""
-        name, options = type(self).__name__, dict(self._for_torch)
+        name, options = type(self).__name__, dict(self.for_torch_options)
         return lambda parameters: getattr(sys.modules["torch"].optim, name)(parameters, **options)
 
 

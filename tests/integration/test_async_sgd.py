@@ -71,8 +71,8 @@ def test_processes_reach_what_one_loop_reaches(tmp_path):
     folder = write_idx_digits(tmp_path / "digits", zipped=True)
     digits, held_out = data.MNIST(folder, train=True), data.MNIST(folder, train=False)
     alone, loss_fn = network(), nn.CrossEntropyLoss()
-    optimizer = optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
-    for _ in range(10):
+    optimizer = optim.SGD(alone.parameters(), lr=0.1)
+    for _ in range(20):
         for inputs, targets in data.DataLoader(digits, batch_size=16, shuffle=True):
             optimizer.zero_grad()
             loss_fn(alone(inputs), targets).backward()
@@ -81,8 +81,8 @@ def test_processes_reach_what_one_loop_reaches(tmp_path):
         network(),
         data.DataLoader(digits, batch_size=16, shuffle=True),
         num_workers=2,
-        num_epochs=10,
-        optimizer=optim.SGD(lr=0.1, momentum=0.9),
+        num_epochs=20,
+        lr=0.1,
         loss_fn=loss_fn,
     )
     assert accuracy(together, held_out) >= accuracy(alone, held_out) - 0.01

@@ -1,7 +1,7 @@
-"""What is done with a picture before it is trained on.
+"""Transforms of pictures, before they are trained on.
 
 A picture is uint8 (height, width) or (height, width, 3) up to `ToTensor`, and float32 (channels, height, width)
-after it. What is random is drawn from a seed: the same seed and looks give the same pictures.
+after it. Random transforms draw from a seed: the same seed and looks give the same pictures.
 """
 
 import math

@@ -58,7 +58,7 @@ def test_a_model_is_trained_by_edgeasync_and_takes_the_values_back():
     run = train(network, (x, y), workers=2, until=Stop(epochs=10), optimizer=optim.SGD(lr=0.5).optimizer())
     network.load_state_dict(run.arrays)
     assert (network.eval()(x).argmax(axis=1) == y).mean() > 0.9
-    with pytest.raises(ModelMismatchError, match="0.bias"):
+    with pytest.raises(ModelMismatchError, match=r"0\.bias"):
         nn.Sequential(nn.Linear(4, 2)).load_state_dict(run.arrays)
 
 
@@ -126,7 +126,7 @@ def test_a_gpu_is_not_there_which_is_said_once(caplog):
 
 
 def test_names_that_nn_lacks_are_told():
-    with pytest.raises(AttributeError, match="has no 'Linaer'.* torch.nn.Module"):
+    with pytest.raises(AttributeError, match=r"has no 'Linaer'.* torch\.nn\.Module"):
         nn.Linaer  # noqa: B018
 
 
@@ -139,7 +139,7 @@ def test_a_residual_network_of_50_layers():
 
 def test_a_pretrained_model_is_looked_for_where_the_error_says(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match="resnet50.onnx: no such file; nothing is downloaded"):
+    with pytest.raises(ConfigError, match=r"resnet50\.onnx: no such file; nothing is downloaded"):
         models.resnet50(pretrained=True)
     path = tmp_path / ".cache/edgeasync/models/resnet50.onnx"
     path.parent.mkdir(parents=True)
