@@ -1,0 +1,163 @@
+"""`AsyncTrainingMonitor`: thresholds that you know, alerts as callbacks, and what is done about them."""
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from edgeasync.async_train.ignored import ignore
+from edgeasync.async_train.warm_up import AsyncTrainer
+from edgeasync.callbacks import AlertEvent, Event
+from edgeasync.errors import ConfigError
+from edgeasync.policies.monitor import Monitor, ThresholdWatch
+
+WINDOW = 16
+"""How many losses a variance is of."""
+
+REDUCTION = 0.5
+"""Factor of the learning rate under `reduce_lr`."""
+
+METRICS = ("loss", "loss_variance", "gradient_norm")
+REMEDIES = {
+    "increase_sync_frequency": "increase_frequency",
+    "reduce_lr": "reduce_lr",
+    "rollback": "rollback",
+    "alert": "alert",
+}
+
+
+class AsyncTrainingMonitor:
+    """Watches training by thresholds, and tells `alerts`.
+
+    - `model`: the model, of which `step` then looks at the gradients; or an `AsyncTrainer`, whose hub watches too,
+      over all workers, and carries the remedy out.
+    - `divergence_metrics`: of "loss", "loss_variance" and "gradient_norm", those to watch.
+    - `alert_threshold`: the highest value that is calm, or a dict with one for each metric.
+    - `remediation_strategy`: "increase_sync_frequency", "reduce_lr", "rollback" or "alert", which does no more.
+      Of a model alone `reduce_lr` needs its `optimizer`, and the first has no meaning.
+    - `optimizer`: torch's.
+
+    >>> from edgeasync.async_train import AsyncTrainingMonitor
+    >>> monitor = AsyncTrainingMonitor(None, divergence_metrics=["loss"], alert_threshold=2.0)
+    >>> monitor.on_alert(lambda alert: print(alert.detail))
+    >>> for loss in (1.0, 3.0, 3.5):
+    ...     calm = monitor.step(loss)
+    the loss is 3, and the threshold 2
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        divergence_metrics: Sequence[str] = ("loss_variance", "gradient_norm"),
+        alert_threshold: float | Mapping[str, float] = 0.5,
+        remediation_strategy: str = "increase_sync_frequency",
+        *,
+        optimizer: Any = None,
+    ) -> None:
+        self._thresholds = _thresholds(divergence_metrics, alert_threshold, remediation_strategy)
+        self._remedy, self._optimizer = remediation_strategy, optimizer
+        self.policy = _policy(self._thresholds, remediation_strategy)
+        self.alerts: list[AlertEvent] = []
+        """What was alarming so far: `alert.detail`, and `alert.device` if it was about one."""
+        self._told: list[Callable[[AlertEvent], object]] = []
+        self._losses: deque[float] = deque(maxlen=WINDOW)
+        self._alarmed: set[str] = set()
+        self._steps = 0
+        self._watched = isinstance(model, AsyncTrainer)
+        self._model = model.model if isinstance(model, AsyncTrainer) else model
+        if isinstance(model, AsyncTrainer):
+            model.watch(self)
+        self._calm: Any = None
+
+    def on_alert(self, callback: Callable[[AlertEvent], object]) -> None:
+        """Call this with every alert from now on."""
+        self._told.append(callback)
+
+    def step(self, loss: float) -> bool:
+        """Look at a step's loss, and at the model's gradients; return whether all is calm."""
+        self._steps += 1
+        self._losses.append(float(loss))
+        figures = {
+            "loss": self._losses[-1],
+            "loss_variance": _variance(self._losses),
+            "gradient_norm": _norm(self._model),
+        }
+        high = {name for name, most in self._thresholds.items() if not figures[name] <= most}
+        for name in sorted(high - self._alarmed):
+            detail = f"the {name} is {figures[name]:.3g}, and the threshold {self._thresholds[name]:g}"
+            self.see(AlertEvent(time_s=float(self._steps), device="", detail=detail))
+        if high - self._alarmed and not self._watched:
+            self._do()
+        elif not high and self._remedy == "rollback" and not self._watched:
+            self._calm = _copy(self._model)
+        self._alarmed = high
+        return not high
+
+    def see(self, event: Event) -> None:
+        """Note an alert of the hub; other events are passed over."""
+        if isinstance(event, AlertEvent):
+            self.alerts.append(event)
+            for callback in self._told:
+                callback(event)
+
+    def _do(self) -> None:
+        """Do something about an alert where no hub does."""
+        if self._remedy == "rollback" and self._calm is not None:
+            self._model.load_state_dict(self._calm)
+            self._losses.clear()
+        elif self._remedy == "reduce_lr" and self._optimizer is not None:
+            for group in self._optimizer.param_groups:
+                group["lr"] *= REDUCTION
+        elif self._remedy != "alert":
+            ignore(
+                "AsyncTrainingMonitor",
+                "only a trainer, a model or an optimizer can follow it",
+                remediation_strategy=self._remedy,
+            )
+
+
+def _thresholds(metrics: Sequence[str], threshold: float | Mapping[str, float], remedy: str) -> dict[str, float]:
+    """Return the threshold of each metric; raises `ConfigError` for what is none."""
+    if unknown := [name for name in metrics if name not in METRICS]:
+        raise ConfigError(f"divergence_metrics has {unknown[0]!r}; it may have {', '.join(METRICS)}")
+    if remedy not in REMEDIES:
+        raise ConfigError(f"remediation_strategy is {remedy!r}; give one of {', '.join(REMEDIES)}")
+    found = {name: threshold[name] if isinstance(threshold, Mapping) else threshold for name in metrics}
+    if wrong := [value for value in found.values() if not 0.0 <= value < math.inf]:
+        raise ConfigError(f"alert_threshold is {wrong[0]!r}; give a number, 0 or more")
+    return found
+
+
+def _policy(thresholds: Mapping[str, float], remedy: Any) -> Monitor:
+    watches: list[Any] = [
+        ThresholdWatch(metric=name, threshold=most, remedy=REMEDIES[remedy])  # type: ignore[arg-type]
+        for name, most in thresholds.items()
+    ]
+    return Monitor(watch=tuple(watches), clip=0.0)
+
+
+def _variance(losses: Sequence[float]) -> float:
+    return statistics.pvariance(losses) if all(map(math.isfinite, losses)) else math.inf
+
+
+def _norm(model: Any) -> float:
+    """Return the norm of a model's gradients, 0 where there are none."""
+    if hasattr(model, "take_gradient"):
+        found = model.take_gradient()
+        return 0.0 if found is None else float(np.linalg.norm(found))
+    if not callable(getattr(model, "parameters", None)):
+        return 0.0
+    gradients = [tensor.grad for tensor in model.parameters() if getattr(tensor, "grad", None) is not None]
+    return math.sqrt(sum(float((gradient.detach() ** 2).sum()) for gradient in gradients))
+
+
+def _copy(model: Any) -> Any:
+    """Return a copy of a model's values, to go back to."""
+    if not hasattr(model, "state_dict"):
+        return None
+    return {
+        name: array.clone() if hasattr(array, "clone") else array for name, array in model.state_dict().items()
+    }
