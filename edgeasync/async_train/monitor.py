@@ -58,7 +58,7 @@ class AsyncTrainingMonitor:
         optimizer: Any = None,
     ) -> None:
         self._thresholds = _thresholds(divergence_metrics, alert_threshold, remediation_strategy)
-        self._remedy, self._optimizer = remediation_strategy, optimizer
+        self._strategy, self._optimizer = remediation_strategy, optimizer
         self.policy = _policy(self._thresholds, remediation_strategy)
         self.alerts: list[AlertEvent] = []
         """What was alarming so far: `alert.detail`, and `alert.device` if it was about one."""
@@ -66,9 +66,9 @@ class AsyncTrainingMonitor:
         self._losses: deque[float] = deque(maxlen=WINDOW)
         self._alarmed: set[str] = set()
         self._steps = 0
-        self._watched = isinstance(model, AsyncTrainer)
-        self._model = model.model if isinstance(model, AsyncTrainer) else model
+        self._model, self._watched = model, isinstance(model, AsyncTrainer)
         if isinstance(model, AsyncTrainer):
+            self._model = model.model
             model.watch(self)
         self._calm: Any = None
 
@@ -80,20 +80,16 @@ class AsyncTrainingMonitor:
         """Look at a step's loss, and at the model's gradients; return whether all is calm."""
         self._steps += 1
         self._losses.append(float(loss))
-        figures = {
-            "loss": self._losses[-1],
-            "loss_variance": _variance(self._losses),
-            "gradient_norm": _norm(self._model),
-        }
+        figures = _figures(self._losses, self._model)
         high = {name for name, most in self._thresholds.items() if not figures[name] <= most}
-        for name in sorted(high - self._alarmed):
+        news, self._alarmed = sorted(high - self._alarmed), high
+        for name in news:
             detail = f"the {name} is {figures[name]:.3g}, and the threshold {self._thresholds[name]:g}"
             self.see(AlertEvent(time_s=float(self._steps), device="", detail=detail))
-        if high - self._alarmed and not self._watched:
-            self._do()
-        elif not high and self._remedy == "rollback" and not self._watched:
+        if news and not self._watched:
+            _remedy(self._strategy, self._model, self._calm, self._optimizer)
+        elif not high and self._strategy == "rollback":
             self._calm = _copy(self._model)
-        self._alarmed = high
         return not high
 
     def see(self, event: Event) -> None:
@@ -103,20 +99,17 @@ class AsyncTrainingMonitor:
             for callback in self._told:
                 callback(event)
 
-    def _do(self) -> None:
-        """Do something about an alert where no hub does."""
-        if self._remedy == "rollback" and self._calm is not None:
-            self._model.load_state_dict(self._calm)
-            self._losses.clear()
-        elif self._remedy == "reduce_lr" and self._optimizer is not None:
-            for group in self._optimizer.param_groups:
-                group["lr"] *= REDUCTION
-        elif self._remedy != "alert":
-            ignore(
-                "AsyncTrainingMonitor",
-                "only a trainer, a model or an optimizer can follow it",
-                remediation_strategy=self._remedy,
-            )
+
+def _remedy(strategy: str, model: Any, calm: Any, optimizer: Any) -> None:
+    """Do something about an alert where no hub does; `calm` are the model's last calm values."""
+    if strategy == "rollback" and calm is not None:
+        model.load_state_dict(calm)
+    elif strategy == "reduce_lr" and optimizer is not None:
+        for group in optimizer.param_groups:
+            group["lr"] *= REDUCTION
+    elif strategy != "alert":
+        why = "here nothing can follow it: give the trainer, or the model and its optimizer"
+        ignore("AsyncTrainingMonitor", why, remediation_strategy=strategy)
 
 
 def _thresholds(metrics: Sequence[str], threshold: float | Mapping[str, float], remedy: str) -> dict[str, float]:
@@ -139,8 +132,9 @@ def _policy(thresholds: Mapping[str, float], remedy: Any) -> Monitor:
     return Monitor(watch=tuple(watches), clip=0.0)
 
 
-def _variance(losses: Sequence[float]) -> float:
-    return statistics.pvariance(losses) if all(map(math.isfinite, losses)) else math.inf
+def _figures(losses: Sequence[float], model: Any) -> dict[str, float]:
+    variance = statistics.pvariance(losses) if all(map(math.isfinite, losses)) else math.inf
+    return {"loss": losses[-1], "loss_variance": variance, "gradient_norm": _norm(model)}
 
 
 def _norm(model: Any) -> float:

@@ -112,32 +112,28 @@ class AsyncTrainer:
             raise ConfigError("a monitor watches from the beginning: make it before the first train_step")
         self._watchers.append(watcher)
 
-    def _plan(
-        self, dataset: Any, epochs: float, optimizer: Any, loss_fn: Any, *, dataloader: Any = None, **more: Any
-    ) -> dict[str, Any]:
-        examples = as_dataset(given.as_data(dataset, dataloader))
+    def _plan(self, dataset: Any, epochs: float, optimizer: Any, loss_fn: Any, **more: Any) -> dict[str, Any]:
+        """Return arguments of `edgeasync.train`."""
+        loader = more.pop("dataloader", None)
+        examples = as_dataset(given.as_data(dataset, loader))
         model, how = as_hub_model(self.model, examples, optimizer, loss_fn)
         how.pop("input_shape", None)  # the examples say it
-        size = given.batch_size_of(dataset if dataloader is None else dataloader, BATCH_SIZE)
-        usual = {"batch_size": size, "workers": self._workers, "seed": self._seed, "until": Stop(epochs=epochs)}
-        how |= {
-            "policy": make_policy(self._warm_up, self._regular, self._watchers),
-            "callbacks": [watcher.see for watcher in self._watchers],
-        }
+        size = more.pop("batch_size", None) or given.batch_size_of(
+            dataset if loader is None else loader, BATCH_SIZE
+        )
+        how |= {"batch_size": size, "workers": self._workers, "seed": self._seed, "until": Stop(epochs=epochs)}
+        how["policy"] = make_policy(self._warm_up, self._regular, self._watchers, math.ceil(len(examples) / size))
+        how["callbacks"] = [*(watcher.see for watcher in self._watchers), *more.pop("callbacks", ())]
         how["optimizer"] = None if given.is_torch(self.model) else given.as_stages(optimizer)
-        return {"model": model, "data": examples} | how | usual | more
+        return {"model": model, "data": examples} | how | more
 
 
-def make_policy(
-    warm_up: tuple[float, int], regular: int, watchers: list[Watcher], steps_per_epoch: int | None = None
-) -> Policy:
-    """Return a policy whose warm-up takes epochs or, where a number of steps is known, updates."""
+def make_policy(warm_up: tuple[float, int], regular: int, watchers: list[Watcher], steps_per_epoch: int) -> Policy:
+    """Return a policy whose warm-up has the updates of these epochs."""
     epochs, frequency = warm_up
-    how: dict[str, Any] = {"epochs": epochs}
-    if steps_per_epoch is not None:
-        how = {"updates": math.ceil(epochs * steps_per_epoch / frequency)}
-    first = WarmUp(frequency=FixedFrequency(local_steps=frequency), **how) if any(how.values()) else None
-    watches = tuple(watch for watcher in watchers for watch in watcher.policy.watch)
+    updates = math.ceil(epochs * steps_per_epoch / frequency)
+    first = WarmUp(updates=updates, frequency=FixedFrequency(local_steps=frequency)) if updates else None
+    watches = tuple([watch for watcher in watchers for watch in watcher.policy.watch])
     monitor = Monitor(watch=watches, clip=0.0) if watchers else Monitor()
     return Policy(
         optimizer=(SGD(),), frequency=FixedFrequency(local_steps=regular), warm_up=first, monitor=monitor

@@ -42,7 +42,7 @@ def test_all_exchange_in_rounds_at_first_and_rarely_later(waits):
 
 @pytest.mark.parametrize("make", [network, Logistic])
 def test_a_step_at_a_time(make, caplog):
-    ignored._say.cache_clear()  # noqa: SLF001 - another test may have been told
+    ignored._say.cache_clear()  # another test may have been told
     x, y = examples()
     for steps_per_epoch in (STEPS_PER_EPOCH, None):
         trainer = AsyncTrainer(make(), 1, 3, 11, steps_per_epoch=steps_per_epoch)
