@@ -61,7 +61,7 @@ class AsyncTrainingMonitor:
         self._strategy, self._optimizer = remediation_strategy, optimizer
         self.policy = _policy(self._thresholds, remediation_strategy)
         self.alerts: list[AlertEvent] = []
-        """What was alarming so far: `alert.detail`, and `alert.device` if it was about one."""
+        """All that was alarming so far: `alert.detail`, and `alert.device` if it was about one."""
         self._told: list[Callable[[AlertEvent], object]] = []
         self._losses: deque[float] = deque(maxlen=WINDOW)
         self._alarmed: set[str] = set()

@@ -270,7 +270,7 @@ class ThresholdWatch(_FleetWatch, frozen=True, tag_field="kind", tag="threshold"
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
         """Compare the figure with the bound."""
         found = fleet.gradients.median if self.metric == "gradient_norm" else getattr(fleet, self.metric)
-        if not found > self.threshold:  # nor if there is none yet
+        if not found > self.threshold:  # nor before the first figure
             return None
         return f"the {self.metric} is {found:.3g}, and the threshold {self.threshold:g}"
 
