@@ -68,6 +68,11 @@ def with_edgeasync(model: Any, optimizers: Sequence[Any], algorithm: AsyncModelA
 
     Rank and number of processes are as `init_distributed` says. `model.bagua_algorithm` is the algorithm. Raises
     `ConfigError` for what is no torch module: `AsyncModelAverager` takes other models, too.
+
+    >>> from edgeasync.async_train import AsyncModelAverageAlgorithm, with_edgeasync
+    >>> with_edgeasync(object(), [], AsyncModelAverageAlgorithm())
+    Traceback (most recent call last):
+    edgeasync.errors.ConfigError: give a torch.nn.Module and a list of its optimizers; ...
     """
     if not is_torch(model) or not optimizers:
         raise ConfigError(

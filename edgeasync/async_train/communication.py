@@ -66,9 +66,14 @@ class Communication:
         agent: dict[str, Any] | None = None,
         **averaging: Any,
     ) -> None:
-        self._model, self._world_size = model, world_size
-        self._loop, self._rank, self._policy = loop, rank, make_policy(world_size, **averaging)
-        self._master, self._run, self._keys, self._insecure = master, checkpoint_dir, keys, insecure
+        self._model, self._loop, self._rank, self._world_size = model, loop, rank, world_size
+        self._master = master or ("127.0.0.1:*" if world_size == 1 else None)
+        self._insecure = insecure
+        self._hub_arguments: dict[str, Any] = {
+            "run": checkpoint_dir,
+            "keys": keys,
+            "policy": make_policy(world_size, **averaging),
+        }
         self._agent = {"name": f"rank-{rank}-{secrets.token_hex(3)}", **(agent or {})}
         self.hub: Hub | None = None
         self.session: Any = None
@@ -79,24 +84,12 @@ class Communication:
             return self
         address = as_address(self._master or find_master())
         if self._rank == 0:
-            self.hub = Hub(
-                self._loop.hub_model,
-                run=self._run or tempfile.mkdtemp(prefix="edgeasync-averager-"),
-                bind=address,
-                policy=self._policy,
-                loss="mse",  # it fits every model, and no device computes it here
-                keys=self._keys,
-                insecure=self._insecure,
-                settings={"hub": {"quiet": False}},
+            self.hub = make_hub(
+                self._loop.hub_model, address, insecure=self._insecure, **self._hub_arguments
             ).start()
             address = self.hub.address
-        how: dict[str, Any] = {
-            "keep_optimizer_state": True,
-            "timeout_s": JOIN_S,
-            "insecure": self._insecure,
-            **self._agent,
-        }
-        self.session = join(address, self._loop.participant, **how)
+        how: dict[str, Any] = {"keep_optimizer_state": True, "timeout_s": JOIN_S, "insecure": self._insecure}
+        self.session = join(address, self._loop.participant, **how | self._agent)
         if self.hub is not None and not self.hub.status()["version"]:  # a hub that has returned waits for nobody
             self._await_others(self.hub)
         return self
@@ -119,6 +112,18 @@ class Communication:
             self.hub.wait()
             put_back(self._model, Run.open(self.hub.path).arrays)
         self.session = None
+
+
+def make_hub(model: Any, address: str, *, run: str | Path | None, **arguments: Any) -> Hub:
+    """Return the hub of rank 0."""
+    return Hub(
+        model,
+        run=run or tempfile.mkdtemp(prefix="edgeasync-averager-"),
+        bind=address,
+        loss="mse",  # it fits every model, and no device computes it here
+        settings={"hub": {"quiet": False}},
+        **arguments,
+    )
 
 
 def make_policy(

@@ -29,6 +29,10 @@ def init_distributed(
 
     `master_addr` and `master_port` are written to MASTER_ADDR and MASTER_PORT, where torchrun would have put them.
     Raises `ConfigError` for numbers that do not fit.
+
+    >>> from edgeasync.async_train import init_distributed
+    >>> init_distributed(rank=1, world_size=4)
+    Place(rank=1, world_size=4)
     """
     ignore("init_distributed", "edgeasync speaks over ZeroMQ", backend=backend)
     if master_addr is not None:

@@ -11,7 +11,7 @@ from edgeasync.async_train import given
 from edgeasync.async_train.data import as_dataset
 from edgeasync.async_train.hub_model import as_hub_model
 from edgeasync.async_train.ignored import ignore
-from edgeasync.async_train.loops import loop_of
+from edgeasync.async_train.loops import Loop
 from edgeasync.callbacks import Event
 from edgeasync.errors import ConfigError
 from edgeasync.policies.frequency import FixedFrequency
@@ -144,7 +144,7 @@ class Stepping:
     """A hub in this process, and the session of a loop that trains for it a batch at a time."""
 
     def __init__(self, model: Any, policy: Policy, watchers: list[Watcher]) -> None:
-        self._model, self._loop = model, loop_of(model)
+        self._model, self._loop = model, Loop(model)
         self._hub = Hub(
             self._loop.hub_model,
             run=tempfile.mkdtemp(prefix="edgeasync-trainer-"),
@@ -160,7 +160,7 @@ class Stepping:
 
     def step(self, inputs: Any, targets: Any, optimizer: Any, loss_fn: Any) -> float:
         """Take a step on a batch, and return its loss."""
-        return self._loop.step(inputs, targets, optimizer, loss_fn, self._session)
+        return float(self._loop.step(inputs, targets, optimizer, loss_fn, self._session))
 
     def close(self) -> Run:
         """Send the last steps, and end the hub; the model has the hub's values then."""

@@ -112,7 +112,7 @@ def how_to_train(
 
 
 class Progress:
-    """Tells in the log how a worker does, every so many batches."""
+    """Tells in the log how a worker does, every `log_frequency` batches."""
 
     def __init__(self, log_frequency: int) -> None:
         self._log_frequency, self._batches = log_frequency, 0

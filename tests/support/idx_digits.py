@@ -8,7 +8,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 TRAINED = 1400
-"""So many examples are for training, the others for the test."""
+"""The number of examples for training; the others are for the test."""
 
 
 def digits(*, size: int = 8) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
