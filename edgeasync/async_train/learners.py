@@ -30,6 +30,16 @@ class Learner(Protocol):
         """Take one step of the optimizer along the mean of all that was added, and forget it."""
 
 
+def counted_step(learner: Learner, optimizer: object, session: Any, loss: float | None, examples: int) -> None:
+    """Take a step, and let a session of `edgeasync.join` count it, if there is one."""
+    watched = is_torch(learner.model)  # then the session sees the optimizer's step itself
+    if session is not None and watched:
+        session.note(loss=loss, examples=examples)
+    learner.step(optimizer)
+    if session is not None and not watched:
+        session.step(loss=loss, examples=examples)
+
+
 def learner_of(model: object) -> Learner:
     """Return how a model learns; raises `ConfigError` for what is none."""
     if is_torch(model):

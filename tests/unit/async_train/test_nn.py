@@ -39,11 +39,11 @@ def test_a_loop_of_backward_and_step_learns(kind, lr):
 def test_two_backwards_add_up_until_zero_grad():
     network, (x, y) = model(), batch()
     nn.CrossEntropyLoss()(network(x), y).backward()
-    once = network.take_gradient().copy()
+    once = network.gradient
     nn.CrossEntropyLoss()(network(x), y).backward()
-    assert np.allclose(network.take_gradient(), 2 * once)
+    assert np.allclose(network.gradient, 2 * once)
     network.zero_grad()
-    assert network.take_gradient() is None
+    assert network.gradient is None
 
 
 def test_backward_needs_scores_that_come_straight_from_a_model():
@@ -83,6 +83,13 @@ def test_layers_that_take_any_picture_wait_for_the_first_one():
     values = network.state_dict()
     assert network(np.zeros((2, 1, 12, 12))).shape == small.shape
     assert all(np.array_equal(array, values[name]) for name, array in network.state_dict().items())
+
+
+def test_pictures_with_their_channels_last_are_refused():
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 2))
+    assert network(np.zeros((2, 192))).shape == network(np.zeros((2, 3, 8, 8))).shape == (2, 2)
+    with pytest.raises(ConfigError, match=r"Conv2d got \[batch, 8, 8, 3\]"):
+        network(np.zeros((2, 8, 8, 3)))
 
 
 def test_pictures_go_into_a_dense_layer_flat():
