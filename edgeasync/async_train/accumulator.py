@@ -43,14 +43,11 @@ class AsyncGradientAccumulator:
     ) -> None:
         self.accumulation_steps = _batches(accumulation_steps, base_batch_size, target_batch_size)
         """Batches for the step that is being prepared."""
-        self.steps = 0
-        """Steps that were taken."""
+        self.steps = 0  # that were taken
         self._pace = Pace(self.accumulation_steps, adaptive=adaptive_accumulation)
         self._learner = learner_of(model)
-        self.model = self._learner.model
-        """The one that was given or, for layers and files, a `Model` of them."""
-        self._session = session
-        self._clock = clock
+        self.model = self._learner.model  # the one that was given or, for layers and files, a `Model` of them
+        self._session, self._clock = session, clock
         self._batches = self._examples = 0
 
     def train_step(self, inputs: Any, targets: Any, *, optimizer: Any, loss_fn: Any = None) -> float:
