@@ -9,7 +9,7 @@ from edgeasync import SGD, Agent, Hub, Policy, Run, join
 from edgeasync.async_train import given
 from edgeasync.async_train.data import as_dataset
 from edgeasync.async_train.hub_model import as_hub_model, has_own_code
-from edgeasync.async_train.loops import loop_of
+from edgeasync.async_train.loops import Loop
 from edgeasync.async_train.optim import Optimizer
 from edgeasync.policies.aggregation import SynchronousAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -122,7 +122,7 @@ def _train_in_a_loop(
     import torch  # noqa: PLC0415 - who has a module has it
 
     optimizer, loss_fn = training
-    loop, used = loop_of(module), given.as_optimizer(optimizer or SGD(learning_rate=0.05))
+    loop, used = Loop(module), given.as_optimizer(optimizer or SGD(learning_rate=0.05))
     used = used.for_torch(module.parameters()) if isinstance(used, Optimizer) else used
     loss = loss_fn or torch.nn.functional.cross_entropy
     with join(hub.address, module, used, alone_steps_max=0, timeout_s=PATIENCE_S, **kept) as session:

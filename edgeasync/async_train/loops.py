@@ -24,15 +24,17 @@ class Loop:
         if is_torch(model):
             import edgeasync.torch as ours  # noqa: PLC0415 - who has a module has paid for torch
 
-            self.participant = model.to(device)
-            self.hub_model: Any = ours.model(model)
-        elif isinstance(getattr(model, "parameters", None), Mapping):
-            model.parameters = {name: np.array(array, np.float32) for name, array in model.parameters.items()}
-            self.participant, self.hub_model = model.parameters, model
-        else:
-            self._model = self.hub_model = model if isinstance(model, Model) else Model(model)
-            self.participant = self._model.network
+            self._model = model.to(device)
+        elif not isinstance(model, Model) and not isinstance(getattr(model, "parameters", None), Mapping):
+            self._model = Model(model)
         self._learner = learner_of(self._model)
+        self.participant = self.hub_model = self._model
+        if is_torch(model):
+            self.hub_model = ours.model(model)
+        elif isinstance(self._model, Model):
+            self.participant = self._model.network
+        else:
+            self.participant = model.parameters
 
     def step(
         self, inputs: Any, targets: Any, optimizer: Any = None, loss_fn: Any = None, session: Any = None
