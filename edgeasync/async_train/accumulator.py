@@ -50,7 +50,7 @@ class AsyncGradientAccumulator:
         self._session, self._clock = session, clock
         self._batches = self._examples = 0
 
-    def train_step(self, inputs: Any, targets: Any, *, optimizer: Any, loss_fn: Any = None) -> float:
+    def train_step(self, inputs: Any, targets: Any, optimizer: Any, loss_fn: Any = None) -> float:
         """Add a batch's gradient, and take a step if it was the last of the step; return its mean loss."""
         began_s = self._clock()
         loss = self._learner.add(inputs, targets, loss_fn)

@@ -26,6 +26,12 @@ class HeldNetwork:
         self._shape = None if input_shape is None else tuple(input_shape)
         self._seed = seed
         self._network: Network | None = None
+        self._values: Arrays | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy, here or in another process, builds a network of its own.
+        values = self._values if self._network is None else self.state_dict()
+        return {**self.__dict__, "_network": None, "_values": values}
 
     @property
     def network(self) -> Network:
@@ -34,6 +40,9 @@ class HeldNetwork:
             if self._shape is None and isinstance(self.layers, nn.Layer):
                 self._shape = input_shape_of(self.layers)
             self._network = Network(self.layers, self._shape, seed=self._seed)
+            if self._values is not None:
+                _copy(self._values, self._network.arrays)
+                self._values = None
         return self._network
 
     def fit_to(self, example: Sequence[int]) -> Network:
@@ -83,7 +92,7 @@ class Model(HeldNetwork):
     def __init__(self, model: object, *, input_shape: Sequence[int] | None = None, seed: int = 0) -> None:
         super().__init__(model, input_shape, seed)
         self.training = True
-        self.gradient: npt.NDArray[np.float32] | None = None
+        self.gradient_sum: npt.NDArray[np.float32] | None = None
         """The gradients since the last `zero_grad`, added up."""
 
     def __call__(self, inputs: npt.ArrayLike) -> Array:
@@ -95,14 +104,14 @@ class Model(HeldNetwork):
         return scores
 
     def backward(self, inputs: npt.ArrayLike, targets: npt.ArrayLike, loss: losses.LossSetting) -> None:
-        """Add a batch's gradient to `gradient`, which `optimizer.step()` uses."""
+        """Add a batch's gradient to `gradient_sum`, which `optimizer.step()` uses."""
         values = np.asarray(inputs)
         found = self.fit_to(values.shape[1:]).gradient(values, targets, loss).vector
-        self.gradient = found.copy() if self.gradient is None else self.gradient + found
+        self.gradient_sum = found.copy() if self.gradient_sum is None else self.gradient_sum + found
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
-        self.gradient = None
+        self.gradient_sum = None
 
     def parameters(self) -> "Parameters":
         """Return the parameters, for an optimizer."""

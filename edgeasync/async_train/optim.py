@@ -45,8 +45,8 @@ class Optimizer:
             self.for_torch(self._tensors).step()
             return
         model = self._known_model
-        if model.gradient is not None:
-            self.update(model.network.spec, model.network.vector, model.gradient)
+        if model.gradient_sum is not None:
+            self.update(model.network.spec, model.network.vector, model.gradient_sum)
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
