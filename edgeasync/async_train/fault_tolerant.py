@@ -24,7 +24,7 @@ FLOAT32 = {"push": "identity", "model": "identity", "delta": "off"}
 BATCH_SIZE = 32
 
 NAMES_KEPT = 10_000
-"""How many checkpoints stay where one of them is asked for by its name: so none is dropped."""
+"""How many checkpoints stay where one of them is asked for by its name: so that it stays."""
 
 
 class FaultTolerantTrainer:

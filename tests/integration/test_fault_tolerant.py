@@ -15,14 +15,16 @@ from tests.support.disk_faults import injecting, needs_strace
 from tests.support.killed_training import EXAMPLES, examples, kill_at_random, main, run_once
 from tests.support.size import repetitions
 
-EPOCHS = 10
+KILLS = repetitions("kills of a trainer")
+EPOCHS = 10 + 5 * KILLS
+"""Long enough for all kills."""
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("kind", ["numpy", "custom", "layers", "onnx"])
 def test_a_run_of_one_worker_ends_with_the_same_parameters_to_the_bit(kind, tmp_path):
     main(kind, tmp_path / "undisturbed", EPOCHS)
-    kill_at_random(kind, tmp_path / "killed", EPOCHS, kills=repetitions("kills of a trainer"))
+    kill_at_random(kind, tmp_path / "killed", EPOCHS, kills=KILLS)
     check_same(tmp_path / "undisturbed", tmp_path / "killed")
 
 
@@ -37,7 +39,7 @@ CALLS = [
 @needs_strace
 def test_so_it_does_when_killed_at_chosen_calls_to_the_disk(tmp_path):
     main("numpy", tmp_path / "undisturbed", EPOCHS)
-    for calls, count in CALLS[: max(4, repetitions("kills of a trainer"))]:
+    for calls, count in CALLS[: max(4, KILLS)]:
         run_once("numpy", tmp_path / "killed", EPOCHS, under=injecting(calls, f"signal=SIGKILL:when={count}"))
         assert not (tmp_path / "killed" / "result.npz").exists()
     run_once("numpy", tmp_path / "killed", EPOCHS)
@@ -46,7 +48,7 @@ def test_so_it_does_when_killed_at_chosen_calls_to_the_disk(tmp_path):
 
 @pytest.mark.process
 def test_several_workers_train_every_example_once_an_epoch(tmp_path):
-    kill_at_random("layers", tmp_path, EPOCHS, kills=repetitions("kills of a trainer"), workers=3)
+    kill_at_random("layers", tmp_path, EPOCHS, kills=KILLS, workers=3)
     history = Run.open(tmp_path).history
     assert set(history["outcome"]) <= {"applied", "buffered"}
     for device in ("worker/0", "worker/1", "worker/2"):

@@ -9,16 +9,18 @@ from edgeasync.sdk.loop_state import LoopState
 from tests.support.killed_training import EXAMPLES, kill_at_random, main
 from tests.support.size import repetitions
 
-EPOCHS = 5
+KILLS = repetitions("kills of a trainer")
+EPOCHS = 5 + 2 * KILLS
+"""Long enough for all kills."""
 
 
 KINDS = ["torch with a generator", "torch on data", "torch"]
 
 
-@pytest.mark.parametrize("kind", KINDS[: 1 + repetitions("kills of a trainer")])
+@pytest.mark.parametrize("kind", KINDS[: 1 + KILLS])
 def test_a_module_ends_with_the_same_parameters_to_the_bit(kind, tmp_path):
     main(kind, tmp_path / "undisturbed", EPOCHS)
-    kill_at_random(kind, tmp_path / "killed", EPOCHS, kills=repetitions("kills of a trainer"))
+    kill_at_random(kind, tmp_path / "killed", EPOCHS, kills=KILLS)
     with np.load(tmp_path / "undisturbed/result.npz") as wanted, np.load(tmp_path / "killed/result.npz") as found:
         for name in wanted:
             np.testing.assert_array_equal(found[name], wanted[name])
