@@ -5,8 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from edgeasync.async_train.given import is_torch
-from edgeasync.async_train.learners import learner_of
+from edgeasync.async_train.learners import counted_step, learner_of
 from edgeasync.errors import ConfigError
 
 STEP_SHARE = 0.1
@@ -19,23 +18,16 @@ SMOOTHING = 0.2
 class AsyncGradientAccumulator:
     """Takes one step for several batches; the step is that of one large batch.
 
-    - `model`: a torch module, a model of `async_train.nn`, an ONNX file, or an object with `parameters` and
-      `gradient`.
-    - `accumulation_steps`: batches for one step. Or `base_batch_size` and `target_batch_size`: examples.
-    - `adaptive_accumulation`: as few batches as needed, so that steps with their exchanges take at most a tenth of
-      the time: from one up to the number above.
-    - `session`: what `edgeasync.join` returned for the torch module, or for `model.network`; a step is one of its
-      steps, so batches in between cost no exchange.
+    docs/train/async_train_blocks.md has the arguments. `session` is what `edgeasync.join` returned for a torch
+    module, or for `model.network`.
 
     >>> import numpy as np
-    >>> from edgeasync.async_train import AsyncGradientAccumulator, nn, optim
+    >>> from edgeasync.async_train import AsyncGradientAccumulator, data, nn, optim
     >>> accumulator = AsyncGradientAccumulator(nn.Sequential(nn.Linear(4, 2)), accumulation_steps=2)
-    >>> x, y, optimizer = np.eye(4), [0, 1, 0, 1], optim.SGD(lr=0.1)
-    >>> for _ in range(2):
-    ...     loss = accumulator.train_step(x, y, optimizer=optimizer, loss_fn=nn.CrossEntropyLoss())
-    ...     accumulator.is_update_step()
-    False
-    True
+    >>> for x, y in data.DataLoader((np.eye(4), [0, 1, 0, 1]), batch_size=2):
+    ...     loss = accumulator.train_step(x, y, optimizer=optim.SGD(lr=0.1))
+    >>> accumulator.is_update_step(), accumulator.steps
+    (True, 1)
     """
 
     def __init__(
@@ -49,25 +41,20 @@ class AsyncGradientAccumulator:
         session: Any = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._most = _batches(accumulation_steps, base_batch_size, target_batch_size)
-        self.accumulation_steps = self._most
+        self.accumulation_steps = _batches(accumulation_steps, base_batch_size, target_batch_size)
         """Batches for the step that is being prepared."""
-        self.steps = 0
-        """Steps that were taken."""
-        self._pace = Pace(self._most) if adaptive_accumulation else None
+        self.steps = 0  # that were taken
+        self._pace = Pace(self.accumulation_steps, adaptive=adaptive_accumulation)
         self._learner = learner_of(model)
-        self.model = self._learner.model
-        """The model that has the values: the one that was given or, for layers and files, a `Model` of them."""
-        self._session = session
-        self._clock = clock
+        self.model = self._learner.model  # the one that was given or, for layers and files, a `Model` of them
+        self._session, self._clock = session, clock
         self._batches = self._examples = 0
 
-    def train_step(self, inputs: Any, targets: Any, *, optimizer: Any, loss_fn: Any = None) -> float:
+    def train_step(self, inputs: Any, targets: Any, optimizer: Any, loss_fn: Any = None) -> float:
         """Add a batch's gradient, and take a step if it was the last of the step; return its mean loss."""
         began_s = self._clock()
         loss = self._learner.add(inputs, targets, loss_fn)
-        if self._pace is not None:
-            self._pace.note_batch(self._clock() - began_s)
+        self._pace.note_batch(self._clock() - began_s)
         self._batches += 1
         self._examples += len(targets)
         if self._batches >= self.accumulation_steps:
@@ -79,14 +66,8 @@ class AsyncGradientAccumulator:
         if not self._batches:
             return
         began_s = self._clock()
-        watched = is_torch(self.model)  # then the session sees the optimizer's step itself
-        if self._session is not None and watched:
-            self._session.note(loss=loss, examples=self._examples)
-        self._learner.step(optimizer)
-        if self._session is not None and not watched:
-            self._session.step(loss=loss, examples=self._examples)
-        if self._pace is not None:
-            self.accumulation_steps = self._pace.note_step(self._clock() - began_s)
+        counted_step(self._learner, optimizer, self._session, loss, self._examples)
+        self.accumulation_steps = self._pace.note_step(self._clock() - began_s)
         self.steps += 1
         self._batches = self._examples = 0
 
@@ -96,10 +77,10 @@ class AsyncGradientAccumulator:
 
 
 class Pace:
-    """How many batches make a step, by what batches and steps take."""
+    """How many batches make a step: at most a given number or, if it adapts, by what batches and steps take."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, most: int, *, adaptive: bool) -> None:
+        self._most, self._adaptive = most, adaptive
         self._batch_s: float | None = None
         self._step_s: float | None = None
 
@@ -110,7 +91,7 @@ class Pace:
     def note_step(self, seconds: float) -> int:
         """Take what a step took; return how many batches the next one has."""
         self._step_s = _mean(self._step_s, seconds)
-        if not self._batch_s:
+        if not self._batch_s or not self._adaptive:
             return self._most
         wanted = self._step_s * (1.0 - STEP_SHARE) / STEP_SHARE / self._batch_s
         return max(1, min(self._most, math.ceil(wanted)))

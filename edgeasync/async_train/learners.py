@@ -30,6 +30,16 @@ class Learner(Protocol):
         """Take one step of the optimizer along the mean of all that was added, and forget it."""
 
 
+def counted_step(learner: Learner, optimizer: object, session: Any, loss: float | None, examples: int) -> None:
+    """Take a step, and let a session of `edgeasync.join` count it, if there is one."""
+    watched = is_torch(learner.model)  # then the session sees the optimizer's step itself
+    if session is not None and watched:
+        session.note(loss=loss, examples=examples)
+    learner.step(optimizer)
+    if session is not None and not watched:
+        session.step(loss=loss, examples=examples)
+
+
 def learner_of(model: object) -> Learner:
     """Return how a model learns; raises `ConfigError` for what is none."""
     if is_torch(model):
@@ -94,6 +104,7 @@ class OwnLearner(ArrayLearner):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
+        model.parameters = {name: _writable(value) for name, value in model.parameters.items()}
         self.model = model
         arrays = {name: np.asarray(value, np.float32) for name, value in model.parameters.items()}
         self._spec = ParameterSpec(tuple([Parameter(name, array.shape) for name, array in arrays.items()]))
@@ -113,11 +124,7 @@ class OwnLearner(ArrayLearner):
         self._read()
         self.move(optimizer, self._spec, self._vector)
         for name, array in self._arrays.items():
-            own = self.model.parameters[name]
-            if isinstance(own, np.ndarray):
-                own[...] = array
-            else:
-                self.model.parameters[name] = array.copy()
+            self.model.parameters[name][...] = array
 
     def _read(self) -> None:
         for name, array in self._arrays.items():
@@ -158,6 +165,12 @@ class TorchLearner:
         optimizer.step()
         optimizer.zero_grad()
         self._weight = 0.0
+
+
+def _writable(value: Any) -> npt.NDArray[Any]:
+    """Return an array of floats that can be written: the value itself, if it is one."""
+    whole = isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.flags.writeable
+    return value if whole else np.array(value, np.float32)
 
 
 def torch_loss(loss_fn: Any) -> Callable[[Any, Any], Any]:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeasync.async_train.given import as_optimizer, is_torch
-from edgeasync.async_train.learners import learner_of
+from edgeasync.async_train.learners import counted_step, learner_of
 from edgeasync.async_train.model import Model
 from edgeasync.errors import ConfigError
 
@@ -43,15 +43,7 @@ class Loop:
         if optimizer is not self._given or optimizer is None:
             self._given, self._optimizer = optimizer, as_optimizer(optimizer)
         loss = self._learner.add(inputs, targets, loss_fn)
-        if isinstance(self._model, Model) and self._model.network is not self.participant:
-            raise ConfigError(
-                "the model was built for examples of another shape: nn.Sequential(..., input_shape=)"
-            )
-        if session is not None and is_torch(self._model):  # the session sees the optimizer's step itself
-            session.note(loss=loss, examples=len(targets))
-        self._learner.step(self._optimizer)
-        if session is not None and not is_torch(self._model):
-            session.step(loss=loss, examples=len(targets))
+        counted_step(self._learner, self._optimizer, session, loss, len(targets))
         return loss
 
     def predict(self, inputs: Any) -> npt.NDArray[Any]:

@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import numpy as np
+
 import edgeasync
+from edgeasync.async_train.data import DataLoader, Subset
 from edgeasync.async_train.given import (
     as_data,
     as_loss,
@@ -53,9 +56,10 @@ def async_sgd(
     True
     """
     dataset = as_data(data)
+    parts = _parts(data, num_workers, seed)
     chosen = SGD(lr=lr) if optimizer is None else optimizer
     arguments: dict[str, Any] = {
-        "workers": num_workers,
+        "workers": None if parts else num_workers,
         "until": edgeasync.Stop(epochs=num_epochs),
         "batch_size": batch_size_of(data, 32),
         "engine": "processes",
@@ -72,8 +76,17 @@ def async_sgd(
         adapted = model = model if isinstance(model, Model) else Model(model, seed=seed)
         model.fit_to(dataset.x.shape[1:])
         arguments |= {"optimizer": as_stages(chosen), "loss": as_loss(loss_fn)}
-    put_back(model, edgeasync.train(adapted, dataset, **arguments).arrays)
+    put_back(model, edgeasync.train(adapted, parts or dataset, **arguments).arrays)
     return model
+
+
+def _parts(data: Any, workers: int, seed: int) -> list[edgeasync.Dataset]:
+    """Return the data of each worker, if its examples lie in files: to split them would read all."""
+    samples = data.dataset if isinstance(data, DataLoader) else data
+    if not getattr(samples, "lazy", False):
+        return []
+    order = np.random.default_rng(seed).permutation(len(samples))
+    return [as_data(Subset(samples, part)) for part in np.array_split(order, workers) if len(part)]
 
 
 def one_machine_policy(optimizer: Any) -> edgeasync.Policy:

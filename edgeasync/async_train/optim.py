@@ -29,8 +29,7 @@ class Optimizer:
         self._stage, self._weight_decay = stage, weight_decay
         self.for_torch_options = {**for_torch, "weight_decay": weight_decay}
         self._torch: tuple[list[Any], Any] | None = None
-        self._trainer: Any = None
-        self._gradient = np.zeros(0, np.float32)
+        self._steps: VectorSteps | None = None
 
     def optimizer(self) -> Any:
         """Return the optimizer of edgeasync: its `SGD` or `Adam`; with weight decay a list of both stages."""
@@ -46,16 +45,13 @@ class Optimizer:
             self.for_torch(self._tensors).step()
             return
         model = self._known_model
-        gradient = model.take_gradient()
-        if gradient is not None:
-            self.update(model.network.spec, model.network.vector, gradient)
+        if model.gradient_sum is not None:
+            self.update(model.network.spec, model.network.vector, model.gradient_sum)
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
-        if self._tensors is not None:
-            self.for_torch(self._tensors).zero_grad()
-            return
-        self._known_model.zero_grad()
+        what = self._known_model if self._tensors is None else self.for_torch(self._tensors)
+        what.zero_grad()
 
     @property
     def _known_model(self) -> "Model":
@@ -66,19 +62,10 @@ class Optimizer:
 
     def update(self, spec: "ParameterSpec", vector: Vector, gradient: Vector) -> None:
         """Move a flat vector of parameters, in place; momentum and averages stay for the next call."""
-        if self._trainer is None or self._trainer.spec != spec:
+        if self._steps is None or self._steps.spec != spec:
             stages = self.optimizer()
-            stages = stages if isinstance(stages, list) else [stages]
-            batches = repeat((np.zeros((1, 1), np.float32), np.zeros(1, np.int64)))
-            self._trainer = edgeasync.GradientTrainer(
-                spec, self._give_gradient, stages, batches, keep_optimizer_state=True
-            )
-        self._gradient = gradient
-        self._trainer.begin(vector)
-        self._trainer.step()
-
-    def _give_gradient(self, parameters: Vector, x: Any, y: Any, out: Vector) -> None:  # noqa: ARG002
-        np.copyto(out, self._gradient)
+            self._steps = VectorSteps(spec, stages if isinstance(stages, list) else [stages])
+        self._steps.take(vector, gradient)
 
     def for_torch(self, tensors: Iterable[Any]) -> Any:
         """Return torch's optimizer of the same name for these tensors, the same one at each call."""
@@ -91,6 +78,25 @@ class Optimizer:
         """Return what makes torch's optimizer of the same name, of parameters."""
         name, options = type(self).__name__, dict(self.for_torch_options)
         return lambda parameters: getattr(sys.modules["torch"].optim, name)(parameters, **options)
+
+
+class VectorSteps:
+    """Steps of an optimizer on flat vectors, by gradients that are known already."""
+
+    def __init__(self, spec: "ParameterSpec", stages: list[Any]) -> None:
+        self.spec = spec
+        self._gradient = np.zeros(0, np.float32)
+        batches = repeat((np.zeros((1, 1), np.float32), np.zeros(1, np.int64)))  # which nobody looks at
+        self._trainer = edgeasync.GradientTrainer(spec, self._give, stages, batches, keep_optimizer_state=True)
+
+    def take(self, vector: Vector, gradient: Vector) -> None:
+        """Take a step."""
+        self._gradient = gradient
+        self._trainer.begin(vector)
+        self._trainer.step()
+
+    def _give(self, parameters: Vector, x: Any, y: Any, out: Vector) -> None:  # noqa: ARG002
+        np.copyto(out, self._gradient)
 
 
 class SGD(Optimizer):

@@ -1,11 +1,15 @@
 """Models that are called, losses and optimizers, as programs of the reference write them."""
 
+import copy
 import logging
+import math
+import pickle
 
 import numpy as np
 import pytest
 
 from edgeasync import SGD, Adam, Stop, losses, train
+from edgeasync import nn as layers
 from edgeasync.async_train import cuda, models, nn, optim
 from edgeasync.async_train.arrays import as_array
 from edgeasync.async_train.shapes import input_shape_of
@@ -39,11 +43,11 @@ def test_a_loop_of_backward_and_step_learns(kind, lr):
 def test_two_backwards_add_up_until_zero_grad():
     network, (x, y) = model(), batch()
     nn.CrossEntropyLoss()(network(x), y).backward()
-    once = network.take_gradient().copy()
+    once = network.gradient_sum
     nn.CrossEntropyLoss()(network(x), y).backward()
-    assert np.allclose(network.take_gradient(), 2 * once)
+    assert np.allclose(network.gradient_sum, 2 * once)
     network.zero_grad()
-    assert network.take_gradient() is None
+    assert network.gradient_sum is None
 
 
 def test_backward_needs_scores_that_come_straight_from_a_model():
@@ -62,8 +66,20 @@ def test_a_model_is_trained_by_edgeasync_and_takes_the_values_back():
         nn.Sequential(nn.Linear(4, 2)).load_state_dict(run.arrays)
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_has_values_of_its_own(copied):
+    network, (x, _) = model(), batch()
+    fresh, scores = copied(network), network(x)
+    assert np.array_equal(fresh(x), scores)
+    network.network.vector[:] = 0.5
+    later = copied(copied(network))
+    network.network.vector[:] = 0.0
+    assert np.array_equal(fresh(x), scores)
+    assert all((array == 0.5).all() for array in later.parameters())
+
+
 @pytest.mark.parametrize(
-    ("layers", "shape"),
+    ("parts", "shape"),
     [
         ((nn.Linear(64, 10),), (64,)),
         ((nn.Flatten(), nn.ReLU(), nn.Linear(784, 10)), (784,)),
@@ -71,8 +87,8 @@ def test_a_model_is_trained_by_edgeasync_and_takes_the_values_back():
         ((nn.Residual(nn.Conv2d(3, 3, 3, padding=1)), nn.Flatten(), nn.Linear(3072, 2)), (3, 32, 32)),
     ],
 )
-def test_layers_say_the_shape_of_an_example(layers, shape):
-    assert input_shape_of(nn.Sequential(*layers).layers) == shape
+def test_layers_say_the_shape_of_an_example(parts, shape):
+    assert input_shape_of(nn.Sequential(*parts).layers) == shape
 
 
 def test_layers_that_take_any_picture_wait_for_the_first_one():
@@ -83,6 +99,13 @@ def test_layers_that_take_any_picture_wait_for_the_first_one():
     values = network.state_dict()
     assert network(np.zeros((2, 1, 12, 12))).shape == small.shape
     assert all(np.array_equal(array, values[name]) for name, array in network.state_dict().items())
+
+
+def test_pictures_with_their_channels_last_are_refused():
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 2))
+    assert network(np.zeros((2, 192))).shape == network(np.zeros((2, 3, 8, 8))).shape == (2, 2)
+    with pytest.raises(ConfigError, match=r"Conv2d got \[batch, 8, 8, 3\]"):
+        network(np.zeros((2, 8, 8, 3)))
 
 
 def test_pictures_go_into_a_dense_layer_flat():
@@ -131,10 +154,13 @@ def test_names_that_nn_lacks_are_told():
 
 
 def test_a_residual_network_of_50_layers():
-    network = models.resnet50(classes=10, side=32)
-    # He et al. count 25.6 million with 1000 classes, whose last layer has 2049 values a class.
-    assert sum(array.size for array in network.parameters()) == 25_557_032 - 990 * 2049
-    assert network(np.zeros((1, 3, 32, 32))).shape == (1, 10)
+    graph = layers.to_onnx(models.resnet50(classes=10, side=32).layers, (3, 32, 32)).graph
+    statistics = [tensor for tensor in graph.initializer if "running" in tensor.name]
+    trained = [tensor for tensor in graph.initializer if "running" not in tensor.name]
+    # He et al. have 25.6 million with 1000 classes, of which a class has 2049 in the last layer.
+    assert sum(math.prod(tensor.dims) for tensor in trained) == 25_557_032 - 990 * 2049
+    assert len(statistics) == 2 * 53
+    assert [dim.dim_value for dim in graph.output[0].type.tensor_type.shape.dim] == [0, 10]
 
 
 def test_a_pretrained_model_is_looked_for_where_the_error_says(tmp_path, monkeypatch):
