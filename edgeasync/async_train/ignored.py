@@ -13,9 +13,10 @@ def ignore(where: str, why: str, **arguments: object) -> None:
     """
     for name, value in arguments.items():
         if value is not None:
-            _say(where, name, why)
+            say_once(f"{where}: {name} is ignored: {why}")
 
 
 @cache
-def _say(where: str, name: str, why: str) -> None:
-    LOG.warning("%s: %s is ignored: %s", where, name, why)
+def say_once(line: str) -> None:
+    """Say a line in the log, once in this process."""
+    LOG.warning("%s", line)

@@ -11,6 +11,7 @@ import numpy as np
 from edgeasync import SGD, Hub, Policy, Run
 from edgeasync.async_train.communication import PLAIN
 from edgeasync.async_train.given import as_loss, is_torch, put_back
+from edgeasync.async_train.ignored import say_once
 from edgeasync.async_train.model import Model
 from edgeasync.async_train.running import Running
 from edgeasync.errors import ConfigError
@@ -71,6 +72,8 @@ class ParameterServer(Running):
     def start(self) -> Self:
         """Begin to listen; return at once."""
         self.hub.start()
+        if "127.0.0.1" in self.hub.address:
+            say_once("ParameterServer: without keys, or insecure=True, only this machine reaches the server")
         return self
 
     def wait_for_workers(self, num_workers: int = 1, timeout_s: float | None = None) -> None:

@@ -40,7 +40,7 @@ def sequential(digits):
     """Return the accuracy of one model that one loop trains."""
     train, test = digits
     model = network()
-    optimizer, loss_fn = optim.SGD(model.parameters(), lr=0.02, momentum=0.9), nn.CrossEntropyLoss()
+    optimizer, loss_fn = optim.SGD(model.parameters(), lr=0.05, momentum=0.9), nn.CrossEntropyLoss()
     loader = data.DataLoader(train, batch_size=32, shuffle=True)
     for _ in range(EPOCHS):
         for inputs, targets in loader:
@@ -181,7 +181,7 @@ def test_averagers(digits, sequential, averaging, bounds):
     steps = [0, 0]
 
     def work(rank):
-        averager, optimizer, loss_fn = averagers[rank], optim.SGD(lr=0.02, momentum=0.9), nn.CrossEntropyLoss()
+        averager, optimizer, loss_fn = averagers[rank], optim.SGD(lr=0.05, momentum=0.9), nn.CrossEntropyLoss()
         loader = data.DataLoader(data.Subset(train, range(rank, len(train), 2)), batch_size=32, shuffle=True)
         with averager:
             for _ in range(EPOCHS):
