@@ -192,9 +192,11 @@ def draw_states(name: str) -> str:
 # -- layers -----------------------------------------------------------------------------------------------------
 
 HOLDS = {
+    "async_train": "a toolbox over the public names",
     "cli": "the commands",
     "callbacks": "ready callbacks",
     "jax": "trees of JAX",
+    "networks": "loops without torch",
     "sklearn": "estimators",
     "torch": "modules of torch",
     "sdk": "the Python face",
@@ -246,7 +248,7 @@ def draw_layers() -> str:
     return picture(int(width), int(size), "The layers of edgeasync", parts)
 
 
-FILES = ("losses", "metrics", "parameters", "config", "states", "errors", "version")
+FILES = ("networks", "losses", "metrics", "parameters", "config", "states", "errors", "version")
 
 
 # -- staleness --------------------------------------------------------------------------------------------------

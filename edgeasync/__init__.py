@@ -52,7 +52,7 @@ _HOMES = {
     "train": "sdk.train",
     "train_async": "sdk.train",
 }
-_MODULES = ("callbacks", "data", "losses", "metrics", "nn", "policies", "simulation")
+_MODULES = ("async_train", "callbacks", "data", "losses", "metrics", "networks", "nn", "policies", "simulation")
 _ADAPTERS = ("jax", "sklearn", "torch")
 """Modules for libraries that edgeasync does not bring along; each has the library's name."""
 

@@ -6,7 +6,7 @@ is imported unless it is asked for.
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,24 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.errors import ConfigError, ModelMismatchError
+from edgeasync.metrics import Meter
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.sdk.adapted import Adapted
 from edgeasync.sdk.models import Prepared
 from edgeasync.sdk.run import Run
 from edgeasync.sdk.torch_export import to_onnx
-from edgeasync.sdk.torch_modules import Arrays, exchanged_of, parameters_of, read_tensors, write_tensors
+from edgeasync.sdk.torch_modules import (
+    Arrays,
+    dump_states,
+    exchanged_of,
+    load_states,
+    parameters_of,
+    read_tensors,
+    write_tensors,
+)
 from edgeasync.training.evaluation import Evaluation, Evaluator
 from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import StepResult, Trainer
@@ -118,8 +128,10 @@ class TorchModel(Adapted):
         module = copy.deepcopy(self._module).to(self._device)
         optimizer = self._make_optimizer([tensor for tensor in module.parameters() if tensor.requires_grad])
         stream = batches(data, local.batch_size, seed)
+        meter = local.make_meter("cross_entropy" if data.y.dtype.kind == "i" else "mse")
+        keeps = local.keep_optimizer_state
         return TorchTrainer(
-            self.spec, module, self._loss, optimizer, stream, keep_optimizer_state=local.keep_optimizer_state
+            self.spec, module, self._loss, optimizer, stream, keep_optimizer_state=keeps, meter=meter
         )
 
     def _evaluator(self, data: Dataset) -> Evaluator:
@@ -153,8 +165,10 @@ class TorchTrainer:
         stream: Any,
         *,
         keep_optimizer_state: bool = False,
+        meter: Meter | None = None,
     ) -> None:
         self.spec = spec
+        self._meter = meter
         self._module = module.train()
         self._loss = loss
         self._optimizer = optimizer
@@ -183,12 +197,33 @@ class TorchTrainer:
         x, y = next(self._stream)
         x, y = _tensor(x, self._device), _tensor(y, self._device)
         self._optimizer.zero_grad()
-        loss = self._loss(self._module(x), y)
+        found = self._module(x)
+        loss = self._loss(found, y)
         loss.backward()
         self._optimizer.step()
         if self._device.type != "cpu":
             read_tensors(self._exchanged, self.spec.views(self._vector))
+        if self._meter is not None:
+            self._meter.add(found.detach().cpu().numpy(), y.cpu().numpy())
         return StepResult(float(loss.detach()), len(y))
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return the metrics of the steps since the last call."""
+        return {} if self._meter is None else self._meter.take()
+
+    def state(self) -> TrainerState:
+        """Return the place in the data, torch's random numbers, and the optimizer's state if it is kept."""
+        state = {"batches": self._stream.state(), "random": torch.get_rng_state().numpy()}
+        return state | {"optimizer": dump_states([self._optimizer])} if self._keeps else state
+
+    def restore(self, state: TrainerState) -> None:
+        """Resume from a state; raises `ValueError` for the state of another trainer or of other data."""
+        if state.keys() != self.state().keys():
+            raise ValueError("a state of other arrays than this trainer's")
+        self._stream.restore(state["batches"])
+        if self._keeps:
+            load_states([self._optimizer], state["optimizer"])
+        torch.set_rng_state(torch.from_numpy(state["random"].copy()))
 
 
 def _tensor(array: npt.NDArray[Any], device: torch.device) -> Tensor:

@@ -257,6 +257,24 @@ class DisagreementWatch(_FleetWatch, frozen=True, tag_field="kind", tag="disagre
         return None
 
 
+class ThresholdWatch(_FleetWatch, frozen=True, tag_field="kind", tag="threshold"):
+    """Find when a figure of the whole fleet, its voters' median, is above a bound, whatever is usual."""
+
+    metric: Annotated[
+        Literal["loss", "loss_variance", "gradient_norm"],
+        Meta(description="`gradient_norm` is that of an update over its local steps, learning rate included"),
+    ] = "loss_variance"
+    threshold: Annotated[float, Meta(ge=0.0, le=1e9, description="the highest figure that is still calm")] = 0.5
+    remedy: Annotated[FleetRemedy, Meta(description="what the hub does about it")] = "increase_frequency"
+
+    def cause(self, update: Observation, fleet: FleetHistory) -> str | None:  # noqa: ARG002
+        """Compare the figure with the bound."""
+        found = fleet.gradients.median if self.metric == "gradient_norm" else getattr(fleet, self.metric)
+        if not found > self.threshold:  # nor before the first figure
+            return None
+        return f"the {self.metric} is {found:.3g}, and the threshold {self.threshold:g}"
+
+
 WatchKind = (
     UpdateNormWatch
     | GradientNormWatch
@@ -266,6 +284,7 @@ WatchKind = (
     | LossWatch
     | LossVarianceWatch
     | DisagreementWatch
+    | ThresholdWatch
 )
 
 

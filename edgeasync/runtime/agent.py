@@ -146,6 +146,8 @@ class Agent:
     - `local` are arrays that stay on this device; the hub may name others.
     - `observe` is called on the loop with every event that the core has handled.
 
+    A trainer that raises `StepsEndedError` at the first step of an assignment has no more steps: `run` returns.
+
     `run` raises errors that waiting does not fix: `ModelMismatchError`, `GraphError`, `RefusedError`,
     `AccessError` and `AddressError`. Exceptions of `make_trainer` and of the trainer pass through. For
     `StopIteration`, and for exceptions outside `Exception`, the agent raises an `EdgeAsyncError` instead.
@@ -685,6 +687,8 @@ class Agent:
             if result is not None:
                 self._local.keep()
                 self._loop.call_soon_threadsafe(self._do, lambda: then(result))
+            elif not overlap and not self._stopping.is_set():  # no step is left, and every update is answered
+                self._loop.call_soon_threadsafe(self.request_stop)
 
         self._worker.submit(work)
 

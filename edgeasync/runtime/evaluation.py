@@ -106,7 +106,7 @@ class OnnxEvaluator:
         self._target.check(self._targets, "targets")
         if isinstance(loss, CrossEntropy):
             _check_labels(self._targets, scores.shape[1], loss)
-        self._loss = _loss(loss)
+        self._loss = numpy_loss(loss)
         self._rows = self._batch or rows_at_once(
             max(*[math.prod(form.shape) for form in self._forms.values()], scores.size)
         )
@@ -196,7 +196,7 @@ def _read_input(name: str, kind: str, shape: list[int | str | None]) -> tuple[in
     return shape[0] if isinstance(shape[0], int) else None, _Form(_DTYPES[kind], tuple(features))
 
 
-def _loss(loss: NamedLoss) -> Callable[[npt.NDArray[np.float32], Array], losses.LossSum]:
+def numpy_loss(loss: NamedLoss) -> Callable[[npt.NDArray[np.float32], Array], losses.LossSum]:
     """Return in numpy what the training graph computes."""
     match loss:
         case CrossEntropy(class_weights=weights, label_smoothing=smoothing, ignored_label=ignored):

@@ -306,7 +306,8 @@ class Hub:
             on_entry=on_entry,
         )
         if self._graph is not None:
-            keep_files(self.model_file.parent, self._graph, self._forward)
+            names = {parameter.name for parameter in self.spec.parameters}
+            keep_files(self.model_file.parent, self._graph, self._forward, names)
         if self._record is not None:
             keep_file(self.model_file.parent / RECORD_FILE, self._record)
         if not self.model_file.exists():

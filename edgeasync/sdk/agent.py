@@ -16,6 +16,7 @@ from edgeasync.config import convert
 from edgeasync.core.device.effects import Report
 from edgeasync.durable.identity import default_device_id
 from edgeasync.errors import ConfigError, HubUnreachableError
+from edgeasync.losses import LossSetting, check_loss
 from edgeasync.runtime.agent import Agent as RuntimeAgent
 from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.runtime.device import Device, find_device
@@ -46,8 +47,11 @@ class Agent(Service):
     - `state`: a folder that remembers who this device is. Without one it is a new device at every start.
     - `enrol`: a token from `edgeasync keys enrol`; it needs a `state` folder. Without keys the agent speaks beyond
       this machine only if it is `insecure`.
-    - `optimizer`, `batch_size`: of this device, instead of the hub's.
+    - `optimizer`, `batch_size`, `metrics`, `keep_optimizer_state`: of this device, instead of the hub's.
+    - `loss`: the loss that this device expects the hub's training graph to have; another one is refused.
     - `epochs`: passes over this device's data between two exchanges, instead of the hub's number of local steps.
+    - `passes`: over its own data, after which the agent ends; each takes every example once. With a `state` folder
+      and `spool="full"` they are counted over all starts: an agent that was killed continues where it was.
     - `seed`: of the order of examples.
     - `callbacks`: functions, or objects with methods such as `on_exchange`; see `edgeasync.callbacks`.
     - `timeout_s`: how long to wait for a hub that lets this device in; then `HubUnreachableError` is raised, which
@@ -83,7 +87,11 @@ class Agent(Service):
         insecure: bool = False,
         optimizer: object = None,
         batch_size: int | None = None,
+        metrics: object = None,
+        keep_optimizer_state: bool | None = None,
+        loss: LossSetting | None = None,
         epochs: float | None = None,
+        passes: int | None = None,
         seed: int = 0,
         callbacks: Sequence[Callback] = (),
         timeout_s: float | None = None,
@@ -111,8 +119,18 @@ class Agent(Service):
         self._data = data
         self._model = model
         self._given = trainer
-        self._own = optimizer, batch_size
+        chosen = {
+            "optimizer": optimizer,
+            "batch_size": batch_size,
+            "metrics": metrics,
+            "keep_optimizer_state": keep_optimizer_state,
+        }
+        self._own: dict[str, Any] = {key: value for key, value in chosen.items() if value is not None}
+        self._loss = None if loss is None else check_loss(loss, "Agent")
+        if passes is not None and (passes < 1 or trainer is not None):
+            raise ConfigError("passes are over data: give 1 or more, and data, not a trainer")
         self._epochs = epochs
+        self._passes = passes
         self._callbacks = Callbacks(callbacks, events.OF_AN_AGENT)
         self._on_report = on_report
         self._workers: list[AgentWorker] = []
@@ -153,11 +171,17 @@ class Agent(Service):
 
         `data` is as for the agent, or a function of the named arrays, which returns a loss, or a loss and an
         accuracy. A training graph evaluates as it trains: by a batch's own statistics, and with dropout. Callbacks
-        are told `on_evaluation`. Raises `EdgeAsyncError` if there is no model yet, and `DataError`.
+        are told `on_evaluation`. An agent that has ended evaluates the last model that it had.
+
+        Raises `EdgeAsyncError` if there is no model yet, and `DataError`.
         """
         self._check_may_wait("evaluate", "write `await asyncio.to_thread({0}.evaluate, data)`")
-        newest = self._call(lambda: max(self._workers, key=lambda worker: worker.version))
-        return newest.evaluate(data)
+        if self._done.done() and self._workers:
+            return self._newest().evaluate(data)
+        return self._call(self._newest).evaluate(data)
+
+    def _newest(self) -> AgentWorker:
+        return max(self._workers, key=lambda worker: worker.version)
 
     # -- how it runs -----------------------------------------------------------------------------------------
 
@@ -265,7 +289,9 @@ class Agent(Service):
                 part,
                 model=self._model,
                 own=self._with_own,
+                loss=self._loss,
                 epochs=self._epochs,
+                passes=self._passes,
                 tell=self._callbacks.tell,
                 on_report=self._report,
                 context=context,
@@ -284,15 +310,10 @@ class Agent(Service):
 
     def _with_own(self, local: LocalTraining) -> LocalTraining:
         """Return the hub's settings of local training with those that the device has of its own."""
-        optimizer, batch_size = self._own
-        if optimizer is None and batch_size is None:
+        if not self._own:
             return local
-        own = local_training(optimizer, batch_size)
-        return msgspec.structs.replace(
-            local,
-            optimizer=local.optimizer if optimizer is None else own.optimizer,
-            batch_size=local.batch_size if batch_size is None else own.batch_size,
-        )
+        own = local_training(**self._own)
+        return msgspec.structs.replace(local, **{key: getattr(own, key) for key in self._own})
 
     def _report(self, report: Report) -> None:
         joined = sum(worker.joined.done() for worker in self._workers)

@@ -15,15 +15,17 @@ from edgeasync.core.hub.outcomes import outcome_name
 from edgeasync.data.dataset import Dataset
 from edgeasync.durable.identity import DeviceFolder, DeviceIdentity
 from edgeasync.errors import ConfigError, EdgeAsyncError
+from edgeasync.losses import LossSetting, kind_of
 from edgeasync.parameters import Vector
 from edgeasync.protocol.messages import Ack, Assignment, Duplicate, Push, Welcome
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.runtime.device import Device, make_agent, planned_trainer
 from edgeasync.sdk import events
-from edgeasync.sdk.models import as_dataset, evaluator_of, prepare_as
+from edgeasync.sdk.models import Prepared, as_dataset, evaluator_of, prepare_as
 from edgeasync.sdk.shares import Share
 from edgeasync.training.evaluation import Evaluation, NumpyEvaluator
+from edgeasync.training.passes import PassesTrainer
 from edgeasync.training.plan import CodeModel, LocalTraining, ShippedModel, read_plan
 from edgeasync.training.trainer import Trainer
 
@@ -37,7 +39,7 @@ class AgentWorker:
     - `part`: its data, or a trainer of the user's own.
     - `model`: what it trains on its data; `None` means what the hub's welcome says.
     - `own` changes what the device decides itself of how it trains, and `epochs` are its passes over its data
-      between two exchanges.
+      between two exchanges. Another `loss` of the hub's graph is refused. After `passes` it takes no more steps.
     - `tell` is given events, and `on_report` what the agent reports.
     """
 
@@ -49,7 +51,9 @@ class AgentWorker:
         *,
         model: object,
         own: Callable[[LocalTraining], LocalTraining],
+        loss: LossSetting | None,
         epochs: float | None,
+        passes: int | None,
         tell: Callable[[events.Event], None],
         on_report: Callable[[Report], None],
         context: "zmq.Context[zmq.Socket[bytes]] | None",
@@ -63,11 +67,14 @@ class AgentWorker:
         self._model = model
         self._own = own
         self._epochs = epochs
+        self._passes = passes
         self._tell = tell
         self._on_report = on_report
         self._context = context
         self._folder: DeviceFolder | None = None
         self._trainer: Any = None
+        self._loss = loss
+        self._prepared: Prepared | None = None
         self._began_s = time.monotonic()
         self._push: Push | None = None
         self._outcome = ""
@@ -122,18 +129,26 @@ class AgentWorker:
 
         if self._model is None:
             trainer = planned_trainer(self._section, welcome, agent.graph, part, own)
+            self._check_loss(getattr(trainer, "loss", None))
         else:
             local = own(read_plan(welcome.settings).local if welcome.settings else LocalTraining())
-            trainer = prepare_as(self._model, welcome.spec, local).make_trainer(
-                part, self._section.seed, self._section.threads
-            )
+            self._prepared = prepare_as(self._model, welcome.spec, local)
+            trainer = self._prepared.make_trainer(part, self._section.seed, self._section.threads)
         self._trainer = trainer
         if self._epochs is not None:
             local = chosen[-1]
             batch_size = getattr(trainer, "batch_size", None) or local.batch_size  # a graph may have a fixed one
             examples = min(batch_size * local.accumulation_steps, len(part))
             agent.local_steps = max(1, math.ceil(self._epochs * len(part) / examples))
-        return trainer
+        if self._passes is None:
+            return trainer
+        fixed = getattr(trainer, "batch_size", None) or 1  # of a graph that takes full batches alone
+        return PassesTrainer(trainer, self._passes * (len(part) // fixed * fixed))
+
+    def _check_loss(self, found: str | None) -> None:
+        if self._loss is not None and found is not None and kind_of(self._loss) != found:
+            wanted = kind_of(self._loss)
+            raise ConfigError(f"the hub's model has the loss {found}, this device {wanted}: give both the same")
 
     # -- what happens ----------------------------------------------------------------------------------------
 
@@ -176,6 +191,7 @@ class AgentWorker:
             loss=push.loss_mean,
             examples=push.examples,
             local_steps=push.local_steps,
+            metrics={} if push.metrics is None else dict(push.metrics),
             bytes_up=agent.bytes_up - up,
             bytes_down=agent.bytes_down - down,
         ))  # fmt: skip
@@ -195,6 +211,8 @@ class AgentWorker:
         found: Evaluation
         if callable(data):
             found = evaluator_of(data, welcome.spec)(vector)
+        elif self._prepared is not None:
+            found = self._prepared.make_evaluator(as_dataset(data, "data"))(vector)
         elif not welcome.settings or isinstance(model := read_plan(welcome.settings).model, CodeModel):
             raise ConfigError(
                 "Python code alone describes the hub's model: give evaluate a function of the named arrays"

@@ -132,8 +132,9 @@ class Exchange(Event, frozen=True):
     """On an agent: the hub has answered update `number` of this device, and its model is here.
 
     `version` is that of the model. `outcome` is "applied", "buffered" until the next version, or why the update
-    never counts. `loss` is the mean over its `local_steps`, `None` if the trainer tells none. `bytes_up` and
-    `bytes_down` are all bytes of messages since the exchange before, to the hub and from it.
+    never counts. `loss` is the mean over its `local_steps`, `None` if the trainer tells none. `metrics` are
+    those of these steps, by name. `bytes_up` and `bytes_down` are all bytes of messages since the exchange before,
+    to the hub and from it.
 
     >>> from edgeasync.callbacks import ExchangeEvent
     >>> told = {"loss": 0.5, "examples": 512, "local_steps": 16, "bytes_up": 4096, "bytes_down": 4096}
@@ -150,6 +151,7 @@ class Exchange(Event, frozen=True):
     local_steps: int
     bytes_up: int
     bytes_down: int
+    metrics: dict[str, float] = {}
 
 
 class End(Event, frozen=True):

@@ -3,7 +3,7 @@
 import asyncio
 import concurrent.futures
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from edgeasync.losses import LossSetting
 from edgeasync.policies.policy import Policy
 from edgeasync.runtime.hub import Hub as RuntimeHub
 from edgeasync.sdk.callbacks import Callback, Callbacks
-from edgeasync.sdk.events import Best, End, Event, Join
+from edgeasync.sdk.events import Best, End, Event, Join, Leave
 from edgeasync.sdk.history import History
 from edgeasync.sdk.observer import Observer
 from edgeasync.sdk.plan import as_path, make_hub, plan_run
@@ -102,7 +102,7 @@ class Hub(Service):
         self._observer: Observer | None = None
         self._finishing = ""
         self._listeners: list[tuple[asyncio.AbstractEventLoop, asyncio.Queue[Event]]] = []
-        self._awaited: list[tuple[int, concurrent.futures.Future[None]]] = []
+        self._awaited: list[tuple[Callable[[int], bool], concurrent.futures.Future[None]]] = []
 
     @property
     def address(self) -> str:
@@ -138,15 +138,25 @@ class Hub(Service):
         Raises `TimeoutError`, and `EdgeAsyncError` if the hub ends.
         """
         self._check_may_wait("wait_for", "write `await {0}.wait_for_async(devices)`")
-        awaited = self._until_live(devices)
-        concurrent.futures.wait([awaited], timeout_s)
-        if not awaited.done():
+        if not _done(self._until_live(lambda live: live >= devices), timeout_s):
             raise TimeoutError(f"fewer than {devices} devices are live after {timeout_s:g} s")
-        awaited.result()
 
     async def wait_for_async(self, devices: int) -> None:
         """Wait until this number of devices is live."""
-        await asyncio.shield(asyncio.wrap_future(self._until_live(devices)))
+        await asyncio.shield(asyncio.wrap_future(self._until_live(lambda live: live >= devices)))
+
+    def wait_until_left(self, timeout_s: float | None = None) -> None:
+        """Wait until no device is live: each has said goodbye, or was lost.
+
+        Raises `TimeoutError`, and `EdgeAsyncError` if the hub ends.
+        """
+        self._check_may_wait("wait_until_left", "write `await {0}.wait_until_left_async()`")
+        if not _done(self._until_live(lambda live: not live), timeout_s):
+            raise TimeoutError(f"devices are live after {timeout_s:g} s")
+
+    async def wait_until_left_async(self) -> None:
+        """Wait until no device is live."""
+        await asyncio.shield(asyncio.wrap_future(self._until_live(lambda live: not live)))
 
     async def events(self) -> AsyncIterator[Event]:
         """Yield what happens from now on, up to `End`."""
@@ -217,14 +227,14 @@ class Hub(Service):
         for loop, queue in tuple(self._listeners):
             with contextlib.suppress(RuntimeError):  # who listened has ended, and its loop is closed
                 loop.call_soon_threadsafe(queue.put_nowait, event)
-        if isinstance(event, Join):
+        if isinstance(event, Join | Leave):
             self._release()
 
-    def _until_live(self, devices: int) -> concurrent.futures.Future[None]:
+    def _until_live(self, fits: Callable[[int], bool]) -> concurrent.futures.Future[None]:
         awaited: concurrent.futures.Future[None] = concurrent.futures.Future()
 
         def note() -> None:
-            self._awaited.append((devices, awaited))
+            self._awaited.append((fits, awaited))
             self._release()
 
         self._call(note)
@@ -232,7 +242,15 @@ class Hub(Service):
 
     def _release(self) -> None:
         live = self._running.core.members.live_count
-        for devices, awaited in self._awaited:
-            if live >= devices and not awaited.done():
+        for fits, awaited in self._awaited:
+            if fits(live) and not awaited.done():
                 awaited.set_result(None)
         self._awaited = [each for each in self._awaited if not each[1].done()]
+
+
+def _done(awaited: concurrent.futures.Future[None], timeout_s: float | None) -> bool:
+    """Return whether it is done in time; raises what it ended with."""
+    concurrent.futures.wait([awaited], timeout_s)
+    if awaited.done():
+        awaited.result()
+    return awaited.done()

@@ -33,14 +33,11 @@ LOG = logging.getLogger("edgeasync.join")
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 
-FIRST_MODEL_S = 5.0
-"""How long `join` waits for the hub's first model."""
+ANSWER_S = 5.0
+"""How long a session waits for the hub's first model, and at its end for the answer to the last steps."""
 
 ENDING_S = 10.0
 """How long an agent may take to end."""
-
-LAST_UPDATE_S = 5.0
-"""How long the end of a session waits for the hub's answer to the last steps."""
 
 
 class JoinedLoop(Service):
@@ -68,7 +65,9 @@ class JoinedLoop(Service):
         self._welcomed: concurrent.futures.Future[Lockstep] = concurrent.futures.Future()
         self._detach: Callable[[], None] = lambda: None
         self._aborted = False
+        self._timeout_s = ANSWER_S
         self._loop_state = LoopState()
+        self._noted: tuple[float | None, int] = (None, 0)
         self.steps_since_exchange = 0
         """Steps since the newest model of the hub came."""
         self.exchanges = 0
@@ -106,14 +105,19 @@ class JoinedLoop(Service):
             return
         if self._aborted or lockstep is None:
             return
-        told = None if loss is None else float(loss)
-        if lockstep.hand_over(StepResult(told, examples), self._participant.read):
+        noted, self._noted = self._noted, (None, 0)
+        told = noted[0] if loss is None else float(loss)
+        if lockstep.hand_over(StepResult(told, examples or noted[1]), self._participant.read):
             self._loop_state.steps += 1
             self.steps_since_exchange += 1
             if not lockstep.await_turn():
                 self._done.result(ENDING_S)
                 return
         self._take_model(lockstep)
+
+    def note(self, loss: float | None = None, examples: int = 0) -> None:
+        """Say what the next step's mean loss and its number of examples are, where the optimizer is watched."""
+        self._noted = None if loss is None else float(loss), examples
 
     def batches(self, loader: Iterable[Item]) -> "Batches[Item]":
         """Return a loader's batches: each pass over them is one over the loader, and ends early if the run ends.
@@ -165,8 +169,9 @@ class JoinedLoop(Service):
 
     # -- how it runs -----------------------------------------------------------------------------------------
 
-    def start(self, timeout_s: float = FIRST_MODEL_S) -> Self:
+    def start(self, timeout_s: float = ANSWER_S) -> Self:
         """Look for the hub, in a thread; take its model if it comes within this time."""
+        self._timeout_s = timeout_s
         super().start()
         until_s = time.monotonic() + timeout_s
         either: list[concurrent.futures.Future[Any]] = [self._welcomed, self._done]
@@ -197,7 +202,7 @@ class JoinedLoop(Service):
         lockstep, agent = self._lockstep, self._agent
         if lockstep is None or agent is None or self.finished or self._aborted or not self.steps_since_exchange:
             return
-        answered, until_s = agent.updates_answered, time.monotonic() + LAST_UPDATE_S
+        answered, until_s = agent.updates_answered, time.monotonic() + self._timeout_s
         lockstep.end()
         while agent.updates_answered == answered and time.monotonic() < until_s and not self._done.done():
             time.sleep(0.005)
@@ -303,14 +308,15 @@ def join(
     also: Sequence[object] = (),
     examples: int = 0,
     keep_optimizer_state: bool | None = None,
-    timeout_s: float = FIRST_MODEL_S,
+    timeout_s: float = ANSWER_S,
     **settings: Any,
 ) -> JoinedLoop:
     """Take part in a hub's run from a training loop that stays yours; use it by `with`.
 
     - `hub`: its address, or several.
-    - `model`: a `torch.nn.Module`; a dict of numpy arrays that the loop changes in place; or what
-      has the methods of a participant (docs/train/join.md). It takes the hub's values at once.
+    - `model`: a `torch.nn.Module`; a dict of numpy arrays, or an `edgeasync.networks.Network`, which the loop
+      changes in place; or what has the methods of a participant (docs/train/join.md). It takes the hub's values
+      at once.
     - `optimizer`: of torch; without one, every optimizer of the module's parameters is watched. For other models
       call `session.step()` after each step.
     - `name`, `state`, `enrol`, `insecure`: as for `Agent`. With `state` a script that was killed resumes: its
@@ -318,8 +324,8 @@ def join(
     - `also`: other things of torch that resume, with `state_dict` and `load_state_dict`: a schedule, a scaler.
     - `examples`: how many examples the loop trains on.
     - `keep_optimizer_state`: whether the optimizer's state outlives an exchange; by default as the hub says.
-    - `timeout_s`: how long to wait for the hub's first model. After that the loop trains by itself until it comes;
-      those steps do not count.
+    - `timeout_s`: how long to wait for the hub's first model, and at the end for its answer to the last steps.
+      Without the first model the loop trains by itself until it comes; those steps do not count.
     - Other keys of `[agent]` in a settings file.
 
     Raises `ConfigError`, `AddressError` or `AccessError`, and `ModelMismatchError` if the hub has another model.

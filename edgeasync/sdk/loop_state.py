@@ -32,16 +32,21 @@ class LoopState:
         self._passed = 0
         """Epochs that this loop has run through; fewer than `_epochs` while it is on the way to its place."""
         self._resumed: tuple[RandomState, Callable[[], None]] | None = None
+        self._generator: Any = None
+        """The loader's own random numbers, where it has some, as torch's do."""
 
     def epoch(self, loader: Iterable[Item]) -> Iterator[Item]:
         """Yield the batches of one pass over a loader, or those behind the place to resume from."""
         if self._passed < self._epochs:
             self._passed += 1
+            if isinstance(getattr(loader, "epoch", None), int):  # a loader that shuffles by the number of its pass
+                loader.epoch += 1  # type: ignore[attr-defined]
             return
+        self._generator = getattr(loader, "generator", None)
         if self._resumed is None:
-            self._begun, self._batches = random_state(), 0
+            self._begun, self._batches = random_state(self._generator), 0
         else:
-            set_random_state(self._begun)
+            set_random_state(self._begun, self._generator)
         batches = iter(loader)
         for _ in islice(batches, self._batches):
             pass
@@ -60,13 +65,13 @@ class LoopState:
         if self._resumed is not None:
             (drawn, restore), self._resumed = self._resumed, None
             restore()
-            set_random_state(drawn)
+            set_random_state(drawn, self._generator)
 
     def dump(self) -> TrainerState:
         """Return the place as arrays."""
         state = {"place": np.array([self.steps, self._epochs, self._batches], np.int64)}
         state |= {f"begun.{name}": array for name, array in self._begun.items()}
-        return state | {f"now.{name}": array for name, array in random_state().items()}
+        return state | {f"now.{name}": array for name, array in random_state(self._generator).items()}
 
     def load(self, state: TrainerState, restore: Callable[[], None]) -> None:
         """Resume from a place, and call `restore` there; raises `ValueError` for what is none."""
@@ -88,8 +93,11 @@ class LoopState:
             self._arrive()
 
 
-def random_state() -> RandomState:
-    """Return the state of the global random numbers of Python, of numpy and, if it is loaded, of torch."""
+def random_state(generator: Any = None) -> RandomState:
+    """Return the state of the global random numbers of Python, of numpy and, if it is loaded, of torch.
+
+    With a `generator` of torch also its state.
+    """
     _, words, gauss = random.getstate()
     _, keys, place, has_gauss, cached = np.random.get_state()  # noqa: NPY002 - a loader may well use these
     state: RandomState = {
@@ -100,10 +108,12 @@ def random_state() -> RandomState:
     }
     if (torch := sys.modules.get("torch")) is not None:
         state["torch"] = torch.get_rng_state().numpy()
+        if isinstance(generator, torch.Generator):
+            state["generator"] = generator.get_state().numpy()
     return state
 
 
-def set_random_state(state: RandomState) -> None:
+def set_random_state(state: RandomState, generator: Any = None) -> None:
     """Draw as from this state; raises `ValueError` for what is none."""
     torch = sys.modules.get("torch")
     try:
@@ -114,5 +124,7 @@ def set_random_state(state: RandomState) -> None:
         np.random.set_state(legacy)  # noqa: NPY002
         if torch is not None and "torch" in state:
             torch.set_rng_state(torch.from_numpy(state["torch"].copy()))
+            if isinstance(generator, torch.Generator) and "generator" in state:
+                generator.set_state(torch.from_numpy(state["generator"].copy()))
     except (ArithmeticError, LookupError, RuntimeError, TypeError) as error:
         raise ValueError(f"no state of random numbers: {error}") from error

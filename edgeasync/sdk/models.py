@@ -327,7 +327,7 @@ def as_dataset(data: object, where: str) -> Dataset:
 
 
 def local_training(
-    optimizer: object, batch_size: int | None, metrics: object = (), **numbers: Any
+    optimizer: object = None, batch_size: int | None = None, metrics: object = (), **numbers: Any
 ) -> LocalTraining:
     """Return how devices train; raises `ConfigError` for what they cannot. `None` means the default."""
     table: dict[str, Any] = {"batch_size": batch_size, **numbers}

@@ -44,14 +44,15 @@ class Participant(Protocol):
 
 
 class ArrayParticipant:
-    """Named numpy arrays, which the user's loop changes in place."""
+    """Named numpy arrays, which the user's loop changes in place; without a `spec` all of them are trained."""
 
-    def __init__(self, arrays: Mapping[str, Any]) -> None:
+    def __init__(self, arrays: Mapping[str, Any], spec: ParameterSpec | None = None) -> None:
         for name, array in arrays.items():
             if not isinstance(array, np.ndarray) or array.dtype.kind != "f" or not array.flags.writeable:
                 raise ConfigError(f"model[{name!r}] is no array of floats that can be written; give numpy arrays")
         self._arrays = arrays
-        self.parameters = [Parameter(name, array.shape) for name, array in arrays.items()]
+        trained = [Parameter(name, array.shape) for name, array in arrays.items()]
+        self.parameters = trained if spec is None else spec.parameters
 
     def read(self, arrays: Arrays) -> None:
         """Copy the model's values into these arrays."""
@@ -89,6 +90,8 @@ def participant_of(model: object, optimizer: object, also: Sequence[object]) -> 
         raise ConfigError("optimizer and also are for torch modules; call session.step() after each step")
     if isinstance(model, Mapping):
         return ArrayParticipant(model)
+    if isinstance(spec := getattr(model, "spec", None), ParameterSpec) and hasattr(model, "arrays"):
+        return ArrayParticipant(model.arrays, spec)  # such as edgeasync.networks.Network
     if all(hasattr(model, name) for name in ("parameters", "read", "write", "attach")):
         return model  # type: ignore[return-value]
     raise ConfigError(

@@ -61,6 +61,7 @@ def plan_run(
     seed: int,
     settings: Mapping[str, Any] | None,
     local: Sequence[str] = (),
+    keep_optimizer_state: bool | None = None,
 ) -> Plan:
     """Return the plan of a run; `hub` are keys of `[hub]` that the arguments of the caller say.
 
@@ -85,6 +86,7 @@ def plan_run(
             metrics,
             accumulation_steps=accumulation_steps,
             micro_batch_size=micro_batch_size,
+            keep_optimizer_state=keep_optimizer_state,
         ),
     )
     prepared = prepare(model, example, sections.local, loss=loss, run=Path(sections.hub.run), seed=seed)

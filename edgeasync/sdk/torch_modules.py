@@ -75,22 +75,29 @@ class TorchParticipant:
 
     def state(self) -> TrainerState:
         """Return the state of the optimizer, and of what else resumes, as an array of bytes."""
-        if not self._kept:
-            return {}
-        content = io.BytesIO()
-        torch.save([one.state_dict() for one in self._kept], content)
-        return {"torch": np.frombuffer(content.getvalue(), np.uint8)}
+        return {"torch": dump_states(self._kept)} if self._kept else {}
 
     def restore(self, state: TrainerState) -> None:
         """Resume from such a state; raises `ValueError` if it is of other things."""
-        if not self._kept or "torch" not in state:
-            return
-        try:
-            states = torch.load(io.BytesIO(state["torch"].tobytes()), weights_only=True)
-            for one, kept in zip(self._kept, states, strict=True):
-                one.load_state_dict(kept)
-        except Exception as error:
-            raise ValueError(f"what was kept cannot be read: {error}") from error
+        if self._kept and "torch" in state:
+            load_states(self._kept, state["torch"])
+
+
+def dump_states(kept: Sequence[Any]) -> npt.NDArray[np.uint8]:
+    """Return the states of optimizers and the like as an array of bytes."""
+    content = io.BytesIO()
+    torch.save([one.state_dict() for one in kept], content)
+    return np.frombuffer(content.getvalue(), np.uint8)
+
+
+def load_states(kept: Sequence[Any], content: npt.NDArray[np.uint8]) -> None:
+    """Restore what `dump_states` returned; raises `ValueError` if it is of other things."""
+    try:
+        states = torch.load(io.BytesIO(content.tobytes()), weights_only=True)
+        for one, state in zip(kept, states, strict=True):
+            one.load_state_dict(state)
+    except Exception as error:
+        raise ValueError(f"what was kept cannot be read: {error}") from error
 
 
 def exchanged_of(module: nn.Module) -> dict[str, Tensor]:

@@ -45,6 +45,7 @@ async def train_async(
     batch_size: int | None = None,
     accumulation_steps: int | None = None,
     micro_batch_size: int | str | None = None,
+    keep_optimizer_state: bool | None = None,
     metrics: object = (),
     loss: LossSetting = "cross_entropy",
     seed: int = 0,
@@ -73,6 +74,7 @@ async def train_async(
     - `optimizer`: of the workers, such as `SGD(learning_rate=0.1)`, or a list of stages.
     - `batch_size`: of a local step; with `accumulation_steps` it is of this number of batches together. With
       `micro_batch_size` no more examples go through the model at once; `"auto"` chooses by speed and memory.
+    - `keep_optimizer_state`: whether a worker's momentum and averages outlive its exchanges.
     - `metrics`: of `edgeasync.metrics`, objects or names; they come with `on_update`.
     - `loss`: for ONNX and layers, an object of `edgeasync.losses` or a name.
     - `seed`: of the first values, of the split, and of the order of examples.
@@ -118,6 +120,7 @@ async def train_async(
             batch_size=batch_size,
             accumulation_steps=accumulation_steps,
             micro_batch_size=micro_batch_size,
+            keep_optimizer_state=keep_optimizer_state,
             metrics=metrics,
             loss=loss,
             seed=seed,

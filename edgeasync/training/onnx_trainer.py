@@ -7,6 +7,7 @@ statistics: onnxruntime reads the parameters where they are and writes gradients
 import json
 import logging
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -89,7 +90,7 @@ class OnnxTrainer:
         self._gradient = gradient = GraphGradient(graph, spec, threads=threads, provider=provider)
         gradient.check_data(dataset)
         fixed = gradient.batch_size
-        drawn = batches(dataset, fixed or batch_size, seed, full=fixed is not None)
+        self._batches = drawn = batches(dataset, fixed or batch_size, seed, full=fixed is not None)
         accumulation_steps = min(accumulation_steps, drawn.per_epoch)
         micro_batch_size = worth_splitting(micro_batch_size, drawn.batch_size)
         if accumulation_steps > 1 or micro_batch_size is not None:
@@ -116,7 +117,12 @@ class OnnxTrainer:
         self._trainer.begin(parameters)
 
     def step(self) -> StepResult:
-        """Take one local step, on one batch."""
+        """Take one local step, on one batch.
+
+        What the graph draws at random follows from the place in the data: a trainer that resumes draws the same.
+        onnxruntime has one generator for the whole process.
+        """
+        onnxruntime.set_seed(zlib.crc32(self._batches.state().tobytes()))
         return self._trainer.step()
 
     def metrics(self) -> Mapping[str, float]:
@@ -135,6 +141,11 @@ class OnnxTrainer:
     def batch_size(self) -> int | None:
         """The only batch size that the graph takes; `None` if it takes any."""
         return self._gradient.batch_size
+
+    @property
+    def loss(self) -> str:
+        """The kind of the graph's loss."""
+        return self._gradient.loss
 
     def evaluate(self, parameters: Vector, dataset: Dataset) -> Evaluation:
         """Return loss and accuracy of other parameters on other data, by the training graph; from any thread.
@@ -207,6 +218,11 @@ class GraphGradient:
         """The only batch size the graph takes; `None` if it takes any."""
         return self._x[0].rows
 
+    @property
+    def loss(self) -> str:
+        """The kind of its loss."""
+        return str(json.loads(self._metadata["edgeasync.loss"])["kind"])
+
     def __call__(self, parameters: Vector, x: Features, y: npt.NDArray[Any], out: Vector) -> float | None:
         """Write the gradient of the batch's mean loss to `out` and return the loss; `None` if nothing counts.
 
@@ -249,7 +265,7 @@ class GraphGradient:
 
     def accuracy_meter(self) -> Meter | None:
         """Return what measures the accuracy; `None` where the graph gives no scores, or has no classes."""
-        if self._output is None or json.loads(self._metadata["edgeasync.loss"])["kind"] != "cross_entropy":
+        if self._output is None or self.loss != "cross_entropy":
             return None
         return Meter([Accuracy()], ignored_label=self._ignored_label)
 
@@ -277,8 +293,7 @@ class GraphGradient:
                 "the hub's graph was built by an older edgeasync, and does not give its scores: build it again, "
                 "or leave out metrics"
             )
-        loss = json.loads(self._metadata["edgeasync.loss"])["kind"]
-        self._meter = Meter(find_metrics(metrics, loss), ignored_label=self._ignored_label)
+        self._meter = Meter(find_metrics(metrics, self.loss), ignored_label=self._ignored_label)
         self._binding.bind_output(self._output, "cpu")  # before the gradients, which are bound at the first run
         return self._meter
 

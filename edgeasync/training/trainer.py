@@ -45,7 +45,7 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepsEndedError(EdgeAsyncError):
-    """A trainer takes no more steps: the assignment ends with those that it has taken."""
+    """A trainer takes no more steps: the assignment ends with those it has taken, and without any the agent."""
 
 
 class Trainer(Protocol):

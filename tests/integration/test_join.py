@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 import edgeasync
-from edgeasync import Hub, Stop, join
+from edgeasync import Hub, Stop, join, nn
 from edgeasync.errors import ModelMismatchError
+from edgeasync.networks import Network
 from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
@@ -152,3 +153,22 @@ def test_a_loop_goes_alone_and_exchanges_again_when_the_hub_is_back(tmp_path, ke
             session.__exit__(None, None, None)
             (device,) = hub.status()["devices"]
             assert device["updates_applied"] > 3
+
+
+def test_a_network_joins_with_its_statistics(tmp_path):
+    layers = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    network, x, y = Network(layers, (3,)), np.eye(3, dtype=np.float32), np.array([0, 1, 0])
+    with (
+        Hub(network, run=tmp_path, bind="tcp://127.0.0.1:*", policy=POLICY, settings=FLOAT32) as hub,
+        join(hub.address, network, timeout_s=PATIENCE_S) as session,
+    ):
+        for _ in range(8):
+            network.vector -= 0.1 * network.gradient(x, y).vector
+            session.step()
+        assert session.exchanges == 3
+        for name, array in hub.snapshot().items():
+            np.testing.assert_allclose(array, network.arrays[name], rtol=1e-4, atol=1e-6)
+        with pytest.raises(TimeoutError, match="devices are live"):
+            hub.wait_until_left(timeout_s=0.01)
+        session.abort()
+        hub.wait_until_left(PATIENCE_S)

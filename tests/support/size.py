@@ -29,6 +29,7 @@ REPETITIONS = {
     "cases of a reader of bytes": Repetitions(1000, 4000, 20_000),
     "kills of a hub": Repetitions(2, 3, 50),
     "calls to a disk at which a hub is killed": Repetitions(5, 8, 11),
+    "kills of a trainer": Repetitions(1, 2, 10),
     "times that a tenth of a crowd is killed": Repetitions(1, 1, 20),
     "clusters of Ray": Repetitions(0, 0, 1),
     "trainers of other libraries": Repetitions(0, 0, 1),

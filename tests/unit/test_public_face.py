@@ -9,9 +9,9 @@ NAMES = """
 Adam Agent Dataset EdgeAsyncError GradientTrainer Hub OnnxTrainer Parameter ParameterSpec Policy Run SGD StepResult
 Stop Trainer Vector fetch_status join train train_async
 """
-MODULES = "callbacks data losses metrics nn policies simulation"
+MODULES = "async_train callbacks data losses metrics networks nn policies simulation"
 ADAPTERS = "jax sklearn torch"
-DATA = "Dataset batches dirichlet from_iterable iid load"
+DATA = "Dataset batches dirichlet from_iterable from_samples iid load"
 
 
 def test_the_public_names_are_these():

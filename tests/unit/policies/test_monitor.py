@@ -16,6 +16,7 @@ from edgeasync.policies.monitor import (
     NotFiniteWatch,
     Observation,
     RefusedWatch,
+    ThresholdWatch,
     UpdateNormWatch,
 )
 
@@ -241,6 +242,22 @@ def test_what_is_said_of_losses():
 def test_when_disagreement_alarms(cosine_min, agreement, alarming):
     cause = DisagreementWatch(cosine_min=cosine_min).cause(update(), FleetHistory(agreement=agreement))
     assert (cause is not None) == alarming
+
+
+@pytest.mark.parametrize(
+    ("metric", "fleet", "figure"),
+    [
+        ("loss", losses(1.0, 2.0), 2.0),
+        ("loss_variance", losses(9.0, 3.0), 3.0),
+        ("gradient_norm", norms(norm=8.0, local_steps=4), 2.0),
+        ("gradient_norm", norms(1, norm=8.0, local_steps=4), 2.0),
+    ],
+)
+def test_a_figure_over_its_threshold_alarms_whatever_is_usual(metric, fleet, figure):
+    over = ThresholdWatch(metric=metric, threshold=0.99 * figure)
+    assert over.cause(update(), fleet) == f"the {metric} is {figure:.3g}, and the threshold {0.99 * figure:g}"
+    assert ThresholdWatch(metric=metric, threshold=figure).cause(update(), fleet) is None
+    assert over.cause(update(), FleetHistory()) is None
 
 
 def test_devices_may_disagree_about_a_loss_that_is_small():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from edgeasync import nn
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError
 from edgeasync.runtime.graph_model import (
     FORWARD_FILE,
@@ -84,3 +85,16 @@ def test_files_that_cannot_be_used(tmp_path):
     (tmp_path / "torn.onnx").write_bytes(b"torn")
     with pytest.raises(GraphError, match=r"torn\.onnx: "):
         load_graph(OnnxModel(file=str(tmp_path / "torn.onnx")))
+
+
+def test_a_run_resumes_with_other_first_values_but_not_with_other_constants(tmp_path):
+    first, other = [nn.to_onnx(nn.Linear(3, 2), (3,), seed=seed).SerializeToString() for seed in (0, 1)]
+    keep_files(tmp_path, b"graph", first, {"0.weight", "0.bias"})
+    keep_files(tmp_path, b"graph", other, {"0.weight", "0.bias"})
+    assert (tmp_path / FORWARD_FILE).read_bytes() == first
+    for content, names in (
+        (other, {"0.bias"}),
+        (nn.to_onnx(nn.Linear(3, 3), (3,)).SerializeToString(), {"0.weight"}),
+    ):
+        with pytest.raises(ModelMismatchError, match="begun with another model"):
+            keep_files(tmp_path, b"graph", content, names)

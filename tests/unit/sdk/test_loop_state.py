@@ -50,6 +50,31 @@ def test_a_loop_resumes_behind_its_last_batch(killed_after):
     assert resumed.steps == 3 * LOADER_LENGTH
 
 
+class ByPass:
+    """A loader that shuffles by the number of its pass."""
+
+    epoch = 0
+
+    def __iter__(self):
+        self.epoch += 1
+        return iter(np.random.default_rng(self.epoch).permutation(LOADER_LENGTH).tolist())
+
+
+@pytest.mark.parametrize("killed_after", range(1, 3 * LOADER_LENGTH))
+def test_a_loader_that_counts_its_passes_resumes_in_the_same_order(killed_after):
+    undisturbed = [batch for loader in [ByPass()] for epoch in (loader, loader, loader) for batch in epoch]
+    before, loader = LoopState(), ByPass()
+    for _ in range(killed_after // LOADER_LENGTH):
+        list(before.epoch(loader))
+    last = before.epoch(loader)
+    for _ in range(killed_after % LOADER_LENGTH):
+        next(last)
+    resumed, loader = LoopState(), ByPass()
+    resumed.load(before.dump(), lambda: None)
+    rest = [batch for _ in range(3) for batch in resumed.epoch(loader)]
+    assert rest == undisturbed[killed_after:]
+
+
 def test_a_loop_without_batches_resumes_at_once():
     before = LoopState()
     before.steps = 7

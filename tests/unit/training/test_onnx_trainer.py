@@ -99,8 +99,9 @@ def test_fifty_steps_follow_plain_numpy(optimizer, update):
         np.testing.assert_allclose(view, values[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-def test_a_trainer_goes_on_from_its_state():
-    graph = built(MLP, (8,))
+@pytest.mark.parametrize("layers", [MLP, nn.Sequential(MLP, nn.Dropout(0.5))], ids=["plain", "dropout"])
+def test_a_trainer_goes_on_from_its_state(layers):
+    graph = built(layers, (8,))
     x = numbers((50, 8), 1)
     options = {"batch_size": 16, "keep_optimizer_state": True}
     first, again = (trainer(graph, x, LABELS, Adam(learning_rate=0.01), seed=seed, **options) for seed in (3, 4))

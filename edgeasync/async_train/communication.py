@@ -1,0 +1,166 @@
+"""The communication side of an averager: rank 0's hub, and the session of each process's loop."""
+
+import contextlib
+import logging
+import secrets
+import tempfile
+from pathlib import Path
+from typing import Any, Self, TypedDict
+
+from edgeasync import SGD, Hub, Policy, Run, join
+from edgeasync.async_train.distributed import find_master
+from edgeasync.async_train.given import as_address, put_back
+from edgeasync.async_train.loops import Loop
+from edgeasync.errors import ConfigError
+from edgeasync.policies.frequency import AdaptiveFrequency, FixedFrequency, TimeFrequency
+from edgeasync.policies.monitor import Monitor, NotFiniteWatch
+from edgeasync.policies.policy import WarmUp
+
+LOG = logging.getLogger("edgeasync.async_train")
+
+PLAIN = Monitor(watch=(NotFiniteWatch(),), clip=0.0)
+"""Nothing is added to what the reference says: no update is shortened, and no learning rate lowered."""
+
+JOIN_S = 30.0
+"""How long a process waits for rank 0's hub, and rank 0 for the others, before it trains by itself."""
+
+LEFT_S = 30.0
+"""How long rank 0 waits at its end for the others."""
+
+MOST = 100_000
+"""Iterations between two averagings, where nothing is said."""
+
+
+class Averaging(TypedDict, total=False):
+    """Where rank 0 is, and when models are averaged; docs/train/async_train.md says more."""
+
+    master: str | None
+    checkpoint_dir: str | Path | None
+    keys: str | Path | None
+    insecure: bool
+    agent: dict[str, Any]
+
+    averaging_frequency: int
+    averaging_policy: str
+    averaging_interval_s: float
+    min_averaging_frequency: int
+    max_averaging_frequency: int
+    adaptation_metric: str
+    warmup_steps: int
+
+
+class Communication:
+    """Averages the model of a loop with those of the other processes, from `start` to `stop`."""
+
+    def __init__(
+        self,
+        model: Any,
+        loop: Loop,
+        rank: int,
+        world_size: int,
+        *,
+        master: str | None = None,
+        checkpoint_dir: str | Path | None = None,
+        keys: str | Path | None = None,
+        insecure: bool = False,
+        agent: dict[str, Any] | None = None,
+        **averaging: Any,
+    ) -> None:
+        self._model, self._loop, self._rank, self._world_size = model, loop, rank, world_size
+        self._master = master or ("127.0.0.1:*" if world_size == 1 else None)
+        self._insecure = insecure
+        self._hub_arguments: dict[str, Any] = {
+            "run": checkpoint_dir,
+            "keys": keys,
+            "policy": make_policy(world_size, **averaging),
+        }
+        self._agent = {"name": f"rank-{rank}-{secrets.token_hex(3)}", **(agent or {})}
+        self.hub: Hub | None = None
+        self.session: Any = None
+
+    def start(self) -> Self:
+        """Listen if this is rank 0, and join, unless that has happened."""
+        if self.session is not None:
+            return self
+        address = as_address(self._master or find_master())
+        if self._rank == 0:
+            self.hub = make_hub(
+                self._loop.hub_model, address, insecure=self._insecure, **self._hub_arguments
+            ).start()
+            address = self.hub.address
+        how: dict[str, Any] = {"keep_optimizer_state": True, "timeout_s": JOIN_S, "insecure": self._insecure}
+        self.session = join(address, self._loop.participant, **how | self._agent)
+        if self.hub is not None and not self.hub.status()["version"]:  # a hub that has returned waits for nobody
+            self._await_others(self.hub)
+        return self
+
+    def _await_others(self, hub: Hub) -> None:
+        try:
+            hub.wait_for(self._world_size, JOIN_S)
+        except TimeoutError as error:
+            LOG.warning("rank 0 begins without the others: %s", error)
+
+    def stop(self) -> None:
+        """Send the last steps. Rank 0 waits for the others to leave, and puts the last average into the model."""
+        if self.session is None:
+            return
+        self.session.__exit__(None, None, None)
+        if self.hub is not None:
+            with contextlib.suppress(TimeoutError):
+                self.hub.wait_until_left(LEFT_S)
+            self.hub.finish("rank 0 has ended")
+            self.hub.wait()
+            put_back(self._model, Run.open(self.hub.path).arrays)
+        self.session = None
+
+
+def make_hub(model: Any, address: str, *, run: str | Path | None, **arguments: Any) -> Hub:
+    """Return the hub of rank 0."""
+    return Hub(
+        model,
+        run=run or tempfile.mkdtemp(prefix="edgeasync-averager-"),
+        bind=address,
+        loss="mse",  # it fits every model, and no device computes it here
+        settings={"hub": {"quiet": False}},
+        **arguments,
+    )
+
+
+def make_policy(
+    world_size: int,
+    *,
+    averaging_frequency: int = 100,
+    averaging_policy: str = "iterations",
+    averaging_interval_s: float = 1.0,
+    min_averaging_frequency: int = 1,
+    max_averaging_frequency: int = MOST,
+    adaptation_metric: Any = "loss_variance",
+    warmup_steps: int = 0,
+) -> Policy:
+    """Return the policy of rank 0's hub; raises `ConfigError` for an `averaging_policy` that is none.
+
+    The hub averages the models of all who have come, and hands the average out.
+    """
+    least, most = min_averaging_frequency, max_averaging_frequency
+    frequencies: dict[str, Any] = {
+        "iterations": lambda: FixedFrequency(local_steps=averaging_frequency),
+        "time": lambda: TimeFrequency(seconds=averaging_interval_s, local_steps_min=least, local_steps_max=most),
+        "adaptive": lambda: AdaptiveFrequency(
+            metric=adaptation_metric,
+            period_steps_min=min(max(averaging_frequency, least), most),
+            local_steps_min=least,
+            local_steps_max=most,
+            epochs_max=1e6,
+            rest=False,
+        ),
+    }
+    if averaging_policy not in frequencies:
+        names = " or ".join(map(repr, frequencies))
+        raise ConfigError(f"averaging_policy is {averaging_policy!r}; give {names}")
+    warm_up = (
+        WarmUp(updates=warmup_steps * world_size, frequency=FixedFrequency(local_steps=1))
+        if warmup_steps
+        else None
+    )
+    frequency = frequencies[averaging_policy]()
+    return Policy(optimizer=(SGD(),), frequency=frequency, warm_up=warm_up, monitor=PLAIN)

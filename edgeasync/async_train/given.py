@@ -1,0 +1,97 @@
+"""What a program of the reference gives - data, losses, optimizers - as edgeasync's public face takes it."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from edgeasync import SGD, Adam, Dataset
+from edgeasync.async_train.data import as_dataset
+from edgeasync.async_train.data import batch_size_of as batch_size
+from edgeasync.async_train.loss_functions import loss_of
+from edgeasync.async_train.optim import Optimizer
+from edgeasync.errors import ConfigError
+from edgeasync.losses import (
+    BinaryCrossEntropy,
+    CrossEntropy,
+    Loss,
+    LossSetting,
+    MeanAbsoluteError,
+    MeanSquaredError,
+)
+
+TORCH_LOSSES: dict[str, Loss] = {
+    "BCEWithLogitsLoss": BinaryCrossEntropy(),
+    "CrossEntropyLoss": CrossEntropy(),
+    "L1Loss": MeanAbsoluteError(),
+    "MSELoss": MeanSquaredError(),
+}
+"""What torch's losses of these names are, as far as they are as torch makes them without arguments."""
+
+
+def is_torch(model: object) -> bool:
+    """Return whether a model is a `torch.nn.Module`; torch is not imported for it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(model, torch.nn.Module)
+
+
+def as_data(dataset: object = None, dataloader: object = None) -> Dataset:
+    """Return one of the two as data for `Agent`; raises `ConfigError` for none or both, and `DataError`."""
+    if (dataset is None) == (dataloader is None):
+        raise ConfigError("training needs data: give dataset or dataloader, one of the two")
+    return as_dataset(dataloader if dataset is None else dataset)
+
+
+def batch_size_of(loader: object, usual: int) -> int:
+    """Return the batch size of a loader that has one."""
+    return batch_size(loader) or usual
+
+
+def as_loss(loss_fn: object) -> LossSetting:
+    """Return the loss that an object of ours or of torch stands for; raises `ConfigError`."""
+    if type(loss_fn).__module__.startswith("torch."):
+        found = TORCH_LOSSES.get(type(loss_fn).__name__)
+        changed = [getattr(loss_fn, name, None) for name in ("weight", "label_smoothing", "pos_weight")]
+        if found is not None and not any(value is not None and value != 0.0 for value in changed):
+            return found
+    return loss_of(loss_fn)
+
+
+def as_stages(optimizer: object) -> Any:
+    """Return an optimizer of `optim` as edgeasync's own, and anything else as it is."""
+    return optimizer.optimizer() if isinstance(optimizer, Optimizer) else optimizer
+
+
+def as_maker(optimizer: object) -> Any:
+    """Return an optimizer for `edgeasync.torch.model`: torch's as it is, another as what makes torch's."""
+    ours = as_optimizer(optimizer)
+    return ours.maker_for_torch() if isinstance(ours, Optimizer) else ours
+
+
+def as_optimizer(optimizer: Any) -> Any:
+    """Return edgeasync's own SGD or Adam as one of `optim`, and anything else as it is."""
+    if isinstance(optimizer, SGD):
+        return Optimizer(None, optimizer, 0.0, lr=optimizer.learning_rate, momentum=optimizer.momentum)
+    if isinstance(optimizer, Adam):
+        return Optimizer(None, optimizer, 0.0, lr=optimizer.learning_rate)
+    return optimizer
+
+
+def as_address(server: str) -> str:
+    """Return `host:port` as an address; one with its transport stays as it is.
+
+    >>> as_address("10.0.0.1:5000")
+    'tcp://10.0.0.1:5000'
+    """
+    return server if "://" in server else f"tcp://{server}"
+
+
+def put_back(model: Any, arrays: Any) -> None:
+    """Put trained values into the model that was given; a file keeps its own."""
+    if is_torch(model):
+        import edgeasync.torch as ours  # noqa: PLC0415 - who has a module has paid for torch
+
+        ours.load(model, arrays)
+    elif hasattr(model, "load_state_dict"):
+        model.load_state_dict(arrays)
+    elif isinstance(getattr(model, "parameters", None), Mapping):
+        model.parameters = arrays

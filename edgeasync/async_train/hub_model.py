@@ -1,0 +1,24 @@
+"""The model that a program gives to a trainer, as `Hub` and `train` take it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from edgeasync import Dataset
+from edgeasync.async_train.given import as_loss, as_maker, is_torch
+
+
+def has_own_code(model: object) -> bool:
+    """Return whether Python code alone describes a model, so that every worker needs it."""
+    return is_torch(model) or isinstance(getattr(model, "parameters", None), Mapping)
+
+
+def as_hub_model(model: Any, examples: Dataset | None, optimizer: Any, loss_fn: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the model, and arguments of `Hub` that go with it."""
+    if is_torch(model):
+        import edgeasync.torch as ours  # noqa: PLC0415 - who has a module has paid for torch
+
+        return ours.model(model, loss_fn, as_maker(optimizer)), {}
+    shape = None if examples is None else getattr(examples.features, "shape", None)  # several inputs have none
+    if shape is not None and hasattr(model, "fit_to"):
+        model.fit_to(shape[1:])
+    return model, {"loss": as_loss(loss_fn)} | ({} if shape is None else {"input_shape": tuple(shape[1:])})

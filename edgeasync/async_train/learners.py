@@ -1,0 +1,200 @@
+"""How a step is taken on a batch: the same for torch's modules, models of ours, and models of your own."""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeasync import Parameter, ParameterSpec
+from edgeasync.async_train.given import as_loss, as_optimizer, is_torch
+from edgeasync.async_train.loss_functions import CrossEntropyLoss, LossFunction
+from edgeasync.async_train.model import Model
+from edgeasync.async_train.optim import Optimizer
+from edgeasync.errors import ConfigError
+
+Vector = npt.NDArray[np.float32]
+
+
+class Learner(Protocol):
+    """A model, with gradients that add up until a step is taken."""
+
+    model: Any
+    """The model that has the values."""
+
+    def add(self, inputs: Any, targets: Any, loss_fn: object) -> float:
+        """Add a batch's gradient, weighed by its size; return the batch's mean loss."""
+
+    def step(self, optimizer: object) -> None:
+        """Take one step of the optimizer along the mean of all that was added, and forget it."""
+
+
+def counted_step(learner: Learner, optimizer: object, session: Any, loss: float | None, examples: int) -> None:
+    """Take a step, and let a session of `edgeasync.join` count it, if there is one."""
+    watched = is_torch(learner.model)  # then the session sees the optimizer's step itself
+    if session is not None and watched:
+        session.note(loss=loss, examples=examples)
+    learner.step(optimizer)
+    if session is not None and not watched:
+        session.step(loss=loss, examples=examples)
+
+
+def learner_of(model: object) -> Learner:
+    """Return how a model learns; raises `ConfigError` for what is none."""
+    if is_torch(model):
+        return TorchLearner(model)
+    if not isinstance(model, Model) and isinstance(getattr(model, "parameters", None), Mapping):
+        return OwnLearner(model)
+    return NetworkLearner(model if isinstance(model, Model) else Model(model))
+
+
+class ArrayLearner:
+    """What learners share whose values lie in one flat vector."""
+
+    def __init__(self) -> None:
+        self._sum: Vector | None = None
+        self._weight = 0.0
+
+    def collect(self, gradient: Vector, weight: float) -> None:
+        """Add a gradient times its weight."""
+        scaled = gradient * np.float32(weight)
+        self._sum = scaled if self._sum is None else np.add(self._sum, scaled, out=self._sum)
+        self._weight += weight
+
+    def move(self, optimizer: object, spec: ParameterSpec, vector: Vector) -> None:
+        """Move a vector by the mean of what was collected, and forget that."""
+        optimizer = as_optimizer(optimizer)
+        if not isinstance(optimizer, Optimizer):
+            raise ConfigError(
+                f"optimizer is {type(optimizer).__name__}; for a model that is not torch's give one of "
+                "async_train.optim"
+            )
+        if self._sum is not None and self._weight > 0.0:
+            self._sum /= np.float32(self._weight)
+            optimizer.update(spec, vector, self._sum)
+        self._sum, self._weight = None, 0.0
+
+
+class NetworkLearner(ArrayLearner):
+    """A model of ours."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def add(self, inputs: Any, targets: Any, loss_fn: object) -> float:
+        """Add a batch's gradient; return its mean loss."""
+        values = np.asarray(inputs)
+        found = self.model.fit_to(values.shape[1:]).gradient(values, np.asarray(targets), as_loss(loss_fn))
+        self.collect(found.vector, found.weight)
+        return found.loss
+
+    def step(self, optimizer: object) -> None:
+        """Take one step of the optimizer."""
+        network = self.model.network
+        self.move(optimizer, network.spec, network.vector)
+
+
+class OwnLearner(ArrayLearner):
+    """A model of your own, with `parameters` and `gradient(arrays, x, y)`; it has a loss of its own.
+
+    Its arrays are read before each gradient and written after each step, since others may write to them meanwhile.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        model.parameters = {name: _writable(value) for name, value in model.parameters.items()}
+        self.model = model
+        arrays = {name: np.asarray(value, np.float32) for name, value in model.parameters.items()}
+        self._spec = ParameterSpec(tuple([Parameter(name, array.shape) for name, array in arrays.items()]))
+        self._vector = self._spec.flatten(arrays)
+        self._arrays = self._spec.views(self._vector)
+
+    def add(self, inputs: Any, targets: Any, loss_fn: object) -> float:  # noqa: ARG002
+        """Add a batch's gradient; return its mean loss."""
+        self._read()
+        loss, found = self.model.gradient(self._arrays, np.asarray(inputs), np.asarray(targets))
+        gradients = {name: np.asarray(found[name], np.float32) for name in self._arrays}
+        self.collect(self._spec.flatten(gradients), len(targets))
+        return float(loss)
+
+    def step(self, optimizer: object) -> None:
+        """Take one step of the optimizer."""
+        self._read()
+        self.move(optimizer, self._spec, self._vector)
+        for name, array in self._arrays.items():
+            self.model.parameters[name][...] = array
+
+    def _read(self) -> None:
+        for name, array in self._arrays.items():
+            array[...] = self.model.parameters[name]
+
+
+class TorchLearner:
+    """A torch module; gradients add up in its parameters."""
+
+    def __init__(self, module: Any) -> None:
+        self.model = module
+        self._weight = 0.0
+
+    def add(self, inputs: Any, targets: Any, loss_fn: Any) -> float:
+        """Add a batch's gradient; return its mean loss."""
+        torch = sys.modules["torch"]
+        device = next(self.model.parameters()).device
+        if not self._weight:
+            self.model.zero_grad()
+        x, y = (torch.as_tensor(np.ascontiguousarray(each) if isinstance(each, np.ndarray) else each).to(device)
+                for each in (inputs, targets))  # fmt: skip
+        loss = torch_loss(loss_fn)(self.model(x), y)
+        weight = _weight_of(loss_fn, y)
+        if weight:
+            (loss * weight).backward()
+            self._weight += weight
+        return float(loss.detach())
+
+    def step(self, optimizer: Any) -> None:
+        """Take one step of the optimizer, torch's or ours."""
+        optimizer = as_optimizer(optimizer)
+        if isinstance(optimizer, Optimizer):
+            optimizer = optimizer.for_torch(self.model.parameters())
+        if self._weight:
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad /= self._weight
+        optimizer.step()
+        optimizer.zero_grad()
+        self._weight = 0.0
+
+
+def _writable(value: Any) -> npt.NDArray[Any]:
+    """Return an array of floats that can be written: the value itself, if it is one."""
+    whole = isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.flags.writeable
+    return value if whole else np.array(value, np.float32)
+
+
+def torch_loss(loss_fn: Any) -> Callable[[Any, Any], Any]:
+    """Return a loss that takes tensors: what was given, or cross entropy for nothing; raises `ConfigError`."""
+    if loss_fn is None:
+        return CrossEntropyLoss()
+    if not callable(loss_fn):
+        raise ConfigError(
+            f"loss_fn is {type(loss_fn).__name__}; for a torch module give one of torch.nn or async_train.nn"
+        )
+    found: Callable[[Any, Any], Any] = loss_fn
+    return found
+
+
+def _weight_of(loss_fn: Any, targets: Any) -> float:
+    """Return what a batch's mean loss was divided by: the weights of its classes, or its number of examples."""
+    if isinstance(loss_fn, LossFunction):
+        loss: Any = loss_fn.loss()
+        weights, ignored = getattr(loss, "class_weights", None), getattr(loss, "ignored_label", None)
+    else:
+        weights, ignored = getattr(loss_fn, "weight", None), getattr(loss_fn, "ignore_index", None)
+    if ignored is not None:
+        targets = targets[targets != ignored]
+    if weights is None:
+        return float(len(targets))
+    each = np.asarray(weights if isinstance(weights, tuple) else weights.cpu(), np.float64)
+    return float(each[np.asarray(targets.cpu())].sum())

@@ -1,0 +1,169 @@
+"""Models that hold their values and can be called: layers, an ONNX file, or an `onnx.ModelProto`."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeasync import losses, nn
+from edgeasync.async_train.arrays import Array, as_array
+from edgeasync.async_train.ignored import ignore
+from edgeasync.async_train.shapes import input_shape_of
+from edgeasync.errors import ModelMismatchError
+from edgeasync.networks import Network
+
+Arrays = Mapping[str, npt.NDArray[np.float32]]
+
+
+class HeldNetwork:
+    """A network that is built when its values are first needed, and again for examples of another shape."""
+
+    def __init__(self, model: object, input_shape: Sequence[int] | None, seed: int) -> None:
+        self.layers: object = model.layers if isinstance(model, HeldNetwork) else model
+        """What the model is made of."""
+        self._shape = None if input_shape is None else tuple(input_shape)
+        self._seed = seed
+        self._network: Network | None = None
+        self._values: Arrays | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy, here or in another process, builds a network of its own.
+        values = self._values if self._network is None else self.state_dict()
+        return {**self.__dict__, "_network": None, "_values": values}
+
+    @property
+    def network(self) -> Network:
+        """The network that computes; raises `ConfigError` if the shape of an example is not known yet."""
+        if self._network is None:
+            if self._shape is None and isinstance(self.layers, nn.Layer):
+                self._shape = input_shape_of(self.layers)
+            self._network = Network(self.layers, self._shape, seed=self._seed)
+            if self._values is not None:
+                _copy(self._values, self._network.arrays)
+                self._values = None
+        return self._network
+
+    def fit_to(self, example: Sequence[int]) -> Network:
+        """Return the network for examples of this shape; values stay.
+
+        Raises `ConfigError` for examples that the layers do not take.
+        """
+        example = tuple(example)
+        if isinstance(self.layers, nn.Layer):
+            if self._shape is None:
+                self._shape = input_shape_of(self.layers, usual=example)
+            # Flat examples stand for pictures, but pictures in another order of axes do not.
+            same_rank = len(self._shape) == len(example)
+            if math.prod(self._shape) != math.prod(example) or (same_rank and self._shape != example):
+                network = Network(self.layers, example, seed=self._seed)
+                if self._network is not None:
+                    network.share(self._network)
+                self._network, self._shape = network, example
+        return self.network
+
+    def state_dict(self) -> dict[str, npt.NDArray[np.float32]]:
+        """Return a copy of all values by name."""
+        return {name: array.copy() for name, array in self.network.arrays.items()}
+
+    def load_state_dict(self, arrays: Arrays) -> None:
+        """Take values by name; raises `ModelMismatchError` for those of another model."""
+        _copy(arrays, self.network.arrays)
+
+    def SerializeToString(self) -> bytes:  # noqa: N802 - as protobuf names it
+        """Return the ONNX model for inference with the present values, as bytes."""
+        return self.network.SerializeToString()
+
+
+class Model(HeldNetwork):
+    """A model with its values: `model(inputs)` gives scores. It goes wherever edgeasync takes a model.
+
+    - `model`: layers of `edgeasync.nn`, the path of an ONNX file, or an `onnx.ModelProto`.
+    - `input_shape`: that of an example. Without it layers, or the first data, say it.
+    - `seed`: of the first values.
+
+    >>> from edgeasync.async_train import nn
+    >>> model = nn.Model(nn.Linear(4, 2))
+    >>> [array.shape for array in model.parameters()]
+    [(2, 4), (2,)]
+    """
+
+    def __init__(self, model: object, *, input_shape: Sequence[int] | None = None, seed: int = 0) -> None:
+        super().__init__(model, input_shape, seed)
+        self.training = True
+        self.gradient_sum: npt.NDArray[np.float32] | None = None
+        """The gradients since the last `zero_grad`, added up."""
+
+    def __call__(self, inputs: npt.ArrayLike) -> Array:
+        """Return the scores of inputs, as in use: batch norms have running statistics, dropout does nothing."""
+        values = np.asarray(inputs)
+        scores = as_array(self.fit_to(values.shape[1:])(values))
+        if self.training:
+            scores.origin = self, values
+        return scores
+
+    def backward(self, inputs: npt.ArrayLike, targets: npt.ArrayLike, loss: losses.LossSetting) -> None:
+        """Add a batch's gradient to `gradient_sum`, which `optimizer.step()` uses."""
+        values = np.asarray(inputs)
+        found = self.fit_to(values.shape[1:]).gradient(values, targets, loss).vector
+        self.gradient_sum = found.copy() if self.gradient_sum is None else self.gradient_sum + found
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        self.gradient_sum = None
+
+    def parameters(self) -> "Parameters":
+        """Return the parameters, for an optimizer."""
+        return Parameters(self)
+
+    def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002 - as torch has it
+        """Say that scores are for training: their losses have `backward`."""
+        self.training = mode
+        return self
+
+    def eval(self) -> Self:
+        """Say that scores are for use."""
+        return self.train(mode=False)
+
+    def to(self, device: object) -> Self:
+        """Return this model; a device other than the CPU is ignored, which the log says once."""
+        if not str(device).startswith("cpu"):
+            ignore("model.to", "models of edgeasync compute on the CPU", device=device)
+        return self
+
+
+class Sequential(Model):
+    """Layers one after another, with their values; models among them give their layers.
+
+    >>> from edgeasync.async_train import nn
+    >>> sorted(nn.Sequential(nn.Flatten(), nn.Linear(784, 10)).state_dict())
+    ['1.bias', '1.weight']
+    """
+
+    def __init__(self, *layers: object, input_shape: Sequence[int] | None = None, seed: int = 0) -> None:
+        parts: list[Any] = [layer.layers if isinstance(layer, HeldNetwork) else layer for layer in layers]
+        super().__init__(nn.Sequential(*parts), input_shape=input_shape, seed=seed)
+
+
+class Parameters:
+    """The parameters of a model: arrays, in order. They are made when they are first looked at."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def __iter__(self) -> Iterator[Array]:
+        network = self.model.network
+        for parameter in network.spec.parameters:
+            if parameter.role == "trained":
+                yield network.arrays[parameter.name].view(Array)
+
+
+def _copy(source: Arrays, target: Arrays) -> None:
+    """Copy values by name; raises `ModelMismatchError` unless both have the same arrays."""
+    for name in sorted(source.keys() | target.keys()):
+        shapes = [np.shape(arrays[name]) if name in arrays else None for arrays in (source, target)]
+        if shapes[0] != shapes[1]:
+            raise ModelMismatchError(f"array {name!r} has shape {shapes[0]}, the model's is {shapes[1]}")
+    for name, array in target.items():
+        array[...] = source[name]

@@ -1,0 +1,157 @@
+"""`AsyncTrainingMonitor`: thresholds that you know, alerts as callbacks, and what is done about them."""
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from edgeasync.async_train.ignored import ignore
+from edgeasync.async_train.warm_up import AsyncTrainer
+from edgeasync.callbacks import AlertEvent, Event
+from edgeasync.errors import ConfigError
+from edgeasync.policies.monitor import Monitor, ThresholdWatch
+
+WINDOW = 16
+"""How many losses a variance is of."""
+
+REDUCTION = 0.5
+"""Factor of the learning rate under `reduce_lr`."""
+
+METRICS = ("loss", "loss_variance", "gradient_norm")
+REMEDIES = {
+    "increase_sync_frequency": "increase_frequency",
+    "reduce_lr": "reduce_lr",
+    "rollback": "rollback",
+    "alert": "alert",
+}
+
+
+class AsyncTrainingMonitor:
+    """Watches training by thresholds, and tells `alerts`.
+
+    - `model`: the model, of which `step` then looks at the gradients; or an `AsyncTrainer`, whose hub watches too,
+      over all workers, and carries the remedy out.
+    - `divergence_metrics`: of "loss", "loss_variance" and "gradient_norm", those to watch.
+    - `alert_threshold`: the highest value that is calm, or a dict with one for each metric.
+    - `remediation_strategy`: "increase_sync_frequency", "reduce_lr", "rollback" or "alert", which does no more.
+      Of a model alone `reduce_lr` needs its `optimizer`, and the first has no meaning.
+    - `optimizer`: torch's.
+
+    >>> from edgeasync.async_train import AsyncTrainingMonitor
+    >>> monitor = AsyncTrainingMonitor(None, divergence_metrics=["loss"], alert_threshold=2.0)
+    >>> monitor.on_alert(lambda alert: print(alert.detail))
+    >>> for loss in (1.0, 3.0, 3.5):
+    ...     calm = monitor.step(loss)
+    the loss is 3, and the threshold 2
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        divergence_metrics: Sequence[str] = ("loss_variance", "gradient_norm"),
+        alert_threshold: float | Mapping[str, float] = 0.5,
+        remediation_strategy: str = "increase_sync_frequency",
+        *,
+        optimizer: Any = None,
+    ) -> None:
+        self._thresholds = _thresholds(divergence_metrics, alert_threshold, remediation_strategy)
+        self._strategy, self._optimizer = remediation_strategy, optimizer
+        self.policy = _policy(self._thresholds, remediation_strategy)
+        self.alerts: list[AlertEvent] = []
+        """All that was alarming so far: `alert.detail`, and `alert.device` if it was about one."""
+        self._told: list[Callable[[AlertEvent], object]] = []
+        self._losses: deque[float] = deque(maxlen=WINDOW)
+        self._alarmed: set[str] = set()
+        self._steps = 0
+        self._model, self._watched = model, isinstance(model, AsyncTrainer)
+        if isinstance(model, AsyncTrainer):
+            self._model = model.model
+            model.watch(self)
+        self._calm: Any = None
+
+    def on_alert(self, callback: Callable[[AlertEvent], object]) -> None:
+        """Call this with every alert from now on."""
+        self._told.append(callback)
+
+    def step(self, loss: float) -> bool:
+        """Look at a step's loss, and at the model's gradients; return whether all is calm."""
+        self._steps += 1
+        self._losses.append(float(loss))
+        figures = _figures(self._losses, self._model)
+        high = {name for name, most in self._thresholds.items() if not figures[name] <= most}
+        news, self._alarmed = sorted(high - self._alarmed), high
+        for name in news:
+            detail = f"the {name} is {figures[name]:.3g}, and the threshold {self._thresholds[name]:g}"
+            self.see(AlertEvent(time_s=float(self._steps), device="", detail=detail))
+        if news and not self._watched:
+            _remedy(self._strategy, self._model, self._calm, self._optimizer)
+        elif not high and self._strategy == "rollback":
+            self._calm = _copy(self._model)
+        return not high
+
+    def see(self, event: Event) -> None:
+        """Note an alert of the hub; other events are passed over."""
+        if isinstance(event, AlertEvent):
+            self.alerts.append(event)
+            for callback in self._told:
+                callback(event)
+
+
+def _remedy(strategy: str, model: Any, calm: Any, optimizer: Any) -> None:
+    """Do something about an alert where no hub does; `calm` are the model's last calm values."""
+    if strategy == "rollback" and calm is not None:
+        model.load_state_dict(calm)
+    elif strategy == "reduce_lr" and optimizer is not None:
+        for group in optimizer.param_groups:
+            group["lr"] *= REDUCTION
+    elif strategy != "alert":
+        why = "here nothing can follow it: give the trainer, or the model and its optimizer"
+        ignore("AsyncTrainingMonitor", why, remediation_strategy=strategy)
+
+
+def _thresholds(metrics: Sequence[str], threshold: float | Mapping[str, float], remedy: str) -> dict[str, float]:
+    """Return the threshold of each metric; raises `ConfigError` for what is none."""
+    if unknown := [name for name in metrics if name not in METRICS]:
+        raise ConfigError(f"divergence_metrics has {unknown[0]!r}; it may have {', '.join(METRICS)}")
+    if remedy not in REMEDIES:
+        raise ConfigError(f"remediation_strategy is {remedy!r}; give one of {', '.join(REMEDIES)}")
+    found = {name: threshold[name] if isinstance(threshold, Mapping) else threshold for name in metrics}
+    if wrong := [value for value in found.values() if not 0.0 <= value < math.inf]:
+        raise ConfigError(f"alert_threshold is {wrong[0]!r}; give a number, 0 or more")
+    return found
+
+
+def _policy(thresholds: Mapping[str, float], remedy: Any) -> Monitor:
+    watches: list[Any] = [
+        ThresholdWatch(metric=name, threshold=most, remedy=REMEDIES[remedy])  # type: ignore[arg-type]
+        for name, most in thresholds.items()
+    ]
+    return Monitor(watch=tuple(watches), clip=0.0)
+
+
+def _figures(losses: Sequence[float], model: Any) -> dict[str, float]:
+    variance = statistics.pvariance(losses) if all(map(math.isfinite, losses)) else math.inf
+    return {"loss": losses[-1], "loss_variance": variance, "gradient_norm": _norm(model)}
+
+
+def _norm(model: Any) -> float:
+    """Return the norm of a model's gradients, 0 where there are none."""
+    if hasattr(model, "take_gradient"):
+        found = model.take_gradient()
+        return 0.0 if found is None else float(np.linalg.norm(found))
+    if not callable(getattr(model, "parameters", None)):
+        return 0.0
+    gradients = [tensor.grad for tensor in model.parameters() if getattr(tensor, "grad", None) is not None]
+    return math.sqrt(sum(float((gradient.detach() ** 2).sum()) for gradient in gradients))
+
+
+def _copy(model: Any) -> Any:
+    """Return a copy of a model's values, to go back to."""
+    if not hasattr(model, "state_dict"):
+        return None
+    return {
+        name: array.clone() if hasattr(array, "clone") else array for name, array in model.state_dict().items()
+    }

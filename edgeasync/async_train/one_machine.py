@@ -1,0 +1,99 @@
+"""`async_sgd`: one call that trains a model with several processes of this machine."""
+
+from typing import Any
+
+import numpy as np
+
+import edgeasync
+from edgeasync.async_train.data import DataLoader, Subset
+from edgeasync.async_train.given import (
+    as_data,
+    as_loss,
+    as_maker,
+    as_optimizer,
+    as_stages,
+    batch_size_of,
+    is_torch,
+    put_back,
+)
+from edgeasync.async_train.model import Model
+from edgeasync.async_train.optim import SGD, Optimizer
+from edgeasync.policies.frequency import FixedFrequency
+
+LOCAL_STEPS = 8
+"""Between two exchanges: on one machine an exchange costs little."""
+
+
+def async_sgd(
+    model: Any,
+    data: object,
+    num_workers: int = 4,
+    num_epochs: float = 5,
+    lr: float = 0.01,
+    *,
+    loss_fn: Any = None,
+    optimizer: Any = None,
+    seed: int = 0,
+    **settings: Any,
+) -> Any:
+    """Train a model with a hub here and `num_workers` processes; return the trained model.
+
+    - `model`: a torch module, a model of `async_train.nn`, or an object with `parameters` and `gradient`. It has
+      the trained values, too. An ONNX file, or layers, come back as a `Model`.
+    - `data`: a dataset, or a loader, whose batch size is used; its examples are split among the workers.
+    - `loss_fn`: by default cross entropy. A model of your own has its loss itself.
+    - `optimizer`: by default SGD with the rate `lr`.
+    - Others are those of `edgeasync.train`, such as `run` and `evaluate`.
+
+    It needs no main guard, and the model may be of a class of the script that calls it.
+
+    >>> import numpy as np
+    >>> from edgeasync.async_train import async_sgd, nn
+    >>> model = nn.Sequential(nn.Linear(4, 2))
+    >>> x = np.random.default_rng(0).normal(size=(64, 4))
+    >>> trained = async_sgd(model, (x, x[:, 0] > 0), num_workers=2, num_epochs=2, lr=0.1, engine="tasks")
+    >>> trained is model
+    True
+    """
+    dataset = as_data(data)
+    parts = _parts(data, num_workers, seed)
+    chosen = SGD(lr=lr) if optimizer is None else optimizer
+    arguments: dict[str, Any] = {
+        "workers": None if parts else num_workers,
+        "until": edgeasync.Stop(epochs=num_epochs),
+        "batch_size": batch_size_of(data, 32),
+        "engine": "processes",
+        "policy": one_machine_policy(chosen),
+        "keep_optimizer_state": True,
+        "seed": seed,
+        **settings,
+    }
+    if is_torch(model):
+        adapted: object = edgeasync.torch.model(model, loss_fn, as_maker(chosen))
+    elif hasattr(model, "gradient"):
+        adapted, arguments["optimizer"] = model, as_stages(chosen)
+    else:
+        adapted = model = model if isinstance(model, Model) else Model(model, seed=seed)
+        model.fit_to(dataset.x.shape[1:])
+        arguments |= {"optimizer": as_stages(chosen), "loss": as_loss(loss_fn)}
+    put_back(model, edgeasync.train(adapted, parts or dataset, **arguments).arrays)
+    return model
+
+
+def _parts(data: Any, workers: int, seed: int) -> list[edgeasync.Dataset]:
+    """Return the data of each worker, if its examples lie in files: to split them would read all."""
+    samples = data.dataset if isinstance(data, DataLoader) else data
+    if not getattr(samples, "lazy", False):
+        return []
+    order = np.random.default_rng(seed).permutation(len(samples))
+    return [as_data(Subset(samples, part)) for part in np.array_split(order, workers) if len(part)]
+
+
+def one_machine_policy(optimizer: Any) -> edgeasync.Policy:
+    """Return the policy for workers with an optimizer: only one side has momentum, since both would multiply."""
+    frequency = FixedFrequency(local_steps=LOCAL_STEPS)
+    stage = as_optimizer(optimizer)
+    options: Any = stage.for_torch_options if isinstance(stage, Optimizer) else getattr(stage, "defaults", {})
+    if options.get("momentum"):
+        return edgeasync.Policy(optimizer=(edgeasync.SGD(learning_rate=1.0),), frequency=frequency)
+    return edgeasync.Policy(frequency=frequency)

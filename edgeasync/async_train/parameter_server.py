@@ -1,0 +1,127 @@
+"""`ParameterServer`: holds the model, and applies what workers send as it comes."""
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from edgeasync import SGD, Hub, Policy, Run
+from edgeasync.async_train.communication import PLAIN
+from edgeasync.async_train.given import as_loss, is_torch, put_back
+from edgeasync.async_train.ignored import say_once
+from edgeasync.async_train.model import Model
+from edgeasync.async_train.running import Running
+from edgeasync.errors import ConfigError
+from edgeasync.policies.aggregation import ImmediateAggregator, ModelAverageAggregator
+from edgeasync.policies.frequency import FixedFrequency
+from edgeasync.policies.staleness import AdaptiveLearningRate, BoundedStaleness, ConstantStaleness
+
+STEPS_MAX = 100_000
+"""The most local steps that the server assigns; each worker allows its own `update_frequency`."""
+
+MOMENTUM = 0.9
+"""Of the server with `momentum_correction`: together with the learning rate a step keeps its length."""
+
+RULES: dict[str, Any] = {"async_sgd": ImmediateAggregator(), "model_average": ModelAverageAggregator()}
+
+
+class ParameterServer(Running):
+    """Holds a model, and applies the updates of workers as they come; docs/train/async_train.md has the arguments.
+
+    `hub` is the hub that it is. When it stops, the model that was given has the trained values. It listens beyond
+    this machine with `keys`, or if it is `insecure`.
+
+    >>> from edgeasync.async_train import ParameterServer, nn
+    >>> with ParameterServer(nn.Sequential(nn.Linear(4, 2)), port=0) as server:
+    ...     server.hub.status()["version"]
+    0
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        port: int = 5000,
+        *,
+        update_rule: str = "async_sgd",
+        staleness_policy: str = "adaptive_lr",
+        staleness_lr_factor: float = 0.9,
+        max_staleness: float = 10,
+        checkpoint_dir: str | Path | None = None,
+        checkpoint_frequency: int = 1000,
+        loss_fn: object = None,
+        input_shape: Sequence[int] | None = None,
+        keys: str | Path | None = None,
+        insecure: bool = False,
+    ) -> None:
+        self._model = model
+        host = "127.0.0.1" if keys is None and not insecure else "0.0.0.0"  # noqa: S104 - as was asked for
+        self.hub = Hub(
+            travelling_model(model, loss_fn, input_shape),
+            run=checkpoint_dir or tempfile.mkdtemp(prefix="edgeasync-server-"),
+            bind=f"tcp://{host}:{port or '*'}",
+            policy=server_policy(update_rule, staleness_policy, staleness_lr_factor, max_staleness),
+            loss="cross_entropy" if is_torch(model) and input_shape is None else as_loss(loss_fn),
+            keys=keys,
+            insecure=insecure,
+            settings={"checkpoint": {"every": f"{checkpoint_frequency} updates"}},
+        )
+
+    def start(self) -> Self:
+        """Begin to listen; return at once."""
+        self.hub.start()
+        if "127.0.0.1" in self.hub.address:
+            say_once("ParameterServer: without keys, or insecure=True, only this machine reaches the server")
+        return self
+
+    def wait_for_workers(self, num_workers: int = 1, timeout_s: float | None = None) -> None:
+        """Wait until this number of workers has come, and then until all have gone; raises `TimeoutError`."""
+        self.hub.wait_for(num_workers, timeout_s)
+        self.hub.wait_until_left(timeout_s)
+
+    async def wait_for_workers_async(self, num_workers: int = 1, timeout_s: float | None = None) -> None:
+        """Do what `wait_for_workers` does."""
+        await asyncio.to_thread(self.wait_for_workers, num_workers, timeout_s)
+
+    def stop(self) -> None:
+        """End the training of all workers, and put the trained values into the model."""
+        self.hub.finish("the parameter server was stopped")
+        self.hub.wait()
+        put_back(self._model, Run.open(self.hub.path).arrays)
+
+
+def travelling_model(model: Any, loss_fn: Any, input_shape: Sequence[int] | None) -> Any:
+    """Return a model as `Hub` takes it; a torch module travels as ONNX if the shape of an example is known."""
+    if not is_torch(model):
+        return (
+            model
+            if isinstance(model, str | Path) or not hasattr(model, "build")
+            else Model(model, input_shape=input_shape)
+        )
+    import edgeasync.torch as ours  # noqa: PLC0415 - who has a module has paid for torch
+
+    if input_shape is None:
+        return ours.model(model, loss_fn)
+    return ours.to_onnx(model, np.zeros((2, *input_shape), np.float32))
+
+
+def server_policy(rule: str, staleness: str, factor: float, max_staleness: float) -> Policy:
+    """Return the policy of a server; raises `ConfigError` for names that the reference does not have."""
+    policies: dict[str, Any] = {
+        "adaptive_lr": AdaptiveLearningRate(factor=factor, staleness_max=max_staleness),
+        "filter": BoundedStaleness(staleness_max=max_staleness),
+        "momentum_correction": ConstantStaleness(staleness_max=max_staleness),
+    }
+    for name, given, known in (("update_rule", rule, RULES), ("staleness_policy", staleness, policies)):
+        if given not in known:
+            raise ConfigError(f"{name} is {given!r}; give {' or '.join(map(repr, known))}")
+    corrected = SGD(learning_rate=1.0 - MOMENTUM, momentum=MOMENTUM, correct_for_staleness=True)
+    return Policy(
+        aggregate=RULES[rule],
+        staleness=policies[staleness],
+        optimizer=(corrected if staleness == "momentum_correction" else SGD(),),
+        frequency=FixedFrequency(local_steps=STEPS_MAX),
+        monitor=PLAIN,
+    )

@@ -1,0 +1,31 @@
+"""What runs from `start` to `stop`, by `with` and by `async with`."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from typing import Any, Self
+
+
+class Running(ABC):
+    """Base of what runs; on a loop it starts and stops in a thread."""
+
+    @abstractmethod
+    def start(self) -> Any:
+        """Begin."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End."""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self.start)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.stop)

@@ -1,0 +1,172 @@
+"""`AsyncTrainer`: several workers that exchange often at first, in rounds, and rarely later."""
+
+import asyncio
+import math
+import tempfile
+from typing import Any, Protocol
+
+import edgeasync
+from edgeasync import SGD, Hub, Policy, Run, Stop, join
+from edgeasync.async_train import given
+from edgeasync.async_train.data import as_dataset
+from edgeasync.async_train.hub_model import as_hub_model
+from edgeasync.async_train.ignored import ignore
+from edgeasync.async_train.loops import Loop
+from edgeasync.callbacks import Event
+from edgeasync.errors import ConfigError
+from edgeasync.policies.frequency import FixedFrequency
+from edgeasync.policies.monitor import Monitor
+from edgeasync.policies.policy import WarmUp
+
+BATCH_SIZE = 32
+
+JOIN_S = 60.0
+"""How long `train_step` waits for the hub of its own process."""
+
+
+class Watcher(Protocol):
+    """What an `AsyncTrainingMonitor` is to the trainer that it watches."""
+
+    policy: Monitor
+    """What the hub watches for."""
+
+    def see(self, event: Event) -> None:
+        """Be told what happens at the hub."""
+
+
+class AsyncTrainer:
+    """Trains a model with workers of this process, or a batch at a time; the first epochs are warm-up.
+
+    - `model`: as for `edgeasync.train`, or a `torch.nn.Module`.
+    - `warm_up_epochs`: passes over the data in which all workers exchange in rounds, every
+      `warm_up_sync_frequency` batches. Later nobody waits for the slowest, and an exchange comes after
+      `regular_sync_frequency` batches.
+    - `workers`: how many `train` has.
+    - `steps_per_epoch`: by it `train_step` knows when the warm-up is over.
+    - `seed`: of the first values and of the order of examples.
+
+    >>> import numpy as np
+    >>> from edgeasync import nn
+    >>> from edgeasync.async_train import AsyncTrainer, optim
+    >>> trainer = AsyncTrainer(nn.Linear(4, 2), warm_up_epochs=1, warm_up_sync_frequency=2, workers=2)
+    >>> run = trainer.train((np.eye(4).repeat(9, 0), [0, 1, 0, 1] * 9), epochs=4, optimizer=optim.SGD(lr=0.1))
+    >>> run.updates > 1
+    True
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        warm_up_epochs: float = 2,
+        warm_up_sync_frequency: int = 10,
+        regular_sync_frequency: int = 100,
+        *,
+        workers: int = 4,
+        steps_per_epoch: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.model, self._workers, self._seed = model, workers, seed
+        self._warm_up = warm_up_epochs, warm_up_sync_frequency
+        self._regular, self._steps_per_epoch = regular_sync_frequency, steps_per_epoch
+        self._watchers: list[Watcher] = []
+        self._stepping: Stepping | None = None
+
+    def train(self, dataset: Any = None, epochs: float = 1, optimizer: Any = None, loss_fn: Any = None,
+              **more: Any) -> Run:  # fmt: skip
+        """Train for this number of epochs, and return the run; the model then has the trained values.
+
+        `more` are `dataloader`, and arguments of `edgeasync.train`, such as `evaluate`, `run` and `batch_size`.
+        """
+        run = edgeasync.train(**self._plan(dataset, epochs, optimizer, loss_fn, **more))
+        given.put_back(self.model, run.arrays)
+        return run
+
+    async def train_async(self, dataset: Any = None, epochs: float = 1, optimizer: Any = None, loss_fn: Any = None,
+                          **more: Any) -> Run:  # fmt: skip
+        """Do what `train` does, on the caller's loop."""
+        run = await edgeasync.train_async(**self._plan(dataset, epochs, optimizer, loss_fn, **more))
+        given.put_back(self.model, run.arrays)
+        return run
+
+    def train_step(self, inputs: Any, targets: Any, optimizer: Any = None, loss_fn: Any = None) -> float:
+        """Take a step on a batch, and return its loss. The hub is in this process until `close`."""
+        if self._stepping is None:
+            unknown = None if self._steps_per_epoch else self._warm_up[0] or None
+            ignore("AsyncTrainer.train_step", "give steps_per_epoch as well", warm_up_epochs=unknown)
+            policy = make_policy(self._warm_up, self._regular, self._watchers, self._steps_per_epoch or 0)
+            self._stepping = Stepping(self.model, policy, self._watchers)
+        return self._stepping.step(inputs, targets, optimizer, loss_fn)
+
+    async def train_step_async(self, *batch: Any, **training: Any) -> float:
+        """Do what `train_step` does, in a thread."""
+        return await asyncio.to_thread(self.train_step, *batch, **training)
+
+    def close(self) -> Run | None:
+        """Send the last steps of `train_step`, and end its hub; return the run."""
+        stepping, self._stepping = self._stepping, None
+        return None if stepping is None else stepping.close()
+
+    def watch(self, watcher: Watcher) -> None:
+        """Let a monitor watch; raises `ConfigError` once `train_step` has begun."""
+        if self._stepping is not None:
+            raise ConfigError("a monitor watches from the beginning: make it before the first train_step")
+        self._watchers.append(watcher)
+
+    def _plan(self, dataset: Any, epochs: float, optimizer: Any, loss_fn: Any, **more: Any) -> dict[str, Any]:
+        """Return arguments of `edgeasync.train`."""
+        loader = more.pop("dataloader", None)
+        examples = as_dataset(given.as_data(dataset, loader))
+        model, how = as_hub_model(self.model, examples, optimizer, loss_fn)
+        how.pop("input_shape", None)  # the examples say it
+        size = more.pop("batch_size", None) or given.batch_size_of(
+            dataset if loader is None else loader, BATCH_SIZE
+        )
+        how |= {"batch_size": size, "workers": self._workers, "seed": self._seed, "until": Stop(epochs=epochs)}
+        how["policy"] = make_policy(self._warm_up, self._regular, self._watchers, math.ceil(len(examples) / size))
+        how["callbacks"] = [*(watcher.see for watcher in self._watchers), *more.pop("callbacks", ())]
+        how["optimizer"] = None if given.is_torch(self.model) else given.as_stages(optimizer)
+        return {"model": model, "data": examples} | how | more
+
+
+def make_policy(warm_up: tuple[float, int], regular: int, watchers: list[Watcher], steps_per_epoch: int) -> Policy:
+    """Return a policy whose warm-up has the updates of these epochs."""
+    epochs, frequency = warm_up
+    updates = math.ceil(epochs * steps_per_epoch / frequency)
+    first = WarmUp(updates=updates, frequency=FixedFrequency(local_steps=frequency)) if updates else None
+    watches = tuple([watch for watcher in watchers for watch in watcher.policy.watch])
+    monitor = Monitor(watch=watches, clip=0.0) if watchers else Monitor()
+    return Policy(
+        optimizer=(SGD(),), frequency=FixedFrequency(local_steps=regular), warm_up=first, monitor=monitor
+    )
+
+
+class Stepping:
+    """A hub in this process, and the session of a loop that trains for it a batch at a time."""
+
+    def __init__(self, model: Any, policy: Policy, watchers: list[Watcher]) -> None:
+        self._model, self._loop = model, Loop(model)
+        self._hub = Hub(
+            self._loop.hub_model,
+            run=tempfile.mkdtemp(prefix="edgeasync-trainer-"),
+            bind="tcp://127.0.0.1:*",
+            policy=policy,
+            callbacks=[watcher.see for watcher in watchers],
+            loss="mse",  # it fits every model, and no device computes it here
+            settings={"hub": {"quiet": False}},
+        ).start()
+        self._session = join(
+            self._hub.address, self._loop.participant, keep_optimizer_state=True, timeout_s=JOIN_S
+        )
+
+    def step(self, inputs: Any, targets: Any, optimizer: Any, loss_fn: Any) -> float:
+        """Take a step on a batch, and return its loss."""
+        return float(self._loop.step(inputs, targets, optimizer, loss_fn, self._session))
+
+    def close(self) -> Run:
+        """Send the last steps, and end the hub; the model has the hub's values then."""
+        self._session.__exit__(None, None, None)
+        self._hub.finish("the trainer was closed")
+        self._hub.wait()
+        run = Run.open(self._hub.path)
+        given.put_back(self._model, run.arrays)
+        return run

@@ -1,0 +1,126 @@
+"""`AsyncWorker`: trains on its own data for a parameter server."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, TypedDict, Unpack
+
+from edgeasync import Agent
+from edgeasync.async_train.given import as_address, as_data, as_loss, as_maker, as_stages, batch_size_of, is_torch
+from edgeasync.callbacks import ExchangeEvent
+from edgeasync.errors import EdgeAsyncError
+
+BATCH_SIZE = 32
+"""Of a worker that says none, and whose data come in no batches."""
+
+LOG = logging.getLogger("edgeasync.async_train")
+
+
+class Training(TypedDict, total=False):
+    """What `train` takes beside the data; docs/train/async_train.md says more."""
+
+    dataloader: object
+    epochs: int
+    optimizer: object
+    loss_fn: object
+    metrics: Sequence[str]
+    log_frequency: int | None
+
+
+class AsyncWorker:
+    """Trains on its own data, and sends an update every `update_frequency` batches, without waiting for others.
+
+    It trains the server's model. A torch module that does not travel is given here, too, as `model`. All other
+    arguments are `Agent`'s, such as `state`, `enrol` and `insecure`.
+
+    >>> import numpy as np
+    >>> from edgeasync.async_train import AsyncWorker, ParameterServer, nn, optim
+    >>> data = np.eye(4), np.arange(4) % 2
+    >>> with ParameterServer(nn.Sequential(nn.Linear(4, 2)), port=0) as server:
+    ...     worker = AsyncWorker(server.hub.address, local_batch_size=2)
+    ...     worker.train(data, epochs=20, optimizer=optim.SGD(lr=1.0))
+    >>> worker.evaluate(data)
+    1.0
+    """
+
+    def __init__(
+        self,
+        server_address: str,
+        local_batch_size: int | None = None,
+        update_frequency: int = 1,
+        device: str = "cpu",
+        *,
+        model: Any = None,
+        **agent: Any,
+    ) -> None:
+        self._address, self._model, self._device = as_address(server_address), model, device
+        self._batch_size = local_batch_size
+        provider = "cuda" if device.startswith("cuda") else "cpu"
+        self._settings = {"local_steps_max": update_frequency, "provider": provider, **agent}
+        self.agent: Agent | None = None
+
+    def train(self, dataset: object = None, **training: Unpack[Training]) -> None:
+        """Train for `epochs` on a `dataset`, or that of a `dataloader`; the server may end it before."""
+        with self._begin(dataset, **training) as agent:
+            agent.wait()
+
+    async def train_async(self, dataset: object = None, **training: Unpack[Training]) -> None:
+        """Do what `train` does."""
+        async with self._begin(dataset, **training) as agent:
+            await agent.wait_async()
+
+    def evaluate(self, test_data: object) -> float:
+        """Return the accuracy of the newest model that is here; of values, not classes, the loss."""
+        if self.agent is None:
+            raise EdgeAsyncError("this worker has no model yet: call train first")
+        found = self.agent.evaluate(as_data(test_data))
+        return found.loss if found.accuracy is None else found.accuracy
+
+    def _begin(self, dataset: object = None, **training: Unpack[Training]) -> Agent:
+        how = how_to_train(self._model, self._device, dataset, **training)
+        own = {} if self._batch_size is None else {"batch_size": self._batch_size}
+        self.agent = Agent(self._address, **how | own | self._settings)
+        return self.agent
+
+
+def how_to_train(
+    model: Any,
+    device: str,
+    dataset: object = None,
+    *,
+    dataloader: object = None,
+    epochs: int = 1,
+    optimizer: object = None,
+    loss_fn: Any = None,
+    metrics: Sequence[str] = (),
+    log_frequency: int | None = None,
+) -> dict[str, Any]:
+    """Return what an agent is told; a torch module has torch's optimizer, and a loss of its own."""
+    how: dict[str, Any] = {
+        "data": as_data(dataset, dataloader),
+        "batch_size": batch_size_of(dataset if dataloader is None else dataloader, BATCH_SIZE),
+        "metrics": [name for name in metrics if name != "loss"],  # which is told anyway
+        "passes": epochs,
+        "callbacks": [Progress(log_frequency)] if log_frequency else [],
+        "keep_optimizer_state": True,
+    }
+    if is_torch(model):
+        import edgeasync.torch as ours  # noqa: PLC0415 - who has a module has paid for torch
+
+        return how | {"model": ours.model(model, loss_fn, as_maker(optimizer), device=device)}
+    loss = None if loss_fn is None or model is not None else as_loss(loss_fn)
+    return how | {"model": model, "optimizer": as_stages(optimizer), "loss": loss}
+
+
+class Progress:
+    """Tells in the log how a worker does, every `log_frequency` batches."""
+
+    def __init__(self, log_frequency: int) -> None:
+        self._log_frequency, self._batches = log_frequency, 0
+
+    def on_exchange(self, event: ExchangeEvent) -> None:
+        """Add an update."""
+        before, self._batches = self._batches, self._batches + event.local_steps
+        if self._batches // self._log_frequency > before // self._log_frequency:
+            told = {"loss": event.loss, **event.metrics}
+            values = ", ".join(f"{name} {value:.4g}" for name, value in told.items() if value is not None)
+            LOG.info("batch %d, version %d: %s", self._batches, event.version, values)

@@ -1,0 +1,195 @@
+"""Networks with their values, for a loop of your own without torch: scores, a loss, and gradients.
+
+>>> import numpy as np
+>>> from edgeasync import networks, nn
+>>> network = networks.Network(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)), (3,))
+>>> x, y = np.eye(3, dtype=np.float32), np.array([0, 1, 0])
+>>> first = network.gradient(x, y).loss
+>>> for _ in range(20):
+...     network.vector -= 0.5 * network.gradient(x, y).vector
+>>> network.gradient(x, y).loss < first
+True
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeasync import nn
+from edgeasync.data.dataset import Dataset
+from edgeasync.errors import ConfigError, DataError, ModelMismatchError
+from edgeasync.losses import CrossEntropy, LossSetting, MeanSquaredError, OnnxLoss, check_loss, find_loss
+from edgeasync.parameters import Vector
+from edgeasync.runtime.evaluation import evaluation_graph, numpy_loss
+from edgeasync.runtime.graph_model import HubGraph, OnnxModel, build_graph, load_graph
+from edgeasync.training.onnx_trainer import GraphGradient, open_session
+
+__all__ = ["BatchGradient", "Network", "mean_loss"]
+
+Examples = npt.ArrayLike | Mapping[str, npt.ArrayLike]
+
+
+class BatchGradient(NamedTuple):
+    """The gradient of a batch's mean loss.
+
+    `weight` is what the batch counts beside others: the number of its values that have a loss. To add batches up,
+    weigh each gradient by it. The `vector` is valid until the next gradient of the same loss.
+
+    >>> import numpy as np
+    >>> from edgeasync import networks, nn
+    >>> networks.Network(nn.Linear(3, 2), (3,)).gradient(np.eye(3), [0, 1, 0]).weight
+    3.0
+    """
+
+    loss: float
+    weight: float
+    vector: Vector
+
+
+class Network:
+    """A model with its values: `network(x)` gives scores, `network.gradient(x, y)` a loss and gradients.
+
+    - `model`: layers of `edgeasync.nn`, an `onnx.ModelProto`, or the path of an ONNX file.
+    - `input_shape`: that of one example, for layers.
+    - `seed`: of the first values, for layers.
+    - `threads`: how many cores to compute with.
+
+    A network goes wherever an `onnx.ModelProto` does, with the values that it has then: `train`, `Hub`.
+
+    Raises `ConfigError`, and `GraphError` for a model that cannot be trained.
+
+    >>> import numpy as np
+    >>> from edgeasync import networks, nn
+    >>> network = networks.Network(nn.Linear(3, 2), (3,))
+    >>> network(np.eye(3)).shape, sorted(network.arrays)
+    ((3, 2), ['0.bias', '0.weight'])
+    """
+
+    def __init__(
+        self, model: object, input_shape: Sequence[int] | None = None, *, seed: int = 0, threads: int = 1
+    ) -> None:
+        self._threads = threads
+        self._forward, built = _build(model, input_shape, seed)
+        self.spec = built.spec
+        """Names, shapes and roles of its arrays."""
+        self.vector: Vector = np.array(built.initial)
+        """All values: those that are trained, then statistics such as a batch norm's running mean."""
+        self.arrays = self.spec.views(self.vector)
+        """The same values by name: a write to one of these arrays changes the network."""
+        self._gradients: dict[object, tuple[GraphGradient, Vector]] = {}
+        self._session = open_session(evaluation_graph(self._forward, self.spec, None), threads, "cpu")
+        self._fed = {entry.name: entry for entry in self._session.get_inputs()}
+
+    def __call__(self, x: Examples) -> npt.NDArray[np.float32]:
+        """Return the scores of examples. A batch norm uses its running statistics, and dropout does nothing.
+
+        Raises `DataError` for examples that do not fit.
+        """
+        inputs = [name for name in self._fed if name not in self.arrays]
+        given = x if isinstance(x, Mapping) else {inputs[0]: x}
+        if sorted(given) != sorted(inputs):
+            raise DataError(f"the data has the inputs {', '.join(given)}, the network {', '.join(inputs)}")
+        feeds = {name: _form(given[name], self._fed[name]) for name in inputs}
+        feeds |= {name: array for name, array in self.arrays.items() if name in self._fed}
+        found: npt.NDArray[np.float32] = self._session.run(None, feeds)[0]
+        return found
+
+    def gradient(self, x: Examples, y: npt.ArrayLike, loss: LossSetting = "cross_entropy") -> BatchGradient:
+        """Return the mean loss of a batch and its gradient, by a name or an object of `edgeasync.losses`.
+
+        It is computed as in training: a batch norm uses the batch's statistics, and its running ones move.
+        Raises `DataError` for a batch that does not fit.
+        """
+        loss = find_loss(check_loss(loss, "gradient"))
+        batch = Dataset.of(x, y, where="the batch")
+        if loss not in self._gradients:
+            graph = build_graph(self._forward, OnnxModel(file="", loss=loss), "the model").graph
+            made = GraphGradient(graph, self.spec, threads=self._threads)
+            self._gradients[loss] = made, np.empty(self.spec.length, np.float32)
+        gradient, out = self._gradients[loss]
+        gradient.check_data(batch)
+        found = gradient(self.vector, batch.features, batch.y, out)
+        out[self.spec.trained_length :] = 0.0
+        return BatchGradient(0.0 if found is None else found, gradient.weight, out)
+
+    def share(self, other: "Network") -> None:
+        """Take the values of another network of the same arrays: from now on both have the same memory.
+
+        Raises `ModelMismatchError` if it has other arrays.
+
+        >>> from edgeasync import networks, nn
+        >>> small, large = (
+        ...     networks.Network(nn.Sequential(nn.Conv2d(1, 2, 3), nn.GlobalAvgPool()), (1, side, side))
+        ...     for side in (8, 16)
+        ... )
+        >>> large.share(small)
+        >>> small.arrays["0.bias"] is large.arrays["0.bias"]
+        True
+        """
+        if self.spec != other.spec:
+            raise ModelMismatchError("the other network has other arrays; give one of the same layers")
+        self.vector, self.arrays = other.vector, other.arrays
+
+    def SerializeToString(self) -> bytes:  # noqa: N802 - as protobuf names it
+        """Return the ONNX model for inference with the present values, as bytes."""
+        from edgeasync.autodiff.export import export_model  # noqa: PLC0415 - needs onnx
+
+        return export_model(self._forward, self.arrays)
+
+
+def mean_loss(loss: LossSetting, scores: npt.ArrayLike, targets: npt.ArrayLike) -> float:
+    """Return the mean loss of scores, as training computes it; raises `ConfigError` for an `OnnxLoss`.
+
+    >>> from edgeasync import networks
+    >>> networks.mean_loss("mse", [[1.0], [2.0]], [[1.0], [4.0]])
+    2.0
+    """
+    found = find_loss(check_loss(loss, "mean_loss"))
+    if isinstance(found, OnnxLoss):
+        raise ConfigError("a loss that is an ONNX graph is computed with its model: use Network.gradient")
+    values = np.asarray(scores, np.float32)
+    kind = np.int64 if isinstance(found, CrossEntropy) else np.float32
+    wanted = np.asarray(targets, kind)
+    if kind is np.float32:
+        if wanted.size != values.size:
+            raise DataError(f"targets of shape {wanted.shape} for scores of shape {values.shape}: give one each")
+        wanted = wanted.reshape(values.shape)
+    summed = numpy_loss(found)(values, wanted)
+    return summed.total / summed.weight if summed.weight else 0.0
+
+
+def _build(model: object, input_shape: Sequence[int] | None, seed: int) -> tuple[bytes, HubGraph]:
+    """Return the forward model, and what of it is trained."""
+    settings = OnnxModel(file="", loss=MeanSquaredError())  # which fits every output
+    if isinstance(model, str | Path):
+        graph = load_graph(OnnxModel(file=str(model), loss=MeanSquaredError()))
+        if graph.forward is None:
+            raise ConfigError(f"{model}: is a training graph; give the forward model that it was built from")
+        return graph.forward, graph
+    if isinstance(model, nn.Layer):
+        if input_shape is None:
+            raise ConfigError("layers of edgeasync.nn need the shape of an example: input_shape=(64,)")
+        model = nn.to_onnx(model, input_shape, seed=seed)
+    serialize = getattr(model, "SerializeToString", None)
+    if not callable(serialize):
+        raise ConfigError(
+            f"model is {type(model).__name__}; give layers of edgeasync.nn, an onnx.ModelProto, or the path of an "
+            "ONNX file"
+        )
+    forward: bytes = serialize()
+    return forward, build_graph(forward, settings, "the model")
+
+
+def _form(values: npt.ArrayLike, entry: Any) -> npt.NDArray[Any]:
+    """Return examples in the form that an input of the session has."""
+    kind = np.int64 if entry.type == "tensor(int64)" else np.float32
+    found: npt.NDArray[Any] = np.ascontiguousarray(values, kind)
+    try:
+        return found.reshape(len(found), *entry.shape[1:])
+    except (TypeError, ValueError):
+        raise DataError(
+            f"examples of shape {found.shape[1:]}, the network takes {tuple(entry.shape[1:])}: give such data"
+        ) from None

@@ -1,0 +1,75 @@
+"""A trainer that takes a given number of passes over its data, and then no more steps."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from edgeasync.core.arrays.spool import TrainerState
+from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.training.trainer import (
+    InterruptibleTrainer,
+    MeasuringTrainer,
+    ResumableTrainer,
+    StepResult,
+    StepsEndedError,
+    Trainer,
+)
+
+_OWN, _TRAINER = "examples", "trainer."
+
+
+class PassesTrainer:
+    """Trains as another trainer does, until it has taken this number of examples.
+
+    The count is part of the state: a trainer that resumes takes what is left.
+    """
+
+    def __init__(self, trainer: Trainer, examples_max: int) -> None:
+        self._trainer = trainer
+        self._examples_max = examples_max
+        self._examples = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trainer, name)  # such as `score`, which not every trainer has
+
+    @property
+    def spec(self) -> ParameterSpec:
+        """The arrays of the model."""
+        return self._trainer.spec
+
+    def begin(self, parameters: Vector) -> None:
+        """Begin an assignment."""
+        self._trainer.begin(parameters)
+
+    def step(self) -> StepResult:
+        """Take one local step; raises `StepsEndedError` once all passes are over."""
+        if self._examples >= self._examples_max:
+            raise StepsEndedError("all passes over the data are over")
+        result = self._trainer.step()
+        self._examples += result.examples
+        return result
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return the metrics of the steps since the last call."""
+        return self._trainer.metrics() if isinstance(self._trainer, MeasuringTrainer) else {}
+
+    def interrupt(self) -> None:
+        """End the running step, where that can be done."""
+        if isinstance(self._trainer, InterruptibleTrainer):
+            self._trainer.interrupt()
+
+    def state(self) -> TrainerState:
+        """Return the count of examples, and what the trainer itself resumes from."""
+        inner = self._trainer.state() if isinstance(self._trainer, ResumableTrainer) else {}
+        own = {_OWN: np.array([self._examples], np.int64)}
+        return own | {_TRAINER + name: array for name, array in inner.items()}
+
+    def restore(self, state: TrainerState) -> None:
+        """Resume from a state; raises `ValueError` for the state of another trainer or of other data."""
+        inner = {name.removeprefix(_TRAINER): array for name, array in state.items() if name != _OWN}
+        if _OWN not in state or state[_OWN].shape != (1,):
+            raise ValueError("a state without a count of examples")
+        if isinstance(self._trainer, ResumableTrainer):
+            self._trainer.restore(inner)
+        self._examples = int(state[_OWN][0])

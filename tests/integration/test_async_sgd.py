@@ -1,0 +1,119 @@
+"""`async_sgd`: one call, with processes as workers, on an IDX copy of the digits."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from edgeasync.async_train import async_sgd, data, nn, optim
+from edgeasync.async_train.data import images
+from tests.support.idx_digits import write_idx_digits
+from tests.support.processes import PATIENCE_S
+
+SCRIPT = '''
+import numpy as np
+from edgeasync.async_train import async_sgd, data
+
+
+class Softmax:
+    """A class of this very script."""
+
+    def __init__(self):
+        self.parameters = {"weight": np.zeros((64, 10), np.float32), "bias": np.zeros(10, np.float32)}
+
+    def gradient(self, arrays, x, y):
+        rows = x.reshape(len(x), -1)
+        scores = rows @ arrays["weight"] + arrays["bias"]
+        scores = np.exp(scores - scores.max(axis=1, keepdims=True))
+        error = scores / scores.sum(axis=1, keepdims=True)
+        loss = -np.log(error[np.arange(len(y)), y]).mean()
+        error[np.arange(len(y)), y] -= 1.0
+        error /= len(y)
+        return float(loss), {"weight": rows.T @ error, "bias": error.sum(axis=0)}
+
+
+loader = data.DataLoader(data.MNIST("digits", train=True), batch_size=16, shuffle=True)
+trained = async_sgd(Softmax(), loader, num_workers=2, num_epochs=8, lr=0.5)
+held_out = data.MNIST("digits", train=False)
+rows = np.stack([x for x, _ in held_out]).reshape(len(held_out), -1)
+found = (rows @ trained.parameters["weight"] + trained.parameters["bias"]).argmax(axis=1)
+print((found == held_out.targets).mean())
+'''
+
+
+@pytest.mark.process
+def test_a_script_without_a_main_guard_trains_a_class_of_its_own(tmp_path):
+    write_idx_digits(tmp_path / "digits")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    ended = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert float(ended.stdout) > 0.85
+
+
+def accuracy(model, digits):
+    x, y = next(iter(data.DataLoader(digits, batch_size=len(digits))))
+    return (model.eval()(x).argmax(axis=1) == y).mean()
+
+
+def network():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10), seed=1)
+
+
+@pytest.mark.process
+def test_processes_reach_what_one_loop_reaches(tmp_path):
+    folder = write_idx_digits(tmp_path / "digits", zipped=True)
+    digits, held_out = data.MNIST(folder, train=True), data.MNIST(folder, train=False)
+    alone, loss_fn = network(), nn.CrossEntropyLoss()
+    optimizer = optim.SGD(alone.parameters(), lr=0.1)
+    for _ in range(20):
+        for inputs, targets in data.DataLoader(digits, batch_size=16, shuffle=True):
+            optimizer.zero_grad()
+            loss_fn(alone(inputs), targets).backward()
+            optimizer.step()
+    together = async_sgd(
+        network(),
+        data.DataLoader(digits, batch_size=16, shuffle=True),
+        num_workers=2,
+        num_epochs=20,
+        lr=0.1,
+        loss_fn=loss_fn,
+    )
+    assert accuracy(together, held_out) >= accuracy(alone, held_out) - 0.01
+
+
+def test_pictures_are_read_as_they_are_trained_on(tmp_path, monkeypatch):
+    image = pytest.importorskip("PIL.Image")
+    for name, value in (("dark", 20), ("light", 220)):
+        (tmp_path / name).mkdir()
+        for number in range(24):
+            picture = np.full((12, 12, 3), value + number, np.uint8)
+            image.fromarray(picture).save(tmp_path / name / f"{number}.png")
+    looks = []
+    monkeypatch.setattr(
+        images, "read_picture", lambda path, read=images.read_picture: looks.append(path) or read(path)
+    )
+    pictures = data.ImageFolder(
+        tmp_path, data.transforms.Compose([data.transforms.CenterCrop(8), data.transforms.ToTensor()])
+    )
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.GlobalAvgPool(), nn.Linear(4, 2))
+    loader = data.DataLoader(pictures, batch_size=4)
+    trained = async_sgd(network, loader, num_workers=2, num_epochs=20, lr=0.1, engine="tasks")
+    assert len(looks) >= 20 * len(pictures)  # again in each pass, by the workers' threads
+    inputs, targets = next(iter(data.DataLoader(pictures, batch_size=48)))
+    assert (trained(inputs).argmax(axis=1) == targets).all()
+
+
+def test_a_file_comes_back_as_a_model(tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(nn.Sequential(nn.Linear(4, 2)).SerializeToString())
+    x = np.random.default_rng(0).normal(size=(200, 4))
+    trained = async_sgd(str(path), (x, (x[:, 0] > 0).astype(int)), num_epochs=10, lr=0.5, engine="tasks")
+    assert (trained(x).argmax(axis=1) == (x[:, 0] > 0)).mean() > 0.95

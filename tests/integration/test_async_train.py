@@ -1,0 +1,303 @@
+"""The programs of the reference for a parameter server, its workers, and averagers, by real sockets."""
+
+import asyncio
+import logging
+
+import numpy as np
+import pytest
+
+from edgeasync import Run
+from edgeasync.async_train import (
+    AsyncModelAverager,
+    AsyncWorker,
+    ParameterServer,
+    data,
+    init_distributed,
+    nn,
+    optim,
+)
+from edgeasync.errors import ConfigError
+from edgeasync.policies.staleness import BoundedStaleness
+from tests.support.idx_digits import write_idx_digits
+from tests.support.processes import free_address, until
+from tests.support.proxy import CuttingProxy
+
+POINT = 0.01
+EPOCHS = 20
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """Return the digits as `MNIST` reads them: for training, and for the test."""
+    root = write_idx_digits(tmp_path_factory.mktemp("digits"))
+    transform = data.transforms.Compose([data.transforms.ToTensor(), data.transforms.Normalize((0.3,), (0.35,))])
+    return [data.MNIST(root, train=train, transform=transform) for train in (True, False)]
+
+
+@pytest.fixture(scope="module")
+def sequential(digits):
+    """Return the accuracy of one model that one loop trains."""
+    train, test = digits
+    model = network()
+    optimizer, loss_fn = optim.SGD(model.parameters(), lr=0.05, momentum=0.9), nn.CrossEntropyLoss()
+    loader = data.DataLoader(train, batch_size=32, shuffle=True)
+    for _ in range(EPOCHS):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            loss_fn(model(inputs), targets).backward()
+            optimizer.step()
+    return accuracy(model, test)
+
+
+def network():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def accuracy(model, test):
+    ((inputs, targets),) = data.DataLoader(test, batch_size=len(test))
+    return float(np.mean(np.asarray(model(inputs)).argmax(1) == targets))
+
+
+def run_together(*actions):
+    """Call functions in threads of their own; raise what one raises."""
+
+    async def run():
+        await asyncio.gather(*(asyncio.to_thread(action) for action in actions))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("policy", "optimizer"),
+    [
+        ("adaptive_lr", {"lr": 0.01, "momentum": 0.9}),
+        ("filter", {"lr": 0.01, "momentum": 0.9}),
+        ("momentum_correction", {"lr": 0.3}),
+    ],
+)
+def test_a_parameter_server_and_its_workers(digits, sequential, tmp_path, caplog, *, policy, optimizer):
+    train, test = digits
+    model, loss_fn = network(), nn.CrossEntropyLoss()
+    caplog.set_level(logging.INFO, "edgeasync.async_train")
+    server = ParameterServer(
+        model,
+        port=0,
+        update_rule="async_sgd",
+        staleness_policy=policy,
+        staleness_lr_factor=0.9,
+        max_staleness=10,
+        checkpoint_dir=tmp_path / "ckpt",
+        checkpoint_frequency=100,
+    )
+    server.start()
+    workers = [AsyncWorker(server.hub.address, local_batch_size=32, update_frequency=4) for _ in range(2)]
+    parts = [data.Subset(train, range(number, len(train), 2)) for number in range(2)]
+    how = {"epochs": EPOCHS, "loss_fn": loss_fn, "metrics": ["accuracy", "loss"], "log_frequency": 100}
+    loader = data.DataLoader(parts[1], batch_size=32, shuffle=True)
+    run_together(
+        lambda: server.wait_for_workers(2, PATIENCE_S),
+        lambda: workers[0].train(parts[0], optimizer=optim.SGD(**optimizer), **how),
+        lambda: asyncio.run(workers[1].train_async(dataloader=loader, optimizer=optim.SGD(**optimizer), **how)),
+    )
+    seen = workers[0].evaluate(data.DataLoader(test, batch_size=100))
+    server.stop()
+    assert accuracy(model, test) >= sequential - POINT
+    assert seen >= sequential - 3 * POINT
+    history = server.hub.history
+    assert set(history["local_steps"]) == {4}
+    assert history["examples"].sum() == EPOCHS * len(train), "every example is trained once an epoch"
+    assert len(list((tmp_path / "ckpt").glob("checkpoint*"))) >= 2
+    told = [record.getMessage() for record in caplog.records if record.getMessage().startswith("batch ")]
+    assert len(told) == 2 * 4, "of 440 batches each"
+    assert "accuracy" in told[0]
+
+
+def test_a_server_resumes_from_its_folder(tmp_path):
+    x, y, model = np.eye(4), np.arange(4) % 2, nn.Sequential(nn.Linear(4, 2))
+    for start in range(2):
+        with ParameterServer(model, port=0, checkpoint_dir=tmp_path, staleness_policy="filter") as server:
+            assert server.hub.status()["version"] == 3 * start
+            AsyncWorker(server.hub.address, 4).train((x, y), epochs=3, optimizer=optim.SGD(lr=0.1))
+    np.testing.assert_array_equal(Run.open(tmp_path).arrays["0.weight"], model.state_dict()["0.weight"])
+
+
+class Custom:
+    """A model of the user's own."""
+
+    def __init__(self):
+        self.parameters = {"w": np.zeros((4, 2), np.float32)}
+
+    def gradient(self, arrays, x, y):
+        scores = x @ arrays["w"]
+        shares = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+        shares[np.arange(len(y)), y] -= 1.0
+        return float(np.square(shares).sum()), {"w": x.T @ shares / len(y)}
+
+    def predict(self, arrays, x):
+        return (x @ arrays["w"]).argmax(1)
+
+
+def test_models_of_the_users_own_go_everywhere(tmp_path):
+    x, y, model = np.eye(4, dtype=np.float32), np.arange(4) % 2, Custom()
+    with ParameterServer(model, port=0) as server:
+        worker = AsyncWorker(server.hub.address, 4, model=Custom())
+        worker.train((x, y), epochs=30, optimizer=optim.SGD(lr=1.0))
+        assert worker.evaluate((x, y)) == 1.0
+    assert (model.predict(model.parameters, x) == y).all()
+    path = tmp_path / "model.onnx"
+    path.write_bytes(nn.Model(nn.Linear(4, 2)).SerializeToString())
+    for given in (Custom(), path):
+        with AsyncModelAverager(given, master="127.0.0.1:*", averaging_frequency=4) as averager:
+            for _ in range(30):
+                averager.train_step(x, y, optimizer=optim.SGD(lr=1.0), loss_fn=nn.CrossEntropyLoss())
+            assert averager.evaluate([(x, y)]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("averaging", "bounds"),
+    [
+        ({"averaging_frequency": 10}, (10, 10)),
+        (
+            {
+                "averaging_policy": "adaptive",
+                "averaging_frequency": 5,
+                "min_averaging_frequency": 3,
+                "max_averaging_frequency": 20,
+                "adaptation_metric": "loss_variance",
+            },
+            (3, 20),
+        ),
+        ({"averaging_policy": "time", "averaging_interval_s": 0.02, "max_averaging_frequency": 50}, (1, 50)),
+    ],
+)
+def test_averagers(digits, sequential, averaging, bounds):
+    train, test = digits
+    address = free_address()
+    averagers = [
+        AsyncModelAverager(network(), 2, rank, communication_backend="nccl", master=address, **averaging)
+        for rank in range(2)
+    ]
+    steps = [0, 0]
+
+    def work(rank):
+        averager, optimizer, loss_fn = averagers[rank], optim.SGD(lr=0.05, momentum=0.9), nn.CrossEntropyLoss()
+        loader = data.DataLoader(data.Subset(train, range(rank, len(train), 2)), batch_size=32, shuffle=True)
+        with averager:
+            for _ in range(EPOCHS):
+                for inputs, targets in loader:
+                    x, y = inputs.to(averager.device), targets.to(averager.device)
+                    averager.train_step(x, y, optimizer=optimizer, loss_fn=loss_fn)
+                    steps[rank] += 1
+            steps[rank] -= averager.last_averaging_iteration
+
+    run_together(lambda: work(0), lambda: work(1))
+    assert averagers[0].evaluate(data.DataLoader(test, batch_size=100)) >= sequential - POINT
+    history = averagers[0].communication.hub.history
+    for rank in range(2):
+        rows = [row for row in history if row["device"].startswith(f"rank-{rank}")]
+        *intervals, last = [int(row["local_steps"]) for row in rows]
+        assert bounds[0] <= min(intervals) <= max(intervals) <= bounds[1]
+        assert len(set(intervals)) >= 2 or bounds[0] == bounds[1]
+        assert steps[rank] in (sum(intervals), sum(intervals) + last), "the averager and the hub count the same"
+
+
+def live(hub):
+    return sum(device["state"] not in ("left", "lost") for device in hub.status()["devices"])
+
+
+@pytest.mark.asyncio
+async def test_between_abort_and_resume_nothing_travels():
+    x, y = np.eye(4, dtype=np.float32), np.arange(4) % 2
+    address = free_address()
+    port = int(address.rpartition(":")[2])
+
+    async def train(averager, count):
+        for _ in range(count):
+            await averager.train_step_async(x, y, optimizer=optim.SGD(lr=0.1), loss_fn=nn.CrossEntropyLoss())
+
+    async with CuttingProxy(port) as proxy:
+        first, second = [
+            AsyncModelAverager(nn.Sequential(nn.Linear(4, 2)), 2, rank, master=master, averaging_frequency=4)
+            for rank, master in enumerate((address, f"127.0.0.1:{proxy.port}"))
+        ]
+        await asyncio.gather(first.__aenter__(), second.__aenter__())
+        session, hub = second.communication.session, first.communication.hub
+        await asyncio.gather(train(first, 40), train(second, 40))
+        exchange = (proxy.bytes_up + proxy.bytes_down) / session.exchanges
+        before, exchanges = proxy.bytes_up + proxy.bytes_down, session.exchanges
+        second.abort()
+        await asyncio.to_thread(until, lambda: live(hub) == 1, "second has left")
+        after = proxy.bytes_up + proxy.bytes_down
+        assert after - before <= exchange, "abort ends traffic within one exchange"
+        own = second.evaluate([(x, y)])
+        await asyncio.gather(train(first, 20), train(second, 20))
+        assert (proxy.bytes_up + proxy.bytes_down, session.exchanges) == (after, exchanges)
+        assert second.evaluate([(x, y)]) >= own
+        second.resume()
+        await asyncio.to_thread(until, lambda: live(hub) == 2, "second is back")
+        for _ in range(1000):  # until the model that comes with the return is here
+            await asyncio.gather(train(first, 4), train(second, 4))
+            if session.exchanges > exchanges:
+                break
+        assert session.exchanges > exchanges
+        assert proxy.bytes_up + proxy.bytes_down > after
+        await asyncio.gather(first.__aexit__(), second.__aexit__())
+
+
+def test_rank_0_is_killed_and_the_others_wait_for_its_return(commands, tmp_path):
+    port = free_address().rpartition(":")[2]
+
+    def start(rank):
+        said = {"RANK": rank, "WORLD_SIZE": 3, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        under = ["env", *(f"{name}={value}" for name, value in said.items())]
+        return commands.start(tmp_path / "run", program=("-m", "tests.support.averaging_rank"), under=under)
+
+    first, *others = [start(rank) for rank in range(3)]
+    for rank in (first, *others):
+        rank.wait_for("averaged", count=5)
+    first.kill()
+    seen = [len(rank.events) for rank in others]
+    for rank, since in zip(others, seen, strict=True):
+        rank.wait_for("trained", count=3, since=since)  # by itself
+    last = max(event["version"] for rank in others for event in rank.events if event["event"] == "averaged")
+    again = start(0)
+    began = again.wait_for("averaged")["version"]
+    assert began >= last, "no average that anybody has is lost"
+    for rank in (again, *others):
+        rank.wait_for("averaged", version=began + 5)
+
+
+def test_what_is_ignored_is_said_once_and_what_nobody_knows_is_a_mistake(caplog, monkeypatch):
+    for _ in range(2):
+        AsyncModelAverager(network(), communication_backend="gloo")
+        init_distributed(backend="gloo", rank=1, world_size=4)
+    told = [record.getMessage() for record in caplog.records]
+    assert all(told.count(line) == 1 for line in told)
+    assert not {line for line in told if "is ignored" not in line}
+    with pytest.raises(TypeError, match="averaging_frequence"):
+        AsyncModelAverager(network(), averaging_frequence=3)
+    with pytest.raises(TypeError, match="epoch'"):
+        AsyncWorker("127.0.0.1:9").train((np.eye(4), [0, 1, 0, 1]), epoch=3)
+    with pytest.raises(TypeError, match="stale"):
+        ParameterServer(network(), stale=3)
+    with pytest.raises(ConfigError, match="staleness_policy is 'none'; give 'adaptive_lr' or 'filter'"):
+        ParameterServer(network(), staleness_policy="none")
+    with pytest.raises(ConfigError, match="dataset or dataloader"):
+        AsyncWorker("127.0.0.1:9").train()
+    monkeypatch.setenv("RANK", "4")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ConfigError, match="rank is 4 of world_size 4"):
+        init_distributed()
+
+
+def test_a_worker_refuses_another_loss_than_the_servers():
+    with ParameterServer(network(), port=0, loss_fn=nn.MSELoss()) as server:
+        worker = AsyncWorker(server.hub.address)
+        with pytest.raises(ConfigError, match="the loss mse, this device cross_entropy"):
+            worker.train((np.zeros((4, 64)), np.zeros((4, 10))), loss_fn=nn.CrossEntropyLoss())
+
+
+def test_a_filter_refuses_what_is_too_late():
+    server = ParameterServer(network(), staleness_policy="filter", max_staleness=3)
+    assert server.hub._planned["policy"].staleness == BoundedStaleness(staleness_max=3)

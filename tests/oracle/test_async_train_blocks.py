@@ -1,0 +1,164 @@
+"""The toolbox's blocks beside torch's of the same names, and with torch's modules in their place."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from edgeasync.async_train import AsyncGradientAccumulator, data, nn, optim
+from tests.support.idx_digits import write_idx_digits
+from tests.support.processes import PATIENCE_S
+
+SCRIPT = '''
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from edgeasync.async_train import async_sgd, data
+
+
+class Network(torch.nn.Module):
+    """A class of this very script."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(64, 64), torch.nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x.flatten(1))))
+
+
+def tensors(train):
+    digits = data.MNIST("digits", train=train)
+    x, y = next(iter(data.DataLoader(digits, batch_size=len(digits))))
+    return torch.from_numpy(x), torch.from_numpy(y)
+
+
+torch.manual_seed(0)
+model = Network()
+loader = DataLoader(TensorDataset(*tensors(True)), batch_size=16, shuffle=True)
+trained = async_sgd(model, loader, num_workers=2, num_epochs=10, lr=0.1)
+assert trained is model
+x, y = tensors(False)
+print(float((trained(x).argmax(1) == y).float().mean()))
+'''
+
+
+def batch(count=96, classes=3, seed=0):
+    random = np.random.default_rng(seed)
+    return random.normal(size=(count, 1, 8, 8)).astype(np.float32), random.integers(0, classes, count)
+
+
+def ours():
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(144, 3), input_shape=(1, 8, 8), seed=4
+    )
+
+
+def torchs():
+    module = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3), torch.nn.Tanh(), torch.nn.Flatten(), torch.nn.Linear(144, 3)
+    )
+    with torch.no_grad():
+        for tensor, array in zip(module.parameters(), ours().parameters(), strict=True):
+            tensor.copy_(torch.from_numpy(array))
+    return module
+
+
+def values(module):
+    return np.concatenate([np.ravel(tensor.detach().numpy()) for tensor in module.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "targets"),
+    [
+        ("CrossEntropyLoss", {}, "labels"),
+        ("CrossEntropyLoss", {"weight": [1.0, 0.5, 2.0], "label_smoothing": 0.1}, "labels"),
+        ("CrossEntropyLoss", {"ignore_index": 1}, "labels"),
+        ("MSELoss", {}, "values"),
+        ("L1Loss", {}, "values"),
+        ("HuberLoss", {"delta": 0.5}, "values"),
+        ("BCEWithLogitsLoss", {}, "values"),
+    ],
+)
+def test_losses_of_arrays_and_of_tensors_are_torchs(name, options, targets):
+    random = np.random.default_rng(2)
+    scores = random.normal(size=(6, 3)).astype(np.float32)
+    y = random.integers(0, 3, 6) if targets == "labels" else random.random((6, 3)).astype(np.float32)
+    theirs = {key: torch.tensor(value) if isinstance(value, list) else value for key, value in options.items()}
+    wanted = getattr(torch.nn, name)(**theirs)(torch.from_numpy(scores), torch.from_numpy(y))
+    loss = getattr(nn, name)(**options)
+    assert loss(scores, y) == pytest.approx(float(wanted), rel=1e-6)
+    assert float(loss(torch.from_numpy(scores), y)) == pytest.approx(float(wanted), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("SGD", {"lr": 0.1}),
+        ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
+        ("Adam", {"lr": 0.01, "betas": (0.8, 0.99), "weight_decay": 0.01}),
+    ],
+)
+def test_a_loop_of_ours_takes_the_steps_of_torchs(name, options):
+    model, module, loss_fn = ours(), torchs(), nn.CrossEntropyLoss()
+    optimizer = getattr(optim, name)(model.parameters(), **options)
+    theirs = getattr(torch.optim, name)(module.parameters(), **options)
+    for number in range(6):
+        x, y = batch(16, seed=number)
+        for used, network in ((optimizer, model), (theirs, module)):
+            used.zero_grad()
+            inputs = x if network is model else torch.from_numpy(x)
+            loss_fn(network(inputs), y).backward()
+            used.step()
+    found = np.concatenate([np.ravel(array) for array in model.parameters()])
+    assert np.abs(found - values(module)).max() < 2e-5
+
+
+@pytest.mark.parametrize("loss_fn", [torch.nn.CrossEntropyLoss(), nn.CrossEntropyLoss(weight=[1.0, 0.2, 3.0])])
+@pytest.mark.parametrize("sizes", [(32, 32, 32), (50, 30, 16)])
+@pytest.mark.parametrize("own", [False, True])
+def test_accumulated_gradients_of_a_module_are_those_of_the_large_batch(loss_fn, sizes, own):
+    x, y = batch()
+    together, parts = torchs(), torchs()
+
+    def optimizer(module):
+        return optim.SGD(lr=1.0) if own else torch.optim.SGD(module.parameters(), lr=1.0)
+
+    used = optimizer(together)
+    loss = loss_fn(together(torch.from_numpy(x)), torch.from_numpy(y))
+    loss.backward()
+    (used.for_torch(together.parameters()) if own else used).step()
+    accumulator, ends = AsyncGradientAccumulator(parts, accumulation_steps=3), np.cumsum(sizes)
+    used = optimizer(parts)
+    for begin, end in zip([0, *ends], ends, strict=False):
+        accumulator.train_step(
+            torch.from_numpy(x[begin:end]), torch.from_numpy(y[begin:end]), optimizer=used, loss_fn=loss_fn
+        )
+    assert accumulator.is_update_step()
+    assert np.abs(values(parts) - values(together)).max() <= 1e-6
+
+
+def test_a_loader_of_torch_and_one_of_ours_give_the_same_data(tmp_path):
+    digits = data.MNIST(write_idx_digits(tmp_path))
+    theirs = torch.utils.data.DataLoader(digits, batch_size=100)
+    found, wanted = data.as_dataset(theirs), data.as_dataset(digits)
+    assert np.array_equal(found.x, wanted.x)
+    assert np.array_equal(found.y, wanted.y)
+
+
+@pytest.mark.process
+def test_a_script_without_a_main_guard_trains_a_module_of_its_own(tmp_path):
+    write_idx_digits(tmp_path / "digits")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    ended = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert float(ended.stdout) > 0.85
