@@ -5,7 +5,7 @@ import statistics
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 
 import msgspec
 from msgspec import Meta
@@ -64,6 +64,7 @@ class Fleet(msgspec.Struct, frozen=True, gc=False):
         return 1.0 / self.names.get(voter, 1)
 
 
+@runtime_checkable
 class Aggregator(Protocol):
     """Decides when updates that wait become a version, and with which weights.
 

@@ -6,7 +6,7 @@ A controller decides in two stages. Now and then `retune` sets the *cadence* of 
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 
 import msgspec
 from msgspec import Meta
@@ -71,6 +71,7 @@ class Interval(msgspec.Struct, frozen=True):
     bound: Bound = ""
 
 
+@runtime_checkable
 class FrequencyController(Protocol):
     """Sets the cadence of the fleet, and each device's local steps.
 

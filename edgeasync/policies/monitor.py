@@ -7,7 +7,7 @@ same.
 """
 
 import math
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 
 import msgspec
 from msgspec import Meta
@@ -66,6 +66,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     newness: float = 0.0
 
 
+@runtime_checkable
 class Watch(Protocol):
     """Watches for one sign of divergence.
 
@@ -272,7 +273,7 @@ WatchKind = (
 class Monitor(Section, frozen=True):
     """Watch for divergence. An empty list watches nothing."""
 
-    watch: Annotated[tuple[WatchKind, ...], Meta(description="the watches")] = (
+    watch: Annotated[tuple[Watch, ...], Meta(description="the watches")] = (
         NotFiniteWatch(),
         RefusedWatch(),
         UpdateNormWatch(),

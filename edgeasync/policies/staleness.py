@@ -3,7 +3,7 @@
 A weight is from 0 to 1 and never rises with staleness: no old update counts more than a new one.
 """
 
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 
 import msgspec
 from msgspec import Meta
@@ -39,6 +39,7 @@ class Staleness(msgspec.Struct, frozen=True, gc=False):
     devices_live: int = 1
 
 
+@runtime_checkable
 class StalenessPolicy(Protocol):
     """Weighs an update by its staleness.
 

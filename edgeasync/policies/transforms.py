@@ -8,7 +8,7 @@ kinds are in `optimizers` and `schedules`; this module has what all stages share
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -40,6 +40,7 @@ class Conditions(msgspec.Struct, frozen=True, gc=False):
         return self.count_before + self.count
 
 
+@runtime_checkable
 class Transform(Protocol):
     """One stage of an optimizer.
 
