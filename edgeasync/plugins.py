@@ -57,6 +57,18 @@ class Codec(Protocol):
     """A codec of your own: codes a number of float32 values in a number of bytes that depends on it alone.
 
     Give `decode` the bytes of `encode`, and the same `length`. Both depend on nothing but their arguments.
+
+    >>> import numpy as np
+    >>> class Halves:
+    ...     needs_feedback = False
+    ...     def nbytes(self, length):
+    ...         return 2 * length
+    ...     def encode(self, values):
+    ...         return values.astype(np.float16).tobytes()
+    ...     def decode(self, coded, length):
+    ...         return coded.view(np.float16)
+    >>> Halves().nbytes(10)
+    20
     """
 
     @property
@@ -131,7 +143,7 @@ def load_class(name: str) -> type:
     except ConfigError as error:
         raise PluginError(str(error)) from error
     except Exception as error:
-        raise PluginError(f"{where}: its module raised {type(error).__name__}: {error}; mend it") from error
+        raise PluginError(f"{where}: its module raised {type(error).__name__}: {error}; correct it") from error
     if not isinstance(found, type):
         raise PluginError(f"{where}: is no class; name a class of it")
     return found

@@ -23,6 +23,18 @@ class Combiner(Protocol):
     instead. Both work elementwise, so the slices may have any length; but give it all trained values at once, and
     then all statistics, if it looks at `whole` updates. If it is `centred` as well as robust, treat it as a
     `CentredClipCombiner`: one update is enough, and a vector of the trained length is kept for it.
+
+    >>> from typing import ClassVar
+    >>> import numpy as np
+    >>> from edgeasync import Policy
+    >>> from edgeasync.policies import Plugin
+    >>> class Middle(Plugin, frozen=True):
+    ...     robust: ClassVar[bool] = True
+    ...     centred: ClassVar[bool] = False
+    ...     whole: ClassVar[bool] = False
+    ...     def combine(self, rows, out):
+    ...         out[:] = (rows.min(axis=0) + rows.max(axis=0)) / 2
+    >>> policy = Policy(combine=Middle())
     """
 
     @property

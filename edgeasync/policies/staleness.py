@@ -32,6 +32,10 @@ class Staleness(msgspec.Struct, frozen=True, gc=False):
 
     `versions` counts the versions made since the update's base. `seconds` is the time since that base stopped
     being the newest version, 0 if it still is the newest. `devices_live` counts the devices that hold their lease.
+
+    >>> from edgeasync.policies import Staleness
+    >>> Staleness(versions=3, seconds=1.5).versions
+    3
     """
 
     versions: int
@@ -45,6 +49,14 @@ class StalenessPolicy(Protocol):
 
     Call it once for every update. Multiply the update by the weight, from 0 to 1; reject it as stale if there is
     `None`. The weight depends on nothing but the staleness, so that a replay decides the same.
+
+    >>> from edgeasync import Policy
+    >>> from edgeasync.policies import Plugin
+    >>> class Fresh(Plugin, frozen=True):
+    ...     seconds: float = 60.0
+    ...     def __call__(self, staleness):
+    ...         return None if staleness.seconds > self.seconds else 1.0
+    >>> policy = Policy(staleness=Fresh(seconds=30.0))
     """
 
     def __call__(self, staleness: Staleness) -> float | None:
