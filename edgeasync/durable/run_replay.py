@@ -23,7 +23,7 @@ from edgeasync.core.recovery.log import Entry, event_of, read_entry
 from edgeasync.durable.checkpoint import CheckpointStore, Chosen, Manifest
 from edgeasync.durable.disk import FolderDisk, FolderSnapshot, ReadableDisk
 from edgeasync.durable.journal import read_journal, segment_names
-from edgeasync.durable.recovery import Recovered, Rules, open_checkpoint
+from edgeasync.durable.recovery import Recovered, Rules, open_checkpoint, read_rules
 from edgeasync.errors import ConfigError, ModelMismatchError, StorageError
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.guards import plugins_of
@@ -211,7 +211,7 @@ class RunReplay:
     def _compare(self, number: int) -> None:
         """Where a run with plugins has a checkpoint, compare what they have decided; raises `PluginError`."""
         state, (name, manifest) = self._state, self._checkpoints.get(number, ("", None))
-        if manifest is None or not plugins_of(state.rules.policy) or manifest.rules != state.rules.table():
+        if manifest is None or not plugins_of(state.rules.policy) or read_rules(manifest, name) != state.rules:
             return
         try:
             tensors = self._store.load(name, manifest.fingerprint)[1]

@@ -268,8 +268,9 @@ class Hub:
             self._opened = True
             return await self._serve()
         except PluginError:
-            with contextlib.suppress(OSError, StorageError):
-                self._save_model(self._engine.model.current, self.core.lineage)  # the last good version
+            if self._opened:
+                with contextlib.suppress(OSError, StorageError):
+                    self._save_model(self._engine.model.current, self.core.lineage)  # the last good version
             raise
         finally:
             self._folder.close()

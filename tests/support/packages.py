@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import os
 import subprocess
 import sys
 import sysconfig
@@ -23,9 +22,7 @@ def make_wheel(source, folder):
         f"[{group}]\n" + "".join(f"{point} = {value}\n" for point, value in named.items())
         for group, named in project.get("entry-points", {}).items()
     ]
-    files = {
-        str(path.relative_to(source)): path.read_bytes() for path in sorted(source.rglob("*.py"))
-    } | {
+    files = {str(path.relative_to(source)): path.read_bytes() for path in sorted(source.rglob("*.py"))} | {
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {version}\n".encode(),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/entry_points.txt": "\n".join(points).encode(),
@@ -61,12 +58,7 @@ class Environment:
     def uninstall(self, name):
         self.pip("uninstall", "-y", name)
 
-    @property
-    def variables(self):
-        """What a process of this environment is started with."""
-        return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-
-    def run(self, *arguments, **more):
+    def run(self, folder, *arguments):
         """Run edgeasync there, and return how it ended."""
         command = [str(self.python), "-m", "edgeasync", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, check=False, env=self.variables, **more)
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)

@@ -50,9 +50,10 @@ def check_state(core: HubCore, model: Model, saved_core: HubCore, saved_model: M
     paced = [_paces(one) for one in (core, saved_core)]
     if paced[0] != paced[1] or _written(engine.cadence) != _written(saved.cadence):
         _raise(plugins, ("frequency", "warm_up.frequency"), number, "the local steps of devices")
-    if _written(engine.divergence.alarms, engine.divergence.causes) != _written(
-        saved.divergence.alarms, saved.divergence.causes
-    ):
+    alarming = [
+        [_written(list(of.alarms.values())), repr(of.causes)] for of in (engine.divergence, saved.divergence)
+    ]
+    if alarming[0] != alarming[1]:
         _raise(plugins, ("monitor",), number, "what is alarming")
     if model.current.vector.tobytes() != saved_model.current.vector.tobytes():
         _raise(plugins, ("combine", "optimizer"), number, "the values of the model")
@@ -63,7 +64,7 @@ def _paces(core: HubCore) -> list[tuple[str, int, str]]:
 
 
 def _written(*values: object) -> str:
-    return repr(msgspec.to_builtins(values, str_keys=True))
+    return repr(msgspec.to_builtins(values))
 
 
 def _raise(plugins: dict[str, object], paths: Sequence[str], number: int, what: str) -> None:

@@ -1,8 +1,8 @@
 """Policies of one's own, as a package: the hub's machine needs it, and every agent's that uses the codec.
 
-    pip install examples/own_policy
-    edgeasync policies krum
-    edgeasync hub examples/own_policy/hub.toml
+pip install examples/own_policy
+edgeasync policies krum
+edgeasync hub examples/own_policy/hub.toml
 """
 
 from typing import Annotated
