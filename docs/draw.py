@@ -210,6 +210,7 @@ HOLDS = {
     "core": "decisions, arrays, recovery, engines",
     "protocol": "messages, codecs",
     "policies": "how the hub decides",
+    "plugins": "code of somebody else's, by name",
     "parameters": "flat vectors",
     "config": "settings from TOML",
     "states": "moves along tables",
@@ -246,7 +247,7 @@ def draw_layers() -> str:
     return picture(int(width), int(size), "The layers of edgeasync", parts)
 
 
-FILES = ("losses", "metrics", "parameters", "config", "states", "errors", "version")
+FILES = ("losses", "metrics", "plugins", "parameters", "config", "states", "errors", "version")
 
 
 # -- staleness --------------------------------------------------------------------------------------------------

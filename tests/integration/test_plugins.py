@@ -1,4 +1,4 @@
-"""Policies and a codec of somebody else's package, with real processes: installed, killed, uninstalled, back again."""
+"""Policies and a codec of another package, with real processes: installed, killed, uninstalled, installed again."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""A package of somebody else's, installed by pip: offline, without a build backend, in an environment of its own."""
+"""Another package, installed by pip: offline, without a build backend, in an environment of its own."""
 
 import base64
 import hashlib

@@ -45,9 +45,10 @@ class Bytes:
         return 4 + length
 
     def encode(self, values: npt.NDArray[np.float32]) -> bytes:
-        step = np.float32(max(float(np.abs(values).max()) / 127, 1e-30))
-        return step.tobytes() + np.rint(values / step).astype(np.int8).tobytes()
+        step = np.array([max(float(np.abs(values).max()) / 127, 1e-30)], np.float32)
+        levels = np.rint(values / step).astype(np.int8)
+        return bytes(step.data) + bytes(levels.data)
 
     def decode(self, coded: npt.NDArray[np.uint8], length: int) -> npt.NDArray[np.float32]:
-        step = coded[:4].view(np.float32)[0]
-        return coded[4:].view(np.int8)[:length] * step
+        step, levels = coded[:4].view(np.float32), coded[4 : 4 + length].view(np.int8)
+        return np.multiply(levels, step, dtype=np.float32)

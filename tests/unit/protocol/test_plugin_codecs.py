@@ -10,7 +10,15 @@ from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.errors import ConfigError, PluginError, ProtocolError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.plugins import CODECS
-from edgeasync.protocol.codecs import VectorSource, catalogue, find_codec, known_stages, make_codec, plugin, stages_of
+from edgeasync.protocol.codecs import (
+    VectorSource,
+    catalogue,
+    find_codec,
+    known_stages,
+    make_codec,
+    plugin,
+    stages_of,
+)
 
 SPEC = ParameterSpec((Parameter("weight", (5, 3)), Parameter("mean", (2,), role="statistic")))
 VECTOR = np.linspace(-1.0, 1.0, SPEC.length, dtype=np.float32)
@@ -52,6 +60,9 @@ class Large(Halves):
 
     def encode(self, values):
         return bytes(5 * len(values))
+
+    def decode(self, coded, length):
+        return np.zeros(length, np.float32)
 
 
 class Torn(Halves):
