@@ -1,4 +1,4 @@
-"""Policies and a codec of another package, with real processes: installed, killed, uninstalled, installed again."""
+"""Policies and a codec of another package, with real processes: installed, killed, uninstalled, reinstalled."""
 
 import hashlib
 import json
