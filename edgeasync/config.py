@@ -143,7 +143,11 @@ def _read_kind(kinds: Kinds, table: object) -> object:
         return msgspec.convert(table, settings, dec_hook=_decode, str_keys=True)
     except msgspec.ValidationError as error:
         more = list(kinds.installed()) if settings is kinds.own else []
-        raise ValueError(_EXPLAINED + _explain(str(error), table, settings, more)) from error
+        unknown = settings is kinds.own and isinstance(kind, str) and kind not in _tags(kinds.own)
+        words = _explain(str(error), table, settings, more)
+        if unknown:
+            words += f"{' If' if words.endswith('?') else '; if'} it is a plugin's, install its package"
+        raise ValueError(_EXPLAINED + words) from error
 
 
 @lru_cache(maxsize=32)
