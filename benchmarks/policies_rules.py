@@ -11,9 +11,10 @@ from edgeasync.policies.aggregation import (
     SynchronousAggregator,
 )
 from edgeasync.policies.frequency import FixedFrequency
+from edgeasync.policies.kinds import AggregatorKind, StalenessKind
 from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.optimizers import SGD, Nesterov, TransformKind
-from edgeasync.policies.policy import AggregatorKind, Policy, StalenessKind
+from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import BoundedStaleness, PolynomialStaleness
 
 Grid = dict[str, Policy]

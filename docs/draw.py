@@ -212,6 +212,7 @@ HOLDS = {
     "core": "decisions, arrays, recovery, engines",
     "protocol": "messages, codecs",
     "policies": "how the hub decides",
+    "plugins": "code of somebody else's, by name",
     "parameters": "flat vectors",
     "config": "settings from TOML",
     "states": "moves along tables",
@@ -248,7 +249,7 @@ def draw_layers() -> str:
     return picture(int(width), int(size), "The layers of edgeasync", parts)
 
 
-FILES = ("networks", "losses", "metrics", "parameters", "config", "states", "errors", "version")
+FILES = ("networks", "losses", "metrics", "plugins", "parameters", "config", "states", "errors", "version")
 
 
 # -- staleness --------------------------------------------------------------------------------------------------

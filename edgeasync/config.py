@@ -7,21 +7,21 @@ share: the reading, sizes written as `"64 MiB"`, and errors a person can act upo
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import inspect as types
 
-from edgeasync.errors import ConfigError
+from edgeasync.errors import ConfigError, PluginError
 
 Settings = TypeVar("Settings")
 
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
-_MISSING_KIND = "Object missing required field `kind`"
 _UNKNOWN_KEY = re.compile("Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING_KIND = "Object missing required field `kind`"
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
@@ -76,7 +76,10 @@ def convert(table: object, settings: type[Settings], *, where: str) -> Settings:
     try:
         return msgspec.convert(table, settings, dec_hook=_decode, str_keys=True)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {_explain(str(error), table, settings)}") from error
+        kind = PluginError if isinstance(error.__cause__, _NoPluginError) else ConfigError
+        raise kind(f"{where}: {_explain(str(error), table, settings)}") from error
+    except PluginError as error:
+        raise PluginError(f"{where}: {error}") from error
 
 
 def to_table(settings: object) -> Any:
@@ -84,10 +87,72 @@ def to_table(settings: object) -> Any:
     return msgspec.to_builtins(settings, enc_hook=int)
 
 
+class Kinds(NamedTuple):
+    """The kinds that a key of a protocol's type may hold: edgeasync's own, and those of plugins.
+
+    `own` is a union of tagged sections. `find` returns the class of a plugin by what stands as its `kind`, or
+    `None`; `installed` returns the names that plugins have here.
+    """
+
+    own: Any
+    find: Callable[[str], type | None]
+    installed: Callable[[], Iterable[str]]
+
+
+class _NoPluginError(ValueError):
+    """A plugin cannot be had: msgspec adds where it was named."""
+
+
+_KINDS: dict[type, Kinds] = {}
+_EXPLAINED = "\0"
+"""Begins a message that has its own path, and follows on the path where it was raised."""
+
+
+def declare_kinds(protocol: type, kinds: Kinds) -> None:
+    """Say once what a key whose type is a protocol may hold: the module that has the kinds says it."""
+    _KINDS[protocol] = kinds
+
+
+def kinds_of(described: types.Type) -> types.Type:
+    """Return edgeasync's own kinds where a type is a protocol, and any other type as it is."""
+    if isinstance(described, types.CustomType) and described.cls in _KINDS:
+        return types.type_info(_KINDS[described.cls].own)
+    return described
+
+
 def _decode(wanted: type, value: object) -> object:
     if wanted is ByteCount:
         return ByteCount.parse(value)
+    if wanted in _KINDS:
+        return _read_kind(_KINDS[wanted], value)
     raise NotImplementedError(f"no reader for {wanted}")
+
+
+def _read_kind(kinds: Kinds, table: object) -> object:
+    """Read a table of one of several kinds; raises `ValueError`."""
+    kind = table.get("kind") if isinstance(table, Mapping) else None
+    settings = kinds.own
+    if isinstance(table, Mapping) and isinstance(kind, str) and kind not in _tags(kinds.own):
+        try:
+            plugin = kinds.find(kind)
+        except PluginError as error:
+            raise _NoPluginError(_EXPLAINED + str(error)) from error
+        if plugin is not None:
+            settings, table = plugin, {**table, "kind": plugin.__struct_config__.tag}  # type: ignore[attr-defined]
+    try:
+        return msgspec.convert(table, settings, dec_hook=_decode, str_keys=True)
+    except msgspec.ValidationError as error:
+        more = list(kinds.installed()) if settings is kinds.own else []
+        unknown = settings is kinds.own and isinstance(kind, str) and kind not in _tags(kinds.own)
+        words = _explain(str(error), table, settings, more)
+        if unknown:
+            words += f"{' If' if words.endswith('?') else '; if'} it is a plugin's, install its package"
+        raise ValueError(_EXPLAINED + words) from error
+
+
+@lru_cache(maxsize=32)
+def _tags(own: Any) -> frozenset[str]:
+    return frozenset(str(part.tag) for part in _parts(types.type_info(own)) if isinstance(part, types.StructType))
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
@@ -96,16 +161,21 @@ def suggest(word: str, known: Iterable[str]) -> str:
     return f"did you mean {' or '.join(near)}?" if near else ""
 
 
-def _explain(message: str, table: object, settings: type) -> str:
+def _explain(message: str, table: object, settings: type, more: Iterable[str] = ()) -> str:
     """Turn msgspec's ``... - at `$.hub.stop` `` into ``hub.stop: ...``, on one line whatever a key may hold.
 
-    Of a key or a kind that is not known it says which are near, or else which there are.
+    Of a key or a kind that is not known it says which are near, or else which there are; there are `more` kinds
+    than the type names.
     """
     path = ""
     if message.endswith("`") and " - at `$" in message:
         message, _, path = message.rpartition(" - at `$")
         path = path.removesuffix("`")
-    advice = _advice(message, path, table, settings)
+    if message.startswith(_EXPLAINED):
+        message, path = message.removeprefix(_EXPLAINED), path.removeprefix(".")
+        inside = re.match(r"[\w.\[\]]+: ", message)
+        return path + ("." if path and inside else ": " if path else "") + message
+    advice = _advice(message, path, table, settings, more)
     message = message.replace("\n", "\\n").replace("\r", "\\r")
     message = message.replace("Object contains unknown field", "unknown key")
     message = message.replace("Object missing required field", "missing key")
@@ -114,7 +184,7 @@ def _explain(message: str, table: object, settings: type) -> str:
     return f"{path}: {message}" if path else message
 
 
-def _advice(message: str, path: str, table: object, settings: type) -> str:
+def _advice(message: str, path: str, table: object, settings: type, more: Iterable[str]) -> str:
     """Return what could have been meant where a key or a value is not known, or a kind is missing."""
     key = _UNKNOWN_KEY.fullmatch(message)
     if message == _MISSING_KIND:
@@ -128,6 +198,8 @@ def _advice(message: str, path: str, table: object, settings: type) -> str:
     word = value if key is None else key[1]
     if not isinstance(word, str) or not known:
         return ""
+    if path.endswith("kind"):
+        known = [*known, *more]
     if RENAMED_KEYS.get(word) in known:
         return f"; it is called {RENAMED_KEYS[word]} now"
     return "; " + (suggest(word, known) or f"choose from {', '.join(known)}")
@@ -154,7 +226,7 @@ def _known_at(path: str, table: Any, settings: type) -> tuple[object, list[str]]
 
 def _parts(described: types.Type) -> list[types.Type]:
     """Return the types that a value may be of."""
-    if isinstance(described, types.Metadata):
+    if isinstance(described := kinds_of(described), types.Metadata):
         return _parts(described.type)
     if isinstance(described, types.UnionType):
         return [part for each in described.types for part in _parts(each)]

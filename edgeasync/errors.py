@@ -2,6 +2,7 @@
 
     EdgeAsyncError                1
     ├── ConfigError               2   a setting, flag or file of settings is wrong
+    │   └── PluginError           2   code of somebody else's is missing, or does not do what it must
     ├── DataError                 3   a device's local data cannot be used
     ├── ProtocolError             4   a peer sent what the protocol does not allow
     ├── ModelMismatchError        5   two sides speak of different models
@@ -38,6 +39,10 @@ class ConfigError(EdgeAsyncError):
     """A setting, flag or file of settings is wrong."""
 
     exit_code = 2
+
+
+class PluginError(ConfigError):
+    """Code of somebody else's, a plugin, is missing here, or does not do what it must."""
 
 
 class DataError(EdgeAsyncError):

@@ -12,11 +12,11 @@ from edgeasync.core.device.effects import Report
 from edgeasync.data.files import load
 from edgeasync.durable.identity import DeviceFolder, default_device_id
 from edgeasync.errors import ConfigError, DataError
+from edgeasync.plugins import find_code
 from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.agent_settings import AgentSection, AgentSettings
 from edgeasync.runtime.device import Device, find_device, make_agent, planned_trainer
-from edgeasync.runtime.own_code import find_code
 from edgeasync.training.trainer import Trainer
 
 PROGRESS_S = 10.0

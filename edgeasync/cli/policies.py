@@ -11,14 +11,17 @@ from rich.text import Text
 from edgeasync.cli.output import Printer
 from edgeasync.config import suggest
 from edgeasync.errors import ConfigError
-from edgeasync.policies.catalogue import Kind, Parameter, catalogue, to_toml
+from edgeasync.plugins import is_name
+from edgeasync.policies.catalogue import Kind, Parameter, catalogue, describe_plugin, plugin_kinds, to_toml
 
 
 def print_policies(name: str | None, printer: Printer) -> None:
     """Print every kind, or those of one name or part in full; raises `ConfigError` if there is none."""
-    kinds = catalogue()
+    kinds = [*catalogue(), *plugin_kinds()]
+    parts = list(dict.fromkeys(kind.part for kind in kinds))
+    kinds.sort(key=lambda kind: parts.index(kind.part))
     if name is not None:
-        kinds = choose(kinds, name)
+        kinds = describe_plugin(name) if is_name(name) else choose(kinds, name)
     if printer.json:
         printer.object(kinds)
         return
@@ -73,6 +76,8 @@ def part_table(part: list[Kind], width: int, shown: Sequence[Kind] = ()) -> Grou
                 lines.append(Text(", ".join([_brief(key) for key in kind.parameters]), style="cyan"))
             if kind.paper:
                 lines.append(Text(kind.paper, style="dim"))
+            if kind.package:
+                lines.append(Text(f"plugin {kind.code} of {kind.package}", style="dim"))
         table.add_row(f"{'*' if kind.default and kind.kind else ' '} {kind.kind}".rstrip(), Group(*lines))
     note = " (a list)" if part[0].many else "" if any(kind.default for kind in part) else " (none by default)"
     return Group(Text(part[0].part + note, style="bold"), table)
@@ -88,6 +93,8 @@ def full(kind: Kind, same: Sequence[Kind] = ()) -> Group:
         parts.append(Text(kind.summary))
     if kind.paper:
         parts.append(Text(kind.paper, style="dim"))
+    if kind.code:
+        parts.append(Text(f"plugin {kind.code}{f' of {kind.package}' if kind.package else ''}", style="dim"))
     for key in kind.parameters:
         facts = ", ".join(filter(None, [key.type, key.bounds, _default(key)]))
         parts.append(Text.assemble((key.name, "cyan"), f": {facts}"))

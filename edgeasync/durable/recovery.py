@@ -20,7 +20,7 @@ from edgeasync.durable.checkpoint import CheckpointStore, Chosen, Manifest
 from edgeasync.durable.disk import Disk
 from edgeasync.durable.history_writer import REPLAYED_ROWS, HistoryWriter
 from edgeasync.durable.journal import Appended, JournalReading, Segment, read_journal, remove_torn_headers
-from edgeasync.errors import ConfigError, StorageError
+from edgeasync.errors import ConfigError, PluginError, StorageError
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.policy import Policy, PolicySet, upgraded
 from edgeasync.protocol.graph import ShippedGraph
@@ -28,12 +28,16 @@ from edgeasync.protocol.messages import ModelVersion
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """What decides the future of a hub's state, beside what happens to it."""
+    """What decides the future of a hub's state, beside what happens to it.
+
+    Rules that are not `recordable` may have parts that cannot be named: nobody can open such a run again.
+    """
 
     spec: ParameterSpec
     policy: PolicySet
     settings: HubCoreSettings
     ships_graph: bool = False
+    recordable: bool = True
 
     def make_core(
         self,
@@ -62,17 +66,20 @@ class Rules(msgspec.Struct, frozen=True):
         )
 
     def table(self) -> dict[str, Any]:
-        """Return them as plain values; the policy must be one that can be written down."""
+        """Return them as plain values, without a policy that cannot be written down."""
         return {
             "spec": to_table(self.spec),
-            "policy": to_table(self.policy),
+            "policy": to_table(self.policy) if self.recordable else None,
             "settings": to_table(self.settings),
             "ships_graph": self.ships_graph,
         }
 
 
 def read_rules(manifest: Manifest, where: str) -> Rules:
-    """Return the rules that a checkpoint was written under; raises `StorageError` if they cannot be read."""
+    """Return the rules that a checkpoint was written under.
+
+    Raises `StorageError` if they cannot be read, and `PluginError` if one of their plugins is not here.
+    """
     table = manifest.rules
     try:
         found = upgraded(table["policy"], manifest.format)
@@ -85,6 +92,8 @@ def read_rules(manifest: Manifest, where: str) -> Rules:
         spec = convert(table["spec"], ParameterSpec, where="spec")
         settings = convert(table["settings"], HubCoreSettings, where="settings")
         ships_graph = bool(table["ships_graph"])
+    except PluginError as error:
+        raise PluginError(f"{where}: {error}") from error
     except (KeyError, ConfigError) as error:
         raise StorageError(
             f"{where}: was written under settings that this edgeasync does not know ({error}); "

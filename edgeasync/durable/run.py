@@ -47,7 +47,8 @@ class Run:
         *,
         history_rows_max: int = 0,
     ) -> None:
-        check_recordable(rules.policy)
+        if rules.recordable:
+            check_recordable(rules.policy)
         self.now_s = 0.0
         self.entries = 0
         self.checkpoint = ""

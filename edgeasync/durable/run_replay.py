@@ -18,13 +18,15 @@ from edgeasync.core.hub.effects import Assign, Fold, HubEffect, Report, Restore,
 from edgeasync.core.hub.events import PushArrived, Received, Resumed
 from edgeasync.core.hub.machine import HubCore
 from edgeasync.core.hub.membership import Member, RefusalError
+from edgeasync.core.recovery.decisions import check_state
 from edgeasync.core.recovery.log import Entry, event_of, read_entry
 from edgeasync.durable.checkpoint import CheckpointStore, Chosen, Manifest
 from edgeasync.durable.disk import FolderDisk, FolderSnapshot, ReadableDisk
 from edgeasync.durable.journal import read_journal, segment_names
-from edgeasync.durable.recovery import Recovered, Rules, open_checkpoint
-from edgeasync.errors import ConfigError, StorageError
+from edgeasync.durable.recovery import Recovered, Rules, open_checkpoint, read_rules
+from edgeasync.errors import ConfigError, ModelMismatchError, StorageError
 from edgeasync.parameters import ParameterSpec
+from edgeasync.policies.guards import plugins_of
 from edgeasync.protocol.messages import Ack, Applied, Buffered, Duplicate, Push, Refuse, Rejected
 from edgeasync.protocol.wire import checksum
 
@@ -146,6 +148,7 @@ class RunReplay:
         self._run = run
         self._until = until
         self._store, self._journal, manifests = _open_run(run)
+        self._checkpoints = {manifest.journal: (name, manifest) for name, manifest in reversed(manifests)}
         self.created_s = 0.0
         """When the checkpoint that it begins with was written, by the wall clock."""
         self.remarks: list[str] = []
@@ -188,7 +191,8 @@ class RunReplay:
     def tell(self, on_line: Callable[[Line], bool]) -> int:
         """Tell every entry until one is the last or `on_line` says no; return the bytes of an unfinished write.
 
-        Raises `StorageError` where the journal is damaged; what came before has been told then.
+        Raises `StorageError` where the journal is damaged, and `PluginError` where a plugin decides differently
+        than in the run; what came before has been told then.
         """
         state, until = self._state, self._until
         if until is not None and until <= state.last:
@@ -197,11 +201,24 @@ class RunReplay:
 
         def on_entry(number: int, entry: Entry, effects: Sequence[HubEffect]) -> bool:
             told = [on_line(line) for line in teller.lines(number, entry, effects)]
+            self._compare(number)
             return all(told) and number != until
 
         reading = read_journal(self._journal, state.last)
         state.replay(reading, on_entry)
         return sum(tail.nbytes for tail in reading.torn)
+
+    def _compare(self, number: int) -> None:
+        """Where a run with plugins has a checkpoint, compare what they have decided; raises `PluginError`."""
+        state, (name, manifest) = self._state, self._checkpoints.get(number, ("", None))
+        if manifest is None or not plugins_of(state.rules.policy) or read_rules(manifest, name) != state.rules:
+            return
+        try:
+            tensors = self._store.load(name, manifest.fingerprint)[1]
+        except (StorageError, ModelMismatchError):
+            return
+        saved = open_checkpoint(Chosen(name, manifest, tensors, []), Rules.make_core, lambda: bytes(16))
+        check_state(state.core, state.model, saved.core, saved.model, number)
 
     def summary(self) -> dict[str, Any]:
         """Return the state that the story has come to, for people and scripts."""

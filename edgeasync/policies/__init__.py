@@ -6,4 +6,74 @@
 >>> policy = Policy(aggregate=ImmediateAggregator(), frequency=FixedFrequency(local_steps=16))
 >>> policy.frequency
 FixedFrequency(local_steps=16)
+
+The names below are all that a policy of your own needs: what it is (`Plugin`), the protocols of its parts, and
+what these are told.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edgeasync.plugins import Codec, Plugin
+    from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet
+    from edgeasync.policies.combining import Combiner, RowCombiner
+    from edgeasync.policies.frequency import Cadence, FrequencyController, Interval
+    from edgeasync.policies.history import DeviceHistory, FleetHistory
+    from edgeasync.policies.monitor import Observation, Watch
+    from edgeasync.policies.staleness import Staleness, StalenessPolicy
+    from edgeasync.policies.transforms import Conditions, Scaling, Transform
+
+_HOMES = {
+    "Aggregator": "policies.aggregation",
+    "Cadence": "policies.frequency",
+    "Codec": "plugins",
+    "Combiner": "policies.combining",
+    "Conditions": "policies.transforms",
+    "Contribution": "policies.aggregation",
+    "DeviceHistory": "policies.history",
+    "Fleet": "policies.aggregation",
+    "FleetHistory": "policies.history",
+    "FrequencyController": "policies.frequency",
+    "Interval": "policies.frequency",
+    "Observation": "policies.monitor",
+    "Plugin": "plugins",
+    "RowCombiner": "policies.combining",
+    "Scaling": "policies.transforms",
+    "Staleness": "policies.staleness",
+    "StalenessPolicy": "policies.staleness",
+    "Transform": "policies.transforms",
+    "Watch": "policies.monitor",
+}
+
+__all__ = [
+    "Aggregator",
+    "Cadence",
+    "Codec",
+    "Combiner",
+    "Conditions",
+    "Contribution",
+    "DeviceHistory",
+    "Fleet",
+    "FleetHistory",
+    "FrequencyController",
+    "Interval",
+    "Observation",
+    "Plugin",
+    "RowCombiner",
+    "Scaling",
+    "Staleness",
+    "StalenessPolicy",
+    "Transform",
+    "Watch",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"edgeasync.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

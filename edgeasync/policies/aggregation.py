@@ -5,7 +5,7 @@ import statistics
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 
 import msgspec
 from msgspec import Meta
@@ -29,6 +29,11 @@ class Contribution(msgspec.Struct, frozen=True, gc=False):
     `weight` follows from the staleness. `examples` is the size of the device's data or, if the device does not
     say, the number it trained on. `score` is its loss: low is good, and NaN means that it tells no score. `voter`
     is the device's key or, without keys, its id.
+
+    >>> from edgeasync.policies import Contribution
+    >>> one = Contribution(0, "pi", 0.5, 1.2, 600, 16, 1, 7, 0.3, 12.5, "pi")
+    >>> one.weight, one.examples
+    (0.5, 600)
     """
 
     handle: int
@@ -51,6 +56,10 @@ class Fleet(msgspec.Struct, frozen=True, gc=False):
     several devices of a voter do, `names` has their number, and each of them has that part of its vote. `period_s`
     is the usual time between two exchanges of a device, `examples_mean` the mean size of a device's data; both are
     0 before they are known. `rare` has the live devices that exchange far more rarely than that, and their votes.
+
+    >>> from edgeasync.policies import Fleet
+    >>> Fleet(voters_live=3.0, period_s=2.0).vote("pi")
+    1.0
     """
 
     voters_live: float
@@ -64,12 +73,25 @@ class Fleet(msgspec.Struct, frozen=True, gc=False):
         return 1.0 / self.names.get(voter, 1)
 
 
+@runtime_checkable
 class Aggregator(Protocol):
     """Decides when updates that wait become a version, and with which weights.
 
     Hold contributions in the order of their arrival. Ask `flush_at_s` again after each of them; when it is time,
     fold all of them with the factors of `weights`. Both depend on nothing but their arguments, so that a replay
     decides the same.
+
+    >>> from typing import ClassVar
+    >>> from edgeasync import Policy
+    >>> from edgeasync.policies import Plugin
+    >>> class Pairs(Plugin, frozen=True):
+    ...     update: ClassVar[str] = "delta"
+    ...     answer: ClassVar[str] = "now"
+    ...     def flush_at_s(self, buffered, fleet):
+    ...         return buffered[-1].arrived_s if len(buffered) >= 2 else None
+    ...     def weights(self, buffered, fleet):
+    ...         return [one.weight / len(buffered) for one in buffered]
+    >>> policy = Policy(aggregate=Pairs())
     """
 
     @property

@@ -7,11 +7,16 @@ from typing import Any
 import msgspec
 from msgspec import inspect as types
 
-from edgeasync.config import convert, to_table
-from edgeasync.errors import ConfigError
+from edgeasync.config import convert, kinds_of, to_table
+from edgeasync.errors import ConfigError, PluginError
+from edgeasync.plugins import CODECS, POLICIES, find_policy, installed, load_class, name_of, package_of
+from edgeasync.policies.guards import parts_of
 from edgeasync.policies.policy import Policy
 
 _HOLE = "\0"
+
+MANY = ("optimizer", "monitor.watch")
+"""The parts that are lists."""
 
 _Lists = types.ListType | types.VarTupleType
 
@@ -38,7 +43,8 @@ class Kind(msgspec.Struct, frozen=True):
     `part` is the part's path in `[policy]`. If `many` is true, the part is a list, and the list may have a kind
     more than once. `table` is the kind's TOML table with its defaults. `default` is the part's default value, if
     that value is of this kind. `example` is a line of `[policy]` that chooses the kind, with the part's
-    default if that is of this kind, or else with the kind's own defaults.
+    default if that is of this kind, or else with the kind's own defaults. Of a plugin, `code` is the name of its
+    class, and `package` the package that has installed it, if one has.
     """
 
     part: str
@@ -50,6 +56,8 @@ class Kind(msgspec.Struct, frozen=True):
     parameters: tuple[Parameter, ...]
     table: str
     example: str
+    package: str = ""
+    code: str = ""
 
     @property
     def chosen(self) -> list[str]:
@@ -65,6 +73,64 @@ def catalogue(policy: type[msgspec.Struct] = Policy) -> list[Kind]:
     found: list[Kind] = []
     _walk(info, (), "", "", found)
     return found
+
+
+def plugin_kinds() -> list[Kind]:
+    """Return the kinds and codecs that installed packages add, those that cannot be used with the reason."""
+    found = []
+    for name, point in sorted(installed(POLICIES).items()):
+        try:
+            found += describe_plugin(name, package_of(point))
+        except PluginError as error:
+            found.append(_unusable(name, "?", package_of(point), point.value, str(error)))
+    for name, point in sorted(installed(CODECS).items()):
+        try:
+            summary = _summary(load_class(point.value))
+        except PluginError as error:
+            summary = str(error)
+        found.append(_unusable(name, "codec", package_of(point), point.value, summary))
+    return found
+
+
+def describe_plugin(kind: str, package: str = "") -> list[Kind]:
+    """Return a plugin as each part that it can be; raises `PluginError` if it cannot be had."""
+    plugin = find_policy(kind)
+    if plugin is None:
+        return []
+    info = types.type_info(plugin)
+    assert isinstance(info, types.StructType)
+    parts = parts_of(plugin)
+    if not parts:
+        raise PluginError(f"plugin {kind}: has the methods of no part of a policy; see docs/train/plugins.md")
+    table = to_toml(_table(info) | {"kind": kind})
+    return [
+        Kind(
+            part=part,
+            many=part in MANY,
+            kind=kind,
+            default=None,
+            summary=_summary(plugin),
+            paper=getattr(plugin, "paper", ""),
+            parameters=tuple([_parameter(key) for key in info.fields]),
+            table=table,
+            example=_line(part, table),
+            package=package,
+            code=name_of(plugin),
+        )
+        for part in parts
+    ]
+
+
+def _line(part: str, table: str) -> str:
+    first, _, inner = part.partition(".")
+    value = f"[{table}]" if part in MANY else table
+    return f"{first} = {{ {inner} = {value} }}" if inner else f"{first} = {value}"
+
+
+def _unusable(kind: str, part: str, package: str, code: str, summary: str) -> Kind:
+    """Describe what has no keys: a codec, or a plugin that cannot be used."""
+    example = f'push = "{kind}"' if part == "codec" else ""
+    return Kind(part, False, kind, None, summary, "", (), f'"{kind}"', example, package, code)
 
 
 def to_toml(value: Any) -> str:
@@ -163,7 +229,7 @@ def _parameter(field: types.Field) -> Parameter:
 
 def _bare(kind: types.Type) -> types.Type:
     """Return a type without its description, and without the `None` of a key that may be left out."""
-    while isinstance(kind, types.Metadata):
+    while isinstance(kind := kinds_of(kind), types.Metadata):
         kind = kind.type
     if isinstance(kind, types.UnionType):
         others = [inner for inner in kind.types if not isinstance(inner, types.NoneType)]

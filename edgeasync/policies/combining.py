@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Protocol
+from typing import Annotated, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -10,16 +10,31 @@ from msgspec import Meta
 
 from edgeasync.config import Section
 from edgeasync.parameters import Vector
+from edgeasync.plugins import Plugin
 
 Rows = npt.NDArray[np.float32]
 
 
+@runtime_checkable
 class Combiner(Protocol):
     """Makes one vector of several.
 
     If it is `robust`, call `combine` with a slice of all updates at once. If not, sum the weighted updates
-    instead. Both work elementwise, so the slices may have any length. If it is `centred` as well, treat it as a
+    instead. Both work elementwise, so the slices may have any length; but give it all trained values at once, and
+    then all statistics, if it looks at `whole` updates. If it is `centred` as well as robust, treat it as a
     `CentredClipCombiner`: one update is enough, and a vector of the trained length is kept for it.
+
+    >>> from typing import ClassVar
+    >>> import numpy as np
+    >>> from edgeasync import Policy
+    >>> from edgeasync.policies import Plugin
+    >>> class Middle(Plugin, frozen=True):
+    ...     robust: ClassVar[bool] = True
+    ...     centred: ClassVar[bool] = False
+    ...     whole: ClassVar[bool] = False
+    ...     def combine(self, rows, out):
+    ...         out[:] = (rows.min(axis=0) + rows.max(axis=0)) / 2
+    >>> policy = Policy(combine=Middle())
     """
 
     @property
@@ -30,11 +45,37 @@ class Combiner(Protocol):
     def centred(self) -> bool:
         """Whether updates are held against a centre."""
 
+    @property
+    def whole(self) -> bool:
+        """Whether it looks at whole updates, as Krum does at their distances; that takes a copy of all of them."""
+
     def combine(self, rows: Rows, out: Vector) -> None:
         """Combine `rows` (k, n) of float32 into `out` (n,); `rows` may be overwritten.
 
         Give as a row an update times its weight times k: the mean of the rows is the weighted sum of the updates.
         """
+
+
+class RowCombiner(Plugin, frozen=True):
+    """Base of a combiner of your own, which needs only `combine`: it is given whole updates, two or more.
+
+    >>> from typing import Annotated
+    >>> import numpy as np
+    >>> from msgspec import Meta
+    >>> from edgeasync import Policy
+    >>> from edgeasync.policies import RowCombiner
+    >>> class Krum(RowCombiner, frozen=True):
+    ...     faulty: Annotated[int, Meta(ge=0)] = 1
+    ...     def combine(self, rows, out):
+    ...         apart = ((rows[:, None] - rows) ** 2).sum(axis=2)  # row to row
+    ...         nearest = np.sort(apart, axis=1)[:, : max(2, len(rows) - self.faulty - 1)]
+    ...         out[:] = rows[nearest.sum(axis=1).argmin()]
+    >>> policy = Policy(combine=Krum(faulty=2))
+    """
+
+    robust: ClassVar[bool] = True
+    centred: ClassVar[bool] = False
+    whole: ClassVar[bool] = True
 
 
 class MeanCombiner(Section, frozen=True, tag_field="kind", tag="mean"):
@@ -43,6 +84,7 @@ class MeanCombiner(Section, frozen=True, tag_field="kind", tag="mean"):
     paper: ClassVar[str] = ""
     robust: ClassVar[bool] = False
     centred: ClassVar[bool] = False
+    whole: ClassVar[bool] = False
 
     def combine(self, rows: Rows, out: Vector) -> None:
         """Write the mean of the rows, summed in their order."""
@@ -58,6 +100,7 @@ class MedianCombiner(Section, frozen=True, tag_field="kind", tag="median"):
     paper: ClassVar[str] = "Yin et al. 2018 (arXiv:1803.01498)"
     robust: ClassVar[bool] = True
     centred: ClassVar[bool] = False
+    whole: ClassVar[bool] = False
 
     def combine(self, rows: Rows, out: Vector) -> None:
         """Write each coordinate's middle value, or the mean of its middle two."""
@@ -70,6 +113,7 @@ class TrimmedMeanCombiner(Section, frozen=True, tag_field="kind", tag="trimmed_m
     paper: ClassVar[str] = "Yin et al. 2018 (arXiv:1803.01498)"
     robust: ClassVar[bool] = True
     centred: ClassVar[bool] = False
+    whole: ClassVar[bool] = False
 
     trim: Annotated[
         float, Meta(gt=0.0, lt=0.5, description="share of the updates left out at either end, rounded up")
@@ -90,6 +134,7 @@ class CentredClipCombiner(Section, frozen=True, tag_field="kind", tag="centred_c
     paper: ClassVar[str] = "Karimireddy, He and Jaggi 2021 (arXiv:2012.10333)"
     robust: ClassVar[bool] = True
     centred: ClassVar[bool] = True
+    whole: ClassVar[bool] = False
 
     radius: Annotated[
         float, Meta(gt=0.0, le=1e9, description="r: times the median of the devices' last norms")

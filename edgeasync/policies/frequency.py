@@ -6,7 +6,7 @@ A controller decides in two stages. Now and then `retune` sets the *cadence* of 
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 
 import msgspec
 from msgspec import Meta
@@ -50,6 +50,10 @@ class Cadence(msgspec.Struct, frozen=True):
     factor that shortens it while models drift apart (1: not at all), and `cause` says why. `steps_factor`
     multiplies the local steps while a remedy against divergence is active (1: not at all). `quick_s` is the period
     that a third of the devices could keep if they were alone (0 before anything is measured).
+
+    >>> from edgeasync.policies import Cadence
+    >>> Cadence(period_s=2.0).gain
+    1.0
     """
 
     period_s: float = 0.0
@@ -64,18 +68,34 @@ class Cadence(msgspec.Struct, frozen=True):
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """Local steps of one assignment (1 or more), the reason in words, and the bound that holds, if one does."""
+    """Local steps of one assignment (1 or more), the reason in words, and the bound that holds, if one does.
+
+    >>> from edgeasync.policies import Interval
+    >>> Interval(16, "as always").local_steps
+    16
+    """
 
     local_steps: int
     why: str
     bound: Bound = ""
 
 
+@runtime_checkable
 class FrequencyController(Protocol):
     """Sets the cadence of the fleet, and each device's local steps.
 
     Call `retune` now and then, each time with the cadence that it returned last, and `interval` for every
     assignment. Both depend on nothing but their arguments, so that a replay decides the same.
+
+    >>> from edgeasync import Policy
+    >>> from edgeasync.policies import Interval, Plugin
+    >>> class OnePass(Plugin, frozen=True):
+    ...     def retune(self, cadence, fleet, devices):
+    ...         return cadence
+    ...     def interval(self, device, cadence):
+    ...         batch = max(1.0, device.batch_examples)
+    ...         return Interval(max(1, round(device.examples / batch)), "a pass over its data")
+    >>> policy = Policy(frequency=OnePass())
     """
 
     def retune(self, cadence: Cadence, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Cadence:

@@ -244,6 +244,10 @@ class DeviceHistory(msgspec.Struct, array_like=True):
     aim. For its next `roused` updates it does not rest. The losses are `None`, and the score is NaN, if its last
     update did not tell them. `updated_s` is the core's time of its last update, 0 since it joined again.
     `period_s_min` is the least time from one exchange to the next that the day's bytes allow.
+
+    >>> from edgeasync.policies import DeviceHistory
+    >>> DeviceHistory(examples=600, step_s=0.01).step_s
+    0.01
     """
 
     examples: int = 0
@@ -346,6 +350,10 @@ class FleetHistory(msgspec.Struct, dict=True):
     a voter. Its next turn comes when half of the voters have had one: who speaks often has no more turns. There is
     none before more than half of the voters tell a loss. Variances count from a voter's second update on.
     `_loss` and `_loss_variance` follow from these, and are asked for far more often than they change.
+
+    >>> from edgeasync.policies import FleetHistory
+    >>> FleetHistory().staleness_mean
+    0.0
     """
 
     staleness_mean: float = 0.0

@@ -7,7 +7,7 @@ same.
 """
 
 import math
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 
 import msgspec
 from msgspec import Meta
@@ -51,6 +51,10 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     the fleet's model in its last updates, and `base_loss_before` in those before them; NaN while there are too
     few. `lateness` is how many times as far behind as usual the update is, 1 to 2. `voter` is the device's key or,
     without keys, its id. `newness` is 1 for a voter's first update, and falls to 0 as it sends more.
+
+    >>> from edgeasync.policies import Observation
+    >>> Observation("pi", norm=1.2, local_steps=16, loss=0.3).finite
+    True
     """
 
     device_id: str
@@ -66,12 +70,26 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     newness: float = 0.0
 
 
+@runtime_checkable
 class Watch(Protocol):
     """Watches for one sign of divergence.
 
     Show every update to `cause`: with the scope "device" before `fleet` has recorded the update, with the scope
     "fleet" after that. An alarm begins when `count_max` updates in a row have a cause, and `remedy` applies while
     it lasts. The answer depends on nothing but the arguments, so that a replay decides the same.
+
+    >>> from typing import ClassVar
+    >>> from edgeasync import Policy
+    >>> from edgeasync.policies import Plugin
+    >>> from edgeasync.policies.monitor import Monitor
+    >>> class Silent(Plugin, frozen=True):
+    ...     count_max: ClassVar[int] = 10
+    ...     patient: ClassVar[bool] = False
+    ...     scope: ClassVar[str] = "device"
+    ...     remedy: str = "alert"
+    ...     def cause(self, update, fleet):
+    ...         return "it tells no loss" if update.loss is None else None
+    >>> policy = Policy(monitor=Monitor(watch=(Silent(),)))
     """
 
     @property
@@ -291,7 +309,7 @@ WatchKind = (
 class Monitor(Section, frozen=True):
     """Watch for divergence. An empty list watches nothing."""
 
-    watch: Annotated[tuple[WatchKind, ...], Meta(description="the watches")] = (
+    watch: Annotated[tuple[Watch, ...], Meta(description="the watches")] = (
         NotFiniteWatch(),
         RefusedWatch(),
         UpdateNormWatch(),

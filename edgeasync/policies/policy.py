@@ -12,47 +12,19 @@ from edgeasync.errors import ConfigError
 from edgeasync.policies.aggregation import (
     Aggregator,
     Averaging,
-    BufferedAggregator,
     ImmediateAggregator,
     ModelAverageAggregator,
     QuorumAggregator,
     SynchronousAggregator,
 )
-from edgeasync.policies.combining import (
-    CentredClipCombiner,
-    Combiner,
-    MeanCombiner,
-    MedianCombiner,
-    TrimmedMeanCombiner,
-)
-from edgeasync.policies.frequency import AdaptiveFrequency, FixedFrequency, FrequencyController, TimeFrequency
+from edgeasync.policies.combining import Combiner, MeanCombiner
+from edgeasync.policies.frequency import AdaptiveFrequency, FixedFrequency, FrequencyController
+from edgeasync.policies.guards import plugin_name, try_plugins
 from edgeasync.policies.monitor import Monitor
-from edgeasync.policies.optimizers import Nesterov, TransformKind, check_chain
-from edgeasync.policies.staleness import (
-    AdaptiveLearningRate,
-    BoundedStaleness,
-    ConstantStaleness,
-    HingeStaleness,
-    PolynomialStaleness,
-    RingmasterStaleness,
-    StalenessPolicy,
-)
+from edgeasync.policies.optimizers import Nesterov, check_chain
+from edgeasync.policies.staleness import PolynomialStaleness, StalenessPolicy
 from edgeasync.policies.transforms import Transform
 
-# The only table of kinds, with `TransformKind`: a new kind needs no other code.
-StalenessKind = (
-    ConstantStaleness
-    | AdaptiveLearningRate
-    | PolynomialStaleness
-    | HingeStaleness
-    | BoundedStaleness
-    | RingmasterStaleness
-)
-AggregatorKind = (
-    ImmediateAggregator | ModelAverageAggregator | BufferedAggregator | QuorumAggregator | SynchronousAggregator
-)
-CombinerKind = MeanCombiner | MedianCombiner | TrimmedMeanCombiner | CentredClipCombiner
-FrequencyKind = FixedFrequency | TimeFrequency | AdaptiveFrequency
 Take = Literal["all", "better", "best"]
 
 
@@ -85,8 +57,8 @@ class WarmUp(Section, frozen=True):
 
     updates: Annotated[int | None, Meta(description="updates applied until it ends", examples=[100])] = None
     epochs: Annotated[float | None, Meta(description="passes over the fleet's data until it ends")] = None
-    aggregate: AggregatorKind = SynchronousAggregator()
-    frequency: FrequencyKind = FixedFrequency(local_steps=8)
+    aggregate: Aggregator = SynchronousAggregator()
+    frequency: FrequencyController = FixedFrequency(local_steps=8)
 
     def __post_init__(self) -> None:
         if (self.updates is None) == (self.epochs is None):
@@ -117,7 +89,7 @@ class Policy(Section, frozen=True):
     >>> policy = Policy(staleness=HingeStaleness(slope=0.5, free=4))
     """
 
-    staleness: StalenessKind = PolynomialStaleness()
+    staleness: StalenessPolicy = PolynomialStaleness()
     compensation: DelayCompensation | None = None
     take: Annotated[
         Take,
@@ -133,12 +105,12 @@ class Policy(Section, frozen=True):
             examples=[10.0],
         ),
     ] = None
-    aggregate: AggregatorKind = QuorumAggregator()
-    combine: CombinerKind = MeanCombiner()
-    optimizer: Annotated[tuple[TransformKind, ...], Meta(min_length=1)] = (
+    aggregate: Aggregator = QuorumAggregator()
+    combine: Combiner = MeanCombiner()
+    optimizer: Annotated[tuple[Transform, ...], Meta(min_length=1)] = (
         Nesterov(learning_rate=1.25, learning_rate_max=1.75, momentum=0.85, staleness_max=0.5),
     )
-    frequency: FrequencyKind = AdaptiveFrequency()
+    frequency: FrequencyController = AdaptiveFrequency()
     overlap_steps_max: Annotated[
         int,
         Meta(
@@ -161,6 +133,7 @@ class Policy(Section, frozen=True):
     monitor: Monitor = Monitor()
 
     def __post_init__(self) -> None:
+        try_plugins(self)
         check_chain(self.optimizer)
         if self.behind_max is not None and not 1.0 < self.behind_max < math.inf:
             raise ValueError(f"behind_max is {self.behind_max:g}: give a ratio over 1")
@@ -192,7 +165,7 @@ def folds_one_by_one(aggregate: Aggregator) -> bool:
     return isinstance(aggregate, (ImmediateAggregator, ModelAverageAggregator))
 
 
-def _check_gathering(policy: Policy, aggregate: AggregatorKind, frequency: FrequencyKind) -> None:
+def _check_gathering(policy: Policy, aggregate: Aggregator, frequency: FrequencyController) -> None:
     """Raise `ValueError` if a part of the policy needs something that the aggregator does not do."""
     gathers = not folds_one_by_one(aggregate)
     if policy.combine.robust:
@@ -210,7 +183,7 @@ def _check_gathering(policy: Policy, aggregate: AggregatorKind, frequency: Frequ
             raise ValueError(f"frequency: metric divergence measures a mean, not a {_kind(policy.combine)}")
 
 
-def _check_delay(policy: Policy, frequency: FrequencyKind) -> None:
+def _check_delay(policy: Policy, frequency: FrequencyController) -> None:
     """Raise `ValueError` if the answer to an update is to be used after the next update."""
     if not policy.delay_steps:
         return
@@ -226,7 +199,7 @@ def _check_delay(policy: Policy, frequency: FrequencyKind) -> None:
         )
 
 
-def _check_shares(policy: Policy, aggregate: AggregatorKind) -> None:
+def _check_shares(policy: Policy, aggregate: Aggregator) -> None:
     """Raise `ValueError` for unequal shares, which a robust combiner cannot give to devices."""
     kind = _kind(policy.combine)
     if policy.take == "best":
@@ -235,8 +208,8 @@ def _check_shares(policy: Policy, aggregate: AggregatorKind) -> None:
         raise ValueError(f"combine: a {kind} gives all devices the same share; leave weigh_by and balance out")
 
 
-def _kind(value: Section) -> str:
-    return str(value.__struct_config__.tag)
+def _kind(value: object) -> str:
+    return str(value.__struct_config__.tag) if isinstance(value, Section) else plugin_name(value)
 
 
 class PolicySet(Protocol):
@@ -299,11 +272,14 @@ class PolicySet(Protocol):
 
 
 def check_recordable(policy: PolicySet) -> None:
-    """Raise `ConfigError` unless a run's folder can hold this policy: a `Policy` whose parts edgeasync knows.
+    """Raise `ConfigError` unless a run's folder can hold this policy: a `Policy` whose parts can be found by name.
 
-    A part of another class has no name there, so nobody could open the run again.
+    A part without a name could not be read, so nobody could open the run again.
     """
-    remedy = "a run's folder cannot name it, so nobody could open the run again; take one of 'edgeasync policies'"
+    remedy = (
+        "a run's folder cannot name it, so nobody could open the run again; make it a class of "
+        "edgeasync.policies.Plugin in a module that can be imported, or take one of 'edgeasync policies'"
+    )
     if type(policy) is not Policy:
         raise ConfigError(f"policy: {type(policy).__name__} is not edgeasync's own Policy: {remedy}")
     for field in msgspec.structs.fields(Policy):
@@ -313,7 +289,16 @@ def check_recordable(policy: PolicySet) -> None:
         except (ConfigError, TypeError, ValueError):
             known = False
         if not known:
-            raise ConfigError(f"policy.{field.name}: {part!r:.200} is not edgeasync's own: {remedy}")
+            raise ConfigError(f"policy.{field.name}: {part!r:.200} has no name: {remedy}")
+
+
+def is_recordable(policy: PolicySet) -> bool:
+    """Return whether a run's folder can hold this policy."""
+    try:
+        check_recordable(policy)
+    except ConfigError:
+        return False
+    return True
 
 
 def _is_same(read: object, given: object) -> bool:

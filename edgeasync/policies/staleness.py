@@ -3,7 +3,7 @@
 A weight is from 0 to 1 and never rises with staleness: no old update counts more than a new one.
 """
 
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 
 import msgspec
 from msgspec import Meta
@@ -32,6 +32,10 @@ class Staleness(msgspec.Struct, frozen=True, gc=False):
 
     `versions` counts the versions made since the update's base. `seconds` is the time since that base stopped
     being the newest version, 0 if it still is the newest. `devices_live` counts the devices that hold their lease.
+
+    >>> from edgeasync.policies import Staleness
+    >>> Staleness(versions=3, seconds=1.5).versions
+    3
     """
 
     versions: int
@@ -39,11 +43,20 @@ class Staleness(msgspec.Struct, frozen=True, gc=False):
     devices_live: int = 1
 
 
+@runtime_checkable
 class StalenessPolicy(Protocol):
     """Weighs an update by its staleness.
 
     Call it once for every update. Multiply the update by the weight, from 0 to 1; reject it as stale if there is
     `None`. The weight depends on nothing but the staleness, so that a replay decides the same.
+
+    >>> from edgeasync import Policy
+    >>> from edgeasync.policies import Plugin
+    >>> class Fresh(Plugin, frozen=True):
+    ...     seconds: float = 60.0
+    ...     def __call__(self, staleness):
+    ...         return None if staleness.seconds > self.seconds else 1.0
+    >>> policy = Policy(staleness=Fresh(seconds=30.0))
     """
 
     def __call__(self, staleness: Staleness) -> float | None:

@@ -8,7 +8,7 @@ kinds are in `optimizers` and `schedules`; this module has what all stages share
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -26,6 +26,10 @@ class Conditions(msgspec.Struct, frozen=True, gc=False):
     vectors have seen, `count_before` the number of those before the state was last cleared. `staleness` is the
     moving average of the updates' staleness in versions, 0 on a device. `extrapolation` is the learning rate that
     FedExP gives the mean of the devices' updates, 0 on a device and while it is unknown.
+
+    >>> from edgeasync.policies import Conditions
+    >>> Conditions(norm=2.0, count=3, count_before=10).total
+    13
     """
 
     norm: float
@@ -40,12 +44,29 @@ class Conditions(msgspec.Struct, frozen=True, gc=False):
         return self.count_before + self.count
 
 
+@runtime_checkable
 class Transform(Protocol):
     """One stage of an optimizer.
 
     For each update call `plan` once, then `apply` with these scalars for every slice. Keep the stage's state
     vectors between updates. If it has no state vectors and `factor` is a number, multiplying by that number does
     the same as `apply`.
+
+    >>> import numpy as np
+    >>> from edgeasync import Policy
+    >>> from edgeasync.policies import Plugin
+    >>> class HeavyBall(Plugin, frozen=True):
+    ...     rate: float = 0.5
+    ...     state_vectors = 1
+    ...     def plan(self, conditions):
+    ...         return (self.rate,)
+    ...     def factor(self, scalars):
+    ...         return None
+    ...     def apply(self, gradient, parameters, state, scalars):
+    ...         state[0] *= np.float32(0.9)
+    ...         state[0] += gradient
+    ...         gradient[:] = state[0] * np.float32(scalars[0])
+    >>> policy = Policy(optimizer=(HeavyBall(),))
     """
 
     @property
@@ -63,7 +84,16 @@ class Transform(Protocol):
 
 
 class Scaling(Section, frozen=True):
-    """Base of the stages that only scale: a kind decides its factor in `plan`, and needs nothing more."""
+    """Base of the stages that only scale: a kind decides its factor in `plan`, and needs nothing more.
+
+    >>> from edgeasync import SGD, Policy
+    >>> from edgeasync.policies import Plugin, Scaling
+    >>> class Stairs(Scaling, Plugin, frozen=True):
+    ...     every: int = 100
+    ...     def plan(self, conditions):
+    ...         return (0.5 ** (conditions.total // self.every),)
+    >>> policy = Policy(optimizer=(SGD(learning_rate=1.0), Stairs()))
+    """
 
     @property
     def state_vectors(self) -> int:

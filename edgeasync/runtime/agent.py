@@ -43,7 +43,7 @@ from edgeasync.errors import (
 )
 from edgeasync.parameters import PARAMETERS_MAX, Vector, first_difference
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import STAGES
+from edgeasync.protocol.codecs import known_stages
 from edgeasync.protocol.codecs.compressed import compressed_bytes_max
 from edgeasync.protocol.messages import DeviceProfile, Push, Welcome
 from edgeasync.protocol.transfers import PIECE_BYTES_MAX
@@ -235,7 +235,7 @@ class Agent:
             state_id=bytes.fromhex(identity.state_id),
             incarnation=identity.incarnation,
             profile=describe_machine(examples, local_steps_max),
-            codecs=STAGES,
+            codecs=known_stages(),
             fingerprint=fingerprint,
             graph_bytes_max=graph_bytes_max,
             parameters_max=parameters_max,

@@ -1,6 +1,7 @@
 """The hub's shell: a ROUTER socket on an event loop, the run's folder, and threads for what takes long."""
 
 import asyncio
+import contextlib
 import math
 import os
 import secrets
@@ -33,7 +34,7 @@ from edgeasync.durable.history_writer import HistoryLog
 from edgeasync.durable.keys import HubKeys
 from edgeasync.durable.recovery import Rules
 from edgeasync.durable.run import Durability, Run
-from edgeasync.errors import AddressError, ConfigError, EdgeAsyncError, StorageError
+from edgeasync.errors import AddressError, ConfigError, EdgeAsyncError, PluginError, StorageError
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol import wire
@@ -101,6 +102,7 @@ class Hub:
       folder's allow-list are admitted. With `knocking` the hub records other keys, so that a person can accept
       them.
     - `insecure` lets a hub without keys listen beyond this machine.
+    - `recordable` is `False` for a run that nobody resumes: its policy then need not have a name.
     - `on_best` is called on the loop with the best version so far and its evaluation, when that is to be written.
     - `history_rows_max` bounds the rows of the history in the run folder; with 0 there is none.
     - `observe` is called on the loop with every event that the core has decided about, and with its effects.
@@ -129,6 +131,7 @@ class Hub:
         keys: Path | None = None,
         knocking: bool = False,
         insecure: bool = False,
+        recordable: bool = True,
         record: bytes | None = None,
         on_report: OnReport | None = None,
         on_best: Callable[[Snapshot, Evaluated], None] | None = None,
@@ -190,7 +193,7 @@ class Hub:
         self._folder = FolderLock(run, "run (--run)")
         self._run = Run(
             FolderDisk(run, self._folder.check),
-            Rules(spec, policy, settings, graph is not None),
+            Rules(spec, policy, settings, graph is not None, recordable),
             history_rows_max=history_rows_max,
         )
         self._log: GroupCommit | None = None
@@ -264,6 +267,11 @@ class Hub:
             self._engine = self._make_engine()
             self._opened = True
             return await self._serve()
+        except PluginError:
+            if self._opened:
+                with contextlib.suppress(OSError, StorageError):
+                    self._save_model(self._engine.model.current, self.core.lineage)  # the last good version
+            raise
         finally:
             self._folder.close()
 

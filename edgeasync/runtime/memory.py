@@ -71,6 +71,7 @@ def most_memory(
     connections = limits.devices_max + SPARE_MAX + STRANGERS_MAX
     backlog = 2 * max(WAITING_BYTES_MIN, 4 * model) if journal else 0
     answers = max(ANSWERS_MIN, ANSWERS_PER_DEVICE * limits.devices_max) if journal else 0
+    whole = limits.updates_held_max * model if policy.combine.whole else 0
     rows = WAITING_MAX * ROW_BYTES + history_rows_max * WRITTEN_ROW_BYTES if history_rows_max else 0
     return [
         Part("process", resident_bytes() + THREADS_BYTES, "interpreter, libraries, data, threads"),
@@ -83,6 +84,7 @@ def most_memory(
             2 * (limits.updates_held_max + 1) * payload,
             f"limits.updates_held_max = {limits.updates_held_max}, as they came and opened",
         ),
+        Part("rows", whole, "whole updates side by side, for a combiner that looks at them"),
         Part(
             "unread",
             unread_bytes_max(limits) + BETWEEN_LOOKS_BYTES,

@@ -3,10 +3,7 @@
 It is imported from where this process finds its modules. A peer names no code: the protocol has no field for it.
 """
 
-import importlib
-import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -16,22 +13,10 @@ from edgeasync.config import Section
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError, ModelMismatchError
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
+from edgeasync.plugins import check_name, find_code
 from edgeasync.protocol.messages import Welcome
 from edgeasync.training.local_parameters import Patterns
 from edgeasync.training.trainer import Trainer
-
-_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-
-
-def check_name(name: str, key: str) -> None:
-    """Raise `ValueError` unless `name` is that of code."""
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"{key} {name!r} does not name code; write package.module:factory")
-
-
-def is_name(text: str) -> bool:
-    """Return whether a text has the form of a name of code."""
-    return _NAME.fullmatch(text) is not None
 
 
 class CustomModel(Section, frozen=True, tag_field="kind", tag="custom", kw_only=True):
@@ -66,32 +51,6 @@ class CustomModel(Section, frozen=True, tag_field="kind", tag="custom", kw_only=
         except ModelMismatchError as error:
             raise ConfigError(f"{where}: the values are not of the spec: {error}") from error
         return spec, vector
-
-
-def find_code(name: str, where: str) -> Callable[..., Any]:
-    """Import what `name` names; raises `ConfigError`, beginning with `where`, if it is not there or not callable.
-
-    An exception of the module itself passes through.
-    """
-    module_name, _, path = name.partition(":")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        missing = error.name or module_name
-        if not f"{module_name}.".startswith(f"{missing}."):
-            raise ConfigError(f"{where}: its module needs {missing}, which is not installed here") from error
-        raise ConfigError(
-            f"{where}: no module {missing!r}; install its package beside edgeasync, or name its folder in "
-            "PYTHONPATH: the current folder is not searched"
-        ) from error
-    for attribute in path.split("."):
-        if not hasattr(found, attribute):
-            raise ConfigError(f"{where}: {module_name} has no {path!r}")
-        found = getattr(found, attribute)
-    if not callable(found):
-        raise ConfigError(f"{where}: is {type(found).__name__}, not a function; name one that returns the object")
-    code: Callable[..., Any] = found
-    return code
 
 
 def make_trainer(name: str, welcome: Welcome, dataset: Dataset | None) -> Trainer:

@@ -37,6 +37,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     sections: RunSettings
     evaluator: Evaluator | None
     local: tuple[str, ...] = ()
+    recordable: bool = True
 
     @property
     def folder(self) -> Path:
@@ -153,6 +154,7 @@ def make_hub(
         keys=keys if settings.keys is None else Path(settings.keys).expanduser(),
         knocking=settings.knocking,
         insecure=settings.insecure,
+        recordable=plan.recordable,
         record=_record(plan),
         on_report=observer.on_report,
         on_best=partial(observer.on_best, prepared.restore),
@@ -163,7 +165,7 @@ def make_hub(
 
 def _record(plan: Plan) -> bytes | None:
     """Return the settings as the commands read them, unless Python code alone describes the model."""
-    if plan.prepared.described is None:
+    if plan.prepared.described is None or not plan.recordable:
         return None
     sections = plan.sections
     fields = {name: getattr(sections, name) for name in sections.__struct_fields__}

@@ -10,11 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from edgeasync.core.hub.events import Evaluated
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.losses import LossSetting
-from edgeasync.policies.policy import Policy
+from edgeasync.policies.policy import Policy, is_recordable
 from edgeasync.runtime.hub import Hub
 from edgeasync.runtime.model_file import load_model
 from edgeasync.sdk.blocking import blocking
@@ -126,6 +128,8 @@ async def train_async(
             seed=seed,
             settings=settings,
         )
+        if remove is not None:  # nobody resumes it
+            plan = replace(plan, recordable=is_recordable(plan.sections.policy))
         return plan, make_workers(engine, plan.prepared, parts, seed, ray_address), examples
 
     try:

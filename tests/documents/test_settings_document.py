@@ -12,7 +12,7 @@ from msgspec import inspect
 
 from edgeasync import nn
 from edgeasync.cli.main import app
-from edgeasync.config import Section, convert, read_toml
+from edgeasync.config import Section, convert, kinds_of, read_toml
 from edgeasync.runtime.agent_settings import AgentSettings
 from edgeasync.runtime.hub_settings import HubSettings
 
@@ -31,7 +31,7 @@ def structs_within(kind):
 
 def within(kind, wanted):
     """Return the types of a sort that a type is made of, whatever it is described by."""
-    if isinstance(kind, inspect.Metadata):
+    if isinstance(kind := kinds_of(kind), inspect.Metadata):
         return within(kind.type, wanted)
     if isinstance(kind, wanted):
         return [kind]

@@ -1,5 +1,6 @@
 """Monitors that are alarmed for no reason, so that all that alarms lead to happens often."""
 
+import math
 from dataclasses import dataclass
 
 from edgeasync.policies.monitor import DisagreementWatch, Monitor, NotFiniteWatch
@@ -16,7 +17,8 @@ class Whim:
     patient: bool = False
 
     def cause(self, update, fleet):
-        return "a whim" if round(update.loss) % self.every == 0 else None
+        told = update.loss is not None and math.isfinite(update.loss)
+        return "a whim" if told and round(update.loss) % self.every == 0 else None
 
 
 QUARANTINE = Monitor(watch=(NotFiniteWatch(count_max=1), Whim(5, "device", "quarantine")), calm_updates=2)

@@ -110,24 +110,36 @@ class Mixer:
 
     def _mix_side_by_side(self, terms: Sequence[Term], current: Vector, at: slice, target: Vector) -> None:
         """Combine all rows at once, in slices that are as many times smaller as there are rows."""
-        places = [position if term.row < 0 else term.row for position, term in enumerate(terms)]
-        count = max(places) + 1
+        count = _rows_of(terms)
         width = max(1, CHUNK // count)
         if self._rows.shape != (count, width):
             self._rows = np.empty((count, width), np.float32)
         for start in range(at.start, at.stop, width):
             part = slice(start, min(start + width, at.stop))
             rows = self._rows[:, : part.stop - part.start]
-            begun: set[int] = set()
-            for place, term in zip(places, terms, strict=True):
-                values = self._delta(term, current, part)
-                if place in begun:
-                    scaled = np.multiply(values, term.scale * count, out=self._scratch[: values.size])
-                    np.add(rows[place], scaled, out=rows[place])
-                else:
-                    np.multiply(values, term.scale * count, out=rows[place])
-                begun.add(place)
+            self._fill(rows, terms, current, part)
             self._combine.combine(rows, target[part])
+
+    def mix_whole(self, terms: Sequence[Term], current: Vector, at: slice, target: Vector) -> None:
+        """Let a combiner that looks at whole updates combine the slice `at`, of any length, in one call."""
+        rows = np.empty((_rows_of(terms), at.stop - at.start), np.float32)
+        for start in range(at.start, at.stop, CHUNK):
+            part = slice(start, min(start + CHUNK, at.stop))
+            self._fill(rows[:, part.start - at.start : part.stop - at.start], terms, current, part)
+        self._combine.combine(rows, target[at])
+
+    def _fill(self, rows: npt.NDArray[np.float32], terms: Sequence[Term], current: Vector, part: slice) -> None:
+        """Write what the terms have in a slice to their rows, scaled so that the mean of the rows is their sum."""
+        count, begun = len(rows), set[int]()
+        for position, term in enumerate(terms):
+            place = position if term.row < 0 else term.row
+            values = self._delta(term, current, part)
+            if place in begun:
+                scaled = np.multiply(values, term.scale * count, out=self._scratch[: values.size])
+                np.add(rows[place], scaled, out=rows[place])
+            else:
+                np.multiply(values, term.scale * count, out=rows[place])
+            begun.add(place)
 
     def _delta(self, term: Term, current: Vector, at: slice) -> Vector:
         """Return what an update adds to a slice of the current model; the result may be a scratch vector."""
@@ -143,3 +155,8 @@ class Mixer:
         np.multiply(correction, values, out=correction)
         np.multiply(correction, np.float32(self._compensation.strength), out=correction)
         return np.subtract(values, correction, out=correction)
+
+
+def _rows_of(terms: Sequence[Term]) -> int:
+    """Return how many rows the terms have."""
+    return 1 + max(position if term.row < 0 else term.row for position, term in enumerate(terms))

@@ -18,6 +18,7 @@ from edgeasync.core.hub.effects import Fold
 from edgeasync.errors import ProtocolError, StorageError
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.policies.combining import CentredClipCombiner
+from edgeasync.policies.guards import guarded
 from edgeasync.policies.policy import PolicySet
 from edgeasync.policies.transforms import apply_chain, leading_factor, state_vectors
 from edgeasync.protocol import wire
@@ -105,6 +106,7 @@ class Model:
 
     def __init__(self, spec: ParameterSpec, initial: Vector, number: int, policy: PolicySet) -> None:
         spec.check(initial)
+        policy = guarded(policy)
         self.spec = spec
         self.optimizer = tuple(policy.optimizer)
         self._takes_models = policy.aggregate.update == "model"
@@ -196,9 +198,10 @@ class Model:
         # The pseudo-gradient of a delta is minus the delta.
         terms = self._terms(fold, updates, [-weight * factor for weight in weights])
         square_sum = 0.0
+        combined = self._combine_whole(self._terms(fold, updates, weights), current, target, -factor)
         for start in range(0, trained, CHUNK):
             stop = min(start + CHUNK, trained)
-            step = self._mixer.mix(terms, current, slice(start, stop), target)
+            step = target[start:stop] if combined else self._mixer.mix(terms, current, slice(start, stop), target)
             if self._combine.centred:
                 self._centre(step, slice(start, stop), factor, sum(fold.weights), sum(weights))
             if fold.measure:
@@ -215,7 +218,9 @@ class Model:
         ]
         for start in range(trained, length, CHUNK):
             stop = min(start + CHUNK, length)
-            step = self._mixer.mix(merged, current, slice(start, stop), target)
+            step = target[start:stop] if combined else self._mixer.mix(merged, current, slice(start, stop), target)
+            if combined:
+                np.multiply(step, np.float32(-1.0 / share), out=step)
             np.subtract(current[start:stop], step, out=step)
         return Snapshot(fold.number, target), math.sqrt(square_sum) / factor if factor else math.nan
 
@@ -323,6 +328,20 @@ class Model:
         bases = [kept.get(base) for base in fold.bases] if kept else [None] * len(updates)
         rows = fold.rows or [-1] * len(updates)
         return [Term(*parts) for parts in zip(updates, scales, bases, rows, strict=True)]
+
+    def _combine_whole(self, terms: Sequence[Term], current: Vector, target: Vector, factor: float) -> bool:
+        """Let a combiner that looks at whole updates write their combination, and that of their statistics.
+
+        The trained values are multiplied by `factor`. Return whether this policy has such a combiner.
+        """
+        if not self._combine.whole or len(terms) < 2:
+            return False
+        trained, length = self.spec.trained_length, self.spec.length
+        self._mixer.mix_whole(terms, current, slice(0, trained), target)
+        np.multiply(target[:trained], np.float32(factor), out=target[:trained])
+        if trained < length:
+            self._mixer.mix_whole(terms, current, slice(trained, length), target)
+        return True
 
     def _weights(self, fold: Fold, updates: Sequence[Source], current: Vector) -> Sequence[float]:
         """Return the updates' weights, less what a combiner with a centre cuts off."""

@@ -158,7 +158,7 @@ class HubEngine:
         self._now_s = 0.0
         self._sender = ANYBODY
         self._revoked: list[Key] = []
-        self._standing_still = self._saving = False
+        self._standing_still = self._saving = self._failed = False
 
     def next_deadline_s(self) -> float:
         """Return when `tick` is next due; infinity once stopped or while the core stands still."""
@@ -224,14 +224,24 @@ class HubEngine:
             self._stand_still(reason)
 
     def _handle(self, event: HubEvent) -> None:
-        """Let the core decide about an event, write the event to the log, and carry out the effects."""
-        self.recorder.begin(self._now_s, event)
-        effects = self.core.handle(event, self._now_s)
-        self.recorder.end(effects)
-        self._log_writer.write(event, self._now_s, effects)
-        if self._observe is not None:
-            self._observe(event, effects, self._now_s)
-        self._execute(effects)
+        """Let the core decide about an event, write the event to the log, and carry out the effects.
+
+        An exception, a plugin's for example, leaves the core half-way: then nothing more is decided or written, so
+        that the log leads to the state before. The shell ends the hub.
+        """
+        if self._failed:
+            return
+        try:
+            self.recorder.begin(self._now_s, event)
+            effects = self.core.handle(event, self._now_s)
+            self.recorder.end(effects)
+            self._log_writer.write(event, self._now_s, effects)
+            if self._observe is not None:
+                self._observe(event, effects, self._now_s)
+            self._execute(effects)
+        except BaseException:
+            self._failed = True
+            raise
 
     def _answer_standing(self, peer: Peer, message: Message, payload: wire.Buffer | None) -> None:
         """Answer a message while the core stands still."""
@@ -486,7 +496,7 @@ class HubEngine:
 
     def _note_state(self) -> None:
         """Note the core's state for a checkpoint, unless the one before is still being written."""
-        if self._saving and not self.core.stopped:
+        if self._failed or (self._saving and not self.core.stopped):
             return
         self._saving = True
         entry = self._log_writer.begin_checkpoint()

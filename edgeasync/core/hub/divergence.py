@@ -6,7 +6,7 @@ import msgspec
 
 from edgeasync.core.hub.effects import HubEffect, Report
 from edgeasync.policies.history import DEVICES_MIN, WINDOW, FleetHistory
-from edgeasync.policies.monitor import REDUCTION, Monitor, Observation, Remedy, Scope, WatchKind
+from edgeasync.policies.monitor import REDUCTION, Monitor, Observation, Remedy, Scope, Watch
 from edgeasync.protocol.messages import Quarantine
 
 KEEP_EVERY_UPDATES = 32
@@ -88,7 +88,7 @@ class DivergenceGuard:
     def __init__(self, monitor: Monitor) -> None:
         self.state = DivergenceState()
         numbered = list(enumerate(monitor.watch))
-        self._watches: dict[Scope, list[tuple[int, WatchKind]]] = {
+        self._watches: dict[Scope, list[tuple[int, Watch]]] = {
             "device": [(number, watch) for number, watch in numbered if watch.scope == "device"],
             "fleet": [(number, watch) for number, watch in numbered if watch.scope == "fleet"],
         }

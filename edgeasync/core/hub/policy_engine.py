@@ -24,6 +24,7 @@ from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.policies.aggregation import Aggregator, Contribution, Fleet
 from edgeasync.policies.budget import EXCHANGES_UNCHANGED, has_changed
 from edgeasync.policies.frequency import RARE, AdaptiveFrequency, Cadence, FrequencyController, Interval
+from edgeasync.policies.guards import guarded
 from edgeasync.policies.history import (
     DEVICES_MIN,
     WINDOW,
@@ -115,6 +116,7 @@ class PolicyEngine:
     def __init__(
         self, policy: PolicySet, version: ModelVersion, members: Membership, settings: HubCoreSettings
     ) -> None:
+        policy = guarded(policy)
         self.policy = policy
         self.evaluations = EvaluationTracker(policy.plateau, settings.stop)
         self.divergence = DivergenceGuard(policy.monitor)

@@ -14,6 +14,7 @@ from edgeasync.core.hub.digests import digest
 from edgeasync.core.hub.effects import Discard, Fold, HubEffect, Keep, Publish, Restore
 from edgeasync.core.hub.events import PushArrived, Received, StopRequested
 from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.recovery.decisions import check_decisions
 from edgeasync.core.recovery.log import REMEDY, Entry, FoldScalars, event_of
 from edgeasync.errors import ProtocolError, StorageError
 from edgeasync.protocol.codecs import make_codec
@@ -45,7 +46,7 @@ class Replay:
     """Gives the entries of a log to a hub's core, and applies its effects to the model; sends nothing.
 
     `apply` raises `StorageError` if an entry does not lead to the version that it names: another version of the
-    software wrote it, or the settings have changed since.
+    software wrote it, or the settings have changed since. It raises `PluginError` if a plugin decides differently.
     """
 
     def __init__(self, core: HubCore, model: Model, publisher: Publisher, sessions: Sessions) -> None:
@@ -66,6 +67,7 @@ class Replay:
         effects = self.core.handle(event, entry.now_s)
         self._sessions.repeated = None
         folds = [effect for effect in effects if isinstance(effect, Fold)]
+        check_decisions(self.core.policy_engine.policy, number, self.core.version, folds, entry)
         if self.core.version != entry.version or len(folds) != len(entry.folds):
             raise StorageError(
                 f"entry {number} of the journal led to version {entry.version}, and now to {self.core.version}; "

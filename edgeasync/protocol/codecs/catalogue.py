@@ -3,6 +3,7 @@
 A name has at most 64 characters, and consists of stages joined by `+`. It begins with a dense stage (`identity`,
 `float16`, `bfloat16`, `int8`, `int4`, `sign`), or with `top_k(fraction)` or `low_rank(rank)`. Those two may be
 followed by the dense stage for the values they keep; without it they keep float32. `zstd` may come last.
+A codec that a package has installed stands where a dense stage may.
 `int8(stochastic)` and `int4(stochastic)` differ from `int8` and `int4` only for the encoder.
 """
 
@@ -11,16 +12,20 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from edgeasync.errors import ProtocolError
+from edgeasync.errors import PluginError, ProtocolError
 from edgeasync.parameters import ParameterSpec
 from edgeasync.protocol.codecs.blocks import Int4, Int8, Sign
 from edgeasync.protocol.codecs.codec import Codec, Dense
 from edgeasync.protocol.codecs.compressed import HAS_ZSTD, Compressed, compressed_bytes_max
 from edgeasync.protocol.codecs.dense import BFLOAT16, FLOAT16, DenseCodec, Identity
 from edgeasync.protocol.codecs.low_rank import RANK_MAX, Layout, LowRank, lay_out
+from edgeasync.protocol.codecs.plugin import plugin_stage, plugin_stages
 from edgeasync.protocol.codecs.top_k import TopK
 
 NAME_LENGTH_MAX = 64
+
+STAGES_MAX = 32
+"""The most stages that a hello lists."""
 
 _DENSE: dict[str, Dense] = {
     "identity": Identity(),
@@ -47,6 +52,7 @@ _KNOWN = (
     "the last two may be followed by one of the others, as in top_k(0.01)+int8, and any by +zstd"
 )
 _TOP_K = re.compile(r"top_k\((0\.[0-9]{1,9})\)", re.ASCII)
+_PLUGIN = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
 _LOW_RANK = re.compile(r"low_rank\(([1-9][0-9]?)\)", re.ASCII)
 
 
@@ -88,11 +94,20 @@ def _parse(name: str) -> _Design:
     sparse = fraction > 0.0 or rank > 0
     rest = parts[1:] if sparse else parts
     dense = rest[0] if rest else "identity"
-    if not parts or dense not in _DENSE or len(rest) > 1 or fraction > 0.5 or rank > RANK_MAX:
+    if not parts or not _is_dense(dense) or len(rest) > 1 or fraction > 0.5 or rank > RANK_MAX:
         raise ValueError(f"unknown codec {name[:NAME_LENGTH_MAX]!r}; known: {_KNOWN}")
     if compressed and not HAS_ZSTD:
         raise ValueError(f"codec {name!r} needs the zstandard package: pip install 'edgeasync[zstd]'")
     return _Design(fraction, rank, dense, compressed)
+
+
+def _is_dense(name: str) -> bool:
+    return name in _DENSE or (_PLUGIN.fullmatch(name) is not None and plugin_stage(name) is not None)
+
+
+def known_stages() -> tuple[str, ...]:
+    """Return the stages that this machine can decode: edgeasync's own, and those of installed packages."""
+    return (STAGES + plugin_stages())[:STAGES_MAX]
 
 
 @dataclass(frozen=True)
@@ -114,7 +129,8 @@ def make_codec(name: str, spec: ParameterSpec) -> Codec:
 @lru_cache(maxsize=128)
 def _make_codec(name: str, key: _Key) -> Codec:
     design, spec = _parse(name), key.spec
-    dense = _DENSE[design.dense]
+    dense = _DENSE.get(design.dense) or plugin_stage(design.dense)
+    assert dense is not None
     plain = _Design(design.fraction, design.rank, design.dense, compressed=False).name
     codec: Codec
     if design.fraction:
@@ -136,7 +152,7 @@ def find_codec(name: str, payload_bytes: int, spec: ParameterSpec) -> Codec:
     """Return the codec that a message names; raises `ProtocolError` if it is unknown or has no such length."""
     try:
         codec = make_codec(name, spec)
-    except ValueError as error:
+    except (ValueError, PluginError) as error:
         raise ProtocolError(str(error)) from error
     codec.check_length(payload_bytes)
     return codec

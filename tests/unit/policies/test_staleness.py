@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from edgeasync.config import convert
 from edgeasync.errors import ConfigError
-from edgeasync.policies.policy import Policy, StalenessKind
+from edgeasync.policies.kinds import StalenessKind
+from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import (
     AdaptiveLearningRate,
     BoundedStaleness,

@@ -11,6 +11,7 @@ import pytest
 from edgeasync.config import Section, convert, read_toml
 from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.errors import ConfigError, StorageError
+from edgeasync.plugins import Plugin
 from edgeasync.policies.frequency import Interval
 from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.optimizers import SGD
@@ -106,6 +107,20 @@ class OwnSgd(SGD, frozen=True):
 class OwnWatch:
     remedy: str = "alert"
     scope: str = "fleet"
+    count_max: int = 1
+    patient: bool = False
+
+    def cause(self, update, fleet):
+        return None
+
+
+class Local(Plugin, frozen=True):
+    """A plugin, which has no name where no module has it."""
+
+    __module__ = "__main__"
+
+    def __call__(self, staleness):
+        return 1.0
 
 
 class Judged:
@@ -119,6 +134,7 @@ OWN = {
     "policy.frequency: <": Policy(frequency=Own()),
     "policy.frequency: OwnSection": Policy(frequency=OwnSection()),
     "policy.staleness: <function": Policy(staleness=lambda staleness: 1.0),
+    "policy.staleness: Local": Policy(staleness=Local()),
     "policy.optimizer: ": Policy(optimizer=(OwnSgd(),)),
     "policy.monitor: ": Policy(monitor=Monitor(watch=(OwnWatch(),))),
     "policy: Judged": Judged(),

@@ -1,0 +1,86 @@
+"""Finds out a plugin that decides differently in a replay than it did in the run.
+
+Edgeasync's own policies are not compared: another machine may round their scalars differently, and a replay uses
+those of the log. Who did decide differently is not to be resumed: the hub's state would not be the run's.
+"""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from edgeasync.core.arrays.hub_model import Model
+from edgeasync.core.hub.effects import Fold
+from edgeasync.core.hub.machine import HubCore
+from edgeasync.core.recovery.log import Entry
+from edgeasync.errors import PluginError
+from edgeasync.policies.guards import plugin_name, plugins_of
+from edgeasync.policies.policy import PolicySet
+
+TOLERANCE = 1e-6
+"""Relative difference of two scalars up to which they are the same, rounded differently."""
+
+REMEDY = (
+    "a policy must depend on its keys and arguments alone; if its package has changed, install the one that "
+    "the run had"
+)
+
+
+def check_decisions(policy: PolicySet, number: int, version: int, folds: Sequence[Fold], entry: Entry) -> None:
+    """Raise `PluginError` if the decisions about an entry are not those that the log has, and name the plugin."""
+    plugins = plugins_of(policy)
+    if not plugins:
+        return
+    if version != entry.version or len(folds) != len(entry.folds):
+        _raise(plugins, ("staleness", "aggregate", "monitor", "warm_up.aggregate"), number, "what was folded")
+    for fold, written in zip(folds, entry.folds, strict=False):
+        if not _are_same(fold.weights, written.weights):
+            _raise(plugins, ("aggregate", "warm_up.aggregate", "staleness"), number, "the weights of updates")
+        for place, (scalars, known) in enumerate(zip(fold.plan, written.plan, strict=False)):
+            if not _are_same(scalars, known):
+                _raise(plugins, (f"optimizer[{place}]",), number, "the scalars of a step")
+
+
+def check_state(core: HubCore, model: Model, saved_core: HubCore, saved_model: Model, number: int) -> None:
+    """Raise `PluginError` if a replayed state is not that of the checkpoint at this entry, and name the plugin."""
+    plugins = plugins_of(core.policy_engine.policy)
+    if not plugins:
+        return
+    engine, saved = core.policy_engine.state, saved_core.policy_engine.state
+    paced = [_paces(one) for one in (core, saved_core)]
+    if paced[0] != paced[1] or _written(engine.cadence) != _written(saved.cadence):
+        _raise(plugins, ("frequency", "warm_up.frequency"), number, "the local steps of devices")
+    alarming = [
+        [_written(list(of.alarms.values())), repr(of.causes)] for of in (engine.divergence, saved.divergence)
+    ]
+    if alarming[0] != alarming[1]:
+        _raise(plugins, ("monitor",), number, "what is alarming")
+    if model.current.vector.tobytes() != saved_model.current.vector.tobytes():
+        _raise(plugins, ("combine", "optimizer"), number, "the values of the model")
+
+
+def _paces(core: HubCore) -> list[tuple[str, int, str]]:
+    return [(one.device_id, one.history.assigned_steps, one.history.why) for one in core.members.members.values()]
+
+
+def _written(*values: object) -> str:
+    return repr(msgspec.to_builtins(values))
+
+
+def _raise(plugins: dict[str, object], paths: Sequence[str], number: int, what: str) -> None:
+    """Raise `PluginError` for the plugins at these places, or for none if there is none."""
+    found = [
+        f"policy.{path} {plugin_name(part)}" for path, part in plugins.items() if path.startswith(tuple(paths))
+    ]
+    if found:
+        raise PluginError(
+            f"entry {number} of the journal: {' or '.join(found)} decides {what} differently now than in the run; "
+            f"{REMEDY}"
+        )
+
+
+def _are_same(scalars: Sequence[float], known: Sequence[float]) -> bool:
+    return len(scalars) == len(known) and all(
+        math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=1e-12)
+        for one, other in zip(scalars, known, strict=True)
+    )

@@ -1,0 +1,413 @@
+"""Stands between the hub and policies that are not edgeasync's own.
+
+Such a policy is tried when it is given, on a small made-up input: a mistake is told then, not in mid-run. In a run
+what it returns is checked like the words of a peer. An exception, or what is out of bounds, becomes a
+`PluginError` that names the policy, and the hub ends with the last good version. Edgeasync's own policies have no
+guard, and cost nothing more.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from numbers import Integral, Real
+from operator import or_
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
+
+import msgspec
+import numpy as np
+
+from edgeasync.errors import PluginError
+from edgeasync.parameters import Vector
+from edgeasync.plugins import name_of
+from edgeasync.policies.aggregation import Aggregator, Answer, Contribution, Fleet, UpdateKind
+from edgeasync.policies.combining import Combiner, Rows
+from edgeasync.policies.frequency import STEPS_MAX, Bound, Cadence, FrequencyController, Interval
+from edgeasync.policies.history import DeviceHistory, FleetHistory
+from edgeasync.policies.kinds import OWN
+from edgeasync.policies.monitor import FleetRemedy, Observation, Remedy, Scope, Watch
+from edgeasync.policies.staleness import Staleness, StalenessPolicy
+from edgeasync.policies.transforms import Conditions, Scalars, Transform
+
+WORDS_MAX = 300
+"""The longest sentence of a policy that is kept."""
+
+STATE_VECTORS_MAX = 16
+SCALARS_MAX = 64
+
+_OWN_CLASSES = frozenset(get_args(reduce(or_, OWN.values())))
+Returned = TypeVar("Returned")
+
+
+class Guard:
+    """A part of a policy that is not edgeasync's own; `path` is its place in `[policy]`."""
+
+    protocol: ClassVar[type]
+
+    def __init__(self, part: Any, path: str) -> None:
+        self.part = part
+        self.path = path
+
+    def __repr__(self) -> str:
+        return repr(self.part)
+
+    @property
+    def who(self) -> str:
+        """The part for a person: its name and its place."""
+        return f"policy.{self.path} {plugin_name(self.part)}"
+
+    def wrong(self, what: str) -> PluginError:
+        """Return the error that says what is wrong with the part."""
+        return PluginError(f"{self.who}: {what}")
+
+    def ask(self, what: str, function: Callable[..., Returned], *arguments: Any) -> Returned:
+        """Call a function of the part; whatever it raises becomes a `PluginError`."""
+        try:
+            return function(*arguments)
+        except Exception as error:
+            raise self.wrong(f"{what} raised {type(error).__name__}: {error}"[:WORDS_MAX]) from error
+
+    def number(self, value: Any, what: str, least: float = -math.inf, most: float = math.inf) -> float:
+        """Return a finite number within bounds as a float."""
+        found = float(value) if isinstance(value, Real) else math.nan
+        if not math.isfinite(found) or not least <= found <= most:
+            bounds = "a finite number" if math.isinf(most) else f"a number from {least:g} to {most:g}"
+            raise self.wrong(f"{what} is {value!r:.60}; return {bounds}")
+        return found
+
+    def word(self, name: str, known: object) -> str:
+        """Return an attribute that is one of several words."""
+        found = getattr(self.part, name)
+        if found not in get_args(known):
+            raise self.wrong(f"{name} is {found!r:.60}; choose from {', '.join(get_args(known))}")
+        return str(found)
+
+    def flag(self, name: str) -> bool:
+        """Return an attribute that is true or false."""
+        found = getattr(self.part, name)
+        if not isinstance(found, bool):
+            raise self.wrong(f"{name} is {found!r:.60}; make it True or False")
+        return found
+
+    def trial(self) -> object:
+        """Use the part on a small made-up input; return what it decided, to compare."""
+        raise NotImplementedError
+
+
+class StalenessGuard(Guard):
+    """A staleness policy whose weights are from 0 to 1."""
+
+    protocol = StalenessPolicy
+
+    def __call__(self, staleness: Staleness) -> float | None:
+        """Return the weight, or `None`."""
+        weight = self.ask("it", self.part, staleness)
+        return None if weight is None else self.number(weight, "the weight", 0.0, 1.0)
+
+    def trial(self) -> object:
+        """Weigh updates of several ages."""
+        ages = ((0, 0.0), (1, 0.5), (2, 3.0), (7, 30.0), (1000, 1e5))
+        return [self(Staleness(versions, seconds, 4)) for versions, seconds in ages]
+
+
+class AggregatorGuard(Guard):
+    """An aggregator that gives each update a weight from 0 to 1."""
+
+    protocol = Aggregator
+
+    def __init__(self, part: Any, path: str) -> None:
+        super().__init__(part, path)
+        self.update: UpdateKind = self.word("update", UpdateKind)  # type: ignore[assignment]
+        self.answer: Answer = self.word("answer", Answer)  # type: ignore[assignment]
+
+    def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:
+        """Return the time, or `None`."""
+        due_s = self.ask("flush_at_s", self.part.flush_at_s, tuple(buffered), fleet)
+        return None if due_s is None else self.number(due_s, "flush_at_s")
+
+    def weights(self, buffered: Sequence[Contribution], fleet: Fleet) -> tuple[float, ...]:
+        """Return a weight for each update."""
+        found = self.ask("weights", lambda: tuple(self.part.weights(tuple(buffered), fleet)))
+        if len(found) != len(buffered):
+            raise self.wrong(f"weights returned {len(found)} weights for {len(buffered)} updates")
+        return tuple([self.number(weight, "a weight", 0.0, 1.0) for weight in found])
+
+    def trial(self) -> object:
+        """Gather one, two and three updates."""
+        decided: list[object] = []
+        made = [
+            Contribution(
+                place, f"device-{place}", 0.5**place, 1.0 + place, 100, 8, place, 5, 0.5, 10.0 + place, name
+            )
+            for place, name in enumerate("abc")
+        ]
+        for count in (1, 2, 3):
+            for fleet in (Fleet(3.0), Fleet(3.0, 2.0, 100.0, {"c": 2})):
+                decided += [self.flush_at_s(made[:count], fleet), self.weights(made[:count], fleet)]
+        return decided
+
+
+class CombinerGuard(Guard):
+    """A combiner that makes finite values of finite ones."""
+
+    protocol = Combiner
+    robust: ClassVar[bool] = True
+    centred: ClassVar[bool] = False
+
+    def __init__(self, part: Any, path: str) -> None:
+        super().__init__(part, path)
+        self.whole = self.flag("whole")
+        if not self.flag("robust") or self.flag("centred"):
+            raise self.wrong("robust is to be True and centred False; only edgeasync's own are otherwise")
+
+    def combine(self, rows: Rows, out: Vector) -> None:
+        """Combine into `out`, all of which must be written."""
+        finite = bool(np.isfinite(rows).all())
+        out.fill(np.nan)
+        self.ask("combine", self.part.combine, rows, out)
+        if finite and not np.isfinite(out).all():
+            raise self.wrong("combine left values that are not finite; write all of out, in place")
+
+    def trial(self) -> object:
+        """Combine two, three and seven made-up updates, and equal ones."""
+        decided = []
+        random = np.random.default_rng(0)
+        for count in (2, 3, 7):
+            for rows in (random.normal(size=(count, 6)), np.ones((count, 6)), np.zeros((count, 6))):
+                out = np.empty(6, np.float32)
+                self.combine(rows.astype(np.float32), out)
+                decided.append(out.tolist())
+        return decided
+
+
+class TransformGuard(Guard):
+    """A stage of the hub's optimizer whose scalars and values are finite."""
+
+    protocol = Transform
+
+    def __init__(self, part: Any, path: str) -> None:
+        super().__init__(part, path)
+        self.state_vectors = int(self.number(part.state_vectors, "state_vectors", 0, STATE_VECTORS_MAX))
+
+    def plan(self, conditions: Conditions) -> Scalars:
+        """Return the scalars."""
+        found = self.ask("plan", lambda: tuple(self.part.plan(conditions)))
+        if len(found) > SCALARS_MAX:
+            raise self.wrong(f"plan returned {len(found)} scalars; return at most {SCALARS_MAX}")
+        return tuple([self.number(scalar, "a scalar of plan") for scalar in found])
+
+    def factor(self, scalars: Scalars) -> float | None:
+        """Return the factor, or `None`."""
+        factor = self.ask("factor", self.part.factor, scalars)
+        return None if factor is None else self.number(factor, "the factor")
+
+    def apply(self, gradient: Vector, parameters: Vector, state: Sequence[Vector], scalars: Scalars) -> None:
+        """Turn a slice of gradient into a step; the parameters cannot be written to."""
+        finite = bool(np.isfinite(gradient).all())
+        shown = parameters.view()
+        shown.flags.writeable = False
+        self.ask("apply", self.part.apply, gradient, shown, state, scalars)
+        if finite and not all(np.isfinite(vector).all() for vector in (gradient, *state)):
+            raise self.wrong("apply left values that are not finite")
+
+    def trial(self) -> object:
+        """Take three steps, the last with a gradient of zeros."""
+        decided: list[object] = []
+        parameters = np.linspace(-1.0, 1.0, 6, dtype=np.float32)
+        state = [np.zeros(6, np.float32) for _ in range(self.state_vectors)]
+        for count, size in enumerate((1.0, 100.0, 0.0)):
+            gradient = np.linspace(-size, size, 6, dtype=np.float32)
+            scalars = self.plan(Conditions(2.0 * size, count, 0.5))
+            decided += [scalars, self.factor(scalars)]
+            self.apply(gradient, parameters, state, scalars)
+            decided.append(gradient.tolist())
+        return decided
+
+
+class FrequencyGuard(Guard):
+    """A controller whose steps are within what the protocol and the device allow."""
+
+    protocol = FrequencyController
+
+    def retune(self, cadence: Cadence, fleet: FleetHistory, devices: Sequence[DeviceHistory]) -> Cadence:
+        """Return the next cadence."""
+        found = self.ask("retune", self.part.retune, cadence, fleet, devices)
+        if not isinstance(found, Cadence):
+            raise self.wrong(f"retune returned {found!r:.60}; return a Cadence")
+        return Cadence(
+            period_s=self.number(found.period_s, "period_s", 0.0, 1e9),
+            gain=self.number(found.gain, "gain", 0.0, 1.0),
+            steps_factor=self.number(found.steps_factor, "steps_factor", 0.0, 1.0),
+            cause=str(found.cause)[:WORDS_MAX],
+            quick_s=self.number(found.quick_s, "quick_s", 0.0, 1e9),
+        )
+
+    def interval(self, device: DeviceHistory, cadence: Cadence) -> Interval:
+        """Return the steps of an assignment; the device's own limit holds in any case."""
+        found = self.ask("interval", self.part.interval, device, cadence)
+        if not isinstance(found, Interval) or found.bound not in get_args(Bound):
+            raise self.wrong(f"interval returned {found!r:.60}; return an Interval")
+        told: Any = found.local_steps
+        steps = int(told) if isinstance(told, Integral) else 0
+        if not 1 <= steps <= STEPS_MAX:
+            raise self.wrong(f"interval returned {told!r:.60} local steps; return a whole number from 1 on")
+        most = device.local_steps_max
+        if most and steps > most:
+            return Interval(most, f"the device allows {most} steps", "device")
+        return Interval(steps, str(found.why)[:WORDS_MAX], found.bound)
+
+    def trial(self) -> object:
+        """Pace a device that is new, one that is measured, and one with a limit of its own."""
+        measured = DeviceHistory(
+            examples=100,
+            local_steps=8,
+            assigned_steps=8,
+            batch_examples=10.0,
+            step_s=0.01,
+            communication_s=0.1,
+            updates=5,
+        )
+        devices = [measured, DeviceHistory(examples=10, local_steps_max=4)]
+        fleet = FleetHistory()
+        before = _written(devices, fleet)
+        cadences = [Cadence(), self.retune(Cadence(), fleet, []), self.retune(Cadence(2.0), fleet, devices[:1])]
+        decided = [cadences, *[self.interval(device, cadence) for device in devices for cadence in cadences]]
+        if _written(devices, fleet) != before:
+            raise self.wrong("it changes its arguments; only read them")
+        return decided
+
+
+class WatchGuard(Guard):
+    """A watch that tells its causes in a sentence."""
+
+    protocol = Watch
+
+    def __init__(self, part: Any, path: str) -> None:
+        super().__init__(part, path)
+        self.scope: Scope = self.word("scope", Scope)  # type: ignore[assignment]
+        remedies = Remedy if self.scope == "device" else FleetRemedy
+        self.remedy: Remedy = self.word("remedy", remedies)  # type: ignore[assignment]
+        self.count_max = int(self.number(part.count_max, "count_max", 1, 100_000))
+        self.patient = self.flag("patient")
+
+    def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
+        """Return a sentence, or `None`."""
+        found = self.ask("cause", self.part.cause, update, fleet)
+        if found is not None and not isinstance(found, str):
+            raise self.wrong(f"cause returned {found!r:.60}; return a sentence, or None")
+        return None if found is None else found[:WORDS_MAX]
+
+    def trial(self) -> object:
+        """Look at a usual update, one that is not finite, and one without a loss."""
+        fleet = FleetHistory()
+        before = _written(fleet)
+        updates = [
+            Observation("device-1", 1.0, 8, 0.5, "device-1", base_loss=0.6, base_loss_before=0.7),
+            Observation("device-1", math.nan, 8, math.nan, "device-1", finite=False),
+            Observation("device-2", 1e6, 1, None, "device-2", known=False, newness=1.0),
+        ]
+        decided = [self.cause(update, fleet) for update in updates]
+        if _written(fleet) != before:
+            raise self.wrong("it changes its arguments; only read them")
+        return decided
+
+
+class Place(NamedTuple):
+    """A part of a policy, where it stands, and what guards one that is not edgeasync's own."""
+
+    path: str
+    guard: type[Guard]
+    part: Any
+
+
+def places(policy: Any) -> Iterator[Place]:
+    """Yield every part of a policy that may be somebody else's."""
+    yield Place("staleness", StalenessGuard, policy.staleness)
+    yield Place("aggregate", AggregatorGuard, policy.aggregate)
+    yield Place("combine", CombinerGuard, policy.combine)
+    yield Place("frequency", FrequencyGuard, policy.frequency)
+    for number, stage in enumerate(policy.optimizer):
+        yield Place(f"optimizer[{number}]", TransformGuard, stage)
+    for number, watch in enumerate(policy.monitor.watch):
+        yield Place(f"monitor.watch[{number}]", WatchGuard, watch)
+    if policy.warm_up is not None:
+        yield Place("warm_up.aggregate", AggregatorGuard, policy.warm_up.aggregate)
+        yield Place("warm_up.frequency", FrequencyGuard, policy.warm_up.frequency)
+
+
+def plugins_of(policy: Any) -> dict[str, Any]:
+    """Return the parts of a policy that are not edgeasync's own, by their place."""
+    return {
+        place.path: place.part.part if isinstance(place.part, Guard) else place.part
+        for place in places(policy)
+        if type(place.part) not in _OWN_CLASSES
+    }
+
+
+def plugin_name(part: object) -> str:
+    """Return the name of a part for a person."""
+    named = part if isinstance(part, type) or hasattr(part, "__qualname__") else type(part)
+    return name_of(named)  # type: ignore[arg-type]
+
+
+def try_plugins(policy: Any) -> None:
+    """Try every part that is not edgeasync's own; raises `PluginError` if one cannot be used."""
+    for path, guard, part in places(policy):
+        if type(part) in _OWN_CLASSES or isinstance(part, Guard):
+            continue
+        if missing := [name for name in _members(guard.protocol) if not hasattr(part, name)]:
+            who = f"policy.{path} {plugin_name(part)}"
+            raise PluginError(
+                f"{who}: has no {', '.join(missing)}; see {guard.protocol.__name__} in docs/train/plugins.md"
+            )
+        first, again = [repr(guard(part, path).trial()) for _ in range(2)]
+        if first != again:
+            raise guard(part, path).wrong(
+                "decides differently when it is asked the same again; a policy must depend on its arguments alone"
+            )
+
+
+def guarded(policy: Any) -> Any:
+    """Return the policy with a guard around every part that is not edgeasync's own."""
+    if not plugins_of(policy):
+        return policy
+
+    def guard(path: str) -> Any:
+        _, make, part = by_path[path]
+        return part if type(part) in _OWN_CLASSES or isinstance(part, Guard) else make(part, path)
+
+    by_path = {place.path: place for place in places(policy)}
+    warm_up, monitor = policy.warm_up, policy.monitor
+    if warm_up is not None:
+        warm_up = msgspec.structs.replace(
+            warm_up, aggregate=guard("warm_up.aggregate"), frequency=guard("warm_up.frequency")
+        )
+    watches = tuple([guard(f"monitor.watch[{number}]") for number in range(len(monitor.watch))])
+    return msgspec.structs.replace(
+        policy,
+        **{name: guard(name) for name in ("staleness", "aggregate", "combine", "frequency")},
+        optimizer=tuple([guard(f"optimizer[{number}]") for number in range(len(policy.optimizer))]),
+        monitor=msgspec.structs.replace(monitor, watch=watches),
+        warm_up=warm_up,
+    )
+
+
+def parts_of(plugin: type) -> list[str]:
+    """Return the parts of a policy that a class can be, by its attributes."""
+    has = {name for base in plugin.__mro__[:-1] for name in vars(base)}
+    guards = {
+        "staleness": StalenessGuard,
+        "aggregate": AggregatorGuard,
+        "combine": CombinerGuard,
+        "optimizer": TransformGuard,
+        "frequency": FrequencyGuard,
+        "monitor.watch": WatchGuard,
+    }
+    return [part for part, guard in guards.items() if has.issuperset(_members(guard.protocol))]
+
+
+def _members(protocol: type) -> list[str]:
+    return [name for name in vars(protocol) if name == "__call__" or not name.startswith("_")]
+
+
+def _written(*values: object) -> str:
+    return repr(msgspec.to_builtins(values))

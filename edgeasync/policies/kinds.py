@@ -1,0 +1,59 @@
+"""The only table of kinds, with `TransformKind` and `WatchKind`: a new kind needs no other code."""
+
+from edgeasync.config import Kinds, declare_kinds
+from edgeasync.plugins import POLICIES, find_policy, installed
+from edgeasync.policies.aggregation import (
+    Aggregator,
+    BufferedAggregator,
+    ImmediateAggregator,
+    ModelAverageAggregator,
+    QuorumAggregator,
+    SynchronousAggregator,
+)
+from edgeasync.policies.combining import (
+    CentredClipCombiner,
+    Combiner,
+    MeanCombiner,
+    MedianCombiner,
+    TrimmedMeanCombiner,
+)
+from edgeasync.policies.frequency import AdaptiveFrequency, FixedFrequency, FrequencyController, TimeFrequency
+from edgeasync.policies.monitor import Watch, WatchKind
+from edgeasync.policies.optimizers import TransformKind
+from edgeasync.policies.staleness import (
+    AdaptiveLearningRate,
+    BoundedStaleness,
+    ConstantStaleness,
+    HingeStaleness,
+    PolynomialStaleness,
+    RingmasterStaleness,
+    StalenessPolicy,
+)
+from edgeasync.policies.transforms import Transform
+
+StalenessKind = (
+    ConstantStaleness
+    | AdaptiveLearningRate
+    | PolynomialStaleness
+    | HingeStaleness
+    | BoundedStaleness
+    | RingmasterStaleness
+)
+AggregatorKind = (
+    ImmediateAggregator | ModelAverageAggregator | BufferedAggregator | QuorumAggregator | SynchronousAggregator
+)
+CombinerKind = MeanCombiner | MedianCombiner | TrimmedMeanCombiner | CentredClipCombiner
+FrequencyKind = FixedFrequency | TimeFrequency | AdaptiveFrequency
+
+OWN = {
+    StalenessPolicy: StalenessKind,
+    Aggregator: AggregatorKind,
+    Combiner: CombinerKind,
+    FrequencyController: FrequencyKind,
+    Transform: TransformKind,
+    Watch: WatchKind,
+}
+"""Edgeasync's own kinds of each part, by the part's protocol."""
+
+for _protocol, _own in OWN.items():
+    declare_kinds(_protocol, Kinds(_own, find_policy, lambda: installed(POLICIES)))

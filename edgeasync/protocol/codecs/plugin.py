@@ -1,0 +1,136 @@
+"""Codecs of somebody else's: stages whose name is an entry point of `edgeasync.codecs` on this machine.
+
+Both sides need the package. A peer's word loads no other code than what is installed under that name, and whatever
+the code does with a peer's bytes, the update is refused at worst.
+"""
+
+import logging
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+
+from edgeasync.errors import PluginError, ProtocolError
+from edgeasync.parameters import Vector
+from edgeasync.plugins import CODECS, Codec, installed, load_class, name_of
+from edgeasync.protocol.codecs.codec import Dense
+from edgeasync.protocol.codecs.source import Bytes, Source, VectorSource, copy_range
+
+TRIED = (1, 2, 100, 1000)
+"""How many values a codec is tried with when it is loaded."""
+
+OVERHEAD_BYTES_MAX = 32
+"""Bytes that a codec may add to four for each value."""
+
+_log = logging.getLogger(__name__)
+
+
+class PluginStage:
+    """A dense stage around a plugin: a byte that says whether the values are finite, then the plugin's bytes."""
+
+    elementwise: ClassVar[bool] = False
+
+    def __init__(self, name: str, codec: Codec) -> None:
+        self.needs_feedback = bool(codec.needs_feedback)
+        self._codec = codec
+        self._who = f"codec {name} ({name_of(type(codec))})"
+
+    def nbytes(self, length: int) -> int:
+        """Count the plugin's bytes, and one."""
+        return 1 + self._codec.nbytes(length)
+
+    def encode(self, source: Source, length: int, out: Bytes, random: np.random.Generator | None) -> None:  # noqa: ARG002
+        """Code finite values; raises `PluginError` for what the plugin raises or makes of them."""
+        values = np.empty(length, np.float32)
+        copy_range(values, source)
+        out[:] = 0
+        out[0] = finite = bool(np.isfinite(values).all())
+        if not finite:
+            return
+        try:
+            coded = np.frombuffer(self._codec.encode(values), np.uint8)
+        except Exception as error:
+            raise self.wrong(f"encode raised {type(error).__name__}: {error}") from error
+        if coded.size != out.size - 1:
+            raise self.wrong(
+                f"encode returned {coded.size} bytes for {length} values, and nbytes says {out.size - 1}"
+            )
+        out[1:] = coded
+
+    def open(self, coded: Bytes, length: int) -> Source:
+        """Decode; raises `ProtocolError` for bytes that the plugin cannot read."""
+        if coded[0] != 1:
+            return VectorSource(np.full(length, np.nan, np.float32))
+        try:
+            values: Any = self._codec.decode(coded[1:], length)
+            values = np.array(values, np.float32)
+        except Exception as error:
+            raise ProtocolError(f"{self._who} cannot read a payload: {error}"[:300]) from error
+        if values.shape != (length,):
+            raise ProtocolError(f"{self._who} made {values.shape} of {length} values")
+        return VectorSource(values)
+
+    def wrong(self, what: str) -> PluginError:
+        """Return the error that says what is wrong with the plugin."""
+        return PluginError(f"{self._who}: {what}")
+
+    def trial(self) -> None:
+        """Code a few made-up vectors, twice; raises `PluginError` if the plugin does not do what it must."""
+        before = 0
+        for length in TRIED:
+            values: Vector = np.linspace(-1.0, 1.0, length, dtype=np.float32)
+            nbytes = self._codec.nbytes(length)
+            if not isinstance(nbytes, int) or not before <= nbytes <= 4 * length + OVERHEAD_BYTES_MAX:
+                raise self.wrong(
+                    f"nbytes({length}) is {nbytes!r}; return 4 a value and {OVERHEAD_BYTES_MAX} at most"
+                )
+            before = nbytes
+            seen = []
+            for _ in range(2):
+                out = np.empty(1 + nbytes, np.uint8)
+                self.encode(VectorSource(values), length, out, None)
+                try:
+                    decoded = self.open(out, length).read(0, length, np.empty(length, np.float32))
+                except ProtocolError as error:
+                    raise self.wrong(f"decode cannot read what encode wrote: {error}") from error
+                seen.append((out.tobytes(), decoded.tobytes()))
+            if seen[0] != seen[1]:
+                raise self.wrong("codes the same values differently; it must depend on its arguments alone")
+            if not np.isfinite(decoded).all():
+                raise self.wrong("makes values that are not finite of finite ones")
+
+
+@lru_cache(maxsize=32)
+def plugin_stage(name: str) -> Dense | None:
+    """Return the stage that an installed package has under this name, tried; `None` if there is none.
+
+    Raises `PluginError` for one that cannot be used.
+    """
+    point = installed(CODECS).get(name)
+    if point is None:
+        return None
+    made = load_class(point.value)
+    missing = [each for each in ("needs_feedback", "nbytes", "encode", "decode") if not hasattr(made, each)]
+    if missing:
+        raise PluginError(f"codec {name} ({point.value}): has no {', '.join(missing)}; see docs/train/plugins.md")
+    try:
+        stage = PluginStage(name, made())
+    except Exception as error:
+        raise PluginError(
+            f"codec {name} ({point.value}): cannot be made: {error}; it takes no arguments"
+        ) from error
+    stage.trial()
+    return stage
+
+
+def plugin_stages() -> tuple[str, ...]:
+    """Return the names of the codecs that packages have installed here, without those that cannot be used."""
+    usable = []
+    for name in sorted(installed(CODECS)):
+        try:
+            plugin_stage(name)
+        except PluginError as error:
+            _log.warning("%s; it is left out", error)
+        else:
+            usable.append(name)
+    return tuple(usable)

@@ -1,0 +1,54 @@
+"""Policies of one's own, as a package: the hub's machine needs it, and every agent's that uses the codec.
+
+pip install examples/own_policy
+edgeasync policies krum
+edgeasync hub examples/own_policy/hub.toml
+"""
+
+from typing import Annotated
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Meta
+
+from edgeasync.policies import Plugin, RowCombiner, Staleness
+
+
+class Halving(Plugin, frozen=True):
+    """Halve the weight with every so many versions."""
+
+    versions: Annotated[float, Meta(gt=0.0, le=1e6, description="versions after which half is left")] = 4.0
+
+    def __call__(self, staleness: Staleness) -> float:
+        return float(0.5 ** (staleness.versions / self.versions))
+
+
+class Krum(RowCombiner, frozen=True):
+    """Take the update that is nearest to its neighbours, and leave out the others."""
+
+    paper = "Blanchard et al. 2017 (NIPS)"
+    faulty: Annotated[int, Meta(ge=0, le=1000, description="devices that may lie")] = 1
+
+    def combine(self, rows: npt.NDArray[np.float32], out: npt.NDArray[np.float32]) -> None:
+        apart = np.array([[float(np.add.reduce((one - other) ** 2)) for other in rows] for one in rows])
+        neighbours = max(1, len(rows) - self.faulty - 2)
+        nearest = np.sort(apart, axis=1)[:, 1 : 1 + neighbours].sum(axis=1)
+        out[:] = rows[nearest.argmin()]
+
+
+class Bytes:
+    """Code each value in a byte, in steps of the largest one's 127th part."""
+
+    needs_feedback = True
+
+    def nbytes(self, length: int) -> int:
+        return 4 + length
+
+    def encode(self, values: npt.NDArray[np.float32]) -> bytes:
+        step = np.array([max(float(np.abs(values).max()) / 127, 1e-30)], np.float32)
+        levels = np.rint(values / step).astype(np.int8)
+        return bytes(step.data) + bytes(levels.data)
+
+    def decode(self, coded: npt.NDArray[np.uint8], length: int) -> npt.NDArray[np.float32]:
+        step, levels = coded[:4].view(np.float32), coded[4 : 4 + length].view(np.int8)
+        return np.multiply(levels, step, dtype=np.float32)
