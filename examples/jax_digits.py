@@ -9,9 +9,9 @@ from sklearn.datasets import load_digits
 
 import edgeasync
 
-digits = load_digits()
-order = np.random.default_rng(0).permutation(len(digits.target))
-x, y = digits.data[order] / 16, digits.target[order]
+images, labels = load_digits(return_X_y=True)
+order = np.random.default_rng(0).permutation(len(labels))
+x, y = images[order] / 16, labels[order]
 first, second = jax.random.split(jax.random.key(0))
 params = {
     "hidden": {"weight": jax.random.normal(first, (64, 32)) / 8, "bias": jax.numpy.zeros(32)},

@@ -7,6 +7,7 @@ import argparse
 import multiprocessing
 import time
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 
 from sklearn.datasets import load_digits
 
@@ -24,7 +25,7 @@ def serve(told: Connection, address: str) -> None:
         hub.wait()
 
 
-def start(address: str) -> tuple[multiprocessing.process.BaseProcess, Connection, str]:
+def start(address: str) -> tuple[SpawnProcess, Connection, str]:
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
     process = spawn.Process(target=serve, args=(there, address))

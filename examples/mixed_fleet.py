@@ -45,7 +45,7 @@ class Perceptron:
 images, labels = load_digits(return_X_y=True)
 order = np.random.default_rng(0).permutation(len(labels))
 x, y = (images[order] / 16).astype(np.float32), labels[order]
-graph = edgeasync.torch.to_onnx(module, torch.zeros(2, 64))
+graph = edgeasync.torch.to_onnx(module, torch.zeros(2, 64), exporter="legacy")
 hub = Hub(
     graph,
     run="runs/mixed-fleet",

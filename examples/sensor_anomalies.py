@@ -62,7 +62,7 @@ session = onnxruntime.InferenceSession(run.export("pump.onnx"))
 def errors(windows: np.ndarray) -> np.ndarray:
     """Return how badly each window is given back."""
     (given_back,) = session.run(None, {"x": windows})
-    return ((np.asarray(given_back) - windows) ** 2).mean(axis=(1, 2))
+    return np.asarray(((np.asarray(given_back) - windows) ** 2).mean(axis=(1, 2)))
 
 
 for pump, x in enumerate(healthy):

@@ -71,7 +71,7 @@ def test_every_example_has_a_row():
 
 def test_most_examples_are_short():
     lengths = {path.name: len(lines_of(path.name)) for path in EXAMPLES.glob("*.py")}
-    assert max(lengths.values()) <= 85, lengths
+    assert max(lengths.values()) <= 90, lengths
     assert np.median([*lengths.values()]) <= 40, lengths
 
 
@@ -130,7 +130,7 @@ def test_digits_in_five_lines_and_a_model_of_ones_own_in_fifteen(start, tmp_path
 
 def test_a_fleet_of_three_kinds(start):
     pytest.importorskip("torch")
-    shown = output(start("mixed_fleet.py", "--updates", 120))
+    shown = output(start("mixed_fleet.py"), quiet=False, limit_s=WHOLE_S)
     assert re.match(r"{'torch': [1-9]\d*, 'onnx': [1-9]\d*, 'numpy': [1-9]\d*} updates", shown)
     assert percents(shown)[0] > 85
 
@@ -190,7 +190,7 @@ def test_a_notebook(tmp_path, monkeypatch):
     assert not any(cell.get("outputs") for cell in notebook.cells), "it is kept without outputs"
     NotebookClient(notebook, timeout=TIMEOUT_S, resources={"metadata": {"path": str(tmp_path)}}).execute()
     said = {cell.id: "".join(each.get("text", "") for each in cell.get("outputs", ())) for cell in notebook.cells}
-    assert "accuracy" in said["train"], "told while the cell runs"
+    assert len(percents(said["train"])) >= 3, "told while the cell runs"
     assert percents(said["again"])[0] > 85
     assert is_valid(tmp_path / "digits.onnx")
 
