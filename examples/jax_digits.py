@@ -8,6 +8,7 @@ import optax
 from sklearn.datasets import load_digits
 
 import edgeasync
+from edgeasync.policies.frequency import FixedFrequency
 
 images, labels = load_digits(return_X_y=True)
 order = np.random.default_rng(0).permutation(len(labels))
@@ -33,5 +34,6 @@ run = edgeasync.train(
     (x[:1400], y[:1400]),
     evaluate=(x[1400:], y[1400:]),
     until=edgeasync.Stop(epochs=20),
+    policy=edgeasync.Policy(frequency=FixedFrequency(local_steps=8)),
 )
 print(f"accuracy {run.accuracy:.1%} on 397 held-out digits;", jax.tree.map(lambda array: array.shape, run.model))
