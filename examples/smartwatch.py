@@ -13,6 +13,7 @@ from smartwatch_data import PEOPLE, augmented, joined, windows
 from edgeasync import SGD, Dataset, OnnxTrainer, Policy, Stop, nn, train
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.policies.aggregation import QuorumAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.schedules import CosineSchedule
@@ -57,6 +58,7 @@ def main() -> None:
     held_out = joined([windows(who) for who in arguments.held_out])
     versions = epochs * sum(map(len, devices)) // (BATCH * LOCAL_STEPS * len(devices))
     policy = Policy(
+        aggregate=QuorumAggregator(share=1.0, patience=100.0),  # the devices are equal: a version has all of them
         frequency=FixedFrequency(local_steps=LOCAL_STEPS),
         optimizer=(*Policy().optimizer, CosineSchedule(updates=versions)),
         monitor=Monitor(watch=(), clip=0.0),  # a person who moves unlike the others counts as much
@@ -67,7 +69,7 @@ def main() -> None:
         devices,
         evaluate=held_out,
         until=Stop(epochs=epochs),
-        optimizer=SGD(learning_rate=0.1),
+        optimizer=SGD(learning_rate=0.2),
         batch_size=BATCH,
         policy=policy,
         seed=seed,

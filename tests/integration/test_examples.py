@@ -180,7 +180,7 @@ def test_a_smartwatch(start):
     assert re.search(r"\d+ MB, \d+ s", shown)
     assert min(fleet, alone) > 40
     if WHOLE:
-        assert fleet > alone - 5, "one run of each: docs/results say how the runs scatter"
+        assert fleet > alone - 5, "one run of each; examples/README.md says how they scatter"
 
 
 def test_a_notebook(tmp_path, monkeypatch):
