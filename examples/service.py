@@ -5,7 +5,6 @@
     curl http://127.0.0.1:8080/hubs                    where they listen, and how far they are
     curl http://127.0.0.1:8080/hubs/small/events       what happens, as server-sent events
     curl http://127.0.0.1:8080/hubs/small/model -O     the newest version, as .npz
-    curl -X POST http://127.0.0.1:8080/hubs/small/stop
 
 Agents join by `edgeasync agent --hub ADDRESS --data FILE`. SIGTERM ends the service with both models on disk.
 """
@@ -58,7 +57,6 @@ def make_app(hubs: Mapping[str, Hub], loss: float) -> web.Application:
         web.get("/hubs", show),
         web.get("/hubs/{name}/events", stream),
         web.get("/hubs/{name}/model", download),
-        web.post("/hubs/{name}/stop", end),
     ])  # fmt: skip
     return app
 
@@ -105,11 +103,6 @@ async def download(request: web.Request) -> web.Response:
         raise web.HTTPGone(text=f"{ended}\n") from None
     np.savez(file, **arrays)
     return web.Response(body=file.getvalue(), content_type="application/octet-stream")
-
-
-async def end(request: web.Request) -> web.Response:
-    find(request).finish("somebody asked for it")
-    return web.Response(text="it ends\n")
 
 
 def main() -> None:

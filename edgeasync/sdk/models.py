@@ -84,7 +84,7 @@ def prepare(
     if isinstance(model, SoftmaxModel | MlpModel):
         return _numpy(model, local, loss, seed)
     if isinstance(model, str | Path):
-        return _onnx(OnnxModel(file=str(model), loss=loss), None, local, lambda forward: forward)
+        return _onnx(OnnxModel(file=str(model), loss=loss), None, local)
     if _is_layer(model):
         from edgeasync import nn  # noqa: PLC0415 - who has a layer has paid for it
 
@@ -95,7 +95,7 @@ def prepare(
         model = nn.to_onnx(model, example.x.shape[1:], seed=seed)  # type: ignore[arg-type]
     if callable(serialize := getattr(model, "SerializeToString", None)):
         described = OnnxModel(file=str(run / FORWARD_FILE), loss=loss)
-        return _onnx(described, serialize(), local, _read_proto)
+        return _onnx(described, serialize(), local)
     if callable(prepare_itself := getattr(model, "prepare", None)):  # such as edgeasync.torch.model
         prepared: Prepared = prepare_itself(local)
         return prepared
@@ -150,19 +150,19 @@ def _numpy(model: SoftmaxModel | MlpModel, local: LocalTraining, loss: LossSetti
     )
 
 
-def _onnx(
-    described: OnnxModel, forward: bytes | None, local: LocalTraining, give: Callable[[bytes], Any]
-) -> Prepared:
+def _onnx(described: OnnxModel, forward: bytes | None, local: LocalTraining) -> Prepared:
     described = with_own_loss(described)
     graph = load_graph(described) if forward is None else build_graph(forward, described, "the model")
     plan = TrainingPlan(model=ShippedModel(), local=local)
 
     def restore(arrays: Arrays) -> Any:
+        import onnx  # noqa: PLC0415 - who trains a forward model has paid for it
+
         from edgeasync.autodiff.export import export_model  # noqa: PLC0415 - needs onnx
 
         if graph.forward is None:
             raise ConfigError(f"{described.file}: is a training graph; only a forward model can be given back")
-        return give(export_model(graph.forward, arrays))
+        return onnx.load_model_from_string(export_model(graph.forward, arrays))
 
     return Prepared(
         spec=graph.spec,
@@ -176,12 +176,6 @@ def _onnx(
         graph=graph,
         loss=None if graph.forward is None else kind_of(described.loss),
     )
-
-
-def _read_proto(content: bytes) -> Any:
-    import onnx  # noqa: PLC0415 - who has a model of its kind has paid for it
-
-    return onnx.load_model_from_string(content)
 
 
 def _own(model: Any, local: LocalTraining, order: Sequence[str] | None = None) -> Prepared:

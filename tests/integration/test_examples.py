@@ -10,16 +10,23 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import nbformat
 import numpy as np
 import onnx
 import pytest
+from nbclient import NotebookClient
 
 from edgeasync import SGD, Agent, Run
 from edgeasync.data import load
 from tests.support.processes import free_address, until
+from tests.support.size import repetitions
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TIMEOUT_S = 60.0
+WHOLE_S = 300.0
+"""How long an example of its full size may take."""
+
+WHOLE = repetitions("examples at full size")
 
 pytestmark = pytest.mark.process
 
@@ -43,10 +50,29 @@ def start(tmp_path):
         process.communicate()
 
 
-def output(process):
-    out, err = process.communicate(timeout=TIMEOUT_S)
-    assert (process.returncode, err) == (0, "")
+def output(process, *, quiet=True, limit_s=TIMEOUT_S):
+    """Return what an example prints; unless it is `quiet` it may print warnings to standard error."""
+    out, err = process.communicate(timeout=limit_s)
+    assert process.returncode == 0, err
+    assert not (quiet and err)
     return out
+
+
+def percents(shown):
+    return [float(found) for found in re.findall(r"([\d.]+)%", shown)]
+
+
+def test_every_example_has_a_row():
+    rows = re.findall(r"^\| (.+?) \|", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
+    told = {name.rstrip("/") for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    there = {path.name for path in EXAMPLES.iterdir() if path.name != "__pycache__"} - {"README.md"}
+    assert told == there
+
+
+def test_most_examples_are_short():
+    lengths = {path.name: len(lines_of(path.name)) for path in EXAMPLES.glob("*.py")}
+    assert max(lengths.values()) <= 90, lengths
+    assert np.median([*lengths.values()]) <= 40, lengths
 
 
 def is_valid(path):
@@ -80,13 +106,6 @@ def test_digits_are_parted_among_devices(start, tmp_path):
     )
 
 
-def test_an_onnx_model_is_trained_in_one_process(start, tmp_path):
-    shown = output(start("train_onnx.py", "--updates", 120, "--run", "run"))
-    (accuracy,) = re.findall(r"that no device had: (.+)%", shown)
-    assert float(accuracy) > 90
-    assert (tmp_path / "run" / "trained.onnx").is_file()
-
-
 def test_a_model_is_written_without_torch(start, tmp_path):
     output(start("digits_cnn.py", "model.onnx"))
     assert is_valid(tmp_path / "model.onnx")
@@ -109,24 +128,77 @@ def test_digits_in_five_lines_and_a_model_of_ones_own_in_fifteen(start, tmp_path
     assert len(lines_of("own_model.py")) <= 15
 
 
-def test_own_trainer_in_one_process(start, tmp_path):
+def test_a_fleet_of_three_kinds(start):
+    pytest.importorskip("torch")
+    shown = output(start("mixed_fleet.py"), quiet=False, limit_s=WHOLE_S)
+    assert re.match(r"{'torch': [1-9]\d*, 'onnx': [1-9]\d*, 'numpy': [1-9]\d*} updates", shown)
+    assert percents(shown)[0] > 85
+
+
+def test_a_pipeline_of_scikit_learn(start):
+    assert min(percents(output(start("sklearn_pipeline.py")))) > 90
+
+
+def test_digits_by_jax(start):
+    pytest.importorskip("jax")
+    assert percents(output(start("jax_digits.py")))[0] > 85
+
+
+def test_faults_are_found_in_streams_of_sensors(start):
+    epochs = 30 if WHOLE else 3
+    shown = output(start("sensor_anomalies.py", "--epochs", epochs), quiet=False, limit_s=WHOLE_S)
+    found = [set(re.findall(r"\d+", alarms)) for alarms in re.findall(r"in windows \[(.*?)\]", shown)]
+    assert len(found) == 3
+    assert all(alarms <= {"300", "600", "900"} for alarms in found), "no false alarms"
+    if WHOLE:
+        assert all(found)
+
+
+def test_personal_heads(start):
+    shown = output(start("personal_heads.py", "--passes", 30 if WHOLE else 2), limit_s=WHOLE_S)
+    shared, _, heads, _ = percents(shown)
+    assert min(shared, heads) > 40
+    if WHOLE:
+        assert heads > shared
+
+
+def test_a_hub_is_killed_and_resumes(start):
+    kills = 5 if WHOLE else 1
+    shown = output(start("kill_and_resume.py", "--kills", kills), quiet=False, limit_s=WHOLE_S)
+    answered, *counts = map(int, re.findall(r"\d+", shown.splitlines()[-1]))
+    assert counts == [answered, answered], "no update is lost, none counts twice"
+    told = re.findall(r"answered (\d+) updates; started again, it knows of (\d+)", shown)
+    assert len(told) == kills
+    assert all(int(known) >= int(before) for before, known in told)
+
+
+def test_a_smartwatch(start):
+    shown = output(
+        start("smartwatch.py", "--epochs", 12 if WHOLE else 1, "--compare"), quiet=False, limit_s=WHOLE_S
+    )
+    fleet, alone = percents(shown)
+    assert re.search(r"\d+ MB, \d+ s", shown)
+    assert min(fleet, alone) > 40
+    if WHOLE:
+        assert fleet > alone - 5, "one run of each; examples/README.md says how they scatter"
+
+
+def test_a_notebook(tmp_path, monkeypatch):
+    for name, value in {"PYTHONPATH": str(EXAMPLES.parent), "HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    notebook = nbformat.read(EXAMPLES / "digits.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "it is kept without outputs"
+    NotebookClient(notebook, timeout=TIMEOUT_S, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    said = {cell.id: "".join(each.get("text", "") for each in cell.get("outputs", ())) for cell in notebook.cells}
+    assert len(percents(said["train"])) >= 3, "told while the cell runs"
+    assert percents(said["again"])[0] > 85
+    assert is_valid(tmp_path / "digits.onnx")
+
+
+def test_a_trainer_of_ones_own(start, tmp_path):
     shown = output(start("own_trainer.py", "--updates", 300, "--run", "run"))
     assert max(errors(shown)) < 0.2
     assert (tmp_path / "run" / "model.safetensors").is_file()
-
-
-def test_own_trainer_with_a_hub_and_sensors(start):
-    hub = start("own_trainer.py", "hub", "--bind", "tcp://127.0.0.1:*", "--run", "run", "--updates", 300)
-    event, address = hub.stdout.readline().split()
-    assert event == "listening"
-    sensors = [
-        start("own_trainer.py", "--hub", address, "--device-id", f"sensor-{seed}", "--seed", seed, "--run", "run")
-        for seed in (1, 2)
-    ]
-    assert [output(sensor) for sensor in sensors] == ["the hub has finished training\n"] * 2
-    shown = output(hub)
-    assert "joined sensor-1" in shown
-    assert max(errors(shown)) < 0.2
 
 
 # -- a service -------------------------------------------------------------------------------------------------

@@ -154,6 +154,13 @@ def test_layers_are_trained_exported_and_opened(tmp_path):
     assert run.export(tmp_path / "model.onnx").read_bytes() == run.model.SerializeToString()
 
 
+def test_a_file_is_trained_and_exported(tmp_path):
+    nn.save(nn.Linear(4, 2), tmp_path / "forward.onnx", (4,))
+    run = train(tmp_path / "forward.onnx", (np.eye(4), [0, 1, 0, 1]), workers=1, until=Stop(updates=2))
+    exported = onnx.load(run.export(tmp_path / "trained.onnx"))
+    assert exported.SerializeToString() == run.model.SerializeToString()
+
+
 def test_metrics_come_with_updates_and_outlive_the_run_in_its_journal(tmp_path):
     data, _ = digits()
     seen = []
