@@ -406,7 +406,8 @@ def parts_of(plugin: type) -> list[str]:
 
 
 def _members(protocol: type) -> list[str]:
-    return [name for name in vars(protocol) if name == "__call__" or not name.startswith("_")]
+    names = [*protocol.__annotations__, *vars(protocol)]
+    return [name for name in names if name == "__call__" or not name.startswith("_")]
 
 
 def _written(*values: object) -> str:

@@ -96,17 +96,15 @@ class Watch(Protocol):
     def count_max(self) -> int:
         """How many updates in a row must have a cause."""
 
-    @property
-    def patient(self) -> bool:
-        """Whether it waits for more of them if they are late, up to `LATENESS_MAX` times as many."""
+    patient: ClassVar[bool]
+    """Whether it waits for more of them if they are late, up to `LATENESS_MAX` times as many."""
 
     @property
     def remedy(self) -> Remedy:
         """The remedy of its alarms."""
 
-    @property
-    def scope(self) -> Scope:
-        """Whether its alarms are about a device or about the fleet."""
+    scope: ClassVar[Scope]
+    """Whether its alarms are about a device or about the fleet."""
 
     def cause(self, update: Observation, fleet: FleetHistory) -> str | None:
         """Return in words what is alarming about the update or the fleet, or `None`."""
@@ -114,13 +112,13 @@ class Watch(Protocol):
 
 class _DeviceWatch(Section, frozen=True):
     paper: ClassVar[str] = ""
-    scope: ClassVar[Literal["device"]] = "device"
+    scope: ClassVar[Scope] = "device"
     patient: ClassVar[bool] = False
 
 
 class _FleetWatch(Section, frozen=True):
     paper: ClassVar[str] = ""
-    scope: ClassVar[Literal["fleet"]] = "fleet"
+    scope: ClassVar[Scope] = "fleet"
     count_max: ClassVar[int] = 1
     patient: ClassVar[bool] = False
 
