@@ -26,6 +26,7 @@ from edgeasync.core.device.effects import (
     ResolvePush,
     Send,
     SendPush,
+    SetPace,
     Stop,
     TakeGraph,
     Train,
@@ -257,6 +258,8 @@ class DeviceEngine:
                 self._transfers.send(effect.message)
             case SendPush():
                 self._push(effect.push)
+            case SetPace():
+                self._shell.set_pace(effect.pace)
             case Report():
                 self._shell.report(effect)
             case PutAside():
