@@ -6,7 +6,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from edgeasync.cli.output import Printer
-from edgeasync.cli.service import serve
+from edgeasync.cli.serving import serve
 from edgeasync.config import convert, read_toml, to_table
 from edgeasync.core.device.effects import Report
 from edgeasync.data.files import load

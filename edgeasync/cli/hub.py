@@ -9,7 +9,7 @@ import msgspec
 
 from edgeasync.cli.model import check_choices
 from edgeasync.cli.output import Printer, print_table
-from edgeasync.cli.service import serve
+from edgeasync.cli.serving import serve
 from edgeasync.config import convert, read_toml, to_table
 from edgeasync.core.hub.effects import Report
 from edgeasync.core.hub.machine import HubCore

@@ -130,7 +130,7 @@ def hub(
     If the folder already holds a run, the hub resumes it.
     """
     from edgeasync.cli.hub import Flags, check_hub, run_hub  # noqa: PLC0415
-    from edgeasync.cli.service import log_to_stderr  # noqa: PLC0415
+    from edgeasync.cli.serving import log_to_stderr  # noqa: PLC0415
 
     log_to_stderr(log_level)
     flags = {"bind": bind, "run": run, "durability": durability, "keys": keys, "insecure": insecure or None}
@@ -214,7 +214,7 @@ def agent(
 ) -> None:
     """Train on this device's data. Waits for the hub as long as needed. Ends with the training, or at Ctrl-C."""
     from edgeasync.cli.agent import run_agent  # noqa: PLC0415
-    from edgeasync.cli.service import log_to_stderr  # noqa: PLC0415
+    from edgeasync.cli.serving import log_to_stderr  # noqa: PLC0415
 
     log_to_stderr(log_level)
     flags: dict[str, Any] = {
