@@ -2,18 +2,25 @@
 
 import asyncio
 import contextlib
+import faulthandler
 import logging
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 from edgeasync.cli.output import tell, visible
+from edgeasync.cli.under_systemd import goes_to_journal, with_priority
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError, EdgeAsyncError, StorageError
 from edgeasync.runtime.event_loop import loop_factory
+from edgeasync.runtime.notify import Notifier
 
 IMPATIENCE_S = 1.0
+
+FED_TIMES = 4
+"""How often the watchdog is fed in the time that systemd waits: a busy machine may be late."""
 
 LAST_EVENTS_FILE = "last-events.txt"
 LINES_SHOWN = 20
@@ -32,12 +39,24 @@ def log_to_stderr(level: str | None) -> None:
     if level not in LOG_LEVELS:
         raise ConfigError(f"--log-level {level!r} is not known; choose from {', '.join(LOG_LEVELS)}")
     handler = logging.StreamHandler()
-    handler.setFormatter(_LineFormatter("%(asctime)s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S%z"))
+    clock = "" if goes_to_journal(sys.stderr) else "%(asctime)s "
+    handler.setFormatter(_LineFormatter(f"{clock}%(name)s %(message)s", "%Y-%m-%dT%H:%M:%S%z"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
 class _LineFormatter(logging.Formatter):
-    """Keeps control characters, which a peer may have written, out of the log: a message is one line of text."""
+    """Keeps control characters, which a peer may have written, out of the log: a message is one line of text.
+
+    A line for systemd's journal begins with its priority.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        if not goes_to_journal(sys.stderr):
+            return text
+        return with_priority(
+            text, 3 if record.levelno >= logging.ERROR else 4 if record.levelno >= logging.WARNING else 6
+        )
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         return visible(super().formatMessage(record))
@@ -65,16 +84,26 @@ def ending_signals() -> list[signal.Signals]:
     return [signal.SIGINT, signal.SIGTERM] if ignored else [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
-def serve(service: Service, every_s: float, on_progress: Callable[[], None], folder: Path | None = None) -> str:
+def serve(
+    service: Service,
+    every_s: float,
+    on_progress: Callable[[], None],
+    folder: Path | None = None,
+    *,
+    notifier: Notifier | None = None,
+    hangs: Callable[[], str] = str,
+) -> str:
     """Run `service` until it ends, on uvloop if possible; return its reason.
 
     SIGTERM, Ctrl-C and SIGHUP ask it to stop. A second SIGTERM or Ctrl-C, more than a second later, ends the
     process at once. `on_progress` is called every `every_s` seconds meanwhile. An unexpected error writes the last
     events of the core to `folder`.
+
+    The loop feeds systemd's watchdog, unless `hangs` returns a sentence about what hangs beside the loop.
     """
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            return runner.run(_serve(service, every_s, on_progress))
+            return runner.run(_serve(service, every_s, on_progress, notifier or Notifier(), hangs))
     except Exception as error:
         expected = isinstance(error, EdgeAsyncError) and error.exit_code != EdgeAsyncError.exit_code
         if not expected:
@@ -96,7 +125,9 @@ def _leave_last_events(service: Service, folder: Path | None) -> None:
     tell("\n".join(map(visible, told)))
 
 
-async def _serve(service: Service, every_s: float, on_progress: Callable[[], None]) -> str:
+async def _serve(
+    service: Service, every_s: float, on_progress: Callable[[], None], notifier: Notifier, hangs: Callable[[], str]
+) -> str:
     loop = asyncio.get_running_loop()
 
     stopping = False
@@ -105,6 +136,7 @@ async def _serve(service: Service, every_s: float, on_progress: Callable[[], Non
         nonlocal stopping
         if not stopping:
             stopping = True
+            notifier.stopping()
             # Some wrappers send one Ctrl-C twice: only a later one means impatience.
             loop.call_later(IMPATIENCE_S, let_signals_kill)
             service.request_stop()
@@ -121,9 +153,23 @@ async def _serve(service: Service, every_s: float, on_progress: Callable[[], Non
 
     for number in ending_signals():
         loop.add_signal_handler(number, stop)
-    ticking = asyncio.create_task(progress())
+    tasks = [asyncio.create_task(progress())]
+    if notifier.watchdog_s is not None:
+        tasks.append(asyncio.create_task(_feed(notifier, notifier.watchdog_s / FED_TIMES, hangs)))
     running: Awaitable[str] = service.run()
     try:
         return await running
     finally:
-        ticking.cancel()
+        for task in tasks:
+            task.cancel()
+
+
+async def _feed(notifier: Notifier, period_s: float, hangs: Callable[[], str]) -> None:
+    """Feed the watchdog for as long as nothing hangs, from the loop, so that one that hangs does not."""
+    faulthandler.enable()  # systemd ends what hangs by SIGABRT: then the log shows where each thread was
+    while True:
+        if trouble := hangs():
+            notifier.status(trouble)
+        else:
+            notifier.alive()
+        await asyncio.sleep(period_s)

@@ -77,6 +77,9 @@ class PutAside(msgspec.Struct, frozen=True):
     reason: str
 
 
+FINISHED = "the hub has finished training"
+"""The reason of an agent that ends because its hub has."""
+
 ReportName = Literal[
     "alone", "answered", "disconnected", "enrolled", "graph", "joined", "quarantined", "released", "resting",
     "unexpected", "unreachable", "waiting", "warning",

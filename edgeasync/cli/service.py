@@ -1,0 +1,131 @@
+"""`edgeasync service` and `edgeasync bundle`: how systemd comes to run an agent or a hub."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar, get_args
+
+from edgeasync.cli.output import Printer
+from edgeasync.errors import ConfigError, StorageError
+from edgeasync.runtime.service.bundle import Platform, Python, make_bundle
+from edgeasync.runtime.service.environments import Environments
+from edgeasync.runtime.service.installation import Place, activate, find_unit, install, remove
+from edgeasync.runtime.service.systemd import ServiceManager, Systemd
+from edgeasync.runtime.service.unit import USER, Kind, Unit
+from edgeasync.runtime.service.upgrade import upgrade
+
+Word = TypeVar("Word", bound=str)
+
+HUB_EXTRAS = "hub"
+
+
+def install_service(
+    kind: str, settings: Path | None, name: str | None, root: Path, printer: Printer, *, start: bool
+) -> None:
+    """Install a unit, and start it unless it is for another system."""
+    unit, place = _find(kind, name, root)
+    changed = install(unit, place, settings)
+    if place.root == Path("/"):
+        activate(unit, place, _systemd(place), changed, start=start)
+    _tell(printer, unit, "changed", changed, "nothing changed")
+
+
+def remove_service(kind: str, name: str | None, root: Path, printer: Printer, *, purge: bool) -> None:
+    """Stop a unit, and delete it."""
+    unit, place = _find(kind, name, root)
+    live, manager = place.root == Path("/"), _systemd(place)
+    if live and (place.units / unit.file).exists():
+        manager.stop(unit.file)
+    removed = remove(unit, place, purge=purge)
+    if live and removed:
+        manager.reload()
+        if place.user is not None and place.folder in removed:
+            manager.remove_user(USER)
+    _tell(printer, unit, "removed", removed, "nothing to remove")
+    folder = place.under(place.folder)
+    if not printer.json and folder.exists():
+        printer.line(f"settings, keys and state stay in {folder}")
+
+
+def print_service_status(kind: str, name: str | None, printer: Printer) -> None:
+    """Print what systemd says of a unit."""
+    unit, place = _find(kind, name, Path("/"))
+    status = _systemd(place).status(unit.file)
+    state, said = status.get("ActiveState", "unknown"), status.get("StatusText", "")
+    restarts, pid = int(status.get("NRestarts") or 0), int(status.get("MainPID") or 0)
+    if printer.json:
+        printer.object({"unit": unit.file, "state": state, "status": said, "restarts": restarts, "pid": pid})
+        return
+    printer.line(f"{unit.file}: {state}, {restarts} restarts" + (f", process {pid}" if pid else ""))
+    if said:
+        printer.line(said)
+
+
+def show_logs(kind: str, name: str | None, lines: int, *, follow: bool) -> None:
+    """Become journalctl."""
+    unit, place = _find(kind, name, Path("/"))
+    command = ["journalctl", "--unit" if place.user else "--user-unit", unit.file, "--lines", str(lines)]
+    try:
+        os.execvp(command[0], [*command, "--follow"] if follow else command)  # noqa: S606 - no shell
+    except OSError as error:
+        raise StorageError(f"journalctl: {error.strerror}; the logs are in systemd's journal") from error
+
+
+def upgrade_service(kind: str, source: str, name: str | None, timeout_s: float, printer: Printer) -> None:
+    """Run the service from a new environment."""
+    unit, place = _find(kind, name, Path("/"))
+    environments = Environments(Path(sys.prefix).parent)
+    extras = HUB_EXTRAS if unit.kind == "hub" else ""
+    old = upgrade(
+        environments, lambda: environments.make(source, extras), unit, _systemd(place), limit_s=timeout_s
+    )
+    new = environments.current
+    if printer.json:
+        printer.object({"unit": unit.file, "environment": str(new), "kept": str(old)})
+    else:
+        printer.line(f"{unit.file} runs from {new}; the old environment stays in {old}")
+
+
+def bundle_wheels(
+    source: str, platform: str, python: str, out: Path, printer: Printer, *, extras: str = ""
+) -> None:
+    """Make a folder of wheels."""
+    board: Platform = _one_of("--platform", platform, get_args(Platform))
+    version: Python = _one_of("--python", python, get_args(Python))
+    files = make_bundle(source, board, version, out, extras=extras)
+    nbytes = sum(file.stat().st_size for file in files)
+    if printer.json:
+        printer.object({"folder": str(out), "files": [file.name for file in files], "bytes": nbytes})
+        return
+    printer.line(f"{out}: {len(files)} files, {nbytes / 2**20:,.1f} MiB")
+    printer.line(f"next: carry it to the board, and there: sudo sh {out.name}/install.sh agent FILE.toml")
+
+
+def _find(kind: str, name: str | None, root: Path) -> tuple[Unit, Place]:
+    """Return the unit that is meant, and where it lies: for the machine if root calls, else for the caller."""
+    known: Kind = _one_of("the service", kind, get_args(Kind))
+    of_user = os.geteuid() != 0 and root == Path("/")
+    place = Place(root.resolve(), Path.home() if of_user else None)
+    return find_unit(known, place, name), place
+
+
+def _systemd(place: Place) -> ServiceManager:
+    return Systemd(of_user=place.user is None)
+
+
+def _one_of(what: str, word: str, known: Sequence[Word]) -> Word:
+    for each in known:
+        if word == each:
+            return each
+    raise ConfigError(f"{what} {word!r} is not known; choose {' or '.join(known)}")
+
+
+def _tell(printer: Printer, unit: Unit, done: str, files: list[Path], nothing: str) -> None:
+    if printer.json:
+        printer.object({"unit": unit.file, done: [str(file) for file in files]})
+        return
+    for file in files:
+        printer.line(f"{done}: {file}")
+    if not files:
+        printer.line(f"{unit.file}: {nothing}")
