@@ -19,6 +19,7 @@ from edgeasync.runtime.agent_settings import AgentSection, AgentSettings
 from edgeasync.runtime.device import Device, find_device, make_agent, planned_trainer
 from edgeasync.runtime.notify import AWAY, JOINED
 from edgeasync.runtime.own_code import find_code
+from edgeasync.runtime.readings import Readings
 from edgeasync.runtime.run_after_run import RunAfterRun
 from edgeasync.training.trainer import Trainer
 
@@ -74,7 +75,7 @@ class _Command:
     def _begin(self) -> Agent:
         """Open the state folder for another start, and return that start's agent."""
         self._folder.close()
-        identity = self._folder.open(self._device.device_id)
+        identity = self._folder.open(self._device.device_id, Readings().mark())
         for remark in self._folder.remarks:
             self._printer.event("warning", detail=remark)
         examples = 0 if self._dataset is None else len(self._dataset)

@@ -21,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train one model across many unequal, unreliable devices, without waiting for any of them.",
     epilog="Exit codes: 0 done, 2 settings, 3 data, 4 protocol, 5 another model, 6 no hub, 7 refused, 8 address, "
-    "9 files, 10 graph, 11 keys, 12 machine too small, 1 anything else.",
+    "9 files, 10 graph, 11 keys, 12 machine too small, 13 device unfit, 1 anything else.",
 )
 
 model_app = typer.Typer(
@@ -595,6 +595,43 @@ def service_upgrade(
     from edgeasync.cli.service import upgrade_service  # noqa: PLC0415
 
     upgrade_service(kind, source, name, timeout_s, Printer(json=json))
+
+
+@app.command()
+def doctor(
+    config: Annotated[Path | None, typer.Argument(help="The agent's settings, a TOML file.")] = None,
+    hub: Annotated[
+        list[str] | None, typer.Option(help="The hub's address, tcp://HOST:PORT. May be repeated.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="This device's data: .npz or .csv.")] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="GRAPH.onnx",
+            help="A training graph, to time a step [default: the one that the hub sent last, if there is one].",
+        ),
+    ] = None,
+    device_id: Annotated[str | None, typer.Option(help="This device's name [default: the host's name].")] = None,
+    state: Annotated[
+        str | None, typer.Option(help="The agent's state folder [default: ~/.local/state/edgeasync/DEVICE_ID].")
+    ] = None,
+    provider: Annotated[
+        str | None, typer.Option(help="Execution provider: auto, cpu, cuda or tensorrt [default: auto].")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Speak to a hub beyond this machine without keys.")
+    ] = False,
+    root: Annotated[Path, typer.Option(help="Read /sys, /proc and /run below this folder.")] = Path("/"),
+    json: Json = False,
+) -> None:
+    """Look at this device: machine, state, hub, data and speed. A line each: ok, warn or fail, and what to do."""
+    from edgeasync.cli.doctor import run_doctor  # noqa: PLC0415
+
+    flags: dict[str, Any] = {
+        "hub": hub or None, "data": data, "device_id": device_id, "state": state, "provider": provider,
+        "insecure": insecure or None,
+    }  # fmt: skip
+    run_doctor(config, _given(flags), model, root, Printer(json=json))
 
 
 @app.command()

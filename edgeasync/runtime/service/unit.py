@@ -56,7 +56,7 @@ class Unit(msgspec.Struct, frozen=True):
             *([f"User={self.user}"] if self.user else []),
             *self._state(),
             f"WorkingDirectory={_escaped(self.folder)}",
-            f"ExecStart={_quoted(self.program)} {self.kind} {_quoted(Path(self.settings.name))}{_FLAGS[self.kind]}",
+            f"ExecStart={_quoted(self.program)} {self.kind} {self.settings.name}{_FLAGS[self.kind]}",
             f"ExecStopPost={_WAIT}",
             f"Restart={_RESTART[self.kind]}",
             "RestartSec=2",
