@@ -286,6 +286,7 @@ class Agent:
         self._context = self._given_context or zmq.Context()
         self._worker = Worker("train", self._fail_from_thread)
         self._worker.start()
+        self._stepped_s = time.monotonic()
         try:
             if self._token is None:
                 self._begin()
@@ -350,6 +351,11 @@ class Agent:
         return self._engine.core.work.updates_answered
 
     @property
+    def joined(self) -> bool:
+        """Whether a hub has let this device in, and speaks to it."""
+        return self._engine.core.link == "joined"
+
+    @property
     def round_trip_s(self) -> float | None:
         """Round trip of the last ping, in seconds."""
         return self._engine.core.round_trip_s
@@ -358,6 +364,16 @@ class Agent:
     def day_left_bytes(self) -> int | None:
         """The rest of `bytes_per_day_max`; `None` without a limit."""
         return self._engine.core.day.left_bytes(time.monotonic())
+
+    def stalled_s(self) -> float:
+        """Return for how long the worker's thread, if it has work, has ended neither that nor a local step.
+
+        0 for an agent that waits, rests or stands still because it was asked to.
+        """
+        if not self._ending.begun or self._ending.reached or not self._may_train.is_set():
+            return 0.0
+        begun_s = self._worker.begun_s
+        return 0.0 if begun_s is None else time.monotonic() - max(begun_s, self._stepped_s)
 
     def last_events(self) -> list[str]:
         """Return a line for each of the last events and effects of the core, without secrets."""
@@ -387,6 +403,7 @@ class Agent:
     def request_resume(self) -> None:
         """Return to the hub; call it in the loop's thread, while `run` runs."""
         self._may_train.set()
+        self._stepped_s = time.monotonic()
         self.pause()  # steps beyond an update were for the time without a hub
         self._do(lambda: self._engine.handle(ResumeRequested()))
 
@@ -764,6 +781,7 @@ class Agent:
 
     def _count_step(self) -> None:
         self.steps_total += 1
+        self._stepped_s = time.monotonic()
 
 
 def _set(event: threading.Event) -> threading.Event:

@@ -46,6 +46,8 @@ class AgentSection(Section, frozen=True):
     enrol: str | None = None
     hub_key: str | None = None
     insecure: bool = False
+    when_finished: Literal["exit", "wait"] = "exit"
+    progress_s: Annotated[float, Meta(gt=0, le=86400)] = 300.0
 
     @property
     def hubs(self) -> tuple[str, ...]:

@@ -84,6 +84,9 @@ class PutAside(msgspec.Struct, frozen=True):
     reason: str
 
 
+FINISHED = "the hub has finished training"
+"""The reason of an agent that ends because its hub has."""
+
 ReportName = Literal[
     "alone", "answered", "disconnected", "enrolled", "full_pace", "graph", "joined", "paused", "quarantined",
     "released", "resting", "slowed", "unexpected", "unreachable", "waiting", "warning",

@@ -15,7 +15,16 @@ import msgspec
 from edgeasync.core.device.bounds import clamp_retry, clamp_times
 from edgeasync.core.device.care import Care, CareReadings
 from edgeasync.core.device.day import SPARE_BYTES, Day
-from edgeasync.core.device.effects import Connect, DeviceEffect, Disconnect, Report, Send, SetPace, Stop
+from edgeasync.core.device.effects import (
+    FINISHED,
+    Connect,
+    DeviceEffect,
+    Disconnect,
+    Report,
+    Send,
+    SetPace,
+    Stop,
+)
 from edgeasync.core.device.events import (
     DaySpent,
     DeviceEvent,
@@ -239,7 +248,7 @@ class DeviceCore:
                 return self._refused(message, now_s)
             case Leave() if self.link == "joined":
                 if message.reason == "finished":
-                    return [Stop("the hub has finished training")]
+                    return [Stop(FINISHED)]
                 return self._go_offline(now_s, "the hub is stopping")
             case Pong() if self.link == "joined":
                 self._measure(now_s - message.sent_s)
