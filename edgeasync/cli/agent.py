@@ -15,7 +15,7 @@ from edgeasync.durable.identity import DeviceFolder, default_device_id
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.agent_settings import AgentSection, AgentSettings
+from edgeasync.runtime.agent_settings import AgentSection, AgentSettings, CareSection
 from edgeasync.runtime.device import Device, find_device, make_agent, planned_trainer
 from edgeasync.runtime.notify import AWAY, JOINED
 from edgeasync.runtime.own_code import find_code
@@ -30,14 +30,17 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
     """Run an agent by a settings file, flags, or both; a flag wins over the file."""
     settings = AgentSettings() if config is None else read_toml(config, AgentSettings)
     section = convert(to_table(settings.agent) | flags, AgentSection, where="flags")
-    _Command(section, None if settings.model is None else settings.model.spec.fingerprint, printer).run()
+    fingerprint = None if settings.model is None else settings.model.spec.fingerprint
+    _Command(section, settings.care, fingerprint, printer).run()
 
 
 class _Command:
     """An agent that is run for a person or for systemd."""
 
-    def __init__(self, section: AgentSection, fingerprint: str | None, printer: Printer) -> None:
-        self._section, self._fingerprint, self._printer = section, fingerprint, printer
+    def __init__(
+        self, section: AgentSection, care: CareSection, fingerprint: str | None, printer: Printer
+    ) -> None:
+        self._section, self._care, self._fingerprint, self._printer = section, care, fingerprint, printer
         self._notifier = find_notifier()
         self._device, self._state = _find(section)
         self._data = _needed(section, knows_hub=self._device.keys is not None)
@@ -89,6 +92,7 @@ class _Command:
             examples=examples,
             fingerprint=self._fingerprint,
             on_report=self._tell,
+            care=self._care,
         )
 
     def _make_trainer(self, welcome: Welcome) -> Trainer:

@@ -23,9 +23,17 @@ import zmq
 
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import HeldModel, Spool, TrainerState
+from edgeasync.core.device.care import Care, CareLimits, Pace
 from edgeasync.core.device.day import Day, DayRecord
 from edgeasync.core.device.effects import Report, Stop
-from edgeasync.core.device.events import Disconnected, PauseRequested, ResumeRequested, StopRequested, Trained
+from edgeasync.core.device.events import (
+    Disconnected,
+    PauseRequested,
+    ResumeRequested,
+    Sensed,
+    StopRequested,
+    Trained,
+)
 from edgeasync.core.device.machine import GRAPH_BYTES_MAX, DeviceCore
 from edgeasync.core.engine.device_engine import DeviceEngine, ObserveDevice
 from edgeasync.durable.allow_list import read_key
@@ -57,6 +65,7 @@ from edgeasync.runtime.frame_log import log_frame
 from edgeasync.runtime.graph_cache import GraphCache
 from edgeasync.runtime.machine import memory_bytes
 from edgeasync.runtime.reach import explain, keys_do_not_fit
+from edgeasync.runtime.sensing import Sense, SensorWatch
 from edgeasync.runtime.socket_monitor import Finding, SocketMonitor
 from edgeasync.runtime.wall_clock import written
 from edgeasync.runtime.worker import Worker
@@ -144,6 +153,7 @@ class Agent:
       without it every agent begins a new day.
     - `spool` keeps every update on disk before it leaves. After a power cut the agent sends the update again.
     - `local` are arrays that stay on this device; the hub may name others.
+    - `limits` say when the agent pauses or trains slower, by what `sense` reads every second.
     - `observe` is called on the loop with every event that the core has handled.
 
     `run` raises errors that waiting does not fix: `ModelMismatchError`, `GraphError`, `RefusedError`,
@@ -171,6 +181,8 @@ class Agent:
         alone_steps_max: int = 0,
         local: LocalParameters | None = None,
         trains_at_rest: bool = False,
+        limits: CareLimits | None = None,
+        sense: Sense | None = None,
         keys: DeviceKeys | None = None,
         enrol: str | None = None,
         knocking: bool = False,
@@ -182,7 +194,7 @@ class Agent:
         self._pair = None if keys is None else keys.own()
         self._keys = keys
         self._token = self._unused(enrol)
-        self._token_denied = False
+        self._token_denied = self._stands_still = False
         self._knocking = knocking and self._pair is not None
         self._knock = "" if self._pair is None else _describe_knock(self._pair, identity.device_id)
         self.addresses = self._find_hub((address,) if isinstance(address, str) else tuple(address))
@@ -212,9 +224,9 @@ class Agent:
         self._on_report = on_report or (lambda _: None)
         self._given_context = context
         self._ending = Ending("Agent")
-        self._stopping = threading.Event()
-        self._pausing = threading.Event()
+        self._stopping, self._pausing = threading.Event(), threading.Event()
         self._may_train = _set(threading.Event())
+        self._watch = None if sense is None else SensorWatch(sense)
         self._awaited: concurrent.futures.Future[StepResult] | None = None
         self._channel: Channel | None = None
         self._monitor: SocketMonitor | None = None
@@ -242,6 +254,7 @@ class Agent:
             offline_steps_max=alone_steps_max,
             trains_at_rest=trains_at_rest,
             day=Day(bytes_per_day_max),
+            care=Care(limits),
         )
         self._engine = DeviceEngine(
             core, self, time.monotonic, bandwidth_bytes_per_s_max, keeps=spool is not None, observe=observe
@@ -287,6 +300,10 @@ class Agent:
         self._worker = Worker("train", self._fail_from_thread)
         self._worker.start()
         self._stepped_s = time.monotonic()
+        if self._watch is not None:
+            self._watch.begin(
+                lambda readings: self._do(partial(self._engine.handle, Sensed(readings))), self._fail_and_leave
+            )
         try:
             if self._token is None:
                 self._begin()
@@ -297,7 +314,7 @@ class Agent:
             self._end_training()
             if isinstance(self._trainer, InterruptibleTrainer):
                 self._trainer.interrupt()
-            for waiting in (self._timer, self._explaining, self._looking):
+            for waiting in (self._timer, self._explaining, self._looking, self._watch):
                 if waiting is not None:
                     waiting.cancel()
             try:
@@ -394,16 +411,14 @@ class Agent:
 
         Call it in the loop's thread, while `run` runs.
         """
-        if training:
-            self._may_train.set()
-        elif not self._stopping.is_set():
-            self._may_train.clear()
+        self._stands_still = not training
+        self._let_train()
         self._do(lambda: self._engine.handle(PauseRequested(training)))
 
     def request_resume(self) -> None:
         """Return to the hub; call it in the loop's thread, while `run` runs."""
-        self._may_train.set()
-        self._stepped_s = time.monotonic()
+        self._stands_still = False
+        self._let_train()
         self.pause()  # steps beyond an update were for the time without a hub
         self._do(lambda: self._engine.handle(ResumeRequested()))
 
@@ -691,6 +706,7 @@ class Agent:
                         should_stop=self._should_stop,
                         on_step=self._count_step,
                         step_s_min=self._step_s_min,
+                        share=self._share,
                         wait=self._stopping.wait,
                         should_pause=pausing.is_set if overlap else None,
                         step=partial(self._await_step, step) if inspect.iscoroutinefunction(step) else None,
@@ -704,6 +720,23 @@ class Agent:
                 self._loop.call_soon_threadsafe(self._do, lambda: then(result))
 
         self._worker.submit(work)
+
+    def set_pace(self, pace: Pace) -> None:
+        """Stand still between two steps, or go on; what slows a step reads the pace itself."""
+        del pace
+        self._let_train()
+
+    def _let_train(self) -> None:
+        """Let the worker take steps unless a person or the governor wants none."""
+        if self._stopping.is_set() or (not self._stands_still and self._engine.core.care.pace.share):
+            self._stepped_s = time.monotonic()
+            self._may_train.set()
+        else:
+            self._may_train.clear()
+
+    def _share(self) -> float:
+        """Return the share of the time that steps may take; one under way as a pause begins ends undrawn."""
+        return self._engine.core.care.pace.share or 1.0
 
     def _should_stop(self) -> bool:
         """Wait while training stands still, then return whether it has ended; called between two steps."""

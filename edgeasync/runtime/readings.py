@@ -149,6 +149,14 @@ class Readings:
         """Return how much tasks wait for a resource; `None` for a kernel that does not measure that."""
         return parse_pressure(self._text(f"proc/pressure/{resource}"))
 
+    def metered(self) -> bool | None:
+        """Return whether the way to other networks is a mobile modem; `None` if there is no way."""
+        for line in self._text("proc/net/route").splitlines()[1:]:
+            words = line.split()
+            if len(words) > 7 and words[1] == words[7] == "00000000" and "/" not in words[0]:
+                return "DEVTYPE=wwan" in self._text(f"sys/class/net/{words[0]}/uevent").split()
+        return None
+
     def processor(self) -> Processor:
         """Return the processor."""
         return parse_cpuinfo(self._text("proc/cpuinfo"))
@@ -179,10 +187,8 @@ class Readings:
 
 
 def parse_int(text: str) -> int | None:
-    """Return the number that a text is, if it is one."""
-    with contextlib.suppress(ValueError):
-        return int(text)
-    return None
+    """Return the number that a text is, if it is one that a machine could mean."""
+    return int(text) if re.fullmatch(r"-?[0-9]{1,18}\s*", text, re.ASCII) else None
 
 
 def parse_throttled(text: str) -> tuple[str, ...] | None:

@@ -5,7 +5,7 @@ import concurrent.futures
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from edgeasync.core.device.effects import Report
 from edgeasync.durable.identity import default_device_id
 from edgeasync.errors import ConfigError, HubUnreachableError
 from edgeasync.runtime.agent import Agent as RuntimeAgent
-from edgeasync.runtime.agent_settings import AgentSection
+from edgeasync.runtime.agent_settings import AgentSection, CareSection
 from edgeasync.runtime.device import Device, find_device
 from edgeasync.sdk import events
 from edgeasync.sdk.agent_worker import AgentWorker
@@ -47,6 +47,8 @@ class Agent(Service):
     - `enrol`: a token from `edgeasync keys enrol`; it needs a `state` folder. Without keys the agent speaks beyond
       this machine only if it is `insecure`.
     - `optimizer`, `batch_size`: of this device, instead of the hub's.
+    - `care`: keys of `[care]` in a settings file, by their names: then the agent pauses when this device is too
+      hot, from 80 C on, or as the keys say. Without it the agent looks at no sensor.
     - `epochs`: passes over this device's data between two exchanges, instead of the hub's number of local steps.
     - `seed`: of the order of examples.
     - `callbacks`: functions, or objects with methods such as `on_exchange`; see `edgeasync.callbacks`.
@@ -84,6 +86,7 @@ class Agent(Service):
         optimizer: object = None,
         batch_size: int | None = None,
         epochs: float | None = None,
+        care: Mapping[str, object] | None = None,
         seed: int = 0,
         callbacks: Sequence[Callback] = (),
         timeout_s: float | None = None,
@@ -113,6 +116,7 @@ class Agent(Service):
         self._given = trainer
         self._own = optimizer, batch_size
         self._epochs = epochs
+        self._care = None if care is None else convert(dict(care), CareSection, where="Agent(care=...)")
         self._callbacks = Callbacks(callbacks, events.OF_AN_AGENT)
         self._on_report = on_report
         self._workers: list[AgentWorker] = []
@@ -266,6 +270,7 @@ class Agent(Service):
                 model=self._model,
                 own=self._with_own,
                 epochs=self._epochs,
+                care=self._care,
                 tell=self._callbacks.tell,
                 on_report=self._report,
                 context=context,

@@ -18,7 +18,7 @@ from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.parameters import Vector
 from edgeasync.protocol.messages import Ack, Assignment, Duplicate, Push, Welcome
 from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.agent_settings import AgentSection
+from edgeasync.runtime.agent_settings import AgentSection, CareSection
 from edgeasync.runtime.device import Device, make_agent, planned_trainer
 from edgeasync.sdk import events
 from edgeasync.sdk.models import as_dataset, evaluator_of, prepare_as
@@ -37,7 +37,7 @@ class AgentWorker:
     - `part`: its data, or a trainer of the user's own.
     - `model`: what it trains on its data; `None` means what the hub's welcome says.
     - `own` changes what the device decides itself of how it trains, and `epochs` are its passes over its data
-      between two exchanges.
+      between two exchanges. `care` says when it pauses.
     - `tell` is given events, and `on_report` what the agent reports.
     """
 
@@ -50,6 +50,7 @@ class AgentWorker:
         model: object,
         own: Callable[[LocalTraining], LocalTraining],
         epochs: float | None,
+        care: CareSection | None = None,
         tell: Callable[[events.Event], None],
         on_report: Callable[[Report], None],
         context: "zmq.Context[zmq.Socket[bytes]] | None",
@@ -63,6 +64,7 @@ class AgentWorker:
         self._model = model
         self._own = own
         self._epochs = epochs
+        self._care = care
         self._tell = tell
         self._on_report = on_report
         self._context = context
@@ -100,6 +102,7 @@ class AgentWorker:
             fingerprint=None if isinstance(part, Dataset) else part.spec.fingerprint,
             on_report=self._report,
             observe=self._observe,
+            care=self._care,
             context=self._context,
         )
         return self.agent

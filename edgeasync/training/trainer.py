@@ -140,6 +140,7 @@ def take_local_steps(
     wait: Callable[[float], object],
     clock: Callable[[], float] = time.perf_counter,
     step_s_min: float = 0.0,
+    share: Callable[[], float] = lambda: 1.0,
     should_pause: Callable[[], bool] | None = None,
     step: Callable[[], StepResult] | None = None,
 ) -> Trained | None:
@@ -148,11 +149,11 @@ def take_local_steps(
     With `should_pause` the steps continue an earlier call's, without a score, and end as soon as it says so: what
     was done by then is returned, or `None` if nothing was. So it is when the trainer raises `StepsEndedError`.
 
-    To stand for a slower device, every step is drawn out to `step_s_min` by `wait(remaining_s)`; `step_s` of
-    the result, mean seconds a step, includes it. `on_step` is called after each step. Mean and variance, the
-    population's, are of the steps that have a loss. `step` stands for the trainer's own, if that must be awaited.
-    Raises `ValueError` if `local_steps` is below 1, and `DataError` if a step returns something else than a loss
-    and a count of examples.
+    Every step is drawn out by `wait(remaining_s)`: to `step_s_min`, to stand for a slower device, and so that it
+    takes only a `share` of the time, above 0. `step_s` of the result, mean seconds a step, includes it. `on_step`
+    is called after each step. Mean and variance, the population's, are of the steps that have a loss. `step`
+    stands for the trainer's own, if that must be awaited. Raises `ValueError` if `local_steps` is below 1, and
+    `DataError` if a step returns something else than a loss and a count of examples.
     """
     if local_steps < 1:
         raise ValueError(f"local_steps is {local_steps}; give 1 or more")
@@ -174,7 +175,8 @@ def take_local_steps(
         except StepsEndedError:
             break
         count += 1
-        remaining_s = step_s_min - (clock() - started)
+        taken_s = clock() - started
+        remaining_s = max(step_s_min, taken_s / share()) - taken_s
         if remaining_s > 0.0:
             wait(remaining_s)
         total_s += clock() - started

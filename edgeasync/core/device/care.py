@@ -26,6 +26,9 @@ SLOW_SHARE = 0.5
 HOLD_S = 5.0
 """A slower pace lasts at least this long: a sensor that jumps must not start and stop the device all the time."""
 
+REASON_LENGTH_MAX = 32
+"""What a ping has place for."""
+
 CELSIUS = (-60.0, 150.0)
 """What a sensor can mean: one that is out of order tells something else."""
 
@@ -117,7 +120,7 @@ class Care:
         limits, hot_c = self._limits, self.temperature_c
         if self._is_over("warm", hot_c, limits.temperature_c_slow, HYSTERESIS_C):
             return f"{hot_c:.0f} C"
-        return readings.throttled if limits.temperature_c_max is not None else ""
+        return readings.throttled[:REASON_LENGTH_MAX] if limits.temperature_c_max is not None else ""
 
     @property
     def _memory_hysteresis(self) -> float:

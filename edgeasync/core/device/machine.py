@@ -380,7 +380,8 @@ class DeviceCore:
         self._rotation.welcomed()
         self._unexpected.welcomed()
         self._tell_at_s = 0.0
-        self._ping_at_s = now_s + welcome.heartbeat_s * self._random.uniform(0.5, 1.0)
+        first_s = welcome.heartbeat_s * self._random.uniform(0.5, 1.0)
+        self._ping_at_s = now_s + (0.0 if self.care.pace.share < 1.0 else first_s)
         effects: list[DeviceEffect] = [Report("joined", f"as {self.device_id}")]
         if warning := self.day.warning(welcome.heartbeat_s):
             effects.append(Report("warning", warning))
