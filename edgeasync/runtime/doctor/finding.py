@@ -42,5 +42,9 @@ def fail(name: str, detail: str, cure: str) -> Finding:
 
 def told(name: str, error: EdgeAsyncError) -> Finding:
     """Return an error's sentence as what is wrong, and what to do."""
-    wrong, _, cure = " ".join(str(error).split()).rpartition("; ")
-    return fail(name, wrong, cure) if wrong else fail(name, cure, "correct what the line names")
+    sentence = " ".join(str(error).split())
+    for mark in ("; ", ": "):
+        wrong, _, cure = sentence.rpartition(mark)
+        if wrong:
+            return fail(name, wrong, cure)
+    return fail(name, sentence, "correct what the line names")
