@@ -46,6 +46,7 @@ from edgeasync.errors import (
     AddressError,
     ConfigError,
     ModelMismatchError,
+    NoMemoryError,
     ProtocolError,
     StorageError,
 )
@@ -505,6 +506,10 @@ class Agent:
         self._loop.call_soon_threadsafe(self._fail_and_leave, error)
 
     def _fail_and_leave(self, error: BaseException) -> None:
+        if isinstance(error, MemoryError):
+            short = NoMemoryError("this device has not the memory for the model: end other programs on it")
+            short.__cause__ = error
+            error = short
         self._ending.fail(error)
         self._engine.handle(StopRequested())  # says goodbye
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Protocol
 
 from msgspec import Meta
 
-from edgeasync.errors import ConfigError, GraphError
+from edgeasync.errors import ConfigError
 from edgeasync.parameters import ParameterSpec
 from edgeasync.training.free_memory import field_bytes, free_bytes
 
@@ -35,10 +35,6 @@ SECONDS_MAX = 1.0
 
 FREE_SHARE_MAX = 0.5
 """The share of the free memory that parts of twice the size may need; the rest is for other programs."""
-
-
-class NoMemoryError(GraphError):
-    """There was not the memory for a run of the graph."""
 
 
 class Machine(Protocol):
@@ -80,14 +76,15 @@ class ThisMachine:
 class MicroBatchSize:
     """Finds a size: it begins small, and doubles while that is faster for each example and memory allows it.
 
-    Call `begin` before a part, then `done`, or `failed` if there was no memory for it.
+    With `rows` it begins with these, and takes no more. Call `begin` before a part, then `done`, or `failed` if
+    there was no memory for it.
     """
 
-    def __init__(self, machine: Machine) -> None:
-        self.rows = ROWS_FIRST
+    def __init__(self, machine: Machine, rows: int | None = None) -> None:
+        self.rows = rows or ROWS_FIRST
         """Examples of the next part."""
         self._machine = machine
-        self._settled = False
+        self._settled = rows is not None
         self._batch = 0
         self._seconds: list[float] = []
         self._needed_bytes = 0
