@@ -19,6 +19,7 @@ from edgeasync.runtime.agent_settings import AgentSection, AgentSettings, CareSe
 from edgeasync.runtime.device import Device, find_device, make_agent, planned_trainer
 from edgeasync.runtime.notify import AWAY, JOINED
 from edgeasync.runtime.own_code import find_code
+from edgeasync.runtime.profiles import Profile, with_profile
 from edgeasync.runtime.readings import Readings
 from edgeasync.runtime.run_after_run import RunAfterRun
 from edgeasync.training.trainer import Trainer
@@ -40,7 +41,8 @@ class _Command:
     def __init__(
         self, section: AgentSection, care: CareSection, fingerprint: str | None, printer: Printer
     ) -> None:
-        self._section, self._care, self._fingerprint, self._printer = section, care, fingerprint, printer
+        self._section, self._profile = with_profile(section, Readings())
+        self._care, self._fingerprint, self._printer = care, fingerprint, printer
         self._notifier = find_notifier()
         self._device, self._state = _find(section)
         self._data = _needed(section, knows_hub=self._device.keys is not None)
@@ -82,7 +84,7 @@ class _Command:
         for remark in self._folder.remarks:
             self._printer.event("warning", detail=remark)
         examples = 0 if self._dataset is None else len(self._dataset)
-        detail = _start(self._section, examples, identity.incarnation)
+        detail = _start(self._section, self._profile, examples, identity.incarnation)
         self._printer.event("started", device=self._device.device_id, detail=detail)
         return make_agent(
             self._section,
@@ -139,9 +141,10 @@ class _Command:
         return f"hangs: no local step for {stalled_s:.0f} s" if stalled_s > limit_s else ""
 
 
-def _start(section: AgentSection, examples: int, incarnation: int) -> str:
+def _start(section: AgentSection, profile: Profile | None, examples: int, incarnation: int) -> str:
     own = "" if section.trainer is None else f", trainer {section.trainer}"
-    return f"{examples} examples, start {incarnation}{own}"
+    board = "" if profile is None else f", profile {profile.name}: threads {section.cores_used}"
+    return f"{examples} examples, start {incarnation}{own}{board}"
 
 
 def _detail(report: Report, agent: Agent) -> str:

@@ -13,6 +13,8 @@ from edgeasync.errors import UnfitError
 from edgeasync.runtime.agent_settings import AgentSection, AgentSettings
 from edgeasync.runtime.doctor.examine import examine
 from edgeasync.runtime.doctor.finding import Finding
+from edgeasync.runtime.profiles import with_profile
+from edgeasync.runtime.readings import Readings
 
 
 def run_doctor(
@@ -21,6 +23,7 @@ def run_doctor(
     """Print a line for each thing that was looked at; raises `UnfitError` if one of them failed."""
     settings = AgentSettings() if config is None else read_toml(config, AgentSettings)
     section = convert(to_table(settings.agent) | flags, AgentSection, where="flags")
+    section, _ = with_profile(section, Readings(root))
     state = section.state or f"~/.local/state/edgeasync/{section.device_id or default_device_id()}"
     logging.getLogger("edgeasync").setLevel(logging.ERROR)  # what a provider warns of has a line of its own
     failed = []

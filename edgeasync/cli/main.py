@@ -183,7 +183,9 @@ def agent(
         float | None,
         typer.Option(help="Least seconds that a local step takes, to imitate a slower device."),
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="Cores for a step of an ONNX model [default: 1].")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Cores for a step of an ONNX model [default: as suits the board, or 1].")
+    ] = None,
     provider: Annotated[
         str | None,
         typer.Option(

@@ -35,7 +35,7 @@ class AgentSection(Section, frozen=True):
     step_s_min: Annotated[float, Meta(ge=0, le=3600)] = 0.0
     micro_batch_size: MicroBatch | None = None
     local_steps_max: Annotated[int, Meta(ge=1, le=100_000)] | None = None
-    threads: Annotated[int, Meta(ge=1, le=4096)] = 1
+    threads: Annotated[int, Meta(ge=1, le=4096)] | None = None
     provider: Literal["auto", "cpu", "cuda", "tensorrt"] = "auto"
     graph_bytes_max: ByteCount = ByteCount(GRAPH_BYTES_MAX)
     parameters_max: Annotated[int, Meta(ge=1, le=PARAMETERS_MAX)] | None = None
@@ -49,6 +49,11 @@ class AgentSection(Section, frozen=True):
     insecure: bool = False
     when_finished: Literal["exit", "wait"] = "exit"
     progress_s: Annotated[float, Meta(gt=0, le=86400)] = 300.0
+
+    @property
+    def cores_used(self) -> int:
+        """How many cores a step may use."""
+        return self.threads or 1
 
     @property
     def hubs(self) -> tuple[str, ...]:

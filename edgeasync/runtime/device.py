@@ -131,7 +131,7 @@ def planned_trainer(
     if section.trainer is not None:
         return make_trainer(section.trainer, welcome, dataset)
     assert dataset is not None  # only an own trainer does without
-    received = None if graph is None else ReceivedGraph(graph, welcome.spec, section.threads, section.provider)
+    received = None if graph is None else ReceivedGraph(graph, welcome.spec, section.cores_used, section.provider)
     plan = read_plan(welcome.settings) if welcome.settings else TrainingPlan(model=CodeModel())
     local = own(plan.local)
     if section.micro_batch_size is not None:

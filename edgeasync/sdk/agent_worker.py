@@ -128,7 +128,7 @@ class AgentWorker:
         else:
             local = own(read_plan(welcome.settings).local if welcome.settings else LocalTraining())
             trainer = prepare_as(self._model, welcome.spec, local).make_trainer(
-                part, self._section.seed, self._section.threads
+                part, self._section.seed, self._section.cores_used
             )
         self._trainer = trainer
         if self._epochs is not None:

@@ -79,7 +79,7 @@ def _examine_machine(section: AgentSection, readings: Readings, state: Path, roo
     yield judge_packages({name: find_version(name) for name in PACKAGES})
     yield _examine_provider(section)
     cores = len(os.sched_getaffinity(0))
-    yield judge_processor(machine, cores, section.threads, readings.processor())
+    yield judge_processor(machine, cores, section.cores_used, readings.processor())
     yield judge_memory(readings.memory(), memory_limit_bytes(root))
     existing = next(path for path in (state, *state.parents) if path.exists())
     free_bytes = shutil.disk_usage(existing).free
@@ -98,7 +98,7 @@ def _examine_provider(section: AgentSection) -> Finding:
         from edgeasync.runtime.doctor.training import providers_that_start  # noqa: PLC0415
     except Exception as error:  # noqa: BLE001 - what a broken library raises could be anything
         return fail("provider", f"onnxruntime cannot be imported ({error})", "install onnxruntime again")
-    started = providers_that_start(section.provider, section.threads)
+    started = providers_that_start(section.provider, section.cores_used)
     return judge_provider(section.provider, onnxruntime.get_available_providers(), started)
 
 
@@ -107,7 +107,7 @@ def _examine_step(section: AgentSection, state: Path, dataset: Dataset | None, m
         from edgeasync.runtime.doctor.training import examine_step, find_graph  # noqa: PLC0415
     except Exception:  # noqa: BLE001 - as above
         return Step(warn("step", "not measured: onnxruntime cannot be imported", "cure the line 'provider'"), 0)
-    return examine_step(dataset, model or find_graph(state), section.provider, section.threads)
+    return examine_step(dataset, model or find_graph(state), section.provider, section.cores_used)
 
 
 def find_version(name: str) -> str | None:
