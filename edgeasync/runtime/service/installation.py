@@ -16,6 +16,9 @@ from edgeasync.runtime.service.unit import USER, Kind, Unit
 FOLDER = Path("/var/lib/edgeasync")
 """The home of the machine's services."""
 
+PROGRAM = Path("/opt/edgeasync/current/bin/edgeasync")
+"""The command that `install.sh` makes for the machine."""
+
 SYSUSERS = Path("/etc/sysusers.d/edgeasync.conf")
 SYSUSERS_TEXT = f'u {USER} - "edgeasync" {FOLDER}\n'
 
@@ -50,7 +53,8 @@ def find_unit(kind: Kind, place: Place, name: str | None) -> Unit:
     """Return the unit of a service; raises `ConfigError` for a name that is not one of a unit."""
     if name is not None and (not name.replace("-", "a").replace("_", "a").isalnum() or len(name) > 64):
         raise ConfigError(f"--name {name!r} is not a name: take letters, digits, '-' and '_'")
-    return Unit(kind, find_program(Path(sys.prefix)), place.folder, place.user, name or "")
+    program = find_program(Path(sys.prefix)) if place.root == Path("/") else PROGRAM
+    return Unit(kind, program, place.folder, place.user, name or "")
 
 
 def find_program(environment: Path) -> Path:

@@ -226,6 +226,19 @@ def test_a_status_of_before_the_upgrade_is_not_taken_for_the_new_one(environment
         upgrade(environments, lambda: make_next(environments), AGENT, manager, limit_s=1.0, wait=at_once)
 
 
+@pytest.mark.parametrize("fails", ["venv", "pip", "--version"])
+def test_an_environment_that_cannot_be_made_leaves_nothing(environments, monkeypatch, fails):
+    def run(command):
+        (environments.home / "env-3").mkdir(exist_ok=True)
+        if fails in command:
+            raise StorageError(fails)
+
+    monkeypatch.setattr("edgeasync.runtime.service.environments.run_told", run)
+    with pytest.raises(StorageError, match=fails):
+        environments.make("edgeasync", "")
+    assert names(environments) == ["current", "env-1", "env-2"]
+
+
 def test_an_upgrade_needs_the_link_that_the_installer_makes(tmp_path):
     with pytest.raises(ConfigError, match=r"current: no such link"):
         _ = Environments(tmp_path).current
