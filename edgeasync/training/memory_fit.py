@@ -12,6 +12,9 @@ PLENTY_BYTES = 4 << 30
 SHARE_MAX = 0.9
 """The share of the free memory that a step may need."""
 
+FAR = 4.0
+"""What is foreseen of more than twice the examples must fit so many times: a few may need hardly any memory."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -31,7 +34,8 @@ def fitting_rows(run: Callable[[int], object], rows: int, machine: Machine) -> i
         except (MemoryError, NoMemoryError):
             return max(1, tried // 2)
         needed_bytes = machine.resident_bytes() - resident_bytes
-        if rows * needed_bytes <= tried * allowed_bytes:
+        slack = 1.0 if rows <= 2 * tried else FAR
+        if slack * rows * needed_bytes <= tried * allowed_bytes:
             return rows
         following = min(2 * tried, rows)
         if following * needed_bytes > tried * allowed_bytes:

@@ -32,6 +32,7 @@ REPETITIONS = {
     "times that a tenth of a crowd is killed": Repetitions(1, 1, 20),
     "clusters of Ray": Repetitions(0, 0, 1),
     "trainers of other libraries": Repetitions(0, 0, 1),
+    "boxes of a board's size": Repetitions(0, 0, 1),
     "devices that join at once": Repetitions(200, 300, 2000),
     "thousands of updates of a converged fleet": Repetitions(1, 3, 20),
     "hubs that are put back": Repetitions(1, 3, 20),
