@@ -534,7 +534,9 @@ def service_install(
         Path,
         typer.Option(help="Install into the system in this folder, such as a mounted card, and start nothing."),
     ] = Path("/"),
-    start: Annotated[bool, typer.Option("--start/--no-start", help="Start it now.")] = True,
+    no_start: Annotated[
+        bool, typer.Option("--no-start", help="Do not start it now, only at the next boot.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Write the unit and its settings, and start it: now and at every boot. A second time changes nothing.
@@ -544,7 +546,7 @@ def service_install(
     """
     from edgeasync.cli.service import install_service  # noqa: PLC0415
 
-    install_service(kind, settings, name, root, Printer(json=json), start=start)
+    install_service(kind, settings, name, root, Printer(json=json), start=not no_start)
 
 
 @service_app.command("remove")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from edgeasync.runtime.service.environments import Environments
+from tests.support.size import repetitions
 
 pytestmark = pytest.mark.process
 
@@ -50,30 +51,32 @@ def install(home, *arguments):
     return told.stdout + told.stderr, told.returncode
 
 
-def test_wheels_in_a_folder_are_enough_and_a_second_time_changes_nothing(tmp_path, monkeypatch):
-    monkeypatch.delenv("PYTHONPATH", raising=False)  # this clone is not what is installed
-    home, wheels = tmp_path / "home", write_wheel(tmp_path / "wheels", "0.1.0")
-    arguments = ("--from", wheels, "--home", home, "--python", sys.executable)
-    told, code = install(home, *arguments, "agent", "board.toml")
-    assert (told.splitlines(), code) == (
-        [f"install.sh: edgeasync 0.1.0 is in {home}", "edgeasync 0.1.0 install agent board.toml"],
-        0,
-    )
-    assert (home / "current").readlink() == Path("env-1")
-    before = {path: path.lstat().st_mtime_ns for path in home.rglob("*")}
-    told, code = install(home, *arguments)
-    assert (told, code) == (
-        "install.sh: edgeasync 0.1.0 is there; for another: edgeasync service upgrade\n",
-        0,
-    )
-    assert {path: path.lstat().st_mtime_ns for path in home.rglob("*")} == before
+if repetitions("environments that are installed"):
 
-    environments = Environments(home)
-    made = environments.make(str(write_wheel(tmp_path / "newer", "0.3.0")), "hub")
-    assert environments.current.name == "env-1"
-    environments.switch(made)
-    command = [str(home / "current/bin/edgeasync"), "--version"]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "edgeasync 0.3.0\n"
+    def test_wheels_in_a_folder_are_enough_and_a_second_time_changes_nothing(tmp_path, monkeypatch):
+        monkeypatch.delenv("PYTHONPATH", raising=False)  # this clone is not what is installed
+        home, wheels = tmp_path / "home", write_wheel(tmp_path / "wheels", "0.1.0")
+        arguments = ("--from", wheels, "--home", home, "--python", sys.executable)
+        told, code = install(home, *arguments, "agent", "board.toml")
+        assert (told.splitlines(), code) == (
+            [f"install.sh: edgeasync 0.1.0 is in {home}", "edgeasync 0.1.0 install agent board.toml"],
+            0,
+        )
+        assert (home / "current").readlink() == Path("env-1")
+        before = {path: path.lstat().st_mtime_ns for path in home.rglob("*")}
+        told, code = install(home, *arguments)
+        assert (told, code) == (
+            "install.sh: edgeasync 0.1.0 is there; for another: edgeasync service upgrade\n",
+            0,
+        )
+        assert {path: path.lstat().st_mtime_ns for path in home.rglob("*")} == before
+
+        environments = Environments(home)
+        made = environments.make(str(write_wheel(tmp_path / "newer", "0.3.0")), "hub")
+        assert environments.current.name == "env-1"
+        environments.switch(made)
+        command = [str(home / "current/bin/edgeasync"), "--version"]
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "edgeasync 0.3.0\n"
 
 
 @pytest.mark.parametrize(

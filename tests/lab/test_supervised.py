@@ -8,41 +8,9 @@ import pytest
 
 from edgeasync.runtime.service.unit import Unit
 from tests.support.processes import trained
-from tests.support.supervisor import Supervisor
+from tests.support.supervisor import HANGING, Supervisor
 
 pytestmark = pytest.mark.process
-
-HANGING = """
-import time
-from pathlib import Path
-
-import numpy as np
-
-from edgeasync import StepResult
-
-
-class Hanging:
-    "Hangs in its fifth step, at the first start alone."
-
-    def __init__(self, spec):
-        self.spec, self.steps = spec, 0
-
-    def begin(self, parameters):
-        self.parameters = parameters
-
-    def step(self):
-        self.steps += 1
-        if self.steps == 5 and not Path("hung").exists():
-            Path("hung").touch()
-            time.sleep(3600)
-        self.parameters += np.float32(1e-6)
-        time.sleep(0.01)
-        return StepResult(1.0, 1)
-
-
-def make_trainer(welcome, dataset):
-    return Hanging(welcome.spec)
-"""
 
 
 def unit(kind, folder):
@@ -50,13 +18,12 @@ def unit(kind, folder):
 
 
 @pytest.fixture
-def agent_settings(commands, monkeypatch):
+def agent_settings(commands):
     """Write an agent's settings, and its trainer where that is found; return what takes the hub's address."""
 
     def write(address, trainer=None, more=""):
         own = f'data = "{commands.data("a.npz")}"' if trainer is None else 'trainer = "hanging:make_trainer"'
         (commands.folder / "hanging.py").write_text(HANGING)
-        monkeypatch.setenv("PYTHONPATH", str(commands.folder), prepend=":")
         (commands.folder / "agent.toml").write_text(
             f'[agent]\nhub = "{address}"\n{own}\ndevice_id = "pi-1"\nstate = "state"\nstep_s_min = 0.002\n{more}\n'
         )

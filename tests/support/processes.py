@@ -41,14 +41,14 @@ class Command:
     It may be run `under` another command, such as `strace`.
     """
 
-    def __init__(self, arguments, folder, *, program=("-m", "edgeasync"), under=()):
+    def __init__(self, arguments, folder, *, executable=sys.executable, program=("-m", "edgeasync"), under=()):
         self.arguments = arguments
         self.events = []
         self.lines = []
         self.stderr = ""
         self._news = threading.Condition()
         self._process = subprocess.Popen(
-            [*map(str, under), sys.executable, *program, *map(str, arguments)],
+            [*map(str, under), executable, *program, *map(str, arguments)],
             cwd=folder,
             env=environment(folder),
             stdin=subprocess.PIPE,

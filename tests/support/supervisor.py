@@ -14,6 +14,39 @@ import time
 
 from tests.support.processes import PATIENCE_S, environment
 
+HANGING = """
+import time
+from pathlib import Path
+
+import numpy as np
+
+from edgeasync import StepResult
+
+
+class Hanging:
+    "Hangs in its fifth step, at the first start alone."
+
+    def __init__(self, spec):
+        self.spec, self.steps = spec, 0
+
+    def begin(self, parameters):
+        self.parameters = parameters
+
+    def step(self):
+        self.steps += 1
+        if self.steps == 5 and not Path("hung").exists():
+            Path("hung").touch()
+            time.sleep(3600)
+        self.parameters += np.float32(1e-6)
+        time.sleep(0.01)
+        return StepResult(1.0, 1)
+
+
+def make_trainer(welcome, dataset):
+    return Hanging(welcome.spec)
+"""
+"""A module `hanging` of a trainer that hangs once; lies in the folder of the service."""
+
 
 class Supervisor:
     """Runs the service of a unit's text in a folder, its program replaced by this Python's edgeasync.
@@ -27,6 +60,7 @@ class Supervisor:
         self.folder = folder
         self.lines, self.news, self.ends = [], [], []
         self.starts = 0
+        self.begun_s = []
         self._told = threading.Condition()
         self._over = threading.Event()
         address = f"\0edgeasync-test-{os.getpid()}-{id(self)}"
@@ -80,10 +114,12 @@ class Supervisor:
     def _run_once(self):
         """Run the service to its end, and return its exit status; one that does not feed its watchdog is ended."""
         self.starts += 1
+        self.begun_s.append(time.monotonic())
         watchdog_s = float(self.unit["WatchdogSec"])
         program, *arguments = shlex.split(self.unit["ExecStart"])
         assert program.endswith("/bin/edgeasync")
-        told = {"NOTIFY_SOCKET": self._notify, "WATCHDOG_USEC": str(int(1e6 * watchdog_s))}
+        path = os.pathsep.join(filter(None, (str(self.folder), os.environ.get("PYTHONPATH"))))
+        told = {"PYTHONPATH": path, "NOTIFY_SOCKET": self._notify, "WATCHDOG_USEC": str(int(1e6 * watchdog_s))}
         reading, writing = os.pipe()
         found = os.fstat(writing)
         told["JOURNAL_STREAM"] = f"{found.st_dev}:{found.st_ino}"

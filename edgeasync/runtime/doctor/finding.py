@@ -10,7 +10,7 @@ Level = Literal["ok", "warn", "fail"]
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What was looked at, how it is, and what to do unless that is well."""
+    """Something that was looked at: how it is, and what to do unless that is well."""
 
     name: str
     level: Level
