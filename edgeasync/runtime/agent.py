@@ -727,7 +727,7 @@ class Agent:
         self._worker.submit(work)
 
     def set_pace(self, pace: Pace) -> None:
-        """Stand still between two steps, or go on; what slows a step reads the pace itself."""
+        """Stand still between two steps, or train again; what slows a step reads the pace itself."""
         del pace
         self._let_train()
 
@@ -740,7 +740,7 @@ class Agent:
             self._may_train.clear()
 
     def _share(self) -> float:
-        """Return the share of the time that steps may take; one under way as a pause begins ends undrawn."""
+        """Return the share of the time that steps may take; one that runs as a pause begins is not drawn out."""
         return self._engine.core.care.pace.share or 1.0
 
     def _should_stop(self) -> bool:

@@ -13,7 +13,7 @@ SHARE_MAX = 0.9
 """The share of the free memory that a step may need."""
 
 FAR = 4.0
-"""What is foreseen of more than twice the examples must fit so many times: a few may need hardly any memory."""
+"""The need of more than twice the examples must fit four times: a few examples may need hardly any memory."""
 
 _log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ LARGE_BATCH = "import sys; from tests.support.large_batch import main; main(0, '
 
 @contextlib.contextmanager
 def box_of(cpu_percent, memory_bytes):
-    """Make a box, or skip the test where none can be made."""
+    """Make a box, or skip the test where a box cannot be made."""
     try:
         box = Box("edgeasync-lab", cpu_percent=cpu_percent, memory_bytes=memory_bytes)
     except OSError as error:

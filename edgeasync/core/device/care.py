@@ -1,6 +1,6 @@
 """How fast a device may train: by its temperature, power, memory and the time of day. Part of `DeviceCore`.
 
-A governor without I/O: readings and time in, a pace out. What is not read holds nothing up: a board without a
+A governor without I/O: readings and time in, a pace out. A missing sensor holds nothing up: a board without a
 battery is on mains, and one without a sensor is never too hot.
 """
 
@@ -15,7 +15,7 @@ BATTERY_HYSTERESIS = 0.05
 """So far the charge must rise over its limit."""
 
 MEMORY_HYSTERESIS = 1.25
-"""So many times its limit must be free."""
+"""This many times its limit must be free."""
 
 PRESSURE_MAX = 0.1
 """Memory is short if all programs waited for it for this share of the last ten seconds; over at half of that."""

@@ -73,7 +73,7 @@ class Train(msgspec.Struct, frozen=True, gc=False):
 
 
 class SetPace(msgspec.Struct, frozen=True, gc=False):
-    """Take local steps at this pace from now on; a step under way ends first."""
+    """Take local steps at this pace from now on; a running step ends first."""
 
     pace: Pace
 

@@ -76,7 +76,7 @@ class DeviceShell(Protocol):
         """
 
     def set_pace(self, pace: Pace) -> None:
-        """Take local steps at this pace from now on; a step under way ends first."""
+        """Take local steps at this pace from now on; a running step ends first."""
 
     def pause(self) -> None:
         """End overlapped training after the current step; without a step if it is still waiting to begin."""

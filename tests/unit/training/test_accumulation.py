@@ -309,7 +309,7 @@ def test_a_batch_that_does_not_fit_is_computed_in_parts_from_the_first_step_on()
 
 
 class Filling:
-    """A machine with so many bytes free, on which the process has the next of these sizes whenever it is asked."""
+    """A machine with this much free memory; the process has the next of these sizes whenever it is asked."""
 
     def __init__(self, free_bytes, sizes):
         self._free_bytes, self._sizes = free_bytes, sizes

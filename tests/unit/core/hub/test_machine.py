@@ -681,7 +681,7 @@ def test_a_device_that_pauses_is_paused_with_its_reason_until_it_says_otherwise(
     assert hub.one(Report) == Report("paused", "a", "85 C")
     assert hub.state_of() == "paused"
     hub.ping(steps=4, pace_percent=0, pace_reason="86 C", temperature_c=86.0)
-    assert (hub.state_of(), hub.reports) == ("paused", []), "the step under way ended"
+    assert (hub.state_of(), hub.reports) == ("paused", []), "the running step ended"
     (device,) = hub.core.status(0.0)["devices"]
     assert [device[key] for key in ("state", "pace_reason", "temperature_c")] == ["paused", "86 C", 86.0]
     hub.ping(steps=4, pace_percent=50, pace_reason="76 C", temperature_c=76.0)
