@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from edgeasync.core.device.care import CareLimits, CareReadings
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Liveness
+from edgeasync.data.dataset import Dataset, batches
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator, QuorumAggregator
 from edgeasync.policies.frequency import FixedFrequency, TimeFrequency
@@ -16,7 +18,8 @@ from edgeasync.simulation.clock import VirtualClock
 from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
-from edgeasync.training.trainer import StepResult
+from edgeasync.training.numpy_models import MlpModel
+from edgeasync.training.trainer import GradientTrainer, StepResult
 
 SPEC = ParameterSpec((Parameter("w", (3,)),))
 LINK = LinkProfile(1e9, 1e9, 0.0)
@@ -126,3 +129,39 @@ def test_a_slowed_device_gets_fewer_steps():
     lab.run(120.0)
     assert [lab.status(number)["assigned_steps"] for number in (0, 1)] == [15, 7]
     assert (lab.status(1)["state"], lab.status(1)["pace_percent"]) == ("training", 50)
+
+
+def seconds_to_learn(seed, *, slow):
+    """Return when three devices, or these and one ten times as slow, have learnt the digits; each has a quarter."""
+    found = load_digits()
+    data = Dataset.of((found.data / 16).astype(np.float32), found.target)
+    order = np.random.default_rng(seed).permutation(len(data))
+    held_out, parts = data.take(order[:360]), np.array_split(order[360:], 4)
+    network, clock = MlpModel(inputs=64, hidden=(64,), classes=10), VirtualClock()
+    hub = SimulatedHub(
+        clock,
+        spec=network.spec,
+        initial=network.initial(seed),
+        policy=Policy(),
+        settings=HubCoreSettings(),
+        seed=seed,
+    )
+    for number, part in enumerate(parts[: 3 + slow]):
+        drawn = batches(data.take(part), 32, number)
+        trainer = GradientTrainer(network.spec, network.gradient, [SGD(learning_rate=0.1)], drawn)
+        step_s = 0.2 if number == 3 else 0.02
+        SimulatedDevice(
+            clock, hub, f"d{number}", trainer, step_s=step_s, link=LinkProfile(), examples=len(part), seed=number
+        ).start()
+
+    def learnt():
+        return (network.predict(hub.model, held_out.x) == held_out.y).mean() >= 0.95
+
+    assert clock.run(learnt, 60.0)
+    return clock.now_s
+
+
+def test_a_device_with_a_tenth_of_the_speed_holds_three_others_up_by_a_fifth_at_most():
+    alone = sum(seconds_to_learn(seed, slow=False) for seed in range(4))
+    beside = sum(seconds_to_learn(seed, slow=True) for seed in range(4))
+    assert beside <= 1.2 * alone
