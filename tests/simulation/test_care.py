@@ -132,7 +132,7 @@ def test_a_slowed_device_gets_fewer_steps():
 
 
 def seconds_to_learn(seed, *, slow):
-    """Return when three devices, or these and one ten times as slow, have learnt the digits; each has a quarter."""
+    """Return when three devices, or these and one ten times as slow, have learnt digits; each has a quarter."""
     found = load_digits()
     data = Dataset.of((found.data / 16).astype(np.float32), found.target)
     order = np.random.default_rng(seed).permutation(len(data))

@@ -33,6 +33,7 @@ REPETITIONS = {
     "clusters of Ray": Repetitions(0, 0, 1),
     "trainers of other libraries": Repetitions(0, 0, 1),
     "boxes of a board's size": Repetitions(0, 0, 1),
+    "seconds without a write": Repetitions(2, 3, 600),
     "environments that are installed": Repetitions(0, 1, 1),
     "systems of ARM": Repetitions(0, 0, 1),
     "devices that join at once": Repetitions(200, 300, 2000),
