@@ -85,6 +85,9 @@ from edgeasync.version import VERSION
 CLOSE_S = 1.0
 """How long a stopping agent waits for the running local step, which it interrupts; a longer one is abandoned."""
 
+DRAWN_OUT_S = 1.0
+"""How often a thread that draws a step out shows that it does not hang."""
+
 LINGER_MS = 300
 """How long a closing agent keeps sending its goodbye."""
 
@@ -712,7 +715,7 @@ class Agent:
                         on_step=self._count_step,
                         step_s_min=self._step_s_min,
                         share=self._share,
-                        wait=self._stopping.wait,
+                        wait=self._draw_out,
                         should_pause=pausing.is_set if overlap else None,
                         step=partial(self._await_step, step) if inspect.iscoroutinefunction(step) else None,
                     )
@@ -742,6 +745,13 @@ class Agent:
     def _share(self) -> float:
         """Return the share of the time that steps may take; one that runs as a pause begins is not drawn out."""
         return self._engine.core.care.pace.share or 1.0
+
+    def _draw_out(self, remaining_s: float) -> None:
+        """Wait for the rest of a step, which is no standstill, however long it takes."""
+        until_s = time.monotonic() + remaining_s
+        while remaining_s > 0.0 and not self._stopping.wait(min(remaining_s, DRAWN_OUT_S)):
+            self._stepped_s = time.monotonic()
+            remaining_s = until_s - self._stepped_s
 
     def _should_stop(self) -> bool:
         """Wait while training stands still, then return whether it has ended; called between two steps."""

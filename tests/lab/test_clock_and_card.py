@@ -49,7 +49,7 @@ class WallClock:
 )
 def test_a_wall_clock_that_jumps_costs_no_lease_and_no_order(commands, at_start_s, running_s):
     clock = WallClock(commands.folder, at_start_s)
-    settings = commands.settings()
+    settings = commands.settings(hub="quiet = false")
     hub, address = commands.hub(settings, program=clock.program)
     agents = [commands.agent(address, name, program=clock.program) for name in ("a", "b")]
     before = status_when(address, lambda status: status["updates_applied"] >= 10)["updates_applied"]
@@ -71,7 +71,7 @@ def test_a_wall_clock_that_jumps_costs_no_lease_and_no_order(commands, at_start_
 def test_an_agent_that_trains_writes_nothing(commands):
     """For a few seconds here, for ten minutes at size nightly."""
     trace = commands.folder / "trace"
-    _, address = commands.hub(commands.settings())
+    _, address = commands.hub(commands.settings(hub="quiet = false"))
     under = (STRACE, "-f", "-y", "-qq", "-e", f"trace={WRITES}", "-o", str(trace))
     agent = commands.agent(address, "quiet", under=under)
     agent.wait_for("joined")
