@@ -304,10 +304,6 @@ class Agent:
         self._worker = Worker("train", self._fail_from_thread)
         self._worker.start()
         self._stepped_s = time.monotonic()
-        if self._watch is not None:
-            self._watch.begin(
-                lambda readings: self._do(partial(self._engine.handle, Sensed(readings))), self._fail_and_leave
-            )
         try:
             if self._token is None:
                 self._begin()
@@ -333,9 +329,17 @@ class Agent:
     def _begin(self) -> None:
         """Connect, after what was kept of an earlier start is here."""
         if self._spool is None:
-            self._do(self._engine.begin)
+            self._do(self._begin_engine)
         else:
             self.run_in_background(self._recall, self._begin_from)
+
+    def _begin_engine(self) -> None:
+        """Connect; only from now on the engine may be told of anything, sensors included."""
+        self._engine.begin()
+        if self._watch is not None:
+            self._watch.begin(
+                lambda readings: self._do(partial(self._engine.handle, Sensed(readings))), self._fail_and_leave
+            )
 
     async def _enrol_and_begin(self, token: Token) -> None:
         """Bring the device's key by a token, then connect under that key."""
@@ -629,7 +633,7 @@ class Agent:
         if spool is not None:
             self._trainer_state = spool.trainer
         self._engine.recall(spool, held)
-        self._engine.begin()
+        self._begin_engine()
 
     def keep_model(self, held: HeldModel) -> None:
         """Write the model. If the disk fails, `keep` tells that, and the next start fetches a whole model."""
