@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from edgeasync import Agent, Hub, StepResult
+from edgeasync.errors import NoMemoryError
+from edgeasync.training.numpy_models import SoftmaxModel
+
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[2]
@@ -38,3 +42,24 @@ def test_with_40_mb_less_than_a_step_needs_the_batch_is_split_and_trained(whole,
 def test_a_batch_norm_that_does_not_fit_ends_with_a_code_of_its_own(whole):
     code, _, told = run(whole["needed"] - 40_000_000, "sees", "norm")
     assert (code, "the model has a batch norm" in told) == (14, True), told
+
+
+class Full:
+    """A trainer of a user's own that finds no memory."""
+
+    spec = SoftmaxModel(inputs=4, classes=2).spec
+
+    def begin(self, parameters):
+        pass
+
+    def step(self) -> StepResult:
+        raise MemoryError
+
+
+def test_a_trainer_of_the_users_own_without_memory_ends_the_agent_by_name(tmp_path):
+    with (
+        Hub(SoftmaxModel(inputs=4, classes=2), run=tmp_path, bind="tcp://127.0.0.1:*") as hub,
+        pytest.raises(NoMemoryError, match="not the memory for the model"),
+        Agent(hub.address, trainer=Full()) as agent,
+    ):
+        agent.wait()
