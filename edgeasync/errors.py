@@ -13,6 +13,8 @@
     ├── GraphError               10   an ONNX graph cannot be trained, or is not one to trust
     ├── AccessError              11   keys do not fit: the hub does not know this one, or is not the one meant
     ├── CapacityError            12   this machine has less memory or fewer files than the hub may need
+    ├── UnfitError               13   `edgeasync doctor` found what keeps this device from training
+    ├── NoMemoryError            14   this device has not the memory for a local step
     └── TransitionError           1   a state machine was about to make a move that it does not have: a defect
 
 The codes are a contract: scripts rely on them. Each message says what was wrong, where, and what to do.
@@ -103,6 +105,18 @@ class CapacityError(EdgeAsyncError):
     """This machine has less memory, or allows fewer files, than the hub may need."""
 
     exit_code = 12
+
+
+class UnfitError(EdgeAsyncError):
+    """`edgeasync doctor` found something that keeps this device from training."""
+
+    exit_code = 13
+
+
+class NoMemoryError(EdgeAsyncError):
+    """This device has not the memory for a local step."""
+
+    exit_code = 14
 
 
 class TransitionError(EdgeAsyncError):

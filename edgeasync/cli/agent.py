@@ -6,7 +6,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from edgeasync.cli.output import Printer
-from edgeasync.cli.service import serve
+from edgeasync.cli.serving import serve
+from edgeasync.cli.under_systemd import find_notifier
 from edgeasync.config import convert, read_toml, to_table
 from edgeasync.core.device.effects import Report
 from edgeasync.data.files import load
@@ -15,8 +16,12 @@ from edgeasync.errors import ConfigError, DataError
 from edgeasync.plugins import find_code
 from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.agent_settings import AgentSection, AgentSettings
+from edgeasync.runtime.agent_settings import AgentSection, AgentSettings, CareSection
 from edgeasync.runtime.device import Device, find_device, make_agent, planned_trainer
+from edgeasync.runtime.notify import AWAY, JOINED
+from edgeasync.runtime.profiles import Profile, with_profile
+from edgeasync.runtime.readings import Readings
+from edgeasync.runtime.run_after_run import RunAfterRun
 from edgeasync.training.trainer import Trainer
 
 PROGRESS_S = 10.0
@@ -26,41 +31,96 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
     """Run an agent by a settings file, flags, or both; a flag wins over the file."""
     settings = AgentSettings() if config is None else read_toml(config, AgentSettings)
     section = convert(to_table(settings.agent) | flags, AgentSection, where="flags")
-    device, state = _find(section)
-    data = _needed(section, knows_hub=device.keys is not None)
-    dataset = None if data is None else load(data)
-    examples = 0 if dataset is None else len(dataset)
-    folder = DeviceFolder(state)
-    identity = folder.open(device.device_id)
+    fingerprint = None if settings.model is None else settings.model.spec.fingerprint
+    _Command(section, settings.care, fingerprint, printer).run()
 
-    def on_report(report: Report) -> None:
-        if report.event != "answered":
-            printer.event(report.event, detail=_detail(report, agent))
 
-    def make_trainer(welcome: Welcome) -> Trainer:
+class _Command:
+    """An agent that is run for a person or for systemd."""
+
+    def __init__(
+        self, section: AgentSection, care: CareSection, fingerprint: str | None, printer: Printer
+    ) -> None:
+        self._section, self._profile = with_profile(section, Readings())
+        self._care, self._fingerprint, self._printer = care, fingerprint, printer
+        self._notifier = find_notifier()
+        self._device, self._state = _find(section)
+        self._data = _needed(section, knows_hub=self._device.keys is not None)
+        self._dataset = None if self._data is None else load(self._data)
+        self._folder = DeviceFolder(self._state)
+        self._told = 0
+
+    def run(self) -> None:
+        """Run it to its end."""
         try:
-            return planned_trainer(section, welcome, agent.graph, dataset)
+            self._runs = RunAfterRun(self._begin, self._tell_of_finished)
+            self._notifier.ready()
+            reason = serve(
+                self._runs if self._section.when_finished == "wait" else self._runs.agent,
+                PROGRESS_S,
+                self._tell_of_progress,
+                self._state,
+                notifier=self._notifier,
+                hangs=self._hangs,
+            )
+        finally:
+            self._folder.close()
+        agent = self._runs.agent
+        if self._printer.json:
+            self._printer.event(
+                "stopped",
+                reason=reason,
+                steps=agent.steps_total,
+                updates_answered=agent.updates_answered,
+                day_left_bytes=agent.day_left_bytes,
+            )
+        else:
+            self._printer.event("stopped", detail=f"{reason}: {_work_done(agent)}")
+
+    def _begin(self) -> Agent:
+        """Open the state folder for another start, and return that start's agent."""
+        self._folder.close()
+        identity = self._folder.open(self._device.device_id, Readings().mark())
+        for remark in self._folder.remarks:
+            self._printer.event("warning", detail=remark)
+        examples = 0 if self._dataset is None else len(self._dataset)
+        detail = _start(self._section, self._profile, examples, identity.incarnation)
+        self._printer.event("started", device=self._device.device_id, detail=detail)
+        return make_agent(
+            self._section,
+            self._device,
+            identity,
+            self._make_trainer,
+            examples=examples,
+            fingerprint=self._fingerprint,
+            on_report=self._tell,
+            care=self._care,
+        )
+
+    def _make_trainer(self, welcome: Welcome) -> Trainer:
+        try:
+            return planned_trainer(self._section, welcome, self._runs.agent.graph, self._dataset)
         except DataError as error:
-            raise DataError(f"{data}: {error}") from error
+            raise DataError(f"{self._data}: {error}") from error
 
-    agent = make_agent(
-        section,
-        device,
-        identity,
-        make_trainer,
-        examples=examples,
-        fingerprint=None if settings.model is None else settings.model.spec.fingerprint,
-        on_report=on_report,
-    )
-    told = 0
+    def _tell(self, report: Report) -> None:
+        if report.event != "answered":
+            detail = _detail(report, self._runs.agent)
+            self._tell_systemd(f"{report.event} {detail}")
+            self._printer.event(report.event, detail=detail)
 
-    def on_progress() -> None:
-        nonlocal told
-        if agent.steps_total == told:
+    def _tell_of_finished(self) -> None:
+        detail = f"{_work_done(self._runs.agent)}; the device waits for the hub's next run"
+        self._printer.event("finished", detail=detail)
+
+    def _tell_of_progress(self) -> None:
+        agent = self._runs.agent
+        if agent.steps_total == self._told:
             return
-        told = agent.steps_total
-        if printer.json:
-            printer.event(
+        self._told = agent.steps_total
+        self._tell_systemd(_work_done(agent))
+        if self._printer.json:
+            self._printer.event(
                 "progress",
                 steps=agent.steps_total,
                 updates_answered=agent.updates_answered,
@@ -68,30 +128,23 @@ def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> N
                 day_left_bytes=agent.day_left_bytes,
             )
         else:
-            printer.event("progress", detail=_work_done(agent))
+            self._printer.event("progress", detail=_work_done(agent))
 
-    for remark in folder.remarks:
-        printer.event("warning", detail=remark)
-    printer.event("started", device=device.device_id, detail=_start(section, examples, identity.incarnation))
-    try:
-        reason = serve(agent, PROGRESS_S, on_progress, state)
-    finally:
-        folder.close()
-    if printer.json:
-        printer.event(
-            "stopped",
-            reason=reason,
-            steps=agent.steps_total,
-            updates_answered=agent.updates_answered,
-            day_left_bytes=agent.day_left_bytes,
-        )
-    else:
-        printer.event("stopped", detail=f"{reason}: {_work_done(agent)}")
+    def _tell_systemd(self, sentence: str) -> None:
+        agent = self._runs.agent
+        self._notifier.status(f"{JOINED if agent.joined else AWAY} {agent.address}: {sentence}")
+
+    def _hangs(self) -> str:
+        """Return what hangs, if something does: the loop runs, as this is called there, so it is the trainer."""
+        stalled_s = self._runs.agent.stalled_s()
+        limit_s = self._section.progress_s + self._section.step_s_min
+        return f"hangs: no local step for {stalled_s:.0f} s" if stalled_s > limit_s else ""
 
 
-def _start(section: AgentSection, examples: int, incarnation: int) -> str:
+def _start(section: AgentSection, profile: Profile | None, examples: int, incarnation: int) -> str:
     own = "" if section.trainer is None else f", trainer {section.trainer}"
-    return f"{examples} examples, start {incarnation}{own}"
+    board = "" if profile is None else f", profile {profile.name}: threads {section.cores_used}"
+    return f"{examples} examples, start {incarnation}{own}{board}"
 
 
 def _detail(report: Report, agent: Agent) -> str:

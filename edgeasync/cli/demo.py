@@ -22,7 +22,7 @@ from rich.live import Live
 from rich.text import Text
 
 from edgeasync.cli.output import Printer, event_line
-from edgeasync.cli.service import ending_signals
+from edgeasync.cli.serving import ending_signals
 from edgeasync.cli.status import device_table
 from edgeasync.data.dataset import Dataset
 from edgeasync.data.partition import dirichlet

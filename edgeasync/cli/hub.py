@@ -2,6 +2,7 @@
 
 import contextlib
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import msgspec
 
 from edgeasync.cli.model import check_choices
 from edgeasync.cli.output import Printer, print_table
-from edgeasync.cli.service import serve
+from edgeasync.cli.serving import serve
+from edgeasync.cli.under_systemd import find_notifier
 from edgeasync.config import convert, read_toml, to_table
 from edgeasync.core.hub.effects import Report
 from edgeasync.core.hub.machine import HubCore
@@ -17,8 +19,10 @@ from edgeasync.core.hub.settings import CheckpointSettings
 from edgeasync.errors import CapacityError, ConfigError
 from edgeasync.runtime.connections import connections_that_fit
 from edgeasync.runtime.graph_process import load_graph_apart
+from edgeasync.runtime.hub import Hub
 from edgeasync.runtime.hub_settings import HubSection, HubSettings, read_record
 from edgeasync.runtime.machine import memory_limit_bytes, prepare_for_service
+from edgeasync.runtime.notify import Notifier
 
 PROGRESS_S = 10.0
 
@@ -93,12 +97,24 @@ def run_hub(config: Path | None, flags: Flags, printer: Printer) -> None:
     """Run a hub by a settings file, flags, or both, or by the settings of a run."""
     settings = _all_settings(config, flags)
 
+    notifier = find_notifier()
+
     def on_report(report: Report) -> None:
         printer.event(report.event, device=report.device_id, detail=report.detail)
+        if report.event == "listening":
+            notifier.ready()
+        if not report.device_id:
+            notifier.status(f"{report.event} {report.detail}")
 
     allow_many_files()
     prepare_for_service()
     hub = settings.make_hub(on_report, load=load_graph_apart)
+    reason = serve(hub, PROGRESS_S, _progress_of(hub, notifier, printer), hub.model_file.parent, notifier=notifier)
+    _print_end(hub, reason, printer)
+
+
+def _progress_of(hub: Hub, notifier: Notifier, printer: Printer) -> Callable[[], None]:
+    """Return what tells the hub's counts, if any has changed."""
     seen: dict[str, float] = {}
 
     def on_progress() -> None:
@@ -109,12 +125,17 @@ def run_hub(config: Path | None, flags: Flags, printer: Printer) -> None:
         if counts == seen:
             return
         seen = counts
+        notifier.status(_in_words(counts))
         if printer.json:
             printer.event("progress", **counts)
         else:
             printer.event("progress", detail=_in_words(counts))
 
-    reason = serve(hub, PROGRESS_S, on_progress, hub.model_file.parent)
+    return on_progress
+
+
+def _print_end(hub: Hub, reason: str, printer: Printer) -> None:
+    """Tell why the hub ended, with what, and where the model is."""
     core = hub.core
     totals = {
         "reason": reason,

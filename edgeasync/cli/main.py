@@ -21,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train one model across many unequal, unreliable devices, without waiting for any of them.",
     epilog="Exit codes: 0 done, 2 settings, 3 data, 4 protocol, 5 another model, 6 no hub, 7 refused, 8 address, "
-    "9 files, 10 graph, 11 keys, 12 machine too small, 1 anything else.",
+    "9 files, 10 graph, 11 keys, 12 machine too small, 13 device unfit, 1 anything else.",
 )
 
 model_app = typer.Typer(
@@ -39,6 +39,14 @@ keys_app = typer.Typer(
     help="Manage who may talk to a hub: make its keys, enrol devices, revoke keys.",
 )
 app.add_typer(keys_app, name="keys")
+
+service_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Let systemd run an agent or a hub: at every boot, again after a crash, and with a watchdog.",
+)
+app.add_typer(service_app, name="service")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON objects, one per line.")]
 ModelFile = Annotated[Path, typer.Argument(metavar="FILE.onnx", help="A forward model or a training graph.")]
@@ -71,6 +79,17 @@ Keys = Annotated[
 Reached = Annotated[
     list[str] | None,
     typer.Option(help="Where devices reach the hub, tcp://HOST:PORT. The folder remembers it. May be repeated."),
+]
+Kind = Annotated[str, typer.Argument(metavar="agent|hub", help="Which of the two.")]
+UnitName = Annotated[
+    str | None,
+    typer.Option("--name", help="Another name for the unit, for a second one [default: edgeasync-agent or -hub]."),
+]
+Source = Annotated[
+    str,
+    typer.Argument(
+        help="Where edgeasync comes from: a folder of wheels, a wheel, a clone, or a name in pip's index."
+    ),
 ]
 BatchSize = Annotated[int, typer.Option(min=2, max=65536, help="Examples in a step.")]
 
@@ -130,7 +149,7 @@ def hub(
     If the folder already holds a run, the hub resumes it.
     """
     from edgeasync.cli.hub import Flags, check_hub, run_hub  # noqa: PLC0415
-    from edgeasync.cli.service import log_to_stderr  # noqa: PLC0415
+    from edgeasync.cli.serving import log_to_stderr  # noqa: PLC0415
 
     log_to_stderr(log_level)
     flags = {"bind": bind, "run": run, "durability": durability, "keys": keys, "insecure": insecure or None}
@@ -164,7 +183,9 @@ def agent(
         float | None,
         typer.Option(help="Least seconds that a local step takes, to imitate a slower device."),
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="Cores for a step of an ONNX model [default: 1].")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Cores for a step of an ONNX model [default: as suits the board, or 1].")
+    ] = None,
     provider: Annotated[
         str | None,
         typer.Option(
@@ -209,12 +230,16 @@ def agent(
         str | None,
         typer.Option(metavar="PUBLIC_KEY", help="The hub's public key, to ask for admission without a token."),
     ] = None,
+    when_finished: Annotated[
+        str | None,
+        typer.Option(help="What to do after the end of training: exit, or wait for the next run [default: exit]."),
+    ] = None,
     log_level: LogLevel = None,
     json: Json = False,
 ) -> None:
     """Train on this device's data. Waits for the hub as long as needed. Ends with the training, or at Ctrl-C."""
     from edgeasync.cli.agent import run_agent  # noqa: PLC0415
-    from edgeasync.cli.service import log_to_stderr  # noqa: PLC0415
+    from edgeasync.cli.serving import log_to_stderr  # noqa: PLC0415
 
     log_to_stderr(log_level)
     flags: dict[str, Any] = {
@@ -224,7 +249,7 @@ def agent(
         "bandwidth_bytes_per_s_max": _bytes_or_text(bandwidth_bytes_per_s_max),
         "bytes_per_day_max": _bytes_or_text(bytes_per_day_max),
         "spool": spool, "alone_steps_max": alone_steps_max, "local": local or None, "insecure": insecure or None,
-        "enrol": enrol, "hub_key": hub_key,
+        "enrol": enrol, "hub_key": hub_key, "when_finished": when_finished,
     }  # fmt: skip
     run_agent(config, _given(flags), Printer(json=json))
 
@@ -493,6 +518,139 @@ def keys_refuse(
     from edgeasync.cli.keys import refuse  # noqa: PLC0415
 
     refuse(keys, fingerprint, Printer(json=json))
+
+
+@service_app.command("install")
+def service_install(
+    kind: Kind,
+    settings: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE.toml", help="Its settings, which are copied [default: those of an earlier install]."
+        ),
+    ] = None,
+    name: UnitName = None,
+    root: Annotated[
+        Path,
+        typer.Option(help="Install into the system in this folder, such as a mounted card, and start nothing."),
+    ] = Path("/"),
+    no_start: Annotated[
+        bool, typer.Option("--no-start", help="Do not start it now, only at the next boot.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Write the unit and its settings, and start it: now and at every boot. A second time changes nothing.
+
+    As root for the machine, under the user edgeasync in /var/lib/edgeasync. Else for the user who calls, in
+    ~/.local/share/edgeasync.
+    """
+    from edgeasync.cli.service import install_service  # noqa: PLC0415
+
+    install_service(kind, settings, name, root, Printer(json=json), start=not no_start)
+
+
+@service_app.command("remove")
+def service_remove(
+    kind: Kind,
+    name: UnitName = None,
+    root: Annotated[Path, typer.Option(help="Remove from the system in this folder.")] = Path("/"),
+    purge: Annotated[
+        bool,
+        typer.Option("--purge", help="Delete settings, keys and state, too; with the last unit also the user."),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Stop it, and delete its unit. Settings, keys and state stay."""
+    from edgeasync.cli.service import remove_service  # noqa: PLC0415
+
+    remove_service(kind, name, root, Printer(json=json), purge=purge)
+
+
+@service_app.command("status")
+def service_status(kind: Kind, name: UnitName = None, json: Json = False) -> None:
+    """Show whether it runs, what it says of itself, and how often it was restarted."""
+    from edgeasync.cli.service import print_service_status  # noqa: PLC0415
+
+    print_service_status(kind, name, Printer(json=json))
+
+
+@service_app.command("logs")
+def service_logs(
+    kind: Kind,
+    name: UnitName = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Show new lines as they come.")] = False,
+    lines: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many of the last lines.")] = 50,
+) -> None:
+    """Show its lines in systemd's journal."""
+    from edgeasync.cli.service import show_logs  # noqa: PLC0415
+
+    show_logs(kind, name, lines, follow=follow)
+
+
+@service_app.command("upgrade")
+def service_upgrade(
+    kind: Kind,
+    source: Source = "edgeasync",
+    name: UnitName = None,
+    timeout_s: Annotated[float, typer.Option(min=1.0, max=3600.0, help="Seconds for it to come up.")] = 120.0,
+    json: Json = False,
+) -> None:
+    """Install a new version beside the old one, and switch to it. Switch back if the agent does not join."""
+    from edgeasync.cli.service import upgrade_service  # noqa: PLC0415
+
+    upgrade_service(kind, source, name, timeout_s, Printer(json=json))
+
+
+@app.command()
+def doctor(
+    config: Annotated[Path | None, typer.Argument(help="The agent's settings, a TOML file.")] = None,
+    hub: Annotated[
+        list[str] | None, typer.Option(help="The hub's address, tcp://HOST:PORT. May be repeated.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="This device's data: .npz or .csv.")] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="GRAPH.onnx",
+            help="A training graph, to time a step [default: the one that the hub sent last, if there is one].",
+        ),
+    ] = None,
+    device_id: Annotated[str | None, typer.Option(help="This device's name [default: the host's name].")] = None,
+    state: Annotated[
+        str | None, typer.Option(help="The agent's state folder [default: ~/.local/state/edgeasync/DEVICE_ID].")
+    ] = None,
+    provider: Annotated[
+        str | None, typer.Option(help="Execution provider: auto, cpu, cuda or tensorrt [default: auto].")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Speak to a hub beyond this machine without keys.")
+    ] = False,
+    root: Annotated[Path, typer.Option(help="Read /sys, /proc and /run below this folder.")] = Path("/"),
+    json: Json = False,
+) -> None:
+    """Look at this device: machine, state, hub, data and speed. A line each: ok, warn or fail, and what to do."""
+    from edgeasync.cli.doctor import run_doctor  # noqa: PLC0415
+
+    flags: dict[str, Any] = {
+        "hub": hub or None, "data": data, "device_id": device_id, "state": state, "provider": provider,
+        "insecure": insecure or None,
+    }  # fmt: skip
+    run_doctor(config, _given(flags), model, root, Printer(json=json))
+
+
+@app.command()
+def bundle(
+    out: Annotated[Path, typer.Option(help="A new folder for the wheels and install.sh.")],
+    platform: Annotated[str, typer.Option(help="For which board: pi, jetson or x86.")],
+    source: Source = "edgeasync",
+    python: Annotated[str, typer.Option(help="The board's Python: 3.11, 3.12 or 3.13.")] = "3.11",
+    extras: Annotated[str, typer.Option(help="Extras to include, such as hub,zstd.")] = "",
+    json: Json = False,
+) -> None:
+    """Download all that a board needs into a folder, to install there without a network: sh OUT/install.sh."""
+    from edgeasync.cli.service import bundle_wheels  # noqa: PLC0415
+
+    bundle_wheels(source, platform, python, out, Printer(json=json), extras=extras)
 
 
 def _graph_flags(

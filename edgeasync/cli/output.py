@@ -10,6 +10,7 @@ from unicodedata import category
 
 import msgspec
 
+from edgeasync.cli.under_systemd import Priority, goes_to_journal, priority_of, with_priority
 from edgeasync.runtime.wall_clock import written
 
 GONE = (errno.EPIPE, errno.EIO)
@@ -28,7 +29,9 @@ def _escaped(character: str) -> str:
 
 
 def tell(text: str) -> None:
-    """Write a line to standard error, if that can be written: it may lie on a full disk."""
+    """Write an error to standard error, if that can be written: it may lie on a full disk."""
+    if goes_to_journal(sys.stderr):
+        text = with_priority(text, 3)
     with contextlib.suppress(OSError):
         sys.stderr.write(text + "\n")
 
@@ -46,6 +49,8 @@ class Printer:
     def event(self, event: str, **details: Any) -> None:
         """Print one event; for people with date, time and offset, and without empty details.
 
+        systemd's journal has a clock of its own: there a line begins with its priority instead.
+
         An event that cannot be written, as on a full disk, is no error: a hub or an agent must not end by its log.
         """
         lost = self.lost
@@ -62,20 +67,24 @@ class Printer:
     def _event(self, event: str, details: Mapping[str, Any]) -> None:
         """Print one event; raises `OSError`."""
         if self.json:
-            self.object({"event": event, "time": round(time.time(), 3), **details})
+            self._write(_encoded({"event": event, "time": round(time.time(), 3), **details}), priority_of(event))
+        elif goes_to_journal(sys.stdout):
+            self._write(event_words(event, details), priority_of(event))
         else:
-            self.line(event_line(event, details))
+            self._write(event_line(event, details))
 
     def object(self, value: object) -> None:
         """Print one JSON object on a line of its own."""
-        self._write(msgspec.json.encode(value).decode())
+        self._write(_encoded(value))
 
     def line(self, text: str) -> None:
         """Print a line for people, without control characters."""
         self._write(visible(text))
 
-    def _write(self, text: str) -> None:
+    def _write(self, text: str, priority: Priority = 6) -> None:
         """Write a line at once; a reader that has gone away is no error."""
+        if goes_to_journal(sys.stdout):
+            text = with_priority(text, priority)
         try:
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
@@ -88,8 +97,17 @@ class Printer:
 
 def event_line(event: str, details: Mapping[str, Any]) -> str:
     """Return a line for people: date, time and offset, the event, and what is not empty of the details."""
+    return f"{written(time.time())} {event_words(event, details)}"
+
+
+def event_words(event: str, details: Mapping[str, Any]) -> str:
+    """Return the event, and what is not empty of the details."""
     words = " ".join(f"{value}" for value in details.values() if value not in ("", None))
-    return visible(f"{written(time.time())} {event:<12} {words}")
+    return visible(f"{event:<12} {words}")
+
+
+def _encoded(value: object) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def print_table(printer: Printer, rows: Sequence[tuple[str, ...]]) -> None:

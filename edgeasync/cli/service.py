@@ -1,129 +1,131 @@
-"""Running a hub or an agent until it ends or somebody ends it."""
+"""`edgeasync service` and `edgeasync bundle`: how systemd comes to run an agent or a hub."""
 
-import asyncio
-import contextlib
-import logging
-import signal
-from collections.abc import Awaitable, Callable
+import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TypeVar, get_args
 
-from edgeasync.cli.output import tell, visible
-from edgeasync.durable.files import replace_file
-from edgeasync.errors import ConfigError, EdgeAsyncError, StorageError
-from edgeasync.runtime.event_loop import loop_factory
+from edgeasync.cli.output import Printer
+from edgeasync.errors import ConfigError, StorageError
+from edgeasync.runtime.service.bundle import Platform, Python, make_bundle
+from edgeasync.runtime.service.environments import Environments
+from edgeasync.runtime.service.installation import Place, activate, find_unit, install, remove
+from edgeasync.runtime.service.systemd import ServiceManager, Systemd
+from edgeasync.runtime.service.unit import USER, Kind, Unit
+from edgeasync.runtime.service.upgrade import upgrade
 
-IMPATIENCE_S = 1.0
+Word = TypeVar("Word", bound=str)
 
-LAST_EVENTS_FILE = "last-events.txt"
-LINES_SHOWN = 20
-
-
-LOG_LEVELS = ("debug", "info", "warning", "error")
+HUB_EXTRAS = "hub"
 
 
-def log_to_stderr(level: str | None) -> None:
-    """Write the log from this level on to standard error; raises `ConfigError` for a level that is not known.
+def install_service(
+    kind: str, settings: Path | None, name: str | None, root: Path, printer: Printer, *, start: bool
+) -> None:
+    """Install a unit, and start it unless it is for another system."""
+    unit, place = _find(kind, name, root)
+    changed = install(unit, place, settings)
+    if place.root == Path("/"):
+        activate(unit, place, _systemd(place), changed, start=start)
+    _tell(printer, unit, "changed", changed, "nothing changed")
 
-    Without one everything stays as Python has it: warnings are written.
-    """
-    if level is None:
+
+def remove_service(kind: str, name: str | None, root: Path, printer: Printer, *, purge: bool) -> None:
+    """Stop a unit, and delete it."""
+    unit, place = _find(kind, name, root)
+    live, manager = place.root == Path("/"), _systemd(place)
+    if live and (place.units / unit.file).exists():
+        manager.stop(unit.file)
+    removed = remove(unit, place, purge=purge)
+    if live and removed:
+        manager.reload()
+        if place.user is not None and place.folder in removed:
+            manager.remove_user(USER)
+    _tell(printer, unit, "removed", removed, "nothing to remove")
+    folder = place.under(place.folder)
+    if not printer.json and folder.exists():
+        printer.line(f"settings, keys and state stay in {folder}")
+
+
+def print_service_status(kind: str, name: str | None, printer: Printer) -> None:
+    """Print what systemd says of a unit."""
+    unit, place = _find(kind, name, Path("/"))
+    status = _systemd(place).status(unit.file)
+    state, said = status.get("ActiveState", "unknown"), status.get("StatusText", "")
+    restarts, pid = int(status.get("NRestarts") or 0), int(status.get("MainPID") or 0)
+    if printer.json:
+        printer.object({"unit": unit.file, "state": state, "status": said, "restarts": restarts, "pid": pid})
         return
-    if level not in LOG_LEVELS:
-        raise ConfigError(f"--log-level {level!r} is not known; choose from {', '.join(LOG_LEVELS)}")
-    handler = logging.StreamHandler()
-    handler.setFormatter(_LineFormatter("%(asctime)s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S%z"))
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    printer.line(f"{unit.file}: {state}, {restarts} restarts" + (f", process {pid}" if pid else ""))
+    if said:
+        printer.line(said)
 
 
-class _LineFormatter(logging.Formatter):
-    """Keeps control characters, which a peer may have written, out of the log: a message is one line of text."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        return visible(super().formatMessage(record))
-
-    def formatException(self, ei: Any) -> str:  # noqa: N802
-        return "\n".join(map(visible, super().formatException(ei).split("\n")))
-
-
-class Service(Protocol):
-    """A hub or an agent."""
-
-    async def run(self) -> str:
-        """Serve; return why it ended."""
-
-    def request_stop(self) -> None:
-        """Make `run` return soon."""
-
-    def last_events(self) -> list[str]:
-        """Return the last events and effects of the core, a line each."""
-
-
-def ending_signals() -> list[signal.Signals]:
-    """Return the signals that end a command cleanly, SIGHUP among them unless it is ignored, as under nohup."""
-    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM] if ignored else [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-
-
-def serve(service: Service, every_s: float, on_progress: Callable[[], None], folder: Path | None = None) -> str:
-    """Run `service` until it ends, on uvloop if possible; return its reason.
-
-    SIGTERM, Ctrl-C and SIGHUP ask it to stop. A second SIGTERM or Ctrl-C, more than a second later, ends the
-    process at once. `on_progress` is called every `every_s` seconds meanwhile. An unexpected error writes the last
-    events of the core to `folder`.
-    """
+def show_logs(kind: str, name: str | None, lines: int, *, follow: bool) -> None:
+    """Become journalctl."""
+    unit, place = _find(kind, name, Path("/"))
+    command = ["journalctl", "--unit" if place.user else "--user-unit", unit.file, "--lines", str(lines)]
     try:
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            return runner.run(_serve(service, every_s, on_progress))
-    except Exception as error:
-        expected = isinstance(error, EdgeAsyncError) and error.exit_code != EdgeAsyncError.exit_code
-        if not expected:
-            _leave_last_events(service, folder)
-        raise
+        os.execvp(command[0], [*command, "--follow"] if follow else command)  # noqa: S606 - no shell
+    except OSError as error:
+        raise StorageError(f"journalctl: {error.strerror}; the logs are in systemd's journal") from error
 
 
-def _leave_last_events(service: Service, folder: Path | None) -> None:
-    """Write the last events into the folder and show the newest of them; without a folder show them all."""
-    lines = service.last_events()
-    if not lines:
+def upgrade_service(kind: str, source: str, name: str | None, timeout_s: float, printer: Printer) -> None:
+    """Run the service from a new environment."""
+    unit, place = _find(kind, name, Path("/"))
+    environments = Environments(Path(sys.prefix).parent)
+    extras = HUB_EXTRAS if unit.kind == "hub" else ""
+    old = upgrade(
+        environments, lambda: environments.make(source, extras), unit, _systemd(place), limit_s=timeout_s
+    )
+    new = environments.current
+    if printer.json:
+        printer.object({"unit": unit.file, "environment": str(new), "kept": str(old)})
+    else:
+        printer.line(f"{unit.file} runs from {new}; the old environment stays in {old}")
+
+
+def bundle_wheels(
+    source: str, platform: str, python: str, out: Path, printer: Printer, *, extras: str = ""
+) -> None:
+    """Make a folder of wheels."""
+    board: Platform = _one_of("--platform", platform, get_args(Platform))
+    version: Python = _one_of("--python", python, get_args(Python))
+    files = make_bundle(source, board, version, out, extras=extras)
+    nbytes = sum(file.stat().st_size for file in files)
+    if printer.json:
+        printer.object({"folder": str(out), "files": [file.name for file in files], "bytes": nbytes})
         return
-    shown, where = lines, ""
-    if folder is not None and folder.is_dir():
-        with contextlib.suppress(StorageError):
-            replace_file(folder / LAST_EVENTS_FILE, "\n".join([*lines, ""]).encode(errors="backslashreplace"))
-            shown, where = lines[-LINES_SHOWN:], f"; all are in {folder / LAST_EVENTS_FILE}"
-    told = [f"edgeasync: the last events before the error{where}:", *shown]
-    tell("\n".join(map(visible, told)))
+    printer.line(f"{out}: {len(files)} files, {nbytes / 2**20:,.1f} MiB")
+    printer.line(f"next: carry it to the board, and there: sudo sh {out.name}/install.sh agent FILE.toml")
 
 
-async def _serve(service: Service, every_s: float, on_progress: Callable[[], None]) -> str:
-    loop = asyncio.get_running_loop()
+def _find(kind: str, name: str | None, root: Path) -> tuple[Unit, Place]:
+    """Return the unit that is meant, and where it lies: for the machine if root calls, else for the caller."""
+    known: Kind = _one_of("the service", kind, get_args(Kind))
+    of_user = os.geteuid() != 0 and root == Path("/")
+    place = Place(root.resolve(), Path.home() if of_user else None)
+    return find_unit(known, place, name), place
 
-    stopping = False
 
-    def stop() -> None:
-        nonlocal stopping
-        if not stopping:
-            stopping = True
-            # Some wrappers send one Ctrl-C twice: only a later one means impatience.
-            loop.call_later(IMPATIENCE_S, let_signals_kill)
-            service.request_stop()
+def _systemd(place: Place) -> ServiceManager:
+    return Systemd(of_user=place.user is None)
 
-    def let_signals_kill() -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_DFL)
 
-    async def progress() -> None:
-        while True:
-            await asyncio.sleep(every_s)
-            on_progress()
+def _one_of(what: str, word: str, known: Sequence[Word]) -> Word:
+    for each in known:
+        if word == each:
+            return each
+    raise ConfigError(f"{what} {word!r} is not known; choose {' or '.join(known)}")
 
-    for number in ending_signals():
-        loop.add_signal_handler(number, stop)
-    ticking = asyncio.create_task(progress())
-    running: Awaitable[str] = service.run()
-    try:
-        return await running
-    finally:
-        ticking.cancel()
+
+def _tell(printer: Printer, unit: Unit, done: str, files: list[Path], nothing: str) -> None:
+    if printer.json:
+        printer.object({"unit": unit.file, done: [str(file) for file in files]})
+        return
+    for file in files:
+        printer.line(f"{done}: {file}")
+    if not files:
+        printer.line(f"{unit.file}: {nothing}")

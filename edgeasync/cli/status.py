@@ -87,7 +87,7 @@ def device_table(devices: list[dict[str, Any]], pids: dict[str, int] | None = No
     for device in devices:
         cells = [
             device["id"],
-            device["state"],
+            _state(device),
             f"{device['last_seen_s']:.1f} s",
             str(device["updates_applied"]),
             str(device["staleness"]),
@@ -127,6 +127,15 @@ def _reason(device: Mapping[str, Any]) -> str:
     """Return how long a device rests, if it does, and why it was given its steps, if it was given any."""
     resting = f"rests for {_seconds(rest_s)}" if (rest_s := device.get("rest_s", 0.0)) else ""
     return "; ".join(filter(None, (resting, device.get("why", ""))))
+
+
+def _state(device: Mapping[str, Any]) -> str:
+    """Return a device's state, and why it does not train at full pace if it says so."""
+    reason, percent = device.get("pace_reason", ""), device.get("pace_percent", 100)
+    if percent == 0:
+        return f"{device['state']}: {reason}"
+    slowed = ", ".join(filter(None, (f"{percent} %" if percent < 100 else "", reason)))
+    return f"{device['state']} at {slowed}" if slowed else str(device["state"])
 
 
 def _add_row(table: Table, cells: list[str]) -> None:

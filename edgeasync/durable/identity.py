@@ -14,11 +14,15 @@ from edgeasync.errors import StorageError
 
 
 class DeviceIdentity(msgspec.Struct, frozen=True):
-    """A device's identity: its random state id, and the incarnation, the number of this start."""
+    """A device's identity: its random state id, and the incarnation, the number of this start.
+
+    `machine` is a mark of the machine of the last start, empty if that is not known.
+    """
 
     device_id: str
     state_id: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
     incarnation: Annotated[int, Meta(ge=1)] = msgspec.field(name="start")
+    machine: str = ""
 
 
 class DeviceFolder:
@@ -31,10 +35,11 @@ class DeviceFolder:
         self._path = path
         self._lock = FolderLock(path, "state (--state)")
 
-    def open(self, device_id: str) -> DeviceIdentity:
+    def open(self, device_id: str, machine: str = "") -> DeviceIdentity:
         """Lock the folder, write the identity of this start to disk, and return it.
 
-        Raises `StorageError` if another agent holds the folder, or if it is not readable.
+        `machine` is a mark of this machine. Raises `StorageError` if another agent holds the folder, or if it is
+        not readable.
         """
         file = self._path / "identity.json"
         self._lock.take(
@@ -43,6 +48,8 @@ class DeviceFolder:
         )
         try:
             identity = _next_incarnation(file, device_id)
+            if machine:
+                identity = msgspec.structs.replace(identity, machine=machine)
             replace_file(file, msgspec.json.encode(identity))
         except BaseException:
             self.close()

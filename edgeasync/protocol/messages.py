@@ -54,6 +54,8 @@ CodecName = Annotated[str, Meta(min_length=1, max_length=64)]
 Sentence = Annotated[str, Meta(max_length=1024)]
 Metrics = Annotated[dict[Annotated[str, Meta(pattern=METRIC_PATTERN)], float], Meta(max_length=METRICS_MAX)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
+PaceReason = Annotated[str, Meta(pattern=r"^[ -~]{0,32}\Z")]
+"""A few words for people in printable ASCII: nothing in them can steer a terminal."""
 
 
 class ModelVersion(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -282,13 +284,19 @@ class Credit(Message, frozen=True, gc=False):
 
 
 class Ping(Message, frozen=True, gc=False):
-    """Device to hub: I am alive, have taken `steps_total` local steps, and my last ping took `round_trip_s`."""
+    """Device to hub: I am alive, have taken `steps_total` local steps, and my last ping took `round_trip_s`.
+
+    I train in `pace_percent` of the time: 0 while I pause, less than 100 while slowed. `pace_reason` says why.
+    """
 
     kind = 9
     session: Identity
     sent_s: float
     steps_total: Count
     round_trip_s: Seconds = 0.0
+    pace_percent: Annotated[int, Meta(ge=0, le=100)] = 100
+    pace_reason: PaceReason = ""
+    temperature_c: Annotated[float, Meta(ge=-100, le=1000)] | None = None
 
 
 class Pong(Message, frozen=True, gc=False):

@@ -23,9 +23,17 @@ import zmq
 
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import HeldModel, Spool, TrainerState
+from edgeasync.core.device.care import Care, CareLimits, Pace
 from edgeasync.core.device.day import Day, DayRecord
 from edgeasync.core.device.effects import Report, Stop
-from edgeasync.core.device.events import Disconnected, PauseRequested, ResumeRequested, StopRequested, Trained
+from edgeasync.core.device.events import (
+    Disconnected,
+    PauseRequested,
+    ResumeRequested,
+    Sensed,
+    StopRequested,
+    Trained,
+)
 from edgeasync.core.device.machine import GRAPH_BYTES_MAX, DeviceCore
 from edgeasync.core.engine.device_engine import DeviceEngine, ObserveDevice
 from edgeasync.durable.allow_list import read_key
@@ -38,6 +46,7 @@ from edgeasync.errors import (
     AddressError,
     ConfigError,
     ModelMismatchError,
+    NoMemoryError,
     ProtocolError,
     StorageError,
 )
@@ -57,6 +66,7 @@ from edgeasync.runtime.frame_log import log_frame
 from edgeasync.runtime.graph_cache import GraphCache
 from edgeasync.runtime.machine import memory_bytes
 from edgeasync.runtime.reach import explain, keys_do_not_fit
+from edgeasync.runtime.sensing import Sense, SensorWatch
 from edgeasync.runtime.socket_monitor import Finding, SocketMonitor
 from edgeasync.runtime.wall_clock import written
 from edgeasync.runtime.worker import Worker
@@ -74,6 +84,9 @@ from edgeasync.version import VERSION
 
 CLOSE_S = 1.0
 """How long a stopping agent waits for the running local step, which it interrupts; a longer one is abandoned."""
+
+DRAWN_OUT_S = 1.0
+"""How often a thread that draws a step out shows that it does not hang."""
 
 LINGER_MS = 300
 """How long a closing agent keeps sending its goodbye."""
@@ -144,6 +157,7 @@ class Agent:
       without it every agent begins a new day.
     - `spool` keeps every update on disk before it leaves. After a power cut the agent sends the update again.
     - `local` are arrays that stay on this device; the hub may name others.
+    - `limits` say when the agent pauses or trains slower, by what `sense` reads every second.
     - `observe` is called on the loop with every event that the core has handled.
 
     A trainer that raises `StepsEndedError` at the first step of an assignment has no more steps: `run` returns.
@@ -173,6 +187,8 @@ class Agent:
         alone_steps_max: int = 0,
         local: LocalParameters | None = None,
         trains_at_rest: bool = False,
+        limits: CareLimits | None = None,
+        sense: Sense | None = None,
         keys: DeviceKeys | None = None,
         enrol: str | None = None,
         knocking: bool = False,
@@ -184,7 +200,7 @@ class Agent:
         self._pair = None if keys is None else keys.own()
         self._keys = keys
         self._token = self._unused(enrol)
-        self._token_denied = False
+        self._token_denied = self._stands_still = False
         self._knocking = knocking and self._pair is not None
         self._knock = "" if self._pair is None else _describe_knock(self._pair, identity.device_id)
         self.addresses = self._find_hub((address,) if isinstance(address, str) else tuple(address))
@@ -214,9 +230,9 @@ class Agent:
         self._on_report = on_report or (lambda _: None)
         self._given_context = context
         self._ending = Ending("Agent")
-        self._stopping = threading.Event()
-        self._pausing = threading.Event()
+        self._stopping, self._pausing = threading.Event(), threading.Event()
         self._may_train = _set(threading.Event())
+        self._watch = None if sense is None else SensorWatch(sense)
         self._awaited: concurrent.futures.Future[StepResult] | None = None
         self._channel: Channel | None = None
         self._monitor: SocketMonitor | None = None
@@ -244,6 +260,7 @@ class Agent:
             offline_steps_max=alone_steps_max,
             trains_at_rest=trains_at_rest,
             day=Day(bytes_per_day_max),
+            care=Care(limits),
         )
         self._engine = DeviceEngine(
             core, self, time.monotonic, bandwidth_bytes_per_s_max, keeps=spool is not None, observe=observe
@@ -288,6 +305,7 @@ class Agent:
         self._context = self._given_context or zmq.Context()
         self._worker = Worker("train", self._fail_from_thread)
         self._worker.start()
+        self._stepped_s = time.monotonic()
         try:
             if self._token is None:
                 self._begin()
@@ -298,7 +316,7 @@ class Agent:
             self._end_training()
             if isinstance(self._trainer, InterruptibleTrainer):
                 self._trainer.interrupt()
-            for waiting in (self._timer, self._explaining, self._looking):
+            for waiting in (self._timer, self._explaining, self._looking, self._watch):
                 if waiting is not None:
                     waiting.cancel()
             try:
@@ -313,9 +331,17 @@ class Agent:
     def _begin(self) -> None:
         """Connect, after what was kept of an earlier start is here."""
         if self._spool is None:
-            self._do(self._engine.begin)
+            self._do(self._begin_engine)
         else:
             self.run_in_background(self._recall, self._begin_from)
+
+    def _begin_engine(self) -> None:
+        """Connect; only from now on the engine may be told of anything, sensors included."""
+        self._engine.begin()
+        if self._watch is not None:
+            self._watch.begin(
+                lambda readings: self._do(partial(self._engine.handle, Sensed(readings))), self._fail_and_leave
+            )
 
     async def _enrol_and_begin(self, token: Token) -> None:
         """Bring the device's key by a token, then connect under that key."""
@@ -352,6 +378,11 @@ class Agent:
         return self._engine.core.work.updates_answered
 
     @property
+    def joined(self) -> bool:
+        """Whether a hub has let this device in, and speaks to it."""
+        return self._engine.core.link == "joined"
+
+    @property
     def round_trip_s(self) -> float | None:
         """Round trip of the last ping, in seconds."""
         return self._engine.core.round_trip_s
@@ -360,6 +391,16 @@ class Agent:
     def day_left_bytes(self) -> int | None:
         """The rest of `bytes_per_day_max`; `None` without a limit."""
         return self._engine.core.day.left_bytes(time.monotonic())
+
+    def stalled_s(self) -> float:
+        """Return for how long the worker's thread, if it has work, has ended neither that nor a local step.
+
+        0 for an agent that waits, rests or stands still because it was asked to.
+        """
+        if not self._ending.begun or self._ending.reached or not self._may_train.is_set():
+            return 0.0
+        begun_s = self._worker.begun_s
+        return 0.0 if begun_s is None else time.monotonic() - max(begun_s, self._stepped_s)
 
     def last_events(self) -> list[str]:
         """Return a line for each of the last events and effects of the core, without secrets."""
@@ -380,15 +421,14 @@ class Agent:
 
         Call it in the loop's thread, while `run` runs.
         """
-        if training:
-            self._may_train.set()
-        elif not self._stopping.is_set():
-            self._may_train.clear()
+        self._stands_still = not training
+        self._let_train()
         self._do(lambda: self._engine.handle(PauseRequested(training)))
 
     def request_resume(self) -> None:
         """Return to the hub; call it in the loop's thread, while `run` runs."""
-        self._may_train.set()
+        self._stands_still = False
+        self._let_train()
         self.pause()  # steps beyond an update were for the time without a hub
         self._do(lambda: self._engine.handle(ResumeRequested()))
 
@@ -475,6 +515,10 @@ class Agent:
         self._loop.call_soon_threadsafe(self._fail_and_leave, error)
 
     def _fail_and_leave(self, error: BaseException) -> None:
+        if isinstance(error, MemoryError):
+            short = NoMemoryError("this device has not the memory for the model: end other programs on it")
+            short.__cause__ = error
+            error = short
         self._ending.fail(error)
         self._engine.handle(StopRequested())  # says goodbye
 
@@ -591,7 +635,7 @@ class Agent:
         if spool is not None:
             self._trainer_state = spool.trainer
         self._engine.recall(spool, held)
-        self._engine.begin()
+        self._begin_engine()
 
     def keep_model(self, held: HeldModel) -> None:
         """Write the model. If the disk fails, `keep` tells that, and the next start fetches a whole model."""
@@ -676,7 +720,8 @@ class Agent:
                         should_stop=self._should_stop,
                         on_step=self._count_step,
                         step_s_min=self._step_s_min,
-                        wait=self._stopping.wait,
+                        share=self._share,
+                        wait=self._draw_out,
                         should_pause=pausing.is_set if overlap else None,
                         step=partial(self._await_step, step) if inspect.iscoroutinefunction(step) else None,
                     )
@@ -691,6 +736,30 @@ class Agent:
                 self._loop.call_soon_threadsafe(self.request_stop)
 
         self._worker.submit(work)
+
+    def set_pace(self, pace: Pace) -> None:
+        """Stand still between two steps, or train again; what slows a step reads the pace itself."""
+        del pace
+        self._let_train()
+
+    def _let_train(self) -> None:
+        """Let the worker take steps unless a person or the governor wants none."""
+        if self._stopping.is_set() or (not self._stands_still and self._engine.core.care.pace.share):
+            self._stepped_s = time.monotonic()
+            self._may_train.set()
+        else:
+            self._may_train.clear()
+
+    def _share(self) -> float:
+        """Return the share of the time that steps may take; one that runs as a pause begins is not drawn out."""
+        return self._engine.core.care.pace.share or 1.0
+
+    def _draw_out(self, remaining_s: float) -> None:
+        """Wait for the rest of a step, which is no standstill, however long it takes."""
+        until_s = time.monotonic() + remaining_s
+        while remaining_s > 0.0 and not self._stopping.wait(min(remaining_s, DRAWN_OUT_S)):
+            self._stepped_s = time.monotonic()
+            remaining_s = until_s - self._stepped_s
 
     def _should_stop(self) -> bool:
         """Wait while training stands still, then return whether it has ended; called between two steps."""
@@ -768,6 +837,7 @@ class Agent:
 
     def _count_step(self) -> None:
         self.steps_total += 1
+        self._stepped_s = time.monotonic()
 
 
 def _set(event: threading.Event) -> threading.Event:

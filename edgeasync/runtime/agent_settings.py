@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from edgeasync.config import ByteCount, Section
+from edgeasync.core.device.care import HYSTERESIS_C, CareLimits
 from edgeasync.core.device.day import BYTES_PER_DAY_MIN
 from edgeasync.core.device.machine import GRAPH_BYTES_MAX
 from edgeasync.parameters import PARAMETERS_MAX
@@ -34,7 +35,7 @@ class AgentSection(Section, frozen=True):
     step_s_min: Annotated[float, Meta(ge=0, le=3600)] = 0.0
     micro_batch_size: MicroBatch | None = None
     local_steps_max: Annotated[int, Meta(ge=1, le=100_000)] | None = None
-    threads: Annotated[int, Meta(ge=1, le=4096)] = 1
+    threads: Annotated[int, Meta(ge=1, le=4096)] | None = None
     provider: Literal["auto", "cpu", "cuda", "tensorrt"] = "auto"
     graph_bytes_max: ByteCount = ByteCount(GRAPH_BYTES_MAX)
     parameters_max: Annotated[int, Meta(ge=1, le=PARAMETERS_MAX)] | None = None
@@ -46,6 +47,13 @@ class AgentSection(Section, frozen=True):
     enrol: str | None = None
     hub_key: str | None = None
     insecure: bool = False
+    when_finished: Literal["exit", "wait"] = "exit"
+    progress_s: Annotated[float, Meta(gt=0, le=86400)] = 300.0
+
+    @property
+    def cores_used(self) -> int:
+        """How many cores a step may use."""
+        return self.threads or 1
 
     @property
     def hubs(self) -> tuple[str, ...]:
@@ -70,10 +78,57 @@ class AgentSection(Section, frozen=True):
             raise ValueError("bytes_per_day_max must be at least 128 KiB, and at most 9007199 GB")
 
 
+class CareSection(Section, frozen=True):
+    """`[care]`: when a device pauses, and how fast it trains."""
+
+    temperature_c_max: Annotated[float, Meta(ge=30, le=150)] = 80.0
+    temperature_c_slow: Annotated[float, Meta(ge=30, le=150)] | None = None
+    only_on_mains: bool = False
+    only_unmetered: bool = False
+    battery_min: Annotated[float, Meta(gt=0, le=1)] | None = None
+    memory_free_bytes_min: ByteCount | None = None
+    quiet_hours: str | None = None
+    cpu_share: Annotated[float, Meta(ge=0.01, le=1)] = 1.0
+
+    @property
+    def limits(self) -> CareLimits:
+        """What the device's governor keeps to."""
+        slow_c = self.temperature_c_slow
+        return CareLimits(
+            temperature_c_max=self.temperature_c_max,
+            temperature_c_slow=self.temperature_c_max - HYSTERESIS_C if slow_c is None else slow_c,
+            only_on_mains=self.only_on_mains,
+            only_unmetered=self.only_unmetered,
+            battery_min=self.battery_min,
+            memory_free_bytes_min=self.memory_free_bytes_min,
+            quiet=None if self.quiet_hours is None else _read_hours(self.quiet_hours),
+            cpu_share=self.cpu_share,
+        )
+
+    def __post_init__(self) -> None:
+        if self.temperature_c_slow is not None and self.temperature_c_slow > self.temperature_c_max:
+            raise ValueError("temperature_c_slow is over temperature_c_max: a device slows down before it pauses")
+        if self.quiet_hours is not None:
+            _read_hours(self.quiet_hours)
+
+
+def _read_hours(text: str) -> tuple[int, int]:
+    """Return the minutes of the day from which and until; raises `ValueError`."""
+    found = re.fullmatch(r"([01][0-9]|2[0-3]):([0-5][0-9])-([01][0-9]|2[0-3]):([0-5][0-9])", text)
+    if found is None:
+        raise ValueError(f"quiet_hours {text!r} is not like '22:00-07:00'")
+    from_hour, from_minute, to_hour, to_minute = map(int, found.groups())
+    begin, end = 60 * from_hour + from_minute, 60 * to_hour + to_minute
+    if begin == end:
+        raise ValueError(f"quiet_hours {text!r} begin and end at the same minute: leave them out, or change one")
+    return begin, end
+
+
 class AgentSettings(Section, frozen=True):
     """An agent's settings file; with `[model]` it insists on that model."""
 
     agent: AgentSection = AgentSection()
+    care: CareSection = CareSection()
     model: Model | None = None
 
     def __post_init__(self) -> None:

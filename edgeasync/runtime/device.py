@@ -18,9 +18,10 @@ from edgeasync.durable.keys import Token
 from edgeasync.errors import ConfigError
 from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import Agent, MakeTrainer, OnReport
-from edgeasync.runtime.agent_settings import AgentSection
+from edgeasync.runtime.agent_settings import AgentSection, CareSection
 from edgeasync.runtime.graph_cache import GraphCache
 from edgeasync.runtime.own_code import make_trainer
+from edgeasync.runtime.sensing import make_sense
 from edgeasync.training.local_parameters import LocalParameters
 from edgeasync.training.plan import CodeModel, LocalTraining, ReceivedGraph, TrainingPlan, read_plan
 from edgeasync.training.trainer import Trainer
@@ -77,9 +78,14 @@ def make_agent(
     on_report: OnReport,
     observe: ObserveDevice | None = None,
     trains_at_rest: bool = False,
+    care: CareSection | None = None,
+    root: Path = Path("/"),
     context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
 ) -> Agent:
-    """Return the agent of a device, not running yet; raises what `Agent` raises."""
+    """Return the agent of a device, not running yet; raises what `Agent` raises.
+
+    With `care` it keeps to limits, by what the sensors below `root` tell.
+    """
     state = device.state
     return Agent(
         section.hubs,
@@ -99,6 +105,8 @@ def make_agent(
         alone_steps_max=section.alone_steps_max,
         local=LocalParameters(section.local, None if state is None else partial(_open_local, state, identity)),
         trains_at_rest=trains_at_rest,
+        limits=None if care is None else care.limits,
+        sense=None if care is None else make_sense(root),
         insecure=section.insecure,
         keys=device.keys,
         enrol=section.enrol,
@@ -123,7 +131,7 @@ def planned_trainer(
     if section.trainer is not None:
         return make_trainer(section.trainer, welcome, dataset)
     assert dataset is not None  # only an own trainer does without
-    received = None if graph is None else ReceivedGraph(graph, welcome.spec, section.threads, section.provider)
+    received = None if graph is None else ReceivedGraph(graph, welcome.spec, section.cores_used, section.provider)
     plan = read_plan(welcome.settings) if welcome.settings else TrainingPlan(model=CodeModel())
     local = own(plan.local)
     if section.micro_batch_size is not None:

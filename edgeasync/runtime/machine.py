@@ -1,10 +1,11 @@
 """What this machine has, and how this process uses it."""
 
-import contextlib
 import ctypes
 import gc
 import os
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+
+from edgeasync.training.free_memory import memory_groups
 
 KEPT_BYTES = 64 << 20
 """The most freed memory that stays at the end of a heap."""
@@ -38,28 +39,8 @@ def resident_bytes() -> int:
 
 def memory_limit_bytes(root: Path = Path("/")) -> int:
     """Return the memory that this process may use: the machine's, or what its cgroup allows; 0 if not known."""
-    limits = [memory_bytes()]
-    try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            limits += _limits_of(root / "sys/fs/cgroup", path, "memory.max")
-        elif "memory" in controllers.split(","):
-            limits += _limits_of(root / "sys/fs/cgroup/memory", path, "memory.limit_in_bytes")
+    limits = [memory_bytes(), *[group.limit_bytes for group in memory_groups(root)]]
     return min((limit for limit in limits if limit), default=0)
-
-
-def _limits_of(mount: Path, path: str, name: str) -> list[int]:
-    """Return the limits of a cgroup and of those that it lies in."""
-    found = []
-    group = PurePosixPath(path)
-    for each in (group, *group.parents):
-        with contextlib.suppress(OSError, ValueError):
-            found.append(int((mount / str(each).lstrip("/") / name).read_text(encoding="ascii")))
-    return found
 
 
 def prepare_for_service() -> None:

@@ -36,6 +36,10 @@ _Ending = Literal["answered", "denied", "cut", "lost", "late"]
 """What became of a connection; `cut` is in the handshake, `lost` after it or for a time."""
 
 
+Pair = tuple[KeyPair, Key]
+"""A key pair, and the hub's public key."""
+
+
 def fetch_status(
     address: str, timeout_s: float = 3.0, keys: Path | None = None, *, wake: bool = False
 ) -> dict[str, Any]:
@@ -53,6 +57,14 @@ def fetch_status(
     0
     """
     pair = None if keys is None else operator_keys(keys)
+    return ask_status(address, timeout_s, pair, wake=wake)
+
+
+def ask_status(address: str, timeout_s: float, pair: Pair | None, *, wake: bool = False) -> dict[str, Any]:
+    """Return the status that the hub at `address` shows to the holder of a key: `pair` is its own, and the hub's.
+
+    Raises what `fetch_status` raises.
+    """
     check_connect(address, insecure=True)  # a status tells nothing that is worth a device's trust
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     until_s, cuts = time.monotonic() + timeout_s, 0
@@ -82,7 +94,7 @@ def fetch_status(
 def _ask(
     context: "zmq.Context[zmq.Socket[bytes]]",
     address: str,
-    pair: tuple[KeyPair, Key] | None,
+    pair: Pair | None,
     until_s: float,
     question: StatusRequest | Wake,
 ) -> tuple[list[bytes] | None, _Ending]:

@@ -1,6 +1,7 @@
 """One background thread that does what it is given, in order."""
 
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
@@ -15,6 +16,8 @@ class Worker:
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._on_error = on_error
         self._abandoned = False
+        self.begun_s: float | None = None
+        """When the thread began what it is doing, by the monotonic clock; `None` while it waits for work."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -42,9 +45,11 @@ class Worker:
 
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
+            self.begun_s = time.monotonic()
             try:
                 work()
             except BaseException as error:  # noqa: BLE001
                 if not self._abandoned:
                     self._on_error(error)
+            self.begun_s = None
             del work  # while the thread waits for more: it may hold a payload as large as the model

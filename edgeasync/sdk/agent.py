@@ -5,7 +5,7 @@ import concurrent.futures
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from edgeasync.durable.identity import default_device_id
 from edgeasync.errors import ConfigError, HubUnreachableError
 from edgeasync.losses import LossSetting, check_loss
 from edgeasync.runtime.agent import Agent as RuntimeAgent
-from edgeasync.runtime.agent_settings import AgentSection
+from edgeasync.runtime.agent_settings import AgentSection, CareSection
 from edgeasync.runtime.device import Device, find_device
 from edgeasync.sdk import events
 from edgeasync.sdk.agent_worker import AgentWorker
@@ -49,6 +49,8 @@ class Agent(Service):
       this machine only if it is `insecure`.
     - `optimizer`, `batch_size`, `metrics`, `keep_optimizer_state`: of this device, instead of the hub's.
     - `loss`: the loss that this device expects the hub's training graph to have; another one is refused.
+    - `care`: keys of `[care]` in a settings file, by their names: then the agent pauses when this device is too
+      hot, from 80 C on, or as the keys say. Without it the agent looks at no sensor.
     - `epochs`: passes over this device's data between two exchanges, instead of the hub's number of local steps.
     - `passes`: over its own data, after which the agent ends; each takes every example once. With a `state` folder
       and `spool="full"` they are counted over all starts: an agent that was killed continues where it was.
@@ -92,6 +94,7 @@ class Agent(Service):
         loss: LossSetting | None = None,
         epochs: float | None = None,
         passes: int | None = None,
+        care: Mapping[str, object] | None = None,
         seed: int = 0,
         callbacks: Sequence[Callback] = (),
         timeout_s: float | None = None,
@@ -131,6 +134,7 @@ class Agent(Service):
             raise ConfigError("passes are over data: give 1 or more, and data, not a trainer")
         self._epochs = epochs
         self._passes = passes
+        self._care = None if care is None else convert(dict(care), CareSection, where="Agent(care=...)")
         self._callbacks = Callbacks(callbacks, events.OF_AN_AGENT)
         self._on_report = on_report
         self._workers: list[AgentWorker] = []
@@ -292,6 +296,7 @@ class Agent(Service):
                 loss=self._loss,
                 epochs=self._epochs,
                 passes=self._passes,
+                care=self._care,
                 tell=self._callbacks.tell,
                 on_report=self._report,
                 context=context,

@@ -19,7 +19,7 @@ from edgeasync.losses import LossSetting, kind_of
 from edgeasync.parameters import Vector
 from edgeasync.protocol.messages import Ack, Assignment, Duplicate, Push, Welcome
 from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.agent_settings import AgentSection
+from edgeasync.runtime.agent_settings import AgentSection, CareSection
 from edgeasync.runtime.device import Device, make_agent, planned_trainer
 from edgeasync.sdk import events
 from edgeasync.sdk.models import Prepared, as_dataset, evaluator_of, prepare_as
@@ -40,6 +40,7 @@ class AgentWorker:
     - `model`: what it trains on its data; `None` means what the hub's welcome says.
     - `own` changes what the device decides itself of how it trains, and `epochs` are its passes over its data
       between two exchanges. Another `loss` of the hub's graph is refused. After `passes` it takes no more steps.
+      `care` says when it pauses.
     - `tell` is given events, and `on_report` what the agent reports.
     """
 
@@ -54,6 +55,7 @@ class AgentWorker:
         loss: LossSetting | None,
         epochs: float | None,
         passes: int | None,
+        care: CareSection | None = None,
         tell: Callable[[events.Event], None],
         on_report: Callable[[Report], None],
         context: "zmq.Context[zmq.Socket[bytes]] | None",
@@ -68,6 +70,7 @@ class AgentWorker:
         self._own = own
         self._epochs = epochs
         self._passes = passes
+        self._care = care
         self._tell = tell
         self._on_report = on_report
         self._context = context
@@ -107,6 +110,7 @@ class AgentWorker:
             fingerprint=None if isinstance(part, Dataset) else part.spec.fingerprint,
             on_report=self._report,
             observe=self._observe,
+            care=self._care,
             context=self._context,
         )
         return self.agent
@@ -133,7 +137,7 @@ class AgentWorker:
         else:
             local = own(read_plan(welcome.settings).local if welcome.settings else LocalTraining())
             self._prepared = prepare_as(self._model, welcome.spec, local)
-            trainer = self._prepared.make_trainer(part, self._section.seed, self._section.threads)
+            trainer = self._prepared.make_trainer(part, self._section.seed, self._section.cores_used)
         self._trainer = trainer
         if self._epochs is not None:
             local = chosen[-1]

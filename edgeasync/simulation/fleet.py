@@ -1,5 +1,6 @@
 """Devices in virtual time: their shell in the simulator."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from random import Random
@@ -9,9 +10,10 @@ import msgspec
 
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import HeldModel, Spool, TrainerState
+from edgeasync.core.device.care import Care, CareLimits, CareReadings, Pace
 from edgeasync.core.device.day import Day, DayRecord
 from edgeasync.core.device.effects import Report, Stop
-from edgeasync.core.device.events import Disconnected, Trained
+from edgeasync.core.device.events import Disconnected, Sensed, Trained
 from edgeasync.core.device.machine import GRAPH_BYTES_MAX, DeviceCore
 from edgeasync.core.engine.clock import OffsetClock
 from edgeasync.core.engine.device_engine import DeviceEngine
@@ -55,6 +57,7 @@ class SimulatedDevice:
         keeps: bool = False,
         alone_steps_max: int = 0,
         local: LocalParameters | None = None,
+        limits: CareLimits | None = None,
         sender: Sender = ANYBODY,
     ) -> None:
         self._random = Random(f"{seed}/{device_id}")
@@ -78,7 +81,9 @@ class SimulatedDevice:
         self.spool: Spool | None = None
         self.held: HeldModel | None = None
         self._trainer_state: TrainerState | None = None
-        self._step_s = step_s
+        self._limits = limits
+        self._share = Care(limits).pace.share
+        self._full_step_s, self._step_s = step_s, step_s / self._share
         self.up = Direction(clock, link.up_bytes_per_s, link.delay_s, f"{seed}/{device_id}/up")
         self.down = Direction(clock, link.down_bytes_per_s, link.delay_s, f"{seed}/{device_id}/down")
         self._suspended = False
@@ -139,6 +144,7 @@ class SimulatedDevice:
         self.disconnect()
         self._work = self._ticking = None
         self._steps_before = 0
+        self._change_pace(self._full_step_s, Care(self._limits).pace.share)
         self._wake()
         self._held_back.clear()
 
@@ -152,10 +158,23 @@ class SimulatedDevice:
 
     def change_speed(self, step_s: float) -> None:
         """Let a local step take `step_s` from now on; of a running one, what remains of it."""
+        self._change_pace(step_s, self._share)
+
+    def sense(self, readings: CareReadings) -> None:
+        """Let the device's sensors tell this."""
+        self.engine.handle(Sensed(readings))
+        self._schedule_tick()
+
+    def set_pace(self, pace: Pace) -> None:
+        """Draw the steps out; in a pause a running one stands still."""
+        self._change_pace(self._full_step_s, pace.share)
+
+    def _change_pace(self, step_s: float, share: float) -> None:
         work = self._work
         if work is not None:
             self._settle(work)
-        self._step_s = step_s
+        self._full_step_s, self._share = step_s, share
+        self._step_s = step_s / share if share else math.inf
         if work is not None:
             self._arrange_end(work)
 
@@ -213,6 +232,7 @@ class SimulatedDevice:
             random=self._random,
             offline_steps_max=self._alone_steps_max,
             day=day,
+            care=Care(self._limits),
         )
         return DeviceEngine(core, self, lambda: self.now_s, self._bandwidth_bytes_per_s_max, keeps=self._keeps)
 
@@ -353,11 +373,14 @@ class SimulatedDevice:
         work.since_s = self._clock.now_s
         # A suspended device may be done already, and not know.
         work.steps_done = min(float(work.local_steps), work.steps_done + passed_s / self._step_s)
-        work.spent_s += passed_s
+        if self._share:  # a pause is no time of a step
+            work.spent_s += passed_s
 
     def _arrange_end(self, work: Work) -> None:
         work.changes += 1
         changes = work.changes
+        if not self._share:
+            return
         remaining_s = (work.local_steps - work.steps_done) * self._step_s
 
         def end() -> None:

@@ -11,8 +11,9 @@ from typing import Annotated, Literal, Protocol
 
 from msgspec import Meta
 
-from edgeasync.errors import ConfigError, GraphError
+from edgeasync.errors import ConfigError
 from edgeasync.parameters import ParameterSpec
+from edgeasync.training.free_memory import field_bytes, free_bytes
 
 MicroBatch = Annotated[int, Meta(ge=1, le=1_000_000)] | Literal["auto"]
 """The most examples that go through the model at once; `auto` chooses."""
@@ -34,10 +35,6 @@ SECONDS_MAX = 1.0
 
 FREE_SHARE_MAX = 0.5
 """The share of the free memory that parts of twice the size may need; the rest is for other programs."""
-
-
-class NoMemoryError(GraphError):
-    """There was not the memory for a run of the graph."""
 
 
 class Machine(Protocol):
@@ -64,20 +61,12 @@ class ThisMachine:
         return time.perf_counter()
 
     def free_bytes(self) -> int:
-        """Return the memory that this process could still get: the machine's, within its cgroup's limit."""
-        free = _field(Path("/proc/meminfo"), "MemAvailable:")
-        try:
-            group = Path(
-                "/sys/fs/cgroup" + Path("/proc/self/cgroup").read_text("utf-8").partition("0::")[2].strip()
-            )
-            limit, used = ((group / name).read_text("ascii") for name in ("memory.max", "memory.current"))
-            return min(free, int(limit) - int(used))
-        except (OSError, ValueError):  # no cgroup of version 2, or one without a limit
-            return free
+        """Return the memory that this process could still get."""
+        return free_bytes()
 
     def resident_bytes(self) -> int:
         """Return the memory that this process has now."""
-        return _field(Path("/proc/self/status"), "VmRSS:")
+        return field_bytes(Path("/proc/self/status"), "VmRSS:")
 
     def peak_bytes(self) -> int:
         """Return the most memory that this process has had so far."""
@@ -87,14 +76,15 @@ class ThisMachine:
 class MicroBatchSize:
     """Finds a size: it begins small, and doubles while that is faster for each example and memory allows it.
 
-    Call `begin` before a part, then `done`, or `failed` if there was no memory for it.
+    With `rows` it begins with these, and takes no more. Call `begin` before a part, then `done`, or `failed` if
+    there was no memory for it.
     """
 
-    def __init__(self, machine: Machine) -> None:
-        self.rows = ROWS_FIRST
+    def __init__(self, machine: Machine, rows: int | None = None) -> None:
+        self.rows = rows or ROWS_FIRST
         """Examples of the next part."""
         self._machine = machine
-        self._settled = False
+        self._settled = rows is not None
         self._batch = 0
         self._seconds: list[float] = []
         self._needed_bytes = 0
@@ -161,12 +151,3 @@ def worth_splitting(micro_batch_size: MicroBatch | None, batch_size: int) -> Mic
     """Return the size of the parts of batches of this size, `None` if each is one part."""
     whole = micro_batch_size not in (None, "auto") and int(micro_batch_size or 0) >= batch_size
     return None if whole else micro_batch_size
-
-
-def _field(path: Path, name: str) -> int:
-    """Return a size of one of Linux's files about memory, in bytes; 0 where it is not told."""
-    try:
-        text = path.read_text(encoding="ascii")
-        return int(text.partition(name)[2].split(None, 1)[0]) << 10
-    except (OSError, ValueError, IndexError):
-        return 0

@@ -17,12 +17,13 @@ import onnxruntime
 
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.data.dataset import Dataset, Features, batches, check_names, input_of
-from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchError
+from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchError, NoMemoryError
 from edgeasync.metrics import Accuracy, Meter, MetricSetting, find_metrics
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.policies.transforms import Transform
 from edgeasync.training.evaluation import Evaluation
-from edgeasync.training.micro_batches import MicroBatch, NoMemoryError, worth_splitting
+from edgeasync.training.memory_fit import fitting_rows
+from edgeasync.training.micro_batches import Machine, MicroBatch, ThisMachine, worth_splitting
 from edgeasync.training.trainer import GradientTrainer, StepResult
 
 Provider = Literal["auto", "cpu", "cuda", "tensorrt"]
@@ -86,10 +87,15 @@ class OnnxTrainer:
         metrics: Sequence[MetricSetting] = (),
         threads: int = 1,
         provider: Provider = "auto",
+        machine: Machine | None = None,
     ) -> None:
+        self._dataset = dataset
+        self._machine = machine or ThisMachine()
         self._gradient = gradient = GraphGradient(graph, spec, threads=threads, provider=provider)
         gradient.check_data(dataset)
         fixed = gradient.batch_size
+        self._fits = micro_batch_size == "auto" or fixed is not None
+        """Whether nothing is to be tried: the size is chosen step by step, or there is only one."""
         self._batches = drawn = batches(dataset, fixed or batch_size, seed, full=fixed is not None)
         accumulation_steps = min(accumulation_steps, drawn.per_epoch)
         micro_batch_size = worth_splitting(micro_batch_size, drawn.batch_size)
@@ -104,8 +110,11 @@ class OnnxTrainer:
             accumulation_steps=accumulation_steps,
             micro_batch_size=micro_batch_size,
             weight_of=lambda _: gradient.weight,
+            whole=gradient.batch_size is not None or not gradient.tells_weight,
             meter=gradient.measure(metrics) if metrics else None,
+            machine=self._machine,
         )
+        self._rows = drawn.batch_size if not isinstance(micro_batch_size, int) else micro_batch_size
 
     @property
     def spec(self) -> ParameterSpec:
@@ -113,8 +122,23 @@ class OnnxTrainer:
         return self._trainer.spec
 
     def begin(self, parameters: Vector) -> None:
-        """Begin an assignment: from now on train this vector in place."""
+        """Begin an assignment: from now on train this vector in place.
+
+        The first time it tries how many examples fit into the memory: a batch that does not is computed in parts.
+        Raises `NoMemoryError` for one that must not be.
+        """
+        if not self._fits:
+            self._fits = True
+            rows = fitting_rows(lambda rows: self._try(parameters, rows), self._rows, self._machine)
+            if rows < self._rows:
+                self._trainer.compute_at_most(rows)
         self._trainer.begin(parameters)
+
+    def _try(self, parameters: Vector, rows: int) -> None:
+        """Compute what a step on the first examples does, but change nothing."""
+        first = np.arange(min(rows, len(self._dataset)))
+        batch = Dataset(self._dataset.features[first], self._dataset.y[first])
+        self._gradient.evaluate_batch(parameters, batch, None)
 
     def step(self) -> StepResult:
         """Take one local step, on one batch.
@@ -198,8 +222,9 @@ class GraphGradient:
         self._binding = self._session.io_binding()
         self._options = onnxruntime.RunOptions()
         self._binding.bind_output(LOSS, "cpu", 0, np.float32, (), self._loss.ctypes.data)
-        self._tells_weight = WEIGHT in outputs
-        if self._tells_weight:
+        self.tells_weight = WEIGHT in outputs
+        """Whether the graph says what a batch counts, so that a batch may be computed in parts."""
+        if self.tells_weight:
             self._binding.bind_output(WEIGHT, "cpu", 0, np.float32, (), self._weight.ctypes.data)
         self._meter: Meter | None = None
         output = self._metadata.get("edgeasync.output", "")
@@ -254,14 +279,14 @@ class GraphGradient:
         """
         fed = {each.name: each.form(input_of(batch.features, each.name)) for each in self._x}
         target = self._y.form(next(iter(fed.values())) if self._own_target else batch.y)
-        names = [LOSS, *([WEIGHT] if self._tells_weight else []), *([self._output] if meter is not None else [])]
+        names = [LOSS, *([WEIGHT] if self.tells_weight else []), *([self._output] if meter is not None else [])]
         try:
             found = self._session.run(names, {**self._spec.views(parameters), **fed, self._y.name: target})
         except Exception as error:
             raise _explain(error) from error
         if meter is not None:
             meter.add(found[-1], target)
-        return float(found[0]), float(found[1]) if self._tells_weight else float(len(batch))
+        return float(found[0]), float(found[1]) if self.tells_weight else float(len(batch))
 
     def accuracy_meter(self) -> Meter | None:
         """Return what measures the accuracy; `None` where the graph gives no scores, or has no classes."""
@@ -304,7 +329,7 @@ class GraphGradient:
 
     def check_parts(self, micro_batch_size: MicroBatch | None) -> None:
         """Raise `ConfigError` unless batches may be computed in parts, together or of this size."""
-        if not self._tells_weight:
+        if not self.tells_weight:
             raise ConfigError(
                 "the hub's graph was built by an older edgeasync, and does not say what parts of a batch count: "
                 "build it again, or leave out accumulation_steps and micro_batch_size"
@@ -416,7 +441,7 @@ def _providers(provider: Provider, available: list[str]) -> list[str]:
     return found if found == [_PROVIDERS["cpu"]] else [*found, _PROVIDERS["cpu"]]
 
 
-def _explain(error: Exception) -> DataError | GraphError:
+def _explain(error: Exception) -> DataError | GraphError | NoMemoryError:
     """Return what a step's failure means: an index that is too large comes from the data."""
     sentence = _sentence(error)
     if "out of data bounds" in sentence:
@@ -426,9 +451,7 @@ def _explain(error: Exception) -> DataError | GraphError:
             "from 0, and leave out those that the model does not know"
         )
     if "allocate memory" in sentence or "bad_alloc" in sentence:
-        return NoMemoryError(
-            f"there is not the memory for a step ({sentence}): set micro_batch_size, or a smaller batch_size"
-        )
+        return NoMemoryError(f"there is not the memory for a step: {sentence}")
     return GraphError(f"the hub's graph does not run on this device: {sentence}")
 
 

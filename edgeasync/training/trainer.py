@@ -1,10 +1,11 @@
 """What a device runs between two exchanges: a `Trainer`, and the loop that takes its local steps."""
 
+import logging
 import math
 import operator
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
 import msgspec
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.core.device.events import Trained
 from edgeasync.data.dataset import Batch, Batches, Targets
-from edgeasync.errors import DataError, EdgeAsyncError
+from edgeasync.errors import DataError, EdgeAsyncError, NoMemoryError
 from edgeasync.metrics import Meter
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.policies.transforms import Conditions, Transform, apply_chain, plan_chain, state_vectors
@@ -23,13 +24,17 @@ from edgeasync.training.micro_batches import (
     Machine,
     MicroBatch,
     MicroBatchSize,
-    NoMemoryError,
     ThisMachine,
     check_accumulation,
 )
 
 Gradient = Callable[[Vector, npt.NDArray[np.float32], Any, Vector], float | None]
 """`gradient(parameters, x, y, out)` writes the mean loss's gradient to `out` and returns the loss, if any."""
+
+Drawn = tuple[int, Callable[[slice], Batch]]
+"""A batch: how many examples it has, and what returns a part of them."""
+
+_log = logging.getLogger(__name__)
 
 
 class StepResult(msgspec.Struct, frozen=True, gc=False):
@@ -140,6 +145,7 @@ def take_local_steps(
     wait: Callable[[float], object],
     clock: Callable[[], float] = time.perf_counter,
     step_s_min: float = 0.0,
+    share: Callable[[], float] = lambda: 1.0,
     should_pause: Callable[[], bool] | None = None,
     step: Callable[[], StepResult] | None = None,
 ) -> Trained | None:
@@ -148,12 +154,12 @@ def take_local_steps(
     With `should_pause` the steps continue an earlier call's, without a score, and end as soon as it says so: what
     was done by then is returned, or `None` if nothing was. So it is when the trainer raises `StepsEndedError`.
 
-    To stand for a slower device, every step is drawn out to `step_s_min` by `wait(remaining_s)`; `step_s` of
-    the result, mean seconds a step, includes it. `on_step` is called after each step. Mean and variance, the
-    population's, are of the steps that have a loss. `step` stands for the trainer's own, if that must be awaited.
-    Of no steps the result has no loss.
-    Raises `ValueError` if `local_steps` is below 0, and `DataError` if a step returns something else than a loss
-    and a count of examples.
+    Every step is drawn out by `wait(remaining_s)`: to `step_s_min`, to stand for a slower device, and so that it
+    takes only a `share` of the time, above 0. `step_s` of the result, mean seconds a step, includes it. `on_step`
+    is called after each step. Mean and variance, the population's, are of the steps that have a loss. `step`
+    stands for the trainer's own, if that must be awaited. Of no steps the result has no loss. Raises `ValueError`
+    if `local_steps` is below 0, and `DataError` if a step returns something else than a loss and a count of
+    examples.
     """
     if local_steps < 0:
         raise ValueError(f"local_steps is {local_steps}; give 0 or more")
@@ -175,7 +181,8 @@ def take_local_steps(
         except StepsEndedError:
             break
         count += 1
-        remaining_s = step_s_min - (clock() - started)
+        taken_s = clock() - started
+        remaining_s = max(step_s_min, taken_s / share()) - taken_s
         if remaining_s > 0.0:
             wait(remaining_s)
         total_s += clock() - started
@@ -253,6 +260,9 @@ class GradientTrainer:
     the targets says after the gradient was computed. The result is that of the whole batch, but for rounding.
     Raises `ConfigError` for a spec with statistics, since batch norms depend on what goes through at once.
 
+    If there is not the memory for a batch, half as many examples go through from then on, and so on down to one;
+    not where the spec has statistics, or the gradient function takes only a `whole` batch: `NoMemoryError`.
+
     A gradient function that has scores may add them to a `meter`, whose metrics travel with the updates.
 
     >>> import numpy as np
@@ -278,6 +288,7 @@ class GradientTrainer:
         accumulation_steps: int = 1,
         micro_batch_size: MicroBatch | None = None,
         weight_of: Callable[[Targets], float] = len,
+        whole: bool = False,
         meter: Meter | None = None,
         machine: Machine | None = None,
     ) -> None:
@@ -288,7 +299,9 @@ class GradientTrainer:
         self._micro_batch_size = micro_batch_size
         self._weight_of = weight_of
         self._meter = meter
-        self._auto = MicroBatchSize(machine or ThisMachine()) if micro_batch_size == "auto" else None
+        self._whole = whole
+        self._machine = machine or ThisMachine()
+        self._auto = MicroBatchSize(self._machine) if micro_batch_size == "auto" else None
         in_parts = accumulation_steps > 1 or micro_batch_size is not None
         self._sum = np.zeros(spec.length, np.float32) if in_parts else None
         self._optimizer = tuple(optimizer)
@@ -325,10 +338,10 @@ class GradientTrainer:
         # A model that diverges shows in its loss; a warning for each step would tell nobody more.
         with np.errstate(over="ignore", invalid="ignore"):
             if self._sum is None:
-                x, y = _pair(next(self._batches))
-                result = StepResult(self._gradient_of(self._parameters, x, y, self._gradient), len(y))
+                result = self._take_whole(self._parameters)
             else:
-                result = self._add_up(self._parameters, self._sum)
+                batches = (self._draw() for _ in range(self._accumulation_steps))
+                result = self._add_up(self._parameters, self._sum, batches)
             self._update(self._parameters)
         return result
 
@@ -359,12 +372,23 @@ class GradientTrainer:
             for number, vector in enumerate(self._state):
                 vector[:] = state[f"optimizer.{number}"]
 
-    def _add_up(self, parameters: Vector, total: Vector) -> StepResult:
+    def _take_whole(self, parameters: Vector) -> StepResult:
+        """Compute the gradient of one batch at once, or in parts from now on if there is not the memory."""
+        length, part_of = self._draw()
+        try:
+            x, y = part_of(slice(0, length))
+            return StepResult(self._gradient_of(parameters, x, y, self._gradient), length)
+        except (MemoryError, NoMemoryError) as error:
+            self._halve(length, error)
+        self._sum = np.zeros_like(self._gradient)
+        return self._add_up(parameters, self._sum, [(length, part_of)])
+
+    def _add_up(self, parameters: Vector, total: Vector, batches: Iterable[Drawn]) -> StepResult:
         """Compute the gradient of several batches, or of one in parts, with `total` to add up in."""
         total.fill(0.0)
         examples, weights, losses = 0, 0.0, 0.0
         has_loss = False
-        for x, y, loss in self._parts(parameters):
+        for x, y, loss in self._parts(parameters, batches):
             weight = float(self._weight_of(y))
             examples += len(x)
             if weight > 0.0:  # a part that counts for nothing may have no gradient
@@ -377,16 +401,15 @@ class GradientTrainer:
         np.divide(total, np.float32(weights or 1.0), out=self._gradient)
         return StepResult(losses / weights if has_loss else None, examples)
 
-    def _parts(self, parameters: Vector) -> Iterator[tuple[Any, Targets, float | None]]:
+    def _parts(self, parameters: Vector, batches: Iterable[Drawn]) -> Iterator[tuple[Any, Targets, float | None]]:
         """Compute the gradient of one part after the other; yield the part and its loss.
 
-        Raises `MemoryError` and `NoMemoryError` if not even one example fits.
+        Raises `NoMemoryError` if not even one example fits, or the model forbids parts.
         """
-        auto = self._auto
-        for _ in range(self._accumulation_steps):
-            length, part_of = self._draw()
+        for length, part_of in batches:
             start = 0
             while start < length:
+                auto = self._auto
                 rows = auto.rows if auto is not None else self._micro_batch_size or length
                 end = min(start + int(rows), length)
                 if auto is not None:
@@ -394,22 +417,53 @@ class GradientTrainer:
                 try:
                     x, y = part_of(slice(start, end))
                     loss = self._gradient_of(parameters, x, y, self._gradient)
-                except (MemoryError, NoMemoryError):
-                    if auto is None or not auto.failed():
-                        raise
+                except (MemoryError, NoMemoryError) as error:
+                    self._halve(end - start, error)
                     continue
                 if auto is not None:
                     auto.done(end - start, length)
                 yield x, y, loss
                 start = end
 
-    def _draw(self) -> tuple[int, Callable[[slice], Batch]]:
+    def _draw(self) -> Drawn:
         """Draw a batch; return its length, and what returns a part of it. A whole one may not fit into memory."""
         if isinstance(self._batches, Batches):
             drawn, take = self._batches.draw(), self._batches.take
             return len(drawn), lambda part: take(drawn[part])
         x, y = _pair(next(self._batches))
-        return len(y), lambda part: (x[part], y[part])
+        # Not every kind of examples can be cut: a whole batch is given as it came.
+        return len(y), lambda part: (x, y) if part == slice(0, len(y)) else (x[part], y[part])
+
+    def compute_at_most(self, rows: int) -> None:
+        """Let no more examples go through the model at once; raises `NoMemoryError` if it forbids parts."""
+        self._check_parts(None)
+        self._auto = MicroBatchSize(self._machine, rows)
+        if self._sum is None:
+            self._sum = np.zeros_like(self._gradient)
+
+    def _halve(self, rows: int, error: Exception) -> None:
+        """Let half as many examples go through the model at once, after there was not the memory for `rows`."""
+        if self._auto is None:
+            self._check_parts(error)
+            self._auto = MicroBatchSize(self._machine, rows)
+        if not self._auto.failed():
+            raise NoMemoryError(
+                f"there is not the memory for a step on a single example ({error}): train a smaller model, or end "
+                "other programs on this device"
+            ) from error
+        _log.warning("there is not the memory for %d examples at once: from now on %d", rows, self._auto.rows)
+
+    def _check_parts(self, error: Exception | None) -> None:
+        """Raise `NoMemoryError` if a batch must go through the model as a whole."""
+        statistics = self._spec.trained_length < self._spec.length
+        if self._whole or statistics:
+            why = (
+                "has a batch norm, which is not the same for a batch in parts" if statistics else "takes no parts"
+            )
+            raise NoMemoryError(
+                f"there is not the memory for a step, and the model {why}: set a smaller batch_size at the hub, "
+                "or end other programs on this device"
+            ) from error
 
     def _update(self, parameters: Vector) -> None:
         trained = self._spec.trained_length

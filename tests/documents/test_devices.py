@@ -1,10 +1,13 @@
-"""The pages show the units that devices/ has, and units, pages and settings name the same user and folders."""
+"""devices/ and the pages show the units that the command writes, and all name the same user and folders."""
 
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from edgeasync.runtime.service.installation import FOLDER, PROGRAM
+from edgeasync.runtime.service.unit import Unit
 
 ROOT = Path(__file__).parents[2]
 UNITS = {"edgeasync-agent.service": "docs/devices/install.md", "edgeasync-hub.service": "docs/hub/deploy.md"}
@@ -17,14 +20,24 @@ def test_a_page_shows_the_unit_as_it_is(name):
 
 
 @pytest.mark.parametrize("name", UNITS)
+def test_a_unit_is_what_the_command_writes(name):
+    kind = name.removeprefix("edgeasync-").removesuffix(".service")
+    assert (ROOT / "devices" / name).read_text("utf-8") == Unit(kind, PROGRAM, FOLDER).text()
+
+
+@pytest.mark.parametrize("name", UNITS)
 def test_a_page_makes_what_its_unit_needs(name):
     unit, page = ((ROOT / path).read_text("utf-8") for path in (f"devices/{name}", UNITS[name]))
     user, folder = (re.search(rf"^{key}=(.+)$", unit, re.MULTILINE)[1] for key in ("User", "WorkingDirectory"))
-    program, _, settings, _ = re.search(r"^ExecStart=(.+)$", unit, re.MULTILINE)[1].split()
-    assert f"--home-dir {folder} {user}" in page
-    assert f"git clone URL {program.removesuffix('/.venv/bin/edgeasync')}" in page
-    assert f"{folder}/{settings}" in page
-    assert f"systemctl enable {name.removesuffix('.service')}" in page.replace("enable --now", "enable")
+    program, kind, settings, *_ = re.search(r"^ExecStart=(.+)$", unit, re.MULTILINE)[1].split()
+    assert f"install -o {user} " in page
+    assert f"{folder}/" in page
+    assert f"{program} service install {kind}" in page
+    assert settings == f"{kind}.toml"
+
+
+def test_the_installer_of_the_boards_is_the_packages():
+    assert (ROOT / "devices/install.sh").resolve() == ROOT / "edgeasync/runtime/service/install.sh"
 
 
 @pytest.mark.parametrize("name", UNITS)

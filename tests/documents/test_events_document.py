@@ -40,7 +40,7 @@ def printed(name):
     tree = ast.parse((ROOT / f"edgeasync/cli/{name}.py").read_text("utf-8"))
     found = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "printer.event":
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("printer.event", "self._printer.event"):
             event = node.args[0]
             if isinstance(event, ast.Constant):
                 found.setdefault(event.value, set()).update(key.arg for key in node.keywords if key.arg)

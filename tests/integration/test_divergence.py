@@ -19,7 +19,7 @@ import numpy as np
 from edgeasync import StepResult
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.runtime.agent import Agent
-from edgeasync.cli.service import serve
+from edgeasync.cli.serving import serve
 
 class BrokenSensor:
     spec = None

@@ -252,7 +252,7 @@ import numpy as np
 from edgeasync import StepResult
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.runtime.agent import Agent
-from edgeasync.cli.service import serve
+from edgeasync.cli.serving import serve
 
 class Busy:
     spec = None

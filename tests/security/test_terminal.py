@@ -15,7 +15,7 @@ from rich.console import Console
 from edgeasync.cli import main
 from edgeasync.cli.demo import Show
 from edgeasync.cli.output import Printer, event_line, print_table, visible
-from edgeasync.cli.service import log_to_stderr
+from edgeasync.cli.serving import log_to_stderr
 from edgeasync.cli.status import describe_status
 from edgeasync.errors import RefusedError
 from edgeasync.protocol import wire

@@ -102,8 +102,8 @@ class HubBench:
     def fetch_graph(self, device_id="a", *, capacity=True):
         return self.give(Received(self.peers[device_id], FetchGraph(self.sessions[device_id]), capacity))
 
-    def ping(self, device_id="a", *, steps=0, peer=None, session=None, at_s=None):
-        ping = Ping(session or self.sessions[device_id], 123.0, steps)
+    def ping(self, device_id="a", *, steps=0, peer=None, session=None, at_s=None, **fields):
+        ping = Ping(session or self.sessions[device_id], 123.0, steps, **fields)
         return self.give(Received(peer or self.peers[device_id], ping), at_s)
 
     def leave(self, device_id="a", *, at_s=None):

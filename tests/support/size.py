@@ -1,7 +1,7 @@
 """How often tests repeat what they draw at random: three sizes, one table.
 
 `pytest --size quick | gate | nightly` chooses; every test runs at every size, but for those of Ray and of other
-libraries' trainers (`nightly`).
+libraries' trainers and those on emulated boards (`nightly`), and for an installation of half a minute (`gate`).
 """
 
 from typing import NamedTuple
@@ -34,6 +34,10 @@ REPETITIONS = {
     "clusters of Ray": Repetitions(0, 0, 1),
     "trainers of other libraries": Repetitions(0, 0, 1),
     "examples at full size": Repetitions(0, 0, 1),
+    "boxes of a board's size": Repetitions(0, 0, 1),
+    "seconds without a write": Repetitions(2, 3, 600),
+    "environments that are installed": Repetitions(0, 1, 1),
+    "systems of ARM": Repetitions(0, 0, 1),
     "devices that join at once": Repetitions(200, 300, 2000),
     "thousands of updates of a converged fleet": Repetitions(1, 3, 20),
     "hubs that are put back": Repetitions(1, 3, 20),

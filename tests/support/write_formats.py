@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 
 from edgeasync.core.arrays.spool import HeldModel, Spool
+from edgeasync.core.device.care import CareLimits, CareReadings
 from edgeasync.core.device.day import DayRecord
 from edgeasync.core.device.pending_push import ModelKey
 from edgeasync.core.hub.settings import CheckpointSettings, HubCoreSettings, Liveness
@@ -80,6 +81,7 @@ POLICY = Policy(
 )
 CHECKPOINT = CheckpointSettings(every="12 updates", keep=2)
 UPDATES = 20
+LIMITS = CareLimits(temperature_c_max=80.0)
 
 STATE_ID = "5" * 32
 SESSION = bytes(range(16))
@@ -103,7 +105,10 @@ class Wordless(GradientTrainer):
 
 
 def write_run(folder):
-    """Write a run: a checkpoint, a journal behind it, a device in quarantine, and an update that waits."""
+    """Write a run: a checkpoint, a journal behind it, a device in quarantine, and an update that waits.
+
+    The last device pauses as soon as it has joined.
+    """
     folder.mkdir(parents=True)
     clock = VirtualClock()
     settings = HubCoreSettings(checkpoint=CHECKPOINT, liveness=Liveness(heartbeat_s=5.0, lease_s=15.0))
@@ -117,7 +122,7 @@ def write_run(folder):
         disk=FolderDisk(folder),
         history_rows_max=1000,
     )
-    for number, kind in enumerate((GradientTrainer, Wordless, Diverging)):
+    for number, kind in enumerate((GradientTrainer, Wordless, Diverging, GradientTrainer)):
         generator = np.random.default_rng(number)
         x = generator.normal(size=(40, 3)).astype(np.float32)
         data = batches(Dataset(x, (x[:, 0] > 0).astype(np.int64)), 8, seed=number)
@@ -126,9 +131,19 @@ def write_run(folder):
         trainer = kind(MODEL.spec, gradient, (SGD(learning_rate=0.1),), data, meter=meter)
         link, step_s = LinkProfile(1e6, 1e6, 0.01), 0.01 * (number + 1)
         device = SimulatedDevice(
-            clock, hub, f"device-{number}", trainer, step_s=step_s, link=link, examples=40, seed=number
+            clock,
+            hub,
+            f"device-{number}",
+            trainer,
+            step_s=step_s,
+            link=link,
+            examples=40,
+            seed=number,
+            limits=LIMITS,
         )
         device.start()
+    assert clock.run(lambda: device.engine.core.link == "joined", 1.0)
+    device.sense(CareReadings(temperature_c=85.0))
     core = hub.core
     assert clock.run(lambda: core.updates_applied >= UPDATES and core.policy_engine.updates_waiting > 0, 60.0)
     clock.run(lambda: hub.log.durable == hub.log.last, clock.now_s + 1.0)
@@ -206,7 +221,7 @@ def make_messages():
         Assignment(VERSION, 16, "int8", 99, 24, 3, ack, Deltas(40, (12, 12), 98, "float16"), "float16"),
         Piece(3, 1 << 20, 97),
         Credit(3, 1 << 20),
-        Ping(SESSION, 12.5, 160, 0.25),
+        Ping(SESSION, 12.5, 160, 0.25, 50, "76 C", 76.5),
         Pong(12.5),
         Leave("stopping", SESSION),
         Refuse("busy", "the hub is busy; try again", 0.5, rest=True),

@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from edgeasync.core.device.care import Pace
 from edgeasync.errors import EdgeAsyncError
 from edgeasync.protocol.messages import Assignment, Graph, Message, Outcome, Push, Welcome
 
@@ -80,15 +81,24 @@ class Train(msgspec.Struct, frozen=True, gc=False):
     overlap: bool = False
 
 
+class SetPace(msgspec.Struct, frozen=True, gc=False):
+    """Take local steps at this pace from now on; a running step ends first."""
+
+    pace: Pace
+
+
 class PutAside(msgspec.Struct, frozen=True):
     """Put aside the update that an earlier start kept: it was trained from another model than the hub's."""
 
     reason: str
 
 
+FINISHED = "the hub has finished training"
+"""The reason of an agent that ends because its hub has."""
+
 ReportName = Literal[
-    "alone", "answered", "disconnected", "enrolled", "graph", "joined", "quarantined", "released", "resting",
-    "unexpected", "unreachable", "waiting", "warning",
+    "alone", "answered", "disconnected", "enrolled", "full_pace", "graph", "joined", "paused", "quarantined",
+    "released", "resting", "slowed", "unexpected", "unreachable", "waiting", "warning",
 ]  # fmt: skip
 
 
@@ -108,4 +118,4 @@ class Stop(msgspec.Struct, frozen=True):
 
 
 WorkEffect = FindGraph | TakeGraph | Join | InstallModel | UseModel | Train | ResolvePush
-DeviceEffect = Connect | Disconnect | Send | SendPush | PutAside | Report | Stop | WorkEffect
+DeviceEffect = Connect | Disconnect | Send | SendPush | SetPace | PutAside | Report | Stop | WorkEffect

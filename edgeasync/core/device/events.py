@@ -2,6 +2,7 @@
 
 import msgspec
 
+from edgeasync.core.device.care import CareReadings
 from edgeasync.protocol.messages import Assignment, Message
 
 
@@ -160,5 +161,13 @@ class StopRequested(msgspec.Struct, frozen=True):
 
 GraphEvent = GraphHeld | GraphMissing | GraphBroken | GraphForged
 WorkEvent = ModelArrived | ModelInstalled | InstallFailed | GraphEvent | Kept | Trained | OverlapTrained
+
+
+class Sensed(msgspec.Struct, frozen=True, gc=False):
+    """The device's sensors were read."""
+
+    readings: CareReadings
+
+
 PersonsEvent = PauseRequested | ResumeRequested | StopRequested
-DeviceEvent = Received | Malformed | TransferMoved | Disconnected | DaySpent | PersonsEvent | WorkEvent
+DeviceEvent = Received | Malformed | TransferMoved | Disconnected | DaySpent | Sensed | PersonsEvent | WorkEvent

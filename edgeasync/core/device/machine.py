@@ -13,8 +13,18 @@ from typing import Literal
 import msgspec
 
 from edgeasync.core.device.bounds import clamp_retry, clamp_times
+from edgeasync.core.device.care import Care, CareReadings
 from edgeasync.core.device.day import SPARE_BYTES, Day
-from edgeasync.core.device.effects import Connect, DeviceEffect, Disconnect, Report, Send, Stop
+from edgeasync.core.device.effects import (
+    FINISHED,
+    Connect,
+    DeviceEffect,
+    Disconnect,
+    Report,
+    Send,
+    SetPace,
+    Stop,
+)
 from edgeasync.core.device.events import (
     DaySpent,
     DeviceEvent,
@@ -23,6 +33,7 @@ from edgeasync.core.device.events import (
     PauseRequested,
     Received,
     ResumeRequested,
+    Sensed,
     StopRequested,
     TransferMoved,
 )
@@ -97,10 +108,12 @@ class DeviceCore:
         offline_steps_max: int = 0,
         trains_at_rest: bool = False,
         day: Day | None = None,
+        care: Care | None = None,
     ) -> None:
         self.link: LinkState = "offline"
         self.day = day or Day()
         """The device's own limit of a day's bytes; who sends and receives counts there."""
+        self.care = care or Care()
         self._unexpected = UnexpectedEvents()
         self.unexpected = self._unexpected.counts
         self.work = DeviceWork(
@@ -185,8 +198,20 @@ class DeviceCore:
         effects: list[DeviceEffect] = []
         if now_s >= self._ping_at_s:
             self._ping_at_s = now_s + self.welcome.heartbeat_s
-            effects.append(Send(Ping(self.welcome.session, now_s, steps_total, self.round_trip_s or 0.0)))
+            effects.append(Send(self._ping(self.welcome, now_s, steps_total)))
         return self._conclude(effects + self.work.tick(now_s), now_s)
+
+    def _ping(self, welcome: Welcome, now_s: float, steps_total: int) -> Ping:
+        pace = self.care.pace
+        return Ping(
+            session=welcome.session,
+            sent_s=now_s,
+            steps_total=steps_total,
+            round_trip_s=self.round_trip_s or 0.0,
+            pace_percent=math.ceil(100.0 * pace.share),
+            pace_reason=pace.reason,
+            temperature_c=self.care.temperature_c,
+        )
 
     # -- events ----------------------------------------------------------------------------------------------
 
@@ -207,6 +232,8 @@ class DeviceCore:
                 effects = self._disconnected(now_s)
             case DaySpent():
                 effects = self._rest_until_tomorrow(now_s)
+            case Sensed():
+                effects = self._sensed(event.readings, now_s)
             case PauseRequested() | ResumeRequested() | StopRequested():
                 effects = self._asked(event, now_s)
             case _:
@@ -221,7 +248,7 @@ class DeviceCore:
                 return self._refused(message, now_s)
             case Leave() if self.link == "joined":
                 if message.reason == "finished":
-                    return [Stop("the hub has finished training")]
+                    return [Stop(FINISHED)]
                 return self._go_offline(now_s, "the hub is stopping")
             case Pong() if self.link == "joined":
                 self._measure(now_s - message.sent_s)
@@ -257,6 +284,21 @@ class DeviceCore:
             case StopRequested():
                 return [*self._goodbye(), Stop("stopped")]
         return self._unexpected.ignore("ResumeRequested without a pause", normal=True)
+
+    def _sensed(self, readings: CareReadings, now_s: float) -> list[DeviceEffect]:
+        """Train at the pace that the sensors allow; tell a new one to the hub at once, and to people."""
+        if not self.care.observe(readings, now_s):
+            return []
+        pace = self.care.pace
+        if self.link == "joined":
+            self._ping_at_s = now_s
+        if not pace.share:
+            told = Report("paused", pace.reason)
+        elif pace.reason:
+            told = Report("slowed", f"to {pace.share:.0%} of the time: {pace.reason}")
+        else:
+            told = Report("full_pace")
+        return [SetPace(pace), told]
 
     def _goodbye(self) -> list[DeviceEffect]:
         if self.link != "joined" or self.welcome is None:
@@ -338,7 +380,8 @@ class DeviceCore:
         self._rotation.welcomed()
         self._unexpected.welcomed()
         self._tell_at_s = 0.0
-        self._ping_at_s = now_s + welcome.heartbeat_s * self._random.uniform(0.5, 1.0)
+        first_s = welcome.heartbeat_s * self._random.uniform(0.5, 1.0)
+        self._ping_at_s = now_s + (0.0 if self.care.pace.share < 1.0 else first_s)
         effects: list[DeviceEffect] = [Report("joined", f"as {self.device_id}")]
         if warning := self.day.warning(welcome.heartbeat_s):
             effects.append(Report("warning", warning))

@@ -26,6 +26,7 @@ from edgeasync.core.device.effects import (
     ResolvePush,
     Send,
     SendPush,
+    SetPace,
     Stop,
     TakeGraph,
     Train,
@@ -43,6 +44,7 @@ from edgeasync.core.device.events import (
     ModelInstalled,
     OverlapTrained,
     Received,
+    Sensed,
     Trained,
     TransferMoved,
 )
@@ -155,11 +157,20 @@ class DeviceEngine:
     def handle(self, event: DeviceEvent) -> None:
         """Give the core an event and carry out what follows."""
         now_s = self._now_s()
+        if isinstance(event, Sensed):
+            self._sense(event, now_s)
+            return
         self.recorder.begin(now_s, _to_record(event))
         effects = self.core.handle(event, now_s)
         if self._observe is not None:
             self._observe(event)
         self._execute(effects)
+
+    def _sense(self, sensed: Sensed, now_s: float) -> None:
+        """Give the core what sensors tell; of that only a new pace is worth a place among the last events."""
+        if effects := self.core.handle(sensed, now_s):
+            self.recorder.begin(now_s, sensed)
+            self._execute(effects)
 
     def on_message(self, header: bytes, payload: wire.Buffer | None) -> None:
         """Handle one message from the hub."""
@@ -261,6 +272,8 @@ class DeviceEngine:
                 self._transfers.send(effect.message)
             case SendPush():
                 self._push(effect.push)
+            case SetPace():
+                self._shell.set_pace(effect.pace)
             case Report():
                 self._shell.report(effect)
             case PutAside():

@@ -5,6 +5,7 @@ from typing import Protocol, TypeVar
 
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.arrays.spool import HeldModel, Spool
+from edgeasync.core.device.care import Pace
 from edgeasync.core.device.day import DayRecord
 from edgeasync.core.device.effects import Report, Stop
 from edgeasync.core.device.events import Trained
@@ -73,6 +74,9 @@ class DeviceShell(Protocol):
 
         With `overlap`, continue from the current parameters until `pause`, and call `then` only after a step.
         """
+
+    def set_pace(self, pace: Pace) -> None:
+        """Take local steps at this pace from now on; a running step ends first."""
 
     def pause(self) -> None:
         """End overlapped training after the current step; without a step if it is still waiting to begin."""

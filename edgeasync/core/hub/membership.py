@@ -141,6 +141,10 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     """When the last exchange began; its bytes are counted from `exchange_bytes`, its update is after this many."""
     exchange_bytes: int = 0
     exchange_updates: int = 0
+    pace_percent: int = 100
+    """The share of the time in which it says that it trains: 0 while it pauses. And in its words why."""
+    pace_reason: str = ""
+    temperature_c: float | None = None
 
     def __post_init__(self) -> None:
         self.link = LinkEstimate()
@@ -170,6 +174,11 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     def live(self) -> bool:
         """Whether the device holds its lease."""
         return self.state in ("joining", "training", "paused")
+
+    @property
+    def pauses(self) -> bool:
+        """Whether the device says that it takes no steps for now."""
+        return not self.pace_percent
 
     def move(self, state: DeviceState) -> None:
         """Change the state; raises `TransitionError` if `MEMBER` does not allow it."""
@@ -253,6 +262,8 @@ class Membership:
         self.histories: dict[str, DeviceHistory] = {}
         self.waiters: dict[str, Member] = {}
         """The members that wait for a version with their update."""
+        self.pausing: dict[str, Member] = {}
+        """The live members that say they pause: they have no vote, so that nobody waits for them."""
         self._by_session: dict[bytes, Member] = {}
         self._by_peer: dict[Peer, Member] = {}
         self._by_key: dict[Key, set[str]] = {}
@@ -260,7 +271,7 @@ class Membership:
         self._watched: set[str] = set()
         self.live_count = 0
         self.voters: dict[str, int] = {}
-        """How many live devices each voter has."""
+        """How many live devices each voter has that do not pause."""
         self.shared: dict[str, int] = {}
         """The same, of voters with more than one."""
 
@@ -273,6 +284,7 @@ class Membership:
         self.members = {member.device_id: member for member in members}
         self.histories = {member.device_id: member.history for member in members}
         self.waiters = {member.device_id: member for member in members if member.waiting}
+        self.pausing = {member.device_id: member for member in members if member.pauses}
         self._by_session = {member.session: member for member in members if member.session}
         self._by_peer = {member.peer: member for member in members if member.peer}
         self._by_key = {}
@@ -339,6 +351,7 @@ class Membership:
         self._by_session[session] = member
         self.bind(member, peer)
         self.end_wait(member)
+        self.set_pace(member, 100, "")
         if event != "reconnected":
             member.rest_until_s = 0.0
         member.steps_total = 0
@@ -375,10 +388,24 @@ class Membership:
 
     def retire(self, member: Member, state: Literal["lost", "left", "quarantined"]) -> None:
         """End a member's lease; the hub still knows it, and the number of its last push."""
+        self.set_pace(member, 100, "")
         if member.live:
             self._count(member, -1)
         member.move(state)
         self.end_wait(member)
+
+    def set_pace(self, member: Member, percent: int, reason: str) -> None:
+        """Note in what share of the time a member says that it trains."""
+        paused = member.pauses
+        member.pace_percent, member.pace_reason = percent, reason
+        if member.pauses == paused:
+            return
+        if paused:
+            del self.pausing[member.device_id]
+            self._count_vote(member, 1)
+        else:
+            self.pausing[member.device_id] = member
+            self._count_vote(member, -1)
 
     def begin_wait(self, member: Member) -> None:
         """Note that a member waits for a version with its update."""
@@ -401,6 +428,10 @@ class Membership:
     def _count(self, member: Member, change: int) -> None:
         """Count a device that comes to be live, or no longer is."""
         self.live_count += change
+        if not member.pauses:
+            self._count_vote(member, change)
+
+    def _count_vote(self, member: Member, change: int) -> None:
         voter = member.voter
         names = self.voters.get(voter, 0) + change
         for table, least in ((self.voters, 1), (self.shared, 2)):
@@ -462,6 +493,7 @@ class Membership:
             if not connected:
                 member.peer = b""
                 self.end_wait(member)
+                self.set_pace(member, 100, "")  # its next ping says what holds by then
             if member.live and not connected:
                 member.move("joining")  # which admits a device whose session is newer than this state
         if not connected:
@@ -507,6 +539,9 @@ class Membership:
                 "updates_shortened": member.updates_shortened,
                 "weight_kept": round(member.weight_kept / member.weight, 3) if member.weight else None,
                 "loss": _shown(member.history),
+                "pace_percent": member.pace_percent,
+                "pace_reason": member.pace_reason,
+                "temperature_c": member.temperature_c,
                 "assigned_steps": member.history.assigned_steps,
                 "why": member.history.why,
                 "bound": member.history.bound,
@@ -556,7 +591,9 @@ class Membership:
         since it joined before that.
         """
         for member in members:
-            if member.history.updates:
+            if member.pauses:
+                rare = False
+            elif member.history.updates:
                 rare = is_rare(member.history)
             else:
                 rare = (member.progress_s if member.assigned is None else member.assigned_s) < overdue_s
@@ -589,10 +626,13 @@ class Membership:
         """Raise `AssertionError` if the tables contradict one another."""
         assert len(self.members) <= self.devices_max
         assert self.live_count == sum(member.live for member in self.members.values())
-        assert self.voters == Counter(member.voter for member in self.members.values() if member.live)
+        voting = [member for member in self.members.values() if member.live and not member.pauses]
+        assert self.voters == Counter(member.voter for member in voting)
         assert self.shared == {voter: names for voter, names in self.voters.items() if names > 1}
         assert set(self.histories) == set(self.members)
         assert self.waiters == {name: member for name, member in self.members.items() if member.waiting}
+        assert self.pausing == {name: member for name, member in self.members.items() if member.pauses}
+        assert all(member.state == "paused" for member in self.pausing.values())
         for session, member in self._by_session.items():
             assert member.session == session
             assert self.members[member.device_id] is member

@@ -187,8 +187,17 @@ class PolicyEngine:
         if not spoken:
             return 0.0
         refused = spoken.keys() - self.state.rare.keys() - {one.device_id for one in self.state.contributions}
+        refused -= self._members.pausing.keys()  # which have no vote
         members, shared = self._members.members, self._members.shared
         return sum(1.0 / shared.get(members[device_id].voter, 1) for device_id in refused)
+
+    def _votes_of_the_pausing(self) -> int:
+        """Return how many voters sent an update for the next version, and have only devices that pause by now."""
+        pausing = self._members.pausing
+        if not pausing:
+            return 0
+        spoken = {one.voter for one in self.state.contributions if one.device_id in pausing}
+        return len(spoken - self._members.voters.keys())
 
     # -- an update arrives -----------------------------------------------------------------------------------
 
@@ -345,6 +354,11 @@ class PolicyEngine:
         self.state.spoken.pop(member.device_id, None)
         self.state.rare.pop(member.device_id, None)
         self.withdraw(member.voter)
+
+    def pause(self, member: Member) -> None:
+        """Note that a device says that it pauses: no quorum waits for it, and its exchange measures no link."""
+        member.assigned = None
+        self.state.rare.pop(member.device_id, None)
 
     def withdraw(self, voter: str) -> None:
         """Forget what a voter said of the model if it has no live device."""
@@ -707,7 +721,7 @@ class PolicyEngine:
     def _fleet(self, refused: float = 0.0) -> Fleet:
         """Return the fleet as an aggregator sees it, without the votes of those that were refused."""
         state, members = self.state, self._members
-        voters_live = len(members.voters) - refused
+        voters_live = len(members.voters) + self._votes_of_the_pausing() - refused
         return Fleet(voters_live, state.cadence.period_s, state.examples_mean, members.shared, state.rare)
 
     # -- status and checks -----------------------------------------------------------------------------------

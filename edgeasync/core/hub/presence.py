@@ -137,7 +137,8 @@ class Presence:
     def ping(self, member: Member, ping: Ping, now_s: float) -> list[HubEffect]:
         """Answer a ping, and note whether its sender takes local steps."""
         member.link.observe_ping(min(ping.round_trip_s, self._members.lease_s))
-        effects: list[HubEffect] = []
+        member.temperature_c = ping.temperature_c
+        effects = self._note_pace(member, ping, now_s)
         stalled_s = 0.0 if member.waiting else now_s - max(member.progress_s, member.rest_until_s)
         if ping.steps_total != member.steps_total:
             member.steps_total = ping.steps_total
@@ -147,10 +148,25 @@ class Presence:
             effects.append(Report("paused", member.device_id, f"no local step for {stalled_s:.0f} s"))
         return [*effects, Send(member.peer, Pong(ping.sent_s))]
 
+    def _note_pace(self, member: Member, ping: Ping, now_s: float) -> list[HubEffect]:
+        """Note in what share of the time a member trains; one that pauses is not waited for."""
+        paused = member.pauses
+        if (ping.pace_percent, ping.pace_reason) == (member.pace_percent, member.pace_reason):
+            return []
+        self._members.set_pace(member, ping.pace_percent, ping.pace_reason)
+        if paused and not member.pauses:
+            return self.note_progress(member, now_s)
+        if paused or not member.pauses:
+            return []
+        self._policy_engine.pause(member)
+        if member.state != "paused":
+            member.move("paused")
+        return [Report("paused", member.device_id, ping.pace_reason)]
+
     def note_progress(self, member: Member, now_s: float) -> list[HubEffect]:
-        """Note that a member takes local steps."""
+        """Note that a member takes local steps; those of one that pauses were taken before that."""
         member.progress_s = now_s
-        if member.state == "training":
+        if member.state == "training" or member.pauses:
             return []
         paused = member.state == "paused"
         member.move("training")

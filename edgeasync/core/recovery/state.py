@@ -48,8 +48,9 @@ def upgrade(core: dict[str, Any], made_by: int) -> dict[str, Any]:
     if made_by < 6:
         _take_digests(core)
         _give_to_voters(core)  # format 4 had no keys
-    _count_causes(core)
-    return core  # format 6 counted no bytes
+    if made_by < 7:
+        _count_causes(core)
+    return core  # format 6 counted no bytes, format 7 no paces
 
 
 _STATE_ID, _SESSION, _RETIRED, _KEY = map(

@@ -125,6 +125,20 @@ def at_pace(core, name, period_s, bound=""):
     )
 
 
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"state": "paused", "pace_percent": 0, "pace_reason": "81 C"}, "paused: 81 C"),
+        ({"state": "training", "pace_percent": 50, "pace_reason": "76 C"}, "training at 50 %, 76 C"),
+        ({"state": "training", "pace_percent": 40, "pace_reason": ""}, "training at 40 %"),
+        ({"state": "paused", "pace_percent": 100, "pace_reason": ""}, "paused "),
+    ],
+)
+def test_why_a_device_does_not_train_at_full_pace(told, words):
+    _, status = empty_status()
+    assert words in shown(status | {"devices": [DEVICE | told | {"id": "pi"}]})
+
+
 def test_the_tempo_of_the_fleet():
     core, _ = empty_status()
     core.policy_engine.state.cadence = Cadence(period_s=0.52, gain=0.7, cause=CAUSE)

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from edgeasync.core.device import effects as e
 from edgeasync.core.device import events as d
+from edgeasync.core.device.care import Care, CareLimits, CareReadings
 from edgeasync.core.device.machine import DeviceCore
 from edgeasync.core.hub.effects import (
     Assign,
@@ -159,6 +160,7 @@ class Node:
             fingerprint=None,
             graph_bytes_max=1000,
             random=Random(self.random.random()),
+            care=Care(CareLimits(temperature_c_max=80.0, temperature_c_slow=75.0)),
         )
 
 
@@ -218,6 +220,10 @@ class World:
         self._device_did(node, node.core.tick(self.now_s, node.steps))
         deadline_s = node.core.next_deadline_s()
         assert deadline_s is None or deadline_s > self.now_s
+
+    def sense(self, node, temperature_c):
+        self._device_did(node, node.core.handle(d.Sensed(CareReadings(temperature_c)), self.now_s))
+        self.tick_device(node)
 
     def work(self, node, *, broken=False):
         """Let the worker finish the next thing it has to do."""
@@ -505,6 +511,10 @@ class AnyNetwork(RuleBasedStateMachine):
         if self.world.nodes[node].jobs:
             self.world.work(self.world.nodes[node], broken=broken)
 
+    @rule(node=nodes, temperature_c=st.sampled_from([60.0, 76.0, 85.0]))
+    def sense(self, node, temperature_c):
+        self.world.sense(self.world.nodes[node], temperature_c)
+
     @rule(seconds=st.sampled_from([0.01, 0.5, 3.0, 5.0, 16.0, 60.0]), hub=st.booleans(), capacity=st.booleans())
     def time_passes(self, seconds, hub, capacity):
         self.world.now_s += seconds
@@ -577,8 +587,9 @@ def fault(world, random):  # noqa: C901 (a table, one row for each fault)
             "broken",
             "nonsense",
             "hub",
+            "heat",
         ],
-        [40, 15, 15, 10, 10, 6, 3, 1, 4, 2, 2],
+        [40, 15, 15, 10, 10, 6, 3, 1, 4, 2, 2, 4],
     )[0]:
         case "well":
             world.run(random.choice([0.02, 0.1, 1.0]))
@@ -602,6 +613,8 @@ def fault(world, random):  # noqa: C901 (a table, one row for each fault)
             world.garbage(node.peer)
         case "hub":
             world.restart_hub()
+        case "heat":
+            world.sense(node, random.choice([60.0, 76.0, 85.0]))
     world.check()
 
 
@@ -612,7 +625,10 @@ def test_when_the_faults_end_everybody_trains_again(seed):
     world = World(list(POLICIES)[seed % len(POLICIES)], seed, GRAPHS[seed // 4 % 2])
     for _ in range(400):
         fault(world, random)
-    world.run(120.0)
+    world.run(10.0)
+    for node in world.nodes:
+        world.sense(node, 60.0)
+    world.run(110.0)
     before = [(node.trained, node.start, world.hub.updates_applied) for node in world.nodes]
     world.run(60.0)
     for node, (trained, start, updates_applied) in zip(world.nodes, before, strict=True):

@@ -1,7 +1,5 @@
 """A batch in parts is the batch, but for rounding; equal measurements choose equal sizes of parts."""
 
-from itertools import repeat
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,10 +9,11 @@ from edgeasync import nn
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.data.dataset import Dataset, batches
-from edgeasync.errors import ConfigError
+from edgeasync.errors import ConfigError, NoMemoryError
 from edgeasync.losses import CrossEntropy
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.optimizers import SGD, Adam
+from edgeasync.training.memory_fit import fitting_rows
 from edgeasync.training.micro_batches import MicroBatchSize
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.onnx_trainer import OnnxTrainer
@@ -260,13 +259,104 @@ def test_what_has_no_memory_is_tried_again_with_half():
     assert made.step().examples == 16
     assert calls == [8, 4, *[2] * 8]
 
-    def never(parameters, x, y, out):
-        raise MemoryError
 
-    made = GradientTrainer(MLP.spec, never, [SGD()], repeat((X, Y)), micro_batch_size="auto")
-    made.begin(MLP.initial(0))
-    with pytest.raises(MemoryError):
-        made.step()
+@pytest.mark.parametrize("fits", [3, 1, 0])
+def test_a_whole_batch_that_has_no_memory_is_computed_in_parts_from_then_on(fits):
+    calls = []
+
+    def gradient(parameters, x, y, out):
+        calls.append(len(x))
+        if len(x) > fits:
+            raise MemoryError
+        return MLP.gradient(parameters, x, y, out)
+
+    data = Dataset.of(X, Y)
+
+    def make(gradient=gradient):
+        return GradientTrainer(MLP.spec, gradient, [SGD()], batches(data, 16, 0))
+
+    if fits:
+        found = trained(make, MLP.initial(0), steps=2)
+        tries, parts = ([16, 8, 4], [2] * 8) if fits == 3 else ([16, 8, 4, 2], [1] * 16)
+        assert calls == [*tries, *parts, *parts]
+        assert_alike(found, trained(lambda: make(MLP.gradient), MLP.initial(0), steps=2))
+        return
+    with pytest.raises(NoMemoryError, match="a single example") as raised:
+        trained(make, MLP.initial(0), steps=1)
+    assert raised.value.exit_code == 14
+
+
+def test_a_batch_norm_that_does_not_fit_is_refused_before_a_step():
+    built = graph_of(NORMED)
+    data = Dataset.of(X, Y)
+    made = OnnxTrainer(built.model, built.spec, data, [SGD()], batch_size=16, machine=Filling(9, iter([0, 8, 16])))
+    with pytest.raises(
+        NoMemoryError, match="the model has a batch norm, which is not the same for a batch in parts"
+    ):
+        made.begin(built.initial.copy())
+
+
+def test_a_batch_that_does_not_fit_is_computed_in_parts_from_the_first_step_on():
+    built = graph_of(LAYERS)
+
+    def make(machine=None):
+        return OnnxTrainer(built.model, built.spec, Dataset.of(X, Y), [SGD()], batch_size=16, machine=machine)
+
+    small = make(Filling(9, iter([0, 8, 16])))
+    found = trained(lambda: small, built.initial)
+    assert small._trainer._auto.rows == 8
+    assert_alike(found, trained(make, built.initial))
+
+
+class Filling:
+    """A machine with this much free memory; the process has the next of these sizes whenever it is asked."""
+
+    def __init__(self, free_bytes, sizes):
+        self._free_bytes, self._sizes = free_bytes, sizes
+
+    def free_bytes(self):
+        return self._free_bytes
+
+    def resident_bytes(self):
+        return next(self._sizes)
+
+
+def a_byte_each(runs):
+    """Yield the size of a process that keeps a byte for each example that it once computed at the same time."""
+    while True:
+        yield 1000 + max(runs, default=0)
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "rows", "tried", "found"),
+    [
+        (0, 64, [], 64),  # it is not told
+        (4 << 30, 64, [], 64),  # plenty
+        (1000, 64, [8], 64),
+        (70, 64, [8, 16, 32], 32),
+        (72, 64, [8, 16, 32], 64),
+        (284, 64, [8, 16, 32], 64),  # far from there it is not sure
+        (285, 64, [8], 64),
+        (10, 64, [8], 8),
+        (1000, 5, [5], 5),
+        (1000, 1000, [8, 16, 32, 64, 128, 256, 512], 512),
+    ],
+)
+def test_how_many_examples_fit_is_foreseen_from_fewer(free_bytes, rows, tried, found):
+    runs = []
+    assert fitting_rows(runs.append, rows, Filling(free_bytes, a_byte_each(runs))) == found
+    assert runs == tried
+
+
+def test_a_run_that_has_no_memory_leaves_half():
+    def run(rows):
+        runs.append(rows)
+        if rows > 20:
+            raise NoMemoryError("full")
+
+    runs = []
+    assert fitting_rows(run, 100, Filling(60, a_byte_each(runs))) == 16
+    assert runs == [8, 16, 32]
 
 
 def test_this_machine_can_be_measured():

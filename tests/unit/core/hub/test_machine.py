@@ -21,7 +21,7 @@ from edgeasync.core.hub.effects import (
 from edgeasync.core.hub.events import Heard, Malformed, PushArrived, Received, StopRequested
 from edgeasync.core.hub.membership import Member
 from edgeasync.core.hub.settings import CheckpointSettings, CodecSettings
-from edgeasync.policies.aggregation import BufferedAggregator, ImmediateAggregator
+from edgeasync.policies.aggregation import BufferedAggregator, ImmediateAggregator, QuorumAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.monitor import Monitor, NotFiniteWatch
 from edgeasync.policies.optimizers import SGD
@@ -666,6 +666,79 @@ def test_the_model_is_saved_every_so_many_updates(hub_bench):
     assert saves == [3, 6]
 
 
+# -- paces ---------------------------------------------------------------------------------------------------
+
+PAUSED = {"pace_percent": 0, "pace_reason": "85 C", "temperature_c": 85.0}
+QUORUM = Policy(
+    aggregate=QuorumAggregator(share=1.0, patience=100.0), optimizer=(SGD(),), frequency=FixedFrequency()
+)
+
+
+def test_a_device_that_pauses_is_paused_with_its_reason_until_it_says_otherwise(hub_bench):
+    hub = hub_bench()
+    hub.join()
+    hub.ping(steps=3, **PAUSED)
+    assert hub.one(Report) == Report("paused", "a", "85 C")
+    assert hub.state_of() == "paused"
+    hub.ping(steps=4, pace_percent=0, pace_reason="86 C", temperature_c=86.0)
+    assert (hub.state_of(), hub.reports) == ("paused", []), "the running step ended"
+    (device,) = hub.core.status(0.0)["devices"]
+    assert [device[key] for key in ("state", "pace_reason", "temperature_c")] == ["paused", "86 C", 86.0]
+    hub.ping(steps=4, pace_percent=50, pace_reason="76 C", temperature_c=76.0)
+    assert hub.one(Report) == Report("training", "a", "takes local steps again")
+    (device,) = hub.core.status(0.0)["devices"]
+    assert [device[key] for key in ("state", "pace_percent", "pace_reason")] == ["training", 50, "76 C"]
+
+
+def test_a_quorum_does_not_wait_for_a_device_that_pauses(hub_bench):
+    hub = hub_bench(QUORUM)
+    for name in ("a", "b", "c"):
+        hub.join(name)
+    for name in ("a", "b"):
+        hub.push(name, 1, at_s=1.0)
+        assert hub.all_of(Fold) == []
+    hub.ping("c", at_s=2.0, **PAUSED)
+    assert hub.core.next_deadline_s() == 1.0, "the fold is due at once"
+    hub.tick()
+    assert len(hub.one(Fold).handles) == 2
+    assert [effect.peer for effect in hub.all_of(Assign)] == [hub.peers["a"], hub.peers["b"]]
+
+
+def test_a_device_that_pauses_after_its_update_still_counts_with_it(hub_bench):
+    hub = hub_bench(QUORUM)
+    for name in ("a", "b", "c"):
+        hub.join(name)
+    hub.push("a", 1)
+    hub.ping("a", **PAUSED)
+    hub.push("b", 1)
+    assert hub.all_of(Fold) == [], "c is still awaited"
+    hub.push("c", 1)
+    assert len(hub.one(Fold).handles) == 3
+    hub.push("b", 2, base=1)
+    hub.push("c", 2, base=1)
+    assert len(hub.one(Fold).handles) == 2, "a has no vote in the next version"
+    hub.push("a", 2, base=1)  # of steps from before the pause
+    assert hub.state_of("a") == "paused"
+    hub.ping("a")
+    hub.push("b", 3, base=2)
+    hub.push("c", 3, base=2)
+    assert len(hub.one(Fold).handles) == 3
+
+
+@pytest.mark.parametrize("end", ["leave", "lost", "hello"])
+def test_a_pause_ends_with_the_session(hub_bench, end):
+    hub = hub_bench()
+    hub.join()
+    hub.ping(**PAUSED)
+    {
+        "leave": hub.leave,
+        "lost": lambda: hub.tick(LEASE_S),
+        "hello": lambda: hub.hello(session=hub.sessions["a"]),
+    }[end]()
+    assert hub.core.members.members["a"].pace_percent == 100
+    assert hub.state_of() == {"leave": "left", "lost": "lost", "hello": "joining"}[end]
+
+
 # -- looking in ----------------------------------------------------------------------------------------------
 
 
@@ -702,6 +775,9 @@ def test_status_is_the_contract(hub_bench):
                 "updates_shortened": 0,
                 "weight_kept": 1.0,
                 "loss": 0.5,
+                "pace_percent": 100,
+                "pace_reason": "",
+                "temperature_c": None,
                 "assigned_steps": 16,
                 "why": "fixed",
                 "bound": "",

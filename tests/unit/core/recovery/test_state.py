@@ -422,6 +422,7 @@ def test_every_attribute_of_the_core_and_its_tables_is_durable_or_known_not_to_b
         "voters",
         "shared",
         "waiters",
+        "pausing",
     }
     assert set(vars(core.members)) == tables | {"lease_s", "devices_max"}
     for member in core.members.members.values():

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from edgeasync.cli.service import LAST_EVENTS_FILE, LINES_SHOWN, ending_signals, serve
+from edgeasync.cli.serving import LAST_EVENTS_FILE, LINES_SHOWN, ending_signals, serve
 from edgeasync.core.engine.recorder import EVENTS_KEPT
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.errors import EdgeAsyncError, StorageError

@@ -1,0 +1,89 @@
+"""How soon an agent trains: from its start, after SIGKILL, and after its trainer hung.
+
+A supervisor runs it that does what systemd does. Run as `python -m benchmarks.start`. It ends with exit code 1 if
+one takes longer than its bound.
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
+from edgeasync.runtime.notify import JOINED
+from edgeasync.runtime.service.unit import Unit
+from tests.support.processes import Commands
+from tests.support.supervisor import HANGING, Supervisor
+
+JOINED_S_MAX = 2.0
+KILLED_S_MAX = 5.0
+WATCHDOG_S = 1.0
+HUNG_S_MAX = WATCHDOG_S + 5.0
+ROUNDS = {Form.FULL: 5, Form.SHORT: 3, Form.QUICK: 1}
+
+
+def time_start(agent: Supervisor) -> float:
+    """Return the seconds from the process to its joining."""
+    begun_s = time.monotonic()
+    with agent:
+        return float(agent.wait_for(f"STATUS={JOINED} ")) - begun_s
+
+
+def time_kill(agent: Supervisor) -> float:
+    """Return the seconds from the restart after SIGKILL to joining again."""
+    with agent:
+        agent.wait_for(f"STATUS={JOINED} ")
+        agent.process.kill()
+        joined_s = agent.wait_for(f"STATUS={JOINED} ", start=2)
+        return float(joined_s - agent.begun_s[1])
+
+
+def time_hang(agent: Supervisor) -> float:
+    """Return the seconds from the last sign of life of an agent that hangs to the next start's joining."""
+    with agent:
+        agent.wait_for("STATUS=hangs: ")
+        fed_s = max(time_s for time_s, number, line in agent.news if number == 1 and line == "WATCHDOG=1")
+        return float(agent.wait_for(f"STATUS={JOINED} ", start=2) - fed_s)
+
+
+CASES: dict[str, tuple[Callable[[Supervisor], float], float]] = {
+    "start to joined": (time_start, JOINED_S_MAX),
+    "joined again after SIGKILL": (time_kill, KILLED_S_MAX),
+    "joined again after a hang": (time_hang, HUNG_S_MAX),
+}
+"""By name, what to time and its bound in seconds."""
+
+
+def measure(name: str) -> float:
+    """Return the seconds of a case, with a hub of its own."""
+    take, _ = CASES[name]
+    with tempfile.TemporaryDirectory() as folder, Commands(folder) as commands:
+        _, address = commands.hub(commands.settings())
+        data = f'data = "{commands.data("a.npz")}"'
+        own = f'trainer = "hanging:make_trainer"\nprogress_s = {WATCHDOG_S / 2}' if take is time_hang else data
+        (commands.folder / "hanging.py").write_text(HANGING)
+        settings = f'[agent]\nhub = "{address}"\n{own}\ndevice_id = "pi-1"\nstate = "state"\nstep_s_min = 0.01\n'
+        (commands.folder / "agent.toml").write_text(settings)
+        unit = Unit("agent", Path("/opt/edgeasync/current/bin/edgeasync"), commands.folder)
+        watchdog_s = f"{WATCHDOG_S:g}" if take is time_hang else "60"
+        return take(Supervisor(unit.text(), commands.folder, WatchdogSec=watchdog_s))
+
+
+def main() -> None:
+    """Time every case, and enforce the bounds on the medians."""
+    arguments = make_parser("How soon an agent trains.").parse_args()
+    results = Results()
+    for name, (_, bound_s) in CASES.items():
+        show_progress(name)
+        rounds = [measure(name) for _ in range(ROUNDS[arguments.form])]
+        median_s = statistics.median(rounds)
+        figures = {"median": round(median_s, 3), "worst": round(max(rounds), 3), "bound": bound_s}
+        results.add("seconds", name, figures)
+        results.bound(name, median_s, bound_s)
+    show_results(results, arguments)
+    enforce_targets(results, arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+../edgeasync/runtime/service/install.sh

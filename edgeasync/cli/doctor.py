@@ -1,0 +1,44 @@
+"""`edgeasync doctor`."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from edgeasync.cli.output import Printer
+from edgeasync.config import convert, read_toml, to_table
+from edgeasync.durable.identity import default_device_id
+from edgeasync.errors import UnfitError
+from edgeasync.runtime.agent_settings import AgentSection, AgentSettings
+from edgeasync.runtime.doctor.examine import examine
+from edgeasync.runtime.doctor.finding import Finding
+from edgeasync.runtime.profiles import with_profile
+from edgeasync.runtime.readings import Readings
+
+
+def run_doctor(
+    config: Path | None, flags: dict[str, Any], model: Path | None, root: Path, printer: Printer
+) -> None:
+    """Print a line for each thing that was looked at; raises `UnfitError` if one of them failed."""
+    settings = AgentSettings() if config is None else read_toml(config, AgentSettings)
+    section = convert(to_table(settings.agent) | flags, AgentSection, where="flags")
+    section, _ = with_profile(section, Readings(root))
+    state = section.state or f"~/.local/state/edgeasync/{section.device_id or default_device_id()}"
+    logging.getLogger("edgeasync").setLevel(logging.ERROR)  # what a provider warns of has a line of its own
+    failed = []
+    folder = Path(state).expanduser()
+    for finding in examine(replace(section, state=state), folder, model or settings.model, root):
+        _print(finding, printer)
+        if finding.level == "fail":
+            failed.append(finding.name)
+    if failed:
+        raise UnfitError(f"this device cannot train yet: {', '.join(failed)}; do what those lines say")
+
+
+def _print(finding: Finding, printer: Printer) -> None:
+    if printer.json:
+        printer.object(to_table(finding))
+        return
+    words = "; ".join(filter(None, (finding.detail, finding.cure)))
+    printer.line(f"{finding.level:<5} {finding.name:<12} {words}")

@@ -1,0 +1,160 @@
+"""How fast a device may train: by its temperature, power, memory and the time of day. Part of `DeviceCore`.
+
+A governor without I/O: readings and time in, a pace out. A missing sensor holds nothing up: a board without a
+battery is on mains, and one without a sensor is never too hot.
+"""
+
+import math
+
+import msgspec
+
+HYSTERESIS_C = 5.0
+"""So far the temperature must fall below a limit before the limit is over."""
+
+BATTERY_HYSTERESIS = 0.05
+"""So far the charge must rise over its limit."""
+
+MEMORY_HYSTERESIS = 1.25
+"""This many times its limit must be free."""
+
+PRESSURE_MAX = 0.1
+"""Memory is short if all programs waited for it for this share of the last ten seconds; over at half of that."""
+
+SLOW_SHARE = 0.5
+"""The share of the time in which a warm or throttled device trains."""
+
+HOLD_S = 5.0
+"""A slower pace lasts at least this long: a sensor that jumps must not start and stop the device all the time."""
+
+REASON_LENGTH_MAX = 32
+"""What a ping has place for."""
+
+CELSIUS = (-60.0, 150.0)
+"""What a sensor can mean: one that is out of order tells something else."""
+
+
+class CareReadings(msgspec.Struct, frozen=True, gc=False):
+    """What the device's sensors tell; `None` where there is no sensor, or none that can be read.
+
+    `throttled` is why the board has slowed itself down. `battery`, `memory_pressure` are shares of 1. `minute` is
+    that of the local day, from 0 to 1439.
+    """
+
+    temperature_c: float | None = None
+    throttled: str = ""
+    on_mains: bool | None = None
+    battery: float | None = None
+    memory_free_bytes: int | None = None
+    memory_pressure: float | None = None
+    metered: bool | None = None
+    minute: int | None = None
+
+
+class CareLimits(msgspec.Struct, frozen=True):
+    """What a device must keep to; `None` is no limit. `quiet` are the minutes of the day from which and until."""
+
+    temperature_c_max: float | None = None
+    temperature_c_slow: float | None = None
+    only_on_mains: bool = False
+    only_unmetered: bool = False
+    battery_min: float | None = None
+    memory_free_bytes_min: int | None = None
+    quiet: tuple[int, int] | None = None
+    cpu_share: float = 1.0
+
+
+class Pace(msgspec.Struct, frozen=True, gc=False):
+    """The share of the time in which the device trains: 1 at full pace, 0 while it pauses. And why it is not 1."""
+
+    share: float = 1.0
+    reason: str = ""
+
+
+class Care:
+    """Decides the pace. The same readings at the same times give the same paces."""
+
+    def __init__(self, limits: CareLimits | None = None) -> None:
+        self._limits = limits or CareLimits()
+        self.pace = Pace(self._limits.cpu_share)
+        self.temperature_c: float | None = None
+        self._over: set[str] = set()
+        """The limits that are exceeded, until they are kept by more than their hysteresis."""
+        self._slowed_s = -math.inf
+
+    def observe(self, readings: CareReadings, now_s: float) -> bool:
+        """Note what the sensors tell; return whether the pace has changed."""
+        self.temperature_c = _within(readings.temperature_c, *CELSIUS)
+        before, pace = self.pace, self._pace_by(readings)
+        if pace.share < before.share:
+            self._slowed_s = now_s
+        if pace.share <= before.share or now_s >= self._slowed_s + HOLD_S:
+            self.pace = pace
+        # From 81 to 82 C is no other pace; the next heartbeat tells it all the same.
+        return self.pace.share != before.share
+
+    def _pace_by(self, readings: CareReadings) -> Pace:
+        if paused := self._pause(readings):
+            return Pace(0.0, paused)
+        slowed = self._slow(readings)
+        return Pace(self._limits.cpu_share * (SLOW_SHARE if slowed else 1.0), slowed)
+
+    def _pause(self, readings: CareReadings) -> str:
+        """Return why the device must not train, or nothing. Each limit notes whether it is exceeded."""
+        limits, hot_c, free_bytes = self._limits, self.temperature_c, readings.memory_free_bytes
+        battery, pressure = _within(readings.battery, 0.0, 1.0), _within(readings.memory_pressure, 0.0, 1.0)
+        found = [
+            self._is_over("hot", hot_c, limits.temperature_c_max, HYSTERESIS_C) and f"{hot_c:.0f} C",
+            limits.only_on_mains and readings.on_mains is False and "on battery",
+            self._is_under("battery", battery, limits.battery_min, BATTERY_HYSTERESIS)
+            and f"battery at {battery:.0%}",
+            self._is_under("memory", free_bytes, limits.memory_free_bytes_min, self._memory_hysteresis)
+            and f"{(free_bytes or 0) >> 20} MiB of memory free",
+            self._is_over("pressure", pressure, self._pressure_max, PRESSURE_MAX / 2) and "short of memory",
+            limits.only_unmetered and readings.metered is True and "metered link",
+            _is_quiet(readings.minute, limits.quiet) and "quiet hours",
+        ]
+        return next((reason for reason in found if reason), "")
+
+    def _slow(self, readings: CareReadings) -> str:
+        """Return why the device should train at half its pace, or nothing."""
+        limits, hot_c = self._limits, self.temperature_c
+        if self._is_over("warm", hot_c, limits.temperature_c_slow, HYSTERESIS_C):
+            return f"{hot_c:.0f} C"
+        return readings.throttled[:REASON_LENGTH_MAX] if limits.temperature_c_max is not None else ""
+
+    @property
+    def _memory_hysteresis(self) -> float:
+        return (MEMORY_HYSTERESIS - 1.0) * (self._limits.memory_free_bytes_min or 0)
+
+    @property
+    def _pressure_max(self) -> float | None:
+        return None if self._limits.memory_free_bytes_min is None else PRESSURE_MAX
+
+    def _is_over(self, name: str, value: float | None, limit: float | None, hysteresis: float) -> bool:
+        """Return whether a limit is reached; once it was, until the value is below by more than `hysteresis`."""
+        if value is None or limit is None:
+            self._over.discard(name)
+        elif value >= limit:
+            self._over.add(name)
+        elif value < limit - hysteresis:
+            self._over.discard(name)
+        return name in self._over
+
+    def _is_under(self, name: str, value: float | None, limit: float | None, hysteresis: float) -> bool:
+        """Return whether a value is too small; once it was, until it is over by more than `hysteresis`."""
+        if value is None or limit is None:
+            return self._is_over(name, None, None, hysteresis)
+        return self._is_over(name, -value, math.nextafter(-limit, math.inf), hysteresis)
+
+
+def _within(value: float | None, least: float, most: float) -> float | None:
+    """Return a value that a sensor can mean; a NaN is none."""
+    return value if value is not None and least <= value <= most else None
+
+
+def _is_quiet(minute: int | None, quiet: tuple[int, int] | None) -> bool:
+    """Return whether a minute of the day is one of the quiet ones, which may begin in the evening."""
+    if minute is None or quiet is None:
+        return False
+    begin, end = quiet
+    return begin <= minute < end if begin < end else minute >= begin or minute < end

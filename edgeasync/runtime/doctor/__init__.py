@@ -1,0 +1,1 @@
+"""`edgeasync doctor`: measurements of a device, and what each of them means."""

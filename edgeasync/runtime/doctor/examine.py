@@ -1,0 +1,119 @@
+"""All lines of the doctor's, each as soon as it is known."""
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from edgeasync.data.dataset import Dataset
+from edgeasync.errors import EdgeAsyncError
+from edgeasync.runtime.agent_settings import AgentSection
+from edgeasync.runtime.device import find_device
+from edgeasync.runtime.doctor.data import examine_data
+from edgeasync.runtime.doctor.finding import Finding, Step, fail, told, warn
+from edgeasync.runtime.doctor.hub import examine_hub, judge_bandwidth, judge_traffic
+from edgeasync.runtime.doctor.machine import (
+    judge_clock,
+    judge_disk,
+    judge_memory,
+    judge_packages,
+    judge_power,
+    judge_processor,
+    judge_provider,
+    judge_python,
+    judge_system,
+    judge_temperature,
+)
+from edgeasync.runtime.doctor.state import examine_state, time_sync
+from edgeasync.runtime.machine import memory_limit_bytes
+from edgeasync.runtime.readings import Readings
+from edgeasync.runtime.wall_clock import written
+from edgeasync.training.numpy_models import Model
+
+PACKAGES = ("msgpack", "msgspec", "numpy", "onnxruntime", "safetensors", "xxhash", "pyzmq")
+MODULES = {"pyzmq": "zmq"}
+
+
+def examine(
+    section: AgentSection, state: Path, model: Model | Path | None, root: Path = Path("/")
+) -> Iterator[Finding]:
+    """Yield what there is to say of a device that is to run an agent by these settings; nothing is changed.
+
+    `state` is its state folder, `model` one that its settings insist on, or a training graph. Readings of the
+    machine come from below `root`.
+    """
+    readings = Readings(root)
+    yield from _examine_machine(section, readings, state, root)
+    try:
+        # Who knocks for the first time would be given a key here.
+        device = find_device(replace(section, hub_key=None))
+    except EdgeAsyncError as error:
+        yield told("state", error)
+        return
+    yield examine_state(state, device.device_id, readings.mark())
+    keys = device.keys
+    addresses = section.hubs or (keys.hub().addresses if keys is not None else ())
+    enrols = section.enrol is not None or section.hub_key is not None
+    reached = examine_hub(addresses, keys, insecure=section.insecure, enrols=enrols)
+    yield from reached.findings
+    dataset, finding = examine_data(None if section.data is None else Path(section.data))
+    yield finding
+    step = _examine_step(section, state, dataset, model)
+    yield step.finding
+    yield judge_bandwidth(reached.status, device.device_id)
+    yield judge_traffic(reached.status, device.device_id, step.model_bytes, section.bytes_per_day_max)
+
+
+def _examine_machine(section: AgentSection, readings: Readings, state: Path, root: Path) -> Iterator[Finding]:
+    yield judge_python(sys.version_info[:3])
+    machine = platform.machine()
+    yield judge_system(platform.system(), machine, 8 * struct.calcsize("P"), readings.board())
+    yield judge_packages({name: find_version(name) for name in PACKAGES})
+    yield _examine_provider(section)
+    cores = len(os.sched_getaffinity(0))
+    yield judge_processor(machine, cores, section.cores_used, readings.processor())
+    yield judge_memory(readings.memory(), memory_limit_bytes(root))
+    existing = next(path for path in (state, *state.parents) if path.exists())
+    free_bytes = shutil.disk_usage(existing).free
+    yield judge_disk(free_bytes, readings.mount(existing.resolve()), time_sync(state))
+    throttled = readings.throttled()
+    yield judge_temperature(readings.zones(), throttled)
+    yield judge_power(readings.power(), throttled)
+    now_s = time.time()
+    yield judge_clock(now_s, written(now_s), synchronized=readings.clock_synchronized())
+
+
+def _examine_provider(section: AgentSection) -> Finding:
+    try:
+        import onnxruntime  # noqa: PLC0415 - where it cannot be imported the other lines are told all the same
+
+        from edgeasync.runtime.doctor.training import providers_that_start  # noqa: PLC0415
+    except Exception as error:  # noqa: BLE001 - what a broken library raises could be anything
+        return fail("provider", f"onnxruntime cannot be imported ({error})", "install onnxruntime again")
+    started = providers_that_start(section.provider, section.cores_used)
+    return judge_provider(section.provider, onnxruntime.get_available_providers(), started)
+
+
+def _examine_step(section: AgentSection, state: Path, dataset: Dataset | None, model: Model | Path | None) -> Step:
+    try:
+        from edgeasync.runtime.doctor.training import examine_step, find_graph  # noqa: PLC0415
+    except Exception:  # noqa: BLE001 - as above
+        return Step(warn("step", "not measured: onnxruntime cannot be imported", "cure the line 'provider'"), 0)
+    return examine_step(dataset, model or find_graph(state), section.provider, section.cores_used)
+
+
+def find_version(name: str) -> str | None:
+    """Return the version of a package that can be imported, else `None`."""
+    try:
+        importlib.import_module(MODULES.get(name, name))
+        return importlib.metadata.version(name)
+    except Exception:  # noqa: BLE001 - a wheel of another platform may raise anything
+        return None

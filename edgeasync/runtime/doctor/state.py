@@ -1,0 +1,82 @@
+"""Looks at a device's state folder, and changes nothing in it."""
+
+import errno
+import fcntl
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+
+from edgeasync.durable.identity import DeviceIdentity
+from edgeasync.runtime.doctor.finding import Finding, fail, ok, warn
+
+SYNCED_BYTES = 4096
+
+
+def examine_state(folder: Path, device_id: str, machine: str) -> Finding:
+    """Return whether an agent could use the folder; `machine` is this machine's mark."""
+    if not folder.exists():
+        above = next(parent for parent in folder.parents if parent.exists())
+        if not os.access(above, os.W_OK | os.X_OK) or not above.is_dir():
+            return _closed(folder, f"cannot be made in {above}")
+        return ok("state", f"{folder} is made at the first start")
+    if not folder.is_dir():
+        return _closed(folder, "is no folder")
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        return _closed(folder, "cannot be written by this user")
+    if _is_locked(folder / "lock"):
+        cure = "nothing, if it should; for a second agent give another --state and --device-id"
+        return warn("state", f"{folder}: an agent runs with it", cure)
+    file = folder / "identity.json"
+    try:
+        identity = msgspec.json.decode(file.read_bytes(), type=DeviceIdentity)
+    except FileNotFoundError:
+        return ok("state", f"{folder} is new")
+    except (OSError, msgspec.DecodeError) as error:
+        return fail(
+            "state", f"{file}: cannot be read ({error})", "delete it: the agent begins with a new identity"
+        )
+    if identity.device_id != device_id:
+        cure = (
+            f"give --device-id {identity.device_id}, or another --state; else this is a new device under its name"
+        )
+        return warn("state", f"{folder} is of {identity.device_id}, this device is {device_id}", cure)
+    if identity.machine and machine and identity.machine != machine:
+        cure = "nothing, if its card was moved here; if that machine runs too, delete this folder and enrol again"
+        return warn("state", f"{folder} was last used on another machine: a copy?", cure)
+    return ok("state", f"{folder}, {identity.incarnation} starts")
+
+
+def time_sync(folder: Path) -> float | None:
+    """Return how long a small file takes to be safe on the disk of a folder; `None` if that cannot be tried."""
+    existing = next(path for path in (folder, *folder.parents) if path.is_dir())
+    begun_s = time.perf_counter()
+    try:
+        with tempfile.NamedTemporaryFile(dir=existing, prefix=".doctor-") as file:
+            file.write(bytes(SYNCED_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        return None
+    return time.perf_counter() - begun_s
+
+
+def _is_locked(lock: Path) -> bool:
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EWOULDBLOCK, errno.EACCES)
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _closed(folder: Path, why: str) -> Finding:
+    cure = f"'sudo chown -R $USER {folder}', or give another --state; under systemd run the doctor as its user"
+    return fail("state", f"{folder} {why}", cure)

@@ -1,0 +1,53 @@
+"""What suits a kind of board, where its settings leave that open. Chosen by what the machine says of itself.
+
+These are guesses from the boards' data sheets: none of them was measured on such a board. How many examples are
+computed at once follows from the memory that is free, and how fast steps follow one another from `[care]`.
+"""
+
+import os
+import re
+from typing import Literal
+
+import msgspec
+
+from edgeasync.runtime.agent_settings import AgentSection
+from edgeasync.runtime.readings import Readings
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """What an agent does on a kind of board: the cores that a step uses, and what computes."""
+
+    name: str
+    threads: int
+    provider: Literal["auto", "cpu"] = "cpu"
+
+
+BOARDS = (
+    (r"Raspberry Pi Zero 2", Profile("Raspberry Pi Zero 2 W", 2)),
+    (r"Raspberry Pi (?:Compute Module )?4", Profile("Raspberry Pi 4", 3)),
+    (r"Raspberry Pi (?:Compute Module )?5", Profile("Raspberry Pi 5", 3)),
+    (r"Orin", Profile("Jetson Orin", 4, "auto")),
+)
+"""By what is in the name of the model."""
+
+X86_MINI = Profile("x86 mini", 3)
+X86_MINI_PROCESSORS = r"\b(?:N[0-9]{2,3}|[JN][0-9]{4}|Atom|Celeron)\b"
+"""By what is in the name of the processor."""
+
+
+def find_profile(board: str, processor: str) -> Profile | None:
+    """Return the profile of a board by the names of its model and its processor, which may be anything."""
+    for pattern, profile in BOARDS:
+        if re.search(pattern, board):
+            return profile
+    return X86_MINI if re.search(X86_MINI_PROCESSORS, processor) else None
+
+
+def with_profile(section: AgentSection, readings: Readings) -> tuple[AgentSection, Profile | None]:
+    """Return the settings with what they leave open as this machine's profile has it, and that profile."""
+    profile = find_profile(readings.board(), readings.processor().name)
+    if profile is None:
+        return section, None
+    threads = section.threads or min(profile.threads, len(os.sched_getaffinity(0)))
+    provider = profile.provider if section.provider == "auto" else section.provider
+    return msgspec.structs.replace(section, threads=threads, provider=provider), profile

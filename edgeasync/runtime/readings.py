@@ -1,0 +1,234 @@
+"""What the machine tells of itself in `/sys`, `/proc` and `/run`: the board, its heat, its power, its memory.
+
+Each reading is optional: `None`, or nothing, where this machine does not tell it. A test, and the agent of a test,
+gives another root folder.
+"""
+
+import contextlib
+import hashlib
+import re
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+THROTTLED = {
+    0: "under-voltage now",
+    1: "frequency capped now",
+    2: "throttled now",
+    3: "at the soft limit of temperature now",
+    16: "under-voltage since boot",
+    17: "frequency was capped since boot",
+    18: "was throttled since boot",
+    19: "was at the soft limit of temperature since boot",
+}
+"""Bits of a Raspberry Pi's `get_throttled`."""
+
+PLAUSIBLE_C = (-40.0, 150.0)
+"""A sensor that says something else is broken, or not a thermometer."""
+
+TEXT_BYTES_MAX = 1 << 20
+
+Resource = Literal["cpu", "memory", "io"]
+
+
+class Zone(msgspec.Struct, frozen=True):
+    """A thermal zone."""
+
+    name: str
+    celsius: float
+
+
+class Power(msgspec.Struct, frozen=True):
+    """What the machine runs on: whether a mains supply is online, and how full the battery is, from 0 to 1."""
+
+    mains: bool | None
+    battery: float | None
+    discharging: bool = False
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """Bytes of memory in all, and those that a program can have without swapping."""
+
+    total_bytes: int
+    available_bytes: int
+
+
+class Pressure(msgspec.Struct, frozen=True):
+    """Share of the last ten seconds, 0 to 1, in which some task, or each, waited for a resource."""
+
+    some: float
+    full: float
+
+
+class Processor(msgspec.Struct, frozen=True):
+    """The processor's name, if it says one, and the features of its instructions."""
+
+    name: str
+    features: frozenset[str]
+
+
+class Mount(msgspec.Struct, frozen=True):
+    """The file system that a path lies on."""
+
+    point: str
+    kind: str
+    read_only: bool
+
+
+class Readings:
+    """Reads below a root folder; nothing is kept between two readings."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+
+    def board(self) -> str:
+        """Return the model of the board or machine, empty if it does not say."""
+        for path in (
+            "sys/firmware/devicetree/base/model",
+            "proc/device-tree/model",
+            "sys/class/dmi/id/product_name",
+        ):
+            if text := self._text(path).strip("\0 \n"):
+                return text
+        return ""
+
+    def serial(self) -> str:
+        """Return what tells this machine from another, even one with a copy of its card; empty if nothing does."""
+        for path in (
+            "sys/firmware/devicetree/base/serial-number",
+            "proc/device-tree/serial-number",
+            "sys/class/dmi/id/product_uuid",
+            "etc/machine-id",
+        ):
+            if text := self._text(path).strip("\0 \n"):
+                return text
+        return ""
+
+    def mark(self) -> str:
+        """Return 16 hexadecimal digits by which a folder knows its machine again; empty without a serial."""
+        serial = self.serial()
+        return hashlib.sha256(b"edgeasync " + serial.encode()).hexdigest()[:16] if serial else ""
+
+    def zones(self) -> tuple[Zone, ...]:
+        """Return the thermal zones that have a plausible temperature, in degrees Celsius."""
+        found = []
+        for folder in self._folders("sys/class/thermal", "thermal_zone*"):
+            millidegrees = parse_int(self._text(folder / "temp"))
+            if millidegrees is not None and PLAUSIBLE_C[0] <= millidegrees / 1000 <= PLAUSIBLE_C[1]:
+                found.append(Zone(self._text(folder / "type").strip() or folder.name, millidegrees / 1000))
+        return tuple(found)
+
+    def throttled(self) -> tuple[str, ...] | None:
+        """Return why a Raspberry Pi runs below its speed, now or since boot; `None` on another board."""
+        for path in ("sys/devices/platform/soc/soc:firmware/get_throttled", "sys/firmware/get_throttled"):
+            if text := self._text(path).strip():
+                return parse_throttled(text)
+        return None
+
+    def power(self) -> Power | None:
+        """Return what the machine runs on; `None` if it has neither a battery nor a mains supply that tells."""
+        mains, battery, discharging = None, None, False
+        for folder in self._folders("sys/class/power_supply", "*"):
+            kind = self._text(folder / "type").strip()
+            # The battery of a mouse or of a keyboard is not the machine's.
+            if kind == "Battery" and self._text(folder / "scope").strip() != "Device":
+                percent = parse_int(self._text(folder / "capacity"))
+                if percent is not None and 0 <= percent <= 100:
+                    battery = min(percent / 100, 1.0 if battery is None else battery)
+                discharging = discharging or self._text(folder / "status").strip() == "Discharging"
+            elif kind in ("Mains", "USB") and (online := parse_int(self._text(folder / "online"))) is not None:
+                mains = bool(mains) or online > 0
+        return None if mains is None and battery is None else Power(mains, battery, discharging)
+
+    def memory(self) -> Memory | None:
+        """Return the machine's memory; a cgroup may allow less."""
+        return parse_meminfo(self._text("proc/meminfo"))
+
+    def pressure(self, resource: Resource) -> Pressure | None:
+        """Return how much tasks wait for a resource; `None` for a kernel that does not measure that."""
+        return parse_pressure(self._text(f"proc/pressure/{resource}"))
+
+    def metered(self) -> bool | None:
+        """Return whether the way to other networks is a mobile modem; `None` if there is no way."""
+        for line in self._text("proc/net/route").splitlines()[1:]:
+            words = line.split()
+            if len(words) > 7 and words[1] == words[7] == "00000000" and "/" not in words[0]:
+                return "DEVTYPE=wwan" in self._text(f"sys/class/net/{words[0]}/uevent").split()
+        return None
+
+    def processor(self) -> Processor:
+        """Return the processor."""
+        return parse_cpuinfo(self._text("proc/cpuinfo"))
+
+    def clock_synchronized(self) -> bool | None:
+        """Return whether systemd-timesyncd has set the clock since boot; `None` where it does not run."""
+        if not self._path("run/systemd/timesync").is_dir():
+            return None
+        return self._path("run/systemd/timesync/synchronized").exists()
+
+    def mount(self, path: Path) -> Mount | None:
+        """Return the file system of an absolute path."""
+        return find_mount(self._text("proc/self/mounts"), path)
+
+    def _path(self, path: Path | str) -> Path:
+        return self._root / path
+
+    def _text(self, path: Path | str) -> str:
+        """Return the beginning of a file, empty if it cannot be read: a sensor may be gone at any moment."""
+        with contextlib.suppress(OSError, ValueError), self._path(path).open("rb") as file:
+            return file.read(TEXT_BYTES_MAX).decode(errors="replace")
+        return ""
+
+    def _folders(self, path: str, pattern: str) -> list[Path]:
+        with contextlib.suppress(OSError):
+            return sorted(self._path(path).glob(pattern))
+        return []
+
+
+def parse_int(text: str) -> int | None:
+    """Return the number that a text is, if it is one that a machine could mean."""
+    return int(text) if re.fullmatch(r"-?[0-9]{1,18}\s*", text, re.ASCII) else None
+
+
+def parse_throttled(text: str) -> tuple[str, ...] | None:
+    """Return the reasons in a hexadecimal number of flags, `None` if it is not one."""
+    with contextlib.suppress(ValueError):
+        flags = int(text, 16)
+        return tuple([reason for bit, reason in THROTTLED.items() if flags >> bit & 1])
+    return None
+
+
+def parse_meminfo(text: str) -> Memory | None:
+    """Return what `/proc/meminfo` says."""
+    found = {name: int(kib) << 10 for name, kib in re.findall(r"^(\w+):\s+([0-9]+) kB$", text, re.MULTILINE)}
+    if "MemTotal" not in found or "MemAvailable" not in found:
+        return None
+    return Memory(found["MemTotal"], found["MemAvailable"])
+
+
+def parse_pressure(text: str) -> Pressure | None:
+    """Return what a file of `/proc/pressure` says; of the processor older kernels tell no `full`."""
+    found = dict(re.findall(r"^(some|full) avg10=([0-9]+(?:\.[0-9]+)?) ", text, re.MULTILINE))
+    return Pressure(float(found["some"]) / 100, float(found.get("full", 0)) / 100) if "some" in found else None
+
+
+def parse_cpuinfo(text: str) -> Processor:
+    """Return what `/proc/cpuinfo` says, on x86 and on ARM."""
+    names = re.findall(r"^(?:model name|Model|Hardware)\s*: (.+)$", text, re.MULTILINE)
+    features = re.findall(r"^(?:flags|Features)\s*: (.*)$", text, re.MULTILINE)
+    return Processor(names[0].strip() if names else "", frozenset(features[0].split() if features else ()))
+
+
+def find_mount(mounts: str, path: Path) -> Mount | None:
+    """Return the line of `/proc/self/mounts` with the longest folder above a path, the last of equal ones."""
+    best: Mount | None = None
+    for line in mounts.splitlines():
+        words = line.split(" ")
+        if len(words) < 4:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), words[1])
+        longer = best is None or len(point) >= len(best.point)
+        if longer and path.is_relative_to(point):
+            best = Mount(point, words[2], "ro" in words[3].split(","))
+    return best

@@ -1,0 +1,49 @@
+"""A device that stays: after a run has ended its agent waits for the hub's next run."""
+
+import asyncio
+from collections.abc import Callable
+
+from edgeasync.core.device.effects import FINISHED
+from edgeasync.runtime.agent import Agent
+
+NEXT_RUN_S = 10.0
+"""How long after a run's end a device looks for its hub again: a hub that has finished takes a while to leave."""
+
+
+class RunAfterRun:
+    """Runs one agent after the other, each made by `make_agent`, until one ends otherwise than by a run's end.
+
+    `on_finished` is called after each run.
+    """
+
+    def __init__(
+        self, make_agent: Callable[[], Agent], on_finished: Callable[[], None], next_run_s: float = NEXT_RUN_S
+    ) -> None:
+        self._make_agent = make_agent
+        self._on_finished = on_finished
+        self._next_run_s = next_run_s
+        self._stopped = asyncio.Event()
+        self.agent = make_agent()
+        """The agent of the run that is on, or of the last one."""
+
+    async def run(self) -> str:
+        """Train run after run; return why the last agent ended."""
+        while (reason := await self.agent.run()) == FINISHED:
+            self._on_finished()
+            try:
+                async with asyncio.timeout(self._next_run_s):
+                    await self._stopped.wait()
+            except TimeoutError:
+                self.agent = self._make_agent()
+            else:
+                return "stopped"
+        return reason
+
+    def request_stop(self) -> None:
+        """Make `run` return soon; call it in the loop's thread."""
+        self._stopped.set()
+        self.agent.request_stop()
+
+    def last_events(self) -> list[str]:
+        """Return a line for each of the last events and effects of the core, without secrets."""
+        return self.agent.last_events()

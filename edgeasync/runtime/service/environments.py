@@ -1,0 +1,99 @@
+"""The environments that a service runs from: numbered folders, and the link `current` to the one in use."""
+
+import contextlib
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from edgeasync.errors import ConfigError, StorageError
+
+NAME = re.compile(r"env-([0-9]+)")
+
+OUTPUT_LINES = 5
+"""Of a command that fails, how many of its last lines are told."""
+
+
+class Environments:
+    """A folder of environments, as `install.sh` makes it: `env-1`, `env-2`, and the link `current`."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self._link = home / "current"
+
+    @property
+    def current(self) -> Path:
+        """The environment in use; raises `ConfigError` if there is no link to one."""
+        if not self._link.is_symlink():
+            raise ConfigError(
+                f"{self._link}: no such link; upgrade what devices/install.sh has installed, by its own "
+                "current/bin/edgeasync, or install again"
+            )
+        return self.home / self._link.readlink().name
+
+    def make(self, source: str, extras: str) -> Path:
+        """Return a new environment with edgeasync from `source`; if that fails nothing is left of it.
+
+        Raises `StorageError`.
+        """
+        numbers = [int(found[1]) for path in self.home.iterdir() if (found := NAME.fullmatch(path.name))]
+        made = self.home / f"env-{max(numbers, default=0) + 1}"
+        try:
+            run_told([sys.executable, "-m", "venv", str(made)])
+            run_told(
+                [str(made / "bin/python"), "-m", "pip", "install", "--quiet", *install_arguments(source, extras)]
+            )
+            run_told([str(made / "bin/edgeasync"), "--version"])
+        except BaseException:
+            self.drop(made)
+            raise
+        return made
+
+    def switch(self, environment: Path) -> None:
+        """Let `current` lead to another environment, at once; raises `StorageError`."""
+        temporary = self._link.with_name("current.part")
+        try:
+            temporary.unlink(missing_ok=True)
+            temporary.symlink_to(environment.name)
+            temporary.replace(self._link)
+        except OSError as error:
+            raise StorageError(
+                f"{self._link}: cannot be changed: {error.strerror}; upgrade as its owner"
+            ) from error
+
+    def drop_others(self, *kept: Path) -> None:
+        """Delete all environments but these."""
+        for path in self.home.iterdir():
+            if NAME.fullmatch(path.name) and path not in kept:
+                self.drop(path)
+
+    def drop(self, environment: Path) -> None:
+        """Delete an environment."""
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(environment)
+
+
+def install_arguments(source: str, extras: str) -> list[str]:
+    """Return how `pip install` is told a source: a folder of wheels, a wheel, a clone, or a name in an index."""
+    wanted = f"[{extras}]" if extras else ""
+    path = Path(source).expanduser()
+    if any(path.glob("edgeasync-*.whl")):
+        return ["--no-index", "--find-links", str(path.resolve()), f"edgeasync{wanted}"]
+    if path.exists():
+        return [f"{path.resolve()}{wanted}"]
+    return [f"{source}{wanted}"]
+
+
+def run_told(command: list[str], folder: Path | None = None) -> str:
+    """Run a command, and return what it printed; raises `StorageError` with its last lines if it fails."""
+    try:
+        done = subprocess.run(  # noqa: S603 - no shell
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+    except OSError as error:
+        raise StorageError(f"{command[0]}: {error.strerror}; install it") from error
+    if done.returncode:
+        lines = "; ".join(done.stdout.strip().splitlines()[-OUTPUT_LINES:])
+        raise StorageError(f"{' '.join(command)}: exit code {done.returncode}: {lines}; cure that and try again")
+    return done.stdout

@@ -1,0 +1,66 @@
+#!/bin/sh
+# Installs edgeasync in an environment of its own, then its service:
+#   install.sh [--from SOURCE] [--home DIR] [--python PYTHON] [agent | hub [SETTINGS.toml]] [OPTION OF service install...]
+# SOURCE is a folder of wheels (no network is used), a wheel, a clone, or a name in pip's index. Without it: the
+# folder of this file if it has wheels, the clone that this file is of, or else edgeasync in pip's index.
+# As root it installs for the machine, in /opt/edgeasync; as another user for that user, in ~/.local/edgeasync.
+# A second run changes nothing: edgeasync service upgrade brings a new version.
+set -eu
+
+fail() {
+    echo "install.sh: $*" >&2
+    exit 2
+}
+
+here=$(dirname "$(readlink -f "$0")")
+source='' home='' python=python3
+while [ $# -gt 0 ]; do
+    case $1 in
+        --from) source=${2:?} && shift 2 ;;
+        --home) home=${2:?} && shift 2 ;;
+        --python) python=${2:?} && shift 2 ;;
+        *) break ;;
+    esac
+done
+case ${1-} in
+    hub) extras='[hub]' ;;
+    agent | '') extras='' ;;
+    *) fail "'$1' is not known; give agent or hub, then a settings file" ;;
+esac
+if [ -z "$home" ]; then
+    if [ "$(id -u)" = 0 ]; then home=/opt/edgeasync; else home=$HOME/.local/edgeasync; fi
+fi
+
+bits=$("$python" -c 'import struct; print(8 * struct.calcsize("P"))' 2>/dev/null) ||
+    fail "no $python; install python3 and python3-venv (sudo apt-get install python3-venv)"
+[ "$bits" = 64 ] || fail "this system has 32 bits, for which onnxruntime has no packages; install the 64-bit system"
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    fail "$("$python" --version) is too old; give --python with 3.11 or newer"
+
+if [ -x "$home/current/bin/edgeasync" ]; then
+    echo "install.sh: $("$home/current/bin/edgeasync" --version) is there; for another: edgeasync service upgrade"
+else
+    if [ -z "$source" ]; then
+        source=edgeasync
+        if [ -f "$here/../../../pyproject.toml" ]; then source=$here/../../..; fi
+        for wheel in "$here"/edgeasync-*.whl; do
+            if [ -e "$wheel" ]; then source=$here; fi
+        done
+    fi
+    if [ -e "$source" ]; then source=$(readlink -f "$source"); fi
+    offline=''
+    for wheel in "$source"/edgeasync-*.whl; do
+        if [ -e "$wheel" ]; then offline=yes; fi
+    done
+    mkdir -p "$home"
+    rm -rf "$home/env-1" # of a run that did not end
+    "$python" -m venv "$home/env-1"
+    if [ -n "$offline" ]; then
+        "$home/env-1/bin/python" -m pip install --quiet --no-index --find-links "$source" "edgeasync$extras"
+    else
+        "$home/env-1/bin/python" -m pip install --quiet "$source$extras"
+    fi
+    ln -sfn env-1 "$home/current"
+    echo "install.sh: $("$home/current/bin/edgeasync" --version) is in $home"
+fi
+if [ $# -gt 0 ]; then exec "$home/current/bin/edgeasync" service install "$@"; fi

@@ -1,0 +1,58 @@
+"""A new version beside the old one: switched over, and switched back if the service does not come up."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from edgeasync.errors import HubUnreachableError
+from edgeasync.runtime.notify import JOINED
+from edgeasync.runtime.service.environments import Environments
+from edgeasync.runtime.service.systemd import ServiceManager, wait_until
+from edgeasync.runtime.service.unit import Unit
+
+Wait = Callable[[Callable[[], bool], float], bool]
+
+
+def upgrade(
+    environments: Environments,
+    make: Callable[[], Path],
+    unit: Unit,
+    manager: ServiceManager,
+    *,
+    limit_s: float,
+    wait: Wait = wait_until,
+) -> Path:
+    """Let the service run from the environment that `make` returns; return the old one, which is kept.
+
+    Raises `HubUnreachableError` if the service is not up within `limit_s` (an agent: has not joined its hub). By
+    then the old one runs again, and the new one is gone. So it is when somebody interrupts.
+    """
+    old, before = environments.current, manager.status(unit.file).get("InvocationID", "")
+    new = make()
+    try:
+        environments.switch(new)
+        manager.start(unit.file)
+        _await_up(unit, manager, before, limit_s, wait)
+    except BaseException:
+        environments.switch(old)
+        manager.start(unit.file)
+        environments.drop(new)
+        raise
+    environments.drop_others(new, old)
+    return old
+
+
+def _await_up(unit: Unit, manager: ServiceManager, before: str, limit_s: float, wait: Wait) -> None:
+    """Raise `HubUnreachableError` unless a start after the one `before` comes up."""
+
+    def is_up() -> bool:
+        status = manager.status(unit.file)
+        joined = unit.kind == "hub" or status.get("StatusText", "").startswith(f"{JOINED} ")
+        return status.get("ActiveState") == "active" and status.get("InvocationID") != before and joined
+
+    if not wait(is_up, limit_s):
+        said = manager.status(unit.file).get("StatusText") or "it says nothing"
+        wanted = "listen" if unit.kind == "hub" else "join its hub"
+        raise HubUnreachableError(
+            f"the new {unit.kind} did not {wanted} within {limit_s:g} s ({said}); the old one runs again: read "
+            f"'edgeasync service logs {unit.kind}'"
+        )

@@ -1,0 +1,73 @@
+"""How much memory a process can still get: the machine's, within its cgroups' limits and its own."""
+
+import contextlib
+import resource
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+
+class MemoryGroup(NamedTuple):
+    """A cgroup with a limit: what it allows, and what its processes have that cannot be taken from them."""
+
+    limit_bytes: int
+    used_bytes: int
+
+
+def free_bytes(root: Path = Path("/")) -> int:
+    """Return the memory that this process could still get, 0 if the system does not tell."""
+    free = [group.limit_bytes - group.used_bytes for group in memory_groups(root)]
+    if (available := field_bytes(root / "proc/meminfo", "MemAvailable:")) > 0:
+        free.append(available)
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        free.append(limit - field_bytes(root / "proc/self/status", "VmSize:"))
+    return max(0, min(free, default=0))
+
+
+def memory_groups(root: Path = Path("/")) -> Iterator[MemoryGroup]:
+    """Yield the cgroups of this process that limit its memory: its own, and those that it lies in."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if not path:
+            continue
+        if not controllers:
+            yield from _groups(root / "sys/fs/cgroup", path, "memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            files = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+            yield from _groups(root / "sys/fs/cgroup/memory", path, *files)
+
+
+def field_bytes(path: Path, name: str) -> int:
+    """Return a size of one of Linux's files about memory, in bytes; 0 where it is not told."""
+    try:
+        text = path.read_text(encoding="ascii")
+        return int(text.partition(name)[2].split(None, 1)[0]) << 10
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _groups(mount: Path, path: str, limit: str, usage: str, cached: str) -> Iterator[MemoryGroup]:
+    group = PurePosixPath(path)
+    for each in (group, *group.parents):
+        folder = mount / str(each).lstrip("/")
+        with contextlib.suppress(OSError, ValueError):  # without a limit it says "max"
+            limit_bytes = int((folder / limit).read_text(encoding="ascii"))
+            used_bytes = 0
+            with contextlib.suppress(OSError, ValueError):
+                used_bytes = int((folder / usage).read_text(encoding="ascii"))
+                used_bytes -= _statistic(folder / "memory.stat", cached)
+            yield MemoryGroup(limit_bytes, max(0, used_bytes))
+
+
+def _statistic(path: Path, name: str) -> int:
+    """Return a line of `memory.stat`: of pages of files that the kernel drops when it needs memory."""
+    for line in path.read_text(encoding="ascii").splitlines():
+        key, _, value = line.partition(" ")
+        if key == name:
+            return int(value)
+    return 0

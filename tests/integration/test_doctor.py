@@ -1,0 +1,261 @@
+"""`edgeasync doctor`: a healthy device has no complaint, each planted fault has one line and a cure."""
+
+import fcntl
+import json
+import socket
+import time
+
+import numpy as np
+import onnx
+import pytest
+
+from edgeasync import nn
+from edgeasync.autodiff.build import build_training_graph
+from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.durable.keys import HubKeys
+from edgeasync.runtime.doctor import examine as doctor
+from edgeasync.runtime.doctor import training
+from tests.support.command_line import ACCESS, run_command
+from tests.support.machine import BOARD, write
+from tests.support.processes import free_address, write_data
+
+pytestmark = pytest.mark.process
+
+UNFIT = 13
+
+LINES = [
+    "python", "system", "packages", "provider", "processor", "memory", "disk", "temperature", "power", "clock",
+    "state",
+    "hub", "key", "protocol", "data", "step", "bandwidth", "traffic",
+]  # fmt: skip
+
+
+class Device:
+    """A healthy device in a folder, to be spoilt."""
+
+    def __init__(self, folder, address):
+        self.folder, self.address = folder, address
+        self.data = write_data(folder / "readings.npz")
+        self.root = write(folder / "root", BOARD)
+        self.state = folder / "state"
+        self.graph = folder / "graph.onnx"
+        forward = nn.to_onnx(nn.Linear(8, 3), (8,)).SerializeToString()
+        self.graph.write_bytes(build_training_graph(forward, GraphSettings()).model)
+
+    def examine(self, *flags):
+        """Return the exit code and the lines by their names."""
+        told = run_command(
+            self.folder, "doctor", "--hub", self.address, "--data", self.data, "--model", self.graph,
+            "--device-id", "pi-1", "--state", self.state, "--root", self.root, "--json", *flags,
+        )  # fmt: skip
+        assert "Traceback" not in told.stdout + told.stderr
+        return told.returncode, {line["name"]: line for line in map(json.loads, told.stdout.splitlines())}
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """Yield the address of a hub without keys."""
+    from tests.support.processes import Commands  # noqa: PLC0415 - of the module, not of a test
+
+    with Commands(tmp_path_factory.mktemp("hub")) as commands:
+        yield commands.hub(commands.settings())[1]
+
+
+@pytest.fixture
+def device(tmp_path, hub):
+    return Device(tmp_path, hub)
+
+
+def test_a_healthy_device_has_no_complaint(device):
+    code, lines = device.examine()
+    assert code == 0
+    assert list(lines) == LINES
+    assert {line["level"] for line in lines.values()} == {"ok"}, lines
+    assert not any(line["cure"] for line in lines.values())
+    assert not device.state.exists()  # nothing was changed
+    for name in ("round trip", "sync", "step takes", "MB an hour"):
+        assert any(name in line["detail"] for line in lines.values()), name
+
+
+def test_what_people_read(device):
+    told = run_command(device.folder, "doctor", "--data", "gone.npz", "--root", device.root)
+    assert told.returncode == UNFIT
+    assert "fail  data         gone.npz: no such file; give the path of a .npz or .csv file\n" in told.stdout
+    assert told.stderr == "edgeasync: this device cannot train yet: data; do what those lines say\n"
+
+
+def plant(files):
+    return lambda device, _: write(device.root, files) and ()
+
+
+def no_file(device, _):
+    device.data.unlink()
+
+
+def unfit_data(device, _):
+    write_data(device.data, inputs=5)
+
+
+def a_model_that_is_none(device, _):
+    device.graph.write_bytes(b"not a graph")
+
+
+def a_forward_model(device, _):
+    onnx.save(nn.to_onnx(nn.Linear(8, 3), (8,)), device.graph)
+
+
+def damaged_data(device, _):
+    np.savez(device.data, x=np.full((5, 8), np.nan), y=np.zeros(5, int))
+
+
+def no_hub(device, _):
+    device.address = free_address()
+
+
+def an_unknown_name(device, _):
+    device.address = "tcp://hub.invalid:5555"
+    return ("--insecure",)
+
+
+def a_hub_beyond_without_a_key(device, _):
+    device.address = "tcp://192.0.2.1:5555"
+
+
+def another_program(device, request):
+    listening = socket.create_server(("127.0.0.1", 0))
+    request.addfinalizer(listening.close)
+    device.address = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def a_hub_with_keys(device, request):
+    commands = request.getfixturevalue("commands")
+    HubKeys.init(commands.folder / "keys")
+    _, device.address = commands.hub(commands.settings(name="keyed"), "--keys", commands.folder / "keys")
+
+
+def a_state_that_is_a_file(device, _):
+    device.state.write_text("")
+
+
+def a_damaged_identity(device, _):
+    write(device.state, {"identity.json": "{"})
+
+
+def a_running_agent(device, request):
+    write(device.state, {"lock": ""})
+    file = (device.state / "lock").open()
+    request.addfinalizer(file.close)
+    fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def identity(**differs):
+    known = {"device_id": "pi-1", "state_id": "0" * 32, "start": 1, "machine": "ffffffffffffffff"} | differs
+    return lambda device, _: write(device.state, {"identity.json": json.dumps(known)}) and ()
+
+
+def no_onnxruntime(device, request):
+    def find(name):
+        return None if name == "onnxruntime" else "1"
+
+    request.getfixturevalue("monkeypatch").setattr(doctor, "find_version", find)
+
+
+def no_gpu(device, _):
+    return ("--provider", "cuda")
+
+
+def slow_sync(device, request):
+    request.getfixturevalue("monkeypatch").setattr(doctor, "time_sync", lambda _: 1.25)
+
+
+def no_clock(device, request):
+    request.getfixturevalue("monkeypatch").setattr(time, "time", lambda: 86_400.0)
+
+
+def slow_step(device, request):
+    request.getfixturevalue("monkeypatch").setattr(training, "_time_steps", lambda _: 31.0)
+
+
+FAULTS = {
+    "hot": (
+        plant({"sys/class/thermal/thermal_zone0/temp": "85000"}), "temperature", "warn", "85 C", "cool the board",
+    ),
+    "under-voltage": (
+        plant({"sys/devices/platform/soc/soc:firmware/get_throttled": "10001"}),
+        "power", "warn", "under-voltage now", "power supply",
+    ),
+    "throttled": (
+        plant({"sys/devices/platform/soc/soc:firmware/get_throttled": "4"}),
+        "temperature", "warn", "throttled now", "cool the board",
+    ),
+    "battery": (
+        plant({f"sys/class/power_supply/B/{key}": text for key, text in
+               {"type": "Battery", "capacity": "8", "status": "Discharging"}.items()}),
+        "power", "warn", "battery at 8%", "plug it in",
+    ),
+    "memory": (
+        plant({"proc/meminfo": "MemTotal: 430000 kB\nMemAvailable: 41000 kB\n"}),
+        "memory", "fail", "40 MiB of 420 MiB", "end other programs",
+    ),
+    "read-only card": (
+        plant({"proc/self/mounts": "/dev/root / ext4 ro 0 0\n"}), "disk", "fail", "read-only", "remount",
+    ),
+    "slow card": (slow_sync, "disk", "warn", "a sync takes 1250 ms", "faster card"),
+    "old processor": (
+        plant({"proc/cpuinfo": "flags\t: sse\nFeatures\t: fp\n"}), "processor", "warn", "without a", "slow steps",
+    ),
+    "clock": (no_clock, "clock", "warn", "was never set", "timedatectl"),
+    "no wheel": (no_onnxruntime, "packages", "fail", "cannot be imported: onnxruntime", "install edgeasync again"),
+    "no GPU": (no_gpu, "provider", "warn", "CPU computes, no cuda", "onnxruntime-gpu"),
+    "no data": (no_file, "data", "fail", "no such file", "give the path"),
+    "NaN": (damaged_data, "data", "fail", "readings.npz", ""),
+    "other data": (unfit_data, "step", "fail", "the data has examples of shape", "give such data"),
+    "no graph": (a_model_that_is_none, "step", "fail", "onnxruntime cannot load the graph", ""),
+    "forward": (a_forward_model, "step", "fail", "is no training graph", "edgeasync model build"),
+    "slow": (slow_step, "step", "warn", "a step takes 31.0 s", "micro_batch_size"),
+    "no hub": (no_hub, "hub", "fail", "refused, nothing listens there", "start the hub"),
+    "no name": (an_unknown_name, "hub", "fail", "the name is unknown", "DNS"),
+    "no key beyond": (a_hub_beyond_without_a_key, "hub", "fail", "is beyond this machine", "keys enrol"),
+    "no key": (a_hub_with_keys, "key", "fail", "talks to enrolled devices only", "keys enrol"),
+    "not a hub": (
+        another_program, "protocol", "fail", "does not answer as a hub", "check the port",
+    ),
+    "state a file": (a_state_that_is_a_file, "state", "fail", "is no folder", "chown"),
+    "identity": (a_damaged_identity, "state", "fail", "identity.json: cannot be read", "delete it"),
+    "locked": (a_running_agent, "state", "warn", "an agent runs with it", "another --state"),
+    "copied": (identity(), "state", "warn", "last used on another machine", "enrol again"),
+    "another's": (identity(device_id="pi-2"), "state", "warn", "is of pi-2", "--device-id pi-2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_named_in_one_line_with_a_cure(fault, device, request):
+    plant_it, name, level, detail, cure = FAULTS[fault]
+    flags = plant_it(device, request) or ()
+    code, lines = device.examine(*flags)
+    found = lines[name]
+    assert found["level"] == level, lines
+    assert detail in found["detail"]
+    assert found["cure"]
+    assert cure in found["cure"]
+    wrong = [line["name"] for line in lines.values() if line["level"] != "ok" and line["name"] != name]
+    assert set(wrong) <= {"step"}, lines  # what cannot be measured for that reason
+    assert code == (UNFIT if level == "fail" else 0)
+
+
+def test_a_device_with_its_key_asks_as_itself(commands, device):
+    keys = HubKeys.init(commands.folder / "keys")
+    _, address = commands.hub(commands.settings(name="keyed"), "--keys", commands.folder / "keys")
+    token = keys.issue_token("pi-1", (address,), time.time()).text()
+    agent = commands.start(
+        "agent", "--enrol", token, "--data", device.data, "--state", device.state, "--device-id", "pi-1", "--json"
+    )
+    agent.wait_for("joined")
+    device.address = address
+    _, lines = device.examine()
+    assert lines["key"]["detail"] == "the hub lets this device's key in"
+    assert lines["state"]["level"] == "warn"  # its agent runs
+    keys.revoke("pi-1")
+    assert agent.wait() == ACCESS
+    _, lines = device.examine()
+    assert (lines["key"]["level"], lines["key"]["detail"]) == ("fail", "the hub does not let this device in")

@@ -1,0 +1,11 @@
+"""Fixtures of the lab."""
+
+import pytest
+
+from tests.support.processes import Commands
+
+
+@pytest.fixture
+def commands(tmp_path):
+    with Commands(tmp_path) as commands:
+        yield commands

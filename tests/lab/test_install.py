@@ -1,0 +1,102 @@
+"""`install.sh` from a folder of wheels without a network, and an upgrade by the environments that it makes."""
+
+import base64
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from edgeasync.runtime.service.environments import Environments
+from tests.support.size import repetitions
+
+pytestmark = pytest.mark.process
+
+INSTALLER = Path(__file__).parents[2] / "devices/install.sh"
+
+
+def write_wheel(folder, version):
+    """Write a wheel that is called edgeasync, needs nothing and tells its version."""
+    folder.mkdir(exist_ok=True)
+    info = f"edgeasync-{version}.dist-info"
+    code = f"import sys; print('edgeasync {version}', *sys.argv[2:])"
+    files = {
+        "edgeasync.py": f"def main():\n    {code}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: edgeasync\nVersion: {version}\nProvides-Extra: hub\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: a test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/entry_points.txt": "[console_scripts]\nedgeasync = edgeasync:main\n",
+    }
+    record = ""
+    for name, text in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        record += f"{name},sha256={digest},{len(text)}\n"
+    with zipfile.ZipFile(folder / f"edgeasync-{version}-py3-none-any.whl", "w") as wheel:
+        for name, text in (files | {f"{info}/RECORD": record + f"{info}/RECORD,,\n"}).items():
+            wheel.writestr(name, text)
+    return folder
+
+
+def install(home, *arguments):
+    """Run the installer, without a network where root may take it away; return what it printed, and its code."""
+    apart = ["unshare", "--net"] if os.geteuid() == 0 and shutil.which("unshare") else []
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home.parent), "PIP_CONFIG_FILE": "/dev/null"}
+    told = subprocess.run(
+        [*apart, "sh", str(INSTALLER), *map(str, arguments)], capture_output=True, text=True,
+        env=environment, check=False,
+    )  # fmt: skip
+    return told.stdout + told.stderr, told.returncode
+
+
+if repetitions("environments that are installed"):
+
+    def test_wheels_in_a_folder_are_enough_and_a_second_time_changes_nothing(tmp_path, monkeypatch):
+        monkeypatch.delenv("PYTHONPATH", raising=False)  # this clone is not what is installed
+        home, wheels = tmp_path / "home", write_wheel(tmp_path / "wheels", "0.1.0")
+        arguments = ("--from", wheels, "--home", home, "--python", sys.executable)
+        told, code = install(home, *arguments, "agent", "board.toml")
+        assert (told.splitlines(), code) == (
+            [f"install.sh: edgeasync 0.1.0 is in {home}", "edgeasync 0.1.0 install agent board.toml"],
+            0,
+        )
+        assert (home / "current").readlink() == Path("env-1")
+        before = {path: path.lstat().st_mtime_ns for path in home.rglob("*")}
+        told, code = install(home, *arguments)
+        assert (told, code) == (
+            "install.sh: edgeasync 0.1.0 is there; for another: edgeasync service upgrade\n",
+            0,
+        )
+        assert {path: path.lstat().st_mtime_ns for path in home.rglob("*")} == before
+
+        environments = Environments(home)
+        made = environments.make(str(write_wheel(tmp_path / "newer", "0.3.0")), "hub")
+        assert environments.current.name == "env-1"
+        environments.switch(made)
+        command = [str(home / "current/bin/edgeasync"), "--version"]
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "edgeasync 0.3.0\n"
+
+
+@pytest.mark.parametrize(
+    ("python", "words"),
+    [
+        ("echo 32", "this system has 32 bits, for which onnxruntime has no packages; install the 64-bit system"),
+        ("exit 127", "install python3 and python3-venv"),
+        (
+            'case "$2" in *struct*) echo 64;; *sys*) exit 1;; *) echo Python 3.9.2;; esac',
+            "Python 3.9.2 is too old",
+        ),
+    ],
+    ids=["32 bits", "no Python", "an old Python"],
+)
+def test_a_system_that_cannot_do_is_told_in_one_sentence(tmp_path, python, words):
+    fake = tmp_path / "python"
+    fake.write_text(f"#!/bin/sh\n{python}\n")
+    fake.chmod(0o755)
+    told, code = install(tmp_path / "home", "--home", tmp_path / "home", "--python", fake)
+    assert code == 2
+    assert words in told
+    assert len(told.splitlines()) == 1
+    assert not (tmp_path / "home").exists()

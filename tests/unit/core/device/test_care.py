@@ -1,0 +1,142 @@
+"""The governor: what sensors tell, and how fast the device trains for that."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from edgeasync.core.device.care import HOLD_S, Care, CareLimits, CareReadings, Pace
+from tests.support.size import repetitions
+
+HOT = CareLimits(temperature_c_max=80.0, temperature_c_slow=75.0)
+FULL = Pace(1.0, "")
+
+
+def paces(limits, *told):
+    """Return the pace after each of the readings, `HOLD_S` apart."""
+    care, found = Care(limits), []
+    for number, readings in enumerate(told):
+        care.observe(readings, number * HOLD_S)
+        found.append((care.pace.share, care.pace.reason))
+    return found
+
+
+def degrees(*values):
+    return [CareReadings(temperature_c=value) for value in values]
+
+
+def test_a_device_pauses_while_it_is_hot_and_slows_down_while_it_is_warm():
+    assert paces(HOT, *degrees(74.9, 75.0, 79.9, 80.0, 85.0, 75.0, 74.9, 70.0, 69.9)) == [
+        (1.0, ""), (0.5, "75 C"), (0.5, "80 C"), (0.0, "80 C"), (0.0, "85 C"), (0.0, "75 C"),
+        (0.5, "75 C"), (0.5, "70 C"), (1.0, ""),
+    ]  # fmt: skip
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("limit", "reading", "values", "reason"),
+    [
+        ({"only_on_mains": True}, "on_mains", [False, True], "on battery"),
+        ({"battery_min": 0.3}, "battery", [0.29, 0.34, 0.36], "battery at 29%"),
+        ({"memory_free_bytes_min": 64 * MIB}, "memory_free_bytes", [50 * MIB, 79 * MIB, 81 * MIB],
+         "50 MiB of memory free"),
+        ({"memory_free_bytes_min": 1}, "memory_pressure", [0.1, 0.06, 0.04], "short of memory"),
+        ({"only_unmetered": True}, "metered", [True, False], "metered link"),
+        ({"quiet": (1320, 420)}, "minute", [1320, 419, 420], "quiet hours"),
+        ({"quiet": (60, 120)}, "minute", [60, 119, 120], "quiet hours"),
+    ],
+)  # fmt: skip
+def test_each_limit_pauses_the_device_until_it_is_kept_for_sure(limit, reading, values, reason):
+    told = [CareReadings(**{reading: value}) for value in [values[-1], *values]]
+    found = paces(CareLimits(**limit), *told)
+    assert found[0] == found[-1] == (1.0, "")
+    assert found[1] == (0.0, reason)
+    assert all(share == 0.0 for share, _ in found[1:-1])
+    assert paces(CareLimits(), told[1]) == [(1.0, "")], "without the limit nothing is wrong"
+
+
+def test_what_no_sensor_tells_holds_nothing_up():
+    limits = CareLimits(80.0, 75.0, True, True, 0.5, 1 << 30, (0, 1439))
+    odd = CareReadings(temperature_c=math.nan, battery=math.nan, memory_pressure=7.0)
+    assert paces(limits, CareReadings(), odd, CareReadings(temperature_c=1000.0)) == [(1.0, "")] * 3
+
+
+def test_a_throttled_board_is_slowed_unless_its_heat_is_of_no_interest():
+    assert paces(HOT, CareReadings(throttled="throttled")) == [(0.5, "throttled")]
+    assert paces(CareLimits(), CareReadings(throttled="throttled")) == [(1.0, "")]
+
+
+def test_a_share_of_the_processor_holds_at_once_and_a_warm_device_takes_half_of_it():
+    limits = CareLimits(temperature_c_slow=75.0, cpu_share=0.4)
+    assert Care(limits).pace == Pace(0.4)
+    assert paces(limits, *degrees(60.0, 76.0)) == [(0.4, ""), (0.2, "76 C")]
+
+
+def test_a_pause_holds_for_a_while_though_its_cause_is_over():
+    care = Care(CareLimits(only_on_mains=True))
+    at = [(0.0, False), (1.0, True), (HOLD_S - 0.1, True), (HOLD_S, True)]
+    changed = [care.observe(CareReadings(on_mains=mains), now_s) for now_s, mains in at]
+    assert changed == [True, False, False, True]
+    assert care.pace == FULL
+
+
+class Governed(RuleBasedStateMachine):
+    """Sensors that tell anything, at any time."""
+
+    def __init__(self):
+        super().__init__()
+        self.limits = CareLimits(80.0, 75.0, True, True, 0.3, 1 << 20, (1320, 420), 0.5)
+        self.care = Care(self.limits)
+        self.now_s = 0.0
+        self.slowed_s = -math.inf
+        self.readings = CareReadings()
+
+    @rule(
+        passed_s=st.floats(0.0, 10.0),
+        readings=st.builds(
+            CareReadings,
+            temperature_c=st.none() | st.floats(60.0, 90.0) | st.just(math.nan),
+            throttled=st.sampled_from(["", "throttled"]),
+            on_mains=st.sampled_from([None, True, True, False]),
+            battery=st.none() | st.floats(0.2, 0.5),
+            memory_free_bytes=st.none() | st.integers(0, 4 << 20),
+            memory_pressure=st.none() | st.floats(0.0, 0.2),
+            metered=st.sampled_from([None, False, False, True]),
+            minute=st.none() | st.integers(0, 1439),
+        ),
+    )
+    def sense(self, passed_s, readings):
+        self.now_s += passed_s
+        self.readings, before = readings, self.care.pace
+        changed = self.care.observe(readings, self.now_s)
+        after = self.care.pace
+        assert changed == (before.share != after.share)
+        if after.share > before.share:
+            assert self.now_s >= self.slowed_s + HOLD_S
+        if after.share < before.share:
+            self.slowed_s = self.now_s
+
+    @invariant()
+    def the_pace_fits_the_readings(self):
+        pace, told = self.care.pace, self.readings
+        assert pace.share in (0.0, 0.25, 0.5)
+        assert (pace.share == 0.5) == (pace.reason == "")
+        assert len(pace.reason) <= 32
+        assert pace.reason.isascii()
+        if (told.temperature_c or 0.0) >= 80.0 or told.on_mains is False or told.metered is True:
+            assert pace.share == 0.0
+
+
+TestGoverned = Governed.TestCase
+TestGoverned.settings = settings(
+    max_examples=repetitions("examples of a property"), stateful_step_count=30, deadline=None
+)
+
+
+@given(st.lists(st.floats(60.0, 90.0), max_size=30))
+def test_the_same_readings_give_the_same_paces(values):
+    assert paces(HOT, *degrees(*values)) == paces(HOT, *degrees(*values))
