@@ -86,7 +86,7 @@ _INCURABLE = {"agent": "2 3 5 7 8 10", "hub": "2 3 5 8 10"}
 _START_S = {"agent": 300, "hub": 900}
 """How long a slow board may read its data, and a hub a long journal."""
 
-_WAIT = """/bin/sh -c 'case "$$EXIT_STATUS" in 1|4|6|9|11) sleep 30;; esac'"""
+_WAIT = """/bin/sh -c 'case "$$EXIT_STATUS" in 1|4|6|9|11|14) sleep 30;; esac'"""
 """What died is started at once; what a person has to cure, such as a full disk or a key, every half minute."""
 
 _RIGHTS = (
