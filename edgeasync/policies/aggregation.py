@@ -94,13 +94,11 @@ class Aggregator(Protocol):
     >>> policy = Policy(aggregate=Pairs())
     """
 
-    @property
-    def update(self) -> UpdateKind:
-        """What devices send: the difference from the model they were given, or their whole model."""
+    update: ClassVar[UpdateKind]
+    """What devices send: the difference from the model they were given, or their whole model."""
 
-    @property
-    def answer(self) -> Answer:
-        """When a device gets its next assignment: at once, or when its update is folded."""
+    answer: ClassVar[Answer]
+    """When a device gets its next assignment: at once, or when its update is folded."""
 
     def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:
         """Return the core time at which `buffered` (never empty) is due to be folded, `None` if unknown."""

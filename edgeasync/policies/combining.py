@@ -37,17 +37,14 @@ class Combiner(Protocol):
     >>> policy = Policy(combine=Middle())
     """
 
-    @property
-    def robust(self) -> bool:
-        """Whether it is more than a weighted sum of the updates; then all devices have the same share."""
+    robust: ClassVar[bool]
+    """Whether it is more than a weighted sum of the updates; then all devices have the same share."""
 
-    @property
-    def centred(self) -> bool:
-        """Whether updates are held against a centre."""
+    centred: ClassVar[bool]
+    """Whether updates are held against a centre."""
 
-    @property
-    def whole(self) -> bool:
-        """Whether it looks at whole updates, as Krum does at their distances; that takes a copy of all of them."""
+    whole: ClassVar[bool]
+    """Whether it looks at whole updates, as Krum does at their distances; that takes a copy of all of them."""
 
     def combine(self, rows: Rows, out: Vector) -> None:
         """Combine `rows` (k, n) of float32 into `out` (n,); `rows` may be overwritten.
