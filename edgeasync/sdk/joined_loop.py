@@ -195,18 +195,18 @@ class JoinedLoop(Service):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._detach()
-        if error is None:
-            self._await_return()
+        if error is None and self._has_returned():
             self._send_last_steps()
         super().__exit__(kind, error, trace)
 
-    def _await_return(self) -> None:
+    def _has_returned(self) -> bool:
         """Wait for the answer to a `resume`: who leaves before it is live at the hub until its lease ends."""
         agent, until_s = self._agent, time.monotonic() + self._timeout_s
         if agent is None or self._aborted or self._welcome_before is None:
-            return
+            return True
         while agent.welcome is self._welcome_before and time.monotonic() < until_s and not self._done.done():
             time.sleep(0.005)
+        return agent.welcome is not self._welcome_before
 
     def _send_last_steps(self) -> None:
         """Send the steps since the last exchange, and wait for the answer for a while."""
