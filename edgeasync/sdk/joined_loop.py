@@ -65,6 +65,7 @@ class JoinedLoop(Service):
         self._welcomed: concurrent.futures.Future[Lockstep] = concurrent.futures.Future()
         self._detach: Callable[[], None] = lambda: None
         self._aborted = False
+        self._welcome_before: Welcome | None = None
         self._timeout_s = ANSWER_S
         self._loop_state = LoopState()
         self._noted: tuple[float | None, int] = (None, 0)
@@ -164,6 +165,7 @@ class JoinedLoop(Service):
         """Return to the hub; do nothing without an `abort`."""
         if self._aborted and self._agent is not None and not self.finished:
             agent = self._agent
+            self._welcome_before = agent.welcome
             self._call(agent.request_resume)
         self._aborted = False
 
@@ -193,9 +195,18 @@ class JoinedLoop(Service):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._detach()
-        if error is None:
+        if error is None and self._has_returned():
             self._send_last_steps()
         super().__exit__(kind, error, trace)
+
+    def _has_returned(self) -> bool:
+        """Wait for the answer to a `resume`: who leaves before it is live at the hub until its lease ends."""
+        agent, until_s = self._agent, time.monotonic() + self._timeout_s
+        if agent is None or self._aborted or self._welcome_before is None:
+            return True
+        while agent.welcome is self._welcome_before and time.monotonic() < until_s and not self._done.done():
+            time.sleep(0.005)
+        return agent.welcome is not self._welcome_before
 
     def _send_last_steps(self) -> None:
         """Send the steps since the last exchange, and wait for the answer for a while."""

@@ -1,61 +1,11 @@
 """`async_sgd`: one call, with processes as workers, on an IDX copy of the digits."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
 from edgeasync.async_train import async_sgd, data, nn, optim
 from edgeasync.async_train.data import images
-from tests.support.idx_digits import write_idx_digits
-from tests.support.processes import PATIENCE_S
-
-SCRIPT = '''
-import numpy as np
-from edgeasync.async_train import async_sgd, data
-
-
-class Softmax:
-    """A class of this very script."""
-
-    def __init__(self):
-        self.parameters = {"weight": np.zeros((64, 10), np.float32), "bias": np.zeros(10, np.float32)}
-
-    def gradient(self, arrays, x, y):
-        rows = x.reshape(len(x), -1)
-        scores = rows @ arrays["weight"] + arrays["bias"]
-        scores = np.exp(scores - scores.max(axis=1, keepdims=True))
-        error = scores / scores.sum(axis=1, keepdims=True)
-        loss = -np.log(error[np.arange(len(y)), y]).mean()
-        error[np.arange(len(y)), y] -= 1.0
-        error /= len(y)
-        return float(loss), {"weight": rows.T @ error, "bias": error.sum(axis=0)}
-
-
-loader = data.DataLoader(data.MNIST("digits", train=True), batch_size=16, shuffle=True)
-trained = async_sgd(Softmax(), loader, num_workers=2, num_epochs=8, lr=0.5)
-held_out = data.MNIST("digits", train=False)
-rows = np.stack([x for x, _ in held_out]).reshape(len(held_out), -1)
-found = (rows @ trained.parameters["weight"] + trained.parameters["bias"]).argmax(axis=1)
-print((found == held_out.targets).mean())
-'''
-
-
-@pytest.mark.process
-def test_a_script_without_a_main_guard_trains_a_class_of_its_own(tmp_path):
-    write_idx_digits(tmp_path / "digits")
-    (tmp_path / "script.py").write_text(SCRIPT)
-    ended = subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert float(ended.stdout) > 0.85
+from examples.async_train.digits_idx import write_idx_digits
 
 
 def accuracy(model, digits):

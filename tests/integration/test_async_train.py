@@ -1,7 +1,6 @@
-"""The programs of the reference for a parameter server, its workers, and averagers, by real sockets."""
+"""A parameter server, its workers, and averagers, by real sockets; their programs: test_reference_programs.py."""
 
 import asyncio
-import logging
 
 import numpy as np
 import pytest
@@ -11,106 +10,18 @@ from edgeasync.async_train import (
     AsyncModelAverager,
     AsyncWorker,
     ParameterServer,
-    data,
     init_distributed,
     nn,
     optim,
 )
 from edgeasync.errors import ConfigError
 from edgeasync.policies.staleness import BoundedStaleness
-from tests.support.idx_digits import write_idx_digits
 from tests.support.processes import free_address, until
 from tests.support.proxy import CuttingProxy
-
-POINT = 0.01
-EPOCHS = 20
-PATIENCE_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    """Return the digits as `MNIST` reads them: for training, and for the test."""
-    root = write_idx_digits(tmp_path_factory.mktemp("digits"))
-    transform = data.transforms.Compose([data.transforms.ToTensor(), data.transforms.Normalize((0.3,), (0.35,))])
-    return [data.MNIST(root, train=train, transform=transform) for train in (True, False)]
-
-
-@pytest.fixture(scope="module")
-def sequential(digits):
-    """Return the accuracy of one model that one loop trains."""
-    train, test = digits
-    model = network()
-    optimizer, loss_fn = optim.SGD(model.parameters(), lr=0.05, momentum=0.9), nn.CrossEntropyLoss()
-    loader = data.DataLoader(train, batch_size=32, shuffle=True)
-    for _ in range(EPOCHS):
-        for inputs, targets in loader:
-            optimizer.zero_grad()
-            loss_fn(model(inputs), targets).backward()
-            optimizer.step()
-    return accuracy(model, test)
 
 
 def network():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-
-
-def accuracy(model, test):
-    ((inputs, targets),) = data.DataLoader(test, batch_size=len(test))
-    return float(np.mean(np.asarray(model(inputs)).argmax(1) == targets))
-
-
-def run_together(*actions):
-    """Call functions in threads of their own; raise what one raises."""
-
-    async def run():
-        await asyncio.gather(*(asyncio.to_thread(action) for action in actions))
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize(
-    ("policy", "optimizer"),
-    [
-        ("adaptive_lr", {"lr": 0.01, "momentum": 0.9}),
-        ("filter", {"lr": 0.01, "momentum": 0.9}),
-        ("momentum_correction", {"lr": 0.3}),
-    ],
-)
-def test_a_parameter_server_and_its_workers(digits, sequential, tmp_path, caplog, *, policy, optimizer):
-    train, test = digits
-    model, loss_fn = network(), nn.CrossEntropyLoss()
-    caplog.set_level(logging.INFO, "edgeasync.async_train")
-    server = ParameterServer(
-        model,
-        port=0,
-        update_rule="async_sgd",
-        staleness_policy=policy,
-        staleness_lr_factor=0.9,
-        max_staleness=10,
-        checkpoint_dir=tmp_path / "ckpt",
-        checkpoint_frequency=100,
-    )
-    server.start()
-    workers = [AsyncWorker(server.hub.address, local_batch_size=32, update_frequency=4) for _ in range(2)]
-    parts = [data.Subset(train, range(number, len(train), 2)) for number in range(2)]
-    how = {"epochs": EPOCHS, "loss_fn": loss_fn, "metrics": ["accuracy", "loss"], "log_frequency": 100}
-    loader = data.DataLoader(parts[1], batch_size=32, shuffle=True)
-    run_together(
-        lambda: server.wait_for_workers(2, PATIENCE_S),
-        lambda: workers[0].train(parts[0], optimizer=optim.SGD(**optimizer), **how),
-        lambda: asyncio.run(workers[1].train_async(dataloader=loader, optimizer=optim.SGD(**optimizer), **how)),
-    )
-    seen = workers[0].evaluate(data.DataLoader(test, batch_size=100))
-    server.stop()
-    assert accuracy(model, test) >= sequential - POINT
-    assert seen >= sequential - 3 * POINT
-    history = server.hub.history
-    assert set(history["local_steps"]) == {4}
-    assert history["examples"].sum() == EPOCHS * len(train), "every example is trained once an epoch"
-    assert len(list((tmp_path / "ckpt").glob("checkpoint*"))) >= 2
-    told = [record.getMessage() for record in caplog.records if record.getMessage().startswith("batch ")]
-    assert len(told) == 2 * 4, "of 440 batches each"
-    assert "accuracy" in told[0]
 
 
 def test_a_server_resumes_from_its_folder(tmp_path):
@@ -118,7 +29,9 @@ def test_a_server_resumes_from_its_folder(tmp_path):
     for start in range(2):
         with ParameterServer(model, port=0, checkpoint_dir=tmp_path, staleness_policy="filter") as server:
             assert server.hub.status()["version"] == 3 * start
-            AsyncWorker(server.hub.address, 4).train((x, y), epochs=3, optimizer=optim.SGD(lr=0.1))
+            how = {"epochs": 3, "optimizer": optim.SGD(lr=0.1)}
+            worker = AsyncWorker(server.hub.address, 4)
+            worker.train((x, y), **how) if start else asyncio.run(worker.train_async((x, y), **how))
     np.testing.assert_array_equal(Run.open(tmp_path).arrays["0.weight"], model.state_dict()["0.weight"])
 
 
@@ -152,54 +65,6 @@ def test_models_of_the_users_own_go_everywhere(tmp_path):
             for _ in range(30):
                 averager.train_step(x, y, optimizer=optim.SGD(lr=1.0), loss_fn=nn.CrossEntropyLoss())
             assert averager.evaluate([(x, y)]) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("averaging", "bounds"),
-    [
-        ({"averaging_frequency": 10}, (10, 10)),
-        (
-            {
-                "averaging_policy": "adaptive",
-                "averaging_frequency": 5,
-                "min_averaging_frequency": 3,
-                "max_averaging_frequency": 20,
-                "adaptation_metric": "loss_variance",
-            },
-            (3, 20),
-        ),
-        ({"averaging_policy": "time", "averaging_interval_s": 0.02, "max_averaging_frequency": 50}, (1, 50)),
-    ],
-)
-def test_averagers(digits, sequential, averaging, bounds):
-    train, test = digits
-    address = free_address()
-    averagers = [
-        AsyncModelAverager(network(), 2, rank, communication_backend="nccl", master=address, **averaging)
-        for rank in range(2)
-    ]
-    steps = [0, 0]
-
-    def work(rank):
-        averager, optimizer, loss_fn = averagers[rank], optim.SGD(lr=0.05, momentum=0.9), nn.CrossEntropyLoss()
-        loader = data.DataLoader(data.Subset(train, range(rank, len(train), 2)), batch_size=32, shuffle=True)
-        with averager:
-            for _ in range(EPOCHS):
-                for inputs, targets in loader:
-                    x, y = inputs.to(averager.device), targets.to(averager.device)
-                    averager.train_step(x, y, optimizer=optimizer, loss_fn=loss_fn)
-                    steps[rank] += 1
-            steps[rank] -= averager.last_averaging_iteration
-
-    run_together(lambda: work(0), lambda: work(1))
-    assert averagers[0].evaluate(data.DataLoader(test, batch_size=100)) >= sequential - POINT
-    history = averagers[0].communication.hub.history
-    for rank in range(2):
-        rows = [row for row in history if row["device"].startswith(f"rank-{rank}")]
-        *intervals, last = [int(row["local_steps"]) for row in rows]
-        assert bounds[0] <= min(intervals) <= max(intervals) <= bounds[1]
-        assert len(set(intervals)) >= 2 or bounds[0] == bounds[1]
-        assert steps[rank] in (sum(intervals), sum(intervals) + last), "the averager and the hub count the same"
 
 
 def live(hub):

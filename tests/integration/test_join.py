@@ -126,6 +126,16 @@ def test_between_abort_and_resume_nothing_is_sent_and_the_model_is_the_loops(hub
     assert hub.status()["updates_applied"] > before
 
 
+def test_who_leaves_right_after_it_resumed_is_not_waited_for(hub):
+    model = {"w": np.zeros(6, np.float32)}
+    with join(hub.address, model, timeout_s=PATIENCE_S) as session:
+        take_steps(model, session, 4)
+        session.abort()
+        session.resume()
+    until(lambda: hub.status()["devices"][0]["state"] in ("left", "lost"), "the end")
+    assert hub.status()["devices"][0]["state"] == "left", "it said goodbye"
+
+
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_loop_goes_alone_and_exchanges_again_when_the_hub_is_back(tmp_path, kept):
     address, model = free_address(), {"w": np.zeros(6, np.float32)}

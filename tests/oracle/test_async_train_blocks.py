@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from edgeasync.async_train import AsyncGradientAccumulator, data, nn, optim
-from tests.support.idx_digits import write_idx_digits
+from examples.async_train.digits_idx import write_idx_digits
 from tests.support.processes import PATIENCE_S
 
 SCRIPT = '''

@@ -1,7 +1,5 @@
 """Torch modules in the toolbox: averaged by Bagua's face, and trained through a parameter server."""
 
-import asyncio
-
 import numpy as np
 import pytest
 
@@ -17,7 +15,7 @@ from edgeasync.async_train import (  # noqa: E402
     optim,
 )
 from edgeasync.errors import ConfigError  # noqa: E402
-from tests.support.idx_digits import digits  # noqa: E402
+from examples.async_train.digits_idx import digits  # noqa: E402
 from tests.support.processes import free_address  # noqa: E402
 
 EPOCHS = 20
@@ -73,30 +71,6 @@ def sequential():
     module = network()
     train(module, loader(), torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9))
     return accuracy(module)
-
-
-def test_bagua(sequential, monkeypatch):
-    address = free_address().removeprefix("tcp://")
-    monkeypatch.setenv("MASTER_ADDR", address.partition(":")[0])
-    monkeypatch.setenv("MASTER_PORT", address.partition(":")[2])
-
-    def work(rank):
-        module = network()
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
-        algorithm = AsyncModelAverageAlgorithm(sync_interval_ms=20, warmup_steps=10)
-        algorithm.start(module, rank, 2)
-        train(module, loader(rank, 2), optimizer)
-        algorithm.stop(module)
-        return algorithm, module
-
-    async def run():
-        return await asyncio.gather(asyncio.to_thread(work, 0), asyncio.to_thread(work, 1))
-
-    (algorithm, module), _ = asyncio.run(run())
-    assert accuracy(module) >= sequential - POINT
-    history = algorithm.communication(module).hub.history
-    assert set(history["local_steps"][:20]) == {1}, "the warm-up averages after every step"
-    assert len(set(history["local_steps"])) > 2
 
 
 def test_a_module_with_bagua_leaves_and_returns(monkeypatch):

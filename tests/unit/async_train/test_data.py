@@ -12,7 +12,7 @@ from edgeasync.async_train import data
 from edgeasync.async_train.data import mnist, transforms
 from edgeasync.async_train.given import as_data
 from edgeasync.errors import ConfigError, DataError
-from tests.support.idx_digits import digits, write_idx_digits
+from examples.async_train.digits_idx import digits, write_idx_digits
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 
