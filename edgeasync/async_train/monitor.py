@@ -139,9 +139,8 @@ def _figures(losses: Sequence[float], model: Any) -> dict[str, float]:
 
 def _norm(model: Any) -> float:
     """Return the norm of a model's gradients, 0 where there are none."""
-    if hasattr(model, "take_gradient"):
-        found = model.take_gradient()
-        return 0.0 if found is None else float(np.linalg.norm(found))
+    if hasattr(model, "gradient_sum"):
+        return 0.0 if model.gradient_sum is None else float(np.linalg.norm(model.gradient_sum))
     if not callable(getattr(model, "parameters", None)):
         return 0.0
     gradients = [tensor.grad for tensor in model.parameters() if getattr(tensor, "grad", None) is not None]

@@ -42,7 +42,7 @@ def test_all_exchange_in_rounds_at_first_and_rarely_later(waits):
 
 @pytest.mark.parametrize("make", [network, Logistic])
 def test_a_step_at_a_time(make, caplog):
-    ignored._say.cache_clear()  # another test may have been told
+    ignored.say_once.cache_clear()  # another test may have been told
     x, y = examples()
     for steps_per_epoch in (STEPS_PER_EPOCH, None):
         trainer = AsyncTrainer(make(), 1, 3, 11, steps_per_epoch=steps_per_epoch)
@@ -96,10 +96,19 @@ def test_a_model_goes_back_to_its_last_calm_values():
     assert monitor.step(1.0)
     before = model.state_dict()
     model.backward(x, y, "cross_entropy")
-    optimizer.update(model.network.spec, model.network.vector, 100.0 * model.take_gradient())
+    optimizer.update(model.network.spec, model.network.vector, 100.0 * model.gradient_sum)
     assert not np.array_equal(model.state_dict()["0.weight"], before["0.weight"])
     assert not monitor.step(3.0)
     np.testing.assert_array_equal(model.state_dict()["0.weight"], before["0.weight"])
+
+
+def test_a_long_gradient_is_told():
+    model = network()
+    monitor = AsyncTrainingMonitor(model, ["gradient_norm"], alert_threshold=0.01, remediation_strategy="alert")
+    assert monitor.step(1.0), "there is no gradient yet"
+    model.backward(*examples(), "cross_entropy")
+    assert not monitor.step(1.0)
+    assert monitor.alerts[0].detail.startswith("the gradient_norm is")
 
 
 @pytest.mark.parametrize(
