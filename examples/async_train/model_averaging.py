@@ -31,11 +31,11 @@ with AsyncModelAverager(
     averaging_frequency=5,
     averaging_interval_s=0.02,
     min_averaging_frequency=3,
-    max_averaging_frequency=20,
+    max_averaging_frequency=10,
     adaptation_metric="loss_variance",
     checkpoint_dir="ckpt",
 ) as averager:
-    for epoch in range(20):
+    for epoch in range(30):
         if epoch == 10:
             averager.abort()  # nothing is sent or received
             print(f"accuracy of its own model: {averager.evaluate(test_loader):.2%}")

@@ -11,7 +11,7 @@ digits = data.MNIST(root, train=True, transform=transform)
 test_loader = data.DataLoader(data.MNIST(root, train=False, transform=transform), batch_size=1000)
 
 model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-trainer = AsyncTrainer(model, warm_up_epochs=2, warm_up_sync_frequency=5, regular_sync_frequency=20)
+trainer = AsyncTrainer(model, warm_up_epochs=2, warm_up_sync_frequency=5, regular_sync_frequency=10, workers=2)
 monitor = AsyncTrainingMonitor(
     trainer,
     divergence_metrics=["loss_variance", "gradient_norm"],
@@ -19,7 +19,7 @@ monitor = AsyncTrainingMonitor(
     remediation_strategy="increase_sync_frequency",
 )
 monitor.on_alert(lambda alert: print("alert:", alert.detail))
-run = trainer.train(digits, epochs=20, optimizer=optim.SGD(lr=0.1), loss_fn=nn.CrossEntropyLoss())
+run = trainer.train(digits, epochs=50, optimizer=optim.SGD(lr=0.1), loss_fn=nn.CrossEntropyLoss())
 frequencies = sorted(map(int, set(run.history["local_steps"])))
 print(f"{len(monitor.alerts)} alerts, exchanges after {frequencies} steps")
 for inputs, targets in test_loader:

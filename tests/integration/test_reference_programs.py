@@ -38,13 +38,13 @@ def accuracies(*programs):
     return [float(re.findall(r"accuracy: ([\d.]+)%", "\n".join(program.lines))[-1]) for program in programs]
 
 
-def alone(folder, optimizer, *, batch_size=32, layers=None, transform=TRANSFORM):
+def alone(folder, optimizer, *, epochs=EPOCHS, batch_size=32, layers=None, transform=TRANSFORM):
     """Return the accuracy, in percent, of one loop with these steps."""
     train, test = (data.MNIST(folder / "data", train=train, transform=transform) for train in (True, False))
     model = nn.Sequential(nn.Flatten(), *(layers or (nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))))
     loss_fn, used = nn.CrossEntropyLoss(), optimizer(model.parameters())
     loader = data.DataLoader(train, batch_size=batch_size, shuffle=True)
-    for _ in range(EPOCHS):
+    for _ in range(epochs):
         for inputs, targets in loader:
             used.zero_grad()
             loss_fn(model(inputs), targets).backward()
@@ -89,10 +89,10 @@ def run_ranks(start, name, *arguments):
     ]
 
 
-@pytest.mark.parametrize(("policy", "bounds"), [("iterations", (5, 5)), ("adaptive", (3, 20)), ("time", (3, 20))])
+@pytest.mark.parametrize(("policy", "bounds"), [("iterations", (5, 5)), ("adaptive", (3, 10)), ("time", (3, 10))])
 def test_averaged_models(start, tmp_path, policy, bounds):
     ranks = run_ranks(start, "model_averaging.py", "--averaging-policy", policy)
-    assert accuracies(*ranks)[0] >= alone(tmp_path, with_momentum) - POINT
+    assert accuracies(*ranks)[0] >= alone(tmp_path, with_momentum, epochs=30) - POINT
     history = Run.open(tmp_path / "ckpt").history
     for number, rank in enumerate(ranks):
         *intervals, last = [
@@ -102,7 +102,7 @@ def test_averaged_models(start, tmp_path, policy, bounds):
         assert sum(interval > bounds[1] for interval in intervals) <= 1, "the one in which it was away"
         assert len(set(intervals)) >= 2 or bounds[0] == bounds[1]
         since = int(re.search(r"(\d+) steps since", "\n".join(rank.lines))[1])
-        trained = EPOCHS * 22 - since
+        trained = 30 * 22 - since
         assert trained in (sum(intervals), sum(intervals) + last), "the averager and the hub count the same"
         ignored = [line for line in rank.stderr.splitlines() if "is ignored" in line]
         assert len(ignored) == len(set(ignored)) == 4
@@ -143,9 +143,9 @@ def test_a_training_that_is_killed(start, tmp_path):
 
 def test_warm_up_and_thresholds(start, tmp_path):
     program = start("warm_up_and_monitor.py")
-    goal = alone(tmp_path, lambda parameters: optim.SGD(parameters, lr=0.1))
+    goal = alone(tmp_path, lambda parameters: optim.SGD(parameters, lr=0.1), epochs=50)
     assert accuracies(program)[0] >= goal - POINT
-    assert "exchanges after [5, 10, 20] steps" in program.lines[-2]
+    assert "exchanges after [5, 10] steps" in program.lines[-2]
 
 
 def test_processes_train_a_class_of_a_script_without_a_main_guard(start, tmp_path):
