@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import secrets
-import tempfile
 from pathlib import Path
 from typing import Any, Self, TypedDict
 
@@ -11,6 +10,7 @@ from edgeasync import SGD, Hub, Policy, Run, join
 from edgeasync.async_train.distributed import find_master
 from edgeasync.async_train.given import as_address, put_back
 from edgeasync.async_train.loops import Loop
+from edgeasync.async_train.running import temporary_run
 from edgeasync.errors import ConfigError
 from edgeasync.policies.frequency import AdaptiveFrequency, FixedFrequency, TimeFrequency
 from edgeasync.policies.monitor import Monitor, NotFiniteWatch
@@ -118,7 +118,7 @@ def make_hub(model: Any, address: str, *, run: str | Path | None, **arguments: A
     """Return the hub of rank 0."""
     return Hub(
         model,
-        run=run or tempfile.mkdtemp(prefix="edgeasync-averager-"),
+        run=run or temporary_run(),
         bind=address,
         loss="mse",  # it fits every model, and no device computes it here
         settings={"hub": {"quiet": False}},

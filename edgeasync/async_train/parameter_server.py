@@ -1,7 +1,6 @@
 """`ParameterServer`: holds the model, and applies what workers send as it comes."""
 
 import asyncio
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -13,7 +12,7 @@ from edgeasync.async_train.communication import PLAIN
 from edgeasync.async_train.given import as_loss, is_torch, put_back
 from edgeasync.async_train.ignored import say_once
 from edgeasync.async_train.model import Model
-from edgeasync.async_train.running import Running
+from edgeasync.async_train.running import Running, temporary_run
 from edgeasync.errors import ConfigError
 from edgeasync.policies.aggregation import ImmediateAggregator, ModelAverageAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -60,7 +59,7 @@ class ParameterServer(Running):
         host = "127.0.0.1" if keys is None and not insecure else "0.0.0.0"  # noqa: S104 - as was asked for
         self.hub = Hub(
             travelling_model(model, loss_fn, input_shape),
-            run=checkpoint_dir or tempfile.mkdtemp(prefix="edgeasync-server-"),
+            run=checkpoint_dir or temporary_run(),
             bind=f"tcp://{host}:{port or '*'}",
             policy=server_policy(update_rule, staleness_policy, staleness_lr_factor, max_staleness),
             loss="cross_entropy" if is_torch(model) and input_shape is None else as_loss(loss_fn),

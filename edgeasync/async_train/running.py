@@ -1,6 +1,9 @@
-"""What runs from `start` to `stop`, by `with` and by `async with`."""
+"""What runs from `start` to `stop`, by `with` and by `async with`, and the folder of a run that nobody named."""
 
 import asyncio
+import atexit
+import shutil
+import tempfile
 from abc import ABC, abstractmethod
 from typing import Any, Self
 
@@ -29,3 +32,10 @@ class Running(ABC):
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.stop)
+
+
+def temporary_run() -> str:
+    """Make a folder for a run that nobody resumes; it is removed when the program ends."""
+    folder = tempfile.mkdtemp(prefix="edgeasync-run-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import tempfile
 from typing import Any, Protocol
 
 import edgeasync
@@ -12,6 +11,7 @@ from edgeasync.async_train.data import as_dataset
 from edgeasync.async_train.hub_model import as_hub_model
 from edgeasync.async_train.ignored import ignore
 from edgeasync.async_train.loops import Loop
+from edgeasync.async_train.running import temporary_run
 from edgeasync.callbacks import Event
 from edgeasync.errors import ConfigError
 from edgeasync.policies.frequency import FixedFrequency
@@ -147,7 +147,7 @@ class Stepping:
         self._model, self._loop = model, Loop(model)
         self._hub = Hub(
             self._loop.hub_model,
-            run=tempfile.mkdtemp(prefix="edgeasync-trainer-"),
+            run=temporary_run(),
             bind="tcp://127.0.0.1:*",
             policy=policy,
             callbacks=[watcher.see for watcher in watchers],
