@@ -21,14 +21,22 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture
 def start(commands, tmp_path):
-    """Start a program in a folder with the digits."""
+    """Start a program in a folder with the digits; programs leave no temporary folder."""
     write_idx_digits(tmp_path / "data")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
 
     def start_one(name, *arguments, **environment):
-        under = ["env", "OMP_NUM_THREADS=1", *(f"{key}={value}" for key, value in environment.items())]
+        under = [
+            "env",
+            "OMP_NUM_THREADS=1",
+            f"TMPDIR={temporary}",
+            *(f"{key}={value}" for key, value in environment.items()),
+        ]
         return commands.start(*arguments, program=(PROGRAMS / name,), under=under)
 
-    return start_one
+    yield start_one
+    assert not list(temporary.glob("edgeasync*"))
 
 
 def accuracies(*programs):
