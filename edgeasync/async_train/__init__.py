@@ -32,6 +32,7 @@ _HOMES = {
     "ParameterServer": "parameter_server",
     "async_sgd": "one_machine",
     "init_distributed": "distributed",
+    "transforms": "data",
     "with_edgeasync": "bagua",
 }
 _MODULES = ("cuda", "data", "distributed", "models", "nn", "optim")
@@ -62,4 +63,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_MODULES])
+    return sorted([*_HOMES, *_MODULES])

@@ -6,10 +6,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgeasync.async_train.data.loader import DataLoader
 from edgeasync.async_train.given import as_optimizer, is_torch
 from edgeasync.async_train.learners import counted_step, learner_of
 from edgeasync.async_train.model import Model
 from edgeasync.errors import ConfigError
+
+EVALUATED_AT_ONCE = 256
+"""How many examples of a pair of arrays an evaluation computes at a time."""
 
 
 class Loop:
@@ -62,9 +66,11 @@ class Loop:
         return found
 
 
-def evaluate(loop: Loop, loader: Iterable[tuple[Any, Any]]) -> float:
-    """Return the accuracy on the batches of a loader; of values, not classes, the mean squared error."""
+def evaluate(loop: Loop, loader: Iterable[tuple[Any, Any]] | tuple[Any, Any]) -> float:
+    """Return the accuracy on a loader's batches or a pair of arrays; of values the mean squared error."""
     total, count = 0.0, 0
+    if isinstance(loader, tuple):
+        loader = DataLoader(loader, batch_size=EVALUATED_AT_ONCE)
     for inputs, targets in loader:
         y, found = np.asarray(targets), loop.predict(inputs)
         if y.dtype.kind in "iu":

@@ -1,6 +1,7 @@
 """`ParameterServer`: holds the model, and applies what workers send as it comes."""
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -13,6 +14,7 @@ from edgeasync.async_train.given import as_loss, is_torch, put_back
 from edgeasync.async_train.ignored import say_once
 from edgeasync.async_train.model import Model
 from edgeasync.async_train.running import Running, temporary_run
+from edgeasync.callbacks import EndEvent, JoinEvent
 from edgeasync.errors import ConfigError
 from edgeasync.policies.aggregation import ImmediateAggregator, ModelAverageAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -55,7 +57,8 @@ class ParameterServer(Running):
         keys: str | Path | None = None,
         insecure: bool = False,
     ) -> None:
-        self._model = model
+        self._model, self._started, self._ended = model, False, False
+        self._come, self._news = set[str](), threading.Condition()
         host = "127.0.0.1" if keys is None and not insecure else "0.0.0.0"  # noqa: S104 - as was asked for
         self.hub = Hub(
             travelling_model(model, loss_fn, input_shape),
@@ -65,19 +68,24 @@ class ParameterServer(Running):
             loss="cross_entropy" if is_torch(model) and input_shape is None else as_loss(loss_fn),
             keys=keys,
             insecure=insecure,
+            callbacks=[self],
             settings={"checkpoint": {"every": f"{checkpoint_frequency} updates"}},
         )
 
     def start(self) -> Self:
         """Begin to listen; return at once."""
         self.hub.start()
+        self._started = True
         if "127.0.0.1" in self.hub.address:
             say_once("ParameterServer: without keys, or insecure=True, only this machine reaches the server")
         return self
 
     def wait_for_workers(self, num_workers: int = 1, timeout_s: float | None = None) -> None:
         """Wait until this number of workers has come, and then until all have gone; raises `TimeoutError`."""
-        self.hub.wait_for(num_workers, timeout_s)
+        self.hub.status()  # raises what keeps the server from waiting
+        with self._news:
+            if not self._news.wait_for(lambda: self._ended or len(self._come) >= num_workers, timeout_s):
+                raise TimeoutError(f"fewer than {num_workers} workers have come after {timeout_s:g} s")
         self.hub.wait_until_left(timeout_s)
 
     async def wait_for_workers_async(self, num_workers: int = 1, timeout_s: float | None = None) -> None:
@@ -85,10 +93,24 @@ class ParameterServer(Running):
         await asyncio.to_thread(self.wait_for_workers, num_workers, timeout_s)
 
     def stop(self) -> None:
-        """End the training of all workers, and put the trained values into the model."""
+        """End the training of all workers, and put the trained values into the model, if it has begun."""
+        if not self._started:
+            return
         self.hub.finish("the parameter server was stopped")
         self.hub.wait()
         put_back(self._model, Run.open(self.hub.path).arrays)
+
+    def on_join(self, event: JoinEvent) -> None:
+        """Note a worker that has come; it may leave before anybody waits for it."""
+        with self._news:
+            self._come.add(event.device)
+            self._news.notify_all()
+
+    def on_end(self, event: EndEvent) -> None:  # noqa: ARG002
+        """Let nobody wait for workers any longer."""
+        with self._news:
+            self._ended = True
+            self._news.notify_all()
 
 
 def travelling_model(model: Any, loss_fn: Any, input_shape: Sequence[int] | None) -> Any:

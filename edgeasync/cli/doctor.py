@@ -1,6 +1,8 @@
 """`edgeasync doctor`."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +27,27 @@ def run_doctor(
     section = convert(to_table(settings.agent) | flags, AgentSection, where="flags")
     section, _ = with_profile(section, Readings(root))
     state = section.state or f"~/.local/state/edgeasync/{section.device_id or default_device_id()}"
-    logging.getLogger("edgeasync").setLevel(logging.ERROR)  # what a provider warns of has a line of its own
     failed = []
     folder = Path(state).expanduser()
-    for finding in examine(replace(section, state=state), folder, model or settings.model, root):
-        _print(finding, printer)
-        if finding.level == "fail":
-            failed.append(finding.name)
+    with _errors_only():
+        for finding in examine(replace(section, state=state), folder, model or settings.model, root):
+            _print(finding, printer)
+            if finding.level == "fail":
+                failed.append(finding.name)
     if failed:
         raise UnfitError(f"this device cannot train yet: {', '.join(failed)}; do what those lines say")
+
+
+@contextmanager
+def _errors_only() -> Iterator[None]:
+    """Keep warnings out of the log: what a provider warns of has a line of its own."""
+    log = logging.getLogger("edgeasync")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _print(finding: Finding, printer: Printer) -> None:

@@ -286,7 +286,9 @@ def check_recordable(policy: PolicySet) -> None:
         part = getattr(policy, field.name)
         try:
             known = _is_same(convert(to_table(part), field.type, where=field.name), part)
-        except (ConfigError, TypeError, ValueError):
+        except (ConfigError, TypeError, ValueError) as error:
+            if type(part).__module__.startswith("edgeasync."):  # of ours, with a value that is out of bounds
+                raise ConfigError(f"policy.{error}") from error
             known = False
         if not known:
             raise ConfigError(f"policy.{field.name}: {part!r:.200} has no name: {remedy}")

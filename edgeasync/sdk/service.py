@@ -111,6 +111,8 @@ class Service(ABC):
                 "wait() in a callback would wait for that callback: return, or raise callbacks.StopTraining to "
                 f"end the {_name(self)}"
             )
+        if self._loop is None and self._thread is None:
+            raise EdgeAsyncError(f"this {type(self).__name__} was not started: there is nothing to wait for")
         try:
             concurrent.futures.wait([self._done], timeout_s)
             if not self._done.done():

@@ -14,7 +14,7 @@ from edgeasync.async_train import (
     nn,
     optim,
 )
-from edgeasync.errors import ConfigError
+from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.policies.staleness import BoundedStaleness
 from tests.support.processes import free_address, until
 from tests.support.proxy import CuttingProxy
@@ -166,3 +166,29 @@ def test_a_worker_refuses_another_loss_than_the_servers():
 def test_a_filter_refuses_what_is_too_late():
     server = ParameterServer(network(), staleness_policy="filter", max_staleness=3)
     assert server.hub._planned["policy"].staleness == BoundedStaleness(staleness_max=3)
+
+
+def test_a_server_that_never_began_stops_at_once():
+    model = nn.Sequential(nn.Linear(64, 10))
+    server = ParameterServer(model, port=0)
+    server.stop()
+    with pytest.raises(EdgeAsyncError, match="does not run"):
+        server.wait_for_workers()
+    with pytest.raises(EdgeAsyncError, match="was not started"):
+        server.hub.wait()
+
+
+def test_workers_that_have_gone_already_are_not_waited_for():
+    x, y = np.eye(4, dtype=np.float32), np.arange(4) % 2
+    with ParameterServer(nn.Sequential(nn.Linear(4, 2)), port=0) as server:
+        worker = AsyncWorker(server_address=server.hub.address)
+        worker.train((x, y), epochs=1, optimizer=optim.SGD(lr=0.1), loss_fn=nn.CrossEntropyLoss())
+        assert worker.evaluate((x, y)) >= 0.0
+        server.wait_for_workers(timeout_s=30.0)
+        with pytest.raises(TimeoutError, match="fewer than 2 workers have come"):
+            server.wait_for_workers(2, timeout_s=0.05)
+
+
+def test_a_value_out_of_bounds_is_named():
+    with pytest.raises(EdgeAsyncError, match=r"policy\.staleness: factor: expected `float`, got `str`"):
+        ParameterServer(nn.Sequential(nn.Linear(4, 2)), port=0, staleness_lr_factor="x").start()

@@ -38,7 +38,7 @@ class CrowdAgent(Agent):
             on_report=self._note,
         )
         self.number = number
-        self.made = self.answered = self.joined = 0
+        self.made = self.answered = self.joins = 0
         self.joined_s = 0.0
         self.rejected = []
         self._crowd = crowd
@@ -86,7 +86,7 @@ class CrowdAgent(Agent):
             if "applied" not in report.detail:
                 self.rejected.append(report.detail)
         elif report.event == "joined":
-            self.joined += 1
+            self.joins += 1
             self.joined_s = time.monotonic()
         elif report.event == "warning":
             self.rejected.append(report.detail)
@@ -134,7 +134,7 @@ class Crowd:
         _say("finished", sums=sums, rejected=rejected[:5], answered=answered)
 
     async def _all_joined(self, times):
-        await _until(lambda: all(agent.joined >= times for agent in self.agents))
+        await _until(lambda: all(agent.joins >= times for agent in self.agents))
         joined_s = sorted(agent.joined_s for agent in self.agents)
         _say("all joined", joined_s=[joined_s[int(share * (len(joined_s) - 1))] for share in (0, 0.5, 0.99, 1)])
         before = [agent.answered for agent in self.agents]

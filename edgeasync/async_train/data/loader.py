@@ -29,9 +29,9 @@ class Subset:
     """
 
     def __init__(self, dataset: Examples | Dataset, indices: Sequence[int] | npt.NDArray[Any]) -> None:
-        self.dataset = dataset
+        self.dataset = Dataset.of(*dataset) if isinstance(dataset, tuple) else dataset
         self.indices = np.asarray(indices, np.int64).ravel()
-        count = len(dataset)
+        count = len(self.dataset)
         if self.indices.size and not -count <= self.indices.min() <= self.indices.max() < count:
             raise DataError(f"indices go beyond the {count} examples of the dataset")
 
