@@ -65,5 +65,5 @@ def test_a_file_comes_back_as_a_model(tmp_path):
     path = tmp_path / "model.onnx"
     path.write_bytes(nn.Sequential(nn.Linear(4, 2)).SerializeToString())
     x = np.random.default_rng(0).normal(size=(200, 4))
-    trained = async_sgd(str(path), (x, (x[:, 0] > 0).astype(int)), num_epochs=10, lr=0.5, engine="tasks")
+    trained = async_sgd(str(path), (x, (x[:, 0] > 0).astype(int)), num_epochs=50, lr=0.5, engine="tasks")
     assert (trained(x).argmax(axis=1) == (x[:, 0] > 0)).mean() > 0.95
