@@ -186,11 +186,13 @@ def test_a_loss_of_ones_own(tmp_path):
     onnx.save(proto, tmp_path / "loss.onnx")
     x = np.random.default_rng(0).normal(size=(300, 4))
     data = (x, x[:, :1] - x[:, 1:2])
+    seen = []
     run = train(
-        nn.Linear(4, 1), data, loss=OnnxLoss(file=str(tmp_path / "loss.onnx")), evaluate=data,
+        nn.Linear(4, 1), data, loss=OnnxLoss(file=str(tmp_path / "loss.onnx")), evaluate=data, callbacks=[seen.append],
         run=tmp_path / "run", until=Stop(loss=0.1, updates=2000), settings={"evaluation": {"every": "20 updates"}},
     )  # fmt: skip
-    assert run.loss <= 0.1
+    assert run.updates < 2000
+    assert min(event.loss for event in seen if isinstance(event, events.Evaluation)) <= 0.1
     (tmp_path / "loss.onnx").unlink()
     settings = read_record(tmp_path / "run")
     assert settings.model.loss == OnnxLoss(graph=proto.SerializeToString())
@@ -204,11 +206,13 @@ def test_a_model_of_two_inputs(tmp_path):
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((8, 2), np.float32), "w"))
     x = np.random.default_rng(0).normal(size=(300, 8))
     data = ({"left": x[:, :4], "right": x[:, 4:]}, x[:, 0] > x[:, 4])
+    seen = []
     run = train(
         proto, data, evaluate=data, metrics=["accuracy"], until=Stop(accuracy=0.95, updates=2000),
-        settings={"evaluation": {"every": "20 updates"}}, run=tmp_path,
+        settings={"evaluation": {"every": "20 updates"}}, run=tmp_path, callbacks=[seen.append],
     )  # fmt: skip
-    assert run.accuracy >= 0.95
+    assert run.updates < 2000
+    assert max(event.accuracy for event in seen if isinstance(event, events.Evaluation)) >= 0.95
     exported = onnx.load(run.export(tmp_path / "two.onnx"))
     assert [entry.name for entry in exported.graph.input] == ["left", "right"]
 
