@@ -27,8 +27,8 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True):
 
     - `updates` applied to the model, over the whole run;
     - `minutes`, over the whole run; time without a hub does not count;
-    - an evaluation with at most this `loss`, or at least this `accuracy` (0 to 1). Devices do not wait for it, so the
-      model at the end may be newer than the evaluated one;
+    - an evaluation with at most this `loss`, or at least this `accuracy` (0 to 1). Devices do not wait for it,
+      so the model at the end may be newer than the evaluated one;
     - `epochs`: passes over all workers' data, counted from this call on;
     - `when(progress)` returns true. It is called with every version.
 

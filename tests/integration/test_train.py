@@ -188,7 +188,8 @@ def test_a_loss_of_ones_own(tmp_path):
     data = (x, x[:, :1] - x[:, 1:2])
     seen = []
     run = train(
-        nn.Linear(4, 1), data, loss=OnnxLoss(file=str(tmp_path / "loss.onnx")), evaluate=data, callbacks=[seen.append],
+        nn.Linear(4, 1), data, loss=OnnxLoss(file=str(tmp_path / "loss.onnx")), evaluate=data,
+        callbacks=[seen.append],
         run=tmp_path / "run", until=Stop(loss=0.1, updates=2000), settings={"evaluation": {"every": "20 updates"}},
     )  # fmt: skip
     assert run.updates < 2000
