@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from edgeasync.config import Section, convert, to_table
 from edgeasync.core.arrays.spool import TrainerState
 from edgeasync.core.device.events import Trained
 from edgeasync.data.dataset import Batch, Batches, Targets
@@ -258,7 +259,8 @@ class GradientTrainer:
     examples go through the gradient function at once; `"auto"` chooses by what `machine` measures. Then gradients
     are added up in one more vector, each by the weight of its part: the number of examples, or what `weight_of`
     the targets says after the gradient was computed. The result is that of the whole batch, but for rounding.
-    Raises `ConfigError` for a spec with statistics, since batch norms depend on what goes through at once.
+    Raises `ConfigError` for a spec with statistics, since batch norms depend on what goes through at once, and
+    for a stage of the optimizer with a number out of its range.
 
     If there is not the memory for a batch, half as many examples go through from then on, and so on down to one;
     not where the spec has statistics, or the gradient function takes only a `whole` batch: `NoMemoryError`.
@@ -293,6 +295,9 @@ class GradientTrainer:
         machine: Machine | None = None,
     ) -> None:
         check_accumulation(spec, accumulation_steps, micro_batch_size)
+        for stage in optimizer:
+            if isinstance(stage, Section):
+                convert(to_table(stage), type(stage), where=type(stage).__name__)
         self._spec = spec
         self._gradient_of = gradient
         self._accumulation_steps = accumulation_steps

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edgeasync.core.device.events import Trained
 from edgeasync.data.dataset import Dataset, batches
-from edgeasync.errors import DataError, ModelMismatchError
+from edgeasync.errors import ConfigError, DataError, ModelMismatchError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.optimizers import SGD
 from edgeasync.training.trainer import GradientTrainer, ResumableTrainer, StepResult, take_local_steps
@@ -212,6 +212,12 @@ def test_a_state_of_another_trainer_is_refused():
         with pytest.raises(ValueError, match="other arrays"):
             trainer.restore(state)
     trainer.restore(trainer.state())
+
+
+@pytest.mark.parametrize("learning_rate", [-1.0, 0.0, math.inf, math.nan, "fast", None])
+def test_a_number_out_of_its_range_is_named(learning_rate):
+    with pytest.raises(ConfigError, match=r"^SGD: .*learning_rate"):
+        GradientTrainer(SPEC, towards_one, [SGD(learning_rate=learning_rate)], repeat(BATCH))
 
 
 @pytest.mark.parametrize(
