@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from edgeasync import EdgeAsyncError, Run, StepResult, Stop, nn, train
+from edgeasync.durable.run_replay import RunReplay
 from edgeasync.errors import ConfigError
 from edgeasync.sdk import events
 from edgeasync.training.numpy_models import SoftmaxModel
@@ -120,6 +121,17 @@ class Hangs(Trainer):
 
     def step(self):
         threading.Event().wait()
+
+
+@pytest.mark.parametrize("engine", ["tasks", "processes"])
+def test_the_hub_knows_how_many_examples_workers_have(engine, temporary, tmp_path):
+    parts = [(X[:300], DATA[1][:300]), (X[300:], DATA[1][300:])]
+    train(MODEL, parts, run=tmp_path / "run", engine=engine, until=Stop(updates=5))
+    replay = RunReplay(tmp_path / "run")
+    replay.tell(lambda _: True)
+    told = {name: member.profile.examples for name, member in replay.core.members.members.items()}
+    replay.close()
+    assert told == {"worker-1": 300, "worker-2": 100}
 
 
 @pytest.mark.parametrize(

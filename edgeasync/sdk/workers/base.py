@@ -68,6 +68,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int
     seed: int
     threads: int = 1
+    examples: int = 0
+    """How many it has, or 0 if nobody knows."""
     token: str | None = None
 
     @property
@@ -87,6 +89,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             identity=DeviceIdentity(self.name, f"{self.number:032x}", self.incarnation),
             make_trainer=lambda _: trainer,
             fingerprint=trainer.spec.fingerprint,
+            examples=self.examples,
             context=context,
             keys=keys,
             enrol=self.token,
@@ -111,6 +114,11 @@ def incarnation_of(hub: Hub, number: int, deaths: int = 0) -> int:
 def make_trainer(share: Share, make: MakeTrainer, job: Job) -> Trainer:
     """Return the trainer of a worker, made of its examples unless it is one already."""
     return make(share, job.seed, job.threads) if isinstance(share, Dataset) else share
+
+
+def examples_of(share: Share) -> int:
+    """Return how many examples a worker has, or 0 if only its own trainer knows."""
+    return len(share) if isinstance(share, Dataset) else 0
 
 
 def note_worker(error: BaseException, name: str, trace: str = "") -> BaseException:

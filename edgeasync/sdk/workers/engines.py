@@ -7,7 +7,7 @@ from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError, ModelMismatchError
 from edgeasync.sdk.models import Prepared
 from edgeasync.sdk.shares import Share
-from edgeasync.sdk.workers.base import Workers
+from edgeasync.sdk.workers.base import Workers, examples_of
 from edgeasync.sdk.workers.tasks import TaskWorkers
 
 Engine = Literal["tasks", "processes", "ray"]
@@ -31,10 +31,11 @@ def make_workers(
                 f"trainer {number} has other arrays than the model; give it the model's names and shapes"
             )
     if engine == "tasks":
-        return TaskWorkers([
+        trainers = [
             prepared.make_trainer(share, seed + number, 1) if isinstance(share, Dataset) else share
             for number, share in enumerate(shares)
-        ])  # fmt: skip
+        ]
+        return TaskWorkers(trainers, [examples_of(share) for share in shares])
     if engine == "processes":
         from edgeasync.sdk.workers.processes import ProcessWorkers  # noqa: PLC0415 - only who needs it pays
 

@@ -28,6 +28,7 @@ from edgeasync.sdk.workers.base import (
     MakeTrainer,
     WorkerDiedError,
     Workers,
+    examples_of,
     in_thread,
     incarnation_of,
     keep_alive,
@@ -106,6 +107,7 @@ class ProcessWorkers(Workers):
             # A worker that comes back draws other batches: it does not see the first ones again and again.
             seed=self._seed + number - 1 + len(self._shares) * (incarnation - 1),
             threads=self._threads,
+            examples=examples_of(self._shares[number - 1]),
         )
         files.job.write_bytes(msgspec.json.encode(job))
         async with _Process(self._command(number), self._threads) as process:

@@ -24,6 +24,7 @@ from edgeasync.sdk.workers.base import (
     MakeTrainer,
     WorkerDiedError,
     Workers,
+    examples_of,
     in_thread,
     incarnation_of,
     keep_alive,
@@ -148,6 +149,7 @@ class RayWorkers(Workers):
             address=hub.address,
             incarnation=incarnation,
             seed=self._seed + number - 1 + len(self._shares) * (incarnation - 1),
+            examples=examples_of(self._shares[number - 1]),
         )
         actor = self._ray.remote(Actor).options(**self._needs).remote()
         waits = loop.call_later(PLACE_S, LOG.warning, WAITS, name, self._needs)

@@ -15,9 +15,10 @@ from edgeasync.training.trainer import Trainer
 class TaskWorkers(Workers):
     """Agents over ZeroMQ's in-process transport."""
 
-    def __init__(self, trainers: Sequence[Trainer]) -> None:
+    def __init__(self, trainers: Sequence[Trainer], examples: Sequence[int]) -> None:
         self.bind = f"inproc://{secrets.token_hex(8)}"
         self._trainers = trainers
+        self._examples = examples
         self._agents: list[Agent] = []
         self._stopping = False
 
@@ -35,8 +36,9 @@ class TaskWorkers(Workers):
         """Run an agent for each trainer."""
         if self._stopping:
             return
-        for number, trainer in enumerate(self._trainers, 1):
-            job = Job(number=number, address=self.bind, incarnation=incarnation_of(hub, number), seed=0)
+        for number, (trainer, examples) in enumerate(zip(self._trainers, self._examples, strict=True), 1):
+            incarnation = incarnation_of(hub, number)
+            job = Job(number=number, address=self.bind, incarnation=incarnation, seed=0, examples=examples)
             self._agents.append(job.make_agent(trainer, self.context))
         await run_together(_run(agent, worker_name(number)) for number, agent in enumerate(self._agents, 1))
 
