@@ -30,6 +30,7 @@ class PendingPush:
     def __init__(self) -> None:
         self.push: Push | None = None
         self.seq_last = 0
+        self._checksum_last: int | None = None
         self._said = False
         self._recalled: ModelKey | None = None
 
@@ -78,6 +79,8 @@ class PendingPush:
         if push is None:
             return ""
         recorded = seq_last == push.seq if checksum_last is None else checksum_last == push.checksum
+        if recorded and seq_last == push.seq - 1 and checksum_last == self._checksum_last:
+            recorded = False  # the record is that of the update before, which had the same bytes
         recorded = recorded and seq_last > 0  # a hub that has answered nothing has no record
         if self._said and recorded:
             # The hub has answered it, and will repeat the outcome.
@@ -95,5 +98,6 @@ class PendingPush:
         """Drop the update if this is its answer; return whether it is."""
         if self.push is None or ack.seq != self.push.seq:
             return False
-        self.push, self.seq_last = None, ack.seq
+        self.seq_last, self._checksum_last = ack.seq, self.push.checksum
+        self.push = None
         return True
