@@ -38,6 +38,8 @@ REPETITIONS = {
     "seconds without a write": Repetitions(2, 3, 600),
     "environments that are installed": Repetitions(0, 1, 1),
     "systems of ARM": Repetitions(0, 0, 1),
+    "fleets that Ansible installs": Repetitions(0, 0, 1),
+    "cards that start for the first time": Repetitions(0, 0, 1),
     "devices that join at once": Repetitions(200, 300, 2000),
     "thousands of updates of a converged fleet": Repetitions(1, 3, 20),
     "hubs that are put back": Repetitions(1, 3, 20),
