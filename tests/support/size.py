@@ -1,7 +1,8 @@
 """How often tests repeat what they draw at random: three sizes, one table.
 
 `pytest --size quick | gate | nightly` chooses; every test runs at every size, but for those of Ray and of other
-libraries' trainers and those on emulated boards, cards and hosts (`nightly`), and for an installation of half a minute (`gate`).
+libraries' trainers and those on emulated boards, cards and hosts (`nightly`), and for an installation of half a
+minute (`gate`).
 """
 
 from typing import NamedTuple
