@@ -50,6 +50,14 @@ def test_a_playbook_can_be_read_with_the_inventory_of_the_example(tmp_path, play
     assert set(re.findall(r"greenhouse-\d+", told)) == {f"greenhouse-{number}" for number in range(1, 21)}
 
 
+def test_nobody_removes_all_boards_by_leaving_out_which(tmp_path):
+    (tmp_path / "inventory.yml").write_text(json.dumps({"agents": {"hosts": {"nowhere.invalid": {}}}}))
+    told, code = play(tmp_path, "remove.yml")
+    assert code != 0
+    assert "say which boards by --limit NAME" in told
+    assert "unreachable=0" in told
+
+
 def changes(told):
     """Return how many tasks changed something on each board."""
     return {name: int(count) for name, count in re.findall(r"^(\S+) +: ok=\d+ +changed=(\d+)", told, re.MULTILINE)}
