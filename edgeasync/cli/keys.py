@@ -6,7 +6,7 @@ from typing import Literal
 
 from edgeasync.cli.output import Printer, print_table
 from edgeasync.durable.allow_list import NAME, Allowed, read_key
-from edgeasync.durable.keys import OWNER, TOKEN_S, HubKeys, fingerprint
+from edgeasync.durable.keys import OWNER, TOKEN_S, TOKEN_S_MAX, HubKeys, fingerprint
 from edgeasync.errors import ConfigError
 from edgeasync.runtime.address import check_connect
 from edgeasync.runtime.wall_clock import written
@@ -42,8 +42,12 @@ def enrol(
     role: str,
     key: str | None,
     addresses: list[str],
+    valid_hours: float | None,
 ) -> None:
     """Let a key in under a name, or print a token by which a device brings its own."""
+    valid_s = TOKEN_S if valid_hours is None else 3600.0 * valid_hours
+    if not 0.0 < valid_s <= TOKEN_S_MAX:
+        raise ConfigError(f"--valid-hours {valid_hours:g}: give hours, {TOKEN_S_MAX / 3600:.0f} at most")
     keys, name, role = open_folder(folder), _checked_name(name), _checked_role(role)
     if key is not None:
         try:
@@ -68,13 +72,13 @@ def enrol(
     reached = keys.addresses()
     if not reached:
         raise ConfigError("where do devices reach the hub? give --address tcp://HOST:PORT, once")
-    token = keys.issue_token(name, reached, time.time())
+    token = keys.issue_token(name, reached, time.time(), valid_s=valid_s)
     if printer.json:
-        printer.object({"name": name, "token": token.text(), "expires_s": TOKEN_S})
+        printer.object({"name": name, "token": token.text(), "expires_s": valid_s})
         return
     printer.line(token.text())
-    minutes = f"{TOKEN_S / 60:.0f} minutes"
-    printer.line(f"on the device, within {minutes}, once: edgeasync agent --enrol TOKEN --data FILE")
+    within = f"{TOKEN_S / 60:.0f} minutes" if valid_hours is None else f"{valid_hours:g} hours"
+    printer.line(f"on the device, within {within}, once: edgeasync agent --enrol TOKEN --data FILE")
 
 
 def list_keys(folder: Path | None, printer: Printer) -> None:
@@ -95,15 +99,16 @@ def list_keys(folder: Path | None, printer: Printer) -> None:
 
 
 def revoke(folder: Path | None, name: str, printer: Printer) -> None:
-    """Shut the key of a name out."""
+    """Shut the key of a name out, and its tokens."""
     keys = open_folder(folder)
-    keys.revoke(_checked_name(name))
+    tokens = keys.revoke(_checked_name(name))
     if (entry := keys.read_allow_list().entries.get(name)) is not None:
         _print_entry(entry, printer)
     elif printer.json:
         printer.object({"name": name, "role": "revoked"})
     else:
-        printer.line(f"{name}: its line, which could not be read, is a comment now")
+        done = "its token counts no more" if tokens else "its line, which could not be read, is a comment now"
+        printer.line(f"{name}: {done}")
 
 
 def list_pending(folder: Path | None, printer: Printer) -> None:

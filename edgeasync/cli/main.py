@@ -451,13 +451,16 @@ def keys_enrol(
         typer.Option(metavar="PUBLIC_KEY", help="The device's own public key, to admit it without a token."),
     ] = None,
     address: Reached = None,
+    valid_hours: Annotated[
+        float | None, typer.Option(help="How long the token may be used; 168 at most. Without it ten minutes.")
+    ] = None,
     keys: Keys = None,
     json: Json = False,
 ) -> None:
     """Print a token for one device to enrol with, once, within ten minutes. Or admit a public key."""
     from edgeasync.cli.keys import enrol  # noqa: PLC0415
 
-    enrol(keys, name, Printer(json=json), role=role, key=key, addresses=address or [])
+    enrol(keys, name, Printer(json=json), role=role, key=key, addresses=address or [], valid_hours=valid_hours)
 
 
 @keys_app.command("list")

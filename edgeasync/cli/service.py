@@ -9,7 +9,7 @@ from typing import TypeVar, get_args
 from edgeasync.cli.output import Printer
 from edgeasync.errors import ConfigError, StorageError
 from edgeasync.runtime.service.bundle import Platform, Python, make_bundle
-from edgeasync.runtime.service.environments import Environments
+from edgeasync.runtime.service.environments import GPU, Environments, has_gpu_package
 from edgeasync.runtime.service.installation import Place, activate, find_unit, install, remove
 from edgeasync.runtime.service.systemd import ServiceManager, Systemd
 from edgeasync.runtime.service.unit import USER, Kind, Unit
@@ -76,7 +76,7 @@ def upgrade_service(kind: str, source: str, name: str | None, timeout_s: float, 
     """Run the service from a new environment."""
     unit, place = _find(kind, name, Path("/"))
     environments = Environments(Path(sys.prefix).parent)
-    extras = HUB_EXTRAS if unit.kind == "hub" else ""
+    extras = ",".join(filter(None, (HUB_EXTRAS if unit.kind == "hub" else "", GPU if has_gpu_package() else "")))
     old = upgrade(
         environments, lambda: environments.make(source, extras), unit, _systemd(place), limit_s=timeout_s
     )

@@ -18,7 +18,10 @@ from edgeasync.durable.secret_files import locked, private_folder, read_secret, 
 from edgeasync.errors import ConfigError, StorageError
 
 TOKEN_S = 600.0
-"""How long a token may be used."""
+"""How long a token may be used, unless it is made for longer."""
+
+TOKEN_S_MAX = 604_800.0
+"""How long at most: a week, for cards that are written today and put into boards later."""
 
 TOKENS_KEPT_S = 86_400.0
 """How long the hub remembers a token that was used or has expired, to say so."""
@@ -172,21 +175,36 @@ class HubKeys:
         with locked(self.folder):
             self._write(self.allow_list().with_entry(Allowed(name, role, key)))
 
-    def revoke(self, name: str) -> None:
-        """Shut the key of a name out, even if another line cannot be read; raises `StorageError`.
+    def revoke(self, name: str) -> int:
+        """Shut the key of a name out, even if another line cannot be read, and forget the tokens for that name.
 
-        So it does for a name that is not in the list.
+        Return how many tokens that were. Raises `StorageError`, also for a name without a key or a token.
         """
+        unknown = None
         with locked(self.folder):
-            self._write(self.read_allow_list().revoking(name))
+            try:
+                revoked = self.read_allow_list().revoking(name)
+            except StorageError as error:
+                unknown = error
+            else:
+                self._write(revoked)
+            tokens = self.tokens()
+            kept = [token for token in tokens if token.used or token.name != name]
+            if len(kept) < len(tokens):
+                self._write_tokens(kept)
+            elif unknown is not None:
+                raise unknown
+        return len(tokens) - len(kept)
 
-    def issue_token(self, name: str, addresses: tuple[str, ...], now_s: float) -> Token:
+    def issue_token(
+        self, name: str, addresses: tuple[str, ...], now_s: float, *, valid_s: float = TOKEN_S
+    ) -> Token:
         """Make a token by which one device may enrol under a name; raises `StorageError`."""
         known = self.allow_list().entries.get(name)
         if known is not None and known.role == "operator":
             raise StorageError(f"{name} is an operator; give the device another name")
         temporary = KeyPair.make()
-        issued = IssuedToken(temporary.public, name, now_s + TOKEN_S)
+        issued = IssuedToken(temporary.public, name, now_s + valid_s)
         hub = self.pair().public
         with locked(self.folder):
             kept = [token for token in self.tokens() if token.until_s > now_s - TOKENS_KEPT_S]

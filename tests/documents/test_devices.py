@@ -57,3 +57,9 @@ def test_a_boards_data_lies_where_its_unit_may_read(board):
     settings = tomllib.loads((ROOT / f"devices/{board}.toml").read_text("utf-8"))
     assert settings["agent"]["data"].startswith("/var/lib/edgeasync/")
     assert "state" not in settings["agent"]  # the user's home holds it
+
+
+def test_the_page_shows_the_inventory_as_it_is():
+    (shown,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/devices/twenty.md").read_text("utf-8"), re.DOTALL)
+    example = (ROOT / "devices/ansible/inventory.example.yml").read_text("utf-8")
+    assert shown == re.sub(r"^#.*\n", "", example, flags=re.MULTILINE)

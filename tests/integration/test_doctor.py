@@ -1,6 +1,7 @@
 """`edgeasync doctor`: a healthy device has no complaint, each planted fault has one line and a cure."""
 
 import fcntl
+import importlib.metadata
 import json
 import socket
 import time
@@ -15,6 +16,7 @@ from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.durable.keys import HubKeys
 from edgeasync.runtime.doctor import examine as doctor
 from edgeasync.runtime.doctor import training
+from edgeasync.runtime.doctor.machine import judge_system
 from tests.support.command_line import ACCESS, run_command
 from tests.support.machine import BOARD, write
 from tests.support.processes import free_address, write_data
@@ -241,6 +243,26 @@ def test_a_planted_fault_is_named_in_one_line_with_a_cure(fault, device, request
     wrong = [line["name"] for line in lines.values() if line["level"] != "ok" and line["name"] != name]
     assert set(wrong) <= {"step"}, lines  # what cannot be measured for that reason
     assert code == (UNFIT if level == "fail" else 0)
+
+
+def test_onnxruntime_for_a_gpu_counts_as_onnxruntime(monkeypatch):
+    found = importlib.metadata.version
+
+    def version(name):
+        if name == "onnxruntime":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "1.31.1" if name == "onnxruntime-gpu" else found(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert doctor.find_version("onnxruntime") == "1.31.1"
+    assert doctor.find_version("numpy") == np.__version__
+    assert doctor.find_version("no-such-package") is None
+
+
+def test_a_system_of_32_bits_is_told_in_one_sentence():
+    found = judge_system("Linux", "armv7l", 32, "Raspberry Pi 3 Model B Plus Rev 1.3")
+    assert (found.level, found.detail) == ("fail", "Linux armv7l, 32 bits, Raspberry Pi 3 Model B Plus Rev 1.3")
+    assert found.cure == "install the 64-bit system: onnxruntime has no packages for 32 bits"
 
 
 def test_a_device_with_its_key_asks_as_itself(commands, device):

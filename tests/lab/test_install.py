@@ -19,24 +19,39 @@ pytestmark = pytest.mark.process
 INSTALLER = Path(__file__).parents[2] / "devices/install.sh"
 
 
+NEEDS = """\
+Provides-Extra: hub
+Provides-Extra: gpu
+Requires-Dist: onnxruntime ; extra == 'gpu'
+Requires-Dist: onnxruntime-gpu ; extra == 'gpu'
+"""
+
+
 def write_wheel(folder, version):
-    """Write a wheel that is called edgeasync, needs nothing and tells its version."""
-    folder.mkdir(exist_ok=True)
-    info = f"edgeasync-{version}.dist-info"
+    """Write a wheel that is called edgeasync and tells its version; it needs others for a GPU alone."""
     code = f"import sys; print('edgeasync {version}', *sys.argv[2:])"
-    files = {
-        "edgeasync.py": f"def main():\n    {code}\n",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: edgeasync\nVersion: {version}\nProvides-Extra: hub\n",
+    script = "[console_scripts]\nedgeasync = edgeasync:main\n"
+    return write(
+        folder, "edgeasync", version, {"edgeasync.py": f"def main():\n    {code}\n"}, needs=NEEDS, script=script
+    )
+
+
+def write(folder, name, version, files, *, needs="", script=""):
+    """Write a wheel of these files into a folder; return the folder."""
+    folder.mkdir(exist_ok=True)
+    info = f"{name}-{version}.dist-info"
+    files = files | {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: a test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/entry_points.txt": "[console_scripts]\nedgeasync = edgeasync:main\n",
+        f"{info}/entry_points.txt": script,
     }
     record = ""
-    for name, text in files.items():
+    for path, text in files.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-        record += f"{name},sha256={digest},{len(text)}\n"
-    with zipfile.ZipFile(folder / f"edgeasync-{version}-py3-none-any.whl", "w") as wheel:
-        for name, text in (files | {f"{info}/RECORD": record + f"{info}/RECORD,,\n"}).items():
-            wheel.writestr(name, text)
+        record += f"{path},sha256={digest},{len(text)}\n"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        for path, text in (files | {f"{info}/RECORD": record + f"{info}/RECORD,,\n"}).items():
+            wheel.writestr(path, text)
     return folder
 
 
@@ -77,6 +92,25 @@ if repetitions("environments that are installed"):
         environments.switch(made)
         command = [str(home / "current/bin/edgeasync"), "--version"]
         assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "edgeasync 0.3.0\n"
+
+    def test_onnxruntime_for_a_gpu_takes_the_place_of_the_other(tmp_path, monkeypatch):
+        monkeypatch.delenv("PYTHONPATH", raising=False)
+        home, wheels = tmp_path / "home", write_wheel(tmp_path / "wheels", "0.1.0")
+        write(
+            wheels,
+            "onnxruntime",
+            "1.32.0",
+            {"onnxruntime/__init__.py": "computes = 'CPU'\n", "onnxruntime/cpu.py": ""},
+        )
+        write(wheels, "onnxruntime_gpu", "1.31.1", {"onnxruntime/__init__.py": "computes = 'GPU'\n"})
+        told, code = install(home, "--from", wheels, "--home", home, "--python", sys.executable, "--gpu", "agent")
+        assert (code, told.splitlines()[-1]) == (0, "edgeasync 0.1.0 install agent")
+        upgraded = Environments(home).make(str(wheels), "gpu")
+        for environment in (home / "env-1", upgraded):
+            program = "import onnxruntime; print(onnxruntime.computes)"
+            command = [str(environment / "bin/python"), "-c", program]
+            assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "GPU\n"
+            assert not list(environment.rglob("onnxruntime/cpu.py"))
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,44 @@ def test_a_token_that_has_expired_counts_no_more(keys):
     assert keys.allow_list().entries.keys() == {"owner"}
 
 
+def test_a_token_for_a_card_counts_for_as_long_as_it_says(keys):
+    day_s = 86_400.0
+    first, late = (keys.issue_token("pi-1", ADDRESS, 0.0, valid_s=day_s) for _ in range(2))
+    keys.issue_token("pi-2", ADDRESS, day_s)
+    assert keys.use_token(KeyPair.of(first.secret).public, KEYS[0], day_s) == "pi-1"
+    assert keys.use_token(KeyPair.of(late.secret).public, KEYS[1], day_s + 0.1) is None
+    told = run_json(keys.folder.parent, "keys", "enrol", "pi-3", "--keys", keys.folder, "--address", *ADDRESS,
+                    "--valid-hours", "24")  # fmt: skip
+    assert told[0]["expires_s"] == day_s
+    for hours in ("0", "-1", "169", "nan"):
+        told = run_command(
+            keys.folder,
+            "keys",
+            "enrol",
+            "pi-4",
+            "--keys",
+            keys.folder,
+            "--valid-hours",
+            hours,
+            *["--address", *ADDRESS],
+        )
+        assert_told(told, CONFIG, "168 at most")
+
+
+def test_a_name_that_is_shut_out_has_no_token_left(keys):
+    """Else a token that lies on a lost card would let its finder in under the name of the board that was lost."""
+    keys.allow("pi-1", "device", KEYS[0])
+    tokens = {name: KeyPair.of(keys.issue_token(name, ADDRESS, 0.0).secret).public for name in ("pi-1", "pi-2")}
+    assert keys.revoke("pi-1") == 1
+    assert keys.use_token(tokens["pi-1"], KEYS[1], 1.0) is None
+    assert keys.allow_list().entries["pi-1"].role == "revoked"
+    told = run_command(keys.folder, "keys", "revoke", "pi-2", "--keys", keys.folder)
+    assert (told.returncode, told.stdout) == (0, "pi-2: its token counts no more\n")
+    assert keys.use_token(tokens["pi-2"], KEYS[1], 1.0) is None
+    with pytest.raises(StorageError, match="pi-2 is not in the allow-list"):
+        keys.revoke("pi-2")
+
+
 def test_by_a_token_no_other_key_is_taken(keys):
     """A key that has a name, the hub's own, or a token's cannot be brought by a token."""
     token = KeyPair.of(keys.issue_token("pi-1", ADDRESS, 0.0).secret).public

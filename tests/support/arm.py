@@ -25,7 +25,7 @@ class ArmSystem:
         subprocess.run(
             ["mmdebstrap", "--quiet", "--arch=arm64", "--variant=extract", f"--include={PACKAGES}",
              '--aptopt=Acquire::Check-Valid-Until "false"', '--aptopt=Acquire::Check-Date "false"',
-             suite, str(self.root), _mirror()],
+             suite, str(self.root), mirror()],
             check=True,
         )  # fmt: skip
         for name in ("passwd", "group"):
@@ -54,7 +54,7 @@ class ArmSystem:
         return told.stdout
 
 
-def _mirror():
+def mirror():
     """Return where this machine's packages come from."""
     files = [Path("/etc/apt/sources.list.d/debian.sources"), Path("/etc/apt/sources.list")]
     text = "\n".join(file.read_text("utf-8") for file in files if file.is_file())

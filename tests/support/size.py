@@ -1,7 +1,8 @@
 """How often tests repeat what they draw at random: three sizes, one table.
 
 `pytest --size quick | gate | nightly` chooses; every test runs at every size, but for those of Ray and of other
-libraries' trainers and those on emulated boards (`nightly`), and for an installation of half a minute (`gate`).
+libraries' trainers and those on emulated boards, cards and hosts (`nightly`), and for an installation of half a
+minute (`gate`).
 """
 
 from typing import NamedTuple
@@ -38,6 +39,8 @@ REPETITIONS = {
     "seconds without a write": Repetitions(2, 3, 600),
     "environments that are installed": Repetitions(0, 1, 1),
     "systems of ARM": Repetitions(0, 0, 1),
+    "fleets that Ansible installs": Repetitions(0, 0, 1),
+    "cards that start for the first time": Repetitions(0, 0, 1),
     "devices that join at once": Repetitions(200, 300, 2000),
     "thousands of updates of a converged fleet": Repetitions(1, 3, 20),
     "hubs that are put back": Repetitions(1, 3, 20),

@@ -40,6 +40,8 @@ from edgeasync.training.numpy_models import Model
 
 PACKAGES = ("msgpack", "msgspec", "numpy", "onnxruntime", "safetensors", "xxhash", "pyzmq")
 MODULES = {"pyzmq": "zmq"}
+INSTEAD = {"onnxruntime": "onnxruntime-gpu"}
+"""Packages that bring the same module."""
 
 
 def examine(
@@ -114,6 +116,9 @@ def find_version(name: str) -> str | None:
     """Return the version of a package that can be imported, else `None`."""
     try:
         importlib.import_module(MODULES.get(name, name))
-        return importlib.metadata.version(name)
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return importlib.metadata.version(INSTEAD[name])
     except Exception:  # noqa: BLE001 - a wheel of another platform may raise anything
         return None

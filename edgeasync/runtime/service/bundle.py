@@ -51,7 +51,9 @@ def make_bundle(source: str, platform: Platform, python: Python, out: Path, *, e
         )
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     with tempfile.TemporaryDirectory() as folder:
-        run_told([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, source])
+        # pip takes a bare word for a name in the index, also where a folder is called that.
+        named = str(Path(source).resolve()) if Path(source).exists() else source
+        run_told([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, named])
         wheels = list(Path(folder).glob("edgeasync-*.whl"))
         if len(wheels) != 1:
             raise ConfigError(f"{source}: is not edgeasync; give its wheel, its clone, or its name in an index")

@@ -1,6 +1,7 @@
 """The environments that a service runs from: numbered folders, and the link `current` to the one in use."""
 
 import contextlib
+import importlib.metadata
 import re
 import shutil
 import subprocess
@@ -10,6 +11,9 @@ from pathlib import Path
 from edgeasync.errors import ConfigError, StorageError
 
 NAME = re.compile(r"env-([0-9]+)")
+
+GPU, GPU_PACKAGE = "gpu", "onnxruntime-gpu"
+"""The extra, and the package that it brings: in the same folder as onnxruntime, so it has to come alone."""
 
 OUTPUT_LINES = 5
 """Of a command that fails, how many of its last lines are told."""
@@ -41,9 +45,12 @@ class Environments:
         made = self.home / f"env-{max(numbers, default=0) + 1}"
         try:
             run_told([sys.executable, "-m", "venv", str(made)])
-            run_told(
-                [str(made / "bin/python"), "-m", "pip", "install", "--quiet", *install_arguments(source, extras)]
-            )
+            pip = [str(made / "bin/python"), "-m", "pip"]
+            wanted = install_arguments(source, extras)
+            run_told([*pip, "install", "--quiet", *wanted])
+            if GPU in extras.split(","):
+                run_told([*pip, "uninstall", "--quiet", "--yes", "onnxruntime"])
+                run_told([*pip, "install", "--quiet", "--force-reinstall", "--no-deps", *wanted[:-1], GPU_PACKAGE])
             run_told([str(made / "bin/edgeasync"), "--version"])
         except BaseException:
             self.drop(made)
@@ -83,6 +90,15 @@ def install_arguments(source: str, extras: str) -> list[str]:
     if path.exists():
         return [f"{path.resolve()}{wanted}"]
     return [f"{source}{wanted}"]
+
+
+def has_gpu_package() -> bool:
+    """Return whether this environment has onnxruntime for a GPU."""
+    try:
+        importlib.metadata.distribution(GPU_PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def run_told(command: list[str], folder: Path | None = None) -> str:

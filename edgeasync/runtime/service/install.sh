@@ -1,8 +1,10 @@
 #!/bin/sh
 # Installs edgeasync in an environment of its own, then its service:
-#   install.sh [--from SOURCE] [--home DIR] [--python PYTHON] [agent | hub [SETTINGS.toml]] [OPTION OF service install...]
+#   install.sh [--from SOURCE] [--home DIR] [--python PYTHON] [--gpu] [agent | hub [SETTINGS.toml]] [OPTION...]
+# An OPTION is one of `edgeasync service install`.
 # SOURCE is a folder of wheels (no network is used), a wheel, a clone, or a name in pip's index. Without it: the
 # folder of this file if it has wheels, the clone that this file is of, or else edgeasync in pip's index.
+# With --gpu onnxruntime-gpu takes the place of onnxruntime, and an upgrade keeps it.
 # As root it installs for the machine, in /opt/edgeasync; as another user for that user, in ~/.local/edgeasync.
 # A second run changes nothing: edgeasync service upgrade brings a new version.
 set -eu
@@ -13,18 +15,19 @@ fail() {
 }
 
 here=$(dirname "$(readlink -f "$0")")
-source='' home='' python=python3
+source='' home='' python=python3 gpu=''
 while [ $# -gt 0 ]; do
     case $1 in
         --from) source=${2:?} && shift 2 ;;
         --home) home=${2:?} && shift 2 ;;
         --python) python=${2:?} && shift 2 ;;
+        --gpu) gpu=gpu && shift ;;
         *) break ;;
     esac
 done
 case ${1-} in
-    hub) extras='[hub]' ;;
-    agent | '') extras='' ;;
+    hub) extras="[hub${gpu:+,$gpu}]" ;;
+    agent | '') extras="${gpu:+[$gpu]}" ;;
     *) fail "'$1' is not known; give agent or hub, then a settings file" ;;
 esac
 if [ -z "$home" ]; then
@@ -55,10 +58,14 @@ else
     mkdir -p "$home"
     rm -rf "$home/env-1" # of a run that did not end
     "$python" -m venv "$home/env-1"
-    if [ -n "$offline" ]; then
-        "$home/env-1/bin/python" -m pip install --quiet --no-index --find-links "$source" "edgeasync$extras"
-    else
-        "$home/env-1/bin/python" -m pip install --quiet "$source$extras"
+    pip() {
+        if [ -n "$offline" ]; then set -- "$@" --no-index --find-links "$source"; fi
+        "$home/env-1/bin/python" -m pip install --quiet "$@"
+    }
+    if [ -n "$offline" ]; then pip "edgeasync$extras"; else pip "$source$extras"; fi
+    if [ -n "$gpu" ]; then # both lie in one folder: what is taken away there, the other has to bring again
+        "$home/env-1/bin/python" -m pip uninstall --quiet --yes onnxruntime
+        pip --force-reinstall --no-deps onnxruntime-gpu
     fi
     ln -sfn env-1 "$home/current"
     echo "install.sh: $("$home/current/bin/edgeasync" --version) is in $home"

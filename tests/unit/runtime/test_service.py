@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from edgeasync.errors import ConfigError, HubUnreachableError, StorageError
-from edgeasync.runtime.service.bundle import download_arguments
+from edgeasync.runtime.service import bundle
+from edgeasync.runtime.service.bundle import download_arguments, make_bundle
 from edgeasync.runtime.service.environments import Environments, install_arguments
 from edgeasync.runtime.service.installation import Place, activate, find_program, find_unit, install, remove
 from edgeasync.runtime.service.unit import Unit
@@ -279,3 +280,26 @@ def test_a_bundle_takes_wheels_of_the_board_alone(platform, newest, never):
     assert not [tag for tag in tags if never in tag]
     assert "--only-binary=:all:" in arguments
     assert "cp312" in arguments
+
+
+def test_a_clone_in_this_folder_is_taken_for_no_name_in_an_index(tmp_path, monkeypatch):
+    """pip takes a bare word for a name, and the clone is called as the package is."""
+    commands = []
+
+    def run(command):
+        commands.append(command)
+        if "wheel" in command:
+            Path(command[-2], "edgeasync-0.1.0-py3-none-any.whl").touch()
+        else:
+            Path(command[command.index("--dest") + 1]).mkdir(exist_ok=True)
+        return ""
+
+    monkeypatch.setattr(bundle, "run_told", run)
+    monkeypatch.chdir(tmp_path)
+    make_bundle("edgeasync", "pi", "3.13", Path("from-index"))
+    (tmp_path / "edgeasync").mkdir()
+    make_bundle("edgeasync", "pi", "3.13", Path("from-clone"))
+    assert [command[-1] for command in commands if "wheel" in command] == [
+        "edgeasync",
+        str(tmp_path / "edgeasync"),
+    ]

@@ -1,0 +1,44 @@
+#!/bin/sh
+# Puts an agent on a card that Raspberry Pi Imager has written, so that the board joins its hub when it first starts:
+#   prepare.sh BOOT BUNDLE SETTINGS.toml DATA [TOKEN]
+# BOOT is where the card's first partition is mounted, BUNDLE a folder made by `edgeasync bundle`, DATA the board's
+# examples (they get the name that the settings give them), TOKEN what `edgeasync keys enrol NAME --valid-hours 24`
+# printed on the hub's machine. Without a TOKEN the settings say how the board comes in.
+# The card's system is one with cloud-init: Raspberry Pi OS Trixie, 64 bits.
+set -eu
+
+fail() {
+    echo "prepare.sh: $*" >&2
+    exit 2
+}
+
+[ $# -ge 4 ] && [ $# -le 5 ] || fail "give BOOT BUNDLE SETTINGS.toml DATA [TOKEN]"
+boot=$1 bundle=$2 settings=$3 data=$4 token=${5-}
+[ -f "$boot/cmdline.txt" ] && [ -f "$boot/meta-data" ] ||
+    fail "$boot has no cmdline.txt and meta-data; give the first partition of a card with Raspberry Pi OS Trixie"
+[ -f "$bundle/install.sh" ] || fail "$bundle has no install.sh; make it with 'edgeasync bundle'"
+[ -r "$settings" ] || fail "$settings cannot be read; give the agent's settings"
+[ -r "$data" ] || fail "$data cannot be read; give the board's examples"
+name=$(sed -n 's|^data = "/var/lib/edgeasync/\([^/"]*\)".*|\1|p' "$settings")
+[ -n "$name" ] || fail "$settings has no line data = \"/var/lib/edgeasync/FILE\", by which the board knows its data"
+grep -q '^\[agent\]$' "$settings" || fail "$settings has no line [agent]"
+if [ -n "$token" ] && grep -q '^enrol = ' "$settings"; then fail "$settings has a token of its own; take that line out"; fi
+start='exec sh /boot/firmware/edgeasync/first-boot.sh'
+if [ -e "$boot/vendor-data" ] && ! grep -qxF "$start" "$boot/vendor-data"; then
+    fail "$boot/vendor-data is there already; name $start in it, or take it away"
+fi
+
+rm -rf "$boot/edgeasync"
+mkdir "$boot/edgeasync" "$boot/edgeasync/data"
+cp "$bundle"/* "$boot/edgeasync/"
+cp "$(dirname "$0")/first-boot.sh" "$boot/edgeasync/"
+cp "$data" "$boot/edgeasync/data/$name"
+if [ -n "$token" ]; then
+    sed "/^\[agent\]\$/a enrol = \"$token\"" "$settings" >"$boot/edgeasync/agent.toml"
+else
+    cp "$settings" "$boot/edgeasync/agent.toml"
+fi
+# Not user-data: Imager writes that, and cloud-init runs this script whatever stands there.
+printf '#!/bin/sh\n%s\n' "$start" >"$boot/vendor-data"
+sync
+echo "prepare.sh: $boot is ready; unmount it, put the card into the board, and switch it on"
