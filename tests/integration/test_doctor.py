@@ -17,7 +17,7 @@ from edgeasync.runtime.doctor import examine as doctor
 from edgeasync.runtime.doctor import training
 from tests.support.command_line import ACCESS, run_command
 from tests.support.machine import BOARD, write
-from tests.support.processes import free_address, write_data
+from tests.support.processes import free_address, without_rights, write_data
 
 pytestmark = pytest.mark.process
 
@@ -241,6 +241,14 @@ def test_a_planted_fault_is_named_in_one_line_with_a_cure(fault, device, request
     wrong = [line["name"] for line in lines.values() if line["level"] != "ok" and line["name"] != name]
     assert set(wrong) <= {"step"}, lines  # what cannot be measured for that reason
     assert code == (UNFIT if level == "fail" else 0)
+
+
+def test_a_state_that_this_user_may_not_look_into_has_its_line(commands):
+    closed = commands.folder / "closed"
+    closed.mkdir(mode=0)
+    doctor = commands.start("doctor", "--state", closed / "state", under=without_rights())
+    assert doctor.wait() == UNFIT
+    assert "cannot be looked into by this user; 'sudo chown -R $USER" in "\n".join(doctor.lines)
 
 
 def test_a_device_with_its_key_asks_as_itself(commands, device):

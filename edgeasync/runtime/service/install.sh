@@ -6,6 +6,7 @@
 # As root it installs for the machine, in /opt/edgeasync; as another user for that user, in ~/.local/edgeasync.
 # A second run changes nothing: edgeasync service upgrade brings a new version.
 set -eu
+umask 022 # the service's user must be able to read what root installs
 
 fail() {
     echo "install.sh: $*" >&2
@@ -16,16 +17,25 @@ here=$(dirname "$(readlink -f "$0")")
 source='' home='' python=python3
 while [ $# -gt 0 ]; do
     case $1 in
-        --from) source=${2:?} && shift 2 ;;
-        --home) home=${2:?} && shift 2 ;;
-        --python) python=${2:?} && shift 2 ;;
+        --from | --home | --python) [ -n "${2-}" ] || fail "$1 needs a value" ;;
+        -h | --help) sed -n '2,7s/^# //p' "$0" && exit ;;
         *) break ;;
     esac
+    case $1 in
+        --from) source=$2 ;;
+        --home) home=$2 ;;
+        --python) python=$2 ;;
+    esac
+    shift 2
 done
 case ${1-} in
     hub) extras='[hub]' ;;
     agent | '') extras='' ;;
     *) fail "'$1' is not known; give agent or hub, then a settings file" ;;
+esac
+case ${2-} in
+    '' | -*) ;;
+    *) [ -e "$2" ] || fail "$2: no such file; give the settings of the $1" ;;
 esac
 if [ -z "$home" ]; then
     if [ "$(id -u)" = 0 ]; then home=/opt/edgeasync; else home=$HOME/.local/edgeasync; fi
@@ -37,8 +47,9 @@ bits=$("$python" -c 'import struct; print(8 * struct.calcsize("P"))' 2>/dev/null
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     fail "$("$python" --version) is too old; give --python with 3.11 or newer"
 
-if [ -x "$home/current/bin/edgeasync" ]; then
-    echo "install.sh: $("$home/current/bin/edgeasync" --version) is there; for another: edgeasync service upgrade"
+version=$("$home/current/bin/edgeasync" --version 2>/dev/null) || version=''
+if [ -n "$version" ]; then
+    echo "install.sh: $version is there; for another: edgeasync service upgrade"
 else
     if [ -z "$source" ]; then
         source=edgeasync
@@ -47,20 +58,32 @@ else
             if [ -e "$wheel" ]; then source=$here; fi
         done
     fi
-    if [ -e "$source" ]; then source=$(readlink -f "$source"); fi
+    name=${source%%[!A-Za-z0-9._-]*} # extras stand before a version
+    wanted=$name$extras${source#"$name"}
+    if [ -e "$source" ]; then
+        source=$(readlink -f "$source")
+        wanted=$source$extras
+    fi
     offline=''
     for wheel in "$source"/edgeasync-*.whl; do
         if [ -e "$wheel" ]; then offline=yes; fi
     done
     mkdir -p "$home"
-    rm -rf "$home/env-1" # of a run that did not end
-    "$python" -m venv "$home/env-1"
+    trap '[ $? = 0 ] || rm -rf "$home/env-1"' EXIT
+    trap 'exit 130' HUP INT TERM
+    rm -rf "$home/env-1" # of a run that lost its power, or of a Python that is gone
+    "$python" -m venv "$home/env-1" || fail "no environment could be made in $home; what is missing is said above"
     if [ -n "$offline" ]; then
-        "$home/env-1/bin/python" -m pip install --quiet --no-index --find-links "$source" "edgeasync$extras"
+        "$home/env-1/bin/python" -m pip install --quiet --no-index --find-links "$source" "edgeasync$extras" ||
+            fail "nothing is installed; if none of the wheels fits $("$python" --version) on $(uname -m), make" \
+                "others by edgeasync bundle"
     else
-        "$home/env-1/bin/python" -m pip install --quiet "$source$extras"
+        "$home/env-1/bin/python" -m pip install --quiet "$wanted" ||
+            fail "nothing is installed; what is missing is said above"
     fi
+    sync # a power cut from here on finds what the link leads to
     ln -sfn env-1 "$home/current"
+    trap - EXIT HUP INT TERM
     echo "install.sh: $("$home/current/bin/edgeasync" --version) is in $home"
 fi
 if [ $# -gt 0 ]; then exec "$home/current/bin/edgeasync" service install "$@"; fi

@@ -87,7 +87,7 @@ def install(unit: Unit, place: Place, settings: Path | None) -> list[Path]:
     if wanted is not None and _write(kept, wanted, private=True):
         # Of a folder that systemd has not yet given to the service it gives away the files, too.
         owner = folder.stat()
-        os.chown(kept, owner.st_uid, owner.st_gid)
+        os.chown(kept, owner.st_uid, owner.st_gid, follow_symlinks=False)
         changed.append(kept)
     file, link = place.units / unit.file, _link(unit, place)
     if _write(file, unit.text().encode()):
@@ -115,7 +115,7 @@ def _give(folder: Path, user: str) -> None:
     try:
         entry = pwd.getpwnam(user)
         if folder.stat().st_uid != entry.pw_uid:
-            for path in (folder, *folder.rglob("*")):
+            for path in (*folder.rglob("*"), folder):  # the folder last: from then on the user can put links there
                 os.chown(path, entry.pw_uid, entry.pw_gid, follow_symlinks=False)
     except (KeyError, OSError) as error:
         raise StorageError(f"{folder}: cannot be given to the user {user} ({error}); install as root") from error

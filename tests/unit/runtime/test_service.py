@@ -206,6 +206,46 @@ def test_an_upgrade_that_cannot_be_installed_touches_nothing(environments):
     assert (environments.current.name, manager.starts) == ("env-2", [])
 
 
+def test_an_upgrade_of_no_service_is_refused_before_anything_is_made(environments):
+    class Empty(Manager):
+        def status(self, unit):
+            return {"LoadState": "not-found", "ActiveState": "inactive"}
+
+    manager = Empty(lambda: environments.current, {})
+    with pytest.raises(ConfigError, match="no such service; install it: edgeasync service install agent"):
+        upgrade(environments, lambda: make_next(environments), AGENT, manager, limit_s=1.0, wait=at_once)
+    assert names(environments) == ["current", "env-1", "env-2"]
+
+
+def test_a_service_that_cannot_be_started_leaves_nothing_of_the_new_one(environments):
+    class Broken(Manager):
+        def start(self, unit):
+            raise StorageError("systemctl: no such bus")
+
+    manager = Broken(lambda: environments.current, {})
+    with pytest.raises(StorageError):
+        upgrade(environments, lambda: make_next(environments), AGENT, manager, limit_s=1.0, wait=at_once)
+    assert names(environments) == ["current", "env-1", "env-2"]
+
+
+def test_settings_are_not_given_away_through_a_link(place, settings, monkeypatch, tmp_path):
+    """A user whose folder root writes to may put a link in a file's place at any moment."""
+    unit, other = find_unit("agent", place, None), tmp_path / "shadow"
+    other.touch()
+    install(unit, place, settings)
+    given = []
+
+    def chown(path, uid, gid, *, follow_symlinks=True):
+        path.unlink()
+        path.symlink_to(other)
+        given.append(follow_symlinks)
+
+    monkeypatch.setattr(os, "chown", chown)
+    settings.write_text("[agent]\n")
+    install(unit, place, settings)
+    assert given == [False]
+
+
 def test_an_interrupted_upgrade_is_taken_back(environments):
     def interrupt(condition, limit_s):
         raise KeyboardInterrupt
@@ -259,7 +299,7 @@ def test_a_service_that_runs_as_installed_is_not_started_again(tmp_path):
 
 
 def test_how_pip_is_told_a_source(tmp_path):
-    assert install_arguments("edgeasync==0.2", "hub") == ["edgeasync==0.2[hub]"]
+    assert install_arguments("edgeasync==0.2", "hub") == ["edgeasync[hub]==0.2"]
     (tmp_path / "edgeasync-0.1.0-py3-none-any.whl").touch()
     assert install_arguments(str(tmp_path), "hub") == [
         "--no-index",
