@@ -320,6 +320,17 @@ def say(commands, *arguments):
     return Told(returncode, "\n".join(command.lines), command.stderr)
 
 
+@pytest.mark.parametrize("kind", ["agent", "hub"])
+def test_a_service_is_not_installed_with_settings_that_it_would_refuse(commands, kind):
+    settings = commands.folder / "board.toml"
+    settings.write_text(f"[{kind}]\nhbu = 'tcp://hub:5555'")
+    card = commands.folder / "card"
+    card.mkdir()
+    arguments = ["service", "install", kind, settings, "--root", card]
+    mistake(commands, CONFIG, "board.toml", "unknown key `hbu`", arguments=arguments)
+    assert not list(card.iterdir())
+
+
 def test_a_command_leaves_nothing_open_in_this_process(commands, live):
     """No event loop and no context of ZeroMQ, each of which is several files; of threads every run makes sure."""
     wide = commands.data("wide.npz", inputs=9)

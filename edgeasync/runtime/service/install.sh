@@ -72,14 +72,14 @@ else
     trap '[ $? = 0 ] || rm -rf "$home/env-1"' EXIT
     trap 'exit 130' HUP INT TERM
     rm -rf "$home/env-1" # of a run that lost its power, or of a Python that is gone
-    "$python" -m venv "$home/env-1" || fail "no environment could be made in $home; what is missing is said above"
+    "$python" -m venv "$home/env-1" || fail "no environment could be made in $home; why is said above"
     if [ -n "$offline" ]; then
         "$home/env-1/bin/python" -m pip install --quiet --no-index --find-links "$source" "edgeasync$extras" ||
             fail "nothing is installed; if none of the wheels fits $("$python" --version) on $(uname -m), make" \
                 "others by edgeasync bundle"
     else
         "$home/env-1/bin/python" -m pip install --quiet "$wanted" ||
-            fail "nothing is installed; what is missing is said above"
+            fail "nothing is installed; why is said above"
     fi
     sync # a power cut from here on finds what the link leads to
     ln -sfn env-1 "$home/current"

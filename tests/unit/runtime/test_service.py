@@ -12,7 +12,15 @@ import pytest
 from edgeasync.errors import ConfigError, HubUnreachableError, StorageError
 from edgeasync.runtime.service.bundle import download_arguments
 from edgeasync.runtime.service.environments import Environments, install_arguments
-from edgeasync.runtime.service.installation import Place, activate, find_program, find_unit, install, remove
+from edgeasync.runtime.service.installation import (
+    Place,
+    activate,
+    check_program,
+    find_program,
+    find_unit,
+    install,
+    remove,
+)
 from edgeasync.runtime.service.unit import Unit
 from edgeasync.runtime.service.upgrade import upgrade
 
@@ -124,10 +132,28 @@ def test_an_install_without_settings_says_so_and_writes_nothing(place):
     assert tree(place.root) == before
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "a.b", "a b", "%i", "x" * 65])
+@pytest.mark.parametrize("name", ["", "a/b", "a.b", "a b", "%i", "x" * 65, "-now", "küche"])
 def test_a_name_that_is_none(name, tmp_path):
     with pytest.raises(ConfigError, match="--name"):
         find_unit("agent", Place(tmp_path), name)
+
+
+@pytest.mark.parametrize("folder", ["units", "packaged"])
+def test_another_programs_unit_is_neither_replaced_nor_removed(place, folder):
+    file = place.root / str(getattr(place, folder)).removeprefix(str(place.root)).lstrip("/") / "ssh.service"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("[Unit]\nDescription=OpenBSD Secure Shell server\n")
+    with pytest.raises(ConfigError, match=r"ssh\.service: is another program's unit; give another --name"):
+        find_unit("agent", place, "ssh")
+
+
+def test_a_program_that_the_services_user_may_not_run_is_refused(tmp_path):
+    check_program(PROGRAM)
+    program = tmp_path / "edgeasync"  # only its owner may look into this folder, as into a home
+    program.touch(0o755)
+    tmp_path.chmod(0o700)
+    with pytest.raises(ConfigError, match="the user edgeasync may not run it, because of /"):
+        check_program(program)
 
 
 class Manager:
