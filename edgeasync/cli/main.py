@@ -693,6 +693,12 @@ def run_command() -> int:
     except errors.EdgeAsyncError as error:
         tell(f"edgeasync: {visible(' '.join(str(error).split()))}")
         return error.exit_code
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        cure = "run this as the user whose it is, or change its rights"
+        tell(f"edgeasync: {visible(str(error.filename))}: {error.strerror}; {cure}")
+        return errors.StorageError.exit_code
     except SystemExit as ended:
         code = ended.code or 0
         return code if isinstance(code, int) else 1

@@ -1,5 +1,6 @@
 """`edgeasync service` and `edgeasync bundle`: how systemd comes to run an agent or a hub."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -7,10 +8,13 @@ from pathlib import Path
 from typing import TypeVar, get_args
 
 from edgeasync.cli.output import Printer
-from edgeasync.errors import ConfigError, StorageError
+from edgeasync.config import read_toml
+from edgeasync.errors import ConfigError, PluginError, StorageError
+from edgeasync.runtime.agent_settings import AgentSettings
+from edgeasync.runtime.hub_settings import HubSettings
 from edgeasync.runtime.service.bundle import Platform, Python, make_bundle
 from edgeasync.runtime.service.environments import GPU, Environments, has_gpu_package
-from edgeasync.runtime.service.installation import Place, activate, find_unit, install, remove
+from edgeasync.runtime.service.installation import Place, activate, check_program, find_unit, install, remove
 from edgeasync.runtime.service.systemd import ServiceManager, Systemd
 from edgeasync.runtime.service.unit import USER, Kind, Unit
 from edgeasync.runtime.service.upgrade import upgrade
@@ -23,10 +27,16 @@ HUB_EXTRAS = "hub"
 def install_service(
     kind: str, settings: Path | None, name: str | None, root: Path, printer: Printer, *, start: bool
 ) -> None:
-    """Install a unit, and start it unless it is for another system."""
+    """Install a unit, and start it unless it is for another system; settings that are wrong are not installed."""
     unit, place = _find(kind, name, root)
+    live = place.root == Path("/")
+    if settings is not None:
+        with contextlib.suppress(PluginError):  # another system may have it
+            read_toml(settings, AgentSettings if unit.kind == "agent" else HubSettings)
+    if live and place.user is not None:
+        check_program(unit.program, Path(sys.executable))
     changed = install(unit, place, settings)
-    if place.root == Path("/"):
+    if live:
         activate(unit, place, _systemd(place), changed, start=start)
     _tell(printer, unit, "changed", changed, "nothing changed")
 

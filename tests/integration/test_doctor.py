@@ -19,7 +19,7 @@ from edgeasync.runtime.doctor import training
 from edgeasync.runtime.doctor.machine import judge_system
 from tests.support.command_line import ACCESS, run_command
 from tests.support.machine import BOARD, write
-from tests.support.processes import free_address, write_data
+from tests.support.processes import free_address, without_rights, write_data
 
 pytestmark = pytest.mark.process
 
@@ -263,6 +263,14 @@ def test_a_system_of_32_bits_is_told_in_one_sentence():
     found = judge_system("Linux", "armv7l", 32, "Raspberry Pi 3 Model B Plus Rev 1.3")
     assert (found.level, found.detail) == ("fail", "Linux armv7l, 32 bits, Raspberry Pi 3 Model B Plus Rev 1.3")
     assert found.cure == "install the 64-bit system: onnxruntime has no packages for 32 bits"
+
+
+def test_a_state_that_this_user_may_not_look_into_has_its_line(commands):
+    closed = commands.folder / "closed"
+    closed.mkdir(mode=0)
+    doctor = commands.start("doctor", "--state", closed / "state", under=without_rights())
+    assert doctor.wait() == UNFIT
+    assert "cannot be looked into by this user; 'sudo chown -R $USER" in "\n".join(doctor.lines)
 
 
 def test_a_device_with_its_key_asks_as_itself(commands, device):

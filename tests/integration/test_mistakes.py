@@ -1,6 +1,6 @@
 """What a person gets wrong is answered in one line that says what to do, and by an exit code to rely on.
 
-Commands run in this process, but for the three at the end that hold the process itself.
+Commands run in this process, but for the four at the end that hold the process itself.
 """
 
 import signal
@@ -26,7 +26,7 @@ from tests.support.command_line import (
     assert_told,
     mistake,
 )
-from tests.support.processes import MODEL_TABLE, Commands, free_address
+from tests.support.processes import MODEL_TABLE, Commands, free_address, without_rights
 
 pytestmark = pytest.mark.process
 
@@ -320,6 +320,17 @@ def say(commands, *arguments):
     return Told(returncode, "\n".join(command.lines), command.stderr)
 
 
+@pytest.mark.parametrize("kind", ["agent", "hub"])
+def test_a_service_is_not_installed_with_settings_that_it_would_refuse(commands, kind):
+    settings = commands.folder / "board.toml"
+    settings.write_text(f"[{kind}]\nhbu = 'tcp://hub:5555'")
+    card = commands.folder / "card"
+    card.mkdir()
+    arguments = ["service", "install", kind, settings, "--root", card]
+    mistake(commands, CONFIG, "board.toml", "unknown key `hbu`", arguments=arguments)
+    assert not list(card.iterdir())
+
+
 def test_a_command_leaves_nothing_open_in_this_process(commands, live):
     """No event loop and no context of ZeroMQ, each of which is several files; of threads every run makes sure."""
     wide = commands.data("wide.npz", inputs=9)
@@ -335,6 +346,15 @@ def test_a_command_leaves_nothing_open_in_this_process(commands, live):
 
 def test_a_mistake_ends_the_process_with_its_exit_code(commands):
     assert_told(say(commands, "hub", "nowhere.toml"), CONFIG, "nowhere.toml", "no such file")
+
+
+def test_a_folder_of_another_user_is_answered_in_one_line(commands):
+    closed = commands.folder / "closed"
+    closed.mkdir(mode=0)
+    command = commands.start("replay", closed / "run", under=without_rights())
+    returncode = command.wait()
+    told = Told(returncode, "\n".join(command.lines), command.stderr)
+    assert_told(told, FILES, "closed/run: Permission denied", "as the user whose it is")
 
 
 def test_wrong_usage_ends_the_process(commands):

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.process
 INSTALLER = Path(__file__).parents[2] / "devices/install.sh"
 
 
+<<<<<<< HEAD
 NEEDS = """\
 Provides-Extra: hub
 Provides-Extra: gpu
@@ -42,6 +43,16 @@ def write(folder, name, version, files, *, needs="", script=""):
     info = f"{name}-{version}.dist-info"
     files = files | {
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
+=======
+def write_wheel(folder, version, needs="Provides-Extra: hub\n"):
+    """Write a wheel that is called edgeasync and tells its version; `needs` are lines of its metadata."""
+    folder.mkdir(exist_ok=True)
+    info = f"edgeasync-{version}.dist-info"
+    code = f"import sys; print('edgeasync {version}', *sys.argv[2:])"
+    files = {
+        "edgeasync.py": f"def main():\n    {code}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: edgeasync\nVersion: {version}\n{needs}",
+>>>>>>> h4A
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: a test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/entry_points.txt": script,
     }
@@ -61,7 +72,7 @@ def install(home, *arguments):
     environment = {"PATH": os.environ["PATH"], "HOME": str(home.parent), "PIP_CONFIG_FILE": "/dev/null"}
     told = subprocess.run(
         [*apart, "sh", str(INSTALLER), *map(str, arguments)], capture_output=True, text=True,
-        env=environment, check=False,
+        env=environment, umask=0o077, check=False,
     )  # fmt: skip
     return told.stdout + told.stderr, told.returncode
 
@@ -70,11 +81,13 @@ if repetitions("environments that are installed"):
 
     def test_wheels_in_a_folder_are_enough_and_a_second_time_changes_nothing(tmp_path, monkeypatch):
         monkeypatch.delenv("PYTHONPATH", raising=False)  # this clone is not what is installed
-        home, wheels = tmp_path / "home", write_wheel(tmp_path / "wheels", "0.1.0")
+        home, wheels = tmp_path / "a höme", write_wheel(tmp_path / "a stick", "0.1.0")
+        settings = tmp_path / "my board.toml"
+        settings.touch()
         arguments = ("--from", wheels, "--home", home, "--python", sys.executable)
-        told, code = install(home, *arguments, "agent", "board.toml")
+        told, code = install(home, *arguments, "agent", settings)
         assert (told.splitlines(), code) == (
-            [f"install.sh: edgeasync 0.1.0 is in {home}", "edgeasync 0.1.0 install agent board.toml"],
+            [f"install.sh: edgeasync 0.1.0 is in {home}", f"edgeasync 0.1.0 install agent {settings}"],
             0,
         )
         assert (home / "current").readlink() == Path("env-1")
@@ -86,6 +99,9 @@ if repetitions("environments that are installed"):
         )
         assert {path: path.lstat().st_mtime_ns for path in home.rglob("*")} == before
 
+        unreadable = [path for path in (home, *home.rglob("*")) if path.stat().st_mode & 0o044 != 0o044]
+        assert not unreadable, "the service's user is another"
+
         environments = Environments(home)
         made = environments.make(str(write_wheel(tmp_path / "newer", "0.3.0")), "hub")
         assert environments.current.name == "env-1"
@@ -93,6 +109,7 @@ if repetitions("environments that are installed"):
         command = [str(home / "current/bin/edgeasync"), "--version"]
         assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "edgeasync 0.3.0\n"
 
+<<<<<<< HEAD
     def test_onnxruntime_for_a_gpu_takes_the_place_of_the_other(tmp_path, monkeypatch):
         monkeypatch.delenv("PYTHONPATH", raising=False)
         home, wheels = tmp_path / "home", write_wheel(tmp_path / "wheels", "0.1.0")
@@ -111,6 +128,35 @@ if repetitions("environments that are installed"):
             command = [str(environment / "bin/python"), "-c", program]
             assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "GPU\n"
             assert not list(environment.rglob("onnxruntime/cpu.py"))
+=======
+    def test_a_failure_leaves_nothing_and_what_does_not_run_is_made_again(tmp_path):
+        home, wheels = tmp_path / "home", write_wheel(tmp_path / "wheels", "0.1.0")
+        others = write_wheel(tmp_path / "others", "0.1.0", needs="Requires-Dist: not-on-the-stick\n")
+        arguments = ("--home", home, "--python", sys.executable)
+        told, code = install(home, "--from", others, *arguments)
+        assert code == 2
+        assert "if none of the wheels fits Python 3." in told.splitlines()[-1]
+        assert list(home.iterdir()) == []
+        broken = home / "env-1/bin/edgeasync"
+        broken.parent.mkdir(parents=True)
+        (home / "current").symlink_to("env-1")
+        broken.write_text("")  # as a power cut, or another Python of the system's, leaves it
+        broken.chmod(0o755)
+        told, code = install(home, "--from", wheels, *arguments)
+        assert (told, code) == (f"install.sh: edgeasync 0.1.0 is in {home}\n", 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("agent", "gone.toml"), "gone.toml: no such file; give the settings of the agent"),
+        (("--from",), "--from needs a value"),
+        (("board.toml",), "'board.toml' is not known; give agent or hub, then a settings file"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_installed(tmp_path, arguments, words):
+    assert install(tmp_path / "home", *arguments) == (f"install.sh: {words}\n", 2)
+>>>>>>> h4A
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from edgeasync.runtime.doctor.machine import (
     judge_system,
     judge_temperature,
 )
-from edgeasync.runtime.doctor.state import examine_state, time_sync
+from edgeasync.runtime.doctor.state import closed, examine_state, is_seen, time_sync
 from edgeasync.runtime.machine import memory_limit_bytes
 from edgeasync.runtime.readings import Readings
 from edgeasync.runtime.wall_clock import written
@@ -60,6 +60,9 @@ def examine(
     except EdgeAsyncError as error:
         yield told("state", error)
         return
+    except PermissionError:
+        yield closed(state, "cannot be looked into by this user")
+        return
     yield examine_state(state, device.device_id, readings.mark())
     keys = device.keys
     addresses = section.hubs or (keys.hub().addresses if keys is not None else ())
@@ -83,7 +86,7 @@ def _examine_machine(section: AgentSection, readings: Readings, state: Path, roo
     cores = len(os.sched_getaffinity(0))
     yield judge_processor(machine, cores, section.cores_used, readings.processor())
     yield judge_memory(readings.memory(), memory_limit_bytes(root))
-    existing = next(path for path in (state, *state.parents) if path.exists())
+    existing = next(path for path in (state, *state.parents) if is_seen(path))
     free_bytes = shutil.disk_usage(existing).free
     yield judge_disk(free_bytes, readings.mount(existing.resolve()), time_sync(state))
     throttled = readings.throttled()

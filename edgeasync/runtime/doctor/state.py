@@ -15,17 +15,22 @@ from edgeasync.runtime.doctor.finding import Finding, fail, ok, warn
 SYNCED_BYTES = 4096
 
 
+def is_seen(path: Path) -> bool:
+    """Return whether a path exists, as far as this user may look."""
+    return os.path.exists(path)  # noqa: PTH110 - `Path.exists` raises where this user may not look
+
+
 def examine_state(folder: Path, device_id: str, machine: str) -> Finding:
     """Return whether an agent could use the folder; `machine` is this machine's mark."""
-    if not folder.exists():
-        above = next(parent for parent in folder.parents if parent.exists())
+    if not is_seen(folder):
+        above = next(parent for parent in folder.parents if is_seen(parent))
         if not os.access(above, os.W_OK | os.X_OK) or not above.is_dir():
-            return _closed(folder, f"cannot be made in {above}")
+            return closed(folder, f"cannot be made in {above}")
         return ok("state", f"{folder} is made at the first start")
     if not folder.is_dir():
-        return _closed(folder, "is no folder")
+        return closed(folder, "is no folder")
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-        return _closed(folder, "cannot be written by this user")
+        return closed(folder, "cannot be written by this user")
     if _is_locked(folder / "lock"):
         cure = "nothing, if it should; for a second agent give another --state and --device-id"
         return warn("state", f"{folder}: an agent runs with it", cure)
@@ -51,7 +56,7 @@ def examine_state(folder: Path, device_id: str, machine: str) -> Finding:
 
 def time_sync(folder: Path) -> float | None:
     """Return how long a small file takes to be safe on the disk of a folder; `None` if that cannot be tried."""
-    existing = next(path for path in (folder, *folder.parents) if path.is_dir())
+    existing = next(path for path in (folder, *folder.parents) if is_seen(path) and path.is_dir())
     begun_s = time.perf_counter()
     try:
         with tempfile.NamedTemporaryFile(dir=existing, prefix=".doctor-") as file:
@@ -77,6 +82,7 @@ def _is_locked(lock: Path) -> bool:
     return False
 
 
-def _closed(folder: Path, why: str) -> Finding:
+def closed(folder: Path, why: str) -> Finding:
+    """Return that this user may not use the folder."""
     cure = f"'sudo chown -R $USER {folder}', or give another --state; under systemd run the doctor as its user"
     return fail("state", f"{folder} {why}", cure)

@@ -89,7 +89,7 @@ def install_arguments(source: str, extras: str) -> list[str]:
         return ["--no-index", "--find-links", str(path.resolve()), f"edgeasync{wanted}"]
     if path.exists():
         return [f"{path.resolve()}{wanted}"]
-    return [f"{source}{wanted}"]
+    return [re.sub(r"^[\w.-]*", rf"\g<0>{wanted}", source)]  # extras stand before a version
 
 
 def has_gpu_package() -> bool:
@@ -105,7 +105,13 @@ def run_told(command: list[str], folder: Path | None = None) -> str:
     """Run a command, and return what it printed; raises `StorageError` with its last lines if it fails."""
     try:
         done = subprocess.run(  # noqa: S603 - no shell
-            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+            command,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            umask=0o022,  # the service's user must be able to read what root installs
+            check=False,
         )
     except OSError as error:
         raise StorageError(f"{command[0]}: {error.strerror}; install it") from error

@@ -8,6 +8,7 @@
 # As root it installs for the machine, in /opt/edgeasync; as another user for that user, in ~/.local/edgeasync.
 # A second run changes nothing: edgeasync service upgrade brings a new version.
 set -eu
+umask 022 # the service's user must be able to read what root installs
 
 fail() {
     echo "install.sh: $*" >&2
@@ -18,17 +19,26 @@ here=$(dirname "$(readlink -f "$0")")
 source='' home='' python=python3 gpu=''
 while [ $# -gt 0 ]; do
     case $1 in
-        --from) source=${2:?} && shift 2 ;;
-        --home) home=${2:?} && shift 2 ;;
-        --python) python=${2:?} && shift 2 ;;
-        --gpu) gpu=gpu && shift ;;
+        --from | --home | --python) [ -n "${2-}" ] || fail "$1 needs a value" ;;
+        --gpu) gpu=gpu && shift && continue ;;
+        -h | --help) sed -n '2,9s/^# //p' "$0" && exit ;;
         *) break ;;
     esac
+    case $1 in
+        --from) source=$2 ;;
+        --home) home=$2 ;;
+        --python) python=$2 ;;
+    esac
+    shift 2
 done
 case ${1-} in
     hub) extras="[hub${gpu:+,$gpu}]" ;;
     agent | '') extras="${gpu:+[$gpu]}" ;;
     *) fail "'$1' is not known; give agent or hub, then a settings file" ;;
+esac
+case ${2-} in
+    '' | -*) ;;
+    *) [ -e "$2" ] || fail "$2: no such file; give the settings of the $1" ;;
 esac
 if [ -z "$home" ]; then
     if [ "$(id -u)" = 0 ]; then home=/opt/edgeasync; else home=$HOME/.local/edgeasync; fi
@@ -40,8 +50,9 @@ bits=$("$python" -c 'import struct; print(8 * struct.calcsize("P"))' 2>/dev/null
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     fail "$("$python" --version) is too old; give --python with 3.11 or newer"
 
-if [ -x "$home/current/bin/edgeasync" ]; then
-    echo "install.sh: $("$home/current/bin/edgeasync" --version) is there; for another: edgeasync service upgrade"
+version=$("$home/current/bin/edgeasync" --version 2>/dev/null) || version=''
+if [ -n "$version" ]; then
+    echo "install.sh: $version is there; for another: edgeasync service upgrade"
 else
     if [ -z "$source" ]; then
         source=edgeasync
@@ -50,24 +61,39 @@ else
             if [ -e "$wheel" ]; then source=$here; fi
         done
     fi
-    if [ -e "$source" ]; then source=$(readlink -f "$source"); fi
+    name=${source%%[!A-Za-z0-9._-]*} # extras stand before a version
+    wanted=$name$extras${source#"$name"}
+    if [ -e "$source" ]; then
+        source=$(readlink -f "$source")
+        wanted=$source$extras
+    fi
     offline=''
     for wheel in "$source"/edgeasync-*.whl; do
         if [ -e "$wheel" ]; then offline=yes; fi
     done
     mkdir -p "$home"
-    rm -rf "$home/env-1" # of a run that did not end
-    "$python" -m venv "$home/env-1"
+    trap '[ $? = 0 ] || rm -rf "$home/env-1"' EXIT
+    trap 'exit 130' HUP INT TERM
+    rm -rf "$home/env-1" # of a run that lost its power, or of a Python that is gone
+    "$python" -m venv "$home/env-1" || fail "no environment could be made in $home; why is said above"
     pip() {
         if [ -n "$offline" ]; then set -- "$@" --no-index --find-links "$source"; fi
         "$home/env-1/bin/python" -m pip install --quiet "$@"
     }
-    if [ -n "$offline" ]; then pip "edgeasync$extras"; else pip "$source$extras"; fi
+    if [ -n "$offline" ]; then
+        pip "edgeasync$extras" ||
+            fail "nothing is installed; if none of the wheels fits $("$python" --version) on $(uname -m), make" \
+                "others by edgeasync bundle"
+    else
+        pip "$wanted" || fail "nothing is installed; why is said above"
+    fi
     if [ -n "$gpu" ]; then # both lie in one folder: what is taken away there, the other has to bring again
         "$home/env-1/bin/python" -m pip uninstall --quiet --yes onnxruntime
-        pip --force-reinstall --no-deps onnxruntime-gpu
+        pip --force-reinstall --no-deps onnxruntime-gpu || fail "nothing is installed; why is said above"
     fi
+    sync # a power cut from here on finds what the link leads to
     ln -sfn env-1 "$home/current"
+    trap - EXIT HUP INT TERM
     echo "install.sh: $("$home/current/bin/edgeasync" --version) is in $home"
 fi
 if [ $# -gt 0 ]; then exec "$home/current/bin/edgeasync" service install "$@"; fi

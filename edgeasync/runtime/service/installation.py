@@ -3,7 +3,9 @@
 import contextlib
 import os
 import pwd
+import re
 import shutil
+import stat
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +20,9 @@ FOLDER = Path("/var/lib/edgeasync")
 
 PROGRAM = Path("/opt/edgeasync/current/bin/edgeasync")
 """The command that `install.sh` makes for the machine."""
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
+"""Of a unit: systemd takes no other letters, and its commands would take a first '-' for an option."""
 
 SYSUSERS = Path("/etc/sysusers.d/edgeasync.conf")
 SYSUSERS_TEXT = f'u {USER} - "edgeasync" {FOLDER}\n'
@@ -35,6 +40,11 @@ class Place(NamedTuple):
         return self.under(Path("/etc/systemd/system") if self.home is None else self.home / ".config/systemd/user")
 
     @property
+    def packaged(self) -> Path:
+        """The folder of units that packages of the system have, as systemd sees it."""
+        return Path("/usr/lib/systemd") / ("system" if self.home is None else "user")
+
+    @property
     def folder(self) -> Path:
         """The folder of settings, keys and state, as the service sees it."""
         return FOLDER if self.home is None else self.home / ".local/share/edgeasync"
@@ -50,11 +60,28 @@ class Place(NamedTuple):
 
 
 def find_unit(kind: Kind, place: Place, name: str | None) -> Unit:
-    """Return the unit of a service; raises `ConfigError` for a name that is not one of a unit."""
-    if name is not None and (not name.replace("-", "a").replace("_", "a").isalnum() or len(name) > 64):
+    """Return the unit of a service; raises `ConfigError` for a name that is none, or that another program has."""
+    if name is not None and not NAME.fullmatch(name):
         raise ConfigError(f"--name {name!r} is not a name: take letters, digits, '-' and '_'")
+    if name is not None:
+        for folder in (place.units, place.under(place.packaged)):
+            file = folder / f"{name}.service"
+            if (file.is_symlink() or file.exists()) and not _is_ours(file):
+                raise ConfigError(f"{file}: is another program's unit; give another --name")
     program = find_program(Path(sys.prefix)) if place.root == Path("/") else PROGRAM
     return Unit(kind, program, place.folder, place.user, name or "")
+
+
+def check_program(*programs: Path) -> None:
+    """Raise `ConfigError` unless the machine's services, which have a user of their own, may run these."""
+    for program in programs:
+        real = program.resolve()
+        for path in (*reversed(real.parents), real):
+            if not (path.exists() and path.stat().st_mode & stat.S_IXOTH):
+                raise ConfigError(
+                    f"{program}: the user {USER} may not run it, because of {path}; "
+                    "install by devices/install.sh, or without sudo for yourself"
+                )
 
 
 def find_program(environment: Path) -> Path:
@@ -87,7 +114,7 @@ def install(unit: Unit, place: Place, settings: Path | None) -> list[Path]:
     if wanted is not None and _write(kept, wanted, private=True):
         # Of a folder that systemd has not yet given to the service it gives away the files, too.
         owner = folder.stat()
-        os.chown(kept, owner.st_uid, owner.st_gid)
+        os.chown(kept, owner.st_uid, owner.st_gid, follow_symlinks=False)
         changed.append(kept)
     file, link = place.units / unit.file, _link(unit, place)
     if _write(file, unit.text().encode()):
@@ -115,7 +142,7 @@ def _give(folder: Path, user: str) -> None:
     try:
         entry = pwd.getpwnam(user)
         if folder.stat().st_uid != entry.pw_uid:
-            for path in (folder, *folder.rglob("*")):
+            for path in (*folder.rglob("*"), folder):  # the folder last: from then on the user can put links there
                 os.chown(path, entry.pw_uid, entry.pw_gid, follow_symlinks=False)
     except (KeyError, OSError) as error:
         raise StorageError(f"{folder}: cannot be given to the user {user} ({error}); install as root") from error

@@ -30,7 +30,7 @@ class ServiceManager(Protocol):
         """Remove a user that `make_user` made."""
 
     def status(self, unit: str) -> dict[str, str]:
-        """Return the unit's `ActiveState`, `StatusText`, `MainPID`, `NRestarts` and `InvocationID`."""
+        """Return the unit's `LoadState`, `ActiveState`, `StatusText`, `MainPID`, `NRestarts`, `InvocationID`."""
 
 
 class Systemd:
@@ -62,8 +62,8 @@ class Systemd:
         self._run("userdel", user, must=False)
 
     def status(self, unit: str) -> dict[str, str]:
-        """Return the unit's `ActiveState`, `StatusText`, `MainPID`, `NRestarts` and `InvocationID`."""
-        wanted = "ActiveState,StatusText,MainPID,NRestarts,InvocationID"
+        """Return the unit's `LoadState`, `ActiveState`, `StatusText`, `MainPID`, `NRestarts`, `InvocationID`."""
+        wanted = "LoadState,ActiveState,StatusText,MainPID,NRestarts,InvocationID"
         lines = self._run(*self._systemctl, "show", "--property", wanted, unit).splitlines()
         return dict(line.partition("=")[::2] for line in lines)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from edgeasync.errors import HubUnreachableError
+from edgeasync.errors import ConfigError, HubUnreachableError
 from edgeasync.runtime.notify import JOINED
 from edgeasync.runtime.service.environments import Environments
 from edgeasync.runtime.service.systemd import ServiceManager, wait_until
@@ -24,18 +24,25 @@ def upgrade(
     """Let the service run from the environment that `make` returns; return the old one, which is kept.
 
     Raises `HubUnreachableError` if the service is not up within `limit_s` (an agent: has not joined its hub). By
-    then the old one runs again, and the new one is gone. So it is when somebody interrupts.
+    then the old one runs again, and the new one is gone. So it is when somebody interrupts. Raises `ConfigError`
+    if there is no such service.
     """
-    old, before = environments.current, manager.status(unit.file).get("InvocationID", "")
+    old, status = environments.current, manager.status(unit.file)
+    if status.get("LoadState") == "not-found":
+        raise ConfigError(
+            f"{unit.file}: no such service; install it: edgeasync service install {unit.kind} FILE.toml"
+        )
     new = make()
     try:
         environments.switch(new)
         manager.start(unit.file)
-        _await_up(unit, manager, before, limit_s, wait)
+        _await_up(unit, manager, status.get("InvocationID", ""), limit_s, wait)
     except BaseException:
         environments.switch(old)
-        manager.start(unit.file)
-        environments.drop(new)
+        try:
+            manager.start(unit.file)
+        finally:
+            environments.drop(new)
         raise
     environments.drop_others(new, old)
     return old

@@ -13,7 +13,15 @@ from edgeasync.errors import ConfigError, HubUnreachableError, StorageError
 from edgeasync.runtime.service import bundle
 from edgeasync.runtime.service.bundle import download_arguments, make_bundle
 from edgeasync.runtime.service.environments import Environments, install_arguments
-from edgeasync.runtime.service.installation import Place, activate, find_program, find_unit, install, remove
+from edgeasync.runtime.service.installation import (
+    Place,
+    activate,
+    check_program,
+    find_program,
+    find_unit,
+    install,
+    remove,
+)
 from edgeasync.runtime.service.unit import Unit
 from edgeasync.runtime.service.upgrade import upgrade
 
@@ -125,10 +133,28 @@ def test_an_install_without_settings_says_so_and_writes_nothing(place):
     assert tree(place.root) == before
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "a.b", "a b", "%i", "x" * 65])
+@pytest.mark.parametrize("name", ["", "a/b", "a.b", "a b", "%i", "x" * 65, "-now", "küche"])
 def test_a_name_that_is_none(name, tmp_path):
     with pytest.raises(ConfigError, match="--name"):
         find_unit("agent", Place(tmp_path), name)
+
+
+@pytest.mark.parametrize("folder", ["units", "packaged"])
+def test_another_programs_unit_is_neither_replaced_nor_removed(place, folder):
+    file = place.root / str(getattr(place, folder)).removeprefix(str(place.root)).lstrip("/") / "ssh.service"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("[Unit]\nDescription=OpenBSD Secure Shell server\n")
+    with pytest.raises(ConfigError, match=r"ssh\.service: is another program's unit; give another --name"):
+        find_unit("agent", place, "ssh")
+
+
+def test_a_program_that_the_services_user_may_not_run_is_refused(tmp_path):
+    check_program(PROGRAM)
+    program = tmp_path / "edgeasync"  # only its owner may look into this folder, as into a home
+    program.touch(0o755)
+    tmp_path.chmod(0o700)
+    with pytest.raises(ConfigError, match="the user edgeasync may not run it, because of /"):
+        check_program(program)
 
 
 class Manager:
@@ -207,6 +233,46 @@ def test_an_upgrade_that_cannot_be_installed_touches_nothing(environments):
     assert (environments.current.name, manager.starts) == ("env-2", [])
 
 
+def test_an_upgrade_of_no_service_is_refused_before_anything_is_made(environments):
+    class Empty(Manager):
+        def status(self, unit):
+            return {"LoadState": "not-found", "ActiveState": "inactive"}
+
+    manager = Empty(lambda: environments.current, {})
+    with pytest.raises(ConfigError, match="no such service; install it: edgeasync service install agent"):
+        upgrade(environments, lambda: make_next(environments), AGENT, manager, limit_s=1.0, wait=at_once)
+    assert names(environments) == ["current", "env-1", "env-2"]
+
+
+def test_a_service_that_cannot_be_started_leaves_nothing_of_the_new_one(environments):
+    class Broken(Manager):
+        def start(self, unit):
+            raise StorageError("systemctl: no such bus")
+
+    manager = Broken(lambda: environments.current, {})
+    with pytest.raises(StorageError):
+        upgrade(environments, lambda: make_next(environments), AGENT, manager, limit_s=1.0, wait=at_once)
+    assert names(environments) == ["current", "env-1", "env-2"]
+
+
+def test_settings_are_not_given_away_through_a_link(place, settings, monkeypatch, tmp_path):
+    """A user whose folder root writes to may put a link in a file's place at any moment."""
+    unit, other = find_unit("agent", place, None), tmp_path / "shadow"
+    other.touch()
+    install(unit, place, settings)
+    given = []
+
+    def chown(path, uid, gid, *, follow_symlinks=True):
+        path.unlink()
+        path.symlink_to(other)
+        given.append(follow_symlinks)
+
+    monkeypatch.setattr(os, "chown", chown)
+    settings.write_text("[agent]\n")
+    install(unit, place, settings)
+    assert given == [False]
+
+
 def test_an_interrupted_upgrade_is_taken_back(environments):
     def interrupt(condition, limit_s):
         raise KeyboardInterrupt
@@ -260,7 +326,7 @@ def test_a_service_that_runs_as_installed_is_not_started_again(tmp_path):
 
 
 def test_how_pip_is_told_a_source(tmp_path):
-    assert install_arguments("edgeasync==0.2", "hub") == ["edgeasync==0.2[hub]"]
+    assert install_arguments("edgeasync==0.2", "hub") == ["edgeasync[hub]==0.2"]
     (tmp_path / "edgeasync-0.1.0-py3-none-any.whl").touch()
     assert install_arguments(str(tmp_path), "hub") == [
         "--no-index",
