@@ -47,6 +47,7 @@ class Averaging(TypedDict, total=False):
     max_averaging_frequency: int
     adaptation_metric: str
     warmup_steps: int
+    delay: int
 
 
 class Communication:
@@ -136,6 +137,7 @@ def make_policy(
     max_averaging_frequency: int = MOST,
     adaptation_metric: Any = "loss_variance",
     warmup_steps: int = 0,
+    delay: int = 0,
 ) -> Policy:
     """Return the policy of rank 0's hub; raises `ConfigError` for an `averaging_policy` that is none.
 
@@ -163,4 +165,4 @@ def make_policy(
         else None
     )
     frequency = frequencies[averaging_policy]()
-    return Policy(optimizer=(SGD(),), frequency=frequency, warm_up=warm_up, monitor=PLAIN)
+    return Policy(optimizer=(SGD(),), frequency=frequency, delay_steps=delay, warm_up=warm_up, monitor=PLAIN)

@@ -104,7 +104,8 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
 class DeviceProfile(msgspec.Struct, frozen=True, array_like=True):
     """What a device says about itself, for people and for policies.
 
-    With a limit of its own, `bytes_per_day_max`, it says how many bytes and seconds its day has left.
+    With a limit of its own, `bytes_per_day_max`, it says how many bytes and seconds its day has left. By
+    `delay_steps` of its own it uses an assignment so many steps after the push that was answered.
     """
 
     machine: Annotated[str, Meta(max_length=64)] = ""
@@ -116,6 +117,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, array_like=True):
     bytes_per_day_max: Count = 0
     day_left_bytes: Count = 0
     day_remaining_s: Seconds = 0.0
+    delay_steps: Annotated[int, Meta(ge=0, le=2**31)] = 0
 
 
 class Hello(Message, frozen=True):

@@ -150,6 +150,7 @@ class Agent:
     Work and traffic:
 
     - `local_steps_max` is the most local steps between two exchanges; 0 is no limit.
+    - `delay_steps` is after how many steps the answer to an update is used, if not as the hub says.
     - `alone_steps_max` is the most extra local steps while the agent can reach no hub. With `trains_at_rest` they
       are taken, too, when the hub asks for rest.
     - `bandwidth_bytes_per_s_max` is the most bytes per second, both directions together.
@@ -180,6 +181,7 @@ class Agent:
         graphs: GraphCache | None = None,
         step_s_min: float = 0.0,
         local_steps_max: int = 0,
+        delay_steps: int | None = None,
         bandwidth_bytes_per_s_max: int | None = None,
         bytes_per_day_max: int | None = None,
         day_file: DayFile | None = None,
@@ -258,6 +260,7 @@ class Agent:
             random=Random(identity.state_id + str(identity.incarnation)),
             hubs=len(self.addresses),
             offline_steps_max=alone_steps_max,
+            delay_steps=delay_steps,
             trains_at_rest=trains_at_rest,
             day=Day(bytes_per_day_max),
             care=Care(limits),

@@ -98,6 +98,7 @@ def make_agent(
         graphs=None if state is None else GraphCache(state / "graphs"),
         step_s_min=section.step_s_min,
         local_steps_max=section.local_steps_max or 0,
+        delay_steps=section.delay_steps,
         bandwidth_bytes_per_s_max=section.bandwidth_bytes_per_s_max,
         bytes_per_day_max=section.bytes_per_day_max,
         day_file=None if state is None else DayFile(state),

@@ -119,6 +119,8 @@ class Agent(Service):
             raise ConfigError(f"name is {name!r}: with several workers the part after '/' is the worker's number")
         if epochs is not None and (not epochs > 0 or trainer is not None):
             raise ConfigError("epochs are passes over data: give a number over 0, and data, not a trainer")
+        if epochs is not None and self._section.delay_steps:
+            raise ConfigError("delay_steps counts steps between two exchanges: give local_steps_max, not epochs")
         self._data = data
         self._model = model
         self._given = trainer

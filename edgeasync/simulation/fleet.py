@@ -56,6 +56,8 @@ class SimulatedDevice:
         bytes_per_day_max: int | None = None,
         keeps: bool = False,
         alone_steps_max: int = 0,
+        local_steps_max: int = 0,
+        delay_steps: int | None = None,
         local: LocalParameters | None = None,
         limits: CareLimits | None = None,
         sender: Sender = ANYBODY,
@@ -77,6 +79,7 @@ class SimulatedDevice:
         self._keeps = keeps
         self._sender = sender
         self._alone_steps_max = alone_steps_max
+        self._local_steps_max, self._delay_steps = local_steps_max, delay_steps
         self._local = local or LocalParameters()
         self.spool: Spool | None = None
         self.held: HeldModel | None = None
@@ -225,12 +228,13 @@ class SimulatedDevice:
             device_id=self.device_id,
             state_id=self._state_id,
             incarnation=max(1, self.starts),
-            profile=DeviceProfile(examples=self._examples),
+            profile=DeviceProfile(examples=self._examples, local_steps_max=self._local_steps_max),
             codecs=STAGES,
             fingerprint=None,
             graph_bytes_max=GRAPH_BYTES_MAX,
             random=self._random,
             offline_steps_max=self._alone_steps_max,
+            delay_steps=self._delay_steps,
             day=day,
             care=Care(self._limits),
         )

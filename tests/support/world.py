@@ -438,7 +438,7 @@ class World:
             save_s=random.choice([0.002, 0.05, 0.5]),
         )
         self.devices = {}
-        for name in names:
+        for number, name in enumerate(names):
             rate = random.choice([np.inf, 1e6, 1e5])
             self.devices[name] = WatchedDevice(
                 self,
@@ -451,6 +451,7 @@ class World:
                 examples=random.choice([0, 10, 100]),
                 seed=seed,
                 keeps=random.random() < 0.5,
+                delay_steps=(seed + number) % FIXED.local_steps if delayed and number % 2 else None,
             )
 
     @property

@@ -87,7 +87,7 @@ STATE_ID = "5" * 32
 SESSION = bytes(range(16))
 VERSION = ModelVersion("00c0ffee00c0ffee", 41)
 DAY = DayRecord(1_234_567, 43_210.5)
-PROFILE = DeviceProfile("aarch64", 4, 1 << 30, 500, "edgeasync 0.1.0", 64)
+PROFILE = DeviceProfile("aarch64", 4, 1 << 30, 500, "edgeasync 0.1.0", 64, delay_steps=16)
 
 
 class Diverging(GradientTrainer):
@@ -140,6 +140,8 @@ def write_run(folder):
             examples=40,
             seed=number,
             limits=LIMITS,
+            local_steps_max=64,
+            delay_steps=2 if number == 3 else None,
         )
         device.start()
     assert clock.run(lambda: device.engine.core.link == "joined", 1.0)

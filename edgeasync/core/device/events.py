@@ -19,7 +19,7 @@ class Malformed(msgspec.Struct, frozen=True, gc=False):
 
 
 class ModelArrived(msgspec.Struct, frozen=True, gc=False):
-    """The assigned model's payload is here, under a hub that delays models: it waits for `UseModel`."""
+    """The assigned model's payload is here, and is not used before the delay is over: it waits for `UseModel`."""
 
     assignment: Assignment
 

@@ -361,7 +361,7 @@ class DeviceEngine:
         if isinstance(message, Graph):
             keep = partial(keep_graph, self._shell, message.fingerprint, payload)
             self._shell.run_in_background(keep, self._processed)
-        elif self.core.welcome.delay_steps:
+        elif self.core.work.delay_steps:
             self._arrived = payload
             self.handle(ModelArrived(message))
         else:
