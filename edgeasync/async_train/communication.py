@@ -4,7 +4,7 @@ import contextlib
 import logging
 import secrets
 from pathlib import Path
-from typing import Any, Self, TypedDict
+from typing import Any, Self, TypedDict, Unpack
 
 from edgeasync import SGD, Hub, Policy, Run, join
 from edgeasync.async_train.distributed import find_master
@@ -27,17 +27,31 @@ JOIN_S = 30.0
 LEFT_S = 30.0
 """How long rank 0 waits at its end for the others."""
 
+TAKE = ("all", "better", "best")
+
+BEHIND_MAX = 2.0
+"""How many times the median score a node's may be before it is preempted, where nothing is said."""
+
 MOST = 100_000
 """Iterations between two averagings, where nothing is said."""
 
 
-class Averaging(TypedDict, total=False):
+class Exchanging(TypedDict, total=False):
+    """Whose parameters take part in an exchange; docs/train/async_train.md says more."""
+
+    exchange: str
+    preempt: bool
+    behind_max: float | None
+
+
+class Averaging(Exchanging, total=False):
     """Where rank 0 is, and when models are averaged; docs/train/async_train.md says more."""
 
     master: str | None
     checkpoint_dir: str | Path | None
     keys: str | Path | None
     insecure: bool
+    own_start: bool
     agent: dict[str, Any]
 
     averaging_frequency: int
@@ -47,6 +61,7 @@ class Averaging(TypedDict, total=False):
     max_averaging_frequency: int
     adaptation_metric: str
     warmup_steps: int
+    delay: int
 
 
 class Communication:
@@ -63,6 +78,7 @@ class Communication:
         checkpoint_dir: str | Path | None = None,
         keys: str | Path | None = None,
         insecure: bool = False,
+        own_start: bool = False,
         agent: dict[str, Any] | None = None,
         **averaging: Any,
     ) -> None:
@@ -74,7 +90,7 @@ class Communication:
             "keys": keys,
             "policy": make_policy(world_size, **averaging),
         }
-        self._agent = {"name": f"rank-{rank}-{secrets.token_hex(3)}", **(agent or {})}
+        self._agent = {"name": f"rank-{rank}-{secrets.token_hex(3)}", "own_start": own_start} | (agent or {})
         self.hub: Hub | None = None
         self.session: Any = None
 
@@ -136,6 +152,8 @@ def make_policy(
     max_averaging_frequency: int = MOST,
     adaptation_metric: Any = "loss_variance",
     warmup_steps: int = 0,
+    delay: int = 0,
+    **exchange: Unpack[Exchanging],
 ) -> Policy:
     """Return the policy of rank 0's hub; raises `ConfigError` for an `averaging_policy` that is none.
 
@@ -163,4 +181,20 @@ def make_policy(
         else None
     )
     frequency = frequencies[averaging_policy]()
-    return Policy(optimizer=(SGD(),), frequency=frequency, warm_up=warm_up, monitor=PLAIN)
+    return Policy(
+        optimizer=(SGD(),),
+        **exchanging(**exchange),
+        frequency=frequency,
+        delay_steps=delay,
+        warm_up=warm_up,
+        monitor=PLAIN,
+    )
+
+
+def exchanging(exchange: str = "all", *, preempt: bool = False, behind_max: float | None = None) -> dict[str, Any]:
+    """Return whose parameters take part, as a policy has it; raises `ConfigError` for an unknown `exchange`."""
+    if exchange not in TAKE:
+        raise ConfigError(f"exchange is {exchange!r}; give {' or '.join(map(repr, TAKE))}")
+    if preempt and behind_max is None:
+        behind_max = BEHIND_MAX
+    return {"take": exchange, "preempt": preempt, "behind_max": behind_max}

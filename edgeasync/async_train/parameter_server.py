@@ -4,12 +4,12 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 
 from edgeasync import SGD, Hub, Policy, Run
-from edgeasync.async_train.communication import PLAIN
+from edgeasync.async_train.communication import PLAIN, Exchanging, exchanging
 from edgeasync.async_train.given import as_loss, is_torch, put_back
 from edgeasync.async_train.ignored import say_once
 from edgeasync.async_train.model import Model
@@ -56,6 +56,7 @@ class ParameterServer(Running):
         input_shape: Sequence[int] | None = None,
         keys: str | Path | None = None,
         insecure: bool = False,
+        **exchange: Unpack[Exchanging],
     ) -> None:
         self._model, self._started, self._ended = model, False, False
         self._come, self._news = set[str](), threading.Condition()
@@ -64,7 +65,9 @@ class ParameterServer(Running):
             travelling_model(model, loss_fn, input_shape),
             run=checkpoint_dir or temporary_run(),
             bind=f"tcp://{host}:{port or '*'}",
-            policy=server_policy(update_rule, staleness_policy, staleness_lr_factor, max_staleness),
+            policy=server_policy(
+                update_rule, staleness_policy, staleness_lr_factor, max_staleness, **exchanging(**exchange)
+            ),
             loss="cross_entropy" if is_torch(model) and input_shape is None else as_loss(loss_fn),
             keys=keys,
             insecure=insecure,
@@ -128,7 +131,7 @@ def travelling_model(model: Any, loss_fn: Any, input_shape: Sequence[int] | None
     return ours.to_onnx(model, np.zeros((2, *input_shape), np.float32))
 
 
-def server_policy(rule: str, staleness: str, factor: float, max_staleness: float) -> Policy:
+def server_policy(rule: str, staleness: str, factor: float, max_staleness: float, **exchange: Any) -> Policy:
     """Return the policy of a server; raises `ConfigError` for names that the reference does not have."""
     policies: dict[str, Any] = {
         "adaptive_lr": AdaptiveLearningRate(factor=factor, staleness_max=max_staleness),
@@ -145,4 +148,5 @@ def server_policy(rule: str, staleness: str, factor: float, max_staleness: float
         optimizer=(corrected if staleness == "momentum_correction" else SGD(),),
         frequency=FixedFrequency(local_steps=STEPS_MAX),
         monitor=PLAIN,
+        **exchange,
     )

@@ -41,6 +41,8 @@ class AsyncTrainer:
     - `warm_up_epochs`: passes over the data in which all workers exchange in rounds, every
       `warm_up_sync_frequency` batches. Later nobody waits for the slowest, and an exchange comes after
       `regular_sync_frequency` batches.
+    - `delay`: how many batches after its update a worker uses the answer, and trains meanwhile; 0: it waits. At
+      most as many as lie between two exchanges, in the warm-up, too.
     - `workers`: how many `train` has.
     - `steps_per_epoch`: by it `train_step` knows when the warm-up is over.
     - `seed`: of the first values and of the order of examples.
@@ -61,13 +63,14 @@ class AsyncTrainer:
         warm_up_sync_frequency: int = 10,
         regular_sync_frequency: int = 100,
         *,
+        delay: int = 0,
         workers: int = 4,
         steps_per_epoch: int | None = None,
         seed: int = 0,
     ) -> None:
         self.model, self._workers, self._seed = model, workers, seed
         self._warm_up = warm_up_epochs, warm_up_sync_frequency
-        self._regular, self._steps_per_epoch = regular_sync_frequency, steps_per_epoch
+        self._regular, self._delay, self._steps_per_epoch = regular_sync_frequency, delay, steps_per_epoch
         self._watchers: list[Watcher] = []
         self._stepping: Stepping | None = None
 
@@ -93,7 +96,8 @@ class AsyncTrainer:
         if self._stepping is None:
             unknown = None if self._steps_per_epoch else self._warm_up[0] or None
             ignore("AsyncTrainer.train_step", "give steps_per_epoch as well", warm_up_epochs=unknown)
-            policy = make_policy(self._warm_up, self._regular, self._watchers, self._steps_per_epoch or 0)
+            epoch = self._steps_per_epoch or 0
+            policy = make_policy(self._warm_up, self._regular, self._watchers, epoch, self._delay)
             self._stepping = Stepping(self.model, policy, self._watchers)
         return self._stepping.step(inputs, targets, optimizer, loss_fn)
 
@@ -122,13 +126,16 @@ class AsyncTrainer:
             dataset if loader is None else loader, BATCH_SIZE
         )
         how |= {"batch_size": size, "workers": self._workers, "seed": self._seed, "until": Stop(epochs=epochs)}
-        how["policy"] = make_policy(self._warm_up, self._regular, self._watchers, math.ceil(len(examples) / size))
+        steps_per_epoch = math.ceil(len(examples) / size)
+        how["policy"] = make_policy(self._warm_up, self._regular, self._watchers, steps_per_epoch, self._delay)
         how["callbacks"] = [*(watcher.see for watcher in self._watchers), *more.pop("callbacks", ())]
         how["optimizer"] = None if given.is_torch(self.model) else given.as_stages(optimizer)
         return {"model": model, "data": examples} | how | more
 
 
-def make_policy(warm_up: tuple[float, int], regular: int, watchers: list[Watcher], steps_per_epoch: int) -> Policy:
+def make_policy(
+    warm_up: tuple[float, int], regular: int, watchers: list[Watcher], steps_per_epoch: int, delay: int
+) -> Policy:
     """Return a policy whose warm-up has the updates of these epochs."""
     epochs, frequency = warm_up
     updates = math.ceil(epochs * steps_per_epoch / frequency)
@@ -136,7 +143,11 @@ def make_policy(warm_up: tuple[float, int], regular: int, watchers: list[Watcher
     watches = tuple([watch for watcher in watchers for watch in watcher.policy.watch])
     monitor = Monitor(watch=watches, clip=0.0) if watchers else Monitor()
     return Policy(
-        optimizer=(SGD(),), frequency=FixedFrequency(local_steps=regular), warm_up=first, monitor=monitor
+        optimizer=(SGD(),),
+        frequency=FixedFrequency(local_steps=regular),
+        delay_steps=delay,
+        warm_up=first,
+        monitor=monitor,
     )
 
 

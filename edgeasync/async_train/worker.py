@@ -7,7 +7,7 @@ from typing import Any, TypedDict, Unpack
 from edgeasync import Agent
 from edgeasync.async_train.given import as_address, as_data, as_loss, as_maker, as_stages, batch_size_of, is_torch
 from edgeasync.callbacks import ExchangeEvent
-from edgeasync.errors import EdgeAsyncError
+from edgeasync.errors import ConfigError, EdgeAsyncError
 
 BATCH_SIZE = 32
 """Of a worker that says none, and whose data come in no batches."""
@@ -29,6 +29,8 @@ class Training(TypedDict, total=False):
 class AsyncWorker:
     """Trains on its own data, and sends an update every `update_frequency` batches, without waiting for others.
 
+    With a `delay` it uses each answer exactly this number of batches after the update, and trains meanwhile.
+
     It trains the server's model. A torch module that does not travel is given here, too, as `model`. All other
     arguments are `Agent`'s, such as `state`, `enrol` and `insecure`.
 
@@ -49,13 +51,20 @@ class AsyncWorker:
         update_frequency: int = 1,
         device: str = "cpu",
         *,
+        delay: int | None = None,
         model: Any = None,
         **agent: Any,
     ) -> None:
         self._address, self._model, self._device = as_address(server_address), model, device
         self._batch_size = local_batch_size
+        if delay is not None and not 0 <= delay <= update_frequency:
+            raise ConfigError(
+                f"delay is {delay}, update_frequency {update_frequency}: give 0 to {update_frequency}. A worker "
+                "has one unanswered update at a time, so that each counts exactly once"
+            )
         provider = "cuda" if device.startswith("cuda") else "cpu"
-        self._settings = {"local_steps_max": update_frequency, "provider": provider, **agent}
+        own = {} if delay is None else {"delay_steps": delay}
+        self._settings = {"local_steps_max": update_frequency, "provider": provider, **own, **agent}
         self.agent: Agent | None = None
 
     def train(self, dataset: object = None, **training: Unpack[Training]) -> None:

@@ -78,11 +78,12 @@ class Buffered(msgspec.Struct, frozen=True, array_like=True, tag="buffered", gc=
 
 
 class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected", gc=False):
-    """The update will never count."""
+    """The update will never count. `preempted`: drop what training left you, and begin again from the model."""
 
     reason: Literal[
         "stale", "not_finite", "foreign_lineage", "future_version", "quarantined", "behind", "rolled_back"
     ]
+    preempted: bool = False
 
 
 class Duplicate(msgspec.Struct, frozen=True, array_like=True, tag="duplicate", gc=False):
@@ -104,7 +105,8 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
 class DeviceProfile(msgspec.Struct, frozen=True, array_like=True):
     """What a device says about itself, for people and for policies.
 
-    With a limit of its own, `bytes_per_day_max`, it says how many bytes and seconds its day has left.
+    With a limit of its own, `bytes_per_day_max`, it says how many bytes and seconds its day has left. It uses an
+    assignment its own `delay_steps` after the push that was answered; 0: it says no delay.
     """
 
     machine: Annotated[str, Meta(max_length=64)] = ""
@@ -116,6 +118,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, array_like=True):
     bytes_per_day_max: Count = 0
     day_left_bytes: Count = 0
     day_remaining_s: Seconds = 0.0
+    delay_steps: Annotated[int, Meta(ge=0, le=2**31)] = 0
 
 
 class Hello(Message, frozen=True):
@@ -191,6 +194,7 @@ class Push(Message, frozen=True, gc=False):
     `overlap_steps` of the local steps were taken before the assignment arrived. `base_loss` is the loss of the
     first step after it: that of the assigned model on a batch of mine. `held_checksum` is that of `base` as I hold
     it; `None` if I no longer do, and before protocol version 4. `metrics` are of my local steps, too, and finite.
+    `validation_loss` is that of my parameters after the steps, on examples kept for that.
 
     With `transfer` above 0 the payload follows in pieces of that transfer once the hub grants credit.
     """
@@ -213,6 +217,7 @@ class Push(Message, frozen=True, gc=False):
     base_loss: float | None = None
     held_checksum: Unsigned64 | None = None
     metrics: Metrics | None = None
+    validation_loss: float | None = None
 
 
 class Quarantine(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -50,7 +50,7 @@ from edgeasync.errors import (
     ProtocolError,
     StorageError,
 )
-from edgeasync.parameters import PARAMETERS_MAX, Vector, first_difference
+from edgeasync.parameters import PARAMETERS_MAX, ParameterSpec, Vector, first_difference
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import known_stages
 from edgeasync.protocol.codecs.compressed import compressed_bytes_max
@@ -75,6 +75,7 @@ from edgeasync.training.local_parameters import LocalParameters
 from edgeasync.training.trainer import (
     AsyncTrainer,
     InterruptibleTrainer,
+    ResettableTrainer,
     ResumableTrainer,
     StepResult,
     Trainer,
@@ -102,6 +103,8 @@ ENCRYPTION_BYTES = 64
 
 OnReport = Callable[[Report], None]
 MakeTrainer = Callable[[Welcome], Trainer | AsyncTrainer]
+MakeInitial = Callable[[ParameterSpec], Vector]
+Validate = Callable[[Vector], float | None]
 Result = TypeVar("Result")
 
 
@@ -143,6 +146,8 @@ class Agent:
 
     - `make_trainer` is called once, when the hub has described its model. A training graph is then in `graph`.
     - `fingerprint` is the only model that the agent accepts.
+    - `initial` makes the parameters that this device begins with, where the hub's model is the base of its first
+      update. It is called by the worker, with the hub's spec; once an update was answered it has no meaning.
     - `parameters_max` is the most values of a model. By default it is what fits into this machine's memory.
     - `graph_bytes_max` is the most bytes of a training graph. The agent screens a graph, and keeps it in
       `graphs` if that is given.
@@ -150,6 +155,7 @@ class Agent:
     Work and traffic:
 
     - `local_steps_max` is the most local steps between two exchanges; 0 is no limit.
+    - `delay_steps` is after how many steps the answer to an update is used, if not as the hub says.
     - `alone_steps_max` is the most extra local steps while the agent can reach no hub. With `trains_at_rest` they
       are taken, too, when the hub asks for rest.
     - `bandwidth_bytes_per_s_max` is the most bytes per second, both directions together.
@@ -167,12 +173,16 @@ class Agent:
     `StopIteration`, and for exceptions outside `Exception`, the agent raises an `EdgeAsyncError` instead.
     """
 
+    validate: Validate | None = None
+    """What returns the loss of parameters on examples kept for that; `make_trainer` may set it."""
+
     def __init__(
         self,
         address: str | Sequence[str] = (),
         *,
         identity: DeviceIdentity,
         make_trainer: MakeTrainer,
+        initial: MakeInitial | None = None,
         examples: int = 0,
         fingerprint: str | None = None,
         graph_bytes_max: int = GRAPH_BYTES_MAX,
@@ -180,6 +190,7 @@ class Agent:
         graphs: GraphCache | None = None,
         step_s_min: float = 0.0,
         local_steps_max: int = 0,
+        delay_steps: int | None = None,
         bandwidth_bytes_per_s_max: int | None = None,
         bytes_per_day_max: int | None = None,
         day_file: DayFile | None = None,
@@ -216,7 +227,7 @@ class Agent:
         """Local steps taken since the start; bytes of all messages, to the hub and from it."""
         self.graph: bytes | None = None
         """The training graph that the hub shipped, if it did."""
-        self._make_trainer = make_trainer
+        self._make_trainer, self._make_initial = make_trainer, initial
         self._graph_bytes_max = graph_bytes_max
         self._frame_bytes_max = frame_bytes_max(parameters_max, graph_bytes_max)
         self._graphs = graphs
@@ -258,6 +269,7 @@ class Agent:
             random=Random(identity.state_id + str(identity.incarnation)),
             hubs=len(self.addresses),
             offline_steps_max=alone_steps_max,
+            delay_steps=delay_steps,
             trains_at_rest=trains_at_rest,
             day=Day(bytes_per_day_max),
             care=Care(limits),
@@ -608,6 +620,7 @@ class Agent:
                 "shapes included"
             )
 
+        self._initial: Vector | None = None if self._make_initial is None else self._make_initial(welcome.spec)
         self._local.begin(welcome.spec, welcome.settings, self._warn_from_thread)
         if self._trainer_state is not None and isinstance(self._trainer, ResumableTrainer):
             try:
@@ -704,15 +717,19 @@ class Agent:
     ) -> None:
         """Take the local steps in the worker's thread."""
         pausing = self._pausing = threading.Event()
+        begins = self._engine.core.work.pending.seq_last == 0
 
         def work() -> None:
             trainer = self._trainer
             if trainer is None:
                 return  # it could not be made, and the agent is ending
             step = trainer.step
+            of_own = None if overlap else self.validate
             try:
                 with self._local.in_place(model.parameters):
                     if not overlap:
+                        if begins and self._initial is not None:
+                            model.parameters[:] = self._initial
                         trainer.begin(model.parameters)
                     result = take_local_steps(
                         trainer,
@@ -724,6 +741,7 @@ class Agent:
                         wait=self._draw_out,
                         should_pause=pausing.is_set if overlap else None,
                         step=partial(self._await_step, step) if inspect.iscoroutinefunction(step) else None,
+                        validate=lambda: None if of_own is None else of_own(model.parameters),
                     )
             except concurrent.futures.CancelledError:
                 if not self._stopping.is_set():
@@ -732,10 +750,22 @@ class Agent:
             if result is not None:
                 self._local.keep()
                 self._loop.call_soon_threadsafe(self._do, lambda: then(result))
-            elif not overlap and not self._stopping.is_set():  # no step is left, and every update is answered
-                self._loop.call_soon_threadsafe(self.request_stop)
+            elif not (self._stopping.is_set() or (overlap and pausing.is_set())):
+                self._loop.call_soon_threadsafe(self._do, lambda: self._end_of_steps(then, overlap=overlap))
 
         self._worker.submit(work)
+
+    def _end_of_steps(self, then: Callable[[Trained], None], *, overlap: bool) -> None:
+        """Tell that the trainer has no more; end once all steps are in an update, and every update is answered."""
+        if overlap or self._engine.core.work.steps_beyond:
+            then(Trained(0, 0, None, None, 0.0))
+        else:
+            self.request_stop()
+
+    def reset_trainer(self) -> None:
+        """Let the trainer forget momentum and averages, if it can."""
+        if isinstance(self._trainer, ResettableTrainer):
+            self._trainer.reset()
 
     def set_pace(self, pace: Pace) -> None:
         """Stand still between two steps, or train again; what slows a step reads the pace itself."""

@@ -35,6 +35,7 @@ class AgentSection(Section, frozen=True):
     step_s_min: Annotated[float, Meta(ge=0, le=3600)] = 0.0
     micro_batch_size: MicroBatch | None = None
     local_steps_max: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    delay_steps: Annotated[int, Meta(ge=0, le=100_000)] | None = None
     threads: Annotated[int, Meta(ge=1, le=4096)] | None = None
     provider: Literal["auto", "cpu", "cuda", "tensorrt"] = "auto"
     graph_bytes_max: ByteCount = ByteCount(GRAPH_BYTES_MAX)
@@ -73,6 +74,11 @@ class AgentSection(Section, frozen=True):
             and self.bandwidth_bytes_per_s_max < BANDWIDTH_BYTES_PER_S_MIN
         ):
             raise ValueError("bandwidth_bytes_per_s_max must be at least 16 KiB: a piece has 64 KiB")
+        if self.local_steps_max is not None and (self.delay_steps or 0) > self.local_steps_max:
+            raise ValueError(
+                f"delay_steps is {self.delay_steps}, over local_steps_max, {self.local_steps_max}: a device has "
+                "one unanswered update at a time, so that each counts exactly once; give at most as many"
+            )
         most = self.bytes_per_day_max
         if most is not None and not BYTES_PER_DAY_MIN <= most <= COUNT_MAX:
             raise ValueError("bytes_per_day_max must be at least 128 KiB, and at most 9007199 GB")

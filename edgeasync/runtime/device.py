@@ -17,7 +17,7 @@ from edgeasync.durable.identity import DeviceIdentity, default_device_id
 from edgeasync.durable.keys import Token
 from edgeasync.errors import ConfigError
 from edgeasync.protocol.messages import Welcome
-from edgeasync.runtime.agent import Agent, MakeTrainer, OnReport
+from edgeasync.runtime.agent import Agent, MakeInitial, MakeTrainer, OnReport
 from edgeasync.runtime.agent_settings import AgentSection, CareSection
 from edgeasync.runtime.graph_cache import GraphCache
 from edgeasync.runtime.own_code import make_trainer
@@ -77,6 +77,7 @@ def make_agent(
     fingerprint: str | None,
     on_report: OnReport,
     observe: ObserveDevice | None = None,
+    initial: MakeInitial | None = None,
     trains_at_rest: bool = False,
     care: CareSection | None = None,
     root: Path = Path("/"),
@@ -91,6 +92,7 @@ def make_agent(
         section.hubs,
         identity=identity,
         make_trainer=make_trainer,
+        initial=initial,
         examples=examples,
         fingerprint=fingerprint,
         graph_bytes_max=section.graph_bytes_max,
@@ -98,6 +100,7 @@ def make_agent(
         graphs=None if state is None else GraphCache(state / "graphs"),
         step_s_min=section.step_s_min,
         local_steps_max=section.local_steps_max or 0,
+        delay_steps=section.delay_steps,
         bandwidth_bytes_per_s_max=section.bandwidth_bytes_per_s_max,
         bytes_per_day_max=section.bytes_per_day_max,
         day_file=None if state is None else DayFile(state),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy.typing as npt
 import zmq
 
 from edgeasync.config import convert
@@ -17,13 +18,14 @@ from edgeasync.core.device.effects import Report
 from edgeasync.durable.identity import default_device_id
 from edgeasync.errors import ConfigError, HubUnreachableError
 from edgeasync.losses import LossSetting, check_loss
+from edgeasync.parameters import Vector
 from edgeasync.runtime.agent import Agent as RuntimeAgent
 from edgeasync.runtime.agent_settings import AgentSection, CareSection
 from edgeasync.runtime.device import Device, find_device
 from edgeasync.sdk import events
 from edgeasync.sdk.agent_worker import AgentWorker
 from edgeasync.sdk.callbacks import Callback, Callbacks
-from edgeasync.sdk.models import as_dataset, local_training
+from edgeasync.sdk.models import as_dataset, local_training, maker_of
 from edgeasync.sdk.service import Service
 from edgeasync.sdk.shares import Share, check_apart, split
 from edgeasync.training.plan import LocalTraining
@@ -41,6 +43,11 @@ class Agent(Service):
       `gradient`: this device trains that on its data. It needs the hub's arrays, in any order.
     - `trainer`: one of your own, instead of `data`. Its `step` may be `async def`; it is awaited on the agent's
       loop. Or, beside `data`, the name of code that makes it, `"package.module:factory"`, as for the command.
+    - `initial`: the parameters that this device begins with, by the names of the arrays, or as one flat vector.
+      Its first update then has the difference from the hub's model. By default it begins with the hub's.
+    - `validation`: data, a function of the named arrays that returns a loss, or a share of this device's own data,
+      such as 0.1, which it keeps back. By it each update tells the loss of this device's parameters after its
+      steps. The hub's policies `take` and `behind_max` compare devices by that loss.
     - `workers`: this number of devices in one agent, each with a connection of its own: they are called `name/0`,
       `name/1` and so on. The data are split evenly at random; a list has the data, or the trainer, of each.
     - `name`: by default this machine's name; without `state`, with six digits that differ at every start.
@@ -82,6 +89,7 @@ class Agent(Service):
         *,
         model: object = None,
         trainer: Trainer | AsyncTrainer | list[Any] | str | None = None,
+        initial: Mapping[str, npt.ArrayLike] | Vector | None = None,
         workers: int | None = None,
         name: str | None = None,
         state: str | Path | None = None,
@@ -92,6 +100,7 @@ class Agent(Service):
         metrics: object = None,
         keep_optimizer_state: bool | None = None,
         loss: LossSetting | None = None,
+        validation: object = None,
         epochs: float | None = None,
         passes: int | None = None,
         care: Mapping[str, object] | None = None,
@@ -119,9 +128,12 @@ class Agent(Service):
             raise ConfigError(f"name is {name!r}: with several workers the part after '/' is the worker's number")
         if epochs is not None and (not epochs > 0 or trainer is not None):
             raise ConfigError("epochs are passes over data: give a number over 0, and data, not a trainer")
+        if epochs is not None and self._section.delay_steps:
+            raise ConfigError("delay_steps counts steps between two exchanges: give local_steps_max, not epochs")
         self._data = data
         self._model = model
         self._given = trainer
+        self._initial = None if initial is None else maker_of(initial)
         chosen = {
             "optimizer": optimizer,
             "batch_size": batch_size,
@@ -132,6 +144,7 @@ class Agent(Service):
         self._loss = None if loss is None else check_loss(loss, "Agent")
         if passes is not None and (passes < 1 or trainer is not None):
             raise ConfigError("passes are over data: give 1 or more, and data, not a trainer")
+        self._validation = validation
         self._epochs = epochs
         self._passes = passes
         self._care = None if care is None else convert(dict(care), CareSection, where="Agent(care=...)")
@@ -292,8 +305,10 @@ class Agent(Service):
                 sub,
                 part,
                 model=self._model,
+                initial=self._initial,
                 own=self._with_own,
                 loss=self._loss,
+                validation=self._validation,
                 epochs=self._epochs,
                 passes=self._passes,
                 care=self._care,

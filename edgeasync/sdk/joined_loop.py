@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from edgeasync.config import convert
 from edgeasync.core.arrays.spool import TrainerState
@@ -23,6 +24,7 @@ from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.runtime.device import find_device, make_agent
 from edgeasync.sdk.lockstep import Lockstep
 from edgeasync.sdk.loop_state import LoopState
+from edgeasync.sdk.models import maker_of
 from edgeasync.sdk.participants import Participant, check_same, participant_of
 from edgeasync.sdk.service import Service
 from edgeasync.training.plan import read_plan
@@ -54,12 +56,14 @@ class JoinedLoop(Service):
         participant: Participant,
         *,
         examples: int = 0,
+        own_start: bool = False,
         keep_optimizer_state: bool | None = None,
     ) -> None:
         super().__init__()
         self._section = section
         self._participant = participant
         self._examples = examples
+        self._initial = maker_of(_values_of(participant)) if own_start else None
         self._keeps_optimizer_state = keep_optimizer_state
         self._agent: RuntimeAgent | None = None
         self._welcomed: concurrent.futures.Future[Lockstep] = concurrent.futures.Future()
@@ -69,6 +73,7 @@ class JoinedLoop(Service):
         self._timeout_s = ANSWER_S
         self._loop_state = LoopState()
         self._noted: tuple[float | None, int] = (None, 0)
+        self._score: float | None = None
         self.steps_since_exchange = 0
         """Steps since the newest model of the hub came."""
         self.exchanges = 0
@@ -108,7 +113,8 @@ class JoinedLoop(Service):
             return
         noted, self._noted = self._noted, (None, 0)
         told = noted[0] if loss is None else float(loss)
-        if lockstep.hand_over(StepResult(told, examples or noted[1]), self._participant.read):
+        score, self._score = self._score, None
+        if lockstep.hand_over(StepResult(told, examples or noted[1]), self._participant.read, score):
             self._loop_state.steps += 1
             self.steps_since_exchange += 1
             if not lockstep.await_turn():
@@ -116,9 +122,14 @@ class JoinedLoop(Service):
                 return
         self._take_model(lockstep)
 
-    def note(self, loss: float | None = None, examples: int = 0) -> None:
-        """Say what the next step's mean loss and its number of examples are, where the optimizer is watched."""
+    def note(self, loss: float | None = None, examples: int = 0, *, score: float | None = None) -> None:
+        """Say what the next step's mean loss and its number of examples are, where the optimizer is watched.
+
+        `score` is the loss of the model on examples kept for that. The next update has the last one that was said:
+        by it the hub's policies `take` and `behind_max` compare devices.
+        """
         self._noted = None if loss is None else float(loss), examples
+        self._score = self._score if score is None else float(score)
 
     def batches(self, loader: Iterable[Item]) -> "Batches[Item]":
         """Return a loader's batches: each pass over them is one over the loader, and ends early if the run ends.
@@ -225,7 +236,7 @@ class JoinedLoop(Service):
         self.version = self._agent.version
         self.steps_since_exchange = 0
         self.exchanges += 1
-        if not self._keeps_optimizer_state:
+        if lockstep.take_reset() or not self._keeps_optimizer_state:
             self._participant.reset_optimizer()
         if lockstep.restored is not None:
             self._restore(lockstep.restored)
@@ -264,6 +275,7 @@ class JoinedLoop(Service):
                 device,
                 identity,
                 self._make_trainer,
+                initial=self._initial,
                 examples=self._examples,
                 fingerprint=None,
                 on_report=self._report,
@@ -286,7 +298,10 @@ class JoinedLoop(Service):
             )
         if not self._welcomed.done():  # else the hub has other settings than before
             self._welcomed.set_result(Lockstep(welcome.spec, self._state))
-        return self._welcomed.result()
+        lockstep = self._welcomed.result()
+        if self._agent is not None:
+            self._agent.validate = lambda _: lockstep.take_score()
+        return lockstep
 
     def _report(self, report: Report) -> None:
         level = logging.WARNING if report.event in ("waiting", "warning", "unreachable") else logging.INFO
@@ -318,6 +333,7 @@ def join(
     insecure: bool = False,
     also: Sequence[object] = (),
     examples: int = 0,
+    own_start: bool = False,
     keep_optimizer_state: bool | None = None,
     timeout_s: float = ANSWER_S,
     **settings: Any,
@@ -327,13 +343,14 @@ def join(
     - `hub`: its address, or several.
     - `model`: a `torch.nn.Module`; a dict of numpy arrays, or an `edgeasync.networks.Network`, which the loop
       changes in place; or what has the methods of a participant (docs/train/join.md). It takes the hub's values
-      at once.
+      at once, unless it has an `own_start`.
     - `optimizer`: of torch; without one, every optimizer of the module's parameters is watched. For other models
       call `session.step()` after each step.
     - `name`, `state`, `enrol`, `insecure`: as for `Agent`. With `state` a script that was killed resumes: its
       optimizer, its random numbers and, with `session.batches`, its place in the data.
     - `also`: other things of torch that resume, with `state_dict` and `load_state_dict`: a schedule, a scaler.
     - `examples`: how many examples the loop trains on.
+    - `own_start`: begin with the model's own values. The first update has their difference from the hub's model.
     - `keep_optimizer_state`: whether the optimizer's state outlives an exchange; by default as the hub says.
     - `timeout_s`: how long to wait for the hub's first model, and at the end for its answer to the last steps.
       Without the first model the loop trains by itself until it comes; those steps do not count.
@@ -360,5 +377,18 @@ def join(
     given = {key: value for key, value in said.items() if value is not None}
     usual = {"alone_steps_max": 2**31} | ({} if state is None else {"spool": "full"})
     section = convert({**usual, **settings, **given, "insecure": insecure}, AgentSection, where="join")
-    session = JoinedLoop(section, participant, examples=examples, keep_optimizer_state=keep_optimizer_state)
+    session = JoinedLoop(
+        section,
+        participant,
+        examples=examples,
+        own_start=own_start,
+        keep_optimizer_state=keep_optimizer_state,
+    )
     return session.start(timeout_s)
+
+
+def _values_of(participant: Participant) -> dict[str, npt.NDArray[np.float32]]:
+    """Return a copy of a model's values."""
+    values = {parameter.name: np.empty(parameter.shape, np.float32) for parameter in participant.parameters}
+    participant.read(values)
+    return values

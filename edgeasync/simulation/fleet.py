@@ -19,6 +19,7 @@ from edgeasync.core.engine.clock import OffsetClock
 from edgeasync.core.engine.device_engine import DeviceEngine
 from edgeasync.core.engine.sender import ANYBODY, Sender
 from edgeasync.core.hub.events import Peer
+from edgeasync.parameters import Vector
 from edgeasync.protocol.codecs import STAGES
 from edgeasync.protocol.messages import DeviceProfile, Welcome
 from edgeasync.protocol.wire import Buffer
@@ -27,7 +28,7 @@ from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import Direction, LinkProfile
 from edgeasync.simulation.work import Work
 from edgeasync.training.local_parameters import LocalParameters
-from edgeasync.training.trainer import ResumableTrainer, Trainer, take_local_steps
+from edgeasync.training.trainer import ResettableTrainer, ResumableTrainer, Trainer, take_local_steps
 
 Result = TypeVar("Result")
 
@@ -56,7 +57,11 @@ class SimulatedDevice:
         bytes_per_day_max: int | None = None,
         keeps: bool = False,
         alone_steps_max: int = 0,
+        local_steps_max: int = 0,
+        delay_steps: int | None = None,
         local: LocalParameters | None = None,
+        initial: Vector | None = None,
+        validate: Callable[[Vector], float | None] | None = None,
         limits: CareLimits | None = None,
         sender: Sender = ANYBODY,
     ) -> None:
@@ -77,7 +82,9 @@ class SimulatedDevice:
         self._keeps = keeps
         self._sender = sender
         self._alone_steps_max = alone_steps_max
+        self._local_steps_max, self._delay_steps = local_steps_max, delay_steps
         self._local = local or LocalParameters()
+        self._initial, self._validate = initial, validate
         self.spool: Spool | None = None
         self.held: HeldModel | None = None
         self._trainer_state: TrainerState | None = None
@@ -165,6 +172,11 @@ class SimulatedDevice:
         self.engine.handle(Sensed(readings))
         self._schedule_tick()
 
+    def reset_trainer(self) -> None:
+        """Let the trainer forget momentum and averages, if it can."""
+        if isinstance(self._trainer, ResettableTrainer):
+            self._trainer.reset()
+
     def set_pace(self, pace: Pace) -> None:
         """Draw the steps out; in a pause a running one stands still."""
         self._change_pace(self._full_step_s, pace.share)
@@ -225,12 +237,13 @@ class SimulatedDevice:
             device_id=self.device_id,
             state_id=self._state_id,
             incarnation=max(1, self.starts),
-            profile=DeviceProfile(examples=self._examples),
+            profile=DeviceProfile(examples=self._examples, local_steps_max=self._local_steps_max),
             codecs=STAGES,
             fingerprint=None,
             graph_bytes_max=GRAPH_BYTES_MAX,
             random=self._random,
             offline_steps_max=self._alone_steps_max,
+            delay_steps=self._delay_steps,
             day=day,
             care=Care(self._limits),
         )
@@ -334,10 +347,13 @@ class SimulatedDevice:
         self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, overlap: bool
     ) -> None:
         """Let the time of the local steps pass, then take them and tell: work that is cut off costs nothing."""
+        begins, validate = self.engine.core.work.pending.seq_last == 0, self._validate
 
         def finish(steps_done: int) -> None:
             with self._local.in_place(model.parameters):
                 if not overlap:
+                    if begins and self._initial is not None:
+                        model.parameters[:] = self._initial
                     self._trainer.begin(model.parameters)
                 result = take_local_steps(
                     self._trainer,
@@ -347,6 +363,7 @@ class SimulatedDevice:
                     wait=lambda _: None,
                     clock=lambda: 0.0,
                     should_pause=(lambda: False) if overlap else None,
+                    validate=lambda: None if overlap or validate is None else validate(model.parameters),
                 )
             self._local.keep()
             assert result is not None

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from edgeasync import Run
+from edgeasync import Agent, Run
 from edgeasync.async_train import (
     AsyncModelAverager,
     AsyncWorker,
@@ -16,6 +16,7 @@ from edgeasync.async_train import (
 )
 from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.policies.staleness import BoundedStaleness
+from tests.support.journals import pushes_in
 from tests.support.processes import free_address, until
 from tests.support.proxy import CuttingProxy
 
@@ -33,6 +34,37 @@ def test_a_server_resumes_from_its_folder(tmp_path):
             worker = AsyncWorker(server.hub.address, 4)
             worker.train((x, y), **how) if start else asyncio.run(worker.train_async((x, y), **how))
     np.testing.assert_array_equal(Run.open(tmp_path).arrays["0.weight"], model.state_dict()["0.weight"])
+
+
+def test_a_worker_uses_an_answer_after_its_delay(tmp_path):
+    x, y = np.eye(4).repeat(20, 0), (np.arange(4) % 2).repeat(20)
+    with ParameterServer(nn.Sequential(nn.Linear(4, 2)), port=0, checkpoint_dir=tmp_path) as server:
+        worker = AsyncWorker(server.hub.address, 4, update_frequency=6, delay=3)
+        worker.train((x, y), epochs=4, optimizer=optim.SGD(lr=0.1))
+    found = [(push.local_steps, push.overlap_steps) for push in pushes_in(tmp_path)]
+    assert found == [(6, 0)] + [(6, 3)] * 12 + [(2, 2)], "of 80 steps the last two as well"
+
+
+def test_an_averager_uses_an_average_after_its_delay():
+    x, y, versions = np.eye(4, dtype=np.float32), np.arange(4) % 2, []
+    model = nn.Sequential(nn.Linear(4, 2))
+    with AsyncModelAverager(model, master="127.0.0.1:*", averaging_frequency=5, delay=2) as averager:
+        for _ in range(24):
+            averager.train_step(x, y, optimizer=optim.SGD(lr=0.1), loss_fn=nn.CrossEntropyLoss())
+            versions.append(averager.communication.session.version)
+    assert versions == [0] * 6 + [1] * 5 + [2] * 5 + [3] * 5 + [4] * 3, "sent at 5, used at 7"
+
+
+def test_a_delay_over_the_steps_of_an_update_is_refused():
+    sentence = "delay is 6, update_frequency 5: .* one unanswered update at a time"
+    with pytest.raises(ConfigError, match=sentence):
+        AsyncWorker("127.0.0.1:5000", update_frequency=5, delay=6)
+    with pytest.raises(ValueError, match="delay_steps is 6, over the 5 local steps of an update"):
+        AsyncModelAverager(network(), averaging_frequency=5, delay=6)
+    with pytest.raises(ConfigError, match="delay_steps is 6, over local_steps_max, 5"):
+        Agent("tcp://127.0.0.1:5000", (np.eye(4), np.arange(4)), local_steps_max=5, delay_steps=6)
+    with pytest.raises(ConfigError, match="give local_steps_max, not epochs"):
+        Agent("tcp://127.0.0.1:5000", (np.eye(4), np.arange(4)), epochs=1, delay_steps=6)
 
 
 class Custom:

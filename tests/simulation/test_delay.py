@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Liveness
+from edgeasync.durable.disk import FolderDisk
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator, QuorumAggregator
 from edgeasync.policies.frequency import FixedFrequency
@@ -18,6 +19,7 @@ from edgeasync.simulation.fleet import SimulatedDevice
 from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import LinkProfile
 from edgeasync.training.trainer import StepResult
+from tests.support.journals import pushes_in
 
 SPEC = ParameterSpec((Parameter("w", (1000,)),))
 QUICK = LinkProfile(up_bytes_per_s=2.5e6, down_bytes_per_s=2.5e6, delay_s=0.001)
@@ -58,8 +60,8 @@ class Device(SimulatedDevice):
             self.sent_at.setdefault(message.seq, self._trainer.steps)
 
 
-def fleet(steps, delay, *, aggregate=None, link=QUICK, devices=1, step_s=0.05):
-    """A hub and its devices."""
+def fleet(steps, delay, *, aggregate=None, link=QUICK, devices=1, step_s=0.05, own=False, disk=None):
+    """A hub and its devices, who say themselves when they use an answer if they are on their `own`."""
     clock = VirtualClock()
     hub = SimulatedHub(
         clock,
@@ -70,14 +72,16 @@ def fleet(steps, delay, *, aggregate=None, link=QUICK, devices=1, step_s=0.05):
             aggregate=aggregate or ImmediateAggregator(),
             optimizer=(SGD(),),
             frequency=FixedFrequency(local_steps=steps),
-            delay_steps=delay,
+            delay_steps=0 if own else delay,
             monitor=Monitor(watch=(), clip=0),
         ),
         settings=HubCoreSettings(codec=FLOAT32, liveness=Liveness(heartbeat_s=1.0, lease_s=15.0)),
         seed=0,
+        disk=disk,
     )
+    said = {"delay_steps": delay, "local_steps_max": steps} if own else {}
     members = [
-        Device(clock, hub, f"pi-{number}", Adder(), step_s=step_s * (1 + number), link=link, seed=number)
+        Device(clock, hub, f"pi-{number}", Adder(), step_s=step_s * (1 + number), link=link, seed=number, **said)
         for number in range(devices)
     ]
     for device in members:
@@ -111,6 +115,37 @@ def test_an_answer_is_used_exactly_the_delay_after_its_update(steps, delay, aggr
     assert clock.run(lambda: all(len(device.pushes) >= 6 for device in devices), 4000.0)
     for device in devices:
         check_times(device, steps, delay)
+
+
+@pytest.mark.parametrize(("steps", "delay"), K_AND_D)
+def test_the_journal_shows_the_delay_that_a_device_says_itself(steps, delay, tmp_path):
+    clock, hub, devices = fleet(steps, delay, link=SLOW, devices=2, own=True, disk=FolderDisk(tmp_path))
+    assert clock.run(lambda: all(len(device.pushes) >= 6 for device in devices), 4000.0)
+    for device in devices:
+        check_times(device, steps, delay)
+    clock.run(lambda: hub.log.durable == hub.log.last, clock.now_s + 1.0)
+    pushes = [push for push in pushes_in(tmp_path) if push.seq > 1]
+    assert len(pushes) >= 8
+    assert {(push.local_steps, push.overlap_steps) for push in pushes} == {(steps, delay)}
+    norms = len(hub.core.policy_engine.state.fleet.lengths)
+    assert norms == 2, "updates of a delay that was told are compared with others"
+
+
+def test_a_device_waits_although_the_hub_allows_overlap():
+    clock, hub, _ = fleet(10, 4)
+    waiting = Device(clock, hub, "waits", Adder(), step_s=0.05, link=QUICK, seed=9, delay_steps=0)
+    waiting.start()
+    assert clock.run(lambda: len(waiting.pushes) >= 6, 400.0)
+    check_times(waiting, 10, 0)
+
+
+def test_an_answer_is_used_before_the_next_update_leaves():
+    """A device that may take only 3 steps uses each answer after 3, though the hub says 8."""
+    clock, hub, _ = fleet(10, 8)
+    limited = Device(clock, hub, "limited", Adder(), step_s=0.05, link=SLOW, seed=9, local_steps_max=3)
+    limited.start()
+    assert clock.run(lambda: len(limited.pushes) >= 8, 400.0)
+    check_times(limited, 3, 3)
 
 
 def test_what_is_learnt_during_the_delay_counts_once():

@@ -72,7 +72,10 @@ POLICIES = {
     "buffered": (policy(aggregate=BufferedAggregator(count=3, wait_s_max=2.0)), CodecSettings(push="int8")),
     "buffered, no time": (policy(aggregate=BufferedAggregator(count=2)), FLOAT32),
     "quorum": (policy(aggregate=QuorumAggregator(), overlap_steps_max=3), CodecSettings(push="float16")),
-    "synchronous": (policy(aggregate=SynchronousAggregator(deadline_s=3.0)), FLOAT32),
+    "synchronous": (
+        policy(aggregate=SynchronousAggregator(deadline_s=3.0), behind_max=1.2, preempt=True),
+        FLOAT32,
+    ),
     "momentum": (
         policy(aggregate=ImmediateAggregator(), optimizer=(Nesterov(learning_rate=0.3, momentum=0.7),)),
         CodecSettings(push="top_k(0.1)+int8"),
@@ -438,7 +441,7 @@ class World:
             save_s=random.choice([0.002, 0.05, 0.5]),
         )
         self.devices = {}
-        for name in names:
+        for number, name in enumerate(names):
             rate = random.choice([np.inf, 1e6, 1e5])
             self.devices[name] = WatchedDevice(
                 self,
@@ -451,6 +454,7 @@ class World:
                 examples=random.choice([0, 10, 100]),
                 seed=seed,
                 keeps=random.random() < 0.5,
+                delay_steps=(seed + number) % FIXED.local_steps if delayed and number % 2 else None,
             )
 
     @property

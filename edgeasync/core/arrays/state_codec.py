@@ -11,10 +11,10 @@ from edgeasync.errors import StorageError
 from edgeasync.parameters import Vector
 from edgeasync.protocol import wire
 
-FORMAT = 8
+FORMAT = 9
 """The number of this format. Increase it when a field of a state changes: older versions then refuse the state."""
 
-FORMATS = (1, 2, 3, 4, 5, 6, 7, FORMAT)
+FORMATS = (1, 2, 3, 4, 5, 6, 7, 8, FORMAT)
 """The formats that can be read. A field that an older format lacks gets its default."""
 
 Upgrade = Callable[[dict[str, Any], int], dict[str, Any]]

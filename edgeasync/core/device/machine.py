@@ -106,6 +106,7 @@ class DeviceCore:
         parameters_max: int = PARAMETERS_MAX,
         hubs: int = 1,
         offline_steps_max: int = 0,
+        delay_steps: int | None = None,
         trains_at_rest: bool = False,
         day: Day | None = None,
         care: Care | None = None,
@@ -119,6 +120,7 @@ class DeviceCore:
         self.work = DeviceWork(
             day=self.day,
             local_steps_max=profile.local_steps_max,
+            delay_steps=delay_steps,
             offline_steps_max=offline_steps_max,
             trains_at_rest=trains_at_rest,
             random=random,
@@ -131,7 +133,7 @@ class DeviceCore:
         """Whether a hub has sent anything on this connection or, while there is none, on the last one."""
         self._state_id = state_id
         self._incarnation = incarnation
-        self._profile = profile
+        self._profile = msgspec.structs.replace(profile, delay_steps=delay_steps or 0)
         self._codecs = codecs
         self._fingerprint = fingerprint
         self._graph_bytes_max = graph_bytes_max

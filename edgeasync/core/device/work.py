@@ -9,7 +9,7 @@ import math
 from random import Random
 from typing import Literal
 
-from edgeasync.core.device.answer_reports import AnswerReports
+from edgeasync.core.device.answer_reports import AnswerReports, is_preempted
 from edgeasync.core.device.bounds import LOCAL_STEPS_MAX
 from edgeasync.core.device.day import Day, needed_bytes
 from edgeasync.core.device.effects import (
@@ -93,6 +93,7 @@ class DeviceWork:
         self,
         *,
         local_steps_max: int,
+        delay_steps: int | None,
         offline_steps_max: int,
         trains_at_rest: bool,
         random: Random,
@@ -115,6 +116,9 @@ class DeviceWork:
         self._trains_at_rest = trains_at_rest
         self._answers = AnswerReports()
         self._local_steps_max = local_steps_max
+        self._own_delay_steps = delay_steps
+        self._steps_asked = 0
+        """The local steps of the newest assignment that was used in this start."""
         self._random = random
         self._unexpected = unexpected
         self._day = day
@@ -139,8 +143,28 @@ class DeviceWork:
     def may_overlap(self) -> bool:
         """Whether training may continue from an update before the next model is here."""
         assert self._welcome is not None
-        welcome = self._welcome
-        return max(welcome.overlap_steps_max, welcome.delay_steps, self._overlap.offline_steps_max) > 0
+        welcome, own = self._welcome, self._own_delay_steps or 0
+        return max(welcome.overlap_steps_max, welcome.delay_steps, own, self._overlap.offline_steps_max) > 0
+
+    @property
+    def steps_beyond(self) -> int:
+        """How many steps were taken since the last update, before the assignment that follows it."""
+        return self._overlap.steps_done
+
+    @property
+    def delay_steps(self) -> int:
+        """How many steps after an update its answer is used, as the device says or else the hub.
+
+        It is never more than the update had: the answer is used before the next update leaves.
+        """
+        if self._own_delay_steps is not None:
+            return min(self._own_delay_steps, self._steps_asked)
+        return 0 if self._welcome is None else min(self._welcome.delay_steps, self._steps_asked)
+
+    @property
+    def _waits_exactly(self) -> bool:
+        """Whether a number of steps says when an answer is used, and not when it arrives."""
+        return self._own_delay_steps is not None or (self._welcome is not None and self._welcome.delay_steps > 0)
 
     def recall(self, push: Push, model: ModelKey) -> None:
         """Resume with an update of this model that an earlier start made; call this before `DeviceCore.begin`."""
@@ -393,15 +417,11 @@ class DeviceWork:
     def _use_model(self, now_s: float) -> list[DeviceEffect]:
         """Use the model that has arrived, unless steps of the delay are missing: then take these."""
         assert self._installing is not None
-        if self._overlap.will_reach(self._delay_steps):
+        if self._overlap.will_reach(self.delay_steps):
             return self._train_on()
         self._arrived = False
         self._wait(now_s)
         return [UseModel(self._installing)]
-
-    @property
-    def _delay_steps(self) -> int:
-        return 0 if self._welcome is None else self._welcome.delay_steps
 
     def _model_installed(self, installed: ModelInstalled) -> list[DeviceEffect]:
         """Train from the model."""
@@ -416,7 +436,8 @@ class DeviceWork:
         self._overlap.end()
         # Another implementation of the hub may ask for more steps than the device has said it allows.
         local_steps = min(assignment.local_steps, self._local_steps_max or LOCAL_STEPS_MAX)
-        least_steps = 0 if self._delay_steps and self._overlap.steps_done else 1
+        least_steps = 0 if self.delay_steps and self._overlap.steps_done else 1
+        self._steps_asked = local_steps
         return [Train(max(least_steps, local_steps - self._overlap.steps_done))]
 
     def _install_failed(self, failed: InstallFailed, now_s: float) -> list[DeviceEffect]:
@@ -460,6 +481,7 @@ class DeviceWork:
             base_loss=result.base_loss,
             held_checksum=self._held_checksum,
             metrics=result.metrics,
+            validation_loss=result.validation_loss,
         )
         self.pending.make(push)
         self._update_bytes = push.payload_bytes
@@ -474,13 +496,13 @@ class DeviceWork:
 
     def _train_on(self) -> list[DeviceEffect]:
         """Train while the device waits for a model; take more steps if the hub cannot be reached or is busy."""
-        states = ("idle", "pushing", "installing") if self._delay_steps else ("idle", "pushing")
+        states = ("idle", "pushing", "installing") if self._waits_exactly else ("idle", "pushing")
         if self.state not in states or self._welcome is None or self._pause == "still":
             return []
         if self._pause == "training":
             return self._overlap.train(LOCAL_STEPS_MAX, offline=False)
-        if self._delay_steps:
-            return self._overlap.train(self._delay_steps, offline=False)
+        if self._waits_exactly:
+            return self._overlap.train(self.delay_steps, offline=False)
         offline = self._busy or not self.connected
         return self._overlap.train(self._welcome.overlap_steps_max, offline=offline)
 
@@ -502,8 +524,8 @@ class DeviceWork:
         self._move("idle")
         self.updates_answered += 1
         self._wait(now_s)
-        if ack.outcome == Rejected("not_finite"):
-            self._overlap.drop()  # steps from there on are not finite either
+        if is_preempted(ack.outcome) or ack.outcome == Rejected("not_finite"):
+            self._overlap.drop()  # steps from there on are no better
         return [*self._answers.reports(ack), ResolvePush(ack.outcome)]
 
 

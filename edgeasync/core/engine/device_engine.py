@@ -361,7 +361,7 @@ class DeviceEngine:
         if isinstance(message, Graph):
             keep = partial(keep_graph, self._shell, message.fingerprint, payload)
             self._shell.run_in_background(keep, self._processed)
-        elif self.core.welcome.delay_steps:
+        elif self.core.work.delay_steps:
             self._arrived = payload
             self.handle(ModelArrived(message))
         else:
@@ -420,9 +420,12 @@ class DeviceEngine:
         if isinstance(first, Rejected) and model is not None and codec is not None:
             assert self.core.welcome is not None
             decay: float | None = self.core.welcome.residual_decay
-            if first.reason == "not_finite" or self._recalled is not None:  # its effect cannot be undone
+            spoilt = first.reason == "not_finite" or first.preempted
+            if spoilt or self._recalled is not None:  # its effect cannot be undone
                 decay = None
             self._shell.run_in_background(partial(model.resolve, codec, payload, decay), lambda _: None)
+        if isinstance(first, Rejected) and first.preempted:
+            self._shell.run_in_background(self._shell.reset_trainer, lambda _: None)
 
     def _push(self, push: Push) -> None:
         assert self.core.welcome is not None

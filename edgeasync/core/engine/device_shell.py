@@ -72,8 +72,12 @@ class DeviceShell(Protocol):
     ) -> None:
         """Train `model.parameters` in the background, then call `then` unless the agent is ending.
 
-        With `overlap`, continue from the current parameters until `pause`, and call `then` only after a step.
+        With `overlap`, continue from the current parameters until `pause`. Call `then` after a step, or when the
+        trainer has no more.
         """
+
+    def reset_trainer(self) -> None:
+        """Let the trainer forget what its earlier steps left, such as momentum; runs in the background."""
 
     def set_pace(self, pace: Pace) -> None:
         """Take local steps at this pace from now on; a running step ends first."""

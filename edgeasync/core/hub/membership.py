@@ -200,7 +200,7 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         claims = hold(
             push,
             steps_max=steps_max,
-            overlap_steps_max=overlap_steps_max,
+            overlap_steps_max=max(overlap_steps_max, min(self.profile.delay_steps, steps_max)),
             examples_told=self.profile.examples,
             cycle_s=cycle_s,
             slack_s=slack_s,

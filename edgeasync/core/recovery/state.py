@@ -50,7 +50,7 @@ def upgrade(core: dict[str, Any], made_by: int) -> dict[str, Any]:
         _give_to_voters(core)  # format 4 had no keys
     if made_by < 7:
         _count_causes(core)
-    return core  # format 6 counted no bytes, format 7 no paces
+    return core  # format 6 counted no bytes, format 7 no paces, format 8 no delays of devices
 
 
 _STATE_ID, _SESSION, _RETIRED, _KEY = map(
