@@ -19,7 +19,6 @@ pytestmark = pytest.mark.process
 INSTALLER = Path(__file__).parents[2] / "devices/install.sh"
 
 
-<<<<<<< HEAD
 NEEDS = """\
 Provides-Extra: hub
 Provides-Extra: gpu
@@ -28,12 +27,12 @@ Requires-Dist: onnxruntime-gpu ; extra == 'gpu'
 """
 
 
-def write_wheel(folder, version):
-    """Write a wheel that is called edgeasync and tells its version; it needs others for a GPU alone."""
+def write_wheel(folder, version, needs=NEEDS):
+    """Write a wheel that is called edgeasync and tells its version; `needs` are lines of its metadata."""
     code = f"import sys; print('edgeasync {version}', *sys.argv[2:])"
     script = "[console_scripts]\nedgeasync = edgeasync:main\n"
     return write(
-        folder, "edgeasync", version, {"edgeasync.py": f"def main():\n    {code}\n"}, needs=NEEDS, script=script
+        folder, "edgeasync", version, {"edgeasync.py": f"def main():\n    {code}\n"}, needs=needs, script=script
     )
 
 
@@ -43,16 +42,6 @@ def write(folder, name, version, files, *, needs="", script=""):
     info = f"{name}-{version}.dist-info"
     files = files | {
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
-=======
-def write_wheel(folder, version, needs="Provides-Extra: hub\n"):
-    """Write a wheel that is called edgeasync and tells its version; `needs` are lines of its metadata."""
-    folder.mkdir(exist_ok=True)
-    info = f"edgeasync-{version}.dist-info"
-    code = f"import sys; print('edgeasync {version}', *sys.argv[2:])"
-    files = {
-        "edgeasync.py": f"def main():\n    {code}\n",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: edgeasync\nVersion: {version}\n{needs}",
->>>>>>> h4A
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: a test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/entry_points.txt": script,
     }
@@ -109,7 +98,6 @@ if repetitions("environments that are installed"):
         command = [str(home / "current/bin/edgeasync"), "--version"]
         assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "edgeasync 0.3.0\n"
 
-<<<<<<< HEAD
     def test_onnxruntime_for_a_gpu_takes_the_place_of_the_other(tmp_path, monkeypatch):
         monkeypatch.delenv("PYTHONPATH", raising=False)
         home, wheels = tmp_path / "home", write_wheel(tmp_path / "wheels", "0.1.0")
@@ -128,7 +116,7 @@ if repetitions("environments that are installed"):
             command = [str(environment / "bin/python"), "-c", program]
             assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "GPU\n"
             assert not list(environment.rglob("onnxruntime/cpu.py"))
-=======
+
     def test_a_failure_leaves_nothing_and_what_does_not_run_is_made_again(tmp_path):
         home, wheels = tmp_path / "home", write_wheel(tmp_path / "wheels", "0.1.0")
         others = write_wheel(tmp_path / "others", "0.1.0", needs="Requires-Dist: not-on-the-stick\n")
@@ -156,7 +144,6 @@ if repetitions("environments that are installed"):
 )
 def test_a_mistake_is_told_before_anything_is_installed(tmp_path, arguments, words):
     assert install(tmp_path / "home", *arguments) == (f"install.sh: {words}\n", 2)
->>>>>>> h4A
 
 
 @pytest.mark.parametrize(
