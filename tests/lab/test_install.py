@@ -88,11 +88,14 @@ if repetitions("environments that are installed"):
         )
         assert {path: path.lstat().st_mtime_ns for path in home.rglob("*")} == before
 
+        environments = Environments(home)
+        usual = os.umask(0o077)
+        try:
+            made = environments.make(str(write_wheel(tmp_path / "newer", "0.3.0")), "hub")
+        finally:
+            os.umask(usual)
         unreadable = [path for path in (home, *home.rglob("*")) if path.stat().st_mode & 0o044 != 0o044]
         assert not unreadable, "the service's user is another"
-
-        environments = Environments(home)
-        made = environments.make(str(write_wheel(tmp_path / "newer", "0.3.0")), "hub")
         assert environments.current.name == "env-1"
         environments.switch(made)
         command = [str(home / "current/bin/edgeasync"), "--version"]
