@@ -26,6 +26,8 @@ STEPS_MAX = 100_000
 MOMENTUM = 0.9
 """Of the server with `momentum_correction`: together with the learning rate a step keeps its length."""
 
+HERE, ANYWHERE = "127.0.0.1", "0.0.0.0"  # noqa: S104 - with keys, or as was asked for
+
 RULES: dict[str, Any] = {"async_sgd": ImmediateAggregator(), "model_average": ModelAverageAggregator()}
 
 
@@ -60,14 +62,11 @@ class ParameterServer(Running):
     ) -> None:
         self._model, self._started, self._ended = model, False, False
         self._come, self._news = set[str](), threading.Condition()
-        host = "127.0.0.1" if keys is None and not insecure else "0.0.0.0"  # noqa: S104 - as was asked for
         self.hub = Hub(
             travelling_model(model, loss_fn, input_shape),
             run=checkpoint_dir or temporary_run(),
-            bind=f"tcp://{host}:{port or '*'}",
-            policy=server_policy(
-                update_rule, staleness_policy, staleness_lr_factor, max_staleness, **exchanging(**exchange)
-            ),
+            bind=f"tcp://{HERE if keys is None and not insecure else ANYWHERE}:{port or '*'}",
+            policy=server_policy(update_rule, staleness_policy, staleness_lr_factor, max_staleness, **exchange),
             loss="cross_entropy" if is_torch(model) and input_shape is None else as_loss(loss_fn),
             keys=keys,
             insecure=insecure,
@@ -131,7 +130,9 @@ def travelling_model(model: Any, loss_fn: Any, input_shape: Sequence[int] | None
     return ours.to_onnx(model, np.zeros((2, *input_shape), np.float32))
 
 
-def server_policy(rule: str, staleness: str, factor: float, max_staleness: float, **exchange: Any) -> Policy:
+def server_policy(
+    rule: str, staleness: str, factor: float, max_staleness: float, **exchange: Unpack[Exchanging]
+) -> Policy:
     """Return the policy of a server; raises `ConfigError` for names that the reference does not have."""
     policies: dict[str, Any] = {
         "adaptive_lr": AdaptiveLearningRate(factor=factor, staleness_max=max_staleness),
@@ -148,5 +149,5 @@ def server_policy(rule: str, staleness: str, factor: float, max_staleness: float
         optimizer=(corrected if staleness == "momentum_correction" else SGD(),),
         frequency=FixedFrequency(local_steps=STEPS_MAX),
         monitor=PLAIN,
-        **exchange,
+        **exchanging(**exchange),
     )
