@@ -59,6 +59,13 @@ def test_a_wall_clock_that_jumps_costs_no_lease_and_no_order(commands, at_start_
     assert [agent.names().count("joined") for agent in agents] == [1, 1]
     hub.signal(signal.SIGTERM)
     assert hub.wait() == 0
+
+    clock.jump(at_start_s)
+    again, _ = commands.hub(settings, "--bind", address, program=clock.program)
+    trained(address, 20)
+    assert not {"lost", "rejoined"} & set(again.names())
+    again.signal(signal.SIGTERM)
+    assert again.wait() == 0
     clock.jump(0)
     found = read_journal(FolderDisk(commands.folder / "run-hub"), after=0).records()
     times_s = [read_entry(record.entry, made_by=journal._FORMAT).now_s for record in found]
