@@ -152,16 +152,14 @@ def _forward(pipe, links):
                     return
                 pipe.send((host.down.passed_bytes, host.up.passed_bytes))
                 continue
-            packet = os.read(ready, PACKET_BYTES_MAX)
-            sender, receiver = by_tun[ready], by_address.get(packet[16:20])
-            arrival_s = time.monotonic()
-            if receiver is None or sender.is_cut(arrival_s) or receiver.is_cut(arrival_s):
-                continue  # packets of IPv6 have something else there
-            for way in (sender.up, receiver.down):
-                arrival_s = None if arrival_s is None else way.arrival_s(arrival_s, len(packet))
-            if arrival_s is not None:
-                heapq.heappush(waiting, (arrival_s, next(order), receiver.tun, packet))
+            packet, now_s = os.read(ready, PACKET_BYTES_MAX), time.monotonic()
+            sender, receiver = by_tun[ready], by_address.get(packet[16:20])  # nobody, if it is a packet of IPv6
+            if receiver is not None and not sender.is_cut(now_s) and not receiver.is_cut(now_s):
+                heapq.heappush(waiting, (now_s, next(order), (sender.up, receiver.down), receiver.tun, packet))
         while waiting and waiting[0][0] <= time.monotonic():
-            *_, tun, packet = heapq.heappop(waiting)
-            with contextlib.suppress(BlockingIOError):
-                os.write(tun, packet)
+            now_s, _, ways, tun, packet = heapq.heappop(waiting)
+            if not ways:
+                with contextlib.suppress(BlockingIOError):
+                    os.write(tun, packet)
+            elif (arrival_s := ways[0].arrival_s(now_s, len(packet))) is not None:
+                heapq.heappush(waiting, (arrival_s, next(order), ways[1:], tun, packet))
