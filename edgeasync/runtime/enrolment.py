@@ -23,7 +23,7 @@ ANSWER_S = 5.0
 """The least time that the hub has to answer after that."""
 
 ANSWER_ROUND_TRIPS = 8
-"""A slow link has time for so many round trips: greetings, keys and answer take six."""
+"""A hub on a slow link has this number of round trips: greetings, keys and answer take six."""
 
 PAUSE_S = 1.0
 

@@ -33,7 +33,7 @@ def perceptron(width):
 
 @contextlib.contextmanager
 def network_of(*links):
-    """Make a network, or skip the test where none can be made."""
+    """Make a network, or skip the test where it cannot be made."""
     try:
         network = Network(*links)
     except OSError as error:
@@ -107,7 +107,7 @@ class Training:
 if repetitions("cuts of a link"):
 
     def test_updates_over_a_rough_link_that_is_cut_again_and_again_count_once_each(commands):
-        """A short form of the next two tests: cuts of 4 s in every 10 s, a lease of 3 s, and one device far away."""
+        """A short form of the next two: cuts of 4 s in every 10 s, a lease of 3 s, and one device far away."""
         cut = Link(ROUGH.bit_per_s, ROUGH.delay_s, ROUGH.loss, cut_for_s=4.0, cut_every_s=10.0)
         with network_of(ROUGH, cut, FAR) as network:
             often = "[liveness]\nheartbeat_s = 0.5\nlease_s = 3.0\n"
@@ -135,12 +135,12 @@ if repetitions("networks at full size"):
 
     def test_a_model_of_5_mb_trains_over_250_kbit_per_s_and_600_ms(commands):
         with network_of(FAR, FAR) as network:
-            training = Training(commands, network, 2, model=perceptron(1080), stop="updates = 8", step_s=0.5)
+            training = Training(commands, network, 2, model=perceptron(1080), stop="updates = 4", step_s=0.5)
             training.end()
-            assert len(training.check()) >= 8
+            assert len(training.check()) >= 4
         for process in (training.hub, *training.agents):
             assert not NEWS_OF_A_BREAK & set(process.names()), process
-        assert training.hub.wait_for("stopped")["best"]["accuracy"] > 0.5
+        assert training.hub.wait_for("stopped")["best"]["accuracy"] > 0.8
 
     def test_a_model_of_64_mb_arrives_once_over_3_mbit_per_s_that_is_cut_five_times_each_way(commands):
         """By default a model travels as float16, and an update as int8: 32 and 16 MB."""

@@ -25,7 +25,7 @@ CLONE_NEWNET = 0x40000000
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 SIOCSIFADDR, SIOCSIFNETMASK, SIOCSIFFLAGS, IFF_UP = 0x8916, 0x891C, 0x8914, 0x1
 PACKET_BYTES_MAX = 1 << 16
-QUEUE_BYTES_MIN = 32 << 10
+QUEUE_BYTES_MIN = 64 << 10
 QUEUE_S = 0.1
 """As in a router, a packet is dropped if those before it need more time, and are more bytes than the least."""
 

@@ -67,7 +67,7 @@ WELCOME_S = 3.0
 """The least time that the hub has to welcome the device after that."""
 
 WELCOME_ROUND_TRIPS = 8
-"""A slow link has time for so many round trips: greetings and welcome take four, with keys six."""
+"""A hub on a slow link has this number of round trips: greetings and welcome take four, with keys six."""
 
 UNREACHABLE_EVERY_S = 60.0
 """The least time between two reports that no hub can be reached."""
