@@ -6,12 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from edgeasync import nn
-from edgeasync.cli.demo import split_digits
 from tests.support.box import Box
+from tests.support.digits import write_digits
 from tests.support.graphs import LENET
 from tests.support.size import repetitions
 
@@ -22,7 +21,7 @@ MIB = 1 << 20
 ACCURACY = 0.9
 FAST_STEP_S = 0.05
 SLOW_LEARNING = 'optimizer = [{ kind = "sgd", learning_rate = 0.0005 }]'
-"""So that it takes a minute or two: a box takes ten seconds to start an agent, and short bursts escape its quota."""
+"""It takes half a minute: a box needs ten seconds to start an agent, and short bursts escape its quota."""
 LONGEST_S = 600.0
 ROOT = Path(__file__).parents[2]
 MAIN = "from edgeasync.cli.main import main; main()"
@@ -38,15 +37,6 @@ def box_of(cpu_percent, memory_bytes):
         pytest.skip(f"no boxes can be made here: {error}")
     yield box
     box.close()
-
-
-def write_digits(folder):
-    """Write LeNet, scikit-learn's digits at its size in four parts, and those that no device gets."""
-    nn.save(LENET, folder / "lenet.onnx", (1, 28, 28))
-    parts, held_out = split_digits(4, 0)
-    for name, part in zip((*map(str, range(4)), "held-out"), (*parts, held_out), strict=True):
-        enlarged = np.pad(part.x.repeat(3, axis=2).repeat(3, axis=3), ((0, 0), (0, 0), (2, 2), (2, 2)))
-        np.savez(folder / f"{name}.npz", x=enlarged, y=part.y)
 
 
 def train_lenet(commands, name, box=None):
@@ -74,7 +64,8 @@ def train_lenet(commands, name, box=None):
 if repetitions("boxes of a board's size"):
 
     def test_a_tenth_of_a_core_and_448_mb_train_lenet_beside_three_faster_ones(commands):
-        write_digits(commands.folder)
+        nn.save(LENET, commands.folder / "lenet.onnx", (1, 28, 28))
+        write_digits(commands.folder, 4, enlarged=True)
         alone_s, _ = train_lenet(commands, "alone")
         with box_of(10, 448 * MIB) as box:
             together_s, agents = train_lenet(commands, "together", box)

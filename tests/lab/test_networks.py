@@ -8,11 +8,11 @@ import json
 import signal
 import time
 
-import numpy as np
 import pytest
 
-from edgeasync.cli.demo import make_model, split_digits
+from edgeasync.cli.demo import make_model
 from edgeasync.durable.keys import HubKeys
+from tests.support.digits import write_digits
 from tests.support.network import Link, Network
 from tests.support.size import repetitions
 
@@ -22,6 +22,9 @@ pytestmark = pytest.mark.process
 ROUGH = Link(bit_per_s=20e6, delay_s=0.03, loss=0.01)
 FAR = Link(bit_per_s=250e3, delay_s=0.6)
 CNN = 'kind = "onnx"\nfile = "digits.onnx"'
+SLOW_LEARNING = '[local]\noptimizer = [{ kind = "sgd", learning_rate = 0.004 }]\n'
+"""It takes two minutes or more with this, so that the link is cut several times."""
+
 LONGEST_S = 1800.0
 NEWS_OF_A_BREAK = {"lost", "rejoined", "reconnected", "disconnected", "unreachable", "quarantined"}
 
@@ -48,9 +51,7 @@ class Training:
     def __init__(self, commands, network, agents, *, model, stop, step_s, name="hub", more=""):
         self._commands, self._name = commands, name
         (commands.folder / "digits.onnx").write_bytes(make_model(0))
-        parts, held_out = split_digits(agents, 0)
-        for file, part in zip(("held-out", *map(str, range(agents))), (held_out, *parts), strict=True):
-            np.savez(commands.folder / f"{file}.npz", x=part.x, y=part.y)
+        write_digits(commands.folder, agents)
         settings = commands.settings(
             name=name,
             bind=f"tcp://{network.hub}:5555",
@@ -128,7 +129,16 @@ if repetitions("networks at full size"):
         took_s = {}
         for name, links in {"undisturbed": [Link()] * 3, "rough": [ROUGH, ROUGH, cut]}.items():
             with network_of(*links) as network:
-                training = Training(commands, network, 3, model=CNN, stop="accuracy = 0.95", step_s=1.0, name=name)
+                training = Training(
+                    commands,
+                    network,
+                    3,
+                    model=CNN,
+                    stop="accuracy = 0.95",
+                    step_s=0.3,
+                    name=name,
+                    more=SLOW_LEARNING,
+                )
                 took_s[name] = training.end()
                 training.check()
         assert took_s["rough"] <= 1.5 * took_s["undisturbed"]
