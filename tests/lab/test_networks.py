@@ -22,8 +22,8 @@ pytestmark = pytest.mark.process
 ROUGH = Link(bit_per_s=20e6, delay_s=0.03, loss=0.01)
 FAR = Link(bit_per_s=250e3, delay_s=0.6)
 CNN = 'kind = "onnx"\nfile = "digits.onnx"'
-SLOW_LEARNING = '[local]\noptimizer = [{ kind = "sgd", learning_rate = 0.004 }]\n'
-"""It takes two minutes or more with this, so that the link is cut several times."""
+SLOW_LEARNING = '[local]\noptimizer = [{ kind = "sgd", learning_rate = 0.0025 }]\n'
+"""It takes two minutes with this, so that the link is cut twice."""
 
 LONGEST_S = 1800.0
 NEWS_OF_A_BREAK = {"lost", "rejoined", "reconnected", "disconnected", "unreachable", "quarantined"}
