@@ -36,7 +36,7 @@ REPETITIONS = {
     "trainers of other libraries": Repetitions(0, 0, 1),
     "examples at full size": Repetitions(0, 0, 1),
     "boxes of a board's size": Repetitions(0, 0, 1),
-    "cuts of a link": Repetitions(0, 1, 5),
+    "cuts of a link": Repetitions(0, 1, 3),
     "networks at full size": Repetitions(0, 0, 1),
     "seconds without a write": Repetitions(2, 3, 600),
     "environments that are installed": Repetitions(0, 1, 1),
