@@ -27,6 +27,7 @@ from edgeasync.core.device.care import Care, CareLimits, Pace
 from edgeasync.core.device.day import Day, DayRecord
 from edgeasync.core.device.effects import Report, Stop
 from edgeasync.core.device.events import (
+    Connected,
     Disconnected,
     PauseRequested,
     ResumeRequested,
@@ -504,6 +505,9 @@ class Agent:
         self.bytes_down += len(header) if payload is None else len(header) + len(payload)
         self._do(lambda: self._engine.on_message(header, payload))
 
+    def _on_connected(self) -> None:
+        self._do(lambda: self._engine.handle(Connected()))
+
     def _on_disconnected(self) -> None:
         if self._monitor is not None and not self._let_in:
             finding = self._monitor.finding
@@ -555,7 +559,7 @@ class Agent:
         socket.set(zmq.RCVHWM, QUEUED_MESSAGES_MAX)
         if self._pair is not None:
             use_keys(socket, self._pair, self._hub_key)
-        monitor = SocketMonitor(socket, self._loop, self._on_disconnected)
+        monitor = SocketMonitor(socket, self._loop, self._on_connected, self._on_disconnected)
         try:
             socket.connect(self.address)
         except zmq.ZMQError as error:

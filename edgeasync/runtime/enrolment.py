@@ -16,8 +16,14 @@ from edgeasync.runtime.curve import mechanism_at, use_keys
 from edgeasync.runtime.reach import keys_do_not_fit
 from edgeasync.runtime.socket_monitor import Finding, SocketMonitor
 
+CONNECT_S = 5.0
+"""How long a connection may take to reach the hub's machine before the device tries another."""
+
 ANSWER_S = 5.0
-"""How long a hub may take to answer before the device asks over another connection."""
+"""The least time that the hub has to answer after that."""
+
+ANSWER_ROUND_TRIPS = 8
+"""A hub on a slow link has this number of round trips: greetings, keys and answer take six."""
 
 PAUSE_S = 1.0
 
@@ -72,6 +78,11 @@ async def _ask(
         if isinstance(message, Enrolled | Refuse) and not heard.done():
             heard.set_result(message)
 
+    def on_connected() -> None:
+        if not patience.expired():
+            now_s = loop.time()
+            patience.reschedule(now_s + max(ANSWER_S, ANSWER_ROUND_TRIPS * (now_s - begun_s)))
+
     def on_disconnected() -> None:
         if not heard.done():
             heard.set_result(None)
@@ -81,12 +92,13 @@ async def _ask(
     socket.set(zmq.LINGER, 0)
     socket.set(zmq.MAXMSGSIZE, wire.HEADER_BYTES_MAX)
     use_keys(socket, KeyPair.of(token.secret), token.hub)
-    monitor = SocketMonitor(socket, loop, on_disconnected)
+    begun_s = loop.time()
+    monitor = SocketMonitor(socket, loop, on_connected, on_disconnected)
     channel = Channel(socket, loop, on_message)
     try:
         socket.connect(address)
         channel.send(b"", wire.encode(Enrol(own)))
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(CONNECT_S) as patience:
             return await heard, monitor.finding
     except TimeoutError:
         return None, monitor.finding

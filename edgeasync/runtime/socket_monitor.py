@@ -40,17 +40,22 @@ DENIED = 400
 
 
 class SocketMonitor:
-    """Calls `on_disconnected` on the loop whenever the socket's connection breaks, until it is closed.
+    """Calls `on_connected` and `on_disconnected` on the loop whenever the socket is connected or cut off.
 
-    `finding` says how far the connection has come.
+    It does so until it is closed. `finding` says how far the connection has come.
     """
 
     def __init__(
-        self, socket: "zmq.Socket[bytes]", loop: asyncio.AbstractEventLoop, on_disconnected: Callable[[], None]
+        self,
+        socket: "zmq.Socket[bytes]",
+        loop: asyncio.AbstractEventLoop,
+        on_connected: Callable[[], None],
+        on_disconnected: Callable[[], None],
     ) -> None:
         self.finding: Finding = "nothing"
         self._socket = socket
         self._loop = loop
+        self._on_connected = on_connected
         self._on_disconnected = on_disconnected
         self._events: zmq.Socket[bytes] | None = socket.get_monitor_socket(EVENTS)
         self._fd = self._events.FD
@@ -66,15 +71,18 @@ class SocketMonitor:
             self._events = None
 
     def _read(self) -> None:
-        """Read all events, for the descriptor is edge-triggered; then tell, once."""
-        broken = False
+        """Read all events, for the descriptor is edge-triggered; then tell each change once."""
+        connected = broken = False
         while self._events is not None:
             try:
                 message = parse_monitor_message(self._events.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 break
             self.finding = _find(message["event"], message["value"], self.finding)
+            connected = connected or message["event"] == zmq.EVENT_CONNECTED
             broken = broken or message["event"] == zmq.EVENT_DISCONNECTED
+        if connected:
+            self._on_connected()
         if broken:
             self._on_disconnected()
 

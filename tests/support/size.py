@@ -1,8 +1,8 @@
 """How often tests repeat what they draw at random: three sizes, one table.
 
 `pytest --size quick | gate | nightly` chooses; every test runs at every size, but for those of Ray and of other
-libraries' trainers and those on emulated boards, cards and hosts (`nightly`), and for an installation of half a
-minute (`gate`).
+libraries' trainers, those on emulated boards, cards and hosts, in boxes and over networks at full size (`nightly`),
+and for an installation of half a minute and a bad network of a quarter (`gate`).
 """
 
 from typing import NamedTuple
@@ -36,6 +36,8 @@ REPETITIONS = {
     "trainers of other libraries": Repetitions(0, 0, 1),
     "examples at full size": Repetitions(0, 0, 1),
     "boxes of a board's size": Repetitions(0, 0, 1),
+    "cuts of a link": Repetitions(0, 1, 3),
+    "networks at full size": Repetitions(0, 0, 1),
     "seconds without a write": Repetitions(2, 3, 600),
     "environments that are installed": Repetitions(0, 1, 1),
     "systems of ARM": Repetitions(0, 0, 1),

@@ -139,6 +139,10 @@ class OverlapTrained(msgspec.Struct, frozen=True, gc=False):
     result: Trained
 
 
+class Connected(msgspec.Struct, frozen=True, gc=False):
+    """The hub's machine has accepted the connection; the greetings of both sides are still to come."""
+
+
 class Disconnected(msgspec.Struct, frozen=True, gc=False):
     """The shell has noticed that the connection is broken, and is not opening another."""
 
@@ -172,4 +176,5 @@ class Sensed(msgspec.Struct, frozen=True, gc=False):
 
 
 PersonsEvent = PauseRequested | ResumeRequested | StopRequested
-DeviceEvent = Received | Malformed | TransferMoved | Disconnected | DaySpent | Sensed | PersonsEvent | WorkEvent
+LinkEvent = Received | Malformed | TransferMoved | Connected | Disconnected
+DeviceEvent = LinkEvent | DaySpent | Sensed | PersonsEvent | WorkEvent

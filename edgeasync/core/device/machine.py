@@ -26,6 +26,7 @@ from edgeasync.core.device.effects import (
     Stop,
 )
 from edgeasync.core.device.events import (
+    Connected,
     DaySpent,
     DeviceEvent,
     Disconnected,
@@ -59,8 +60,14 @@ from edgeasync.protocol.messages import (
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN
 from edgeasync.states import Table, check_move
 
-HANDSHAKE_S = 3.0
-"""How long a new connection may take to be welcomed."""
+CONNECT_S = 3.0
+"""How long a new connection may take to reach the hub's machine."""
+
+WELCOME_S = 3.0
+"""The least time that the hub has to welcome the device after that."""
+
+WELCOME_ROUND_TRIPS = 8
+"""A hub on a slow link has this number of round trips: greetings and welcome take four, with keys six."""
 
 UNREACHABLE_EVERY_S = 60.0
 """The least time between two reports that no hub can be reached."""
@@ -144,7 +151,7 @@ class DeviceCore:
         self._paused = False
         self._unreadable = ""
         """Why the answer to this connection's hello could not be read."""
-        self._link_at_s = self._ping_at_s = self._heard_s = self._tell_at_s = 0.0
+        self._begun_s = self._link_at_s = self._ping_at_s = self._heard_s = self._tell_at_s = 0.0
 
     @property
     def random_seed(self) -> int:
@@ -230,6 +237,8 @@ class DeviceCore:
             case TransferMoved():
                 self._heard_s = now_s
                 effects = self.work.transfer_moved(now_s)
+            case Connected():
+                effects = self._connected(now_s)
             case Disconnected():
                 effects = self._disconnected(now_s)
             case DaySpent():
@@ -321,9 +330,16 @@ class DeviceCore:
         if not self.day.bears(0, now_s):
             return self._rest_until_tomorrow(now_s)
         self._move_link("handshake")
-        self._link_at_s = now_s + HANDSHAKE_S
+        self._begun_s, self._link_at_s = now_s, now_s + CONNECT_S
         self.answered, self._unreadable = False, ""
         return [Connect(), Send(self._hello(now_s))]
+
+    def _connected(self, now_s: float) -> list[DeviceEffect]:
+        if self.link != "handshake":
+            return self._unexpected.ignore(f"Connected while {self.link}", normal=True)
+        round_trip_s = now_s - self._begun_s
+        self._link_at_s = now_s + max(WELCOME_S, WELCOME_ROUND_TRIPS * round_trip_s)
+        return []
 
     def _hello(self, now_s: float) -> Hello:
         profile, piece_bytes_max = self._profile, 0

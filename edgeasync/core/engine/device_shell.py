@@ -19,9 +19,10 @@ class DeviceShell(Protocol):
     """The I/O, training and threads that the device's engine asks for.
 
     Use the engine from one thread. Call `begin`, then `on_message` for every message from the hub, `handle` with
-    `Disconnected` when the connection breaks and with what a person asks for (`PersonsEvent`), and `tick` when
-    `next_deadline_s` is due, which every call may change. Do background work, training included, in order and one
-    at a time. Call each `then` on the engine's thread, never from inside a call of the engine.
+    `Connected` and `Disconnected` when the connection is made and when it breaks, and with what a person asks for
+    (`PersonsEvent`), and `tick` when `next_deadline_s` is due, which every call may change. Do background work,
+    training included, in order and one at a time. Call each `then` on the engine's thread, never from inside a
+    call of the engine.
     """
 
     def connect(self) -> None:

@@ -27,6 +27,7 @@ from edgeasync.core.device.effects import (
     Train,
 )
 from edgeasync.core.device.events import (
+    Connected,
     Disconnected,
     GraphBroken,
     GraphForged,
@@ -345,6 +346,28 @@ def test_the_way_to_an_absent_hub_is_tried_for_as_long_as_it_takes(seed):
     for pause, limit in zip(pauses, limits, strict=True):
         assert limit / 2 - slack <= pause <= limit + slack
     assert len({round(pause, 6) for pause in pauses[10:]}) > 30
+
+
+def test_a_hub_is_given_time_for_slow_greetings_once_its_machine_has_accepted():
+    """With keys they take six round trips, here of 1.2 s each."""
+    device = DeviceBench()
+    begun_s = device.now_s
+    device.give(Connected(), at_s=begun_s + 1.2)
+    device.tick(begun_s + 8.4)
+    assert device.effects == []
+    device.welcome()
+    assert device.told == ["joined"]
+
+
+@pytest.mark.parametrize(("accepted_s", "given_up_s"), [(0.05, 3.05), (1.2, 10.8)])
+def test_a_hub_that_does_not_greet_is_given_up(accepted_s, given_up_s):
+    device = DeviceBench()
+    begun_s = device.now_s
+    device.give(Connected(), at_s=begun_s + accepted_s)
+    assert device.core.next_deadline_s() == pytest.approx(begun_s + given_up_s)
+    device.tick(begun_s + given_up_s + 0.001)
+    assert device.kinds[0] is Disconnect
+    assert device.give(Connected()).effects == [], "this connection is closed"
 
 
 def unreachable(device, until_s):

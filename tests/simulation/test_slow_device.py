@@ -1,0 +1,63 @@
+"""A device that is much slower than the others does not hold them up: under the defaults, in virtual time.
+
+`tests/lab/test_boxes.py` tries the same with processes, whose times depend on who else uses the machine.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+import pytest
+
+from edgeasync.cli.demo import split_digits
+from edgeasync.core.hub.settings import HubCoreSettings
+from edgeasync.data.dataset import batches
+from edgeasync.policies.optimizers import SGD
+from edgeasync.policies.policy import Policy
+from edgeasync.simulation.clock import VirtualClock
+from edgeasync.simulation.fleet import SimulatedDevice
+from edgeasync.simulation.hub import SimulatedHub
+from edgeasync.simulation.link import LinkProfile
+from edgeasync.training.numpy_models import MlpModel
+from edgeasync.training.trainer import GradientTrainer
+
+MODEL = MlpModel(inputs=64, hidden=(64,), classes=10)
+FAST_STEP_S = 0.02
+ACCURACY = 0.9
+EVALUATE_S = 0.1
+
+
+@lru_cache
+def seconds_to_accuracy(steps_s, seed):
+    """Return how long devices with these times of a step take, each with its part of the digits of four."""
+    parts, held_out = split_digits(4, seed)
+    clock = VirtualClock()
+    hub = SimulatedHub(
+        clock,
+        spec=MODEL.spec,
+        initial=MODEL.initial(seed),
+        policy=Policy(),
+        settings=HubCoreSettings(),
+        seed=seed,
+    )
+    for number, (step_s, part) in enumerate(zip(steps_s, parts, strict=False)):
+        stream = batches(part, 32, 10 * seed + number)
+        trainer = GradientTrainer(MODEL.spec, MODEL.gradient, (SGD(learning_rate=0.1),), stream)
+        link = LinkProfile(delay_s=0.001)
+        device = SimulatedDevice(clock, hub, f"device-{number}", trainer, step_s=step_s, link=link, seed=seed)
+        device.start()
+    reached, at_s = 0, 0.0
+    while reached < 3:  # evaluations in a row
+        at_s += EVALUATE_S
+        assert at_s < 100.0
+        clock.run(lambda: False, at_s)
+        right = np.mean(MODEL.predict(hub.model, held_out.x) == held_out.y)
+        reached = reached + 1 if right >= ACCURACY else 0
+    return at_s
+
+
+@pytest.mark.parametrize("slowness", [2, 10, 100])
+def test_three_devices_reach_their_accuracy_as_soon_beside_a_slow_one(slowness):
+    for seed in range(3):
+        alone_s = seconds_to_accuracy((FAST_STEP_S,) * 3, seed)
+        together_s = seconds_to_accuracy((FAST_STEP_S,) * 3 + (slowness * FAST_STEP_S,), seed)
+        assert together_s <= 1.2 * alone_s
