@@ -1,8 +1,8 @@
 """How often tests repeat what they draw at random: three sizes, one table.
 
 `pytest --size quick | gate | nightly` chooses; every test runs at every size, but for those of Ray and of other
-libraries' trainers, those on emulated boards, cards and hosts, in boxes and over networks at full size (`nightly`),
-and for an installation of half a minute and a bad network of a quarter (`gate`).
+libraries' trainers, those on emulated boards, cards and hosts, in boxes and over networks at full size
+(`nightly`), and for an installation of half a minute and a bad network of a quarter (`gate`).
 """
 
 from typing import NamedTuple
