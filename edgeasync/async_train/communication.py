@@ -38,6 +38,7 @@ class Averaging(TypedDict, total=False):
     checkpoint_dir: str | Path | None
     keys: str | Path | None
     insecure: bool
+    own_start: bool
     agent: dict[str, Any]
 
     averaging_frequency: int
@@ -64,6 +65,7 @@ class Communication:
         checkpoint_dir: str | Path | None = None,
         keys: str | Path | None = None,
         insecure: bool = False,
+        own_start: bool = False,
         agent: dict[str, Any] | None = None,
         **averaging: Any,
     ) -> None:
@@ -75,7 +77,7 @@ class Communication:
             "keys": keys,
             "policy": make_policy(world_size, **averaging),
         }
-        self._agent = {"name": f"rank-{rank}-{secrets.token_hex(3)}", **(agent or {})}
+        self._agent = {"name": f"rank-{rank}-{secrets.token_hex(3)}", "own_start": own_start} | (agent or {})
         self.hub: Hub | None = None
         self.session: Any = None
 

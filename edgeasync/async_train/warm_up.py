@@ -41,8 +41,8 @@ class AsyncTrainer:
     - `warm_up_epochs`: passes over the data in which all workers exchange in rounds, every
       `warm_up_sync_frequency` batches. Later nobody waits for the slowest, and an exchange comes after
       `regular_sync_frequency` batches.
-    - `delay`: how many batches after its update a worker uses the answer, and trains meanwhile; 0: it waits. At most
-      as many as lie between two exchanges, in the warm-up, too.
+    - `delay`: how many batches after its update a worker uses the answer, and trains meanwhile; 0: it waits. At
+      most as many as lie between two exchanges, in the warm-up, too.
     - `workers`: how many `train` has.
     - `steps_per_epoch`: by it `train_step` knows when the warm-up is over.
     - `seed`: of the first values and of the order of examples.

@@ -50,7 +50,7 @@ from edgeasync.errors import (
     ProtocolError,
     StorageError,
 )
-from edgeasync.parameters import PARAMETERS_MAX, Vector, first_difference
+from edgeasync.parameters import PARAMETERS_MAX, ParameterSpec, Vector, first_difference
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import known_stages
 from edgeasync.protocol.codecs.compressed import compressed_bytes_max
@@ -102,6 +102,7 @@ ENCRYPTION_BYTES = 64
 
 OnReport = Callable[[Report], None]
 MakeTrainer = Callable[[Welcome], Trainer | AsyncTrainer]
+MakeInitial = Callable[[ParameterSpec], Vector]
 Result = TypeVar("Result")
 
 
@@ -143,6 +144,8 @@ class Agent:
 
     - `make_trainer` is called once, when the hub has described its model. A training graph is then in `graph`.
     - `fingerprint` is the only model that the agent accepts.
+    - `initial` makes the parameters that this device begins with, where the hub's model is the base of its first
+      update. It is called by the worker, with the hub's spec; once an update was answered it has no meaning.
     - `parameters_max` is the most values of a model. By default it is what fits into this machine's memory.
     - `graph_bytes_max` is the most bytes of a training graph. The agent screens a graph, and keeps it in
       `graphs` if that is given.
@@ -174,6 +177,7 @@ class Agent:
         *,
         identity: DeviceIdentity,
         make_trainer: MakeTrainer,
+        initial: MakeInitial | None = None,
         examples: int = 0,
         fingerprint: str | None = None,
         graph_bytes_max: int = GRAPH_BYTES_MAX,
@@ -218,7 +222,7 @@ class Agent:
         """Local steps taken since the start; bytes of all messages, to the hub and from it."""
         self.graph: bytes | None = None
         """The training graph that the hub shipped, if it did."""
-        self._make_trainer = make_trainer
+        self._make_trainer, self._make_initial = make_trainer, initial
         self._graph_bytes_max = graph_bytes_max
         self._frame_bytes_max = frame_bytes_max(parameters_max, graph_bytes_max)
         self._graphs = graphs
@@ -611,6 +615,7 @@ class Agent:
                 "shapes included"
             )
 
+        self._initial: Vector | None = None if self._make_initial is None else self._make_initial(welcome.spec)
         self._local.begin(welcome.spec, welcome.settings, self._warn_from_thread)
         if self._trainer_state is not None and isinstance(self._trainer, ResumableTrainer):
             try:
@@ -707,6 +712,7 @@ class Agent:
     ) -> None:
         """Take the local steps in the worker's thread."""
         pausing = self._pausing = threading.Event()
+        begins = self._engine.core.work.pending.seq_last == 0
 
         def work() -> None:
             trainer = self._trainer
@@ -716,6 +722,8 @@ class Agent:
             try:
                 with self._local.in_place(model.parameters):
                     if not overlap:
+                        if begins and self._initial is not None:
+                            model.parameters[:] = self._initial
                         trainer.begin(model.parameters)
                     result = take_local_steps(
                         trainer,

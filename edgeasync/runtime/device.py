@@ -17,7 +17,7 @@ from edgeasync.durable.identity import DeviceIdentity, default_device_id
 from edgeasync.durable.keys import Token
 from edgeasync.errors import ConfigError
 from edgeasync.protocol.messages import Welcome
-from edgeasync.runtime.agent import Agent, MakeTrainer, OnReport
+from edgeasync.runtime.agent import Agent, MakeInitial, MakeTrainer, OnReport
 from edgeasync.runtime.agent_settings import AgentSection, CareSection
 from edgeasync.runtime.graph_cache import GraphCache
 from edgeasync.runtime.own_code import make_trainer
@@ -77,6 +77,7 @@ def make_agent(
     fingerprint: str | None,
     on_report: OnReport,
     observe: ObserveDevice | None = None,
+    initial: MakeInitial | None = None,
     trains_at_rest: bool = False,
     care: CareSection | None = None,
     root: Path = Path("/"),
@@ -91,6 +92,7 @@ def make_agent(
         section.hubs,
         identity=identity,
         make_trainer=make_trainer,
+        initial=initial,
         examples=examples,
         fingerprint=fingerprint,
         graph_bytes_max=section.graph_bytes_max,

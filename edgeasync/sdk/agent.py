@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy.typing as npt
 import zmq
 
 from edgeasync.config import convert
@@ -17,13 +18,14 @@ from edgeasync.core.device.effects import Report
 from edgeasync.durable.identity import default_device_id
 from edgeasync.errors import ConfigError, HubUnreachableError
 from edgeasync.losses import LossSetting, check_loss
+from edgeasync.parameters import Vector
 from edgeasync.runtime.agent import Agent as RuntimeAgent
 from edgeasync.runtime.agent_settings import AgentSection, CareSection
 from edgeasync.runtime.device import Device, find_device
 from edgeasync.sdk import events
 from edgeasync.sdk.agent_worker import AgentWorker
 from edgeasync.sdk.callbacks import Callback, Callbacks
-from edgeasync.sdk.models import as_dataset, local_training
+from edgeasync.sdk.models import as_dataset, local_training, maker_of
 from edgeasync.sdk.service import Service
 from edgeasync.sdk.shares import Share, check_apart, split
 from edgeasync.training.plan import LocalTraining
@@ -41,6 +43,8 @@ class Agent(Service):
       `gradient`: this device trains that on its data. It needs the hub's arrays, in any order.
     - `trainer`: one of your own, instead of `data`. Its `step` may be `async def`; it is awaited on the agent's
       loop. Or, beside `data`, the name of code that makes it, `"package.module:factory"`, as for the command.
+    - `initial`: the parameters that this device begins with, by the names of the arrays, or as one flat vector.
+      Its first update then has the difference from the hub's model. By default it begins with the hub's.
     - `workers`: this number of devices in one agent, each with a connection of its own: they are called `name/0`,
       `name/1` and so on. The data are split evenly at random; a list has the data, or the trainer, of each.
     - `name`: by default this machine's name; without `state`, with six digits that differ at every start.
@@ -82,6 +86,7 @@ class Agent(Service):
         *,
         model: object = None,
         trainer: Trainer | AsyncTrainer | list[Any] | str | None = None,
+        initial: Mapping[str, npt.ArrayLike] | Vector | None = None,
         workers: int | None = None,
         name: str | None = None,
         state: str | Path | None = None,
@@ -124,6 +129,7 @@ class Agent(Service):
         self._data = data
         self._model = model
         self._given = trainer
+        self._initial = None if initial is None else maker_of(initial)
         chosen = {
             "optimizer": optimizer,
             "batch_size": batch_size,
@@ -294,6 +300,7 @@ class Agent(Service):
                 sub,
                 part,
                 model=self._model,
+                initial=self._initial,
                 own=self._with_own,
                 loss=self._loss,
                 epochs=self._epochs,

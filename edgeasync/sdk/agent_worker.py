@@ -18,7 +18,7 @@ from edgeasync.errors import ConfigError, EdgeAsyncError
 from edgeasync.losses import LossSetting, kind_of
 from edgeasync.parameters import Vector
 from edgeasync.protocol.messages import Ack, Assignment, Duplicate, Push, Welcome
-from edgeasync.runtime.agent import Agent
+from edgeasync.runtime.agent import Agent, MakeInitial
 from edgeasync.runtime.agent_settings import AgentSection, CareSection
 from edgeasync.runtime.device import Device, make_agent, planned_trainer
 from edgeasync.sdk import events
@@ -37,6 +37,7 @@ class AgentWorker:
     """A device of an agent. `make` it, then run `agent`, then `close` it.
 
     - `part`: its data, or a trainer of the user's own.
+    - `initial` makes the parameters that it begins with, if not the hub's.
     - `model`: what it trains on its data; `None` means what the hub's welcome says.
     - `own` changes what the device decides itself of how it trains, and `epochs` are its passes over its data
       between two exchanges. Another `loss` of the hub's graph is refused. After `passes` it takes no more steps.
@@ -51,6 +52,7 @@ class AgentWorker:
         part: Share,
         *,
         model: object,
+        initial: MakeInitial | None,
         own: Callable[[LocalTraining], LocalTraining],
         loss: LossSetting | None,
         epochs: float | None,
@@ -67,6 +69,7 @@ class AgentWorker:
         self._device = device
         self._part = part
         self._model = model
+        self._initial = initial
         self._own = own
         self._epochs = epochs
         self._passes = passes
@@ -106,6 +109,7 @@ class AgentWorker:
             device,
             identity,
             self._make_trainer,
+            initial=self._initial,
             examples=len(part) if isinstance(part, Dataset) else 0,
             fingerprint=None if isinstance(part, Dataset) else part.spec.fingerprint,
             on_report=self._report,

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from edgeasync.config import convert
 from edgeasync.core.arrays.spool import TrainerState
@@ -23,6 +24,7 @@ from edgeasync.runtime.agent_settings import AgentSection
 from edgeasync.runtime.device import find_device, make_agent
 from edgeasync.sdk.lockstep import Lockstep
 from edgeasync.sdk.loop_state import LoopState
+from edgeasync.sdk.models import maker_of
 from edgeasync.sdk.participants import Participant, check_same, participant_of
 from edgeasync.sdk.service import Service
 from edgeasync.training.plan import read_plan
@@ -54,12 +56,14 @@ class JoinedLoop(Service):
         participant: Participant,
         *,
         examples: int = 0,
+        own_start: bool = False,
         keep_optimizer_state: bool | None = None,
     ) -> None:
         super().__init__()
         self._section = section
         self._participant = participant
         self._examples = examples
+        self._initial = maker_of(_values_of(participant)) if own_start else None
         self._keeps_optimizer_state = keep_optimizer_state
         self._agent: RuntimeAgent | None = None
         self._welcomed: concurrent.futures.Future[Lockstep] = concurrent.futures.Future()
@@ -264,6 +268,7 @@ class JoinedLoop(Service):
                 device,
                 identity,
                 self._make_trainer,
+                initial=self._initial,
                 examples=self._examples,
                 fingerprint=None,
                 on_report=self._report,
@@ -318,6 +323,7 @@ def join(
     insecure: bool = False,
     also: Sequence[object] = (),
     examples: int = 0,
+    own_start: bool = False,
     keep_optimizer_state: bool | None = None,
     timeout_s: float = ANSWER_S,
     **settings: Any,
@@ -327,13 +333,14 @@ def join(
     - `hub`: its address, or several.
     - `model`: a `torch.nn.Module`; a dict of numpy arrays, or an `edgeasync.networks.Network`, which the loop
       changes in place; or what has the methods of a participant (docs/train/join.md). It takes the hub's values
-      at once.
+      at once, unless it has an `own_start`.
     - `optimizer`: of torch; without one, every optimizer of the module's parameters is watched. For other models
       call `session.step()` after each step.
     - `name`, `state`, `enrol`, `insecure`: as for `Agent`. With `state` a script that was killed resumes: its
       optimizer, its random numbers and, with `session.batches`, its place in the data.
     - `also`: other things of torch that resume, with `state_dict` and `load_state_dict`: a schedule, a scaler.
     - `examples`: how many examples the loop trains on.
+    - `own_start`: begin with the model's own values. The first update has their difference from the hub's model.
     - `keep_optimizer_state`: whether the optimizer's state outlives an exchange; by default as the hub says.
     - `timeout_s`: how long to wait for the hub's first model, and at the end for its answer to the last steps.
       Without the first model the loop trains by itself until it comes; those steps do not count.
@@ -360,5 +367,18 @@ def join(
     given = {key: value for key, value in said.items() if value is not None}
     usual = {"alone_steps_max": 2**31} | ({} if state is None else {"spool": "full"})
     section = convert({**usual, **settings, **given, "insecure": insecure}, AgentSection, where="join")
-    session = JoinedLoop(section, participant, examples=examples, keep_optimizer_state=keep_optimizer_state)
+    session = JoinedLoop(
+        section,
+        participant,
+        examples=examples,
+        own_start=own_start,
+        keep_optimizer_state=keep_optimizer_state,
+    )
     return session.start(timeout_s)
+
+
+def _values_of(participant: Participant) -> dict[str, npt.NDArray[np.float32]]:
+    """Return a copy of a model's values."""
+    values = {parameter.name: np.empty(parameter.shape, np.float32) for parameter in participant.parameters}
+    participant.read(values)
+    return values

@@ -291,6 +291,23 @@ def evaluator_of(evaluate: Callable[[Arrays], Any], spec: ParameterSpec) -> Eval
     return evaluator
 
 
+def maker_of(initial: Mapping[str, npt.ArrayLike] | npt.ArrayLike) -> Callable[[ParameterSpec], Vector]:
+    """Return what makes a hub's vector of given values: named arrays in any order, or a flat vector.
+
+    It raises `ModelMismatchError` if they are another model's.
+    """
+    if not isinstance(initial, Mapping):
+        vector = np.array(initial, np.float32)
+
+        def checked(spec: ParameterSpec) -> Vector:
+            spec.check(vector)
+            return vector
+
+        return checked
+    arrays = {name: np.array(array, np.float32) for name, array in initial.items()}
+    return lambda spec: spec.flatten(arrays)
+
+
 def _no_trainer(data: Dataset, seed: int, threads: int) -> Trainer:  # noqa: ARG001
     raise ConfigError("named arrays alone cannot be trained on data; give trainers of your own, or a model")
 

@@ -19,6 +19,7 @@ from edgeasync.core.engine.clock import OffsetClock
 from edgeasync.core.engine.device_engine import DeviceEngine
 from edgeasync.core.engine.sender import ANYBODY, Sender
 from edgeasync.core.hub.events import Peer
+from edgeasync.parameters import Vector
 from edgeasync.protocol.codecs import STAGES
 from edgeasync.protocol.messages import DeviceProfile, Welcome
 from edgeasync.protocol.wire import Buffer
@@ -59,6 +60,7 @@ class SimulatedDevice:
         local_steps_max: int = 0,
         delay_steps: int | None = None,
         local: LocalParameters | None = None,
+        initial: Vector | None = None,
         limits: CareLimits | None = None,
         sender: Sender = ANYBODY,
     ) -> None:
@@ -81,6 +83,7 @@ class SimulatedDevice:
         self._alone_steps_max = alone_steps_max
         self._local_steps_max, self._delay_steps = local_steps_max, delay_steps
         self._local = local or LocalParameters()
+        self._initial = initial
         self.spool: Spool | None = None
         self.held: HeldModel | None = None
         self._trainer_state: TrainerState | None = None
@@ -338,10 +341,13 @@ class SimulatedDevice:
         self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, overlap: bool
     ) -> None:
         """Let the time of the local steps pass, then take them and tell: work that is cut off costs nothing."""
+        begins = self.engine.core.work.pending.seq_last == 0
 
         def finish(steps_done: int) -> None:
             with self._local.in_place(model.parameters):
                 if not overlap:
+                    if begins and self._initial is not None:
+                        model.parameters[:] = self._initial
                     self._trainer.begin(model.parameters)
                 result = take_local_steps(
                     self._trainer,
