@@ -49,6 +49,7 @@ class Averaging(TypedDict, total=False):
     adaptation_metric: str
     warmup_steps: int
     delay: int
+    exchange: str
 
 
 class Communication:
@@ -140,6 +141,7 @@ def make_policy(
     adaptation_metric: Any = "loss_variance",
     warmup_steps: int = 0,
     delay: int = 0,
+    exchange: Any = "all",
 ) -> Policy:
     """Return the policy of rank 0's hub; raises `ConfigError` for an `averaging_policy` that is none.
 
@@ -167,4 +169,6 @@ def make_policy(
         else None
     )
     frequency = frequencies[averaging_policy]()
-    return Policy(optimizer=(SGD(),), frequency=frequency, delay_steps=delay, warm_up=warm_up, monitor=PLAIN)
+    return Policy(
+        optimizer=(SGD(),), take=exchange, frequency=frequency, delay_steps=delay, warm_up=warm_up, monitor=PLAIN
+    )

@@ -96,9 +96,8 @@ class AsyncTrainer:
         if self._stepping is None:
             unknown = None if self._steps_per_epoch else self._warm_up[0] or None
             ignore("AsyncTrainer.train_step", "give steps_per_epoch as well", warm_up_epochs=unknown)
-            policy = make_policy(
-                self._warm_up, self._regular, self._watchers, self._steps_per_epoch or 0, self._delay
-            )
+            epoch = self._steps_per_epoch or 0
+            policy = make_policy(self._warm_up, self._regular, self._watchers, epoch, self._delay)
             self._stepping = Stepping(self.model, policy, self._watchers)
         return self._stepping.step(inputs, targets, optimizer, loss_fn)
 

@@ -29,7 +29,7 @@ class Training(TypedDict, total=False):
 class AsyncWorker:
     """Trains on its own data, and sends an update every `update_frequency` batches, without waiting for others.
 
-    With a `delay` it uses each answer exactly so many batches after the update, and trains meanwhile.
+    With a `delay` it uses each answer exactly this number of batches after the update, and trains meanwhile.
 
     It trains the server's model. A torch module that does not travel is given here, too, as `model`. All other
     arguments are `Agent`'s, such as `state`, `enrol` and `insecure`.

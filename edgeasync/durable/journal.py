@@ -45,7 +45,7 @@ _FORMAT = 8
 """The format that is written. A reader knows 1 too, in which every update has a loss, 2, which has no keys, 3,
 which has sessions and state ids themselves, not digests, 4, in which no device tells the loss of the assigned
 model, 5, in which no update has metrics, and every stop that was asked for lets the devices wait, 6, in which
-no device says that it pauses, and 7, in which none has a delay of its own."""
+no device says that it pauses, and 7, in which no device says a delay."""
 
 _FORMATS = (1, 2, 3, 4, 5, 6, 7, _FORMAT)
 _SEGMENT_HEADER = struct.Struct("<8sIQQ")

@@ -104,8 +104,8 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
 class DeviceProfile(msgspec.Struct, frozen=True, array_like=True):
     """What a device says about itself, for people and for policies.
 
-    With a limit of its own, `bytes_per_day_max`, it says how many bytes and seconds its day has left. By
-    `delay_steps` of its own it uses an assignment so many steps after the push that was answered.
+    With a limit of its own, `bytes_per_day_max`, it says how many bytes and seconds its day has left. It uses an
+    assignment its own `delay_steps` after the push that was answered; 0: it says no delay.
     """
 
     machine: Annotated[str, Meta(max_length=64)] = ""
@@ -193,6 +193,7 @@ class Push(Message, frozen=True, gc=False):
     `overlap_steps` of the local steps were taken before the assignment arrived. `base_loss` is the loss of the
     first step after it: that of the assigned model on a batch of mine. `held_checksum` is that of `base` as I hold
     it; `None` if I no longer do, and before protocol version 4. `metrics` are of my local steps, too, and finite.
+    `validation_loss` is that of my parameters after the steps, on examples kept for that.
 
     With `transfer` above 0 the payload follows in pieces of that transfer once the hub grants credit.
     """
@@ -215,6 +216,7 @@ class Push(Message, frozen=True, gc=False):
     base_loss: float | None = None
     held_checksum: Unsigned64 | None = None
     metrics: Metrics | None = None
+    validation_loss: float | None = None
 
 
 class Quarantine(msgspec.Struct, frozen=True, array_like=True, gc=False):

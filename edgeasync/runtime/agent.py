@@ -103,6 +103,7 @@ ENCRYPTION_BYTES = 64
 OnReport = Callable[[Report], None]
 MakeTrainer = Callable[[Welcome], Trainer | AsyncTrainer]
 MakeInitial = Callable[[ParameterSpec], Vector]
+Validate = Callable[[Vector], float | None]
 Result = TypeVar("Result")
 
 
@@ -170,6 +171,9 @@ class Agent:
     `AccessError` and `AddressError`. Exceptions of `make_trainer` and of the trainer pass through. For
     `StopIteration`, and for exceptions outside `Exception`, the agent raises an `EdgeAsyncError` instead.
     """
+
+    validate: Validate | None = None
+    """What returns the loss of parameters on examples kept for that; `make_trainer` may set it."""
 
     def __init__(
         self,
@@ -719,6 +723,7 @@ class Agent:
             if trainer is None:
                 return  # it could not be made, and the agent is ending
             step = trainer.step
+            of_own = None if overlap else self.validate
             try:
                 with self._local.in_place(model.parameters):
                     if not overlap:
@@ -735,6 +740,7 @@ class Agent:
                         wait=self._draw_out,
                         should_pause=pausing.is_set if overlap else None,
                         step=partial(self._await_step, step) if inspect.iscoroutinefunction(step) else None,
+                        validate=lambda: None if of_own is None else of_own(model.parameters),
                     )
             except concurrent.futures.CancelledError:
                 if not self._stopping.is_set():
@@ -743,10 +749,17 @@ class Agent:
             if result is not None:
                 self._local.keep()
                 self._loop.call_soon_threadsafe(self._do, lambda: then(result))
-            elif not overlap and not self._stopping.is_set():  # no step is left, and every update is answered
-                self._loop.call_soon_threadsafe(self.request_stop)
+            elif not (self._stopping.is_set() or (overlap and pausing.is_set())):
+                self._loop.call_soon_threadsafe(self._do, lambda: self._end_of_steps(then, overlap=overlap))
 
         self._worker.submit(work)
+
+    def _end_of_steps(self, then: Callable[[Trained], None], *, overlap: bool) -> None:
+        """Tell that the trainer has no more; end once all steps are in an update, and every update is answered."""
+        if overlap or self._engine.core.work.steps_beyond:
+            then(Trained(0, 0, None, None, 0.0))
+        else:
+            self.request_stop()
 
     def set_pace(self, pace: Pace) -> None:
         """Stand still between two steps, or train again; what slows a step reads the pace itself."""

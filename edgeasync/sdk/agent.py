@@ -45,6 +45,9 @@ class Agent(Service):
       loop. Or, beside `data`, the name of code that makes it, `"package.module:factory"`, as for the command.
     - `initial`: the parameters that this device begins with, by the names of the arrays, or as one flat vector.
       Its first update then has the difference from the hub's model. By default it begins with the hub's.
+    - `validation`: data, a function of the named arrays that returns a loss, or a share of this device's own data,
+      such as 0.1, which it keeps back. By it each update tells the loss of this device's parameters after its
+      steps. The hub's policies `take` and `behind_max` compare devices by that loss.
     - `workers`: this number of devices in one agent, each with a connection of its own: they are called `name/0`,
       `name/1` and so on. The data are split evenly at random; a list has the data, or the trainer, of each.
     - `name`: by default this machine's name; without `state`, with six digits that differ at every start.
@@ -97,6 +100,7 @@ class Agent(Service):
         metrics: object = None,
         keep_optimizer_state: bool | None = None,
         loss: LossSetting | None = None,
+        validation: object = None,
         epochs: float | None = None,
         passes: int | None = None,
         care: Mapping[str, object] | None = None,
@@ -140,6 +144,7 @@ class Agent(Service):
         self._loss = None if loss is None else check_loss(loss, "Agent")
         if passes is not None and (passes < 1 or trainer is not None):
             raise ConfigError("passes are over data: give 1 or more, and data, not a trainer")
+        self._validation = validation
         self._epochs = epochs
         self._passes = passes
         self._care = None if care is None else convert(dict(care), CareSection, where="Agent(care=...)")
@@ -303,6 +308,7 @@ class Agent(Service):
                 initial=self._initial,
                 own=self._with_own,
                 loss=self._loss,
+                validation=self._validation,
                 epochs=self._epochs,
                 passes=self._passes,
                 care=self._care,

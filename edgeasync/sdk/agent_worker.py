@@ -23,8 +23,8 @@ from edgeasync.runtime.agent_settings import AgentSection, CareSection
 from edgeasync.runtime.device import Device, make_agent, planned_trainer
 from edgeasync.sdk import events
 from edgeasync.sdk.models import Prepared, as_dataset, evaluator_of, prepare_as
-from edgeasync.sdk.shares import Share
-from edgeasync.training.evaluation import Evaluation, NumpyEvaluator
+from edgeasync.sdk.shares import Share, hold_back
+from edgeasync.training.evaluation import Evaluator, NumpyEvaluator
 from edgeasync.training.passes import PassesTrainer
 from edgeasync.training.plan import CodeModel, LocalTraining, ShippedModel, read_plan
 from edgeasync.training.trainer import Trainer
@@ -40,7 +40,8 @@ class AgentWorker:
     - `initial` makes the parameters that it begins with, if not the hub's.
     - `model`: what it trains on its data; `None` means what the hub's welcome says.
     - `own` changes what the device decides itself of how it trains, and `epochs` are its passes over its data
-      between two exchanges. Another `loss` of the hub's graph is refused. After `passes` it takes no more steps.
+      between two exchanges. `validation` are data or a function, or the share of its own data that is kept back.
+      Another `loss` of the hub's graph is refused. After `passes` it takes no more steps.
       `care` says when it pauses.
     - `tell` is given events, and `on_report` what the agent reports.
     """
@@ -55,6 +56,7 @@ class AgentWorker:
         initial: MakeInitial | None,
         own: Callable[[LocalTraining], LocalTraining],
         loss: LossSetting | None,
+        validation: object,
         epochs: float | None,
         passes: int | None,
         care: CareSection | None = None,
@@ -67,7 +69,7 @@ class AgentWorker:
         """Done once the hub has let it in."""
         self._section = section
         self._device = device
-        self._part = part
+        self._part, self._validation = hold_back(part, validation, section.seed)
         self._model = model
         self._initial = initial
         self._own = own
@@ -128,6 +130,7 @@ class AgentWorker:
         agent, part = self.agent, self._part
         assert agent is not None
         if not isinstance(part, Dataset):
+            self._watch_own(agent, welcome)
             return part
         chosen: list[LocalTraining] = []
 
@@ -143,6 +146,7 @@ class AgentWorker:
             self._prepared = prepare_as(self._model, welcome.spec, local)
             trainer = self._prepared.make_trainer(part, self._section.seed, self._section.cores_used)
         self._trainer = trainer
+        self._watch_own(agent, welcome)
         if self._epochs is not None:
             local = chosen[-1]
             batch_size = getattr(trainer, "batch_size", None) or local.batch_size  # a graph may have a fixed one
@@ -216,22 +220,32 @@ class AgentWorker:
                 "this agent has no model yet; wait for its first, with wait_until_joined for example"
             )
         number, vector = _newest(agent)
-        found: Evaluation
-        if callable(data):
-            found = evaluator_of(data, welcome.spec)(vector)
-        elif self._prepared is not None:
-            found = self._prepared.make_evaluator(as_dataset(data, "data"))(vector)
-        elif not welcome.settings or isinstance(model := read_plan(welcome.settings).model, CodeModel):
-            raise ConfigError(
-                "Python code alone describes the hub's model: give evaluate a function of the named arrays"
-            )
-        elif isinstance(model, ShippedModel):
-            found = self._trainer.evaluate(vector, as_dataset(data, "data"))
-        else:
-            found = NumpyEvaluator(model, as_dataset(data, "data"))(vector)
+        found = self._evaluator(data, "evaluate", welcome)(vector)
         evaluation = events.Evaluation(time_s=self.now_s, version=number, loss=found.loss, accuracy=found.accuracy)
         self._tell(evaluation)
         return evaluation
+
+    def _watch_own(self, agent: Agent, welcome: Welcome) -> None:
+        """Let each update tell the loss of this device's own parameters, if it can measure that."""
+        if self._validation is not None:
+            evaluate = self._evaluator(self._validation, "validation", welcome)
+            agent.validate = lambda vector: evaluate(vector).loss
+
+    def _evaluator(self, data: object, name: str, welcome: Welcome) -> Evaluator:
+        """Return what evaluates a vector on data, or by a function; raises `ConfigError` and `DataError`."""
+        if callable(data):
+            return evaluator_of(data, welcome.spec)
+        if self._prepared is not None:
+            return self._prepared.make_evaluator(as_dataset(data, name))
+        if not welcome.settings or isinstance(model := read_plan(welcome.settings).model, CodeModel):
+            raise ConfigError(
+                f"Python code alone describes the hub's model: give {name} a function of the named arrays"
+            )
+        dataset = as_dataset(data, name)
+        if isinstance(model, ShippedModel):
+            trainer = self._trainer
+            return lambda vector: trainer.evaluate(vector, dataset)
+        return NumpyEvaluator(model, dataset)
 
 
 def _newest(agent: Agent) -> tuple[int, Vector]:

@@ -73,6 +73,7 @@ class JoinedLoop(Service):
         self._timeout_s = ANSWER_S
         self._loop_state = LoopState()
         self._noted: tuple[float | None, int] = (None, 0)
+        self._score: float | None = None
         self.steps_since_exchange = 0
         """Steps since the newest model of the hub came."""
         self.exchanges = 0
@@ -112,7 +113,8 @@ class JoinedLoop(Service):
             return
         noted, self._noted = self._noted, (None, 0)
         told = noted[0] if loss is None else float(loss)
-        if lockstep.hand_over(StepResult(told, examples or noted[1]), self._participant.read):
+        score, self._score = self._score, None
+        if lockstep.hand_over(StepResult(told, examples or noted[1]), self._participant.read, score):
             self._loop_state.steps += 1
             self.steps_since_exchange += 1
             if not lockstep.await_turn():
@@ -120,9 +122,14 @@ class JoinedLoop(Service):
                 return
         self._take_model(lockstep)
 
-    def note(self, loss: float | None = None, examples: int = 0) -> None:
-        """Say what the next step's mean loss and its number of examples are, where the optimizer is watched."""
+    def note(self, loss: float | None = None, examples: int = 0, *, score: float | None = None) -> None:
+        """Say what the next step's mean loss and its number of examples are, where the optimizer is watched.
+
+        `score` is the loss of the model on examples kept for that. The next update has the last one that was said:
+        by it the hub's policies `take` and `behind_max` compare devices.
+        """
         self._noted = None if loss is None else float(loss), examples
+        self._score = self._score if score is None else float(score)
 
     def batches(self, loader: Iterable[Item]) -> "Batches[Item]":
         """Return a loader's batches: each pass over them is one over the loader, and ends early if the run ends.
@@ -291,7 +298,10 @@ class JoinedLoop(Service):
             )
         if not self._welcomed.done():  # else the hub has other settings than before
             self._welcomed.set_result(Lockstep(welcome.spec, self._state))
-        return self._welcomed.result()
+        lockstep = self._welcomed.result()
+        if self._agent is not None:
+            self._agent.validate = lambda _: lockstep.take_score()
+        return lockstep
 
     def _report(self, report: Report) -> None:
         level = logging.WARNING if report.event in ("waiting", "warning", "unreachable") else logging.INFO

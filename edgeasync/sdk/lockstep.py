@@ -24,6 +24,7 @@ class Lockstep:
         self._turn = threading.Condition()
         self._vector: Vector | None = None
         self._result: StepResult | None = None
+        self._score: float | None = None
         self.over = False
         """Whether the worker takes no more steps."""
         self._asked = self._fresh = self._handed = self._waiting = False
@@ -49,6 +50,12 @@ class Lockstep:
                 raise StepsEndedError("the loop takes no more steps")
             return result
 
+    def take_score(self) -> float | None:
+        """Return the score of the model after the last step, if the loop has said one since the last update."""
+        with self._turn:
+            score, self._score = self._score, None
+            return score
+
     def interrupt(self) -> None:
         """Wait for no more steps."""
         with self._turn:
@@ -70,7 +77,7 @@ class Lockstep:
 
     # -- called by the loop ----------------------------------------------------------------------------------
 
-    def hand_over(self, result: StepResult, read: Callable[[Arrays], None]) -> bool:
+    def hand_over(self, result: StepResult, read: Callable[[Arrays], None], score: float | None = None) -> bool:
         """Give the worker a step, and the model after it; return whether the worker waited for one.
 
         A step that was taken before the loop had the worker's model does not count.
@@ -80,6 +87,7 @@ class Lockstep:
                 return False
             read(self.spec.views(self._vector))
             self._asked, self._result, self._handed = False, result, True
+            self._score = self._score if score is None else score
             self._turn.notify_all()
             return True
 

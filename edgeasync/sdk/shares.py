@@ -2,6 +2,8 @@
 
 from typing import Any, TypeGuard
 
+import numpy as np
+
 from edgeasync.data.dataset import Dataset
 from edgeasync.data.partition import iid
 from edgeasync.errors import ConfigError
@@ -41,6 +43,26 @@ def check_apart(parts: list[Any]) -> None:
             raise ConfigError(
                 f"workers {first[id(part)]} and {number} have one trainer object: make another one for each worker"
             )
+
+
+def hold_back(part: Share, validation: object, seed: int) -> tuple[Share, object]:
+    """Return what a worker trains with, and what it validates on: a share of its data, or what was given.
+
+    Raises `ConfigError` for a share that leaves nothing on one side, or of what is no data.
+    """
+    if isinstance(validation, bool) or not isinstance(validation, int | float):
+        return part, validation
+    if not isinstance(part, Dataset):
+        raise ConfigError(
+            "validation is a share of data; with a trainer of your own give a function of the arrays"
+        )
+    count = round(validation * len(part)) if 0 < validation < 1 else 0
+    if not 0 < count < len(part):
+        raise ConfigError(
+            f"validation is {validation} of {len(part)} examples; keep back at least one, and not all"
+        )
+    order = np.random.default_rng(seed).permutation(len(part))
+    return part.take(order[count:]), part.take(order[:count])
 
 
 def _is_trainer(part: object) -> TypeGuard[Trainer]:

@@ -61,6 +61,7 @@ class SimulatedDevice:
         delay_steps: int | None = None,
         local: LocalParameters | None = None,
         initial: Vector | None = None,
+        validate: Callable[[Vector], float | None] | None = None,
         limits: CareLimits | None = None,
         sender: Sender = ANYBODY,
     ) -> None:
@@ -83,7 +84,7 @@ class SimulatedDevice:
         self._alone_steps_max = alone_steps_max
         self._local_steps_max, self._delay_steps = local_steps_max, delay_steps
         self._local = local or LocalParameters()
-        self._initial = initial
+        self._initial, self._validate = initial, validate
         self.spool: Spool | None = None
         self.held: HeldModel | None = None
         self._trainer_state: TrainerState | None = None
@@ -341,7 +342,7 @@ class SimulatedDevice:
         self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, overlap: bool
     ) -> None:
         """Let the time of the local steps pass, then take them and tell: work that is cut off costs nothing."""
-        begins = self.engine.core.work.pending.seq_last == 0
+        begins, validate = self.engine.core.work.pending.seq_last == 0, self._validate
 
         def finish(steps_done: int) -> None:
             with self._local.in_place(model.parameters):
@@ -357,6 +358,7 @@ class SimulatedDevice:
                     wait=lambda _: None,
                     clock=lambda: 0.0,
                     should_pause=(lambda: False) if overlap else None,
+                    validate=lambda: None if overlap or validate is None else validate(model.parameters),
                 )
             self._local.keep()
             assert result is not None

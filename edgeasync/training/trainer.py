@@ -148,6 +148,7 @@ def take_local_steps(
     share: Callable[[], float] = lambda: 1.0,
     should_pause: Callable[[], bool] | None = None,
     step: Callable[[], StepResult] | None = None,
+    validate: Callable[[], float | None] = lambda: None,
 ) -> Trained | None:
     """Take `local_steps` steps, or return `None` as soon as `should_stop` says so: the work is abandoned.
 
@@ -157,9 +158,9 @@ def take_local_steps(
     Every step is drawn out by `wait(remaining_s)`: to `step_s_min`, to stand for a slower device, and so that it
     takes only a `share` of the time, above 0. `step_s` of the result, mean seconds a step, includes it. `on_step`
     is called after each step. Mean and variance, the population's, are of the steps that have a loss. `step`
-    stands for the trainer's own, if that must be awaited. Of no steps the result has no loss. Raises `ValueError`
-    if `local_steps` is below 0, and `DataError` if a step returns something else than a loss and a count of
-    examples.
+    stands for the trainer's own, if that must be awaited. `validate` returns the loss of the parameters after the
+    last step. Of no steps the result has no loss. Raises `ValueError` if `local_steps` is below 0, and `DataError`
+    if a step returns something else than a loss and a count of examples.
     """
     if local_steps < 0:
         raise ValueError(f"local_steps is {local_steps}; give 0 or more")
@@ -197,11 +198,12 @@ def take_local_steps(
             squares += deviation * (loss - mean)
         on_step()
     if not count:
-        return None if local_steps else Trained(0, 0, None, None, 0.0, score)
+        return None if local_steps else Trained(0, 0, None, None, 0.0, score, validation_loss=validate())
     loss_mean, loss_variance = (mean, squares / losses) if losses else (None, None)
     return Trained(
         count, examples, loss_mean, loss_variance, total_s / count, score, base_loss=base_loss,
         metrics=_metrics(trainer.metrics()) if isinstance(trainer, MeasuringTrainer) else None,
+        validation_loss=validate(),
     )  # fmt: skip
 
 

@@ -69,7 +69,7 @@ def test_the_first_version_is_the_mean_of_the_starts():
     assert clock.run(lambda: hub.core.version >= 3, 60.0)
     np.testing.assert_allclose(hub.model, np.mean(initials, axis=0), atol=1e-6)
     for trainer in trainers:
-        np.testing.assert_array_equal(trainer.parameters, hub.model), "all go on from the hub's model"
+        np.testing.assert_array_equal(trainer.parameters, hub.model), "all continue from the hub's model"
 
 
 def test_a_device_that_starts_again_begins_with_its_own_only_until_it_has_been_answered():

@@ -71,8 +71,8 @@ class TransferMoved(msgspec.Struct, frozen=True, gc=False):
 class Trained(msgspec.Struct, frozen=True, gc=False):
     """The assigned local steps are done.
 
-    The loss's mean and variance, the score, and `base_loss`, that of the first step, may be infinite or NaN, and
-    are `None` where they are unknown.
+    The loss's mean and variance, the score, `base_loss`, that of the first step, and `validation_loss`, that after
+    the last one, may be infinite or NaN, and are `None` where they are unknown.
     `codec`, `checksum` and `payload_bytes` describe the payload, once the update is coded.
     """
 
@@ -87,6 +87,7 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
     payload_bytes: int = 0
     base_loss: float | None = None
     metrics: dict[str, float] | None = None
+    validation_loss: float | None = None
 
     def after(self, earlier: "Trained") -> "Trained":
         """Return this result joined with an `earlier` one; if only one has a loss, that is the loss of both."""
@@ -105,6 +106,7 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
             payload_bytes=self.payload_bytes,
             base_loss=self.base_loss,
             metrics=self._metrics_after(earlier),
+            validation_loss=self.validation_loss,
         )
 
     def _metrics_after(self, earlier: "Trained") -> dict[str, float] | None:
@@ -132,7 +134,7 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
 
 
 class OverlapTrained(msgspec.Struct, frozen=True, gc=False):
-    """At least one step was taken while the device waited for an assignment."""
+    """Steps were taken while the device waited for an assignment; 0 if its trainer has no more."""
 
     result: Trained
 

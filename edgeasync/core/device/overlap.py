@@ -37,8 +37,9 @@ class OverlapSteps:
     def add(self, result: Trained) -> None:
         """Add the steps of a call of training that has ended; those that it did not take are allowed later."""
         self._running = False
+        self._possible = self._possible and result.local_steps > 0  # a trainer that has no more
         self._asked -= max(0, self._wanted - result.local_steps)
-        if not self._dropped:
+        if result.local_steps and not self._dropped:
             self._done = result if self._done is None else result.after(self._done)
 
     def interrupted(self) -> None:

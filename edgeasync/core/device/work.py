@@ -147,6 +147,11 @@ class DeviceWork:
         return max(welcome.overlap_steps_max, welcome.delay_steps, own, self._overlap.offline_steps_max) > 0
 
     @property
+    def steps_beyond(self) -> int:
+        """How many steps were taken since the last update, before the assignment that follows it."""
+        return self._overlap.steps_done
+
+    @property
     def delay_steps(self) -> int:
         """How many steps after an update its answer is used, as the device says or else the hub.
 
@@ -476,6 +481,7 @@ class DeviceWork:
             base_loss=result.base_loss,
             held_checksum=self._held_checksum,
             metrics=result.metrics,
+            validation_loss=result.validation_loss,
         )
         self.pending.make(push)
         self._update_bytes = push.payload_bytes

@@ -72,7 +72,8 @@ class DeviceShell(Protocol):
     ) -> None:
         """Train `model.parameters` in the background, then call `then` unless the agent is ending.
 
-        With `overlap`, continue from the current parameters until `pause`, and call `then` only after a step.
+        With `overlap`, continue from the current parameters until `pause`. Call `then` after a step, or when the
+        trainer has no more.
         """
 
     def set_pace(self, pace: Pace) -> None:

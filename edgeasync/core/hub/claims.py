@@ -31,8 +31,9 @@ VARIANCE_MAX = 1e60
 class Claims(msgspec.Struct, frozen=True, gc=False):
     """What a push says, within what can be true. Losses and scores may still be infinite or NaN, or missing.
 
-    `base_loss` is the loss of the model that the device trained from: its score if it has one, else that of its
-    first batch. `alone`: the device says that it took more steps before the assignment came than the hub allows.
+    `score` is the loss of the device's own parameters if it tells that, else that of the model it trained from.
+    `base_loss` is the latter in any case: by examples that were kept for that, or else by the first batch.
+    `alone`: the device says that it took more steps before the assignment came than the hub allows.
     """
 
     local_steps: int
@@ -72,6 +73,7 @@ def hold(
     step_s = min(push.step_s, STEP_S_MAX)
     if cycle_s is not None and steps:
         step_s = min(step_s, (CLOCKS_APART * cycle_s + slack_s) / steps)
+    score = _within(push.score, -LOSS_MAX, LOSS_MAX)
     return Claims(
         local_steps=local_steps,
         overlap_steps=overlap_steps,
@@ -79,7 +81,7 @@ def hold(
         step_s=step_s,
         loss_mean=_within(push.loss_mean, -LOSS_MAX, LOSS_MAX),
         loss_variance=_within(push.loss_variance, 0.0, VARIANCE_MAX),
-        score=(score := _within(push.score, -LOSS_MAX, LOSS_MAX)),
+        score=score if push.validation_loss is None else _within(push.validation_loss, -LOSS_MAX, LOSS_MAX),
         base_loss=_within(push.base_loss, -LOSS_MAX, LOSS_MAX) if score is None else score,
         alone=overlap_steps > overlap_steps_max,
     )
