@@ -11,6 +11,7 @@ from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
+from tests.support.journals import pushes_in
 from tests.support.processes import free_address, until
 
 POLICY = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency(local_steps=4))
@@ -43,6 +44,27 @@ def test_every_step_of_the_loop_is_part_of_an_update(hub):
     (device,) = hub.status()["devices"]
     assert device["updates_applied"] == 7, "the last, short one included"
     np.testing.assert_allclose(hub.snapshot()["w"], model["w"], rtol=1e-5)
+
+
+def test_a_loop_that_begins_with_its_own_values_brings_them_in(hub):
+    model = {"w": np.full(6, 9.0, np.float32)}
+    with join(hub.address, model, name="mine", own_start=True, timeout_s=PATIENCE_S) as session:
+        assert list(model["w"]) == [9.0] * 6
+        take_steps(model, session, 4)
+        np.testing.assert_allclose(hub.snapshot()["w"], model["w"], rtol=1e-5)
+        assert model["w"][0] > 5.0, "an update of its own values, not of the hub's"
+        take_steps(model, session, 4)
+    np.testing.assert_allclose(hub.snapshot()["w"], model["w"], rtol=1e-5)
+
+
+def test_a_loop_tells_the_score_of_its_model_once(hub):
+    model = {"w": np.zeros(6, np.float32)}
+    with join(hub.address, model, name="mine", timeout_s=PATIENCE_S) as session:
+        for steps in range(12):
+            if steps in (1, 3, 9):
+                session.note(score=float(steps))
+            take_steps(model, session, 1)
+    assert [push.validation_loss for push in pushes_in(hub.path)] == [3.0, None, 9.0]
 
 
 def test_a_loop_keeps_its_own_values_of_local_arrays(tmp_path):

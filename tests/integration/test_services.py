@@ -15,6 +15,7 @@ from edgeasync.durable.spool_file import SPOOL_FILE
 from edgeasync.errors import AddressError, ConfigError, DataError
 from edgeasync.sdk import events
 from edgeasync.training.numpy_models import SoftmaxModel
+from tests.support.journals import pushes_in
 from tests.support.processes import PATIENCE_S, free_address, until
 
 MODEL = SoftmaxModel(inputs=4, classes=2)
@@ -260,3 +261,34 @@ def test_a_hub_refuses_what_its_devices_would(tmp_path):
             Hub(network, input_shape=(4,), run=tmp_path, bind=ANYWHERE, **said),
         ):
             pass
+
+
+def weights(arrays):
+    return float(np.abs(arrays["layer0.weight"]).sum())
+
+
+@pytest.mark.parametrize("validation", [0.25, (X, DATA.y), weights])
+def test_an_update_tells_the_loss_of_the_devices_own_parameters(tmp_path, validation):
+    with (
+        Hub(MODEL, run=tmp_path, bind=ANYWHERE, until=Stop(updates=10)) as hub,
+        Agent(hub.address, DATA, name="pi", validation=validation, local_steps_max=4) as agent,
+    ):
+        agent.wait()
+    pushes = pushes_in(tmp_path)
+    assert len(pushes) >= 10
+    told = [push.validation_loss for push in pushes]
+    assert all(loss > 0 for loss in told)
+    assert told[-1] > told[0] if callable(validation) else told[-1] < told[0]
+    assert {push.score for push in pushes} == {None}
+
+
+@pytest.mark.parametrize(
+    ("validation", "sentence"),
+    [(1.5, "validation is 1.5 of 200 examples"), (0, "validation is 0 of"), (0.001, "keep back at least one")],
+)
+def test_a_share_that_leaves_nothing_is_refused(validation, sentence):
+    with (
+        pytest.raises(ConfigError, match=sentence),
+        Agent("tcp://127.0.0.1:9", DATA, validation=validation) as agent,
+    ):
+        agent.wait()

@@ -22,7 +22,7 @@ from edgeasync.policies.aggregation import (
 )
 from edgeasync.policies.combining import MedianCombiner
 from edgeasync.policies.frequency import AdaptiveFrequency, Cadence, FixedFrequency
-from edgeasync.policies.history import WINDOW
+from edgeasync.policies.history import WINDOW, median
 from edgeasync.policies.monitor import (
     DisagreementWatch,
     GradientNormWatch,
@@ -36,6 +36,7 @@ from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Plateau, Policy, WarmUp
 from edgeasync.policies.staleness import BoundedStaleness, ConstantStaleness, PolynomialStaleness
 from edgeasync.protocol.messages import Ack, Applied, Buffered, DeviceProfile, Rejected
+from tests.support.hub_bench import HubBench
 
 QUIET = Monitor(watch=())
 AT_ONCE = ImmediateAggregator()
@@ -703,6 +704,58 @@ def test_of_those_folded_together_the_best_counts_for_all(hub_bench):
     assert hub.one(Fold).measure
     hub.core.handle(Folded(2, 1.0), 0.0)
     assert math.isnan(hub.core.policy_engine.state.fleet.agreement), "of one update there is no cosine"
+
+
+SCORES = st.floats(-1e6, 1e6) | st.sampled_from([math.nan, math.inf, -math.inf])
+TOLD = st.lists(st.tuples(st.sampled_from("abcde"), SCORES), min_size=5, max_size=60)
+
+
+def as_told(score):
+    """What the hub makes of a score: one that is no number is the worst."""
+    return score if math.isfinite(score) else math.inf
+
+
+@given(told=TOLD)
+@settings(deadline=None)
+def test_better_takes_those_that_are_not_over_the_median_of_the_newest(told):
+    hub, newest = joined(HubBench, policy(take="better"), "abcde"), {}
+    for name, score in told:
+        usual = median(newest.values()) if newest else math.inf
+        refused = push(hub, name, validation_loss=score, score=0.0) == "behind"
+        assert refused == (bool(newest) and as_told(score) > usual)
+        if math.isfinite(score):
+            newest[name] = score
+
+
+@given(told=st.lists(SCORES, min_size=5, max_size=5), lie=st.floats(-1e30, 1e30))
+@settings(deadline=None)
+def test_best_takes_the_lowest_of_a_version_that_can_be_believed(told, lie):
+    """Two versions, so that all are known by the second; the last device may say what it likes."""
+    hub = joined(HubBench, policy(take="best", aggregate=BufferedAggregator(count=5)), "abcde")
+    for _ in range(2):
+        for name, score in zip("abcde", [*told[:4], lie], strict=True):
+            push(hub, name, validation_loss=score)
+    weights, scores = hub.one(Fold).weights, [*map(as_told, told[:4]), lie]
+    least = hub.core.policy_engine.state.fleet.scores.least_credible
+    believed = [score for score in scores if score >= least]
+    assert weights[scores.index(min(believed))] == pytest.approx(1.0)
+    assert sum(weight > 0 for weight in weights) == 1
+
+
+@pytest.mark.parametrize("lie", [-1e30, -1e6, -3.0])
+def test_a_lie_far_below_the_others_never_makes_a_version(lie):
+    hub = joined(HubBench, policy(take="best", aggregate=BufferedAggregator(count=5)), "abcde")
+    for _ in range(4):
+        for name, score in zip("abcde", (0.5, 0.4, 0.6, 0.45, lie), strict=True):
+            push(hub, name, validation_loss=score)
+        assert hub.one(Fold).weights[4] == 0.0
+
+
+def test_a_score_of_ones_own_parameters_is_no_loss_of_the_hubs_model(hub_bench):
+    hub = joined(hub_bench, policy(take="better"), "a")
+    push(hub, "a", score=0.5, validation_loss=0.25)
+    history = hub.core.members.members["a"].history
+    assert (history.score, history.base_losses.newest) == (0.25, 0.5)
 
 
 SILENT = {"loss_mean": None, "loss_variance": None}
