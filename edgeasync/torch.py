@@ -189,7 +189,11 @@ class TorchTrainer:
                 tensor.data = torch.from_numpy(arrays[name])
         self._vector = parameters
         if not self._keeps:
-            self._optimizer.state.clear()
+            self.reset()
+
+    def reset(self) -> None:
+        """Forget the optimizer's state."""
+        self._optimizer.state.clear()
 
     def step(self) -> StepResult:
         """Take one step of the optimizer, on one batch."""

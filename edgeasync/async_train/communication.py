@@ -27,6 +27,11 @@ JOIN_S = 30.0
 LEFT_S = 30.0
 """How long rank 0 waits at its end for the others."""
 
+TAKE = ("all", "better", "best")
+
+BEHIND_MAX = 2.0
+"""How many times the median score a node's may be before it is preempted, where nothing is said."""
+
 MOST = 100_000
 """Iterations between two averagings, where nothing is said."""
 
@@ -50,6 +55,8 @@ class Averaging(TypedDict, total=False):
     warmup_steps: int
     delay: int
     exchange: str
+    preempt: bool
+    behind_max: float | None
 
 
 class Communication:
@@ -141,7 +148,9 @@ def make_policy(
     adaptation_metric: Any = "loss_variance",
     warmup_steps: int = 0,
     delay: int = 0,
-    exchange: Any = "all",
+    exchange: str = "all",
+    preempt: bool = False,
+    behind_max: float | None = None,
 ) -> Policy:
     """Return the policy of rank 0's hub; raises `ConfigError` for an `averaging_policy` that is none.
 
@@ -170,5 +179,19 @@ def make_policy(
     )
     frequency = frequencies[averaging_policy]()
     return Policy(
-        optimizer=(SGD(),), take=exchange, frequency=frequency, delay_steps=delay, warm_up=warm_up, monitor=PLAIN
+        optimizer=(SGD(),),
+        **exchanging(exchange, behind_max, preempt=preempt),
+        frequency=frequency,
+        delay_steps=delay,
+        warm_up=warm_up,
+        monitor=PLAIN,
     )
+
+
+def exchanging(exchange: str, behind_max: float | None, *, preempt: bool) -> dict[str, Any]:
+    """Return whose parameters take part, as a policy has it; raises `ConfigError` for an unknown `exchange`."""
+    if exchange not in TAKE:
+        raise ConfigError(f"exchange is {exchange!r}; give {' or '.join(map(repr, TAKE))}")
+    if preempt and behind_max is None:
+        behind_max = BEHIND_MAX
+    return {"take": exchange, "preempt": preempt, "behind_max": behind_max}

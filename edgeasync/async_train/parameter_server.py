@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from edgeasync import SGD, Hub, Policy, Run
-from edgeasync.async_train.communication import PLAIN
+from edgeasync.async_train.communication import PLAIN, exchanging
 from edgeasync.async_train.given import as_loss, is_torch, put_back
 from edgeasync.async_train.ignored import say_once
 from edgeasync.async_train.model import Model
@@ -27,8 +27,6 @@ MOMENTUM = 0.9
 """Of the server with `momentum_correction`: together with the learning rate a step keeps its length."""
 
 RULES: dict[str, Any] = {"async_sgd": ImmediateAggregator(), "model_average": ModelAverageAggregator()}
-
-TAKE = ("all", "better", "best")
 
 
 class ParameterServer(Running):
@@ -53,6 +51,8 @@ class ParameterServer(Running):
         staleness_lr_factor: float = 0.9,
         max_staleness: float = 10,
         exchange: str = "all",
+        preempt: bool = False,
+        behind_max: float | None = None,
         checkpoint_dir: str | Path | None = None,
         checkpoint_frequency: int = 1000,
         loss_fn: object = None,
@@ -67,7 +67,13 @@ class ParameterServer(Running):
             travelling_model(model, loss_fn, input_shape),
             run=checkpoint_dir or temporary_run(),
             bind=f"tcp://{host}:{port or '*'}",
-            policy=server_policy(update_rule, staleness_policy, staleness_lr_factor, max_staleness, exchange),
+            policy=server_policy(
+                update_rule,
+                staleness_policy,
+                staleness_lr_factor,
+                max_staleness,
+                **exchanging(exchange, behind_max, preempt=preempt),
+            ),
             loss="cross_entropy" if is_torch(model) and input_shape is None else as_loss(loss_fn),
             keys=keys,
             insecure=insecure,
@@ -131,23 +137,22 @@ def travelling_model(model: Any, loss_fn: Any, input_shape: Sequence[int] | None
     return ours.to_onnx(model, np.zeros((2, *input_shape), np.float32))
 
 
-def server_policy(rule: str, staleness: str, factor: float, max_staleness: float, exchange: Any) -> Policy:
+def server_policy(rule: str, staleness: str, factor: float, max_staleness: float, **exchange: Any) -> Policy:
     """Return the policy of a server; raises `ConfigError` for names that the reference does not have."""
     policies: dict[str, Any] = {
         "adaptive_lr": AdaptiveLearningRate(factor=factor, staleness_max=max_staleness),
         "filter": BoundedStaleness(staleness_max=max_staleness),
         "momentum_correction": ConstantStaleness(staleness_max=max_staleness),
     }
-    names = (("update_rule", rule, RULES), ("staleness_policy", staleness, policies), ("exchange", exchange, TAKE))
-    for name, given, known in names:
+    for name, given, known in (("update_rule", rule, RULES), ("staleness_policy", staleness, policies)):
         if given not in known:
             raise ConfigError(f"{name} is {given!r}; give {' or '.join(map(repr, known))}")
     corrected = SGD(learning_rate=1.0 - MOMENTUM, momentum=MOMENTUM, correct_for_staleness=True)
     return Policy(
         aggregate=RULES[rule],
         staleness=policies[staleness],
-        take=exchange,
         optimizer=(corrected if staleness == "momentum_correction" else SGD(),),
         frequency=FixedFrequency(local_steps=STEPS_MAX),
         monitor=PLAIN,
+        **exchange,
     )

@@ -114,6 +114,10 @@ class JaxTrainer:
         if self._state is None or not self._keeps:
             self._state = self._init(self._params)
 
+    def reset(self) -> None:
+        """Forget the optimizer's state."""
+        self._state = None
+
     def step(self) -> StepResult:
         """Take one compiled step, on one batch."""
         assert self._vector is not None

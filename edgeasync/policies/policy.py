@@ -105,6 +105,13 @@ class Policy(Section, frozen=True):
             examples=[10.0],
         ),
     ] = None
+    preempt: Annotated[
+        bool,
+        Meta(
+            description="a device that is too far behind, in quarantine, or not finite drops what training left "
+            "it, and begins again from the hub's model; needs `behind_max`"
+        ),
+    ] = False
     aggregate: Aggregator = QuorumAggregator()
     combine: Combiner = MeanCombiner()
     optimizer: Annotated[tuple[Transform, ...], Meta(min_length=1)] = (
@@ -137,6 +144,8 @@ class Policy(Section, frozen=True):
         check_chain(self.optimizer)
         if self.behind_max is not None and not 1.0 < self.behind_max < math.inf:
             raise ValueError(f"behind_max is {self.behind_max:g}: give a ratio over 1")
+        if self.preempt and self.behind_max is None:
+            raise ValueError("preempt needs behind_max: how far behind the others a device's score may be")
         _check_gathering(self, self.aggregate, self.frequency)
         _check_delay(self, self.frequency)
         if self.warm_up is not None:
@@ -233,6 +242,10 @@ class PolicySet(Protocol):
     @property
     def behind_max(self) -> float | None:
         """How far behind the fleet's median a device's score may be."""
+
+    @property
+    def preempt(self) -> bool:
+        """Whether a device whose training has gone wrong begins again from the hub's model."""
 
     @property
     def aggregate(self) -> Aggregator:

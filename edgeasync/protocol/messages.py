@@ -78,11 +78,12 @@ class Buffered(msgspec.Struct, frozen=True, array_like=True, tag="buffered", gc=
 
 
 class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected", gc=False):
-    """The update will never count."""
+    """The update will never count. `preempted`: drop what training left you, and begin again from the model."""
 
     reason: Literal[
         "stale", "not_finite", "foreign_lineage", "future_version", "quarantined", "behind", "rolled_back"
     ]
+    preempted: bool = False
 
 
 class Duplicate(msgspec.Struct, frozen=True, array_like=True, tag="duplicate", gc=False):

@@ -75,6 +75,7 @@ from edgeasync.training.local_parameters import LocalParameters
 from edgeasync.training.trainer import (
     AsyncTrainer,
     InterruptibleTrainer,
+    ResettableTrainer,
     ResumableTrainer,
     StepResult,
     Trainer,
@@ -760,6 +761,11 @@ class Agent:
             then(Trained(0, 0, None, None, 0.0))
         else:
             self.request_stop()
+
+    def reset_trainer(self) -> None:
+        """Let the trainer forget momentum and averages, if it can."""
+        if isinstance(self._trainer, ResettableTrainer):
+            self._trainer.reset()
 
     def set_pace(self, pace: Pace) -> None:
         """Stand still between two steps, or train again; what slows a step reads the pace itself."""

@@ -236,7 +236,7 @@ class JoinedLoop(Service):
         self.version = self._agent.version
         self.steps_since_exchange = 0
         self.exchanges += 1
-        if not self._keeps_optimizer_state:
+        if lockstep.take_reset() or not self._keeps_optimizer_state:
             self._participant.reset_optimizer()
         if lockstep.restored is not None:
             self._restore(lockstep.restored)

@@ -27,7 +27,7 @@ class Lockstep:
         self._score: float | None = None
         self.over = False
         """Whether the worker takes no more steps."""
-        self._asked = self._fresh = self._handed = self._waiting = False
+        self._asked = self._fresh = self._handed = self._waiting = self._resets = False
         self.restored: TrainerState | None = None
         """The state of an earlier start, if there is one."""
 
@@ -49,6 +49,17 @@ class Lockstep:
             if result is None:
                 raise StepsEndedError("the loop takes no more steps")
             return result
+
+    def reset(self) -> None:
+        """Let the loop forget its optimizer's state with the next model."""
+        with self._turn:
+            self._resets = True
+
+    def take_reset(self) -> bool:
+        """Return whether the optimizer's state is to be forgotten, once."""
+        with self._turn:
+            resets, self._resets = self._resets, False
+            return resets
 
     def take_score(self) -> float | None:
         """Return the score of the model after the last step, if the loop has said one since the last update."""

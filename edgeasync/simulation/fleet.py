@@ -28,7 +28,7 @@ from edgeasync.simulation.hub import SimulatedHub
 from edgeasync.simulation.link import Direction, LinkProfile
 from edgeasync.simulation.work import Work
 from edgeasync.training.local_parameters import LocalParameters
-from edgeasync.training.trainer import ResumableTrainer, Trainer, take_local_steps
+from edgeasync.training.trainer import ResettableTrainer, ResumableTrainer, Trainer, take_local_steps
 
 Result = TypeVar("Result")
 
@@ -171,6 +171,11 @@ class SimulatedDevice:
         """Let the device's sensors tell this."""
         self.engine.handle(Sensed(readings))
         self._schedule_tick()
+
+    def reset_trainer(self) -> None:
+        """Let the trainer forget momentum and averages, if it can."""
+        if isinstance(self._trainer, ResettableTrainer):
+            self._trainer.reset()
 
     def set_pace(self, pace: Pace) -> None:
         """Draw the steps out; in a pause a running one stands still."""

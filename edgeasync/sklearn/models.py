@@ -111,7 +111,11 @@ class SklearnTrainer:
         self._vector = parameters
         _write(self._estimator, self.spec.views(parameters))
         if not self._keeps:
-            vars(self._estimator).pop("_optimizer", None)  # Adam's, of a perceptron; the next step makes one
+            self.reset()
+
+    def reset(self) -> None:
+        """Forget the optimizer's state."""
+        vars(self._estimator).pop("_optimizer", None)  # Adam's, of a perceptron; the next step makes one
 
     def step(self) -> StepResult:
         """Call `partial_fit` on one batch."""

@@ -121,6 +121,10 @@ class OnnxTrainer:
         """The arrays of the model."""
         return self._trainer.spec
 
+    def reset(self) -> None:
+        """Forget the optimizer's state."""
+        self._trainer.reset()
+
     def begin(self, parameters: Vector) -> None:
         """Begin an assignment: from now on train this vector in place.
 

@@ -10,6 +10,7 @@ from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.training.trainer import (
     InterruptibleTrainer,
     MeasuringTrainer,
+    ResettableTrainer,
     ResumableTrainer,
     StepResult,
     StepsEndedError,
@@ -53,6 +54,11 @@ class PassesTrainer:
     def metrics(self) -> Mapping[str, float]:
         """Return the metrics of the steps since the last call."""
         return self._trainer.metrics() if isinstance(self._trainer, MeasuringTrainer) else {}
+
+    def reset(self) -> None:
+        """Forget the optimizer's state, where that can be done."""
+        if isinstance(self._trainer, ResettableTrainer):
+            self._trainer.reset()
 
     def interrupt(self) -> None:
         """End the running step, where that can be done."""

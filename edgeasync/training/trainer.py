@@ -129,6 +129,14 @@ class ResumableTrainer(Trainer, Protocol):
 
 
 @runtime_checkable
+class ResettableTrainer(Trainer, Protocol):
+    """A `Trainer` that can start over: the hub has found its parameters far worse than those of others."""
+
+    def reset(self) -> None:
+        """Forget what earlier steps left beside the parameters, such as momentum; `begin` follows."""
+
+
+@runtime_checkable
 class InterruptibleTrainer(Trainer, Protocol):
     """A `Trainer` whose running step can be ended: by what it runs, it might never return."""
 
@@ -329,9 +337,13 @@ class GradientTrainer:
         self._spec.check(parameters)
         self._parameters = parameters
         if not self._keep_optimizer_state:
-            self._count = 0
-            for state in self._state:
-                state.fill(0.0)
+            self.reset()
+
+    def reset(self) -> None:
+        """Forget the optimizer's state."""
+        self._count = 0
+        for state in self._state:
+            state.fill(0.0)
 
     def step(self) -> StepResult:
         """Take one local step; raises `RuntimeError` before `begin`."""

@@ -1,5 +1,6 @@
 """A loop of the user's own takes part in a run, by real sockets."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -11,6 +12,7 @@ from edgeasync.policies.aggregation import ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
+from edgeasync.sdk.participants import ArrayParticipant
 from tests.support.journals import pushes_in
 from tests.support.processes import free_address, until
 
@@ -65,6 +67,21 @@ def test_a_loop_tells_the_score_of_its_model_once(hub):
                 session.note(score=float(steps))
             take_steps(model, session, 1)
     assert [push.validation_loss for push in pushes_in(hub.path)] == [3.0, None, 9.0]
+
+
+def test_a_loop_that_starts_over_forgets_its_optimizer(tmp_path, monkeypatch):
+    policy = msgspec.structs.replace(POLICY, behind_max=2.0, preempt=True)
+    forgotten = []
+    monkeypatch.setattr(ArrayParticipant, "reset_optimizer", lambda _: forgotten.append(session.steps))
+    model = {"w": np.zeros(6, np.float32)}
+    with (
+        Hub({"w": np.zeros(6)}, run=tmp_path, bind="tcp://127.0.0.1:*", policy=policy, settings=FLOAT32) as hub,
+        join(hub.address, model, name="mine", keep_optimizer_state=True, timeout_s=PATIENCE_S) as session,
+    ):
+        for score in (1.0, 1.0, 9.0, 1.0):
+            session.note(score=score)
+            take_steps(model, session, 4)
+    assert forgotten == [12]
 
 
 def test_a_loop_keeps_its_own_values_of_local_arrays(tmp_path):

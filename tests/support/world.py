@@ -72,7 +72,10 @@ POLICIES = {
     "buffered": (policy(aggregate=BufferedAggregator(count=3, wait_s_max=2.0)), CodecSettings(push="int8")),
     "buffered, no time": (policy(aggregate=BufferedAggregator(count=2)), FLOAT32),
     "quorum": (policy(aggregate=QuorumAggregator(), overlap_steps_max=3), CodecSettings(push="float16")),
-    "synchronous": (policy(aggregate=SynchronousAggregator(deadline_s=3.0)), FLOAT32),
+    "synchronous": (
+        policy(aggregate=SynchronousAggregator(deadline_s=3.0), behind_max=1.2, preempt=True),
+        FLOAT32,
+    ),
     "momentum": (
         policy(aggregate=ImmediateAggregator(), optimizer=(Nesterov(learning_rate=0.3, momentum=0.7),)),
         CodecSettings(push="top_k(0.1)+int8"),

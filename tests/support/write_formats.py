@@ -204,7 +204,7 @@ def write_device(folder):
 
 def make_messages():
     """Return one of every message, no field of it at its default where it has one."""
-    ack = Ack(7, Duplicate(Rejected("stale")))
+    ack = Ack(7, Duplicate(Rejected("behind", preempted=True)))
     return [
         Hello(
             (1, 2, 3, 4), "device-1", bytes.fromhex(STATE_ID), 3, SESSION, 6, PROFILE, ("identity", "int8"),
@@ -217,7 +217,7 @@ def make_messages():
         Fetch(SESSION, VERSION, 99, 95),
         Push(
             SESSION, 7, VERSION, 16, 512, None, None, 0.0625, "int8+zstd", 99, 12, 3, 0.75, 2, 0.625, 94,
-            {"accuracy": 0.875, "top_5": 1.0},
+            {"accuracy": 0.875, "top_5": 1.0}, 0.5,
         ),
         Ack(6, Rejected("quarantined"), Quarantine("its norm is 9 times the median", 10)),
         Assignment(VERSION, 16, "int8", 99, 24, 3, ack, Deltas(40, (12, 12), 98, "float16"), "float16"),

@@ -7,18 +7,33 @@ from edgeasync.protocol.messages import Ack, Duplicate, Outcome, Quarantine, Rej
 
 
 class AnswerReports:
-    """Reports every answer, and once each that training diverges, that a quarantine begins, and that it ends."""
+    """Reports every answer, and once each that training diverges, starts over, is in quarantine, and is not."""
 
     def __init__(self) -> None:
-        self._diverged = self._in_quarantine = False
+        self._diverged = self._in_quarantine = self._preempted = False
 
     def reports(self, ack: Ack) -> list[Report]:
         """Return the reports of an answer."""
-        return [Report("answered", describe(ack.outcome)), *self._divergence(ack.outcome), *self._quarantine(ack)]
+        answered = Report("answered", describe(ack.outcome))
+        return [
+            answered,
+            *self._divergence(ack.outcome),
+            *self._preemption(ack.outcome),
+            *self._quarantine(ack),
+        ]
+
+    def _preemption(self, outcome: Outcome) -> list[Report]:
+        """Warn when the device starts over, and again only after another outcome."""
+        preempted = is_preempted(outcome)
+        begun, self._preempted = preempted and not self._preempted, preempted
+        sentence = (
+            "this device's model was far worse than the others': it drops it, and starts over from the hub's"
+        )
+        return [Report("warning", sentence)] if begun else []
 
     def _divergence(self, outcome: Outcome) -> list[Report]:
         """Warn of the first update that was not finite, and again only after another outcome."""
-        diverged = outcome == Rejected("not_finite")
+        diverged = _is(outcome, "not_finite")
         begun, self._diverged = diverged and not self._diverged, diverged
         sentence = "training diverged, and the hub refused the update: scale the data, or lower the learning rate"
         return [Report("warning", sentence)] if begun else []
@@ -26,7 +41,7 @@ class AnswerReports:
     def _quarantine(self, ack: Ack) -> list[Report]:
         """Report when the hub's monitor begins to reject this device's updates, and when it accepts them again."""
         quarantine = ack.quarantine
-        if quarantine is None and ack.outcome == Rejected("quarantined"):
+        if quarantine is None and _is(ack.outcome, "quarantined"):
             quarantine = Quarantine("the hub does not say why", 0)  # a hub of an older version
         before, self._in_quarantine = self._in_quarantine, quarantine is not None
         if self._in_quarantine == before:
@@ -39,9 +54,21 @@ class AnswerReports:
         return [Report("quarantined", detail)]
 
 
+def is_preempted(outcome: Outcome) -> bool:
+    """Return whether the hub wants the device to start over; a repeated outcome says it, too."""
+    first = outcome.first if isinstance(outcome, Duplicate) else outcome
+    return isinstance(first, Rejected) and first.preempted
+
+
+def _is(outcome: Outcome, reason: str) -> bool:
+    return isinstance(outcome, Rejected) and outcome.reason == reason
+
+
 def describe(outcome: Outcome) -> str:
     """Return an outcome in words."""
     if isinstance(outcome, Duplicate):
         return f"duplicate of: {describe(outcome.first)}"
+    if isinstance(outcome, Rejected):
+        return f"rejected {outcome.reason}"
     values = ", ".join(str(value) for value in msgspec.structs.astuple(outcome))
     return f"{type(outcome).__name__.lower()} {values}"

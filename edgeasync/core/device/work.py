@@ -9,7 +9,7 @@ import math
 from random import Random
 from typing import Literal
 
-from edgeasync.core.device.answer_reports import AnswerReports
+from edgeasync.core.device.answer_reports import AnswerReports, is_preempted
 from edgeasync.core.device.bounds import LOCAL_STEPS_MAX
 from edgeasync.core.device.day import Day, needed_bytes
 from edgeasync.core.device.effects import (
@@ -524,8 +524,8 @@ class DeviceWork:
         self._move("idle")
         self.updates_answered += 1
         self._wait(now_s)
-        if ack.outcome == Rejected("not_finite"):
-            self._overlap.drop()  # steps from there on are not finite either
+        if is_preempted(ack.outcome) or ack.outcome == Rejected("not_finite"):
+            self._overlap.drop()  # steps from there on are no better
         return [*self._answers.reports(ack), ResolvePush(ack.outcome)]
 
 

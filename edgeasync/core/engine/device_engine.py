@@ -420,9 +420,12 @@ class DeviceEngine:
         if isinstance(first, Rejected) and model is not None and codec is not None:
             assert self.core.welcome is not None
             decay: float | None = self.core.welcome.residual_decay
-            if first.reason == "not_finite" or self._recalled is not None:  # its effect cannot be undone
+            spoilt = first.reason == "not_finite" or first.preempted
+            if spoilt or self._recalled is not None:  # its effect cannot be undone
                 decay = None
             self._shell.run_in_background(partial(model.resolve, codec, payload, decay), lambda _: None)
+        if isinstance(first, Rejected) and first.preempted:
+            self._shell.run_in_background(self._shell.reset_trainer, lambda _: None)
 
     def _push(self, push: Push) -> None:
         assert self.core.welcome is not None

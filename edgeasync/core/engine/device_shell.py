@@ -76,6 +76,9 @@ class DeviceShell(Protocol):
         trainer has no more.
         """
 
+    def reset_trainer(self) -> None:
+        """Let the trainer forget what its earlier steps left, such as momentum; runs in the background."""
+
     def set_pace(self, pace: Pace) -> None:
         """Take local steps at this pace from now on; a running step ends first."""
 

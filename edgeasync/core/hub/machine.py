@@ -60,6 +60,7 @@ from edgeasync.protocol.messages import (
     Key,
     Leave,
     ModelVersion,
+    Outcome,
     Ping,
     Push,
     Rejected,
@@ -378,11 +379,18 @@ class HubCore:
         member.seq_last = push.seq
         member.outcome_last, member.checksum_last = outcome, push.checksum
         ack = Ack(push.seq, outcome, self.policy_engine.divergence.quarantine_of(member.device_id))
-        if isinstance(outcome, Buffered) and self.policy_engine.aggregate.answer == "at_flush":
+        if self._waits_for_version(outcome):
             self.members.begin_wait(member)
             return [*effects, Send(member.peer, ack)]
         effects += self._assign_or_defer(member, ack, now_s, can_send=event.can_answer)
         return effects + self._answer_waiting(now_s, can_send=event.can_answer)
+
+    def _waits_for_version(self, outcome: Outcome) -> bool:
+        """Whether a device gets the next version: its update waits, or it starts over from what others made."""
+        if self.policy_engine.aggregate.answer != "at_flush":
+            return False
+        starts_over = isinstance(outcome, Rejected) and outcome.preempted
+        return isinstance(outcome, Buffered) or (starts_over and self.policy_engine.updates_waiting > 0)
 
     def decides(self, push: Push, key: Key, now_s: float, *, can_answer: bool) -> bool:
         """Return whether an update that arrives now will be decided about: only then must it be measured."""

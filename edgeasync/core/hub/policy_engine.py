@@ -283,19 +283,20 @@ class PolicyEngine:
             fleet.observe_norm(voter, update.norm, claims.local_steps)
             fleet.observe_base_loss(voter, history.base_losses.newest)
         if not math.isfinite(update.norm):
-            return Rejected("not_finite"), effects
+            return Rejected("not_finite", self.policy.preempt), effects
         if self.divergence.shuts_out(member.device_id):
             # It is one voter of those that must agree that the loss rose, and the model may be at fault.
             fleet.observe_loss(voter, claims.loss_mean, claims.loss_variance, voters_live)
-            return Rejected("quarantined"), effects
+            return Rejected("quarantined", self.policy.preempt), effects
         age_s = self._seconds_since(push.base.number, now_s)
         weight = self.policy.staleness(Staleness(history.staleness, age_s, self._members.live_count))
         if weight is None:
             return Rejected("stale"), effects
-        if self._is_behind(history.score):
+        far_behind = self._is_far_behind(history.score)
+        if far_behind or self._is_left_out(history.score):
             fleet.observe_score(voter, history.score)  # else the median, of updates that count, could never rise
             fleet.observe_loss(voter, claims.loss_mean, claims.loss_variance, voters_live)
-            return Rejected("behind"), effects
+            return Rejected("behind", far_behind and self.policy.preempt), effects
         fleet.observe_update(
             voter,
             voters_live=voters_live,
@@ -327,17 +328,19 @@ class PolicyEngine:
             return 0.0
         return now_s - times[max(0, len(times) - versions)]
 
-    def _is_behind(self, score: float) -> bool:
+    def _is_far_behind(self, score: float) -> bool:
         """Return whether a device with this score is too far behind the others for its update to count.
 
         A device that tells no score has NaN, and is not behind.
         """
+        usual, limit = self.state.fleet.score, self.policy.behind_max
+        return limit is not None and score > usual + (limit - 1.0) * abs(usual)
+
+    def _is_left_out(self, score: float) -> bool:
+        """Return whether a device with this score is not among those whose updates the policy takes."""
         usual = self.state.fleet.score
         if math.isnan(usual):
             return False
-        limit = self.policy.behind_max
-        if limit is not None and score > usual + (limit - 1.0) * abs(usual):
-            return True
         if self.policy.take == "best" and folds_one_by_one(self.aggregate):
             return score > self.state.score_best or score < self.state.fleet.scores.least_credible
         return self.policy.take == "better" and score > usual

@@ -99,11 +99,11 @@ POLICIES = {
     "buffer of 9 or 4 s": {"aggregate": Buffer(9, wait_s=4.0)},
     "quorum": {"aggregate": QuorumAggregator(), "frequency": ADAPTIVE},
     "buffered": {"aggregate": BUFFERED, "frequency": ADAPTIVE, "monitor": QUARANTINE},
-    "synchronous": {"aggregate": ROUNDS, "monitor": QUARANTINE},
+    "synchronous": {"aggregate": ROUNDS, "monitor": QUARANTINE, "behind_max": 1.5, "preempt": True},
     "model_average": {"aggregate": ModelAverageAggregator(), "take": "best", "monitor": ROLLBACK},
     "rounds that go back": {"aggregate": ROUNDS, "monitor": ROLLBACK, "frequency": ADAPTIVE},
     "quorum that goes back": {"aggregate": QuorumAggregator(share=0.5), "monitor": ROLLBACK, "take": "best"},
-    "buffered that goes back": {"aggregate": BUFFERED, "monitor": ROLLBACK, "behind_max": 3.0},
+    "buffered that goes back": {"aggregate": BUFFERED, "monitor": ROLLBACK, "behind_max": 3.0, "preempt": True},
     "warm-up": {"aggregate": ImmediateAggregator(), "warm_up": WarmUp(updates=7), "monitor": ROLLBACK},
 }
 

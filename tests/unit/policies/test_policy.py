@@ -170,6 +170,7 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
         ({"warm_up": {"epochs": INF}}, "warm_up: warm_up takes updates, or epochs, over 0"),
         ({"warm_up": {"epochs": NAN}}, "warm_up: warm_up takes updates, or epochs, over 0"),
         ({"behind_max": 1.0}, "behind_max is 1: give a ratio over 1"),
+        ({"preempt": True}, "preempt needs behind_max: how far behind the others a device's score may be"),
         ({"behind_max": NAN}, "behind_max is nan: give a ratio over 1"),
         ({"behind_max": INF}, "behind_max is inf: give a ratio over 1"),
         (

@@ -256,6 +256,18 @@ def test_divergence_is_told_once_until_an_update_is_taken_again():
     assert told == [["answered", "warning"], ["answered"], ["answered"], ["answered", "warning"]]
 
 
+def test_that_it_starts_over_is_told_once():
+    device = DeviceBench().training()
+    told = []
+    behind = Rejected("behind", preempted=True)
+    for seq, outcome in enumerate([behind, behind, Rejected("behind"), behind], start=1):
+        device.trained()
+        device.assigned(4, Ack(seq, outcome))
+        told.append([effect.event for effect in device.effects if isinstance(effect, Report)])
+        device.give(ModelInstalled(assignment(4, Ack(seq, outcome))))
+    assert told == [["answered", "warning"], ["answered"], ["answered"], ["answered", "warning"]]
+
+
 CAUSE = Quarantine("the norm is 9 times the median", 10)
 
 
@@ -1196,10 +1208,14 @@ def test_at_least_one_step_is_taken_from_the_new_model():
     assert device.effects == [Train(1)]
 
 
-def test_steps_that_went_on_from_a_diverged_update_do_not_count():
+@pytest.mark.parametrize(
+    "outcome",
+    [Rejected("not_finite"), Rejected("behind", preempted=True), Duplicate(Rejected("behind", preempted=True))],
+)
+def test_steps_that_went_on_from_a_diverged_update_do_not_count(outcome):
     device = overlap_bench(4)
     device.trained()
-    answer = assignment(1, Ack(1, Rejected("not_finite")))
+    answer = assignment(1, Ack(1, outcome))
     device.hears(answer)
     device.give(OverlapTrained(Trained(3, 24, math.nan, math.nan, 0.25)))
     device.give(ModelInstalled(answer))

@@ -751,6 +751,46 @@ def test_a_lie_far_below_the_others_never_makes_a_version(lie):
         assert hub.one(Fold).weights[4] == 0.0
 
 
+def test_a_device_is_told_to_start_over_only_where_its_training_has_gone_wrong(hub_bench):
+    """Who is only left out by `better` trains well enough; who has a foreign base is told that alone."""
+    calm = Monitor(watch=(UpdateNormWatch(count_max=1),))
+    hub = joined(hub_bench, policy(take="better", behind_max=3.0, preempt=True, monitor=calm), "abc")
+    told = {}
+    for name in "abc":
+        push(hub, name, score=1.0)
+    for reason, norm, score, base in (
+        ("behind", 1.0, 2.0, None),
+        ("future_version", 1.0, 1.0, 99),
+        ("behind", 1.0, 3.5, None),
+        ("not_finite", math.nan, 1.0, None),
+        ("quarantined", 99.0, 1.0, None),
+    ):
+        assert push(hub, "a", base, norm=norm, score=score) == reason
+        told[reason, score] = hub.core.members.members["a"].outcome_last.preempted
+    assert told == {
+        ("behind", 2.0): False,
+        ("future_version", 1.0): False,
+        ("behind", 3.5): True,
+        ("not_finite", 1.0): True,
+        ("quarantined", 1.0): True,
+    }
+
+
+def test_who_starts_over_gets_the_version_that_the_others_make(hub_bench):
+    parts = {"aggregate": SynchronousAggregator(), "behind_max": 3.0, "preempt": True}
+    hub = joined(hub_bench, policy(**parts), "abc")
+    for name in "abc":
+        push(hub, name, score=1.0)
+    push(hub, "a", score=1.0)
+    assert push(hub, "c", score=9.0) == "behind"
+    assert hub.all_of(Assign) == [], "it waits for the others"
+    push(hub, "b", score=1.0)
+    assert sorted(effect.peer for effect in hub.all_of(Assign)) == sorted(hub.peers[name] for name in "abc")
+    assert {effect.version.number for effect in hub.all_of(Assign)} == {2}
+    assert push(hub, "c", score=9.0) == "behind"
+    assert [effect.peer for effect in hub.all_of(Assign)] == [hub.peers["c"]], "nobody's update waits"
+
+
 def test_a_score_of_ones_own_parameters_is_no_loss_of_the_hubs_model(hub_bench):
     hub = joined(hub_bench, policy(take="better"), "a")
     push(hub, "a", score=0.5, validation_loss=0.25)
