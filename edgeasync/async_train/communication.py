@@ -4,7 +4,7 @@ import contextlib
 import logging
 import secrets
 from pathlib import Path
-from typing import Any, Self, TypedDict
+from typing import Any, Self, TypedDict, Unpack
 
 from edgeasync import SGD, Hub, Policy, Run, join
 from edgeasync.async_train.distributed import find_master
@@ -36,7 +36,15 @@ MOST = 100_000
 """Iterations between two averagings, where nothing is said."""
 
 
-class Averaging(TypedDict, total=False):
+class Exchanging(TypedDict, total=False):
+    """Whose parameters take part in an exchange; docs/train/async_train.md says more."""
+
+    exchange: str
+    preempt: bool
+    behind_max: float | None
+
+
+class Averaging(Exchanging, total=False):
     """Where rank 0 is, and when models are averaged; docs/train/async_train.md says more."""
 
     master: str | None
@@ -54,9 +62,6 @@ class Averaging(TypedDict, total=False):
     adaptation_metric: str
     warmup_steps: int
     delay: int
-    exchange: str
-    preempt: bool
-    behind_max: float | None
 
 
 class Communication:
@@ -148,9 +153,7 @@ def make_policy(
     adaptation_metric: Any = "loss_variance",
     warmup_steps: int = 0,
     delay: int = 0,
-    exchange: str = "all",
-    preempt: bool = False,
-    behind_max: float | None = None,
+    **exchange: Unpack[Exchanging],
 ) -> Policy:
     """Return the policy of rank 0's hub; raises `ConfigError` for an `averaging_policy` that is none.
 
@@ -180,7 +183,7 @@ def make_policy(
     frequency = frequencies[averaging_policy]()
     return Policy(
         optimizer=(SGD(),),
-        **exchanging(exchange, behind_max, preempt=preempt),
+        **exchanging(**exchange),
         frequency=frequency,
         delay_steps=delay,
         warm_up=warm_up,
@@ -188,7 +191,7 @@ def make_policy(
     )
 
 
-def exchanging(exchange: str, behind_max: float | None, *, preempt: bool) -> dict[str, Any]:
+def exchanging(exchange: str = "all", *, preempt: bool = False, behind_max: float | None = None) -> dict[str, Any]:
     """Return whose parameters take part, as a policy has it; raises `ConfigError` for an unknown `exchange`."""
     if exchange not in TAKE:
         raise ConfigError(f"exchange is {exchange!r}; give {' or '.join(map(repr, TAKE))}")

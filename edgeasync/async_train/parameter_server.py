@@ -4,12 +4,12 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 
 from edgeasync import SGD, Hub, Policy, Run
-from edgeasync.async_train.communication import PLAIN, exchanging
+from edgeasync.async_train.communication import PLAIN, Exchanging, exchanging
 from edgeasync.async_train.given import as_loss, is_torch, put_back
 from edgeasync.async_train.ignored import say_once
 from edgeasync.async_train.model import Model
@@ -50,15 +50,13 @@ class ParameterServer(Running):
         staleness_policy: str = "adaptive_lr",
         staleness_lr_factor: float = 0.9,
         max_staleness: float = 10,
-        exchange: str = "all",
-        preempt: bool = False,
-        behind_max: float | None = None,
         checkpoint_dir: str | Path | None = None,
         checkpoint_frequency: int = 1000,
         loss_fn: object = None,
         input_shape: Sequence[int] | None = None,
         keys: str | Path | None = None,
         insecure: bool = False,
+        **exchange: Unpack[Exchanging],
     ) -> None:
         self._model, self._started, self._ended = model, False, False
         self._come, self._news = set[str](), threading.Condition()
@@ -68,11 +66,7 @@ class ParameterServer(Running):
             run=checkpoint_dir or temporary_run(),
             bind=f"tcp://{host}:{port or '*'}",
             policy=server_policy(
-                update_rule,
-                staleness_policy,
-                staleness_lr_factor,
-                max_staleness,
-                **exchanging(exchange, behind_max, preempt=preempt),
+                update_rule, staleness_policy, staleness_lr_factor, max_staleness, **exchanging(**exchange)
             ),
             loss="cross_entropy" if is_torch(model) and input_shape is None else as_loss(loss_fn),
             keys=keys,

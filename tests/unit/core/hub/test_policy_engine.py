@@ -711,7 +711,7 @@ TOLD = st.lists(st.tuples(st.sampled_from("abcde"), SCORES), min_size=5, max_siz
 
 
 def as_told(score):
-    """What the hub makes of a score: one that is no number is the worst."""
+    """What the hub makes of a score: one that is not finite is the worst."""
     return score if math.isfinite(score) else math.inf
 
 
