@@ -65,9 +65,7 @@ class ParameterServer(Running):
             travelling_model(model, loss_fn, input_shape),
             run=checkpoint_dir or temporary_run(),
             bind=f"tcp://{host}:{port or '*'}",
-            policy=server_policy(
-                update_rule, staleness_policy, staleness_lr_factor, max_staleness, **exchanging(**exchange)
-            ),
+            policy=server_policy(update_rule, staleness_policy, staleness_lr_factor, max_staleness, **exchange),
             loss="cross_entropy" if is_torch(model) and input_shape is None else as_loss(loss_fn),
             keys=keys,
             insecure=insecure,
@@ -131,7 +129,9 @@ def travelling_model(model: Any, loss_fn: Any, input_shape: Sequence[int] | None
     return ours.to_onnx(model, np.zeros((2, *input_shape), np.float32))
 
 
-def server_policy(rule: str, staleness: str, factor: float, max_staleness: float, **exchange: Any) -> Policy:
+def server_policy(
+    rule: str, staleness: str, factor: float, max_staleness: float, **exchange: Unpack[Exchanging]
+) -> Policy:
     """Return the policy of a server; raises `ConfigError` for names that the reference does not have."""
     policies: dict[str, Any] = {
         "adaptive_lr": AdaptiveLearningRate(factor=factor, staleness_max=max_staleness),
@@ -148,5 +148,5 @@ def server_policy(rule: str, staleness: str, factor: float, max_staleness: float
         optimizer=(corrected if staleness == "momentum_correction" else SGD(),),
         frequency=FixedFrequency(local_steps=STEPS_MAX),
         monitor=PLAIN,
-        **exchange,
+        **exchanging(**exchange),
     )

@@ -22,6 +22,15 @@ class Pacer:
         self.due_s = 0.0
         """When the next message may be sent."""
 
+    def change(self, bytes_per_s: float, now_s: float) -> None:
+        """Keep to another rate from now on; what was sent already is waited for at that rate."""
+        self.due_s = now_s + (self.due_s - now_s) * min(1e6, self.bytes_per_s / bytes_per_s)
+        self.bytes_per_s = bytes_per_s
+
+    def give_back(self, size_bytes: int) -> None:
+        """Wait for these bytes no longer: they were counted before they were sent."""
+        self.due_s -= size_bytes / self.bytes_per_s
+
     def spend(self, size_bytes: int, now_s: float) -> None:
         """Count a message that is sent now, even if it was sent before `due_s`."""
         self.due_s = max(self.due_s, now_s - LATENESS_S) + size_bytes / self.bytes_per_s

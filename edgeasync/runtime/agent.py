@@ -158,7 +158,8 @@ class Agent:
     - `delay_steps` is after how many steps the answer to an update is used, if not as the hub says.
     - `alone_steps_max` is the most extra local steps while the agent can reach no hub. With `trains_at_rest` they
       are taken, too, when the hub asks for rest.
-    - `bandwidth_bytes_per_s_max` is the most bytes per second, both directions together.
+    - `bandwidth_bytes_per_s_max` is the most bytes per second, both directions together. `link_share` is the share
+      of the link, as it is measured, that they may take.
     - `bytes_per_day_max` is the most bytes of 24 hours, both directions together. `day_file` keeps the count;
       without it every agent begins a new day.
     - `spool` keeps every update on disk before it leaves. After a power cut the agent sends the update again.
@@ -192,6 +193,7 @@ class Agent:
         local_steps_max: int = 0,
         delay_steps: int | None = None,
         bandwidth_bytes_per_s_max: int | None = None,
+        link_share: float | None = None,
         bytes_per_day_max: int | None = None,
         day_file: DayFile | None = None,
         spool: KeptSpool | None = None,
@@ -275,7 +277,13 @@ class Agent:
             care=Care(limits),
         )
         self._engine = DeviceEngine(
-            core, self, time.monotonic, bandwidth_bytes_per_s_max, keeps=spool is not None, observe=observe
+            core,
+            self,
+            time.monotonic,
+            bandwidth_bytes_per_s_max,
+            link_share=link_share,
+            keeps=spool is not None,
+            observe=observe,
         )
 
     def _unused(self, enrol: str | None) -> Token | None:
@@ -761,6 +769,11 @@ class Agent:
             then(Trained(0, 0, None, None, 0.0))
         else:
             self.request_stop()
+
+    @property
+    def link_bytes_per_s(self) -> float | None:
+        """The rate of the link as it was measured; `None` without a `link_share`, and before."""
+        return self._engine.link_bytes_per_s
 
     def reset_trainer(self) -> None:
         """Let the trainer forget momentum and averages, if it can."""

@@ -41,6 +41,7 @@ class AgentSection(Section, frozen=True):
     graph_bytes_max: ByteCount = ByteCount(GRAPH_BYTES_MAX)
     parameters_max: Annotated[int, Meta(ge=1, le=PARAMETERS_MAX)] | None = None
     bandwidth_bytes_per_s_max: ByteCount | None = None
+    link_share: Annotated[float, Meta(ge=0.01, lt=1)] | None = None
     bytes_per_day_max: ByteCount | None = None
     spool: Literal["identity", "full"] = "identity"
     alone_steps_max: Annotated[int, Meta(ge=0, le=2**31)] = 0

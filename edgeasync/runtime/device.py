@@ -102,6 +102,7 @@ def make_agent(
         local_steps_max=section.local_steps_max or 0,
         delay_steps=section.delay_steps,
         bandwidth_bytes_per_s_max=section.bandwidth_bytes_per_s_max,
+        link_share=section.link_share,
         bytes_per_day_max=section.bytes_per_day_max,
         day_file=None if state is None else DayFile(state),
         spool=None if state is None else _open_spool(section, state, identity),

@@ -54,6 +54,7 @@ class SimulatedDevice:
         examples: int = 0,
         seed: int = 0,
         bandwidth_bytes_per_s_max: int | None = None,
+        link_share: float | None = None,
         bytes_per_day_max: int | None = None,
         keeps: bool = False,
         alone_steps_max: int = 0,
@@ -76,7 +77,7 @@ class SimulatedDevice:
         self._hub = hub
         self._trainer = trainer
         self._examples = examples
-        self._bandwidth_bytes_per_s_max = bandwidth_bytes_per_s_max
+        self._bandwidth_bytes_per_s_max, self._link_share = bandwidth_bytes_per_s_max, link_share
         self._bytes_per_day_max = bytes_per_day_max
         self._day_record: DayRecord | None = None
         self._keeps = keeps
@@ -247,7 +248,14 @@ class SimulatedDevice:
             day=day,
             care=Care(self._limits),
         )
-        return DeviceEngine(core, self, lambda: self.now_s, self._bandwidth_bytes_per_s_max, keeps=self._keeps)
+        return DeviceEngine(
+            core,
+            self,
+            lambda: self.now_s,
+            self._bandwidth_bytes_per_s_max,
+            link_share=self._link_share,
+            keeps=self._keeps,
+        )
 
     def _schedule_tick(self) -> None:
         due_s = self.engine.next_deadline_s()

@@ -80,7 +80,8 @@ ObserveDevice = Callable[[DeviceEvent], None]
 class DeviceEngine:
     """Frames in, frames out. It reads the time from `now_s`; no call blocks for longer than a copy.
 
-    `bandwidth_bytes_per_s_max` caps all traffic of the device, both directions together. With `keeps` the shell
+    `bandwidth_bytes_per_s_max` caps all traffic of the device, both directions together; `link_share` does so by
+    what is measured. With `keeps` the shell
     writes every update to disk before it is sent, and now and then the model. `observe` sees every event.
     """
 
@@ -91,6 +92,7 @@ class DeviceEngine:
         now_s: Callable[[], float],
         bandwidth_bytes_per_s_max: int | None = None,
         *,
+        link_share: float | None = None,
         keeps: bool = False,
         observe: ObserveDevice | None = None,
     ) -> None:
@@ -100,7 +102,7 @@ class DeviceEngine:
         self._shell = shell
         self._now_s = now_s
         self._model: DeviceModel | None = None
-        self._transfers = DeviceTransfers(self._send, now_s, bandwidth_bytes_per_s_max)
+        self._transfers = DeviceTransfers(self._send, now_s, bandwidth_bytes_per_s_max, link_share)
         self._hello_bytes = 0
         self._inline_payload: wire.Buffer | None = None
         self._arrived: wire.Buffer | None = None
@@ -127,6 +129,11 @@ class DeviceEngine:
         if held is None or (held.version, held.checksum) != (push.base, push.held_checksum):
             push = msgspec.structs.replace(push, held_checksum=None)
         self.core.work.recall(push, spool.model)
+
+    @property
+    def link_bytes_per_s(self) -> float | None:
+        """The rate of the link as it was measured for a share of it."""
+        return self._transfers.link_bytes_per_s
 
     def held_model(self) -> HeldModel | None:
         """Return the hub's model that the device holds, if it does; its values must not be changed."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
+from edgeasync.core.engine.link_share import TRAIN_BYTES, LinkShare
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import (
     PROTOCOL_VERSIONS,
@@ -42,22 +43,30 @@ class _Waiting(msgspec.Struct):
 class DeviceTransfers:
     """At most one transfer each way, on one connection after the other; `send` is the shell's.
 
-    `bandwidth_bytes_per_s_max` is the cap on all traffic, both directions together. Every message but a hello is
-    written in `protocol_version`, the hub's last choice.
+    `bandwidth_bytes_per_s_max` is the cap on all traffic, both directions together, and `link_share` the share of
+    the link, as it is measured, that all traffic may take. Every message but a hello is written in
+    `protocol_version`, the hub's last choice.
     """
 
-    def __init__(self, send: Send, now_s: Callable[[], float], bandwidth_bytes_per_s_max: int | None) -> None:
+    def __init__(
+        self,
+        send: Send,
+        now_s: Callable[[], float],
+        bandwidth_bytes_per_s_max: int | None,
+        link_share: float | None = None,
+    ) -> None:
         self.protocol_version = PROTOCOL_VERSIONS[0]
         self._send_frames = send
         self._now_s = now_s
         self._pacer = None if bandwidth_bytes_per_s_max is None else Pacer(bandwidth_bytes_per_s_max)
+        self._share = None if link_share is None else LinkShare(link_share, bandwidth_bytes_per_s_max)
         self._waiting: deque[_Waiting] = deque()
         self._window: CreditWindow | None = None
         self._round_trip_s = math.inf
         self._message: Assignment | Graph | None = None
         self._incoming: IncomingTransfer | None = None
         self._outgoing: OutgoingTransfer | None = None
-        self._count = 0
+        self._count = self._paid_bytes = 0
 
     # -- connection and time ---------------------------------------------------------------------------------
 
@@ -65,6 +74,8 @@ class DeviceTransfers:
         """Suspend the incoming transfer, drop the outgoing one and the queue: the connection has ended."""
         self._message = None
         self._drop_outgoing()
+        if self._share is not None:
+            self._share.begin_train(0)
         if self._incoming is not None and not self._incoming.suspend():
             self._incoming = None
         self._clear_line(lambda _: True)
@@ -80,10 +91,20 @@ class DeviceTransfers:
             self._pacer.spend(first.received_bytes, self._now_s())
             self._send_now(first.message, first.payload)
 
+    @property
+    def link_bytes_per_s(self) -> float | None:
+        """The rate of the link; `None` if it was not measured."""
+        return None if self._share is None else self._share.bytes_per_s
+
+    @property
+    def _is_narrow(self) -> bool:
+        """Whether pieces are short, and the window begins with one."""
+        return self._pacer is not None or self._share is not None
+
     def send(self, message: Message) -> None:
         """Send a message without a payload: at once, or in its turn if it asks for a payload."""
         match message:
-            case Hello() if self._pacer is not None:
+            case Hello() if self._is_narrow:
                 message = msgspec.structs.replace(message, piece_bytes_max=PIECE_BYTES_MIN)
             case Fetch() if self._incoming is not None and self._incoming.state in {"moving", "suspended"}:
                 message = msgspec.structs.replace(message, partial=self._incoming.checksum)
@@ -118,6 +139,8 @@ class DeviceTransfers:
             del before  # frees its buffer before another is allocated
             buffer = np.empty(message.payload_bytes, np.uint8).data
             self._incoming = IncomingTransfer(message.transfer, buffer, message.checksum)
+            if self._share is not None and message.payload_bytes >= TRAIN_BYTES:
+                self._share.begin_train(TRAIN_BYTES)
         self._send_now(self._incoming.credit(), None)
 
     def accept(self, piece: Piece, part: wire.Buffer) -> tuple[Assignment | Graph, memoryview | None] | None:
@@ -131,6 +154,7 @@ class DeviceTransfers:
             return None
         self._incoming = None  # a bad piece ends it
         transfer.accept(piece, part)
+        self._note_passed(piece.offset + len(part), up=False)
         self._send_in_turn(transfer.credit(), None, len(part))
         if transfer.state == "complete":
             self._message = None
@@ -155,6 +179,10 @@ class DeviceTransfers:
         if len(payload) <= window.message_bytes_max:
             self._send_in_turn(push, payload)
             return
+        if self._share is not None and self._pacer is not None:
+            # A half of the train is waited for before it leaves, the other half after that.
+            self._pacer.spend(TRAIN_BYTES // 2, self._now_s())
+            self._paid_bytes = TRAIN_BYTES // 2
         self._count += 1
         self._outgoing = OutgoingTransfer(self._count, payload, window)
         self._send_in_turn(msgspec.structs.replace(push, transfer=self._count), None)
@@ -169,8 +197,18 @@ class DeviceTransfers:
         transfer = self._outgoing
         if transfer is None or credit.transfer != transfer.number:
             return False
+        self._note_passed(credit.received_bytes, up=True)
+        is_train = self._share is not None and transfer.state == "announced"
         for piece, part in transfer.credit(credit, self._now_s()):
-            self._send_in_turn(piece, part)
+            if is_train:
+                self._send_now(piece, part)
+            else:
+                self._send_in_turn(piece, part)
+        if is_train and self._pacer is not None:
+            self._pacer.give_back(self._paid_bytes)
+            self._paid_bytes = 0
+        if is_train and self._share is not None and len(transfer.payload) - credit.received_bytes >= TRAIN_BYTES:
+            self._share.begin_train(credit.received_bytes + TRAIN_BYTES)
         if transfer.state == "complete":
             self._outgoing = None
         return True
@@ -182,14 +220,21 @@ class DeviceTransfers:
 
     def _window_of(self, piece_bytes: int) -> CreditWindow:
         """Return the window for pieces up to that length; under a cap, for the shortest, beginning with one."""
-        if self._pacer is not None:
+        if self._is_narrow:
             piece_bytes = PIECE_BYTES_MIN
-        if self._window is None or self._window.piece_bytes != piece_bytes:
-            start = {} if self._pacer is None else {"start_bytes": PIECE_BYTES_MIN}
+        if self._window is None or self._window.piece_bytes != piece_bytes or self._share is not None:
+            start = {"start_bytes": PIECE_BYTES_MIN} if self._is_narrow else {}
+            if self._share is not None:
+                start = {"start_bytes": TRAIN_BYTES}
             self._window = CreditWindow(piece_bytes, **start)
             if self._round_trip_s < math.inf:
                 self._window.observe_round_trip(self._round_trip_s, at_rest=False)
         return self._window
+
+    def _note_passed(self, total_bytes: int, *, up: bool) -> None:
+        """Note how much of a train has passed; pace by what it shows."""
+        if self._share is not None and self._share.note_passed(total_bytes, self._now_s(), up=up):
+            self._pacer = self._share.pace(self._pacer, self._now_s())
 
     # -- the queue -------------------------------------------------------------------------------------------
 

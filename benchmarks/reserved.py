@@ -1,0 +1,204 @@
+"""A share of a link that is reserved for traffic: how exactly it is kept, and what it costs training.
+
+Run as `python -m benchmarks.reserved`. Hub and agent are real processes. Between them is the proxy of `link`, at
+20 Mbit/s each way. The agent is told a share of the link, not the link's rate. First it trains without an
+exchange. Then it exchanges as often as the share bears, with answers that are used when the next update leaves.
+"""
+
+import asyncio
+import itertools
+import multiprocessing
+import tempfile
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from benchmarks.link_processes import Adder, spec_of
+from benchmarks.link_proxy import Proxy
+from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
+from edgeasync.core.hub.effects import Report
+from edgeasync.core.hub.settings import FLOAT32, CheckpointSettings, HubCoreSettings
+from edgeasync.durable.identity import DeviceIdentity
+from edgeasync.policies.aggregation import ImmediateAggregator
+from edgeasync.policies.frequency import FixedFrequency
+from edgeasync.policies.monitor import Monitor
+from edgeasync.policies.optimizers import SGD
+from edgeasync.policies.policy import Policy
+from edgeasync.runtime.agent import Agent
+from edgeasync.runtime.hub import Hub
+
+MBIT_20 = 20e6 / 8
+SHARE = 0.2
+LENGTH = 1 << 18
+STEP_S = 0.02
+EXCHANGE_S = 2 * 4 * LENGTH / (SHARE * MBIT_20)
+"""How long two models take."""
+
+FULL = 0.98
+"""The part of that in which a device takes its steps: so it waits a little, and uses nearly all of the share."""
+
+SETTLED_S = 45.0
+"""The first model comes without a pause, and the first ten updates measure the link."""
+
+LOOK_S = 0.05
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Seconds measured, with and without exchanges, and of the windows in them."""
+
+    seconds: float
+    window_s: float
+
+
+EFFORTS = {Form.FULL: Effort(120.0, 10.0), Form.SHORT: Effort(40.0, 10.0), Form.QUICK: Effort(3.0, 1.0)}
+SETTLED_QUICKLY_S = 2.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """Bytes that passed, with their times, the agent's steps with theirs, and when both had settled."""
+
+    passed: list[tuple[float, int]]
+    steps: list[tuple[float, int]]
+    since_s: float
+    rate: float
+
+    @property
+    def step_s(self) -> float:
+        """The mean time of a local step, once settled."""
+        settled = [(moment_s, steps) for moment_s, steps in self.steps if moment_s >= self.since_s]
+        (first_s, first), (last_s, last) = settled[0], settled[-1]
+        return (last_s - first_s) / max(1, last - first)
+
+    def windows(self, window_s: float) -> list[float]:
+        """Return the bytes a second, both ways, of every window that begins with some and lies in the run."""
+        passed = sorted(self.passed)
+        times = np.array([moment_s for moment_s, _ in passed])
+        total = np.array([0, *itertools.accumulate(size for _, size in passed)])
+        ends = np.searchsorted(times, times + window_s)
+        return [
+            float(total[end] - total[first]) / window_s
+            for first, end in enumerate(ends)
+            if self.since_s <= times[first] <= self.steps[-1][0] - window_s
+        ]
+
+
+def run_hub(steps: int, run: str, pipe: "Connection[str, None]") -> None:
+    """Run a hub; send its address."""
+
+    def on_report(report: Report) -> None:
+        if report.event == "listening":
+            pipe.send(hub.address)
+
+    hub = Hub(
+        spec=spec_of(LENGTH),
+        initial=lambda: np.zeros(LENGTH, np.float32),
+        policy=Policy(
+            aggregate=ImmediateAggregator(),
+            optimizer=(SGD(),),
+            frequency=FixedFrequency(local_steps=steps),
+            delay_steps=steps,
+            monitor=Monitor(watch=()),
+        ),
+        bind="tcp://127.0.0.1:*",
+        run=Path(run),
+        settings=HubCoreSettings(codec=FLOAT32, checkpoint=CheckpointSettings(every="1000 hours")),
+        on_report=on_report,
+    )
+    uvloop.run(hub.run())
+
+
+def run_agent(address: str, seconds: float, pipe: "Connection[Any, None]") -> None:
+    """Train for some seconds; send the steps with their times, and the link's rate as it was measured."""
+    agent = Agent(
+        address,
+        identity=DeviceIdentity("device", f"{7:032x}", 1),
+        make_trainer=lambda _: Adder(spec_of(LENGTH)),
+        step_s_min=STEP_S,
+        link_share=SHARE,
+    )
+    steps: list[tuple[float, int]] = []
+
+    async def watch() -> None:
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s:
+            steps.append((time.monotonic(), agent.steps_total))
+            await asyncio.sleep(LOOK_S)
+        agent.request_stop()
+
+    async def train() -> None:
+        await asyncio.gather(agent.run(), watch())
+
+    uvloop.run(train())
+    pipe.send((steps, agent.link_bytes_per_s))
+
+
+async def run_once(steps: int, settled_s: float, seconds: float) -> Run:
+    """Let an agent train through the proxy, with this number of steps between two exchanges."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.reserved"])
+    proxy, processes = Proxy(MBIT_20), []
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            ours, theirs = context.Pipe()
+            processes.append(context.Process(target=run_hub, args=(steps, folder, theirs), daemon=True))
+            processes[0].start()
+            host, _, port = str(await hear(ours, PATIENCE_S)).removeprefix("tcp://").rpartition(":")
+            await proxy.start((host, int(port)))
+            ours, theirs = context.Pipe()
+            arguments = (proxy.address, settled_s + seconds, theirs)
+            processes.append(context.Process(target=run_agent, args=arguments, daemon=True))
+            processes[1].start()
+            taken, rate = await hear(ours, settled_s + seconds + PATIENCE_S)
+            return Run([*proxy.up.passed, *proxy.down.passed], taken, taken[0][0] + settled_s, rate or 0.0)
+        finally:
+            await proxy.stop()
+            for process in processes:  # before the folder goes, in which the hub still writes
+                process.kill()
+                process.join()
+
+
+async def hear(pipe: "Connection[Any, Any]", patience_s: float) -> Any:
+    """Return what a process says."""
+    until_s = time.monotonic() + patience_s
+    while not pipe.poll():
+        if time.monotonic() > until_s:
+            raise TimeoutError("a process does not answer")
+        await asyncio.sleep(0.02)
+    return pipe.recv()
+
+
+def main() -> None:
+    """Measure with exchanges, then without."""
+    arguments = make_parser("How exactly a reserved share of a link is kept.").parse_args()
+    effort, results = EFFORTS[arguments.form], Results()
+    show_progress(f"without exchanges: {effort.seconds:g} s")
+    alone = asyncio.run(run_once(100_000, SETTLED_QUICKLY_S, effort.seconds / 2))
+    steps = round(FULL * EXCHANGE_S / alone.step_s)
+    show_progress(f"a fifth of 20 Mbit/s, an exchange every {steps} steps: {effort.seconds:g} s")
+    settled_s = SETTLED_QUICKLY_S if arguments.form == Form.QUICK else SETTLED_S
+    run = asyncio.run(run_once(steps, settled_s, effort.seconds))
+    share, windows = SHARE * MBIT_20, run.windows(effort.window_s)
+    title = f"share of the link in any {effort.window_s:g} s, %"
+    for name, rate in {"least": min(windows), "median": float(np.median(windows)), "most": max(windows)}.items():
+        results.add(title, name, {"": round(100 * rate / MBIT_20, 2)})
+    results.add("measured", "rate of the link, Mbit/s", {"": round(run.rate * 8e-6, 3)})
+    results.add("measured", "step with exchanges, ms", {"": round(1e3 * run.step_s, 3)})
+    results.add("measured", "step without, ms", {"": round(1e3 * alone.step_s, 3)})
+    results.bound("most in any window", max(windows) / share, 1.05)
+    results.bound("training with exchanges over training without", run.step_s / alone.step_s, 1.05)
+    results.ratios["the least over 0.95 shares"] = round(min(windows) / (0.95 * share), 3)
+    results.targets["the least over 0.95 shares"] = 1.0
+    show_results(results, arguments)
+    enforce_targets(results, arguments)
+
+
+if __name__ == "__main__":
+    main()
