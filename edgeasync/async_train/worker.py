@@ -52,6 +52,7 @@ class AsyncWorker:
         device: str = "cpu",
         *,
         delay: int | None = None,
+        bandwidth_limit_bytes_per_s: int | None = None,
         model: Any = None,
         **agent: Any,
     ) -> None:
@@ -63,7 +64,8 @@ class AsyncWorker:
                 "has one unanswered update at a time, so that each counts exactly once"
             )
         provider = "cuda" if device.startswith("cuda") else "cpu"
-        own = {} if delay is None else {"delay_steps": delay}
+        said = {"delay_steps": delay, "bandwidth_bytes_per_s_max": bandwidth_limit_bytes_per_s}
+        own = {name: value for name, value in said.items() if value is not None}
         self._settings = {"local_steps_max": update_frequency, "provider": provider, **own, **agent}
         self.agent: Agent | None = None
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from edgeasync.core.engine.link_share import TRAIN_BYTES, LinkShare
+from edgeasync.core.engine.link_share import MEASURED_BYTES, TRAIN_BYTES, LinkShare
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import (
     PROTOCOL_VERSIONS,
@@ -140,7 +140,7 @@ class DeviceTransfers:
             buffer = np.empty(message.payload_bytes, np.uint8).data
             self._incoming = IncomingTransfer(message.transfer, buffer, message.checksum)
             if self._share is not None and message.payload_bytes >= TRAIN_BYTES:
-                self._share.begin_train(TRAIN_BYTES)
+                self._share.begin_train(MEASURED_BYTES)
         self._send_now(self._incoming.credit(), None)
 
     def accept(self, piece: Piece, part: wire.Buffer) -> tuple[Assignment | Graph, memoryview | None] | None:
@@ -208,7 +208,7 @@ class DeviceTransfers:
             self._pacer.give_back(self._paid_bytes)
             self._paid_bytes = 0
         if is_train and self._share is not None and len(transfer.payload) - credit.received_bytes >= TRAIN_BYTES:
-            self._share.begin_train(credit.received_bytes + TRAIN_BYTES)
+            self._share.begin_train(credit.received_bytes + MEASURED_BYTES)
         if transfer.state == "complete":
             self._outgoing = None
         return True

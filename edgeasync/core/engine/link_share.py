@@ -14,8 +14,9 @@ from edgeasync.protocol.transfers import PIECE_BYTES_MIN
 TRAIN_BYTES = 4 * PIECE_BYTES_MIN
 """A longer train would show the rate better, and exceed the share by more."""
 
-MARKS_PASSED_OVER = 1
-"""The first piece finds an idle link, whose buffers are empty, and a hub that has to wake up."""
+MEASURED_BYTES = TRAIN_BYTES - PIECE_BYTES_MIN
+"""The rate is that from the end of the first piece to here: the first one finds an idle link with empty buffers,
+and nothing follows the last one that would push its end out of a buffer."""
 
 TRAINS = 15
 """How many of the latest trains count: their median is the link's rate."""
@@ -31,7 +32,7 @@ class LinkShare:
         self._share, self._cap = share, cap_bytes_per_s
         self._rates: deque[float] = deque(maxlen=TRAINS)
         self._first: tuple[int, float] | None = None
-        self._end = self._passed_over = 0
+        self._end = 0
         self._measured_up = False
 
     @property
@@ -39,18 +40,15 @@ class LinkShare:
         """The link's rate; `None` before it was measured."""
         return median(self._rates) if self._rates else None
 
-    def begin_train(self, nbytes: int) -> None:
-        """Note that a train leaves, which ends at this byte; 0: there is none."""
-        self._first, self._end, self._passed_over = None, nbytes, 0
+    def begin_train(self, end_byte: int) -> None:
+        """Note that a train leaves, which is measured up to this byte; 0: there is none."""
+        self._first, self._end = None, end_byte
 
     def note_passed(self, total_bytes: int, now_s: float, *, up: bool) -> bool:
         """Note how much of a train has passed; return whether the rate is known better than before."""
         if not self._end or (self._measured_up and not up):
             return False
         if self._first is None:
-            if self._passed_over < MARKS_PASSED_OVER:
-                self._passed_over += 1
-                return False
             self._first = total_bytes, now_s
             return False
         if total_bytes < self._end:
