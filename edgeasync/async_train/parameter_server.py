@@ -26,6 +26,8 @@ STEPS_MAX = 100_000
 MOMENTUM = 0.9
 """Of the server with `momentum_correction`: together with the learning rate a step keeps its length."""
 
+HERE, ANYWHERE = "127.0.0.1", "0.0.0.0"  # noqa: S104 - with keys, or as was asked for
+
 RULES: dict[str, Any] = {"async_sgd": ImmediateAggregator(), "model_average": ModelAverageAggregator()}
 
 
@@ -60,11 +62,10 @@ class ParameterServer(Running):
     ) -> None:
         self._model, self._started, self._ended = model, False, False
         self._come, self._news = set[str](), threading.Condition()
-        host = "127.0.0.1" if keys is None and not insecure else "0.0.0.0"  # noqa: S104 - as was asked for
         self.hub = Hub(
             travelling_model(model, loss_fn, input_shape),
             run=checkpoint_dir or temporary_run(),
-            bind=f"tcp://{host}:{port or '*'}",
+            bind=f"tcp://{HERE if keys is None and not insecure else ANYWHERE}:{port or '*'}",
             policy=server_policy(update_rule, staleness_policy, staleness_lr_factor, max_staleness, **exchange),
             loss="cross_entropy" if is_torch(model) and input_shape is None else as_loss(loss_fn),
             keys=keys,
