@@ -12,30 +12,15 @@ import tempfile
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import uvloop
 
-from benchmarks.link_processes import Adder, spec_of
 from benchmarks.link_proxy import Proxy
 from benchmarks.report import Form, Results, enforce_targets, make_parser, show_progress, show_results
-from edgeasync.core.hub.effects import Report
-from edgeasync.core.hub.settings import FLOAT32, CheckpointSettings, HubCoreSettings
-from edgeasync.durable.identity import DeviceIdentity
-from edgeasync.policies.aggregation import ImmediateAggregator
-from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.monitor import Monitor
-from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
-from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.hub import Hub
+from benchmarks.reserved_processes import LENGTH, SHARE, run_agent, run_hub
 
 MBIT_20 = 20e6 / 8
-SHARE = 0.2
-LENGTH = 1 << 18
-STEP_S = 0.02
 EXCHANGE_S = 2 * 4 * LENGTH / (SHARE * MBIT_20)
 """How long two models take."""
 
@@ -45,7 +30,6 @@ FULL = 0.98
 SETTLED_S = 45.0
 """The first model comes without a pause, and the first ten updates measure the link."""
 
-LOOK_S = 0.05
 PATIENCE_S = 60.0
 
 
@@ -57,7 +41,7 @@ class Effort:
     window_s: float
 
 
-EFFORTS = {Form.FULL: Effort(120.0, 10.0), Form.SHORT: Effort(40.0, 10.0), Form.QUICK: Effort(3.0, 1.0)}
+EFFORTS = {Form.FULL: Effort(120.0, 10.0), Form.SHORT: Effort(40.0, 10.0), Form.QUICK: Effort(10.0, 1.0)}
 SETTLED_QUICKLY_S = 2.0
 
 
@@ -90,60 +74,10 @@ class Run:
         ]
 
 
-def run_hub(steps: int, run: str, pipe: "Connection[str, None]") -> None:
-    """Run a hub; send its address."""
-
-    def on_report(report: Report) -> None:
-        if report.event == "listening":
-            pipe.send(hub.address)
-
-    hub = Hub(
-        spec=spec_of(LENGTH),
-        initial=lambda: np.zeros(LENGTH, np.float32),
-        policy=Policy(
-            aggregate=ImmediateAggregator(),
-            optimizer=(SGD(),),
-            frequency=FixedFrequency(local_steps=steps),
-            delay_steps=steps,
-            monitor=Monitor(watch=()),
-        ),
-        bind="tcp://127.0.0.1:*",
-        run=Path(run),
-        settings=HubCoreSettings(codec=FLOAT32, checkpoint=CheckpointSettings(every="1000 hours")),
-        on_report=on_report,
-    )
-    uvloop.run(hub.run())
-
-
-def run_agent(address: str, seconds: float, pipe: "Connection[Any, None]") -> None:
-    """Train for some seconds; send the steps with their times, and the link's rate as it was measured."""
-    agent = Agent(
-        address,
-        identity=DeviceIdentity("device", f"{7:032x}", 1),
-        make_trainer=lambda _: Adder(spec_of(LENGTH)),
-        step_s_min=STEP_S,
-        link_share=SHARE,
-    )
-    steps: list[tuple[float, int]] = []
-
-    async def watch() -> None:
-        until_s = time.monotonic() + seconds
-        while time.monotonic() < until_s:
-            steps.append((time.monotonic(), agent.steps_total))
-            await asyncio.sleep(LOOK_S)
-        agent.request_stop()
-
-    async def train() -> None:
-        await asyncio.gather(agent.run(), watch())
-
-    uvloop.run(train())
-    pipe.send((steps, agent.link_bytes_per_s))
-
-
 async def run_once(steps: int, settled_s: float, seconds: float) -> Run:
     """Let an agent train through the proxy, with this number of steps between two exchanges."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.reserved"])
+    context.set_forkserver_preload(["benchmarks.reserved_processes"])
     proxy, processes = Proxy(MBIT_20), []
     with tempfile.TemporaryDirectory() as folder:
         try:

@@ -1,0 +1,77 @@
+"""The processes of the benchmark of a reserved share: a hub, and an agent that notes its steps."""
+
+import asyncio
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from benchmarks.link_processes import Adder, spec_of
+from edgeasync.core.hub.effects import Report
+from edgeasync.core.hub.settings import FLOAT32, CheckpointSettings, HubCoreSettings
+from edgeasync.durable.identity import DeviceIdentity
+from edgeasync.policies.aggregation import ImmediateAggregator
+from edgeasync.policies.frequency import FixedFrequency
+from edgeasync.policies.monitor import Monitor
+from edgeasync.policies.optimizers import SGD
+from edgeasync.policies.policy import Policy
+from edgeasync.runtime.agent import Agent
+from edgeasync.runtime.hub import Hub
+
+SHARE = 0.2
+LENGTH = 1 << 18
+STEP_S = 0.02
+LOOK_S = 0.05
+
+
+def run_hub(steps: int, run: str, pipe: "Connection[str, None]") -> None:
+    """Run a hub; send its address."""
+
+    def on_report(report: Report) -> None:
+        if report.event == "listening":
+            pipe.send(hub.address)
+
+    hub = Hub(
+        spec=spec_of(LENGTH),
+        initial=lambda: np.zeros(LENGTH, np.float32),
+        policy=Policy(
+            aggregate=ImmediateAggregator(),
+            optimizer=(SGD(),),
+            frequency=FixedFrequency(local_steps=steps),
+            delay_steps=steps,
+            monitor=Monitor(watch=()),
+        ),
+        bind="tcp://127.0.0.1:*",
+        run=Path(run),
+        settings=HubCoreSettings(codec=FLOAT32, checkpoint=CheckpointSettings(every="1000 hours")),
+        on_report=on_report,
+    )
+    uvloop.run(hub.run())
+
+
+def run_agent(address: str, seconds: float, pipe: "Connection[Any, None]") -> None:
+    """Train for some seconds; send the steps with their times, and the link's rate as it was measured."""
+    agent = Agent(
+        address,
+        identity=DeviceIdentity("device", f"{7:032x}", 1),
+        make_trainer=lambda _: Adder(spec_of(LENGTH)),
+        step_s_min=STEP_S,
+        link_share=SHARE,
+    )
+    steps: list[tuple[float, int]] = []
+
+    async def watch() -> None:
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s:
+            steps.append((time.monotonic(), agent.steps_total))
+            await asyncio.sleep(LOOK_S)
+        agent.request_stop()
+
+    async def train() -> None:
+        await asyncio.gather(agent.run(), watch())
+
+    uvloop.run(train())
+    pipe.send((steps, agent.link_bytes_per_s))
