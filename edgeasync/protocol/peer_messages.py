@@ -16,6 +16,9 @@ PEERS_MAX = 64
 
 ROUND_NUMBER_MAX = 2**62
 
+ROUND_LEAP_MAX = 2**32
+"""How far a round may lie ahead of those that a peer knows: nobody can use the numbers up at once."""
+
 STEPS_MAX = 2 * PEERS_MAX
 
 PIECE_BYTES_MAX = 1 << 24
@@ -25,7 +28,9 @@ Step = Annotated[int, Meta(ge=0, lt=STEPS_MAX)]
 Names = Annotated[tuple[DeviceId, ...], Meta(max_length=PEERS_MAX)]
 Fingerprint = Annotated[str, Meta(pattern=r"^[0-9a-f]{0,64}\Z")]
 Topology = Literal["ring", "all_to_all"]
-AbandonReason = Literal["corrupt", "failed", "left", "lost", "preempted", "stalled", "unknown_member"]
+AbandonReason = Literal[
+    "corrupt", "failed", "left", "left_out", "lost", "preempted", "stalled", "unknown_member"
+]  # fmt: skip
 
 
 class RoundId(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):

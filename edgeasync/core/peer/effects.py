@@ -46,8 +46,8 @@ class TakeSnapshot(msgspec.Struct, frozen=True, gc=False):
 class Encode(msgspec.Struct, frozen=True, gc=False):
     """Work: code a segment as the outgoing payload of `step`, then report `Encoded`.
 
-    `"sum"` codes the segment of the sum, `"snapshot"` that of the snapshot. `"mean"` divides the segment of the sum
-    by the number of members, codes it, and replaces it by what the payload decodes to: the others get these bytes.
+    `"sum"` codes the sum's segment, `"snapshot"` that of the snapshot. `"mean"` divides that of the sum by
+    the number of members, codes it, and puts in the segment's place what the payload decodes to, as others will.
     """
 
     round: RoundId
