@@ -1,9 +1,9 @@
 """The file of peers: who averages with whom, a TOML file that is the same on all of them.
 
-    [[peer]]
-    name = "pi-1"
-    address = "tcp://192.168.1.11:5600"
-    key = "2d9f..."
+    peer = [
+        {name = "pi-1", address = "tcp://192.168.1.11:5600", key = "2d9f..."},
+        {name = "pi-2", address = "tcp://192.168.1.12:5600", key = "81c4..."},
+    ]
 
 Nobody else comes in. A device listens at its own entry's address. To take an entry out shuts that key out.
 """
@@ -22,7 +22,7 @@ from edgeasync.protocol.peer_messages import PEERS_MAX
 
 
 class PeerEntry(Section, frozen=True):
-    """`[[peer]]`: one peer's name, its address for the others, and its public key."""
+    """An entry of `peer`: one peer's name, its address for the others, and its public key."""
 
     name: DeviceId
     address: str
@@ -42,8 +42,8 @@ class PeerEntry(Section, frozen=True):
         return read_key(self.key)
 
     def text(self) -> str:
-        """Return the entry as it stands in a file."""
-        return f'[[peer]]\nname = "{self.name}"\naddress = "{self.address}"\nkey = "{self.key}"\n'
+        """Return the entry as it stands in the list of a file."""
+        return f'{{name = "{self.name}", address = "{self.address}", key = "{self.key}"}}'
 
 
 class Peers(Section, frozen=True):
@@ -75,7 +75,7 @@ def own_entry(path: Path, peers: Peers, name: str, key: Key) -> PeerEntry:
     entry = peers.of(name)
     wanted = PeerEntry(name, "tcp://THIS_DEVICE:5600", key.hex())
     if entry is None:
-        raise ConfigError(f"{path}: has no peer {name}; write this into it, on every device:\n\n{wanted.text()}")
+        raise ConfigError(f"{path}: has no peer {name}; add to its list, on every device: {wanted.text()}")
     if entry.public != key:
         raise ConfigError(
             f'{path}: the key of {name} is not this device\'s; write key = "{key.hex()}", on every device'

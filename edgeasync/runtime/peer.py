@@ -48,6 +48,8 @@ LINGER_MS = 300
 KEEP_MODEL_S = 60.0
 """The least time between two writes of the model."""
 
+PINGS_PER_LEASE = 5
+
 LAST_ROUND_LEASES = 2.0
 """How many leases a peer that has taken its steps waits for one more round."""
 
@@ -129,8 +131,8 @@ class Peer:
         self._given_context = context
         self._ending = Ending("Peer")
         self._stopping = threading.Event()
-        self._trained = False
-        self._snapshot_of_trained = False
+        self._trained = self._leaving = False
+        self._snapshot_of_trained = self._alone = False
         self._jobs: SimpleQueue[Callable[[Vector], None]] = SimpleQueue()
         self._awaited: concurrent.futures.Future[StepResult] | None = None
         self._sockets: PeerSockets | None = None
@@ -138,6 +140,7 @@ class Peer:
         self._stepped_s = self._round_began_s = time.monotonic()
         self._settings = msgspec.structs.replace(
             settings,
+            ping_s=settings.lease_s / PINGS_PER_LEASE,
             fingerprint=_fingerprint(self._spec, settings),
             codecs=(settings.codec,),
             payload_bytes_max=payload_bytes_limit(self._spec),
@@ -150,8 +153,8 @@ class Peer:
     async def run(self) -> str:
         """Train and average until the end; return the reason.
 
-        If its task is cancelled, the peer says goodbye as after `request_stop`. Raises `EdgeAsyncError` if this peer
-        was run before.
+        If its task is cancelled, the peer says goodbye as after `request_stop`. Raises `EdgeAsyncError` if it was
+        called before.
         """
         self._ending.begin()
         if self._stopping.is_set():
@@ -179,7 +182,7 @@ class Peer:
             self._aside.start()
             self._worker.submit(self._train)
             self._do(self._engine.begin)
-            return await self._ending.wait(self.request_stop, CLOSE_S)
+            return await self._ending.wait(self.request_stop, self._settings.lease_s + CLOSE_S)
         finally:
             await self._close()
             if self._given_context is None:
@@ -243,12 +246,24 @@ class Peer:
     def request_stop(self) -> None:
         """Say goodbye to the others and let `run` return; call it in the loop's thread.
 
+        Others may still need what this device holds of a round whose mean it has: for that it stays up to a lease.
         Before `run` it makes `run` return at once. After `run` it does nothing.
         """
         if not self._ending.begun:
             self._stopping.set()
-        else:
-            self._do(lambda: self._engine.handle(StopRequested()))
+        elif not self._leaving:
+            self._leaving = True
+            self._loop.call_later(self._settings.lease_s, self._leave)
+            self._do(lambda: None)
+
+    def _leave(self) -> None:
+        self._do(lambda: self._engine.handle(StopRequested()))
+
+    @property
+    def _serves(self) -> bool:
+        """Whether this device has a round's mean, and others may not have it yet."""
+        serving = self._engine.core.round
+        return serving is not None and serving.state in ("applying", "serving")
 
     # -- what the engine asks for -----------------------------------------------------------------------------
 
@@ -284,13 +299,19 @@ class Peer:
     def report(self, report: Report) -> None:
         """Pass on what happened, and end once enough has."""
         now_s = time.monotonic()
-        if report.event == "round_started":
+        if report.event in ("alone", "peer_found"):
+            self._alone = report.event == "alone"
+            if self._alone and self._trained and self._rounds_max is None:
+                self._loop.call_soon(self.request_stop)
+        elif report.event == "round_started":
             self._round_began_s = now_s
             self._snapshot_of_trained = self._trained
         elif report.event == "round_done":
             self.times.rounds += 1
             self.times.round_s += now_s - self._round_began_s
-            enough = self._snapshot_of_trained if self._rounds_max is None else self.times.rounds >= self._rounds_max
+            enough = (
+                self._snapshot_of_trained if self._rounds_max is None else self.times.rounds >= self._rounds_max
+            )
             if enough:
                 self._loop.call_soon(self.request_stop)
         self._on_report(report)
@@ -310,6 +331,8 @@ class Peer:
             return
         try:
             action()
+            if self._leaving and not self._serves:
+                self._engine.handle(StopRequested())
         except Exception as error:  # noqa: BLE001
             self._ending.fail(error)
             return
@@ -383,7 +406,8 @@ class Peer:
         """End after one more round, or after a while without: the model to keep is the members' mean."""
         self._engine.handle(RoundDue())
         if self._rounds_max is None:
-            self._loop.call_later(LAST_ROUND_LEASES * self._settings.lease_s, self.request_stop)
+            wait_s = 0.0 if self._alone else LAST_ROUND_LEASES * self._settings.lease_s
+            self._loop.call_later(wait_s, self.request_stop)
 
     def _await_step(self, step: Callable[[], Awaitable[StepResult]]) -> StepResult:
         """Take a step on the loop, and wait for it in the training thread."""

@@ -1,7 +1,7 @@
 """The sockets of a peer: one that the others write to, under their keys, and one to write to each of them.
 
-A message goes from the writer's DEALER to the reader's ROUTER, and nothing comes back that way. All connections are
-by CURVE: the reader knows the writer by its key, which must be in the list of peers, and the writer the reader.
+A message goes from the writer's DEALER to the reader's ROUTER, and nothing comes back that way. All connections
+are by CURVE. The reader knows the writer by its key, which must be in the list, and so does the writer the reader.
 """
 
 import asyncio

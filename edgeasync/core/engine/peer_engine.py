@@ -51,8 +51,8 @@ class PeerShell(Protocol):
     """The I/O and the threads that the engine of a peer asks for.
 
     Use the engine from one thread. Call `begin`, then `on_message` for every message, `handle` with what people
-    and the trainer ask for, and `tick` when `next_deadline_s` is due, which every call may change. Call each `then`
-    on the engine's thread, never from inside a call of the engine.
+    and the trainer ask for, and `tick` when `next_deadline_s` is due, which every call may change. Call each
+    `then` on the engine's thread, never from inside a call of the engine.
     """
 
     def send(self, peer: str, header: bytes, payload: wire.Buffer | None) -> None:
