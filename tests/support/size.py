@@ -29,6 +29,7 @@ REPETITIONS = {
     "cases of a reader of bytes": Repetitions(1000, 4000, 20_000),
     "kills of a hub": Repetitions(2, 3, 50),
     "calls to a disk at which a hub is killed": Repetitions(5, 8, 11),
+    "peers that average": Repetitions(3, 8, 8),
     "kills of a trainer": Repetitions(1, 2, 10),
     "times that a tenth of a crowd is killed": Repetitions(1, 1, 20),
     "clusters of Ray": Repetitions(0, 0, 1),

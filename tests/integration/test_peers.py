@@ -1,0 +1,94 @@
+"""Peers without a hub, as real processes: they agree on the mean, and nobody waits for one that is killed."""
+
+import signal
+
+import numpy as np
+import pytest
+
+from edgeasync.runtime.model_file import MODEL_FILE, load_model
+from tests.support.peers import SPEC, first_values, name_of, write_list
+from tests.support.size import repetitions
+
+pytestmark = pytest.mark.process
+
+TOPOLOGIES = ["ring", "all_to_all"]
+PEERS = ("-m", "tests.support.peers")
+
+
+@pytest.fixture
+def start_peers(commands, tmp_path):
+    """Start peers of a list that is written already."""
+
+    def start(numbers, topology, lease_s=3.0):
+        return [commands.start(tmp_path, number, topology, lease_s, program=PEERS) for number in numbers]
+
+    return start
+
+
+def wait_for_round_of(peers, numbers):
+    """Wait until each has the mean of a round of just these members that ends from now on."""
+    members = ", ".join(name_of(number) for number in numbers)
+    begun = [(peer, len(peer.events)) for peer in peers]
+    for peer, since in begun:
+        peer.wait_for("round_done", since=since, members=members)
+
+
+def end(peers):
+    for peer in peers:
+        peer.signal(signal.SIGTERM)
+    assert [peer.wait() for peer in peers] == [0] * len(peers)
+
+
+def models(folder, numbers):
+    return np.stack([load_model(folder / name_of(number) / MODEL_FILE, SPEC)[0] for number in numbers])
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_without_training_all_have_the_mean(start_peers, tmp_path, topology):
+    """Whatever rounds of a few there were before: each keeps the sum of all models."""
+    numbers = range(repetitions("peers that average"))
+    write_list(tmp_path, numbers)
+    peers = start_peers(numbers, topology)
+    wait_for_round_of(peers, numbers)
+    end(peers)
+    mean = np.mean([first_values(number) for number in numbers], axis=0, dtype=np.float64)
+    assert np.abs(models(tmp_path, numbers) - mean).max() < 1e-6
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_a_killed_peer_stops_nobody_and_comes_back_with_its_own_model(start_peers, tmp_path, topology):
+    numbers = range(3)
+    write_list(tmp_path, numbers)
+    peers = start_peers(numbers, topology, lease_s=1.5)
+    wait_for_round_of(peers, numbers)
+    peers[1].kill()
+    wait_for_round_of([peers[0], peers[2]], [0, 2])
+    peers[1:2] = start_peers([1], topology, lease_s=1.5)
+    wait_for_round_of(peers, numbers)
+    end(peers)
+    assert np.ptp(models(tmp_path, numbers), axis=0).max() < 1e-6
+
+
+def test_who_is_added_to_the_file_joins_and_who_is_taken_out_is_left_alone(start_peers, tmp_path):
+    write_list(tmp_path, [0, 1])
+    peers = start_peers([0, 1], "ring")
+    wait_for_round_of(peers, [0, 1])
+    write_list(tmp_path, [0, 1, 2])
+    peers += start_peers([2], "ring")
+    wait_for_round_of(peers, [0, 1, 2])
+    write_list(tmp_path, [1, 2])
+    wait_for_round_of(peers[1:], [1, 2])
+    peers[0].wait_for("warning")
+    peers[0].wait_for("alone", count=2)
+    end(peers)
+
+
+def test_who_ends_first_costs_nobody_the_round(start_peers, tmp_path):
+    """Each ends as soon as it is asked to, but not before the others have what it owes them."""
+    numbers = range(4)
+    write_list(tmp_path, numbers)
+    peers = start_peers(numbers, "ring")
+    wait_for_round_of(peers, numbers)
+    end(peers[:2])
+    wait_for_round_of(peers[2:], [2, 3])
+    end(peers[2:])
