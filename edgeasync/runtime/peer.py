@@ -26,6 +26,7 @@ from edgeasync.durable.peers_file import PeerEntry, Peers
 from edgeasync.errors import StorageError
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.protocol.codecs import payload_bytes_limit
+from edgeasync.protocol.messages import COUNT_MAX
 from edgeasync.protocol.wire import Buffer
 from edgeasync.runtime.ending import Ending
 from edgeasync.runtime.model_file import save_model
@@ -79,7 +80,9 @@ class Peer:
     - `trainer` trains `parameters` in place.
     - `incarnation` grows with every start.
     - `settings` is what the core is told; layout and fingerprint are filled in here.
-    - A round is due every `round_steps` local steps if that is given, else by `settings.round_every_s`.
+    - A round is due every `round_steps` local steps if that is given, else by `settings.round_every_s`. With
+      `round_steps` a device waits, up to a lease, before it takes twice as many steps without a mean. With `meets`
+      it takes its first step once it has met all others of the list, or after a lease.
     - `steps_total` are the local steps of earlier starts.
     - `model_file` gets the model once a minute and at the end.
 
@@ -99,6 +102,7 @@ class Peer:
         file: Path | None = None,
         bind: str | None = None,
         round_steps: int | None = None,
+        meets: bool = False,
         steps_max: int | None = None,
         rounds_max: int | None = None,
         steps_total: int = 0,
@@ -132,7 +136,10 @@ class Peer:
         self._ending = Ending("Peer")
         self._stopping = threading.Event()
         self._trained = self._leaving = False
-        self._snapshot_of_trained = self._alone = False
+        self._snapshot_of_trained = self._has_met = self._deserted = False
+        self._to_meet = {entry.name for entry in peers.peer if meets} - {own.name}
+        self._mean_steps = steps_total
+        """How many local steps there were when the model moved to a mean last."""
         self._jobs: SimpleQueue[Callable[[Vector], None]] = SimpleQueue()
         self._awaited: concurrent.futures.Future[StepResult] | None = None
         self._sockets: PeerSockets | None = None
@@ -299,9 +306,15 @@ class Peer:
     def report(self, report: Report) -> None:
         """Pass on what happened, and end once enough has."""
         now_s = time.monotonic()
-        if report.event in ("alone", "peer_found"):
-            self._alone = report.event == "alone"
-            if self._alone and self._trained and self._rounds_max is None:
+        if report.event == "peer_found":
+            self._has_met = True
+            self._to_meet.discard(report.peer)
+            self._deserted = False
+            self._jobs.put(_nothing)  # whoever waits looks again
+        elif report.event == "alone":
+            self._deserted = self._has_met
+            self._jobs.put(_nothing)
+            if self._deserted and self._trained and self._rounds_max is None:
                 self._loop.call_soon(self.request_stop)
         elif report.event == "round_started":
             self._round_began_s = now_s
@@ -355,6 +368,7 @@ class Peer:
 
     def _train(self) -> None:
         """Take local steps and do jobs between them; after the last step do jobs alone."""
+        self._do_jobs_while(lambda: bool(self._to_meet))
         self._trainer.begin(self.parameters)
         step = self._trainer.step
         while not self._stopping.is_set() and not self._trained:
@@ -387,11 +401,30 @@ class Peer:
         with contextlib.suppress(Empty):
             while True:
                 self._jobs.get_nowait()(self.parameters)
+        if self._round_steps is not None and self.steps_total >= self._mean_steps + 2 * self._round_steps:
+            self._wait_for_mean()
         if self._model_file is not None and time.monotonic() > self._kept_s + KEEP_MODEL_S:
             self._kept_s = time.monotonic()
             copy = self.parameters.copy()
             self._aside.submit(lambda: self._keep_model(copy))
         return self._stopping.is_set()
+
+    def _wait_for_mean(self) -> None:
+        """Do jobs until the model moves to a mean or the others have gone; after a lease wait for the next one."""
+        mean_steps = self._mean_steps
+        self._do_jobs_while(lambda: self._mean_steps == mean_steps and not self._deserted)
+        if self._mean_steps == mean_steps:
+            self._mean_steps = COUNT_MAX
+
+    def _do_jobs_while(self, waits: Callable[[], bool]) -> None:
+        """Do jobs instead of steps for as long as something is waited for, up to a lease."""
+        until_s = time.monotonic() + self._settings.lease_s
+        while waits() and not self._stopping.is_set():
+            try:
+                self._jobs.get(timeout=max(0.0, until_s - time.monotonic()))(self.parameters)
+            except Empty:
+                break
+        self._stepped_s = time.monotonic()
 
     def _count_step(self) -> None:
         self.steps_total += 1
@@ -400,13 +433,14 @@ class Peer:
             self._hand_over(lambda: self._engine.handle(RoundDue()))
 
     def _begin_again(self, parameters: Vector) -> None:
+        self._mean_steps = self.steps_total
         self._trainer.begin(parameters)
 
     def _wait_for_last_round(self) -> None:
         """End after one more round, or after a while without: the model to keep is the members' mean."""
         self._engine.handle(RoundDue())
         if self._rounds_max is None:
-            wait_s = 0.0 if self._alone else LAST_ROUND_LEASES * self._settings.lease_s
+            wait_s = 0.0 if self._deserted else LAST_ROUND_LEASES * self._settings.lease_s
             self._loop.call_later(wait_s, self.request_stop)
 
     def _await_step(self, step: Callable[[], Awaitable[StepResult]]) -> StepResult:
@@ -423,7 +457,7 @@ class Peer:
     def _end_training(self) -> None:
         """Make the training thread abandon its steps."""
         self._stopping.set()
-        self._jobs.put(lambda _: None)
+        self._jobs.put(_nothing)
         if self._awaited is not None:
             self._awaited.cancel()
         if isinstance(self._trainer, InterruptibleTrainer):
@@ -440,6 +474,10 @@ class Peer:
             if not self._keep_fails:
                 self._on_report(Report("warning", f"{error}; until then a restart loses what was trained"))
             self._keep_fails = True
+
+
+def _nothing(_: Vector) -> None:
+    """Do nothing, as a job for whoever waits for one."""
 
 
 def _fingerprint(spec: ParameterSpec, settings: PeerSettings) -> str:

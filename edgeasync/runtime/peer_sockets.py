@@ -39,7 +39,7 @@ QUEUED_MESSAGES_MAX = 64
 
 HANDSHAKE_MS = 5000
 CONNECTIONS_PER_KEY_MAX = 4
-LOOK_S = 0.2
+LOOK_S = 0.1
 """How often the file of peers and the connections are looked at."""
 
 RETRY_S = 3.0
@@ -51,8 +51,9 @@ OnMessage = Callable[[str, bytes, Buffer | None], None]
 class PeerSockets:
     """Listens at `bind`, and connects to all peers of a list but the own entry. Used on one loop.
 
-    `on_message` is called with the name of the peer whose key a message came under, `on_peers` with the names of a
-    new list, `on_trouble` with a sentence. With a `file` the list is read again when that changes.
+    `on_message` is called with the name of the peer whose key a message came under, `on_trouble` with a sentence.
+    `on_peers` is called with the names of the list when it has changed, and when one of them can be written to.
+    With a `file` the list is read again when that changes.
 
     Raises `AddressError` if it cannot listen.
     """
@@ -184,17 +185,21 @@ class PeerSockets:
     def _look(self) -> None:
         """Look at the file, and at the connections."""
         self._timer = self._loop.call_later(LOOK_S, self._look)
-        for link in self._links.values():
-            link.look(self._loop.time())
-        if self._file is None:
-            return
-        stamp = _stamp(self._file)
+        now_s = self._loop.time()
+        if sum(link.look(now_s) for link in self._links.values()):
+            self._on_peers(self.peers)  # what was said to them before has not arrived
+        if self._file is not None:
+            self._look_at_file(self._file)
+
+    def _look_at_file(self, file: Path) -> None:
+        """Read the list again if its file has changed."""
+        stamp = _stamp(file)
         settled, self._seen = stamp == self._seen, stamp
         if stamp == self._stamp or not settled:  # one that changes at this moment may be half written
             return
         self._stamp = stamp
         try:
-            peers = read_peers(self._file)
+            peers = read_peers(file)
             for entry in peers.peer:
                 host_of(entry.address)
         except (ConfigError, AddressError) as error:
@@ -203,7 +208,7 @@ class PeerSockets:
         own = peers.of(self._own.name)
         if own is None or own.public != self._own.public:
             self._on_trouble(
-                f"{self._file}: no longer has this device, {self._own.name}, with its key; others leave it out"
+                f"{file}: no longer has this device, {self._own.name}, with its key; others leave it out"
             )
         self._take(peers)
         self._on_peers(self.peers)
@@ -225,7 +230,7 @@ class PeerSockets:
         """Give a link a fresh connection."""
         socket = self.make_writer(link.entry)
         link.monitor = SocketMonitor(socket, self._loop, link.on_broken)
-        link.socket, link.begun_s, link.broken = socket, self._loop.time(), False
+        link.socket, link.begun_s, link.broken, link.spoken = socket, self._loop.time(), False, False
         try:
             socket.connect(link.entry.address)
         except zmq.ZMQError as error:
@@ -245,7 +250,7 @@ class _Link:
         self.socket: zmq.Socket[bytes] | None = None
         self.monitor: SocketMonitor | None = None
         self.begun_s = 0.0
-        self.broken = False
+        self.broken = self.spoken = False
         self._sockets = sockets
         sockets.connect(self)
 
@@ -263,13 +268,15 @@ class _Link:
         """Note that the connection has broken."""
         self.broken = True
 
-    def look(self, now_s: float) -> None:
-        """Connect afresh if the connection has broken, or does not come about."""
+    def look(self, now_s: float) -> bool:
+        """Connect afresh if the connection has broken, or does not come about; return whether it just has."""
         assert self.monitor is not None
+        before, self.spoken = self.spoken, self.monitor.finding == "spoken"
         late = self.monitor.finding != "spoken" and now_s > self.begun_s + RETRY_S
         if late or (self.broken and now_s > self.begun_s + LOOK_S):
             self.close(0)
             self._sockets.connect(self)
+        return self.spoken and not before
 
     def close(self, linger_ms: int) -> None:
         """Close the socket."""

@@ -93,7 +93,9 @@ def main():
 
     def tell(report):
         members = report.detail.partition(": ")[2]
-        print(json.dumps({"event": report.event, "peer": report.peer, "members": members}), flush=True)
+        line = json.dumps({"event": report.event, "peer": report.peer, "members": members})
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
 
     async def run():
         peer = make_peer(
