@@ -92,8 +92,8 @@ def main():
     identity = DeviceFolder(folder / name_of(number)).open(name_of(number))
 
     def tell(report):
-        members = report.detail.partition(": ")[2]
-        line = json.dumps({"event": report.event, "peer": report.peer, "members": members})
+        told = {"event": report.event, "peer": report.peer, "detail": report.detail}
+        line = json.dumps(told | {"members": report.detail.partition(": ")[2]})
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
 
