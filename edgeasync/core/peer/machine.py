@@ -84,6 +84,8 @@ class PeerCore:
         self._highest: RoundId | None = None
         self._given_up: Abandon | None = None
         self._given_up_members: tuple[str, ...] = ()
+        self._declined: set[str] = set()
+        """Who declined a round of this peer since the last one that became whole."""
         self._ping_count = 0
         self._alone = False
         self._due_s = math.inf
@@ -229,7 +231,6 @@ class PeerCore:
             return self._pinged(neighbour, message, now_s)
         if not self.neighbours.hears(neighbour, now_s):
             return self._refuse(event.peer, "a message before a ping")
-        neighbour.heard_s = now_s
         if isinstance(message, Propose):
             return self._proposed(event.peer, message, now_s)
         if isinstance(message, Abandon):
@@ -244,10 +245,10 @@ class PeerCore:
         neighbour = self.neighbours[peer]
         if not self.neighbours.hears(neighbour, now_s):
             return self._refuse(peer, "a message before a ping")
-        neighbour.heard_s = now_s
         round_ = self.round
-        if round_ is None or round_.id != message.round:
+        if round_ is None or round_.id != message.round or peer not in round_.others:
             return self._of_another_round(peer, message)
+        neighbour.heard_s = now_s  # of the start that is in the round: another start would not know its name
         try:
             match message:
                 case Offer():
@@ -316,7 +317,8 @@ class PeerCore:
         told = self._judge(now_s)
         others = [member for member in proposal.members if member.name != self.name]
         if not all(self.neighbours.knows(member, now_s) for member in others):
-            return [*told, Send(peer, Abandon(proposal.round, "unknown_member"))]
+            decline = Abandon(proposal.round, "unknown_member", OWN_WORK, (self.name,))
+            return [*told, Send(peer, self._ping(now_s)), Send(peer, decline)]
         if self._blame.leaves_out(peer, now_s):
             return [*told, Send(peer, Abandon(proposal.round, "left_out"))]
         effects = told
@@ -350,7 +352,11 @@ class PeerCore:
                 round_.leave_behind(peer)
                 return []
             effects = self._give_up(abandon.reason, now_s)
-            self._accuse(peer, abandon)
+            if abandon.reason == "unknown_member" and peer not in self._declined:
+                self._declined.add(peer)  # it may know more: its ping has just said whom it hears
+                self._due_s = now_s
+            else:
+                self._accuse(peer, abandon)
             return effects
         if self._given_up is not None and self._given_up.round == abandon.round:
             self._accuse(peer, abandon)
@@ -394,6 +400,7 @@ class PeerCore:
         round_.mean_applied(now_s)
         self.completed = round_.id
         self._blame.forgive(round_.names)
+        self._declined.clear()
         effects: list[PeerEffect] = [
             Report("round_done", f"round {round_.id.number} of {round_.id.proposer}: {', '.join(round_.names)}")
         ]
@@ -417,8 +424,8 @@ class PeerCore:
         self._blame.accuse(self.name, abandon)
         round_.move("over")
         self.round = None
-        wait_s = 0.0 if reason in {"left", "lost"} else self.settings.ping_s
-        self._due_s = now_s + wait_s
+        waits = {"left": 0.0, "lost": 0.0, "left_out": self.settings.lease_s}
+        self._due_s = now_s + waits.get(reason, self.settings.ping_s)
         waited = f", which waited for {', '.join(awaited)}" if awaited else ""
         return [
             DropRound(round_.id),

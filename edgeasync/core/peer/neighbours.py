@@ -48,8 +48,7 @@ class Neighbours:
     def refusal(self, name: str, ping: PeerPing, now_s: float) -> str:
         """Return why a ping does not count, or nothing.
 
-        A start with a lower number than the last one counts once that one is silent: a backup may have been put
-        back.
+        A start with a lower number than the last one counts once that one is silent: a backup was put back.
         """
         if ping.fingerprint != self._fingerprint:
             return "another model, or other ways to exchange it"
