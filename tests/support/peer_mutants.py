@@ -39,6 +39,7 @@ PEER_MUTANTS = {
     ),
     "a misplaced piece counts": (
         Change(IncomingPayload, "refusal", "piece.offset > self.received_bytes", "False"),
+        Change(PeerCore, "_answered", "if event.sound:", "if True:"),
     ),
     "a ring passes the wrong segment on": (
         Change(round_module, "plan_round", "members.index(name)", "members.index(name) - 1"),
@@ -58,15 +59,11 @@ PEER_MUTANTS = {
         Change(Neighbours, "knows", "neighbour.ping.incarnation == member.incarnation", "True"),
         Change(PeerCore, "_misfit", "RoundMember(self.name, self.incarnation) not in proposal.members", "False"),
     ),
-    "an old ping counts": (Change(Neighbours, "refusal", "ping.count <= known.count", "False"),),
     "a start with a lower number never counts": (
         Change(Neighbours, "refusal", " and self.hears(neighbour, now_s)", ""),
     ),
     "any message renews a lease": (
         Change(PeerCore, "_received", "message = event.message", "message = event.message; neighbour.heard_s = now_s"),
-    ),
-    "a proposal in another's name counts": (
-        Change(PeerCore, "_proposed", "round_id.proposer != peer", "False"),
     ),
     "a round number far ahead counts": (
         Change(PeerCore, "_pinged", "ping.number > self._number + ROUND_LEAP_MAX", "False"),
@@ -76,9 +73,6 @@ PEER_MUTANTS = {
     "a lost member is waited for": (Change(PeerCore, "_check_round", "if gone:", "if False:"),),
     "a dead peer stays a candidate": (
         Change(Neighbours, "is_live", "self.hears(neighbour, now_s)", "True"),
-    ),
-    "only the lowest name proposes": (
-        Change(PeerCore, "_proposes_at_s", "lower * self.settings.lease_s", "(math.inf if lower else 0.0)"),
     ),
     "a round that stands still is never given up": (
         Change(PeerCore, "_stalls_at_s", "return self.round.progress_s + self.settings.lease_s", "return math.inf"),

@@ -352,6 +352,7 @@ class PeerCore:
                 return self._refuse(peer, "a message of a peer that is not in the round")
             if round_.state in {"applying", "serving"}:
                 round_.leave_behind(peer)
+                self.neighbours.doubt((peer,), now_s)  # its next ping says whether it is ready for another round
                 return []
             effects = self._give_up(abandon.reason, now_s)
             if abandon.reason in {"lost", "unknown_member"}:
