@@ -174,14 +174,13 @@ class Injector:
         device.handle(PeersChanged(peers))
 
     def heal(self):
-        """End all faults, and start those that are off."""
+        """End all faults but suspensions, whose queued events come in order, and start those that are off."""
         self.healed = True
         world = self.world
         world.cut.clear()
         world.bad.clear()
         for device in world.devices.values():
             device.hung_until_s = min(device.hung_until_s, world.clock.now_s)
-            device.suspended_until_s = min(device.suspended_until_s, world.clock.now_s)
             device.rots = device.fails = 0.0
             device.start()
             if device.peers != tuple(world.names):
@@ -189,7 +188,7 @@ class Injector:
 
 
 class Rogue:
-    """Somebody with the key of a device that is off, who says what comes to mind, and never a whole payload."""
+    """Has the key of a device that is off, and says anything at all, but never a whole payload."""
 
     def __init__(self, world, device, until_s, seed):
         self.world, self.device, self.until_s = world, device, until_s

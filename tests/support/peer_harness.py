@@ -4,7 +4,7 @@ import traceback
 from dataclasses import dataclass, field
 
 from tests.support.harness import shrink
-from tests.support.peer_faults import FAULTS_S, Injector, draw_faults
+from tests.support.peer_faults import FAULTS_S, Injector, Trouble, draw_faults
 from tests.support.peer_world import World
 
 HEALED_S = 60.0
@@ -80,17 +80,12 @@ def _live_through(world, plan, result):
     rounds_s = round_times(world, began_s)
     assert rounds_s, "no round becomes whole"
     if len(everybody) > 2:
-        victim = world.devices[world.random.choice(world.names)]
-        world.pass_time(world.random.uniform(0.0, 0.6))
-        victim.kill()
-        killed_s = world.clock.now_s
-        survivors = everybody - {victim.name}
-        settings = world.settings
-        limit_s = settings.lease_s + settings.round_every_s + 2 * max(rounds_s) + LATENCY_S
-        assert meet_in_a_round(world, survivors, limit_s), "a killed peer stops the others for too long"
-        result.longest_s = world.clock.now_s - killed_s
-        victim.start()
-        assert meet_in_a_round(world, everybody, 4.0), "a peer that comes back is not in the next rounds"
+        _lose_one(world, everybody, max(rounds_s), result)
+    trouble = Trouble(lost=0.05, repeated=0.1, late=0.1, late_s=0.05)
+    world.bad = {link: (world.clock.now_s + 8.0, trouble) for link in world.latency_s}
+    assert meet_in_a_round(world, everybody, 8.0), "no round becomes whole on links that lose messages"
+    world.bad = {}
+    assert meet_in_a_round(world, everybody, 8.0), "healed links, and no round of all"
 
     steps = {name: device.steps for name, device in world.devices.items()}
     world.pass_time(1.0)
@@ -101,6 +96,26 @@ def _live_through(world, plan, result):
     assert meet_in_a_round(world, everybody, 5.0), "no round without training"
     models = {tuple(device.model) for device in world.devices.values()}
     assert len(models) == 1, "the models do not agree"
+
+
+def _lose_one(world, everybody, round_s, result):
+    """Kill a peer, or hang its trainer, and let it come back."""
+    victim = world.devices[world.random.choice(world.names)]
+    hangs = world.random.random() < 0.3
+    world.pass_time(world.random.uniform(0.0, 0.6))
+    began_s = world.clock.now_s
+    settings = world.settings
+    limit_s = settings.lease_s + settings.round_every_s + 2 * round_s + LATENCY_S
+    if hangs:  # the others wait for it until a round stands still, then hear one another out
+        limit_s += settings.round_every_s + round_s + settings.ping_s
+        victim.hung_until_s = began_s + 10.0
+    else:
+        victim.kill()
+    assert meet_in_a_round(world, everybody - {victim.name}, limit_s), "a lost peer stops the others for too long"
+    result.longest_s = world.clock.now_s - began_s
+    victim.hung_until_s = world.clock.now_s
+    victim.start()
+    assert meet_in_a_round(world, everybody, 12.0 if hangs else 4.0), "a peer that comes back is left out"
 
 
 def meet_in_a_round(world, names, for_s):

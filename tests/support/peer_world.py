@@ -39,7 +39,7 @@ SETTINGS = PeerSettings(
 
 
 def encode(values, codec, salt):
-    """Return values as bytes; `coarse` adds what depends on who codes, and when."""
+    """Return values as bytes; `coarse` adds what depends on the device and the step."""
     noise = 0 if codec == "exact" else hash_of(salt)
     return b"".join([((value + noise) % PRIME).to_bytes(VALUE_BYTES, "big") for value in values])
 
@@ -265,12 +265,15 @@ class Device:
             return v.Decoded(effect.round, effect.step, sound=False)
         values = decode(payload)
         if effect.way == "add":
-            values = [(one + other) % PRIME for one, other in zip(arrays.sum[begin:end], values, strict=True)]
+            weight = 1 if arrays.proposal.codec == "exact" else 3  # a coarse sum depends on its order, as floats do
+            before = arrays.sum[begin:end]
+            values = [(weight * one + other) % PRIME for one, other in zip(before, values, strict=True)]
         arrays.sum[begin:end] = values
         return v.Decoded(effect.round, effect.step)
 
     def _apply(self, effect):
         arrays = self.arrays
+        assert not arrays.incoming, "payloads are not released"
         mean = arrays.sum
         if arrays.proposal.topology == "all_to_all":
             share = pow(len(arrays.proposal.members), -1, PRIME)

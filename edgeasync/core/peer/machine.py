@@ -7,6 +7,8 @@ This file decides when a round begins, with whom, and when it is given up.
 import math
 from collections import Counter
 
+import msgspec
+
 from edgeasync.core.peer.blame import Blame
 from edgeasync.core.peer.effects import DropRound, PeerEffect, Report, Send, Stop, WorkEffect
 from edgeasync.core.peer.events import (
@@ -89,7 +91,7 @@ class PeerCore:
         self._ping_count = 0
         self._alone = False
         self._due_s = math.inf
-        self._linger_until_s = -math.inf
+        self._applied_s = self._linger_until_s = -math.inf
         self._wanted = False
         self._now_s = self._ping_at_s = self._silence_s = 0.0
 
@@ -316,9 +318,9 @@ class PeerCore:
     def _accept_or_decline(self, peer: str, proposal: Propose, now_s: float) -> list[PeerEffect]:
         told = self._judge(now_s)
         others = [member for member in proposal.members if member.name != self.name]
-        if not all(self.neighbours.knows(member, now_s) for member in others):
-            decline = Abandon(proposal.round, "unknown_member", OWN_WORK, (self.name,))
-            return [*told, Send(peer, self._ping(now_s)), Send(peer, decline)]
+        unknown = tuple([member.name for member in others if not self.neighbours.knows(member, now_s)])
+        if unknown:
+            return [*told, Send(peer, Abandon(proposal.round, "unknown_member", OWN_WORK, unknown))]
         if self._blame.leaves_out(peer, now_s):
             return [*told, Send(peer, Abandon(proposal.round, "left_out"))]
         effects = told
@@ -350,18 +352,28 @@ class PeerCore:
                 return self._refuse(peer, "a message of a peer that is not in the round")
             if round_.state in {"applying", "serving"}:
                 round_.leave_behind(peer)
+                self.neighbours.doubt((peer,), now_s)  # its next ping says whether it is ready for another round
                 return []
             effects = self._give_up(abandon.reason, now_s)
-            if abandon.reason == "unknown_member" and peer not in self._declined:
-                self._declined.add(peer)  # it may know more: its ping has just said whom it hears
-                self._due_s = now_s
-            else:
+            if abandon.reason in {"lost", "unknown_member"}:
+                self.neighbours.doubt(abandon.awaited, now_s)
+            if abandon.reason != "unknown_member":
                 self._accuse(peer, abandon)
+            elif round_.id.proposer == self.name:
+                self._declined_by(peer, abandon, now_s)
             return effects
         if self._given_up is not None and self._given_up.round == abandon.round:
             self._accuse(peer, abandon)
             return []
         return self._refuse(peer, "a round that is over")
+
+    def _declined_by(self, peer: str, abandon: Abandon, now_s: float) -> None:
+        """Propose at once without those that a member does not know; without that member if it declines again."""
+        if self.name in abandon.awaited or peer in self._declined:
+            self._accuse(peer, msgspec.structs.replace(abandon, awaited=(peer,)))
+        else:
+            self._declined.add(peer)
+            self._due_s = now_s
 
     def _accuse(self, accuser: str, abandon: Abandon) -> None:
         if {accuser, *abandon.awaited} <= {*self._given_up_members}:
@@ -399,6 +411,7 @@ class PeerCore:
     def _mean_applied(self, round_: Round, now_s: float) -> list[PeerEffect]:
         round_.mean_applied(now_s)
         self.completed = round_.id
+        self._applied_s = now_s
         self._blame.forgive(round_.names)
         self._declined.clear()
         effects: list[PeerEffect] = [
@@ -440,7 +453,7 @@ class PeerCore:
         round_.move("over")
         self.round = None
         if self.settings.round_every_s is not None:
-            self._due_s = now_s + self.settings.round_every_s
+            self._due_s = self._applied_s + self.settings.round_every_s
         else:
             self._due_s = now_s if self._wanted else math.inf
         self._linger_until_s = now_s + LINGER_LEASES_MAX * self.settings.lease_s
@@ -542,6 +555,7 @@ class PeerCore:
             for neighbour in self.neighbours.live(now_s)
             if neighbour.ping is not None
             and neighbour.ping.ready
+            and neighbour.heard_s > neighbour.doubted_s
             and not self._blame.leaves_out(neighbour.name, now_s)
         ]
 

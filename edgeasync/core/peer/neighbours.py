@@ -11,7 +11,7 @@ class Neighbour:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.heard_s = -math.inf
+        self.heard_s = self.doubted_s = -math.inf
         self.ping: PeerPing | None = None
         self.told_live = False
         """Whether people were told last that this peer is live."""
@@ -85,6 +85,12 @@ class Neighbours:
         if neighbour is None or neighbour.ping is None or not self.is_live(neighbour, now_s):
             return False
         return neighbour.ping.incarnation == member.incarnation
+
+    def doubt(self, names: tuple[str, ...], now_s: float) -> None:
+        """Note that another peer has lost these: they are in no new round before they say something again."""
+        for name in names:
+            if name in self._listed:
+                self._listed[name].doubted_s = now_s
 
     def next_silence_s(self, now_s: float) -> float:
         """Return when the lease of the next peer ends that is heard now."""
