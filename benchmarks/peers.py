@@ -71,7 +71,7 @@ class Fleet:
         """What each member told of its rounds: event, when, how many members, and bytes sent by then."""
 
     async def wait_for_rounds(self, member: int, count: int, members: int, since_s: float = 0.0) -> float:
-        """Wait until a member has this number of rounds of so many members, begun later; return when."""
+        """Wait until a member has this number of rounds of this number of members, ended later; return when."""
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
             self._read()
@@ -200,7 +200,7 @@ async def measure_rounds(effort: Effort, topology: Topology, results: Results) -
 
 
 def _hidden(noted: Noted) -> float:
-    """Return the share of the rounds' time in which steps went on as if there were none."""
+    """Return the share of the rounds' time in which steps kept the pace that they have without."""
     lost_s = max(0.0, noted.seconds - noted.steps * noted.step_alone_s)
     return 1.0 - lost_s / noted.round_s
 

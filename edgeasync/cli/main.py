@@ -255,14 +255,16 @@ def agent(
         str | None,
         typer.Option(help="Without a hub: address to listen on [default: this device's in the file of peers]."),
     ] = None,
-    steps: Annotated[
-        int | None, typer.Option(help="Without a hub: local steps to take, over all starts [default: no end].")
+    steps_max: Annotated[
+        int | None,
+        typer.Option("--steps", help="Without a hub: local steps to take, over all starts [default: no end]."),
     ] = None,
     epochs: Annotated[
         float | None, typer.Option(help="Without a hub: passes over this device's data, instead of --steps.")
     ] = None,
-    rounds: Annotated[
-        int | None, typer.Option(help="Without a hub: end after this number of rounds [default: no end].")
+    rounds_max: Annotated[
+        int | None,
+        typer.Option("--rounds", help="Without a hub: end after this number of rounds [default: no end]."),
     ] = None,
     out: Annotated[
         str | None,
@@ -286,8 +288,8 @@ def agent(
         "enrol": enrol, "hub_key": hub_key, "when_finished": when_finished,
     }  # fmt: skip
     of_peers: dict[str, Any] = {
-        "topology": topology, "file": peers, "bind": bind, "steps_max": steps, "epochs": epochs,
-        "rounds_max": rounds, "out": out,
+        "topology": topology, "peers": peers, "bind": bind, "steps_max": steps_max, "epochs": epochs,
+        "rounds_max": rounds_max, "out": out,
     }  # fmt: skip
     model = _given({"file": file, "loss": loss})
     run_agent(config, _given(flags), Printer(json=json), _given(of_peers), model)

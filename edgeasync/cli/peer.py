@@ -38,8 +38,8 @@ def run_peer(settings: AgentSettings, printer: Printer) -> None:
     for key, flag in _OF_A_HUB.items():
         if getattr(settings.agent, key):
             raise ConfigError(f"{key} ({flag}) is for an agent with a hub; leave it out, or leave out --topology")
-    if settings.peers.file is None:
-        raise ConfigError("which peers? give --peers FILE, a TOML file that names them, or [peers] file")
+    if settings.peers.peers is None:
+        raise ConfigError("which peers? give --peers FILE, a TOML file that names them, or [peers] peers")
     if settings.agent.data is None:
         raise ConfigError("which data? give --data FILE.npz or FILE.csv, or [agent] data in a settings file")
     _Command(settings, Path(settings.agent.data).expanduser(), printer).run()

@@ -16,7 +16,6 @@ from edgeasync.core.device.machine import GRAPH_BYTES_MAX
 from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.plugins import check_name
 from edgeasync.protocol.messages import COUNT_MAX, DEVICE_ID_PATTERN
-from edgeasync.protocol.peer_messages import Topology
 from edgeasync.runtime.graph_model import OnnxModel
 from edgeasync.training.local_parameters import Patterns
 from edgeasync.training.micro_batches import MicroBatch
@@ -131,16 +130,16 @@ def _read_hours(text: str) -> tuple[int, int]:
 class PeersSection(Section, frozen=True):
     """`[peers]`: how this device averages its model with others' without a hub, and when it ends."""
 
-    topology: Literal["star"] | Topology = "star"
-    file: str | None = None
+    topology: Literal["star", "ring", "all_to_all"] = "star"
+    peers: str | None = None
     bind: str | None = None
     round_every_s: Annotated[float, Meta(gt=0, le=86400)] = 1.0
     round_steps: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     codec: str = "identity"
     lease_s: Annotated[float, Meta(ge=0.1, le=3600)] = 10.0
-    steps_max: Annotated[int, Meta(ge=0, le=2**53)] | None = None
-    epochs: Annotated[float, Meta(gt=0, le=1e9)] | None = None
-    rounds_max: Annotated[int, Meta(ge=1, le=2**53)] | None = None
+    steps_max: Annotated[int, Meta(ge=0, le=2**62)] | None = None
+    epochs: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
+    rounds_max: Annotated[int, Meta(ge=1, le=2**62)] | None = None
     out: str | None = None
 
     def __post_init__(self) -> None:

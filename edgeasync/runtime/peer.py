@@ -57,6 +57,9 @@ LAST_ROUND_LEASES = 2.0
 TOLD_STEPS = 100
 """After this number of local steps the mean loss is that of others."""
 
+PEER_MODEL_FILE = "peer.safetensors"
+"""The model of a peer in its state folder; `model.safetensors` there is a hub's."""
+
 OnReport = Callable[[Report], None]
 Result = TypeVar("Result")
 
@@ -310,7 +313,7 @@ class Peer:
             self._has_met = True
             self._to_meet.discard(report.peer)
             self._deserted = False
-            self._jobs.put(_nothing)  # whoever waits looks again
+            self._jobs.put(_nothing)  # a trainer that waits looks again
         elif report.event == "alone":
             self._deserted = self._has_met
             self._jobs.put(_nothing)
@@ -477,7 +480,7 @@ class Peer:
 
 
 def _nothing(_: Vector) -> None:
-    """Do nothing, as a job for whoever waits for one."""
+    """Do nothing, as a job for a trainer that waits for one."""
 
 
 def _fingerprint(spec: ParameterSpec, settings: PeerSettings) -> str:

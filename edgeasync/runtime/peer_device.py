@@ -16,8 +16,8 @@ from edgeasync.parameters import Vector
 from edgeasync.runtime.address import host_of
 from edgeasync.runtime.agent_settings import AgentSettings, PeersSection
 from edgeasync.runtime.graph_model import HubGraph, OnnxModel, load_graph
-from edgeasync.runtime.model_file import MODEL_FILE, load_model, save_model
-from edgeasync.runtime.peer import OnReport, Peer
+from edgeasync.runtime.model_file import load_model, save_model
+from edgeasync.runtime.peer import PEER_MODEL_FILE, OnReport, Peer
 from edgeasync.training.plan import ReceivedGraph, ShippedModel, TrainingPlan
 from edgeasync.training.trainer import AsyncTrainer, Trainer
 
@@ -68,14 +68,14 @@ def make_peer(
     Raises `ConfigError` for a list without this device and its key, `StorageError`, `ModelMismatchError`.
     """
     assert section.topology != "star"
-    assert section.file is not None
-    file, pair = Path(section.file).expanduser(), DeviceKeys(state).own()
+    assert section.peers is not None
+    file, pair = Path(section.peers).expanduser(), DeviceKeys(state).own()
     peers = read_peers(file)
     own = own_entry(file, peers, identity.device_id, pair.public)
     for entry in peers.peer:
         host_of(entry.address)  # raises AddressError
     parameters, steps = model.initial, 0
-    kept = state / MODEL_FILE
+    kept = state / PEER_MODEL_FILE
     if kept.exists():
         parameters, steps = load_model(kept, model.trainer.spec)
     steps_max = section.steps_max

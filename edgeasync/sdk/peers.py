@@ -47,7 +47,7 @@ from edgeasync.training.plan import LocalTraining
 ROUND_STEPS = 10
 """Local steps after which a round is due, if nothing is said."""
 
-_SAID_HERE = ("topology", "file", "bind", "steps_max", "epochs", "rounds_max", "out")
+_SAID_HERE = ("topology", "peers", "bind", "steps_max", "epochs", "rounds_max", "out")
 
 
 def check_topology(topology: object) -> None:

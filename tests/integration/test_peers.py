@@ -5,7 +5,8 @@ import signal
 import numpy as np
 import pytest
 
-from edgeasync.runtime.model_file import MODEL_FILE, load_model
+from edgeasync.runtime.model_file import load_model
+from edgeasync.runtime.peer import PEER_MODEL_FILE
 from tests.support.peers import SPEC, first_values, name_of, write_list
 from tests.support.size import repetitions
 
@@ -40,7 +41,7 @@ def end(peers):
 
 
 def models(folder, numbers):
-    return np.stack([load_model(folder / name_of(number) / MODEL_FILE, SPEC)[0] for number in numbers])
+    return np.stack([load_model(folder / name_of(number) / PEER_MODEL_FILE, SPEC)[0] for number in numbers])
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)

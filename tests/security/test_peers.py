@@ -28,7 +28,7 @@ ANY = zmq.EVENT_HANDSHAKE_SUCCEEDED | FAILURES
 
 
 class Listed:
-    """Peers 1 and 2 of a list. Peer 1 is a process; peer 2 is whoever has its key."""
+    """Peers 1 and 2 of a list. Peer 1 is a process; peer 2 is the test, under its key."""
 
     def __init__(self, commands, folder):
         self.folder = folder

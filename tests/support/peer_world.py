@@ -104,7 +104,9 @@ class Device:
         if self.running:
             return
         if restored and self.used:  # a backup may bring an earlier number back, but not the same one
-            self.incarnation = next(number for number in range(max(self.used) - 1, 0, -1) if number not in self.used)
+            self.incarnation = next(
+                number for number in range(max(self.used) - 1, 0, -1) if number not in self.used
+            )
         else:
             self.incarnation = max(self.used, default=0) + 10
         self.used.add(self.incarnation)
@@ -265,7 +267,9 @@ class Device:
             return v.Decoded(effect.round, effect.step, sound=False)
         values = decode(payload)
         if effect.way == "add":
-            weight = 1 if arrays.proposal.codec == "exact" else 3  # a coarse sum depends on its order, as floats do
+            weight = (
+                1 if arrays.proposal.codec == "exact" else 3
+            )  # a coarse sum depends on its order, as floats do
             before = arrays.sum[begin:end]
             values = [(weight * one + other) % PRIME for one, other in zip(before, values, strict=True)]
         arrays.sum[begin:end] = values

@@ -65,7 +65,7 @@ class PeerShell(Protocol):
         """Do `work` while training continues, in order and one at a time; then call `then` with its result."""
 
     def applied(self) -> None:
-        """Hear that the model has moved to a mean, and that whoever trains it begins anew."""
+        """Hear that the model has moved to a mean: its trainer is to begin from there."""
 
     def report(self, report: Report) -> None:
         """Tell the person at the device."""

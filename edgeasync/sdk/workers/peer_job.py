@@ -10,8 +10,8 @@ from edgeasync.durable.keys import KeyPair
 from edgeasync.durable.peers_file import Peers
 from edgeasync.protocol.peer_messages import Topology
 from edgeasync.runtime.agent_settings import PeersSection
-from edgeasync.runtime.model_file import MODEL_FILE, load_model
-from edgeasync.runtime.peer import Peer
+from edgeasync.runtime.model_file import load_model
+from edgeasync.runtime.peer import PEER_MODEL_FILE, Peer
 from edgeasync.sdk.workers.base import worker_name
 from edgeasync.training.trainer import Trainer
 
@@ -68,4 +68,4 @@ class PeerJob(msgspec.Struct, frozen=True, kw_only=True, tag="peer"):
 
 def model_file(folder: Path, number: int) -> Path:
     """Return where a worker keeps its model."""
-    return folder / worker_name(number) / MODEL_FILE
+    return folder / worker_name(number) / PEER_MODEL_FILE

@@ -18,9 +18,7 @@ def average(models, topology, codec):
     names = tuple(f"{number:02}" for number in range(len(models)))
     plans = [plan_round(topology, names, name) for name in names]
     segments = plans[0].segments
-    rounds = [
-        PeerRound(model, segments, len(models), codec, ring=topology == "ring") for model in models
-    ]
+    rounds = [PeerRound(model, segments, len(models), codec, ring=topology == "ring") for model in models]
     payloads = {}
     for step in range(max(len(plan.incoming) for plan in plans)):
         for name, plan, of in zip(names, plans, rounds, strict=True):
@@ -47,7 +45,14 @@ def test_all_members_have_the_mean(topology, codec, members, length, seed):
     models = list(np.random.default_rng(seed).normal(size=(members, length)).astype(np.float32))
     found = average(models, topology, codec)
     exact = np.mean(models, axis=0, dtype=np.float64)
-    error = {"identity": 1e-6, "float16": 1e-2, "bfloat16": 1e-1, "int8": 0.2, "int8(stochastic)": 0.4, "int4": 4.0}
+    error = {
+        "identity": 1e-6,
+        "float16": 1e-2,
+        "bfloat16": 1e-1,
+        "int8": 0.2,
+        "int8(stochastic)": 0.4,
+        "int4": 4.0,
+    }
     assert np.abs(np.array(found) - exact).max() < error[codec]
     assert np.ptp(found, axis=0).max() < 1e-6
 
