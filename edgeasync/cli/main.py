@@ -251,6 +251,10 @@ def agent(
         typer.Option("--model", help="Without a hub: what to train, an ONNX model or a training graph."),
     ] = None,
     loss: Loss = None,
+    train: Train = None,
+    freeze: Freeze = None,
+    output: Output = None,
+    target: Target = None,
     bind: Annotated[
         str | None,
         typer.Option(help="Without a hub: address to listen on [default: this device's in the file of peers]."),
@@ -291,7 +295,7 @@ def agent(
         "topology": topology, "peers": peers, "bind": bind, "steps_max": steps_max, "epochs": epochs,
         "rounds_max": rounds_max, "out": out,
     }  # fmt: skip
-    model = _given({"file": file, "loss": loss})
+    model = _given({"file": file}) | _graph_flags(loss, train, freeze, output, target)
     run_agent(config, _given(flags), Printer(json=json), _given(of_peers), model)
 
 
