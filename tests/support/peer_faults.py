@@ -59,8 +59,8 @@ class Fault:
     kind: str
     names: tuple
     for_s: float
-    trouble: Trouble = Trouble()
-    seed: int = 0
+    trouble: Trouble
+    seed: int
 
 
 KINDS = (
@@ -108,7 +108,7 @@ class Injector:
         for fault in plan:
             world.clock.at(fault.at_s, lambda fault=fault: self.healed or self._inject(fault))
 
-    def _inject(self, fault):
+    def _inject(self, fault):  # noqa: C901, PLR0912 (a table: a line or two for each kind)
         world = self.world
         devices = [world.devices[name] for name in fault.names]
         until_s = world.clock.now_s + fault.for_s
@@ -216,7 +216,9 @@ class Rogue:
         return RoundId(number, random.choice([*self.world.names, self.device.name]), self.incarnation)
 
     def _names(self):
-        return tuple(self.random.sample([*self.world.names, "nobody"], self.random.randint(0, len(self.world.names))))
+        return tuple(
+            self.random.sample([*self.world.names, "nobody"], self.random.randint(0, len(self.world.names)))
+        )
 
     def _message(self):
         random = self.random
@@ -228,7 +230,13 @@ class Rogue:
                 number = random.choice((0, 5, 2**20, 2**33, ROUND_NUMBER_MAX))
                 ready = random.random() < 0.8
                 return PeerPing(
-                    self.incarnation, self.count, "00ff", number, ready, heard, random.choice((None, self._round()))
+                    self.incarnation,
+                    self.count,
+                    "00ff",
+                    number,
+                    ready,
+                    heard,
+                    random.choice((None, self._round())),
                 )
             case 3:
                 members = [
@@ -244,4 +252,6 @@ class Rogue:
                 return PeerCredit(self._round(), step, size, again=random.random() < 0.5)
             case 6:
                 return PeerPiece(self._round(), step, random.choice((0, 24, 48)), random.randrange(2**64))
-        return Abandon(self._round(), random.choice(("lost", "stalled", "corrupt")), random.randint(-1, 9), self._names())
+        return Abandon(
+            self._round(), random.choice(("lost", "stalled", "corrupt")), random.randint(-1, 9), self._names()
+        )

@@ -104,7 +104,9 @@ class Device:
         if self.running:
             return
         if restored and self.used:  # a backup may bring an earlier number back, but not the same one
-            self.incarnation = next(number for number in range(max(self.used) - 1, 0, -1) if number not in self.used)
+            self.incarnation = next(
+                number for number in range(max(self.used) - 1, 0, -1) if number not in self.used
+            )
         else:
             self.incarnation = max(self.used, default=0) + 10
         self.used.add(self.incarnation)
@@ -157,7 +159,7 @@ class Device:
 
     # -- effects -----------------------------------------------------------------------------------------------
 
-    def _carry_out(self, effect):
+    def _carry_out(self, effect):  # noqa: C901, PLR0912 (a table: a line or two for each effect)
         arrays = self.arrays
         match effect:
             case e.Send():
@@ -265,7 +267,9 @@ class Device:
             return v.Decoded(effect.round, effect.step, sound=False)
         values = decode(payload)
         if effect.way == "add":
-            weight = 1 if arrays.proposal.codec == "exact" else 3  # a coarse sum depends on its order, as floats do
+            weight = (
+                1 if arrays.proposal.codec == "exact" else 3
+            )  # a coarse sum depends on its order, as floats do
             before = arrays.sum[begin:end]
             values = [(weight * one + other) % PRIME for one, other in zip(before, values, strict=True)]
         arrays.sum[begin:end] = values
@@ -373,9 +377,11 @@ class World:
             clock.at(arrives_s, lambda: self._arrive(link, message, part))
             return
         for delay_s, malformed, met in trouble.meet(message, part, self.random):
-            clock.at(arrives_s + delay_s, lambda met=met, bad=malformed: self._arrive(link, message, met, bad))
+            clock.at(
+                arrives_s + delay_s, lambda met=met, bad=malformed: self._arrive(link, message, met, malformed=bad)
+            )
 
-    def _arrive(self, link, message, part, malformed=False):
+    def _arrive(self, link, message, part, *, malformed=False):
         sender, name = link
         device = self.devices[name]
         if not device.running or self.clock.now_s < self.cut.get(link, 0.0):

@@ -556,8 +556,16 @@ class PeerCore:
             if neighbour.ping is not None
             and neighbour.ping.ready
             and neighbour.heard_s > neighbour.doubted_s
+            and not self._lags(neighbour.ping)
             and not self._blame.leaves_out(neighbour.name, now_s)
         ]
+
+    def _lags(self, ping: PeerPing) -> bool:
+        """Return whether a member is still in a round of this peer that has ended without it."""
+        completed = self.completed
+        if completed is None or completed.proposer != self.name or ping.current != completed:
+            return False
+        return ping.completed is None or ping.completed < completed
 
     def _proposes_at_s(self, now_s: float) -> float:
         """Return when this peer proposes a round: a lease later for each candidate with a lower name."""
