@@ -29,7 +29,7 @@ PEER_TOTALS = ("means_applied", "rounds_given_up", "virtual_s")
 
 
 class Simulator(NamedTuple):
-    """What is simulated: one of two worlds, with the bugs to plant in it."""
+    """One of two worlds to simulate, with the bugs to plant in it."""
 
     run: Callable
     shrink: Callable

@@ -81,7 +81,9 @@ PEER_MUTANTS = {
         Change(PeerCore, "_stalls_at_s", "self.round.progress_s + self.settings.lease_s", "math.inf"),
     ),
     "nothing is repeated": (Change(PeerCore, "_repeat", "if round_ is None:", "if True:"),),
-    "a sender does not go back": (Change(OutgoingPayload, "credit", "if credit.again or", "if"),),
+    "a sender does not go back": (
+        Change(OutgoingPayload, "credit", "credit.again and self._goes_back(received_bytes, now_s)", "False"),
+    ),
     "nobody serves others after its own mean": (
         Change(PeerCore, "_check_round", "(self._all_have_it(round_) or now_s >= self._stalls_at_s())", "True"),
         Change(PeerCore, "_of_another_round", "if message.round == self.completed:", "if False:"),
