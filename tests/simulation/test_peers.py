@@ -102,6 +102,19 @@ def test_a_cut_transfer_resumes_where_it_was_cut(topology):
     assert 0 < max(again_bytes) <= in_flight_bytes
 
 
+def test_nothing_is_sent_twice_on_links_so_slow_that_a_piece_takes_longer_than_a_ping():
+    settings = msgspec.structs.replace(
+        SETTINGS, codec="exact", lease_s=2.5, ping_s=0.5, piece_bytes=960, window_bytes=1920
+    )
+    world = World(1, 3, topology="all_to_all", values=600, settings=settings)
+    world.bytes_per_s = 4000
+    for device in world.devices.values():
+        device.start()
+    assert meet_in_a_round(world, set(world.names), 20.0)
+    whole = world.completed("peer-0")
+    assert {device.sent_bytes[whole] for device in world.devices.values()} == {2 * 600 * VALUE_BYTES}
+
+
 # -- one proposer after the other ------------------------------------------------------------------------------
 
 

@@ -35,6 +35,9 @@ ROUND: Table[RoundState] = {
 SEGMENT_SPARE_BYTES = 1 << 12
 """What a codec's headers may add to a segment's share of a model's payload."""
 
+PATIENCE_GAPS = 4.0
+"""A piece counts as lost once it takes this many times longer than the slowest one of the round so far."""
+
 OWN_WORK = -1
 """The step at which a member waits for its own work."""
 
@@ -70,6 +73,8 @@ class Round:
         self._incoming: dict[int, IncomingPayload] = {}
         self._outgoing: dict[tuple[int, str], OutgoingPayload] = {}
         self._gone: set[str] = set()
+        self._gap_s: float | None = None
+        """The longest time that a piece took; `None` before the first one."""
 
     def move(self, state: RoundState) -> None:
         """Change the state; raises `TransitionError` if `ROUND` does not allow it."""
@@ -178,6 +183,7 @@ class Round:
             raise Refused("a piece that was not offered")
         if refusal := incoming.refusal(piece, payload_bytes, sound=sound):
             raise Refused(refusal)
+        self._gap_s = max(self._gap_s or 0.0, now_s - incoming.progress_s)
         incoming.accept(payload_bytes, now_s)
         self.progress_s = now_s
         effects: list[PeerEffect] = [
@@ -236,9 +242,17 @@ class Round:
         effects += [
             Send(self.sender(step), incoming.credit(again=True))
             for step, incoming in self._incoming.items()
-            if not incoming.whole and now_s >= incoming.progress_s + self._settings.ping_s
+            if not incoming.whole and now_s >= incoming.progress_s + self._patience_s
         ]
         return effects
+
+    @property
+    def _patience_s(self) -> float:
+        """How long a piece may take before it is asked for again: on a slow link it is late, and not lost."""
+        longest_s = self._settings.lease_s / 2
+        if self._gap_s is None:
+            return longest_s
+        return min(longest_s, max(self._settings.ping_s, PATIENCE_GAPS * self._gap_s))
 
     def awaited(self, *, owed: bool) -> tuple[int, tuple[str, ...]]:
         """Return the step at which this member waits, and for whom: for itself if it `owed` work."""

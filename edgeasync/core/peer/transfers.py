@@ -28,19 +28,18 @@ class OutgoingPayload:
         self._went_back = (-1, -math.inf)
         self._held_bytes = 0
         self._sent_bytes = 0
-        self._sent_bytes_max = 0
 
     def credit(self, credit: PeerCredit, now_s: float) -> list[SendPiece] | None:
         """Return the pieces to send now; `None` for a credit that nobody could grant."""
         received_bytes = credit.received_bytes
-        if received_bytes > self._sent_bytes_max:
+        if received_bytes > self._sent_bytes:
             return None
         if self.finished or received_bytes < self._held_bytes:
             return []  # a later credit has come before this one
         if received_bytes > self._held_bytes or not self._sent_bytes:
             self.progress_s = now_s
         self._held_bytes = received_bytes
-        if self._sent_bytes < received_bytes or (credit.again and self._goes_back(received_bytes, now_s)):
+        if credit.again and self._goes_back(received_bytes, now_s):
             self._sent_bytes = received_bytes
         self.finished = received_bytes == self.offer.payload_bytes
         return self._cut()
@@ -61,7 +60,6 @@ class OutgoingPayload:
                 break
             pieces.append(SendPiece(self.receiver, self.offer.round, self.offer.step, self._sent_bytes, length))
             self._sent_bytes += length
-        self._sent_bytes_max = max(self._sent_bytes_max, self._sent_bytes)
         return pieces
 
 
