@@ -26,7 +26,10 @@ PEER_MUTANTS = {
     # The mean.
     "a mean is applied before all segments are here": (
         Change(
-            Round, "_advance", "if len(self._decoded) == len(self._plan.incoming)", "if len(self._decoded) >= len(self._plan.incoming) - 1"
+            Round,
+            "_advance",
+            "len(self._decoded) == len(self._plan.incoming)",
+            "len(self._decoded) >= len(self._plan.incoming) - 1",
         ),
     ),
     "a corrupt piece is kept": (
@@ -46,7 +49,7 @@ PEER_MUTANTS = {
     ),
     "a mean is coded again on its way": (
         Change(Round, "_advance", 'if outgoing.source != "forward":', "if True:"),
-        Change(Round, "_advance", "outgoing.segment, outgoing.source)", "outgoing.segment, outgoing.source.replace('forward', 'sum'))"),
+        Change(Round, "_advance", "outgoing.source)", "outgoing.source.replace('forward', 'sum'))"),
     ),
     "members add payloads in the order in which they arrive": (
         Change(Round, "_can_decode", "step.after not in self._decoded", "False"),
@@ -63,7 +66,7 @@ PEER_MUTANTS = {
         Change(Neighbours, "refusal", " and self.hears(neighbour, now_s)", ""),
     ),
     "any message renews a lease": (
-        Change(PeerCore, "_received", "message = event.message", "message = event.message; neighbour.heard_s = now_s"),
+        Change(PeerCore, "_received", "message = event", "neighbour.heard_s = now_s; message = event"),
     ),
     "a round number far ahead counts": (
         Change(PeerCore, "_pinged", "ping.number > self._number + ROUND_LEAP_MAX", "False"),
@@ -75,12 +78,13 @@ PEER_MUTANTS = {
         Change(Neighbours, "is_live", "self.hears(neighbour, now_s)", "True"),
     ),
     "a round that stands still is never given up": (
-        Change(PeerCore, "_stalls_at_s", "return self.round.progress_s + self.settings.lease_s", "return math.inf"),
+        Change(PeerCore, "_stalls_at_s", "self.round.progress_s + self.settings.lease_s", "math.inf"),
     ),
     "nothing is repeated": (Change(PeerCore, "_repeat", "if round_ is None:", "if True:"),),
-    "a sender does not go back": (Change(OutgoingPayload, "credit", "if credit.again or", "if"),),
+    "a sender does not go back": (
+        Change(OutgoingPayload, "credit", "credit.again and self._goes_back(received_bytes, now_s)", "False"),
+    ),
     "nobody serves others after its own mean": (
-        Change(PeerCore, "_all_have_it", "if not round_.served:", "if round_.served:\n        return True\n    if False:"),
         Change(PeerCore, "_check_round", "(self._all_have_it(round_) or now_s >= self._stalls_at_s())", "True"),
         Change(PeerCore, "_of_another_round", "if message.round == self.completed:", "if False:"),
     ),

@@ -159,7 +159,7 @@ class Device:
 
     # -- effects -----------------------------------------------------------------------------------------------
 
-    def _carry_out(self, effect):
+    def _carry_out(self, effect):  # noqa: C901, PLR0912 (a table: a line or two for each effect)
         arrays = self.arrays
         match effect:
             case e.Send():
@@ -377,9 +377,11 @@ class World:
             clock.at(arrives_s, lambda: self._arrive(link, message, part))
             return
         for delay_s, malformed, met in trouble.meet(message, part, self.random):
-            clock.at(arrives_s + delay_s, lambda met=met, bad=malformed: self._arrive(link, message, met, bad))
+            clock.at(
+                arrives_s + delay_s, lambda met=met, bad=malformed: self._arrive(link, message, met, malformed=bad)
+            )
 
-    def _arrive(self, link, message, part, malformed=False):
+    def _arrive(self, link, message, part, *, malformed=False):
         sender, name = link
         device = self.devices[name]
         if not device.running or self.clock.now_s < self.cut.get(link, 0.0):

@@ -23,6 +23,7 @@ REPETITIONS = {
     "directions of a gradient": Repetitions(1, 2, 10),
     "points at which gradients are checked": Repetitions(1, 1, 5),
     "seeds of faults": Repetitions(30, 100, 3000),
+    "seeds of peers": Repetitions(10, 20, 2000),
     "seeds of the demo": Repetitions(1, 1, 10),
     "seeds that are run twice": Repetitions(5, 10, 200),
     "keys that are revoked": Repetitions(5, 10, 20),

@@ -72,7 +72,11 @@ class PeersChanged(msgspec.Struct, frozen=True, gc=False):
 
 
 class StopRequested(msgspec.Struct, frozen=True, gc=False):
-    """The person who runs the device wants it to end."""
+    """The person who runs the device wants it to end.
+
+    A round in progress loses this member. To end in order, wait until `PeerCore.round` is `None`: then nobody
+    needs its payloads any more.
+    """
 
 
 WorkEvent = SnapshotTaken | Encoded | Decoded | MeanApplied | WorkFailed

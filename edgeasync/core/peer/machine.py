@@ -128,6 +128,11 @@ class PeerCore:
         return self._count(effects + self._settle(now_s))
 
     @property
+    def live(self) -> tuple[str, ...]:
+        """The peers that are live, as of the last event."""
+        return tuple([neighbour.name for neighbour in self.neighbours.live(self._now_s)])
+
+    @property
     def next_deadline_s(self) -> float:
         """When `tick` is next due."""
         if self.over:
@@ -214,9 +219,11 @@ class PeerCore:
         self._number = max(self._number, ping.number)
         effects: list[PeerEffect] = []
         round_ = self.round
-        if round_ is not None and neighbour.name in round_.others and ping.current is not None:
-            is_preempted = ping.current > round_.id and round_.state in {"snapshot", "exchanging"}
-            if is_preempted and round_.id.proposer == self.name:
+        if round_ is not None and neighbour.name in round_.others:
+            if ping.leaving and ping.completed == round_.id:
+                round_.leave_behind(neighbour.name)  # in order: it has handed out what others need of it
+            is_preempted = ping.current is not None and ping.current > round_.id
+            if is_preempted and round_.id.proposer == self.name and round_.state in {"snapshot", "exchanging"}:
                 effects += self._give_up("preempted", now_s)
         if is_new and not ping.leaving:
             effects.append(Send(neighbour.name, self._ping(now_s)))
@@ -313,6 +320,8 @@ class PeerCore:
             return "a round with a member that is not on the list"
         if proposal.codec not in self.settings.codecs:
             return "a round with an unknown codec"
+        if (proposal.topology, proposal.piece_bytes) != (self.settings.topology, self.settings.piece_bytes):
+            return "a round of another topology, or with other pieces"
         return ""
 
     def _accept_or_decline(self, peer: str, proposal: Propose, now_s: float) -> list[PeerEffect]:
@@ -336,11 +345,10 @@ class PeerCore:
         return [*effects, *self._begin_round(proposal, now_s), Send(peer, self._ping(now_s))]
 
     def _begin_round(self, proposal: Propose, now_s: float) -> list[PeerEffect]:
-        settings = self.settings
         self._highest = proposal.round
         self._number = max(self._number, proposal.round.number)
         self._wanted = False
-        self.round = Round(proposal, self.name, settings.payload_bytes_max, settings.window_bytes, now_s)
+        self.round = Round(proposal, self.name, self.settings, now_s)
         told = f"round {proposal.round.number} of {proposal.round.proposer}: {', '.join(self.round.names)}"
         return [*self.round.begin(), Report("round_started", told)]
 
@@ -501,7 +509,7 @@ class PeerCore:
         gone = [
             member.name
             for member in round_.proposal.members
-            if member.name != self.name and not self.neighbours.knows(member, now_s)
+            if member.name not in {self.name, *round_.gone} and not self.neighbours.knows(member, now_s)
         ]
         if round_.state in {"snapshot", "exchanging"}:
             if gone:
@@ -537,7 +545,7 @@ class PeerCore:
         round_ = self.round
         if round_ is None:
             return []
-        effects = round_.retry(now_s, self.settings.ping_s)
+        effects = round_.retry(now_s)
         if round_.id.proposer != self.name:
             return effects
         for name in round_.others:
@@ -556,8 +564,16 @@ class PeerCore:
             if neighbour.ping is not None
             and neighbour.ping.ready
             and neighbour.heard_s > neighbour.doubted_s
+            and not self._lags(neighbour.ping)
             and not self._blame.leaves_out(neighbour.name, now_s)
         ]
+
+    def _lags(self, ping: PeerPing) -> bool:
+        """Return whether a member is still in a round of this peer that has ended without it."""
+        completed = self.completed
+        if completed is None or completed.proposer != self.name or ping.current != completed:
+            return False
+        return ping.completed is None or ping.completed < completed
 
     def _proposes_at_s(self, now_s: float) -> float:
         """Return when this peer proposes a round: a lease later for each candidate with a lower name."""

@@ -16,6 +16,7 @@ from edgeasync.core.peer.effects import (
 )
 from edgeasync.core.peer.events import Decoded, Encoded
 from edgeasync.core.peer.plan import IncomingStep, OutgoingStep, plan_round
+from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.core.peer.transfers import IncomingPayload, OutgoingPayload
 from edgeasync.protocol.peer_messages import Offer, PeerCredit, PeerPiece, Propose
 from edgeasync.states import Table, check_move
@@ -34,6 +35,9 @@ ROUND: Table[RoundState] = {
 SEGMENT_SPARE_BYTES = 1 << 12
 """What a codec's headers may add to a segment's share of a model's payload."""
 
+PATIENCE_GAPS = 4.0
+"""A piece counts as lost once it takes this many times longer than the slowest one of the round so far."""
+
 OWN_WORK = -1
 """The step at which a member waits for its own work."""
 
@@ -49,9 +53,7 @@ class Refused(Exception):  # noqa: N818 (it is an answer, and no error of this p
 class Round:
     """A member's part of a round. `progress_s` is when it last came nearer to its end."""
 
-    def __init__(
-        self, proposal: Propose, name: str, payload_bytes_max: int, window_bytes: int, now_s: float
-    ) -> None:
+    def __init__(self, proposal: Propose, name: str, settings: PeerSettings, now_s: float) -> None:
         self.proposal = proposal
         self.id = proposal.round
         self.state: RoundState = "snapshot"
@@ -60,8 +62,8 @@ class Round:
         self.progress_s = now_s
         self._name = name
         self._plan = plan_round(proposal.topology, self.names, name)
-        self._segment_bytes_max = -(-payload_bytes_max // self._plan.segments) + SEGMENT_SPARE_BYTES
-        self._window_bytes = window_bytes
+        self._segment_bytes_max = -(-settings.payload_bytes_max // self._plan.segments) + SEGMENT_SPARE_BYTES
+        self._settings = settings
         self._incoming_steps = {step.step: step for step in self._plan.incoming}
         self._outgoing_steps = {step.step: step for step in self._plan.outgoing}
         self._encoding: set[int] = set()
@@ -71,6 +73,8 @@ class Round:
         self._incoming: dict[int, IncomingPayload] = {}
         self._outgoing: dict[tuple[int, str], OutgoingPayload] = {}
         self._gone: set[str] = set()
+        self._gap_s: float | None = None
+        """The longest time that a piece took; `None` before the first one."""
 
     def move(self, state: RoundState) -> None:
         """Change the state; raises `TransitionError` if `ROUND` does not allow it."""
@@ -144,7 +148,7 @@ class Round:
         self._encoded[step.step] = offer
         effects: list[PeerEffect] = []
         for receiver in step.receivers:
-            outgoing = OutgoingPayload(receiver, offer, self.proposal.piece_bytes, self._window_bytes, now_s)
+            outgoing = OutgoingPayload(receiver, offer, self._settings, now_s)
             outgoing.finished = receiver in self._gone
             self._outgoing[step.step, receiver] = outgoing
             effects.append(Send(receiver, offer))
@@ -162,7 +166,7 @@ class Round:
             return [Send(sender, incoming.credit())]
         if offer.payload_bytes > self._segment_bytes_max:
             raise Refused("a payload that is too long", fatal=True)
-        incoming = self._incoming[offer.step] = IncomingPayload(offer, self.proposal.piece_bytes, now_s)
+        incoming = self._incoming[offer.step] = IncomingPayload(offer, self._settings.piece_bytes, now_s)
         return [
             OpenPayload(self.id, offer.step, offer.payload_bytes, offer.checksum),
             Send(sender, incoming.credit()),
@@ -179,6 +183,7 @@ class Round:
             raise Refused("a piece that was not offered")
         if refusal := incoming.refusal(piece, payload_bytes, sound=sound):
             raise Refused(refusal)
+        self._gap_s = max(self._gap_s or 0.0, now_s - incoming.progress_s)
         incoming.accept(payload_bytes, now_s)
         self.progress_s = now_s
         effects: list[PeerEffect] = [
@@ -227,19 +232,27 @@ class Round:
 
     # -- time --------------------------------------------------------------------------------------------------
 
-    def retry(self, now_s: float, retry_s: float) -> list[PeerEffect]:
-        """Repeat what has brought no progress for this long."""
+    def retry(self, now_s: float) -> list[PeerEffect]:
+        """Repeat what has brought no progress for a while."""
         effects: list[PeerEffect] = [
             Send(outgoing.receiver, outgoing.offer)
             for outgoing in self._outgoing.values()
-            if not outgoing.finished and now_s >= outgoing.progress_s + retry_s
+            if not outgoing.finished and now_s >= outgoing.progress_s + self._settings.ping_s
         ]
         effects += [
             Send(self.sender(step), incoming.credit(again=True))
             for step, incoming in self._incoming.items()
-            if not incoming.whole and now_s >= incoming.progress_s + retry_s
+            if not incoming.whole and now_s >= incoming.progress_s + self._patience_s
         ]
         return effects
+
+    @property
+    def _patience_s(self) -> float:
+        """How long a piece may take before it is asked for again: on a slow link it is late, and not lost."""
+        longest_s = self._settings.lease_s / 2
+        if self._gap_s is None:
+            return longest_s
+        return min(longest_s, max(self._settings.ping_s, PATIENCE_GAPS * self._gap_s))
 
     def awaited(self, *, owed: bool) -> tuple[int, tuple[str, ...]]:
         """Return the step at which this member waits, and for whom: for itself if it `owed` work."""
@@ -257,7 +270,7 @@ class Round:
         return 0, tuple([step.sender for step in missing])
 
     def leave_behind(self, name: str) -> None:
-        """Send nothing more to a member that has given the round up."""
+        """Send nothing more to a member that has given the round up, or has ended after it."""
         self._gone.add(name)
         for outgoing in self._outgoing.values():
             if outgoing.receiver == name:
@@ -265,7 +278,7 @@ class Round:
 
     @property
     def gone(self) -> set[str]:
-        """The members that have given the round up."""
+        """The members that have given the round up, or have ended after it."""
         return self._gone
 
     @property

@@ -9,9 +9,11 @@ class PeerSettings(msgspec.Struct, frozen=True, gc=False):
     """The settings of a peer's core.
 
     `lease_s` is how long a peer, or a step of a round, may be silent. Pings go every `ping_s`, and what was not
-    answered is repeated as often. A round is due `round_every_s` after the last one; with `None` only `RoundDue`
-    says so. `codec` is used in own rounds, all `codecs` are known. `payload_bytes_max` bounds a whole coded model.
-    No more than `window_bytes` of a payload are in flight.
+    answered is repeated about as often. A piece of `piece_bytes` must cross the slowest link in half a lease.
+
+    A round is due `round_every_s` after the last one; with `None` only `RoundDue` says so. `codec` is used in own
+    rounds, all `codecs` are known. `payload_bytes_max` bounds a whole coded model. Not more than `window_bytes` of
+    a payload are in flight.
     """
 
     topology: Topology = "ring"

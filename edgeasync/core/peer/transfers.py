@@ -4,38 +4,52 @@ A receiver grants credit for what follows the bytes it holds. A side that waits 
 sender its offer, the receiver its credit, with which the sender goes back to the first missing byte.
 """
 
+import math
+
 from edgeasync.core.peer.effects import SendPiece
+from edgeasync.core.peer.settings import PeerSettings
 from edgeasync.protocol.peer_messages import Offer, PeerCredit, PeerPiece
 
 
 class OutgoingPayload:
-    """A payload on its way to one receiver. `finished` means that the receiver holds all of it."""
+    """A payload on its way to one receiver. `finished` means that the receiver holds all of it.
 
-    def __init__(self, receiver: str, offer: Offer, piece_bytes: int, window_bytes: int, now_s: float) -> None:
+    The sender goes back to the same byte once in half a `ping_s`: who asks more often gets no more for it.
+    """
+
+    def __init__(self, receiver: str, offer: Offer, settings: PeerSettings, now_s: float) -> None:
         self.receiver = receiver
         self.offer = offer
         self.finished = False
         self.progress_s = now_s
-        self._piece_bytes = piece_bytes
-        self._window_bytes = window_bytes
+        self._piece_bytes = settings.piece_bytes
+        self._window_bytes = settings.window_bytes
+        self._retry_s = settings.ping_s / 2
+        self._went_back = (-1, -math.inf)
         self._held_bytes = 0
         self._sent_bytes = 0
-        self._sent_bytes_max = 0
 
     def credit(self, credit: PeerCredit, now_s: float) -> list[SendPiece] | None:
         """Return the pieces to send now; `None` for a credit that nobody could grant."""
         received_bytes = credit.received_bytes
-        if received_bytes > self._sent_bytes_max:
+        if received_bytes > self._sent_bytes:
             return None
         if self.finished or received_bytes < self._held_bytes:
             return []  # a later credit has come before this one
         if received_bytes > self._held_bytes or not self._sent_bytes:
             self.progress_s = now_s
         self._held_bytes = received_bytes
-        if credit.again or self._sent_bytes < received_bytes:
+        if credit.again and self._goes_back(received_bytes, now_s):
             self._sent_bytes = received_bytes
         self.finished = received_bytes == self.offer.payload_bytes
         return self._cut()
+
+    def _goes_back(self, received_bytes: int, now_s: float) -> bool:
+        to_bytes, since_s = self._went_back
+        if received_bytes == to_bytes and now_s < since_s + self._retry_s:
+            return False
+        self._went_back = (received_bytes, now_s)
+        return True
 
     def _cut(self) -> list[SendPiece]:
         pieces = []
@@ -46,7 +60,6 @@ class OutgoingPayload:
                 break
             pieces.append(SendPiece(self.receiver, self.offer.round, self.offer.step, self._sent_bytes, length))
             self._sent_bytes += length
-        self._sent_bytes_max = max(self._sent_bytes_max, self._sent_bytes)
         return pieces
 
 
