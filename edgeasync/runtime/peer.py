@@ -85,7 +85,8 @@ class Peer:
     - `settings` is what the core is told; layout and fingerprint are filled in here.
     - A round is due every `round_steps` local steps if that is given, else by `settings.round_every_s`. With
       `round_steps` a device waits, up to a lease, before it takes twice as many steps without a mean. With `meets`
-      it takes its first step once it has met all others of the list, or after a lease.
+      it takes its first step once it has met all others of the list, or after a lease, and ends once all have gone
+      if it waits for `rounds_max`.
     - `steps_total` are the local steps of earlier starts.
     - `model_file` gets the model once a minute and at the end.
 
@@ -140,6 +141,7 @@ class Peer:
         self._stopping = threading.Event()
         self._trained = self._leaving = False
         self._snapshot_of_trained = self._has_met = self._deserted = False
+        self._meets = meets
         self._to_meet = {entry.name for entry in peers.peer if meets} - {own.name}
         self._mean_steps = steps_total
         """How many local steps there were when the model moved to a mean last."""
@@ -194,9 +196,11 @@ class Peer:
             self._do(self._engine.begin)
             return await self._ending.wait(self.request_stop, self._settings.lease_s + CLOSE_S)
         finally:
-            await self._close()
-            if self._given_context is None:
-                context.destroy()
+            try:
+                await self._close()
+            finally:
+                if self._given_context is None:
+                    context.destroy()
 
     async def _close(self) -> None:
         if self._timer is not None:
@@ -266,6 +270,12 @@ class Peer:
             self._loop.call_later(self._settings.lease_s, self._leave)
             self._do(lambda: None)
 
+    def _ping_all(self) -> None:
+        """Let all know at once whom this device hears: a round is of those that all hear one another."""
+        if self._sockets is not None:
+            names = self._sockets.peers
+            self._do(lambda: self._engine.handle(PeersChanged(names)))
+
     def _leave(self) -> None:
         self._do(lambda: self._engine.handle(StopRequested()))
 
@@ -314,10 +324,11 @@ class Peer:
             self._to_meet.discard(report.peer)
             self._deserted = False
             self._jobs.put(_nothing)  # a trainer that waits looks again
+            self._loop.call_soon(self._ping_all)
         elif report.event == "alone":
             self._deserted = self._has_met
             self._jobs.put(_nothing)
-            if self._deserted and self._trained and self._rounds_max is None:
+            if self._deserted and (self._meets if self._rounds_max is not None else self._trained):
                 self._loop.call_soon(self.request_stop)
         elif report.event == "round_started":
             self._round_began_s = now_s
