@@ -172,6 +172,7 @@ class Peer:
         if self._stopping.is_set():
             return "stopped"
         self._loop = asyncio.get_running_loop()
+        self._begun_s = time.monotonic()
         context = self._given_context or zmq.Context()
         self._worker = Worker("train", self._fail_from_thread)
         self._aside = Worker("exchange", self._fail_from_thread)
@@ -454,8 +455,10 @@ class Peer:
         """End after one more round, or after a while without: the model to keep is the members' mean."""
         self._engine.handle(RoundDue())
         if self._rounds_max is None:
-            wait_s = 0.0 if self._deserted else LAST_ROUND_LEASES * self._settings.lease_s
-            self._loop.call_later(wait_s, self.request_stop)
+            wait_s = LAST_ROUND_LEASES * self._settings.lease_s
+            if not self._has_met:  # others may still come in the first lease
+                wait_s = max(0.0, self._begun_s + self._settings.lease_s - time.monotonic())
+            self._loop.call_later(0.0 if self._deserted else wait_s, self.request_stop)
 
     def _await_step(self, step: Callable[[], Awaitable[StepResult]]) -> StepResult:
         """Take a step on the loop, and wait for it in the training thread."""

@@ -11,6 +11,7 @@ from edgeasync.async_train.model import Model
 from edgeasync.data.dataset import Dataset
 from edgeasync.data.partition import iid
 from edgeasync.errors import ConfigError
+from edgeasync.nn import Linear, Sequential, to_onnx
 from edgeasync.runtime.peer import PEER_MODEL_FILE
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
 from tests.support.command_line import CONFIG, mistake
@@ -192,6 +193,24 @@ def test_two_commands_average_and_write_their_models(commands, tmp_path, setting
         assert (tmp_path / f"{number}.safetensors").exists()
     again = commands.run("agent", settings, *agent_flags(0, "0.npz"), "--steps", 1500, "--topology", "ring")
     assert "1500 local steps before" in again.stdout
+
+
+def test_an_onnx_model_goes_in_and_a_trained_one_comes_out(commands, tmp_path, settings):
+    """A second start resumes its own model, and takes the steps that are left; the other peer never comes."""
+    onnx_file = tmp_path / "model.onnx"
+    onnx_file.write_bytes(to_onnx(Sequential(Linear(8, 3)), (8,)).SerializeToString())
+    write_list(tmp_path, [0, 1])
+    flags = (
+        settings, "--topology", "all_to_all", "--model", onnx_file, "--out", "trained.onnx", "--json",
+        *agent_flags(0, commands.data("data.npz")),
+    )  # fmt: skip
+    for steps in (20, 30):
+        agent = commands.start("agent", *flags, "--steps", steps)
+        stopped = agent.wait_for("stopped")
+        assert agent.wait() == 0
+        assert stopped["steps"] == steps
+    assert (tmp_path / "trained.onnx").read_bytes() != onnx_file.read_bytes()
+    assert "20 local steps before" in agent.wait_for("started")["detail"]
 
 
 @pytest.mark.parametrize(
