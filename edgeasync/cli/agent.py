@@ -18,8 +18,8 @@ from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import Agent
 from edgeasync.runtime.agent_settings import AgentSection, AgentSettings, CareSection, PeersSection
 from edgeasync.runtime.device import Device, find_device, make_agent, planned_trainer
-from edgeasync.runtime.graph_model import OnnxModel
 from edgeasync.runtime.notify import AWAY, JOINED
+from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.runtime.profiles import Profile, with_profile
 from edgeasync.runtime.readings import Readings
 from edgeasync.runtime.run_after_run import RunAfterRun

@@ -15,7 +15,7 @@ from edgeasync.errors import UnfitError
 from edgeasync.runtime.agent_settings import AgentSection, AgentSettings
 from edgeasync.runtime.doctor.examine import examine
 from edgeasync.runtime.doctor.finding import Finding
-from edgeasync.runtime.graph_model import OnnxModel
+from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.runtime.profiles import with_profile
 from edgeasync.runtime.readings import Readings
 

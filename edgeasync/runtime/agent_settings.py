@@ -16,7 +16,7 @@ from edgeasync.core.device.machine import GRAPH_BYTES_MAX
 from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.plugins import check_name
 from edgeasync.protocol.messages import COUNT_MAX, DEVICE_ID_PATTERN
-from edgeasync.runtime.graph_model import OnnxModel
+from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.training.local_parameters import Patterns
 from edgeasync.training.micro_batches import MicroBatch
 from edgeasync.training.numpy_models import Model

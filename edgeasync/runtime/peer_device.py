@@ -15,8 +15,9 @@ from edgeasync.errors import ConfigError
 from edgeasync.parameters import Vector
 from edgeasync.runtime.address import host_of
 from edgeasync.runtime.agent_settings import AgentSettings, PeersSection
-from edgeasync.runtime.graph_model import HubGraph, OnnxModel, load_graph
+from edgeasync.runtime.graph_model import HubGraph, load_graph
 from edgeasync.runtime.model_file import load_model, save_model
+from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.runtime.peer import PEER_MODEL_FILE, OnReport, Peer
 from edgeasync.training.plan import ReceivedGraph, ShippedModel, TrainingPlan
 from edgeasync.training.trainer import AsyncTrainer, Trainer
