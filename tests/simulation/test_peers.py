@@ -16,9 +16,10 @@ from edgeasync.protocol.peer_messages import (
     RoundMember,
 )
 from tests.support.mutants import planted
+from tests.support.peer_faults import Rogue
 from tests.support.peer_harness import meet_in_a_round, run_peers, shrink_peers
 from tests.support.peer_mutants import PEER_MUTANTS, PEER_SEEDS_MAX, peer_seeds
-from tests.support.peer_world import SETTINGS, VALUE_BYTES, World, on_the_wire
+from tests.support.peer_world import REFUSED_KINDS_MAX, SETTINGS, VALUE_BYTES, World, on_the_wire
 from tests.support.size import repetitions
 
 BATCH = 5
@@ -280,3 +281,24 @@ def test_messages_are_the_same_after_they_were_sent(middle):
 def test_messages_out_of_bounds_cannot_be_read(message):
     with pytest.raises(msgspec.ValidationError):
         on_the_wire(message)
+
+
+def test_no_message_makes_a_core_raise_or_its_memory_grow():
+    for seed in range(20):
+        world, _ = calm(4, ("ring", "all_to_all")[seed % 2])
+        world.pass_time(seed / 50)
+        rogue = world.devices["peer-3"]
+        rogue.kill()
+        speaker = Rogue(world, rogue, 0.0, seed)
+        for _ in range(300):
+            name = speaker.random.choice(world.names[:3])
+            message = speaker._message()
+            sender = speaker.random.choice([*world.names, "nobody"])
+            world.part = speaker.random.randbytes(speaker.random.randint(1, 40))
+            event = Received(sender, message, len(world.part), speaker.random.random() < 0.1)
+            world.devices[name].handle(event)
+            world.pass_time(0.001)
+        for name in world.names[:3]:
+            core = world.devices[name].core
+            assert len(core._told) <= 4 * REFUSED_KINDS_MAX
+            assert len(core._blame._left_out) <= 4

@@ -53,6 +53,14 @@ class Blame:
         """Return whether a peer is left out of rounds now."""
         return name in self._left_out and now_s < self._left_out[name][1]
 
+    def declines(self, name: str, now_s: float) -> bool:
+        """Return whether proposals of a peer are declined: it is left out, and not for the first time.
+
+        Accusations may be lost, so members may disagree about a first culprit. They would decline one another's
+        rounds.
+        """
+        return self.leaves_out(name, now_s) and self._left_out[name][0] > 1
+
     def forgive(self, names: tuple[str, ...]) -> None:
         """Forget what these were accused of: a round with them has become whole, or they have started again."""
         for name in names:

@@ -330,7 +330,7 @@ class PeerCore:
         unknown = tuple([member.name for member in others if not self.neighbours.knows(member, now_s)])
         if unknown:
             return [*told, Send(peer, Abandon(proposal.round, "unknown_member", OWN_WORK, unknown))]
-        if self._blame.leaves_out(peer, now_s):
+        if self._blame.declines(peer, now_s):
             return [*told, Send(peer, Abandon(proposal.round, "left_out"))]
         effects = told
         if self.round is not None:

@@ -53,6 +53,15 @@ def test_a_culprit_is_left_out_for_longer_each_time_until_a_round_is_whole():
     assert not blame.leaves_out("c", now_s)
 
 
+def test_proposals_of_a_culprit_are_declined_from_the_second_time_on():
+    blame = Blame(LEASE_S)
+    for number, declines in enumerate((False, True, True)):
+        failed(blame, number, ("d", "stalled", 0, "c"))
+        assert blame.leaves_out("c", LEASE_S / 2)
+        assert blame.declines("c", LEASE_S / 2) == declines
+    assert not blame.declines("c", 8 * LEASE_S)
+
+
 def test_only_the_last_round_is_judged_and_only_once():
     blame = Blame(LEASE_S)
     blame.accuse("d", Abandon(RoundId(1, "a", 1), "stalled", 0, ("c",)))
