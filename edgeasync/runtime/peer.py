@@ -208,10 +208,13 @@ class Peer:
             self._timer.cancel()
         self._end_training()
         try:
-            for worker in (self._worker, self._aside):
-                if worker.started:
-                    await asyncio.to_thread(worker.close, CLOSE_S)
-            await asyncio.to_thread(self._keep_model, self.parameters)
+            ended = [
+                await asyncio.to_thread(worker.close, CLOSE_S)
+                for worker in (self._worker, self._aside)
+                if worker.started
+            ]
+            if all(ended):  # else a step that was abandoned may still write to the model
+                await asyncio.to_thread(self._keep_model, self.parameters)
         finally:
             if self._sockets is not None:
                 self._sockets.close(LINGER_MS)
@@ -377,7 +380,11 @@ class Peer:
             self._loop.call_soon_threadsafe(self._do, action)
 
     def _fail_from_thread(self, error: BaseException) -> None:
-        self._loop.call_soon_threadsafe(self._ending.fail, error)
+        self._loop.call_soon_threadsafe(self._fail_and_leave, error)
+
+    def _fail_and_leave(self, error: BaseException) -> None:
+        self._ending.fail(error)
+        self._engine.handle(StopRequested())  # says goodbye
 
     # -- the training thread ---------------------------------------------------------------------------------
 

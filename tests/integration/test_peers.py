@@ -1,13 +1,16 @@
 """Peers without a hub, as real processes: they agree on the mean, and nobody waits for one that is killed."""
 
+import asyncio
 import signal
+import threading
 
 import numpy as np
 import pytest
 
 from edgeasync.runtime.model_file import load_model
 from edgeasync.runtime.peer import PEER_MODEL_FILE
-from tests.support.peers import SPEC, first_values, name_of, write_list
+from tests.support.peers import SPEC, Still, first_values, make_peer, name_of, write_list
+from tests.support.processes import PATIENCE_S
 from tests.support.size import repetitions
 
 pytestmark = pytest.mark.process
@@ -93,3 +96,31 @@ def test_who_ends_first_costs_nobody_the_round(start_peers, tmp_path):
     end(peers[:2])
     wait_for_round_of(peers[2:], [2, 3])
     end(peers[2:])
+
+
+@pytest.mark.asyncio
+async def test_a_peer_whose_trainer_fails_says_goodbye(tmp_path):
+    """The lease is far longer than the test: nobody has to wait for it."""
+    write_list(tmp_path, [0, 1])
+    found, lost, fails = asyncio.Event(), asyncio.Event(), threading.Event()
+
+    class Fails(Still):
+        def step(self):
+            if fails.is_set():
+                raise ZeroDivisionError("on purpose")
+            return super().step()
+
+    def tell(report):
+        {"peer_found": found, "peer_lost": lost}.get(report.event, asyncio.Event()).set()
+
+    one = make_peer(tmp_path, 0, lease_s=600.0, incarnation=1, on_report=tell)
+    other = make_peer(tmp_path, 1, lease_s=600.0, incarnation=1, trainer=Fails())
+    running = [asyncio.create_task(peer.run()) for peer in (one, other)]
+    async with asyncio.timeout(PATIENCE_S):
+        await found.wait()
+        fails.set()
+        with pytest.raises(ZeroDivisionError):
+            await running[1]
+        await lost.wait()
+        one.request_stop()
+        assert await running[0] == "stopped"
