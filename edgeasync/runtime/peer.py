@@ -316,9 +316,10 @@ class Peer:
 
         self._aside.submit(work_and_hand_over)
 
-    def applied(self) -> None:
-        """Let the trainer begin from the new model, as after a hub's answer."""
-        self._jobs.put(self._begin_again)
+    def applied(self, parameters: Vector) -> None:
+        """Let the trainer begin from the new model, as after a hub's answer; called in the training thread."""
+        self._mean_steps = self.steps_total
+        self._trainer.begin(parameters)
 
     def report(self, report: Report) -> None:
         """Pass on what happened, and end once enough has."""
@@ -453,10 +454,6 @@ class Peer:
         self._stepped_s = time.monotonic()
         if self._round_steps is not None and self.steps_total % self._round_steps == 0:
             self._hand_over(lambda: self._engine.handle(RoundDue()))
-
-    def _begin_again(self, parameters: Vector) -> None:
-        self._mean_steps = self.steps_total
-        self._trainer.begin(parameters)
 
     def _wait_for_last_round(self) -> None:
         """End after one more round, or after a while without: the model to keep is the members' mean."""

@@ -124,3 +124,24 @@ async def test_a_peer_whose_trainer_fails_says_goodbye(tmp_path):
         await lost.wait()
         one.request_stop()
         assert await running[0] == "stopped"
+
+
+@pytest.mark.asyncio
+async def test_a_trainer_with_values_of_its_own_takes_the_mean_before_its_next_step(tmp_path):
+    """It writes its own values into the model at each step: a mean that it has not seen would be lost."""
+    write_list(tmp_path, [0, 1])
+
+    class Copies(Still):
+        def begin(self, parameters):
+            self.model, self.own = parameters, parameters.copy()
+
+        def step(self):
+            found = super().step()
+            self.model[:] = self.own
+            return found
+
+    peers = [make_peer(tmp_path, number, incarnation=1, trainer=Copies(), rounds_max=3) for number in (0, 1)]
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*[peer.run() for peer in peers])
+    mean = (first_values(0) + first_values(1)) / 2
+    assert max(np.abs(peer.parameters - mean).max() for peer in peers) < 1e-6

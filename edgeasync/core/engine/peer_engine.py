@@ -64,8 +64,8 @@ class PeerShell(Protocol):
     def aside(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Do `work` while training continues, in order and one at a time; then call `then` with its result."""
 
-    def applied(self) -> None:
-        """Hear that the model has moved to a mean: its trainer is to begin from there."""
+    def applied(self, parameters: Vector) -> None:
+        """Let the trainer begin from the model, which has moved to a mean; called between the same two steps."""
 
     def report(self, report: Report) -> None:
         """Tell the person at the device."""
@@ -207,8 +207,8 @@ class PeerEngine:
                 self._shell.between_steps(partial(_attempt, effect.round, take), self.handle)
             case ApplyMean():
                 arrays = self._arrays(effect.round)
-                apply = partial(_apply, effect, arrays, self._spec.trained_length)
-                self._shell.between_steps(partial(_attempt, effect.round, apply), self._applied)
+                apply = partial(_apply, effect, arrays, self._spec.trained_length, self._shell.applied)
+                self._shell.between_steps(partial(_attempt, effect.round, apply), self.handle)
             case Encode():
                 encode = partial(_encode, effect, self._arrays(effect.round), self._random)
                 self._shell.aside(partial(_attempt, effect.round, encode), partial(self._encoded, effect))
@@ -232,11 +232,6 @@ class PeerEngine:
         if (payloads := self._rounds.get(effect.round)) is not None:
             payloads.outgoing[effect.step] = payload
         self.handle(Encoded(effect.round, effect.step, len(payload), checksum))
-
-    def _applied(self, event: WorkEvent) -> None:
-        if isinstance(event, MeanApplied):
-            self._shell.applied()
-        self.handle(event)
 
 
 def _read(header: bytes, payload: wire.Buffer | None) -> PeerMessage:
@@ -266,8 +261,15 @@ def _take_snapshot(effect: TakeSnapshot, payloads: _Payloads, parameters: Vector
     return SnapshotTaken(effect.round)
 
 
-def _apply(effect: ApplyMean, arrays: PeerRound, trained_length: int, parameters: Vector) -> WorkEvent:
+def _apply(
+    effect: ApplyMean,
+    arrays: PeerRound,
+    trained_length: int,
+    applied: Callable[[Vector], None],
+    parameters: Vector,
+) -> WorkEvent:
     arrays.apply(parameters, trained_length)
+    applied(parameters)
     return MeanApplied(effect.round)
 
 
