@@ -13,6 +13,7 @@ from docs.svg import BLUE, GREY, INK, RED, box, picture, text
 from edgeasync.core.device.machine import LINK
 from edgeasync.core.device.work import WORK
 from edgeasync.core.hub.membership import MEMBER
+from edgeasync.core.peer.round import ROUND
 from edgeasync.policies.staleness import (
     AdaptiveLearningRate,
     BoundedStaleness,
@@ -101,6 +102,17 @@ STATES: dict[str, tuple[str, Table, Layout]] = {
             shifts={
                 ("live", "lost"): (0, -12), ("live", "left"): (0, -12), ("live", "quarantined"): (22, 0),
                 ("lost", "joining"): (0, 14), ("left", "joining"): (0, 14),
+            },
+        ),
+    ),
+    "round": (
+        "A round of peers",
+        ROUND,
+        Layout(
+            (720, 250),
+            {
+                "snapshot": (90, 90), "exchanging": (270, 90), "applying": (450, 90), "serving": (630, 90),
+                "over": (360, 205),
             },
         ),
     ),

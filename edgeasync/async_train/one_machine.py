@@ -36,14 +36,15 @@ def async_sgd(
     seed: int = 0,
     **settings: Any,
 ) -> Any:
-    """Train a model with a hub here and `num_workers` processes; return the trained model.
+    """Train a model with `num_workers` processes and a hub here; return the trained model.
 
     - `model`: a torch module, a model of `async_train.nn`, or an object with `parameters` and `gradient`. It has
       the trained values, too. An ONNX file, or layers, come back as a `Model`.
     - `data`: a dataset, or a loader, whose batch size is used; its examples are split among the workers.
     - `loss_fn`: by default cross entropy. A model of your own has its loss itself.
     - `optimizer`: by default SGD with the rate `lr`.
-    - Others are those of `edgeasync.train`, such as `run` and `evaluate`.
+    - Others are those of `edgeasync.train`, such as `run`, `evaluate`, and `topology`: with `"ring"` or
+      `"all_to_all"` the processes average their models among themselves, without a hub.
 
     It needs no main guard, and the model may be of a class of the script that calls it.
 
@@ -63,7 +64,7 @@ def async_sgd(
         "until": edgeasync.Stop(epochs=num_epochs),
         "batch_size": batch_size_of(data, 32),
         "engine": "processes",
-        "policy": one_machine_policy(chosen),
+        "policy": one_machine_policy(chosen) if settings.get("topology", "star") == "star" else None,
         "keep_optimizer_state": True,
         "seed": seed,
         **settings,

@@ -16,22 +16,47 @@ from edgeasync.errors import ConfigError, DataError
 from edgeasync.plugins import find_code
 from edgeasync.protocol.messages import Welcome
 from edgeasync.runtime.agent import Agent
-from edgeasync.runtime.agent_settings import AgentSection, AgentSettings, CareSection
+from edgeasync.runtime.agent_settings import AgentSection, AgentSettings, CareSection, PeersSection
 from edgeasync.runtime.device import Device, find_device, make_agent, planned_trainer
 from edgeasync.runtime.notify import AWAY, JOINED
+from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.runtime.profiles import Profile, with_profile
 from edgeasync.runtime.readings import Readings
 from edgeasync.runtime.run_after_run import RunAfterRun
+from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import Trainer
 
 PROGRESS_S = 10.0
 
 
-def run_agent(config: Path | None, flags: dict[str, Any], printer: Printer) -> None:
-    """Run an agent by a settings file, flags, or both; a flag wins over the file."""
+def run_agent(
+    config: Path | None, flags: dict[str, Any], printer: Printer, peers: dict[str, Any], model: dict[str, Any]
+) -> None:
+    """Run an agent by a settings file, flags, or both; a flag wins over the file.
+
+    `flags` are keys of `[agent]`, `peers` of `[peers]`, and `model` of a `[model]` of kind onnx.
+    """
     settings = AgentSettings() if config is None else read_toml(config, AgentSettings)
     section = convert(to_table(settings.agent) | flags, AgentSection, where="flags")
-    fingerprint = None if settings.model is None else settings.model.spec.fingerprint
+    given = to_table(settings.peers) | peers
+    settings = replace(settings, agent=section, peers=convert(given, PeersSection, where="flags"))
+    if model:
+        before = to_table(settings.model) if isinstance(settings.model, OnnxModel) else {}
+        settings = replace(settings, model=convert(before | model, OnnxModel, where="flags"))
+    if settings.peers.topology != "star":
+        from edgeasync.cli.peer import run_peer  # noqa: PLC0415 - only who has no hub pays for it
+
+        run_peer(settings, printer)
+        return
+    for what, said in (
+        ("--model, or [model] of kind onnx,", isinstance(settings.model, OnnxModel)),
+        ("[local]", settings.local != LocalTraining()),
+        ("[peers], or a flag of it,", settings.peers != PeersSection()),
+    ):
+        if said:
+            raise ConfigError(f"{what} is for an agent without a hub: give --topology ring or all_to_all, too")
+    expected = settings.model
+    fingerprint = None if expected is None or isinstance(expected, OnnxModel) else expected.spec.fingerprint
     _Command(section, settings.care, fingerprint, printer).run()
 
 

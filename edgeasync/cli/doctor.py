@@ -15,6 +15,7 @@ from edgeasync.errors import UnfitError
 from edgeasync.runtime.agent_settings import AgentSection, AgentSettings
 from edgeasync.runtime.doctor.examine import examine
 from edgeasync.runtime.doctor.finding import Finding
+from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.runtime.profiles import with_profile
 from edgeasync.runtime.readings import Readings
 
@@ -30,7 +31,9 @@ def run_doctor(
     failed = []
     folder = Path(state).expanduser()
     with _errors_only():
-        for finding in examine(replace(section, state=state), folder, model or settings.model, root):
+        found = settings.model
+        own = Path(found.file).expanduser() if isinstance(found, OnnxModel) else found
+        for finding in examine(replace(section, state=state), folder, model or own, root):
             _print(finding, printer)
             if finding.level == "fail":
                 failed.append(finding.name)

@@ -234,10 +234,50 @@ def agent(
         str | None,
         typer.Option(help="What to do after the end of training: exit, or wait for the next run [default: exit]."),
     ] = None,
+    topology: Annotated[
+        str | None,
+        typer.Option(
+            help="How devices exchange: star (with a hub), or without one ring or all_to_all [default: star]."
+        ),
+    ] = None,
+    peers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Without a hub: the devices that average, a TOML file, the same on all."
+        ),
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option("--model", help="Without a hub: what to train, an ONNX model or a training graph."),
+    ] = None,
+    loss: Loss = None,
+    train: Train = None,
+    freeze: Freeze = None,
+    output: Output = None,
+    target: Target = None,
+    bind: Annotated[
+        str | None,
+        typer.Option(help="Without a hub: address to listen on [default: this device's in the file of peers]."),
+    ] = None,
+    steps_max: Annotated[
+        int | None,
+        typer.Option("--steps", help="Without a hub: local steps to take, over all starts [default: no end]."),
+    ] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Without a hub: passes over this device's data, instead of --steps.")
+    ] = None,
+    rounds_max: Annotated[
+        int | None,
+        typer.Option("--rounds", help="Without a hub: end after this number of rounds [default: no end]."),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(help="Without a hub: where to write the trained model at the end, .onnx or .safetensors."),
+    ] = None,
     log_level: LogLevel = None,
     json: Json = False,
 ) -> None:
-    """Train on this device's data. Waits for the hub as long as needed. Ends with the training, or at Ctrl-C."""
+    """Train on this device's data, for a hub or together with peers. Ends with the training, or at Ctrl-C."""
     from edgeasync.cli.agent import run_agent  # noqa: PLC0415
     from edgeasync.cli.serving import log_to_stderr  # noqa: PLC0415
 
@@ -251,7 +291,12 @@ def agent(
         "spool": spool, "alone_steps_max": alone_steps_max, "local": local or None, "insecure": insecure or None,
         "enrol": enrol, "hub_key": hub_key, "when_finished": when_finished,
     }  # fmt: skip
-    run_agent(config, _given(flags), Printer(json=json))
+    of_peers: dict[str, Any] = {
+        "topology": topology, "peers": peers, "bind": bind, "steps_max": steps_max, "epochs": epochs,
+        "rounds_max": rounds_max, "out": out,
+    }  # fmt: skip
+    model = _given({"file": file}) | _graph_flags(loss, train, freeze, output, target)
+    run_agent(config, _given(flags), Printer(json=json), _given(of_peers), model)
 
 
 @app.command()

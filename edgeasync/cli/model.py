@@ -12,9 +12,10 @@ from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
 from edgeasync.losses import LossName
 from edgeasync.plugins import is_name
-from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel
+from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph
 from edgeasync.runtime.graph_process import load_graph_apart
 from edgeasync.runtime.model_file import MODEL_FILE
+from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.runtime.trained import TrainedModel, best_model, local_patterns, newest_model
 from edgeasync.runtime.wall_clock import written
 

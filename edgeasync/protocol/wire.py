@@ -3,6 +3,8 @@
 The header is the array `[protocol version, kind, fields, padding]`; `fields` is the message's own array.
 """
 
+from collections.abc import Mapping
+
 import msgpack
 import msgspec
 import xxhash
@@ -36,7 +38,9 @@ def encode(message: Message, version: int = PROTOCOL_VERSION) -> bytes:
     return header if missing <= 0 else header[:-2] + _PADDING[missing]
 
 
-def decode(header: bytes, bytes_max: int = HEADER_BYTES_MAX) -> Message:
+def decode(
+    header: bytes, bytes_max: int = HEADER_BYTES_MAX, kinds: Mapping[int, type[Message]] = MESSAGES
+) -> Message:
     """Read a header frame of any known version, and up to `bytes_max` bytes, into a checked message.
 
     Raises only `ProtocolError`, whatever the bytes are.
@@ -53,7 +57,7 @@ def decode(header: bytes, bytes_max: int = HEADER_BYTES_MAX) -> Message:
     if version not in PROTOCOL_VERSIONS:
         known = " or ".join(map(str, PROTOCOL_VERSIONS))
         raise UnsupportedVersionError(f"protocol version {version} is not {known}")
-    message = MESSAGES.get(kind) if type(kind) is int else None
+    message = kinds.get(kind) if type(kind) is int else None
     if message is None:
         raise ProtocolError("unknown kind of message")
     try:

@@ -9,15 +9,18 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from edgeasync.config import ByteCount, Section
+from edgeasync.core.arrays.peer_round import check_peer_codec
 from edgeasync.core.device.care import HYSTERESIS_C, CareLimits
 from edgeasync.core.device.day import BYTES_PER_DAY_MIN
 from edgeasync.core.device.machine import GRAPH_BYTES_MAX
 from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.plugins import check_name
 from edgeasync.protocol.messages import COUNT_MAX, DEVICE_ID_PATTERN
+from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.training.local_parameters import Patterns
 from edgeasync.training.micro_batches import MicroBatch
 from edgeasync.training.numpy_models import Model
+from edgeasync.training.plan import LocalTraining
 
 BANDWIDTH_BYTES_PER_S_MIN = 1 << 14
 """Under a lower cap a single piece would take longer than the hub waits for a sign of life."""
@@ -131,12 +134,35 @@ def _read_hours(text: str) -> tuple[int, int]:
     return begin, end
 
 
+class PeersSection(Section, frozen=True):
+    """`[peers]`: how this device averages its model with others' without a hub, and when it ends."""
+
+    topology: Literal["star", "ring", "all_to_all"] = "star"
+    peers: str | None = None
+    bind: str | None = None
+    round_every_s: Annotated[float, Meta(gt=0, le=86400)] = 1.0
+    round_steps: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    codec: str = "identity"
+    lease_s: Annotated[float, Meta(ge=0.1, le=3600)] = 10.0
+    steps_max: Annotated[int, Meta(ge=0, le=2**62)] | None = None
+    epochs: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
+    rounds_max: Annotated[int, Meta(ge=1, le=2**62)] | None = None
+    out: str | None = None
+
+    def __post_init__(self) -> None:
+        check_peer_codec(self.codec)
+        if self.steps_max is not None and self.epochs is not None:
+            raise ValueError("steps_max and epochs say the same: give one of the two")
+
+
 class AgentSettings(Section, frozen=True):
-    """An agent's settings file; with `[model]` it insists on that model."""
+    """An agent's settings file; with `[model]` it insists on that model, and trains it if there is no hub."""
 
     agent: AgentSection = AgentSection()
     care: CareSection = CareSection()
-    model: Model | None = None
+    peers: PeersSection = PeersSection()
+    local: LocalTraining = LocalTraining()
+    model: Model | OnnxModel | None = None
 
     def __post_init__(self) -> None:
         if self.model is not None and self.model.local:

@@ -27,7 +27,8 @@ from edgeasync.losses import (
     find_loss,
 )
 from edgeasync.parameters import ParameterSpec, Vector
-from edgeasync.runtime.graph_model import HubGraph, OnnxModel
+from edgeasync.runtime.graph_model import HubGraph
+from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.training import losses
 from edgeasync.training.evaluation import Evaluation, Evaluator, NumpyEvaluator, evaluate, rows_at_once
 from edgeasync.training.numpy_models import Model

@@ -2,39 +2,24 @@
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 import safetensors
 import safetensors.numpy
-from msgspec import UNSET, Meta, UnsetType
 
 from edgeasync.autodiff.settings import GraphSettings
-from edgeasync.config import ByteCount
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
 from edgeasync.losses import OnnxLoss
 from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.training.graph_check import check_graph
-from edgeasync.training.local_parameters import Patterns
 
 FORWARD_FILE = "forward.onnx"
 TRAINING_FILE = "training.onnx"
 
 MODEL_BYTES_MAX = 1 << 31
 """Protobuf holds no larger message."""
-
-
-class OnnxModel(GraphSettings, frozen=True, tag_field="kind", tag="onnx", kw_only=True):
-    """A model from an ONNX file: a forward model, or a training graph that was built from one before.
-
-    The limits hold where it is built in a process of its own, as the commands do (`graph_process.py`).
-    """
-
-    file: str
-    build_s_max: Annotated[float, Meta(gt=0, le=86_400)] = 600.0
-    build_bytes_max: ByteCount | None = None
-    local: Patterns | UnsetType = UNSET
 
 
 class HubGraph(msgspec.Struct, frozen=True):

@@ -20,8 +20,9 @@ from edgeasync import errors
 from edgeasync.config import convert, to_table
 from edgeasync.errors import EdgeAsyncError, GraphError
 from edgeasync.parameters import ParameterSpec
-from edgeasync.runtime.graph_model import HubGraph, OnnxModel, load_graph
+from edgeasync.runtime.graph_model import HubGraph, load_graph
 from edgeasync.runtime.machine import memory_bytes
+from edgeasync.runtime.onnx_model import OnnxModel
 
 _DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux's prctl."""

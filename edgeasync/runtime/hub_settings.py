@@ -29,8 +29,9 @@ from edgeasync.policies.frequency import AdaptiveFrequency
 from edgeasync.policies.policy import Policy, upgraded
 from edgeasync.protocol.codecs import ELEMENTWISE
 from edgeasync.runtime.evaluation import make_evaluator
-from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, load_graph, with_own_loss
+from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, load_graph, with_own_loss
 from edgeasync.runtime.hub import RECORD_FILE, Hub, OnReport
+from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.runtime.own_code import CustomModel
 from edgeasync.training.evaluation import Evaluator
 from edgeasync.training.local_parameters import choose_local

@@ -24,6 +24,11 @@ class Worker:
         """Start the thread."""
         self._thread.start()
 
+    @property
+    def started(self) -> bool:
+        """Whether the thread was started."""
+        return self._thread.ident is not None
+
     def submit(self, work: Callable[[], None]) -> None:
         """Do `work` after all that was submitted before."""
         self._queue.put(work)

@@ -94,6 +94,11 @@ class AgentWorker:
         return time.monotonic() - self._began_s
 
     @property
+    def exchanges(self) -> int:
+        """How many updates the hub has answered."""
+        return 0 if self.agent is None else self.agent.updates_answered
+
+    @property
     def version(self) -> int:
         """The number of the newest model that is here, -1 without one."""
         version = None if self.agent is None else self.agent.version

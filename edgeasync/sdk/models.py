@@ -17,7 +17,8 @@ from edgeasync.losses import LossSetting, check_loss, find_loss, kind_of
 from edgeasync.metrics import check_metrics
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.runtime.evaluation import make_evaluator
-from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, OnnxModel, build_graph, load_graph, with_own_loss
+from edgeasync.runtime.graph_model import FORWARD_FILE, HubGraph, build_graph, load_graph, with_own_loss
+from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.runtime.own_code import flatten
 from edgeasync.sdk.participants import check_same
 from edgeasync.training.evaluation import Evaluation, Evaluator, rows_at_once

@@ -100,7 +100,7 @@ def plan_run(
                 "evaluate is data, and each device has its own values of local: evaluate on the agents, or give a "
                 "function of the named arrays"
             )
-    evaluator = _evaluator(evaluate, until, prepared)
+    evaluator = make_evaluator(evaluate, until, prepared)
     return Plan(prepared=prepared, sections=sections, evaluator=evaluator, local=patterns)
 
 
@@ -195,7 +195,8 @@ def _sections(
     return replace(sections, hub=replace(sections.hub, stop=stop), policy=policy or sections.policy)
 
 
-def _evaluator(evaluate: object, until: Stop | None, prepared: Prepared) -> Evaluator | None:
+def make_evaluator(evaluate: object, until: Stop | None, prepared: Prepared) -> Evaluator | None:
+    """Return what evaluates a model as the caller of `train` wants it; raises `ConfigError` or `DataError`."""
     if evaluate is None:
         if until is not None and until.accuracy is not None:
             raise ConfigError("until.accuracy needs something to measure it on: give evaluate")

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
@@ -21,19 +21,22 @@ from edgeasync.runtime.hub import Hub
 from edgeasync.runtime.model_file import load_model
 from edgeasync.sdk.blocking import blocking
 from edgeasync.sdk.callbacks import Callback, Callbacks
+from edgeasync.sdk.models import local_training, prepare
 from edgeasync.sdk.observer import Observer
-from edgeasync.sdk.plan import Plan, as_path, make_hub, plan_run
+from edgeasync.sdk.peers import PeerWorkers, check_topology, peers_section, train_with_peers
+from edgeasync.sdk.plan import Plan, as_path, make_evaluator, make_hub, plan_run
 from edgeasync.sdk.run import Run
 from edgeasync.sdk.shares import split
 from edgeasync.sdk.stop import Stop
 from edgeasync.sdk.workers.base import Workers, run_together
 from edgeasync.sdk.workers.engines import Engine, make_workers
+from edgeasync.training.evaluation import Evaluator
 
 DEFAULT_EPOCHS = 10.0
 """How long `train` trains if nothing is said."""
 
 
-async def train_async(
+async def train_async(  # noqa: C901 - two ways in one signature
     model: object,
     data: object,
     *,
@@ -54,6 +57,7 @@ async def train_async(
     settings: Mapping[str, Any] | None = None,
     engine: Engine = "tasks",
     ray_address: str | None = None,
+    topology: Literal["star", "ring", "all_to_all"] = "star",
 ) -> Run:
     """Train a model with several workers, and return the run. The hub is in this process.
 
@@ -87,6 +91,11 @@ async def train_async(
     - `ray_address`: the address of the cluster, as Ray's own `init` takes it; by default one that Ray is
       connected to already, or else a new one on this machine.
 
+    - `topology`: `"star"`, with a hub; `"ring"` or `"all_to_all"`, without one. Then workers average their models
+      among themselves every 10 local steps, or by `settings={"peers": {...}}`, keys of `[peers]`. The run's model
+      is the mean of theirs, and there is no policy, callback or history. `until` takes `epochs`, `minutes` and
+      `updates`: a worker's part in a round is one update.
+
     When the updates of all workers are no longer finite, training ends, with the last good version; `Run.reason`
     then begins with "diverged".
 
@@ -102,7 +111,27 @@ async def train_async(
     True
     """
     until = Stop(epochs=DEFAULT_EPOCHS) if until is None else until
+    check_topology(topology)
     folder, remove = _folder(run)
+
+    def begin_peers() -> tuple[PeerWorkers, Evaluator | None]:
+        for name, given in (("policy", policy), ("callbacks", callbacks), ("ray_address", ray_address)):
+            if given:
+                raise ConfigError(f"{name}: topology={topology!r} has no hub that could keep to it; leave it out")
+        section, parts = peers_section(topology, settings, until), split(data, workers, seed)
+        example = parts[0] if isinstance(parts[0], Dataset) else None
+        local = local_training(
+            optimizer,
+            batch_size,
+            metrics,
+            accumulation_steps=accumulation_steps,
+            micro_batch_size=micro_batch_size,
+            keep_optimizer_state=keep_optimizer_state,
+        )
+        prepared = prepare(model, example, local, loss=loss, run=folder, seed=seed)
+        local.check_model(prepared.spec, prepared.loss)
+        evaluator = make_evaluator(evaluate, None, prepared)
+        return PeerWorkers(prepared, parts, section, until=until, local=local, seed=seed), evaluator
 
     def begin() -> tuple[Plan, Workers, int]:
         parts = split(data, workers, seed)
@@ -132,13 +161,20 @@ async def train_async(
             plan = replace(plan, recordable=is_recordable(plan.sections.policy))
         return plan, make_workers(engine, plan.prepared, parts, seed, ray_address), examples
 
-    try:
+    async def with_peers() -> Run:
+        peers, evaluator = await asyncio.to_thread(begin_peers)
+        return await train_with_peers(peers, engine, folder, evaluator)
+
+    async def with_hub() -> Run:
         plan, crew, examples = await asyncio.to_thread(begin)
         async with Callbacks(callbacks) as told:
             listening = asyncio.Event()
             observer = Observer(until, examples, told.tell, listening.set, ends_diverged=True)
             told.on_stop = observer.finish_soon
-            found = await _serve(plan, crew, observer, listening)
+            return await _serve(plan, crew, observer, listening)
+
+    try:
+        found = await (with_hub() if topology == "star" else with_peers())
     except BaseException:
         if remove is not None:
             remove()

@@ -22,6 +22,7 @@ from docs.generated import (
 from edgeasync.cli.demo import INTERRUPTED
 from edgeasync.core.device.effects import ReportName as AgentEvent
 from edgeasync.core.hub.effects import ReportName as HubEvent
+from edgeasync.core.peer.effects import ReportName as PeerEvent
 from edgeasync.policies.catalogue import catalogue
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +55,12 @@ def printed(name):
 def test_every_event_has_its_row(heading, names, module):
     kept_quiet = {"answered"}  # run_agent prints none
     assert sorted(first_cells(heading)) == sorted({*get_args(names), *printed(module)} - kept_quiet)
+
+
+def test_every_event_of_a_peer_has_its_row():
+    kept_quiet = {"round_started", "round_done"}
+    names = {*get_args(PeerEvent), *printed("peer")} - kept_quiet
+    assert sorted(first_cells("Events of an agent without a hub")) == sorted(names)
 
 
 def test_every_exit_code_has_its_row():

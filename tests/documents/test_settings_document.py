@@ -132,7 +132,10 @@ def test_the_walk_finds_what_it_must():
 
 @pytest.mark.parametrize(
     ("command", "headings"),
-    [("hub", ["`[hub]`", "`[checkpoint]`", '`[model]`, `kind = "onnx"`']), ("agent", ["`[agent]`"])],
+    [
+        ("hub", ["`[hub]`", "`[checkpoint]`", '`[model]`, `kind = "onnx"`']),
+        ("agent", ['`[model]`, `kind = "onnx"`', "`[peers]`", "`[agent]`"]),
+    ],
 )
 def test_flags_are_named_with_their_keys(command, headings):
     table = {key: cells for heading in headings for key, cells in rows(heading).items()}

@@ -37,6 +37,7 @@ from edgeasync.protocol.messages import (
     RefusalCode,
     Rejected,
 )
+from edgeasync.protocol.peer_messages import PEER_MESSAGES
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN
 from edgeasync.runtime.hub import Hub
 
@@ -242,3 +243,11 @@ def test_the_examples_payload_has_its_checksum_and_values():
     assert f"`{wire.checksum(payload):016x}`" in TEXT
     assert f'"checksum": {wire.checksum(payload)}, "payload_bytes": {len(payload)}' in TEXT
     assert list(memoryview(payload).cast("f")) == [0.5, -1.0, 0.25]
+
+
+def test_messages_between_peers_and_their_fields():
+    table = re.findall(r"^\| `(\w+)` \((\d+)\) \| (.+) \|$", section("## Between peers"), re.MULTILINE)
+    told = {int(kind): (name, *re.findall(r"`(\w+)`", fields)) for name, kind, fields in table}
+    assert told == {
+        kind: (message.__name__, *message.__struct_fields__) for kind, message in PEER_MESSAGES.items()
+    }

@@ -1,4 +1,7 @@
-"""Long runs: `python -m tests.simulation --seeds N`. What fails is cut down and printed; the exit code is 1."""
+"""Long runs: `python -m tests.simulation --seeds N`. What fails is cut down and printed; the exit code is 1.
+
+With `--peers` the seeds are of peers that average without a hub.
+"""
 
 import argparse
 import json
@@ -6,17 +9,39 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from edgeasync.simulation.faults import FaultPlan
 from tests.support.harness import run, shrink
 from tests.support.mutants import MUTANTS, PLANTED_SEEDS_FILE, PLANTED_SEEDS_MAX, planted
+from tests.support.peer_harness import run_peers, shrink_peers
+from tests.support.peer_mutants import PEER_MUTANTS, PEER_SEEDS_FILE, PEER_SEEDS_MAX
 
 FAILURES_SHOWN = 3
 """Failing seeds that are cut down and printed; the others are only counted."""
 
 TOTALS = ("hub_crashes", "device_crashes", "updates", "virtual_s")
+
+PEER_TOTALS = ("means_applied", "rounds_given_up", "virtual_s")
+
+
+class Simulator(NamedTuple):
+    """One of two worlds to simulate, with the bugs to plant in it."""
+
+    run: Callable
+    shrink: Callable
+    totals: tuple
+    kind: str
+    mutants: dict
+    planted_seeds_file: Path
+    planted_seeds_max: int
+
+
+HUB = Simulator(run, shrink, TOTALS, "policy", MUTANTS, PLANTED_SEEDS_FILE, PLANTED_SEEDS_MAX)
+PEERS = Simulator(run_peers, shrink_peers, PEER_TOTALS, "topology", PEER_MUTANTS, PEER_SEEDS_FILE, PEER_SEEDS_MAX)
 
 
 def commit():
@@ -31,26 +56,28 @@ def commit():
     return (git("rev-parse", "--short=12", "HEAD") or "unknown") + changed
 
 
-def describe(result):
+def describe(simulator, result):
     """Return what is needed to see a failure again."""
-    plan = shrink(result.seed, result.plan)
-    again = run(result.seed, plan)
+    plan = simulator.shrink(result.seed, result.plan)
+    again = simulator.run(result.seed, plan)
     left_out = len(result.plan.faults) - len(plan.faults)
+    kind = getattr(result, simulator.kind)
     return (
-        f"seed {result.seed} ({result.policy}) of commit {commit()}: {result.failure}\n"
+        f"seed {result.seed} ({kind}) of commit {commit()}: {result.failure}\n"
         f"# its plan without {left_out} faults, for --first {result.seed} --seeds 1 --plan FILE\n"
         f"{plan.write()}# which fails with: {again.failure}\n{again.where}"
     )
 
 
-def find_planted():
+def find_planted(simulator):
     """Write down the first seed that notices each planted bug; return 1 if there is none for one of them."""
     found = {}
-    for name in MUTANTS:
-        with planted(name):
-            found[name] = next((seed for seed in range(PLANTED_SEEDS_MAX) if run(seed).failure), None)
+    for name in simulator.mutants:
+        with planted(name, simulator.mutants):
+            seeds = range(simulator.planted_seeds_max)
+            found[name] = next((seed for seed in seeds if simulator.run(seed).failure), None)
         print(f"{found[name]!s:>4} {name}", flush=True)
-    PLANTED_SEEDS_FILE.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    simulator.planted_seeds_file.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     return int(None in found.values())
 
 
@@ -59,35 +86,39 @@ def main():
     parser.add_argument("--seeds", type=int, default=1000, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first one")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
+    parser.add_argument("--peers", action="store_true", help="simulate peers without a hub")
     parser.add_argument("--plan", type=Path, help="a plan of faults for all of them, instead of their own")
     parser.add_argument(
         "--planted", action="store_true", help="look for a seed that notices each planted bug, and write them down"
     )
     arguments = parser.parse_args()
+    simulator = PEERS if arguments.peers else HUB
+    if arguments.peers and arguments.plan:
+        parser.error("--plan is for simulations with a hub")
     if arguments.planted:
-        return find_planted()
+        return find_planted(simulator)
     plan = FaultPlan.read(arguments.plan.read_text("utf-8")) if arguments.plan else None
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     began_s = time.perf_counter()
-    failed, totals, policies = [], Counter(), Counter()
+    failed, totals, kinds = [], Counter(), Counter()
     with ProcessPoolExecutor(arguments.jobs) as pool:
-        results = map(run, seeds, [plan] * len(seeds))
+        results = map(simulator.run, seeds, [plan] * len(seeds))
         if arguments.jobs > 1:
-            results = pool.map(run, seeds, [plan] * len(seeds), chunksize=16)
+            results = pool.map(simulator.run, seeds, [plan] * len(seeds), chunksize=16)
         for count, result in enumerate(results, start=1):
-            policies[result.policy] += 1
-            totals.update({name: getattr(result, name) for name in TOTALS})
+            kinds[getattr(result, simulator.kind)] += 1
+            totals.update({name: getattr(result, name) for name in simulator.totals})
             if result.failure:
                 failed.append(result)
-                print(f"seed {result.seed} ({result.policy}): {result.failure}", flush=True)
+                print(f"seed {result.seed}: {result.failure}", flush=True)
             if count % 200 == 0:
                 print(f"{count} seeds, {count / (time.perf_counter() - began_s):.1f} a second", flush=True)
     elapsed_s = time.perf_counter() - began_s
     print(f"{len(seeds)} seeds in {elapsed_s:.1f} s: {len(failed)} failed")
-    print(", ".join(f"{totals[name]:.0f} {name.replace('_', ' ')}" for name in TOTALS))
-    print(", ".join(f"{name}: {count}" for name, count in policies.most_common()))
+    print(", ".join(f"{totals[name]:.0f} {name.replace('_', ' ')}" for name in simulator.totals))
+    print(", ".join(f"{name}: {count}" for name, count in kinds.most_common()))
     for result in failed[:FAILURES_SHOWN]:
-        print(f"\n{describe(result)}")
+        print(f"\n{describe(simulator, result)}")
     return 1 if failed else 0
 
 

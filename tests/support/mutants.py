@@ -213,11 +213,11 @@ def _mutated(owner, method, changes):
 
 
 @contextmanager
-def planted(name):
+def planted(name, mutants=MUTANTS):
     """Plant a bug for a while."""
     with ExitStack() as stack:
         methods = {}
-        for change in MUTANTS[name]:
+        for change in mutants[name]:
             methods.setdefault((change.owner, change.method), []).append(change)
         for (owner, method), changes in methods.items():
             mutant = _mutated(owner, method, changes)

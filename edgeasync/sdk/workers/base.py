@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import msgspec
 import zmq
@@ -60,7 +60,7 @@ class Workers(ABC):
         """Ask all workers to end, and begin none any more: the hub has ended. Called on the loop."""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class Job(msgspec.Struct, frozen=True, kw_only=True, tag="agent"):
     """Which worker is to train for which hub."""
 
     number: int
@@ -111,7 +111,19 @@ def incarnation_of(hub: Hub, number: int, deaths: int = 0) -> int:
     return (1 if member is None else member.incarnation) + (deaths > 0)
 
 
-def make_trainer(share: Share, make: MakeTrainer, job: Job) -> Trainer:
+class HasSeed(Protocol):
+    """What a worker's trainer is made by."""
+
+    @property
+    def seed(self) -> int:
+        """The seed of the order of examples."""
+
+    @property
+    def threads(self) -> int:
+        """How many threads a step may use."""
+
+
+def make_trainer(share: Share, make: MakeTrainer, job: HasSeed) -> Trainer:
     """Return the trainer of a worker, made of its examples unless it is one already."""
     return make(share, job.seed, job.threads) if isinstance(share, Dataset) else share
 

@@ -18,8 +18,10 @@ from pathlib import Path
 import msgspec
 
 from edgeasync.runtime.agent import Agent
+from edgeasync.runtime.peer import Peer
 from edgeasync.sdk.workers.base import Job, make_trainer
 from edgeasync.sdk.workers.files import MAKE_FILE, WorkerFiles
+from edgeasync.sdk.workers.peer_job import PeerJob
 from edgeasync.sdk.workers.pickling import dump_error, load
 
 LOOK_S = 1.0
@@ -33,7 +35,7 @@ def main() -> None:
     """Train until the hub has finished, or the parent wants no more."""
     folder, number, lifeline, parent = Path(sys.argv[1]), *map(int, sys.argv[2:5])
     files = WorkerFiles(folder, number)
-    agents: list[Agent] = []
+    agents: list[Agent | Peer] = []
 
     def on_end(*, orphaned: bool) -> None:
         if orphaned:
@@ -47,9 +49,9 @@ def main() -> None:
     threading.Thread(target=watch, args=(lifeline, parent, on_end), name="parent", daemon=True).start()
     loop = asyncio.new_event_loop()
     try:
-        job = msgspec.json.decode(files.job.read_bytes(), type=Job)
+        job = msgspec.json.decode(files.job.read_bytes(), type=Job | PeerJob)
         trainer = make_trainer(files.read_share(), load((folder / MAKE_FILE).read_bytes()), job)
-        agents.append(job.make_agent(trainer))
+        agents.append(job.make_agent(trainer) if isinstance(job, Job) else job.make_peer(trainer, folder))
         loop.run_until_complete(agents[0].run())
     except BaseException as error:  # noqa: BLE001 - it is raised in the parent
         files.put_result(dump_error(error))

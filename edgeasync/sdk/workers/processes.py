@@ -110,7 +110,7 @@ class ProcessWorkers(Workers):
             examples=examples_of(self._shares[number - 1]),
         )
         files.job.write_bytes(msgspec.json.encode(job))
-        async with _Process(self._command(number), self._threads) as process:
+        async with Process(child_command(self._folder, number), self._threads) as process:
             stopping = asyncio.ensure_future(self._stopping.wait())
             either: list[asyncio.Future[Any]] = [process.ended, stopping]
             try:
@@ -121,14 +121,16 @@ class ProcessWorkers(Workers):
         if result:
             raise load_error(result, worker_name(number))
         if result is None and not self._stopping.is_set():
-            raise WorkerDiedError(_describe(process.ended.result()))
-
-    def _command(self, number: int) -> list[str]:
-        # With -P the folder in which the program stands is not searched for modules: the parent's path says all.
-        return [sys.executable, "-P", "-m", "edgeasync.sdk.workers.child", str(self._folder), str(number)]
+            raise WorkerDiedError(describe_end(process.ended.result()))
 
 
-class _Process:
+def child_command(folder: Path, number: int) -> list[str]:
+    """Return the command of a worker's process, but for its lifeline."""
+    # With -P the folder in which the program stands is not searched for modules: the parent's path says all.
+    return [sys.executable, "-P", "-m", "edgeasync.sdk.workers.child", str(folder), str(number)]
+
+
+class Process:
     """A child, and the pipe by which it is told to end. Leaving waits for its end."""
 
     def __init__(self, command: list[str], threads: int) -> None:
@@ -175,7 +177,8 @@ class _Process:
             loop.call_soon_threadsafe(self.ended.set_result, code)
 
 
-def _describe(code: int) -> str:
+def describe_end(code: int) -> str:
+    """Return how a process ended, by its exit code."""
     if code >= 0:
         return f"it ended with exit code {code}"
     return f"it was ended by signal {-code}, {signal.strsignal(-code)}"

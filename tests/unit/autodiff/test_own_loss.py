@@ -13,7 +13,8 @@ from edgeasync.errors import ConfigError, DataError, GraphError
 from edgeasync.losses import CrossEntropy, Huber, MeanAbsoluteError, MeanSquaredError, OnnxLoss
 from edgeasync.policies.optimizers import SGD
 from edgeasync.runtime.evaluation import OnnxEvaluator
-from edgeasync.runtime.graph_model import OnnxModel, load_graph
+from edgeasync.runtime.graph_model import load_graph
+from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.training.onnx_trainer import OnnxTrainer
 from tests.support.gradients import numbers
 

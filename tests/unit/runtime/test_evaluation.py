@@ -20,7 +20,8 @@ from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchEr
 from edgeasync.losses import BinaryCrossEntropy, CrossEntropy, Huber, MeanAbsoluteError, MeanSquaredError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.runtime.evaluation import OnnxEvaluator, evaluation_graph, make_evaluator
-from edgeasync.runtime.graph_model import HubGraph, OnnxModel
+from edgeasync.runtime.graph_model import HubGraph
+from edgeasync.runtime.onnx_model import OnnxModel
 from edgeasync.training import losses
 from edgeasync.training.evaluation import ROWS_MAX, Evaluation, NumpyEvaluator, evaluate, rows_at_once
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel

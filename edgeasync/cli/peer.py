@@ -1,0 +1,138 @@
+"""`edgeasync agent --topology ring|all_to_all`: an agent without a hub."""
+
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from edgeasync.cli.output import Printer
+from edgeasync.cli.serving import serve
+from edgeasync.cli.under_systemd import find_notifier
+from edgeasync.core.peer.effects import Report
+from edgeasync.data.files import load
+from edgeasync.durable.identity import DeviceFolder, default_device_id
+from edgeasync.errors import ConfigError, DataError
+from edgeasync.runtime.agent_settings import AgentSettings
+from edgeasync.runtime.graph_process import load_graph_apart
+from edgeasync.runtime.peer import Peer
+from edgeasync.runtime.peer_device import check_out, make_model, make_peer, write_trained
+from edgeasync.runtime.profiles import with_profile
+from edgeasync.runtime.readings import Readings
+
+PROGRESS_S = 10.0
+
+_OF_A_HUB = {
+    "hub": "--hub",
+    "trainer": "--trainer",
+    "bandwidth_bytes_per_s_max": "--bandwidth-max",
+    "bytes_per_day_max": "--bytes-per-day-max",
+    "local": "--local",
+    "enrol": "--enrol",
+    "hub_key": "--hub-key",
+    "insecure": "--insecure",
+}
+"""Keys of `[agent]` that only an agent with a hub can keep to."""
+
+
+def run_peer(settings: AgentSettings, printer: Printer) -> None:
+    """Run an agent without a hub to its end."""
+    for key, flag in _OF_A_HUB.items():
+        if getattr(settings.agent, key):
+            raise ConfigError(f"{key} ({flag}) is for an agent with a hub; leave it out, or leave out --topology")
+    if settings.peers.peers is None:
+        raise ConfigError("which peers? give --peers FILE, a TOML file that names them, or [peers] peers")
+    if settings.agent.data is None:
+        raise ConfigError("which data? give --data FILE.npz or FILE.csv, or [agent] data in a settings file")
+    _Command(settings, Path(settings.agent.data).expanduser(), printer).run()
+
+
+class _Command:
+    """A peer that is run for a person or for systemd."""
+
+    def __init__(self, settings: AgentSettings, data: Path, printer: Printer) -> None:
+        self._section, self._profile = with_profile(settings.agent, Readings())
+        self._settings = replace(settings, agent=self._section)
+        self._printer = printer
+        self._notifier = find_notifier()
+        self._device_id = self._section.device_id or default_device_id()
+        self._state = Path(self._section.state or f"~/.local/state/edgeasync/{self._device_id}").expanduser()
+        self._dataset = load(data)
+        try:
+            self._model = make_model(self._settings, self._dataset, load_graph_apart)
+        except DataError as error:
+            raise DataError(f"{data}: {error}") from error
+        out = settings.peers.out
+        self._out = None if out is None else Path(out).expanduser()
+        check_out(self._out, self._model.forward)
+
+    def run(self) -> None:
+        """Run it to its end, and write the trained model."""
+        folder = DeviceFolder(self._state)
+        try:
+            peer = self._peer = self._make(folder)
+            self._notifier.ready()
+            reason = serve(
+                peer, PROGRESS_S, self._tell_of_progress, self._state, notifier=self._notifier, hangs=self._hangs
+            )
+            if self._out is not None:
+                write_trained(self._out, peer, self._model.forward)
+        finally:
+            folder.close()
+        if self._printer.json:
+            self._printer.event("stopped", reason=reason, **_numbers(peer))
+        else:
+            written = "" if self._out is None else f"; {self._out} is written"
+            self._printer.event("stopped", detail=f"{reason}: {_work_done(peer)}{written}")
+
+    def _make(self, folder: DeviceFolder) -> Peer:
+        """Open the state folder for another start, and return that start's peer."""
+        identity = folder.open(self._device_id, Readings().mark())
+        for remark in folder.remarks:
+            self._printer.event("warning", detail=remark)
+        local, examples = self._settings.local, len(self._dataset)
+        peer = make_peer(
+            self._settings.peers,
+            identity,
+            self._state,
+            self._model,
+            examples_per_step=local.batch_size * local.accumulation_steps,
+            examples=examples,
+            step_s_min=self._section.step_s_min,
+            on_report=self._tell,
+        )
+        board = "" if self._profile is None else f", profile {self._profile.name}"
+        begun = f"{examples} examples, start {identity.incarnation}, {peer.steps_total} local steps before{board}"
+        detail = f"{self._settings.peers.topology}, {begun}"
+        self._printer.event("started", device=self._device_id, detail=detail)
+        return peer
+
+    def _tell(self, report: Report) -> None:
+        detail = ": ".join(filter(None, (report.peer, report.detail)))
+        self._notifier.status(f"{report.event} {detail}")
+        if report.event not in ("round_started", "round_done", "stopped"):
+            self._printer.event(report.event, detail=detail)
+
+    def _tell_of_progress(self) -> None:
+        if self._printer.json:
+            self._printer.event("progress", **_numbers(self._peer))
+        else:
+            self._printer.event("progress", detail=_work_done(self._peer))
+
+    def _hangs(self) -> str:
+        stalled_s = self._peer.stalled_s()
+        limit_s = self._section.progress_s + self._section.step_s_min
+        return f"hangs: no local step for {stalled_s:.0f} s" if stalled_s > limit_s else ""
+
+
+def _numbers(peer: Peer) -> dict[str, int | float | None]:
+    return {
+        "steps": peer.steps_total,
+        "rounds": peer.times.rounds,
+        "loss": peer.loss,
+        "bytes_up": peer.bytes_up,
+        "bytes_down": peer.bytes_down,
+    }
+
+
+def _work_done(peer: Peer) -> str:
+    loss = "" if peer.loss is None else f", loss {peer.loss:.4g}"
+    return f"{peer.steps_total} local steps, {peer.times.rounds} rounds{loss}"

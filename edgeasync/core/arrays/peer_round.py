@@ -1,0 +1,123 @@
+"""The arrays of a round of peers at one member: the snapshot, the sum in segments, and the arithmetic on them."""
+
+import numpy as np
+
+from edgeasync.core.arrays.delta_chain import is_finite
+from edgeasync.errors import ProtocolError
+from edgeasync.parameters import CHUNK, Parameter, ParameterSpec, Vector
+from edgeasync.protocol.codecs import Codec, VectorSource, find_codec, make_codec
+from edgeasync.protocol.wire import Buffer
+
+EMPTY = b"\0"
+"""The payload of a segment without values, in a model with fewer values than members: no payload has no bytes."""
+
+
+class NotFiniteError(Exception):
+    """This device's model, or a sum of models, has values that are not finite."""
+
+
+class PeerRound:
+    """The arrays of one round. Its methods take long; they are called one at a time, from any thread.
+
+    In a `ring` the sum begins as the snapshot, else as zeros. The snapshot never changes.
+    """
+
+    def __init__(self, parameters: Vector, segments: int, members: int, codec: str, *, ring: bool) -> None:
+        self.snapshot = parameters.copy()
+        if not np.isfinite(self.snapshot).all():
+            raise NotFiniteError("this device's model has values that are not finite: its training has diverged")
+        self._sum = self.snapshot.copy() if ring else np.zeros_like(self.snapshot)
+        self._segments = segments
+        self._members = np.float32(members)
+        self._codec = codec
+        self._ring = ring
+
+    def encode(self, segment: int, source: str, random: np.random.Generator) -> Buffer:
+        """Return a segment as a payload; raises `NotFiniteError`.
+
+        Of the source `"mean"` the segment of the sum becomes what the payload decodes to.
+        """
+        values = (self.snapshot if source == "snapshot" else self._sum)[self._range(segment)]
+        if not values.size:
+            return EMPTY
+        if source == "mean":
+            np.divide(values, self._members, out=values)
+        if not np.isfinite(values).all():
+            raise NotFiniteError("the sum of the members' models is too large for float32")
+        codec = _codec_of(self._codec, values.size)
+        payload = codec.encode(VectorSource(values), random)
+        if source != "snapshot" and np.may_share_memory(np.frombuffer(payload, np.uint8), values):
+            payload = bytes(payload)  # the sum changes while the payload is sent
+        if codec.name == "identity":
+            return payload
+        decoded = codec.open(payload)
+        if not is_finite(decoded):
+            raise NotFiniteError(f"the sum of the members' models is too large for {codec.name}")
+        if source == "mean":
+            for start in range(0, values.size, CHUNK):
+                chunk = values[start : start + CHUNK]
+                chunk[:] = decoded.read(start, start + chunk.size, np.empty_like(chunk))
+        return payload
+
+    def decode(self, payload: Buffer, segment: int, way: str) -> bool:
+        """Add a payload to a segment of the sum, or put it in its place; return whether the payload is sound."""
+        values = self._sum[self._range(segment)]
+        if not values.size:
+            return len(payload) == len(EMPTY)
+        try:
+            source = find_codec(self._codec, len(payload), _spec_of(values.size)).open(payload)
+        except ProtocolError:
+            return False
+        scratch = np.empty(min(CHUNK, values.size), np.float32)
+        for start in range(0, values.size, CHUNK):
+            chunk = values[start : start + CHUNK]
+            decoded = source.read(start, start + chunk.size, scratch)
+            if not np.isfinite(decoded).all():
+                return False
+            if way == "add":
+                with np.errstate(over="ignore"):  # told when the sum is coded or applied
+                    np.add(chunk, decoded, out=chunk)
+            else:
+                chunk[:] = decoded
+        return True
+
+    def apply(self, parameters: Vector, trained_length: int) -> None:
+        """Add the mean less the snapshot to the trained parameters; statistics take the mean's values.
+
+        Raises `NotFiniteError` if the mean is not finite. Parameters that have diverged since the snapshot become
+        the mean.
+        """
+        mean = self._sum
+        if not self._ring:
+            np.divide(mean, self._members, out=mean)
+        if not np.isfinite(mean).all():
+            raise NotFiniteError("the sum of the members' models is too large for float32")
+        parameters[trained_length:] = mean[trained_length:]
+        for start in range(0, trained_length, CHUNK):
+            stop = min(start + CHUNK, trained_length)
+            with np.errstate(over="ignore", invalid="ignore"):
+                moved = parameters[start:stop] - self.snapshot[start:stop]
+                np.add(moved, mean[start:stop], out=moved)
+            parameters[start:stop] = moved if np.isfinite(moved).all() else mean[start:stop]
+
+    def _range(self, segment: int) -> slice:
+        length = self._sum.size
+        return slice(segment * length // self._segments, (segment + 1) * length // self._segments)
+
+
+def check_peer_codec(name: str) -> None:
+    """Raise `ValueError` for a codec that peers cannot average models by, or that is not known."""
+    if _codec_of(name, 1).needs_feedback or name.startswith(("top_k", "low_rank")):
+        raise ValueError(
+            f"codec = {name!r}: peers send whole models, of which it would drop too much; give identity, float16, "
+            "bfloat16 or int8"
+        )
+
+
+def _codec_of(name: str, length: int) -> Codec:
+    return make_codec(name, _spec_of(length))
+
+
+def _spec_of(length: int) -> ParameterSpec:
+    """Return the layout of a segment: its values are coded alike, wherever the model's arrays begin."""
+    return ParameterSpec((Parameter("segment", (length,)),))

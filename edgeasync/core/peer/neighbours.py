@@ -1,0 +1,112 @@
+"""The peers on a list as one of them knows them: who is live, and who hears whom."""
+
+import math
+from collections.abc import Iterator
+
+from edgeasync.protocol.peer_messages import PeerPing, RoundMember
+
+
+class Neighbour:
+    """What one peer knows of another: its latest ping, and when it last said anything."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.heard_s = self.doubted_s = -math.inf
+        self.ping: PeerPing | None = None
+        self.told_live = False
+        """Whether people were told last that this peer is live."""
+
+
+class Neighbours:
+    """The peers on the list of `name`.
+
+    A peer is *heard* for a lease after its last message. It is *live* if it also says that it hears this one: a
+    link that works one way only is no use to a round.
+    """
+
+    def __init__(self, name: str, peers: tuple[str, ...], lease_s: float, fingerprint: str) -> None:
+        self._name = name
+        self._lease_s = lease_s
+        self._fingerprint = fingerprint
+        self._listed: dict[str, Neighbour] = {}
+        self.replace(peers)
+
+    def __iter__(self) -> Iterator[Neighbour]:
+        return iter(self._listed.values())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._listed
+
+    def __getitem__(self, name: str) -> Neighbour:
+        return self._listed[name]
+
+    def replace(self, peers: tuple[str, ...]) -> None:
+        """Replace the list, and forget peers that are no longer on it."""
+        names = sorted(set(peers) - {self._name})
+        self._listed = {name: self._listed.get(name) or Neighbour(name) for name in names}
+
+    def refusal(self, name: str, ping: PeerPing, now_s: float) -> str:
+        """Return why a ping does not count, or nothing.
+
+        A start with a lower number than the last one counts once that one is silent: a backup was put back.
+        """
+        if ping.fingerprint != self._fingerprint:
+            return "another model, or other ways to exchange it"
+        neighbour = self._listed[name]
+        if neighbour.ping is None:
+            return ""
+        known = neighbour.ping
+        if ping.incarnation < known.incarnation and self.hears(neighbour, now_s):
+            return "a ping of an earlier start"
+        if ping.incarnation == known.incarnation and ping.count <= known.count:
+            return "an old ping"
+        return ""
+
+    def hears(self, neighbour: Neighbour, now_s: float) -> bool:
+        """Return whether the peer has said something within a lease."""
+        return now_s < neighbour.heard_s + self._lease_s
+
+    def heard(self, now_s: float) -> tuple[str, ...]:
+        """Return the peers that were heard within a lease."""
+        return tuple([each.name for each in self if self.hears(each, now_s)])
+
+    def is_live(self, neighbour: Neighbour, now_s: float) -> bool:
+        """Return whether this peer and the other hear each other."""
+        ping = neighbour.ping
+        return ping is not None and self.hears(neighbour, now_s) and self._name in ping.heard
+
+    def live(self, now_s: float) -> list[Neighbour]:
+        """Return the live peers in order of their names."""
+        return [each for each in self if self.is_live(each, now_s)]
+
+    def knows(self, member: RoundMember, now_s: float) -> bool:
+        """Return whether the member is a live peer, in this very start."""
+        neighbour = self._listed.get(member.name)
+        if neighbour is None or neighbour.ping is None or not self.is_live(neighbour, now_s):
+            return False
+        return neighbour.ping.incarnation == member.incarnation
+
+    def doubt(self, names: tuple[str, ...], now_s: float) -> None:
+        """Note that another peer has lost these: they are in no new round before they say something again."""
+        for name in names:
+            if name in self._listed:
+                self._listed[name].doubted_s = now_s
+
+    def next_silence_s(self, now_s: float) -> float:
+        """Return when the lease of the next peer ends that is heard now."""
+        return min((each.heard_s + self._lease_s for each in self if self.hears(each, now_s)), default=math.inf)
+
+
+def all_hear_each_other(candidates: list[Neighbour]) -> list[Neighbour]:
+    """Return candidates that all hear one another: each, in order, with all before it."""
+    chosen: list[Neighbour] = []
+    for candidate in candidates:
+        if all(_hear_each_other(candidate, other) for other in chosen):
+            chosen.append(candidate)
+    return chosen
+
+
+def _hear_each_other(one: Neighbour, other: Neighbour) -> bool:
+    if one.ping is None or other.ping is None:
+        return False
+    return one.name in other.ping.heard and other.name in one.ping.heard

@@ -1,0 +1,76 @@
+"""Who sends which segment to whom at which step of a round, for one of its members."""
+
+from typing import Literal, NamedTuple
+
+from edgeasync.protocol.peer_messages import Topology
+
+Source = Literal["sum", "snapshot", "mean", "forward"]
+Way = Literal["add", "replace"]
+
+
+class OutgoingStep(NamedTuple):
+    """A payload to be sent. It is made once the payload of step `after` is decoded.
+
+    With the source `"forward"` it is the payload that was received at that step.
+    """
+
+    step: int
+    receivers: tuple[str, ...]
+    segment: int
+    source: Source
+    after: int | None
+
+
+class IncomingStep(NamedTuple):
+    """A payload to be received. It is decoded once that of step `after` is; a member's `own` is not received."""
+
+    step: int
+    sender: str
+    segment: int
+    way: Way
+    after: int | None = None
+    own: bool = False
+
+
+class Plan(NamedTuple):
+    """A member's part of a round. With `in_order` every step waits for the one before, all around."""
+
+    segments: int
+    outgoing: tuple[OutgoingStep, ...]
+    incoming: tuple[IncomingStep, ...]
+    in_order: bool
+
+
+def plan_round(topology: Topology, members: tuple[str, ...], name: str) -> Plan:
+    """Return the part of `name` in a round of these members."""
+    position = members.index(name)
+    return _plan_ring(members, position) if topology == "ring" else _plan_all_to_all(members, position)
+
+
+def _plan_ring(members: tuple[str, ...], position: int) -> Plan:
+    """Plan a ring all-reduce: n - 1 steps by which sums grow, then n - 1 steps by which means travel on."""
+    count = len(members)
+    following, before = members[(position + 1) % count], members[position - 1]
+    outgoing, incoming = [], []
+    for step in range(2 * (count - 1)):
+        growing = step < count - 1
+        source: Source = "sum" if growing else "mean" if step == count - 1 else "forward"
+        way: Way = "add" if growing else "replace"
+        segment = (position - step) % count
+        outgoing.append(OutgoingStep(step, (following,), segment, source, step - 1 if step else None))
+        incoming.append(IncomingStep(step, before, (segment - 1) % count, way))
+    return Plan(count, tuple(outgoing), tuple(incoming), in_order=True)
+
+
+def _plan_all_to_all(members: tuple[str, ...], position: int) -> Plan:
+    """Plan that each member sends its snapshot to each other: at the step of its place in the list.
+
+    All decode in the order of the list, so that all sums are rounded in the same way.
+    """
+    others = members[:position] + members[position + 1 :]
+    incoming = [
+        IncomingStep(step, sender, 0, "add", step - 1 if step else None, own=step == position)
+        for step, sender in enumerate(members)
+    ]
+    outgoing = OutgoingStep(position, others, 0, "snapshot", None)
+    return Plan(1, (outgoing,), tuple(incoming), in_order=False)

@@ -1,0 +1,287 @@
+"""A round as one of its members sees it: what it has received, decoded and sent, and what it does next."""
+
+from typing import Literal
+
+from edgeasync.core.peer.effects import (
+    ApplyMean,
+    Decode,
+    Encode,
+    Forward,
+    OpenPayload,
+    PeerEffect,
+    ReleasePayload,
+    Send,
+    StorePiece,
+    TakeSnapshot,
+)
+from edgeasync.core.peer.events import Decoded, Encoded
+from edgeasync.core.peer.plan import IncomingStep, OutgoingStep, plan_round
+from edgeasync.core.peer.settings import PeerSettings
+from edgeasync.core.peer.transfers import IncomingPayload, OutgoingPayload
+from edgeasync.protocol.peer_messages import Offer, PeerCredit, PeerPiece, Propose
+from edgeasync.states import Table, check_move
+
+RoundState = Literal["snapshot", "exchanging", "applying", "serving", "over"]
+
+ROUND: Table[RoundState] = {
+    "snapshot": ("exchanging", "over"),
+    "exchanging": ("applying", "over"),
+    "applying": ("serving", "over"),
+    "serving": ("over",),
+    "over": (),
+}
+"""A round at one member. While `serving` it holds the mean, and others may still need its payloads."""
+
+SEGMENT_SPARE_BYTES = 1 << 12
+"""What a codec's headers may add to a segment's share of a model's payload."""
+
+PATIENCE_GAPS = 4.0
+"""A piece counts as lost once it takes this many times longer than the slowest one of the round so far."""
+
+OWN_WORK = -1
+"""The step at which a member waits for its own work."""
+
+
+class Refused(Exception):  # noqa: N818 (it is an answer, and no error of this program)
+    """A message that does not fit the round; the sentence says why. With `fatal` the round cannot become whole."""
+
+    def __init__(self, sentence: str, *, fatal: bool = False) -> None:
+        super().__init__(sentence)
+        self.fatal = fatal
+
+
+class Round:
+    """A member's part of a round. `progress_s` is when it last came nearer to its end."""
+
+    def __init__(self, proposal: Propose, name: str, settings: PeerSettings, now_s: float) -> None:
+        self.proposal = proposal
+        self.id = proposal.round
+        self.state: RoundState = "snapshot"
+        self.names = tuple([member.name for member in proposal.members])
+        self.others = tuple([each for each in self.names if each != name])
+        self.progress_s = now_s
+        self._name = name
+        self._plan = plan_round(proposal.topology, self.names, name)
+        self._segment_bytes_max = -(-settings.payload_bytes_max // self._plan.segments) + SEGMENT_SPARE_BYTES
+        self._settings = settings
+        self._incoming_steps = {step.step: step for step in self._plan.incoming}
+        self._outgoing_steps = {step.step: step for step in self._plan.outgoing}
+        self._encoding: set[int] = set()
+        self._encoded: dict[int, Offer] = {}
+        self._decoding: set[int] = set()
+        self._decoded: set[int] = set()
+        self._incoming: dict[int, IncomingPayload] = {}
+        self._outgoing: dict[tuple[int, str], OutgoingPayload] = {}
+        self._gone: set[str] = set()
+        self._gap_s: float | None = None
+        """The longest time that a piece took; `None` before the first one."""
+
+    def move(self, state: RoundState) -> None:
+        """Change the state; raises `TransitionError` if `ROUND` does not allow it."""
+        check_move(ROUND, self.state, state, "a round")
+        self.state = state
+
+    def begin(self) -> list[PeerEffect]:
+        """Ask for the snapshot."""
+        return [TakeSnapshot(self.id, self.proposal, self._plan.segments)]
+
+    # -- work on arrays ----------------------------------------------------------------------------------------
+
+    def snapshot_taken(self, now_s: float) -> list[PeerEffect]:
+        """Begin to exchange."""
+        self.move("exchanging")
+        return self._advance(now_s)
+
+    def encoded(self, event: Encoded, now_s: float) -> list[PeerEffect]:
+        """Offer a payload that is ready."""
+        offer = Offer(self.id, event.step, event.payload_bytes, event.checksum)
+        return [*self._offer(self._outgoing_steps[event.step], offer, now_s), *self._advance(now_s)]
+
+    def decoded(self, event: Decoded, now_s: float) -> list[PeerEffect]:
+        """Do what waited for this payload, and drop it."""
+        self._decoded.add(event.step)
+        effects = self._advance(now_s)
+        if not self._incoming_steps[event.step].own:
+            effects.append(ReleasePayload(self.id, event.step, incoming=True))
+        return effects
+
+    def mean_applied(self, now_s: float) -> None:
+        """Serve the others from here on."""
+        self.progress_s = now_s
+        self.move("serving")
+
+    def _advance(self, now_s: float) -> list[PeerEffect]:
+        """Return all work that can begin now."""
+        self.progress_s = now_s
+        if self.state != "exchanging":
+            return []
+        effects: list[PeerEffect] = []
+        for outgoing in self._plan.outgoing:
+            if outgoing.step in self._encoding or not (outgoing.after is None or outgoing.after in self._decoded):
+                continue
+            self._encoding.add(outgoing.step)
+            if outgoing.source != "forward":
+                effects.append(Encode(self.id, outgoing.step, outgoing.segment, outgoing.source))
+                continue
+            received = self._incoming[outgoing.step - 1].offer
+            effects.append(Forward(self.id, outgoing.step, received.step))
+            offer = Offer(self.id, outgoing.step, received.payload_bytes, received.checksum)
+            effects += self._offer(outgoing, offer, now_s)
+        for incoming in self._plan.incoming:
+            if incoming.step in self._decoding or not self._can_decode(incoming):
+                continue
+            self._decoding.add(incoming.step)
+            effects.append(Decode(self.id, incoming.step, incoming.segment, incoming.way, incoming.own))
+        if len(self._decoded) == len(self._plan.incoming) and len(self._encoded) == len(self._plan.outgoing):
+            self.move("applying")
+            effects.append(ApplyMean(self.id))
+        return effects
+
+    def _can_decode(self, step: IncomingStep) -> bool:
+        if step.after is not None and step.after not in self._decoded:
+            return False
+        if step.own:
+            return step.step in self._encoded
+        return step.step in self._incoming and self._incoming[step.step].whole
+
+    def _offer(self, step: OutgoingStep, offer: Offer, now_s: float) -> list[PeerEffect]:
+        self._encoded[step.step] = offer
+        effects: list[PeerEffect] = []
+        for receiver in step.receivers:
+            outgoing = OutgoingPayload(receiver, offer, self._settings, now_s)
+            outgoing.finished = receiver in self._gone
+            self._outgoing[step.step, receiver] = outgoing
+            effects.append(Send(receiver, offer))
+        return effects
+
+    # -- messages ----------------------------------------------------------------------------------------------
+
+    def offer(self, sender: str, offer: Offer, now_s: float) -> list[PeerEffect]:
+        """Say from which byte on a payload is missing; raises `Refused`."""
+        self._check_sender(sender, offer.step)
+        incoming = self._incoming.get(offer.step)
+        if incoming is not None:
+            if incoming.offer != offer:
+                raise Refused("another payload than was offered before")
+            return [Send(sender, incoming.credit())]
+        if offer.payload_bytes > self._segment_bytes_max:
+            raise Refused("a payload that is too long", fatal=True)
+        incoming = self._incoming[offer.step] = IncomingPayload(offer, self._settings.piece_bytes, now_s)
+        return [
+            OpenPayload(self.id, offer.step, offer.payload_bytes, offer.checksum),
+            Send(sender, incoming.credit()),
+            *self._advance(now_s),
+        ]
+
+    def piece(
+        self, sender: str, piece: PeerPiece, payload_bytes: int, now_s: float, *, sound: bool
+    ) -> list[PeerEffect]:
+        """Keep the next piece; raises `Refused`."""
+        self._check_sender(sender, piece.step)
+        incoming = self._incoming.get(piece.step)
+        if incoming is None:
+            raise Refused("a piece that was not offered")
+        if refusal := incoming.refusal(piece, payload_bytes, sound=sound):
+            raise Refused(refusal)
+        self._gap_s = max(self._gap_s or 0.0, now_s - incoming.progress_s)
+        incoming.accept(payload_bytes, now_s)
+        self.progress_s = now_s
+        effects: list[PeerEffect] = [
+            StorePiece(self.id, piece.step, piece.offset),
+            Send(sender, incoming.credit()),
+        ]
+        return effects + self._advance(now_s) if incoming.whole else effects
+
+    def ask_again(self, sender: str, step: int) -> list[PeerEffect]:
+        """Ask for what a refused piece should have brought."""
+        incoming = self._incoming.get(step)
+        if incoming is None or incoming.whole or self.sender(step) != sender:
+            return []
+        credit = incoming.credit_again()
+        return [] if credit is None else [Send(sender, credit)]
+
+    def sender(self, step: int) -> str:
+        """Return whose payload is received at this step."""
+        return self._incoming_steps[step].sender
+
+    def credit(self, receiver: str, credit: PeerCredit, now_s: float) -> list[PeerEffect]:
+        """Send what the receiver asks for; raises `Refused`."""
+        outgoing = self._outgoing.get((credit.step, receiver))
+        if outgoing is None:
+            raise Refused("a credit for a payload that was not offered")
+        before = outgoing.finished
+        pieces = outgoing.credit(credit, now_s)
+        if pieces is None:
+            raise Refused("a credit for bytes that were not sent")
+        self.progress_s = max(self.progress_s, outgoing.progress_s)
+        return [*pieces, *(self._released(credit.step) if outgoing.finished and not before else [])]
+
+    def _released(self, step: int) -> list[PeerEffect]:
+        """Drop an outgoing payload that all receivers hold, unless it is still to be decoded here."""
+        planned = self._outgoing_steps[step]
+        if planned.source == "snapshot" or not all(
+            self._outgoing[step, each].finished for each in planned.receivers
+        ):
+            return []
+        return [ReleasePayload(self.id, step, incoming=False)]
+
+    def _check_sender(self, sender: str, step: int) -> None:
+        planned = self._incoming_steps.get(step)
+        if planned is None or planned.own or planned.sender != sender:
+            raise Refused("a step that is not this sender's")
+
+    # -- time --------------------------------------------------------------------------------------------------
+
+    def retry(self, now_s: float) -> list[PeerEffect]:
+        """Repeat what has brought no progress for a while."""
+        effects: list[PeerEffect] = [
+            Send(outgoing.receiver, outgoing.offer)
+            for outgoing in self._outgoing.values()
+            if not outgoing.finished and now_s >= outgoing.progress_s + self._settings.ping_s
+        ]
+        effects += [
+            Send(self.sender(step), incoming.credit(again=True))
+            for step, incoming in self._incoming.items()
+            if not incoming.whole and now_s >= incoming.progress_s + self._patience_s
+        ]
+        return effects
+
+    @property
+    def _patience_s(self) -> float:
+        """How long a piece may take before it is asked for again: on a slow link it is late, and not lost."""
+        longest_s = self._settings.lease_s / 2
+        if self._gap_s is None:
+            return longest_s
+        return min(longest_s, max(self._settings.ping_s, PATIENCE_GAPS * self._gap_s))
+
+    def awaited(self, *, owed: bool) -> tuple[int, tuple[str, ...]]:
+        """Return the step at which this member waits, and for whom: for itself if it `owed` work."""
+        if owed:
+            return OWN_WORK, (self._name,)
+        missing = [
+            step
+            for step in self._plan.incoming
+            if not step.own and not (step.step in self._incoming and self._incoming[step.step].whole)
+        ]
+        if not missing:
+            return 0, ()
+        if self._plan.in_order:
+            return missing[0].step, (missing[0].sender,)
+        return 0, tuple([step.sender for step in missing])
+
+    def leave_behind(self, name: str) -> None:
+        """Send nothing more to a member that has given the round up, or has ended after it."""
+        self._gone.add(name)
+        for outgoing in self._outgoing.values():
+            if outgoing.receiver == name:
+                outgoing.finished = True
+
+    @property
+    def gone(self) -> set[str]:
+        """The members that have given the round up, or have ended after it."""
+        return self._gone
+
+    @property
+    def served(self) -> bool:
+        """Whether no other member needs a payload from here any more."""
+        return all(outgoing.finished for outgoing in self._outgoing.values())

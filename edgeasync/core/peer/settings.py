@@ -1,0 +1,28 @@
+"""What a peer's core is told once: times, bounds, and how models travel."""
+
+import msgspec
+
+from edgeasync.protocol.peer_messages import Topology
+
+
+class PeerSettings(msgspec.Struct, frozen=True, gc=False):
+    """The settings of a peer's core.
+
+    `lease_s` is how long a peer, or a step of a round, may be silent. Pings go every `ping_s`, and what was not
+    answered is repeated about as often. A piece of `piece_bytes` must cross the slowest link in half a lease.
+
+    A round is due `round_every_s` after the last one; with `None` only `RoundDue` says so. `codec` is used in own
+    rounds, all `codecs` are known. `payload_bytes_max` bounds a whole coded model. Not more than `window_bytes` of
+    a payload are in flight.
+    """
+
+    topology: Topology = "ring"
+    fingerprint: str = ""
+    lease_s: float = 10.0
+    ping_s: float = 2.0
+    round_every_s: float | None = 1.0
+    codec: str = "identity"
+    codecs: tuple[str, ...] = ("identity",)
+    payload_bytes_max: int = 1 << 30
+    piece_bytes: int = 1 << 16
+    window_bytes: int = 1 << 19

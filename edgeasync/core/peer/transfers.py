@@ -1,0 +1,106 @@
+"""Payloads on their way between two members of a round: what was sent, what has arrived, and what is repeated.
+
+A receiver grants credit for what follows the bytes it holds. A side that waits without progress repeats: the
+sender its offer, the receiver its credit, with which the sender goes back to the first missing byte.
+"""
+
+import math
+
+from edgeasync.core.peer.effects import SendPiece
+from edgeasync.core.peer.settings import PeerSettings
+from edgeasync.protocol.peer_messages import Offer, PeerCredit, PeerPiece
+
+
+class OutgoingPayload:
+    """A payload on its way to one receiver. `finished` means that the receiver holds all of it.
+
+    The sender goes back to the same byte once in half a `ping_s`: who asks more often gets no more for it.
+    """
+
+    def __init__(self, receiver: str, offer: Offer, settings: PeerSettings, now_s: float) -> None:
+        self.receiver = receiver
+        self.offer = offer
+        self.finished = False
+        self.progress_s = now_s
+        self._piece_bytes = settings.piece_bytes
+        self._window_bytes = settings.window_bytes
+        self._retry_s = settings.ping_s / 2
+        self._went_back = (-1, -math.inf)
+        self._held_bytes = 0
+        self._sent_bytes = 0
+
+    def credit(self, credit: PeerCredit, now_s: float) -> list[SendPiece] | None:
+        """Return the pieces to send now; `None` for a credit that nobody could grant."""
+        received_bytes = credit.received_bytes
+        if received_bytes > self._sent_bytes:
+            return None
+        if self.finished or received_bytes < self._held_bytes:
+            return []  # a later credit has come before this one
+        if received_bytes > self._held_bytes or not self._sent_bytes:
+            self.progress_s = now_s
+        self._held_bytes = received_bytes
+        if credit.again and self._goes_back(received_bytes, now_s):
+            self._sent_bytes = received_bytes
+        self.finished = received_bytes == self.offer.payload_bytes
+        return self._cut()
+
+    def _goes_back(self, received_bytes: int, now_s: float) -> bool:
+        to_bytes, since_s = self._went_back
+        if received_bytes == to_bytes and now_s < since_s + self._retry_s:
+            return False
+        self._went_back = (received_bytes, now_s)
+        return True
+
+    def _cut(self) -> list[SendPiece]:
+        pieces = []
+        end = min(self.offer.payload_bytes, self._held_bytes + max(self._window_bytes, self._piece_bytes))
+        while self._sent_bytes < end:
+            length = min(self._piece_bytes, self.offer.payload_bytes - self._sent_bytes)
+            if self._sent_bytes + length > end:
+                break
+            pieces.append(SendPiece(self.receiver, self.offer.round, self.offer.step, self._sent_bytes, length))
+            self._sent_bytes += length
+        return pieces
+
+
+class IncomingPayload:
+    """A payload on its way from its sender. Its pieces are accepted in order only."""
+
+    def __init__(self, offer: Offer, piece_bytes: int, now_s: float) -> None:
+        self.offer = offer
+        self.received_bytes = 0
+        self.progress_s = now_s
+        self._piece_bytes = piece_bytes
+        self._asked_again = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether all bytes are here."""
+        return self.received_bytes == self.offer.payload_bytes
+
+    def refusal(self, piece: PeerPiece, payload_bytes: int, *, sound: bool) -> str:
+        """Return why this piece is not accepted, or nothing."""
+        if piece.offset < self.received_bytes:
+            return "a repeated piece"
+        if piece.offset > self.received_bytes:
+            return "a misplaced piece"
+        if payload_bytes != min(self._piece_bytes, self.offer.payload_bytes - piece.offset) or not payload_bytes:
+            return "a piece of a wrong length"
+        return "" if sound else "a corrupt piece"
+
+    def accept(self, payload_bytes: int, now_s: float) -> None:
+        """Count the bytes of the next piece."""
+        self.received_bytes += payload_bytes
+        self.progress_s = now_s
+        self._asked_again = False
+
+    def credit(self, *, again: bool = False) -> PeerCredit:
+        """Return the credit for what follows."""
+        return PeerCredit(self.offer.round, self.offer.step, self.received_bytes, again)
+
+    def credit_again(self) -> PeerCredit | None:
+        """Return the credit that asks for what did not arrive, once until there is progress."""
+        if self._asked_again:
+            return None
+        self._asked_again = True
+        return self.credit(again=True)

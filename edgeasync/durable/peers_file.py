@@ -1,0 +1,87 @@
+"""The file of peers: who averages with whom, a TOML file that is the same on all of them.
+
+    peer = [
+        {name = "pi-1", address = "tcp://192.168.1.11:5600", key = "2d9f..."},
+        {name = "pi-2", address = "tcp://192.168.1.12:5600", key = "81c4..."},
+    ]
+
+Nobody else comes in. A device listens at its own entry's address. To take an entry out shuts that key out.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
+
+from edgeasync.config import Section, read_toml
+from edgeasync.durable.allow_list import Key, read_key
+from edgeasync.errors import ConfigError
+from edgeasync.protocol.messages import DeviceId
+from edgeasync.protocol.peer_messages import PEERS_MAX
+
+
+class PeerEntry(Section, frozen=True):
+    """An entry of `peer`: one peer's name, its address for the others, and its public key."""
+
+    name: DeviceId
+    address: str
+    key: str
+
+    def __post_init__(self) -> None:
+        try:
+            read_key(self.key)
+        except ValueError as error:
+            raise ValueError(
+                f"peer {self.name}: {error}; its agent prints its entry if it is not in the file"
+            ) from None
+
+    @property
+    def public(self) -> Key:
+        """The key's bytes."""
+        return read_key(self.key)
+
+    def text(self) -> str:
+        """Return the entry as it stands in the list of a file."""
+        return f'{{name = "{self.name}", address = "{self.address}", key = "{self.key}"}}'
+
+
+class Peers(Section, frozen=True):
+    """The file: every name and every key once."""
+
+    peer: Annotated[tuple[PeerEntry, ...], Meta(max_length=PEERS_MAX)] = ()
+
+    def __post_init__(self) -> None:
+        for what, values in (
+            ("name", [entry.name for entry in self.peer]),
+            ("key", [entry.public.hex() for entry in self.peer]),
+            ("address", [entry.address for entry in self.peer]),
+        ):
+            if twice := _first_repeated(values):
+                raise ValueError(f"{what} {twice} stands there twice; each peer has its own")
+
+    def of(self, name: str) -> PeerEntry | None:
+        """Return the entry of a name, if there is one."""
+        return next((entry for entry in self.peer if entry.name == name), None)
+
+
+def read_peers(path: Path) -> Peers:
+    """Read the file; raises `ConfigError`."""
+    return read_toml(path, Peers)
+
+
+def own_entry(path: Path, peers: Peers, name: str, key: Key) -> PeerEntry:
+    """Return this device's entry; raises `ConfigError`, with the entry to write, if it is not there."""
+    entry = peers.of(name)
+    wanted = PeerEntry(name, "tcp://THIS_DEVICE:5600", key.hex())
+    if entry is None:
+        raise ConfigError(f"{path}: has no peer {name}; add to its list, on every device: {wanted.text()}")
+    if entry.public != key:
+        raise ConfigError(
+            f'{path}: the key of {name} is not this device\'s; write key = "{key.hex()}", on every device'
+        )
+    return entry
+
+
+def _first_repeated(values: Sequence[str]) -> str | None:
+    return next((value for number, value in enumerate(values) if value in values[:number]), None)

@@ -1,0 +1,507 @@
+"""The shell of a peer: sockets on an event loop, a thread that trains, and one that codes meanwhile."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import hashlib
+import inspect
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+import msgspec
+import zmq
+
+from edgeasync.core.engine.peer_engine import PeerEngine
+from edgeasync.core.peer.effects import Report, Stop
+from edgeasync.core.peer.events import PeersChanged, RoundDue, StopRequested
+from edgeasync.core.peer.machine import PeerCore
+from edgeasync.core.peer.settings import PeerSettings
+from edgeasync.durable.keys import KeyPair
+from edgeasync.durable.peers_file import PeerEntry, Peers
+from edgeasync.errors import StorageError
+from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.protocol.codecs import payload_bytes_limit
+from edgeasync.protocol.messages import COUNT_MAX
+from edgeasync.protocol.wire import Buffer
+from edgeasync.runtime.ending import Ending
+from edgeasync.runtime.model_file import save_model
+from edgeasync.runtime.peer_sockets import PeerSockets
+from edgeasync.runtime.worker import Worker
+from edgeasync.training.trainer import (
+    AsyncTrainer,
+    InterruptibleTrainer,
+    StepResult,
+    Trainer,
+    take_local_steps,
+)
+
+CLOSE_S = 1.0
+"""How long a stopping peer waits for the running local step, which it interrupts; a longer one is abandoned."""
+
+LINGER_MS = 300
+"""How long a closing peer keeps sending its goodbye."""
+
+KEEP_MODEL_S = 60.0
+"""The least time between two writes of the model."""
+
+PINGS_PER_LEASE = 5
+
+LAST_ROUND_LEASES = 2.0
+"""How many leases a peer that has taken its steps waits for one more round."""
+
+TOLD_STEPS = 100
+"""After this number of local steps the mean loss is that of others."""
+
+PEER_MODEL_FILE = "peer.safetensors"
+"""The model of a peer in its state folder; `model.safetensors` there is a hub's."""
+
+OnReport = Callable[[Report], None]
+Result = TypeVar("Result")
+
+
+class PeerTimes(msgspec.Struct):
+    """How many rounds there were, the seconds they took, and those in which training stood still."""
+
+    rounds: int = 0
+    round_s: float = 0.0
+    standstill_s: float = 0.0
+
+
+class Peer:
+    """Trains on this device, and averages its model with others' without a hub.
+
+    `run` trains and averages, and returns why it ended. A peer runs once. It ends at `request_stop` or after
+    `rounds_max` rounds. Without these it ends after `steps_max` local steps and one more round.
+
+    - `own` is this device's entry of `peers`, `pair` its keys. With a `file` the list is read again when the file
+      changes.
+    - `trainer` trains `parameters` in place.
+    - `incarnation` grows with every start.
+    - `settings` is what the core is told; layout and fingerprint are filled in here.
+    - A round is due every `round_steps` local steps if that is given, else by `settings.round_every_s`. With
+      `round_steps` a device waits, up to a lease, before it takes twice as many steps without a mean. With `meets`
+      it takes its first step once it has met all others of the list, or after a lease, and ends once all have gone
+      if it waits for `rounds_max`.
+    - `steps_total` are the local steps of earlier starts.
+    - `model_file` gets the model once a minute and at the end.
+
+    `run` raises `AddressError` if it cannot listen. Exceptions of the trainer pass through.
+    """
+
+    def __init__(
+        self,
+        own: PeerEntry,
+        pair: KeyPair,
+        peers: Peers,
+        *,
+        incarnation: int,
+        trainer: Trainer | AsyncTrainer,
+        parameters: Vector,
+        settings: PeerSettings,
+        file: Path | None = None,
+        bind: str | None = None,
+        round_steps: int | None = None,
+        meets: bool = False,
+        steps_max: int | None = None,
+        rounds_max: int | None = None,
+        steps_total: int = 0,
+        step_s_min: float = 0.0,
+        model_file: Path | None = None,
+        on_report: OnReport | None = None,
+        context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
+    ) -> None:
+        self.parameters = parameters
+        self.steps_total = steps_total
+        self.loss: float | None = None
+        """The mean loss of the last local steps."""
+        self.times = PeerTimes()
+        self._own = own
+        self._pair = pair
+        self._peers = peers
+        self._file = file
+        self._bind = bind
+        self._trainer = trainer
+        self._spec: ParameterSpec = trainer.spec
+        self._spec.check(parameters)
+        self._round_steps = round_steps
+        self._steps_max = steps_max
+        self._rounds_max = rounds_max
+        self._step_s_min = step_s_min
+        self._model_file = model_file
+        self._keep_fails = False
+        self._kept_s = time.monotonic()
+        self._on_report = on_report or (lambda _: None)
+        self._given_context = context
+        self._ending = Ending("Peer")
+        self._stopping = threading.Event()
+        self._trained = self._leaving = False
+        self._snapshot_of_trained = self._has_met = self._deserted = False
+        self._meets = meets
+        self._to_meet = {entry.name for entry in peers.peer if meets} - {own.name}
+        self._mean_steps = steps_total
+        """How many local steps there were when the model moved to a mean last."""
+        self._jobs: SimpleQueue[Callable[[Vector], None]] = SimpleQueue()
+        self._awaited: concurrent.futures.Future[StepResult] | None = None
+        self._sockets: PeerSockets | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._stepped_s = self._round_began_s = time.monotonic()
+        self._settings = msgspec.structs.replace(
+            settings,
+            ping_s=settings.lease_s / PINGS_PER_LEASE,
+            fingerprint=_fingerprint(self._spec, settings),
+            codecs=(settings.codec,),
+            payload_bytes_max=payload_bytes_limit(self._spec),
+            round_every_s=None if round_steps is not None else settings.round_every_s,
+        )
+        others = tuple(entry.name for entry in peers.peer if entry.name != own.name)
+        core = PeerCore(own.name, incarnation, others, self._settings)
+        self._engine = PeerEngine(core, self, self._spec, time.monotonic, incarnation)
+
+    async def run(self) -> str:
+        """Train and average until the end; return the reason.
+
+        If its task is cancelled, the peer says goodbye as after `request_stop`. Raises `EdgeAsyncError` if it was
+        called before.
+        """
+        self._ending.begin()
+        if self._stopping.is_set():
+            return "stopped"
+        self._loop = asyncio.get_running_loop()
+        self._begun_s = time.monotonic()
+        context = self._given_context or zmq.Context()
+        self._worker = Worker("train", self._fail_from_thread)
+        self._aside = Worker("exchange", self._fail_from_thread)
+        try:
+            self._sockets = PeerSockets(
+                self._own,
+                self._pair,
+                self._peers,
+                bind=self._bind,
+                file=self._file,
+                lease_s=self._settings.lease_s,
+                piece_bytes=self._settings.piece_bytes,
+                loop=self._loop,
+                context=context,
+                on_message=self._on_message,
+                on_peers=lambda names: self._do(lambda: self._engine.handle(PeersChanged(names))),
+                on_trouble=lambda sentence: self.report(Report("warning", sentence)),
+            )
+            self._worker.start()
+            self._aside.start()
+            self._worker.submit(self._train)
+            self._do(self._engine.begin)
+            return await self._ending.wait(self.request_stop, self._settings.lease_s + CLOSE_S)
+        finally:
+            try:
+                await self._close()
+            finally:
+                if self._given_context is None:
+                    context.destroy()
+
+    async def _close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._end_training()
+        try:
+            ended = [
+                await asyncio.to_thread(worker.close, CLOSE_S)
+                for worker in (self._worker, self._aside)
+                if worker.started
+            ]
+            if all(ended):  # else a step that was abandoned may still write to the model
+                await asyncio.to_thread(self._keep_model, self.parameters)
+        finally:
+            if self._sockets is not None:
+                self._sockets.close(LINGER_MS)
+
+    # -- what people see and ask for --------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """This device's name in the list."""
+        return self._own.name
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return self._own.address if self._sockets is None else self._sockets.address
+
+    @property
+    def spec(self) -> ParameterSpec:
+        """The arrays of the model."""
+        return self._spec
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes of all messages to others."""
+        return self._engine.bytes_up
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes of all messages of others."""
+        return self._engine.bytes_down
+
+    @property
+    def payload_bytes_up(self) -> int:
+        """Bytes of coded models in the messages to others."""
+        return self._engine.payload_bytes_up
+
+    def stalled_s(self) -> float:
+        """Return for how long the trainer has not ended a local step; 0 if it has none to take."""
+        if not self._ending.begun or self._ending.reached or self._trained:
+            return 0.0
+        return time.monotonic() - self._stepped_s
+
+    def last_events(self) -> list[str]:
+        """Return a line for each of the last events and effects of the core."""
+        return self._engine.recorder.lines()
+
+    def request_stop(self) -> None:
+        """Say goodbye to the others and let `run` return; call it in the loop's thread.
+
+        Others may still need what this device holds of a round whose mean it has: for that it stays up to a lease.
+        Before `run` it makes `run` return at once. After `run` it does nothing.
+        """
+        if not self._ending.begun:
+            self._stopping.set()
+        elif not self._leaving:
+            self._leaving = True
+            self._loop.call_later(self._settings.lease_s, self._leave)
+            self._do(lambda: None)
+
+    def _ping_all(self) -> None:
+        """Let all know at once whom this device hears: a round is of those that all hear one another."""
+        if self._sockets is not None:
+            names = self._sockets.peers
+            self._do(lambda: self._engine.handle(PeersChanged(names)))
+
+    def _leave(self) -> None:
+        self._do(lambda: self._engine.handle(StopRequested()))
+
+    @property
+    def _serves(self) -> bool:
+        """Whether this device has a round's mean, and others may not have it yet."""
+        serving = self._engine.core.round
+        return serving is not None and serving.state in ("applying", "serving")
+
+    # -- what the engine asks for -----------------------------------------------------------------------------
+
+    def send(self, peer: str, header: bytes, payload: Buffer | None) -> None:
+        """Send a message without waiting."""
+        if self._sockets is not None:
+            self._sockets.send(peer, header, payload)
+
+    def between_steps(self, work: Callable[[Vector], Result], then: Callable[[Result], None]) -> None:
+        """Do `work` in the training thread as soon as the running step has ended."""
+
+        def job(parameters: Vector) -> None:
+            began_s = time.monotonic()
+            result = work(parameters)
+            self.times.standstill_s += time.monotonic() - began_s
+            self._hand_over(lambda: then(result))
+
+        self._jobs.put(job)
+
+    def aside(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
+        """Do `work` beside the training thread."""
+
+        def work_and_hand_over() -> None:
+            result = work()
+            self._hand_over(lambda: then(result))
+
+        self._aside.submit(work_and_hand_over)
+
+    def applied(self, parameters: Vector) -> None:
+        """Let the trainer begin from the new model, as after a hub's answer; called in the training thread."""
+        self._mean_steps = self.steps_total
+        self._trainer.begin(parameters)
+
+    def report(self, report: Report) -> None:
+        """Pass on what happened, and end once enough has."""
+        now_s = time.monotonic()
+        if report.event == "peer_found":
+            self._has_met = True
+            self._to_meet.discard(report.peer)
+            self._deserted = False
+            self._jobs.put(_nothing)  # a trainer that waits looks again
+            self._loop.call_soon(self._ping_all)
+        elif report.event == "alone":
+            self._deserted = self._has_met
+            self._jobs.put(_nothing)
+            if self._deserted and (self._meets if self._rounds_max is not None else self._trained):
+                self._loop.call_soon(self.request_stop)
+        elif report.event == "round_started":
+            self._round_began_s = now_s
+            self._snapshot_of_trained = self._trained
+        elif report.event == "round_done":
+            self.times.rounds += 1
+            self.times.round_s += now_s - self._round_began_s
+            enough = (
+                self._snapshot_of_trained if self._rounds_max is None else self.times.rounds >= self._rounds_max
+            )
+            if enough:
+                self._loop.call_soon(self.request_stop)
+        self._on_report(report)
+
+    def stop(self, stop: Stop) -> None:
+        """End."""
+        self._ending.reach(stop.reason)
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _on_message(self, peer: str, header: bytes, payload: Buffer | None) -> None:
+        self._do(lambda: self._engine.on_message(peer, header, payload))
+
+    def _do(self, action: Callable[[], None]) -> None:
+        """Let the engine act, then set the timer for what is due next; an error ends the peer."""
+        if self._ending.reached:
+            return
+        try:
+            action()
+            if self._leaving and not self._serves:
+                self._engine.handle(StopRequested())
+        except Exception as error:  # noqa: BLE001
+            self._ending.fail(error)
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        due_s = self._engine.next_deadline_s() - time.monotonic()
+        self._timer = self._loop.call_later(min(max(0.0, due_s), 3600.0), self._tick)
+
+    def _tick(self) -> None:
+        self._do(self._engine.tick)
+
+    def _hand_over(self, action: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._do, action)
+
+    def _fail_from_thread(self, error: BaseException) -> None:
+        self._loop.call_soon_threadsafe(self._fail_and_leave, error)
+
+    def _fail_and_leave(self, error: BaseException) -> None:
+        self._ending.fail(error)
+        self._engine.handle(StopRequested())  # says goodbye
+
+    # -- the training thread ---------------------------------------------------------------------------------
+
+    def _train(self) -> None:
+        """Take local steps and do jobs between them; after the last step do jobs alone."""
+        self._do_jobs_while(lambda: bool(self._to_meet))
+        self._trainer.begin(self.parameters)
+        step = self._trainer.step
+        while not self._stopping.is_set() and not self._trained:
+            wanted = TOLD_STEPS if self._steps_max is None else min(TOLD_STEPS, self._steps_max - self.steps_total)
+            try:
+                done = take_local_steps(
+                    self._trainer,
+                    max(0, wanted),
+                    should_stop=self._should_stop,
+                    on_step=self._count_step,
+                    step_s_min=self._step_s_min,
+                    wait=self._stopping.wait,
+                    should_pause=lambda: False,
+                    step=partial(self._await_step, step) if inspect.iscoroutinefunction(step) else None,
+                )
+            except concurrent.futures.CancelledError:
+                if not self._stopping.is_set():
+                    raise
+                return
+            if done is not None:
+                self.loss = done.loss_mean if done.local_steps else self.loss
+            if wanted <= 0 or done is None or done.local_steps < wanted:
+                self._trained = True
+        self._hand_over(self._wait_for_last_round)
+        while not self._stopping.is_set():
+            self._jobs.get()(self.parameters)
+
+    def _should_stop(self) -> bool:
+        """Do the jobs that wait, then return whether training has ended; called between two steps."""
+        with contextlib.suppress(Empty):
+            while True:
+                self._jobs.get_nowait()(self.parameters)
+        if self._round_steps is not None and self.steps_total >= self._mean_steps + 2 * self._round_steps:
+            self._wait_for_mean()
+        if self._model_file is not None and time.monotonic() > self._kept_s + KEEP_MODEL_S:
+            self._kept_s = time.monotonic()
+            copy = self.parameters.copy()
+            self._aside.submit(lambda: self._keep_model(copy))
+        return self._stopping.is_set()
+
+    def _wait_for_mean(self) -> None:
+        """Do jobs until the model moves to a mean or the others have gone; after a lease wait for the next one."""
+        mean_steps = self._mean_steps
+        self._do_jobs_while(lambda: self._mean_steps == mean_steps and not self._deserted)
+        if self._mean_steps == mean_steps:
+            self._mean_steps = COUNT_MAX
+
+    def _do_jobs_while(self, waits: Callable[[], bool]) -> None:
+        """Do jobs instead of steps for as long as something is waited for, up to a lease."""
+        until_s = time.monotonic() + self._settings.lease_s
+        while waits() and not self._stopping.is_set():
+            try:
+                self._jobs.get(timeout=max(0.0, until_s - time.monotonic()))(self.parameters)
+            except Empty:
+                break
+        self._stepped_s = time.monotonic()
+
+    def _count_step(self) -> None:
+        self.steps_total += 1
+        self._stepped_s = time.monotonic()
+        if self._round_steps is not None and self.steps_total % self._round_steps == 0:
+            self._hand_over(lambda: self._engine.handle(RoundDue()))
+
+    def _wait_for_last_round(self) -> None:
+        """End after one more round, or after a while without: the model to keep is the members' mean."""
+        self._engine.handle(RoundDue())
+        if self._rounds_max is None:
+            wait_s = LAST_ROUND_LEASES * self._settings.lease_s
+            if not self._has_met:  # others may still come in the first lease
+                wait_s = max(0.0, self._begun_s + self._settings.lease_s - time.monotonic())
+            self._loop.call_later(0.0 if self._deserted else wait_s, self.request_stop)
+
+    def _await_step(self, step: Callable[[], Awaitable[StepResult]]) -> StepResult:
+        """Take a step on the loop, and wait for it in the training thread."""
+
+        async def take() -> StepResult:
+            return await step()
+
+        self._awaited = asyncio.run_coroutine_threadsafe(take(), self._loop)
+        if self._stopping.is_set():
+            self._awaited.cancel()
+        return self._awaited.result()
+
+    def _end_training(self) -> None:
+        """Make the training thread abandon its steps."""
+        self._stopping.set()
+        self._jobs.put(_nothing)
+        if self._awaited is not None:
+            self._awaited.cancel()
+        if isinstance(self._trainer, InterruptibleTrainer):
+            self._trainer.interrupt()
+
+    def _keep_model(self, parameters: Vector) -> None:
+        """Write the model; a disk that fails is told of once, until it works again."""
+        if self._model_file is None:
+            return
+        try:
+            save_model(self._model_file, self._spec, parameters, lineage=self._own.name, version=self.steps_total)
+            self._keep_fails = False
+        except StorageError as error:
+            if not self._keep_fails:
+                self._on_report(Report("warning", f"{error}; until then a restart loses what was trained"))
+            self._keep_fails = True
+
+
+def _nothing(_: Vector) -> None:
+    """Do nothing, as a job for a trainer that waits for one."""
+
+
+def _fingerprint(spec: ParameterSpec, settings: PeerSettings) -> str:
+    """Return what two peers share only if they have the same model, and exchange it in the same way."""
+    common = (spec.fingerprint, settings.topology, settings.codec, settings.piece_bytes)
+    return hashlib.sha256(msgspec.msgpack.encode(common)).hexdigest()

@@ -1,0 +1,133 @@
+"""A peer as its settings describe it: its model and data, its state folder, and who the others are."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from edgeasync.core.peer.settings import PeerSettings
+from edgeasync.data.dataset import Dataset
+from edgeasync.durable.device_keys import DeviceKeys
+from edgeasync.durable.files import replace_file
+from edgeasync.durable.identity import DeviceIdentity
+from edgeasync.durable.peers_file import own_entry, read_peers
+from edgeasync.errors import ConfigError
+from edgeasync.parameters import Vector
+from edgeasync.runtime.address import host_of
+from edgeasync.runtime.agent_settings import AgentSettings, PeersSection
+from edgeasync.runtime.graph_model import HubGraph, load_graph
+from edgeasync.runtime.model_file import load_model, save_model
+from edgeasync.runtime.onnx_model import OnnxModel
+from edgeasync.runtime.peer import PEER_MODEL_FILE, OnReport, Peer
+from edgeasync.training.plan import ReceivedGraph, ShippedModel, TrainingPlan
+from edgeasync.training.trainer import AsyncTrainer, Trainer
+
+ONNX_SUFFIX = ".onnx"
+
+
+class PeerModel(NamedTuple):
+    """What a peer trains: its trainer, the values it begins with, and the forward model if it is of ONNX."""
+
+    trainer: Trainer | AsyncTrainer
+    initial: Vector
+    forward: bytes | None = None
+
+
+def make_model(
+    settings: AgentSettings, dataset: Dataset, load: Callable[[OnnxModel], HubGraph] = load_graph
+) -> PeerModel:
+    """Return the model that the settings name, with a trainer on this device's data.
+
+    All devices begin with the same values: the mean of unlike ones is worth less than each. Raises `ConfigError`,
+    `GraphError` or `DataError`.
+    """
+    model, section = settings.model, settings.agent
+    if model is None:
+        raise ConfigError("which model? without a hub give --model FILE.onnx, or [model] in a settings file")
+    if not isinstance(model, OnnxModel):
+        plan = TrainingPlan(model=model, local=settings.local)
+        return PeerModel(plan.make_trainer(dataset, section.seed), model.initial(0))
+    graph = load(model)
+    plan = TrainingPlan(model=ShippedModel(), local=settings.local)
+    received = ReceivedGraph(graph.graph, graph.spec, section.cores_used, section.provider)
+    return PeerModel(plan.make_trainer(dataset, section.seed, received), graph.initial.copy(), graph.forward)
+
+
+def make_peer(
+    section: PeersSection,
+    identity: DeviceIdentity,
+    state: Path,
+    model: PeerModel,
+    *,
+    examples_per_step: int,
+    examples: int,
+    step_s_min: float = 0.0,
+    on_report: OnReport,
+) -> Peer:
+    """Return the peer of a device, not running yet; it resumes the model in its state folder.
+
+    Raises `ConfigError` for a list without this device and its key, `StorageError`, `ModelMismatchError`.
+    """
+    assert section.topology != "star"
+    assert section.peers is not None
+    file, pair = Path(section.peers).expanduser(), DeviceKeys(state).own()
+    peers = read_peers(file)
+    own = own_entry(file, peers, identity.device_id, pair.public)
+    for entry in peers.peer:
+        host_of(entry.address)  # raises AddressError
+    parameters, steps = model.initial, 0
+    kept = state / PEER_MODEL_FILE
+    if kept.exists():
+        parameters, steps = load_model(kept, model.trainer.spec)
+    steps_max = section.steps_max
+    if section.epochs is not None:
+        steps_max = math.ceil(section.epochs * examples / examples_per_step)
+    return Peer(
+        own,
+        pair,
+        peers,
+        incarnation=identity.incarnation,
+        trainer=model.trainer,
+        parameters=parameters,
+        settings=PeerSettings(
+            topology=section.topology,
+            lease_s=section.lease_s,
+            round_every_s=section.round_every_s,
+            codec=section.codec,
+        ),
+        file=file,
+        bind=section.bind,
+        round_steps=section.round_steps,
+        steps_max=steps_max,
+        rounds_max=section.rounds_max,
+        steps_total=steps,
+        step_s_min=step_s_min,
+        model_file=kept,
+        on_report=on_report,
+    )
+
+
+def write_trained(out: Path, peer: Peer, forward: bytes | None) -> None:
+    """Write a trained model: as ONNX for inference if `out` ends so, else its arrays as safetensors.
+
+    Raises `ConfigError` for a model that is not of ONNX, and `StorageError`.
+    """
+    if out.suffix != ONNX_SUFFIX:
+        save_model(out, peer.spec, peer.parameters, lineage=peer.name, version=peer.steps_total, private=False)
+        return
+    assert forward is not None
+    from edgeasync.autodiff.export import export_model  # noqa: PLC0415 - needs onnx
+
+    replace_file(out, export_model(forward, dict(peer.spec.views(peer.parameters))), private=False)
+
+
+def check_out(out: Path | None, forward: bytes | None) -> None:
+    """Raise `ConfigError` if a trained model cannot be written to this file."""
+    if out is None:
+        return
+    if out.suffix == ONNX_SUFFIX and forward is None:
+        raise ConfigError(
+            f"out {out}: only a forward model of ONNX can be written as one; write {out.stem}.safetensors"
+        )
+    if not out.parent.is_dir():
+        raise ConfigError(f"out {out}: there is no folder {out.parent}; make it, or choose another file")

@@ -1,0 +1,71 @@
+"""What a worker of `train` needs to know to be a peer of the others."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from edgeasync.core.peer.settings import PeerSettings
+from edgeasync.durable.keys import KeyPair
+from edgeasync.durable.peers_file import Peers
+from edgeasync.protocol.peer_messages import Topology
+from edgeasync.runtime.agent_settings import PeersSection
+from edgeasync.runtime.model_file import load_model
+from edgeasync.runtime.peer import PEER_MODEL_FILE, Peer
+from edgeasync.sdk.workers.base import worker_name
+from edgeasync.training.trainer import Trainer
+
+INITIAL_FILE = "initial.npy"
+
+
+class PeerJob(msgspec.Struct, frozen=True, kw_only=True, tag="peer"):
+    """Which worker is to train with which others. `secret` is the worker's own key, which nobody else has."""
+
+    number: int
+    incarnation: int
+    seed: int
+    threads: int = 1
+    secret: bytes
+    peers: Peers
+    topology: Topology
+    section: PeersSection
+
+    def __repr__(self) -> str:
+        """Show nothing of the secret."""
+        return f"PeerJob({worker_name(self.number)})"
+
+    def make_peer(self, trainer: Trainer, folder: Path) -> Peer:
+        """Return the worker's peer, not running yet; in `folder` it keeps its model, to resume after a death."""
+        own = self.peers.of(worker_name(self.number))
+        assert own is not None
+        kept = model_file(folder, self.number)
+        if kept.exists():
+            parameters, steps = load_model(kept, trainer.spec)
+        else:
+            parameters, steps = np.load(folder / INITIAL_FILE), 0
+        section = self.section
+        return Peer(
+            own,
+            KeyPair.of(self.secret),
+            self.peers,
+            incarnation=self.incarnation,
+            trainer=trainer,
+            parameters=parameters,
+            settings=PeerSettings(
+                topology=self.topology,
+                lease_s=section.lease_s,
+                round_every_s=section.round_every_s,
+                codec=section.codec,
+            ),
+            round_steps=section.round_steps,
+            meets=self.incarnation == 1,
+            steps_max=section.steps_max,
+            rounds_max=section.rounds_max,
+            steps_total=steps,
+            model_file=kept,
+        )
+
+
+def model_file(folder: Path, number: int) -> Path:
+    """Return where a worker keeps its model."""
+    return folder / worker_name(number) / PEER_MODEL_FILE

@@ -1,0 +1,147 @@
+"""Peers without a hub, as real processes: they agree on the mean, and nobody waits for one that is killed."""
+
+import asyncio
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+from edgeasync.runtime.model_file import load_model
+from edgeasync.runtime.peer import PEER_MODEL_FILE
+from tests.support.peers import SPEC, Still, first_values, make_peer, name_of, write_list
+from tests.support.processes import PATIENCE_S
+from tests.support.size import repetitions
+
+pytestmark = pytest.mark.process
+
+TOPOLOGIES = ["ring", "all_to_all"]
+PEERS = ("-m", "tests.support.peers")
+
+
+@pytest.fixture
+def start_peers(commands, tmp_path):
+    """Start peers of a list that is written already."""
+
+    def start(numbers, topology, lease_s=3.0):
+        return [commands.start(tmp_path, number, topology, lease_s, program=PEERS) for number in numbers]
+
+    return start
+
+
+def wait_for_round_of(peers, numbers):
+    """Wait until each has the mean of a round of just these members that ends from now on."""
+    members = ", ".join(name_of(number) for number in numbers)
+    begun = [(peer, len(peer.events)) for peer in peers]
+    for peer, since in begun:
+        peer.wait_for("round_done", since=since, members=members)
+
+
+def end(peers):
+    for peer in peers:
+        peer.signal(signal.SIGTERM)
+    assert [peer.wait() for peer in peers] == [0] * len(peers)
+
+
+def models(folder, numbers):
+    return np.stack([load_model(folder / name_of(number) / PEER_MODEL_FILE, SPEC)[0] for number in numbers])
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_without_training_all_have_the_mean(start_peers, tmp_path, topology):
+    """Whatever rounds of a few there were before: each keeps the sum of all models."""
+    numbers = range(repetitions("peers that average"))
+    write_list(tmp_path, numbers)
+    peers = start_peers(numbers, topology)
+    wait_for_round_of(peers, numbers)
+    end(peers)
+    mean = np.mean([first_values(number) for number in numbers], axis=0, dtype=np.float64)
+    assert np.abs(models(tmp_path, numbers) - mean).max() < 1e-6
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_a_killed_peer_stops_nobody_and_comes_back_with_its_own_model(start_peers, tmp_path, topology):
+    numbers = range(3)
+    write_list(tmp_path, numbers)
+    peers = start_peers(numbers, topology, lease_s=1.5)
+    wait_for_round_of(peers, numbers)
+    peers[1].kill()
+    wait_for_round_of([peers[0], peers[2]], [0, 2])
+    peers[1:2] = start_peers([1], topology, lease_s=1.5)
+    wait_for_round_of(peers, numbers)
+    end(peers)
+    assert np.ptp(models(tmp_path, numbers), axis=0).max() < 1e-6
+
+
+def test_who_is_added_to_the_file_joins_and_who_is_taken_out_is_left_alone(start_peers, tmp_path):
+    write_list(tmp_path, [0, 1])
+    peers = start_peers([0, 1], "ring")
+    wait_for_round_of(peers, [0, 1])
+    write_list(tmp_path, [0, 1, 2])
+    peers += start_peers([2], "ring")
+    wait_for_round_of(peers, [0, 1, 2])
+    write_list(tmp_path, [1, 2])
+    wait_for_round_of(peers[1:], [1, 2])
+    peers[0].wait_for("warning")
+    peers[0].wait_for("alone", count=2)
+    end(peers)
+
+
+def test_who_ends_first_costs_nobody_the_round(start_peers, tmp_path):
+    """Each ends as soon as it is asked to, but not before the others have what it owes them."""
+    numbers = range(4)
+    write_list(tmp_path, numbers)
+    peers = start_peers(numbers, "ring")
+    wait_for_round_of(peers, numbers)
+    end(peers[:2])
+    wait_for_round_of(peers[2:], [2, 3])
+    end(peers[2:])
+
+
+@pytest.mark.asyncio
+async def test_a_peer_whose_trainer_fails_says_goodbye(tmp_path):
+    """The lease is far longer than the test: nobody has to wait for it."""
+    write_list(tmp_path, [0, 1])
+    found, lost, fails = asyncio.Event(), asyncio.Event(), threading.Event()
+
+    class Fails(Still):
+        def step(self):
+            if fails.is_set():
+                raise ZeroDivisionError("on purpose")
+            return super().step()
+
+    def tell(report):
+        {"peer_found": found, "peer_lost": lost}.get(report.event, asyncio.Event()).set()
+
+    one = make_peer(tmp_path, 0, lease_s=600.0, incarnation=1, on_report=tell)
+    other = make_peer(tmp_path, 1, lease_s=600.0, incarnation=1, trainer=Fails())
+    running = [asyncio.create_task(peer.run()) for peer in (one, other)]
+    async with asyncio.timeout(PATIENCE_S):
+        await found.wait()
+        fails.set()
+        with pytest.raises(ZeroDivisionError):
+            await running[1]
+        await lost.wait()
+        one.request_stop()
+        assert await running[0] == "stopped"
+
+
+@pytest.mark.asyncio
+async def test_a_trainer_with_values_of_its_own_takes_the_mean_before_its_next_step(tmp_path):
+    """It writes its own values into the model at each step: a mean that it has not seen would be lost."""
+    write_list(tmp_path, [0, 1])
+
+    class Copies(Still):
+        def begin(self, parameters):
+            self.model, self.own = parameters, parameters.copy()
+
+        def step(self):
+            found = super().step()
+            self.model[:] = self.own
+            return found
+
+    peers = [make_peer(tmp_path, number, incarnation=1, trainer=Copies(), rounds_max=3) for number in (0, 1)]
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*[peer.run() for peer in peers])
+    mean = (first_values(0) + first_values(1)) / 2
+    assert max(np.abs(peer.parameters - mean).max() for peer in peers) < 1e-6

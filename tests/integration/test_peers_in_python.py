@@ -1,0 +1,233 @@
+"""Training without a hub, from Python and by the command: it learns, ends as told, and writes its model."""
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from sklearn.datasets import load_digits
+
+from edgeasync import SGD, Agent, StepResult, Stop, train
+from edgeasync.async_train import async_sgd, nn
+from edgeasync.async_train.model import Model
+from edgeasync.data.dataset import Dataset
+from edgeasync.data.partition import iid
+from edgeasync.errors import ConfigError
+from edgeasync.nn import Linear, Sequential, to_onnx
+from edgeasync.runtime.peer import PEER_MODEL_FILE
+from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
+from tests.support.command_line import CONFIG, mistake
+from tests.support.peers import FILE, name_of, write_list
+from tests.support.size import repetitions
+
+pytestmark = pytest.mark.process
+
+MODEL = MlpModel(inputs=64, hidden=(32,), classes=10)
+FAST = {"peers": {"round_steps": 5}}
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """Return the shares of workers, and digits held out."""
+    found = load_digits()
+    x, y = (found.data / 16).astype(np.float32), found.target
+    order = np.random.default_rng(0).permutation(len(y))
+    training, held_out = Dataset.of(x[order[360:]], y[order[360:]]), (x[order[:360]], y[order[:360]])
+    return list(iid(training, repetitions("peers that average"), 0)), held_out
+
+
+@pytest.mark.parametrize("topology", ["ring", "all_to_all"])
+def test_processes_reach_the_accuracy_of_the_star(digits, topology):
+    parts, held_out = digits
+    how = {"until": Stop(epochs=100), "evaluate": held_out, "optimizer": SGD(learning_rate=0.5)}
+    star = train(MODEL, parts, **how)
+    run = train(MODEL, parts, engine="processes", topology=topology, **how)
+    assert run.accuracy >= star.accuracy - 0.01
+    assert run.reason == "all workers have reached until"
+
+
+def test_trainers_of_ones_own_end_after_their_rounds(tmp_path):
+    """Their models are pulled apart, and averaged."""
+
+    class Pull:
+        spec = SoftmaxModel(inputs=1, classes=2).spec
+
+        def __init__(self, to):
+            self.to = to
+
+        def begin(self, parameters):
+            self.parameters = parameters
+
+        def step(self):
+            self.parameters += 0.1 * (self.to - self.parameters)
+            return StepResult(loss=None, examples=1)
+
+    first = {
+        name: np.zeros(view.shape, np.float32) for name, view in Pull.spec.views(np.zeros(4, np.float32)).items()
+    }
+    trainers = [Pull(np.float32(to)) for to in (-1.0, 1.0, 3.0)]
+    run = train(first, trainers, topology="ring", until=Stop(updates=90), settings=FAST, run=tmp_path / "run")
+    assert np.allclose(next(iter(run.arrays.values())), 1.0, atol=0.5)
+    kept = safetensors.numpy.load_file(tmp_path / "run" / "model.safetensors")
+    assert kept.keys() == run.arrays.keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"topology": "circle"}, "topology is 'circle'"),
+        ({"callbacks": [print]}, "callbacks"),
+        ({"until": Stop(accuracy=0.9)}, "nobody sees the whole training"),
+        ({"settings": {"codec": {}}}, "settings of peers alone"),
+        ({"settings": {"peers": {"codec": "top_k(0.1)"}}}, "codec"),
+        ({"settings": {"peers": {"peers": "x"}}}, "peers.peers"),
+        ({"workers": 1}, "2 to 64 workers"),
+        ({"engine": "ray"}, "'tasks' or 'processes'"),
+    ],
+)
+def test_mistakes_of_train(arguments, said):
+    data = np.eye(4), [0, 1, 0, 1]
+    with pytest.raises(ConfigError, match=said):
+        train(SoftmaxModel(inputs=4, classes=2), data, **{"topology": "ring", "workers": 2, **arguments})
+
+
+def test_a_trainer_that_fails_ends_all():
+    class Fails:
+        spec = SoftmaxModel(inputs=1, classes=2).spec
+
+        def begin(self, parameters):
+            pass
+
+        def step(self):
+            raise ZeroDivisionError("on purpose")
+
+    first = {
+        name: np.zeros(view.shape, np.float32) for name, view in Fails.spec.views(np.zeros(4, np.float32)).items()
+    }
+    with pytest.raises(ZeroDivisionError, match="on purpose"):
+        train(first, [Fails(), Fails()], topology="ring", until=Stop(updates=10))
+
+
+def test_the_toolbox_has_the_argument():
+    x = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    model = Model(nn.Sequential(nn.Linear(4, 2)))
+    trained = async_sgd(
+        model, (x, x[:, 0] > 0), num_workers=2, num_epochs=50, lr=0.5, engine="tasks", topology="all_to_all"
+    )
+    assert trained is model
+    assert (np.argmax(model(x), axis=1) == (x[:, 0] > 0)).mean() > 0.9
+
+
+def test_agents_in_a_program_average_by_a_file_of_peers(tmp_path, digits):
+    parts, held_out = digits
+    write_list(tmp_path, [0, 1])
+
+    def agent(number):
+        return Agent(
+            data=parts[number],
+            model=MODEL,
+            topology="ring",
+            peers=tmp_path / FILE,
+            name=name_of(number),
+            state=tmp_path / name_of(number),
+            optimizer=SGD(learning_rate=0.3),
+            round_steps=10,
+            lease_s=5.0,
+            passes=20,
+        )
+
+    with agent(0) as one, agent(1) as other:
+        for each in (one, other):
+            each.wait_until_joined(60.0)
+        reasons = [each.wait() for each in (one, other)]
+        accuracies = [each.evaluate(held_out).accuracy for each in (one, other)]
+        rounds = one.updates_answered
+        arrays = one.arrays
+    assert reasons == ["stopped", "stopped"]
+    assert min(accuracies) > 0.85
+    assert rounds > 3
+    kept = safetensors.numpy.load_file(tmp_path / name_of(0) / PEER_MODEL_FILE)
+    assert all((kept[name] == array).all() for name, array in arrays.items())
+
+
+# -- the command --------------------------------------------------------------------------------------------------
+
+
+SETTINGS = """
+[peers]
+topology = "ring"
+peers = "peers.toml"
+lease_s = 3.0
+round_every_s = 0.2
+[model]
+kind = "softmax"
+inputs = 8
+classes = 3
+"""
+
+
+@pytest.fixture
+def settings(tmp_path):
+    (tmp_path / "agent.toml").write_text(SETTINGS)
+    return "agent.toml"
+
+
+def agent_flags(number, data):
+    return ("--data", data, "--device-id", name_of(number), "--state", name_of(number))
+
+
+def test_two_commands_average_and_write_their_models(commands, tmp_path, settings):
+    write_list(tmp_path, [0, 1])
+    agents = [
+        commands.start(
+            "agent", settings, *agent_flags(number, commands.data(f"{number}.npz")), "--json",
+            "--steps", 1500, "--step-s-min", 0.001, "--out", f"{number}.safetensors",
+        )
+        for number in (0, 1)
+    ]  # fmt: skip
+    for number, agent in enumerate(agents):
+        agent.wait_for("peer_found", detail=name_of(1 - number))
+        stopped = agent.wait_for("stopped")
+        assert agent.wait() == 0
+        assert stopped["steps"] == 1500
+        assert stopped["rounds"] > 1
+        assert stopped["loss"] < 1.0
+        assert (tmp_path / f"{number}.safetensors").exists()
+    again = commands.run("agent", settings, *agent_flags(0, "0.npz"), "--steps", 1500, "--topology", "ring")
+    assert "1500 local steps before" in again.stdout
+
+
+def test_an_onnx_model_goes_in_and_a_trained_one_comes_out(commands, tmp_path, settings):
+    """A second start resumes its own model, and takes the steps that are left; the other peer never comes."""
+    onnx_file = tmp_path / "model.onnx"
+    onnx_file.write_bytes(to_onnx(Sequential(Linear(8, 3)), (8,)).SerializeToString())
+    write_list(tmp_path, [0, 1])
+    flags = (
+        settings, "--topology", "all_to_all", "--model", onnx_file, "--out", "trained.onnx", "--json",
+        *agent_flags(0, commands.data("data.npz")),
+    )  # fmt: skip
+    for steps in (20, 30):
+        agent = commands.start("agent", *flags, "--steps", steps)
+        stopped = agent.wait_for("stopped")
+        assert agent.wait() == 0
+        assert stopped["steps"] == steps
+    assert (tmp_path / "trained.onnx").read_bytes() != onnx_file.read_bytes()
+    assert "20 local steps before" in agent.wait_for("started")["detail"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "hint"),
+    [
+        (("--hub", "tcp://127.0.0.1:5555"), "--topology"),
+        (("--trainer", "a.b:c"), "--trainer"),
+        (("--peers", "none.toml"), "none.toml"),
+        (("--out", "no/such/folder.safetensors"), "no/such"),
+        (("--out", "model.onnx"), "forward model of ONNX"),
+        (("--epochs", 2, "--steps", 3), "one of the two"),
+        (("--device-id", "stranger"), 'add to its list, on every device: {name = "stranger"'),
+        (("--topology", "star"), "[peers]"),
+        (("--topology", "circle"), "topology"),
+    ],
+)
+def test_mistakes_of_the_command(commands, tmp_path, settings, flags, hint):
+    write_list(tmp_path, [0, 1])
+    data = commands.data("data.npz")
+    mistake(commands, CONFIG, hint, arguments=("agent", settings, *agent_flags(0, data), *flags))

@@ -1,0 +1,304 @@
+"""Peers average without a hub: each mean is that of all members' snapshots, whatever dies when."""
+
+import msgspec
+import pytest
+
+from edgeasync.core.peer.events import Received, RoundDue
+from edgeasync.protocol.peer_messages import (
+    ROUND_LEAP_MAX,
+    Abandon,
+    Offer,
+    PeerCredit,
+    PeerPiece,
+    PeerPing,
+    Propose,
+    RoundId,
+    RoundMember,
+)
+from tests.support.mutants import planted
+from tests.support.peer_faults import Rogue
+from tests.support.peer_harness import meet_in_a_round, run_peers, shrink_peers
+from tests.support.peer_mutants import PEER_MUTANTS, PEER_SEEDS_MAX, peer_seeds
+from tests.support.peer_world import REFUSED_KINDS_MAX, SETTINGS, VALUE_BYTES, World, on_the_wire
+from tests.support.size import repetitions
+
+BATCH = 5
+
+
+@pytest.mark.parametrize("batch", range(repetitions("seeds of peers") // BATCH))
+def test_whatever_happens_to_peers_each_mean_is_of_all_members_and_they_agree_in_the_end(batch):
+    for seed in range(batch * BATCH, (batch + 1) * BATCH):
+        result = run_peers(seed)
+        assert not result.failure, f"seed {seed}\n{result.plan.write()}{result.where}"
+        assert result.means_applied > 0
+
+
+def test_the_same_seed_of_peers_gives_the_same_run():
+    assert run_peers(3) == run_peers(3)
+    assert run_peers(3).trace != run_peers(4).trace
+
+
+@pytest.mark.parametrize("name", PEER_MUTANTS)
+def test_a_bug_planted_in_a_peer_is_noticed(name):
+    with planted(name, PEER_MUTANTS):
+        assert any(run_peers(seed).failure for seed in (peer_seeds()[name], *range(PEER_SEEDS_MAX)))
+
+
+def test_the_known_seed_of_every_bug_in_a_peer_is_written_down():
+    assert peer_seeds().keys() == PEER_MUTANTS.keys()
+    assert max(peer_seeds().values()) < PEER_SEEDS_MAX
+
+
+def test_a_failing_plan_of_peers_is_cut_down():
+    with planted("a corrupt payload counts", PEER_MUTANTS):
+        seed = peer_seeds()["a corrupt payload counts"]
+        plan = shrink_peers(seed, run_peers(seed).plan)
+        assert 0 < len(plan.faults) < len(run_peers(seed).plan.faults)
+        assert run_peers(seed, plan).failure
+    assert not run_peers(seed, plan).failure
+
+
+# -- what a round costs ----------------------------------------------------------------------------------------
+
+
+def calm(count, topology="ring", **changes):
+    """Return peers on good links that have completed their first round together, and its name."""
+    settings = msgspec.structs.replace(SETTINGS, codec="exact", **changes)
+    world = World(1, count, topology=topology, values=5 * 8 * count, settings=settings)
+    for device in world.devices.values():
+        device.start()
+    assert meet_in_a_round(world, set(world.names), 5.0)
+    return world, world.completed(world.names[0])
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+def test_a_member_of_a_ring_sends_two_n_minus_one_nths_of_a_model_a_round_to_the_byte(count):
+    world, round_id = calm(count)
+    model_bytes = VALUE_BYTES * 5 * 8 * count
+    assert {device.sent_bytes[round_id] * count for device in world.devices.values()} == {
+        2 * (count - 1) * model_bytes
+    }
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_in_all_to_all_a_member_sends_a_model_to_each_other(count):
+    world, round_id = calm(count, "all_to_all")
+    model_bytes = VALUE_BYTES * 5 * 8 * count
+    assert {device.sent_bytes[round_id] for device in world.devices.values()} == {(count - 1) * model_bytes}
+
+
+@pytest.mark.parametrize("topology", ["ring", "all_to_all"])
+def test_a_cut_transfer_resumes_where_it_was_cut(topology):
+    in_flight_bytes = 48 * (2 if topology == "all_to_all" else 1)
+    again_bytes = []
+    for sent_bytes in (50, 150, 250, 350):
+        world, whole = calm(3, topology, window_bytes=48)
+        sender = world.devices["peer-0"]
+        cut = msgspec.structs.replace(whole, number=whole.number + 1)
+        assert world.run(lambda it=sender, cut=cut, at=sent_bytes: it.sent_bytes[cut] > at, 2.0)
+        world.cut = dict.fromkeys(world.latency_s, world.clock.now_s + 0.3)
+        assert world.run(lambda its=world, cut=cut: all(its.completed(name) == cut for name in its.names), 2.0)
+        again_bytes += [device.sent_bytes[cut] - device.sent_bytes[whole] for device in world.devices.values()]
+    assert min(again_bytes) >= 0
+    assert 0 < max(again_bytes) <= in_flight_bytes
+
+
+def test_nothing_is_sent_twice_on_links_so_slow_that_a_piece_takes_longer_than_a_ping():
+    settings = msgspec.structs.replace(
+        SETTINGS, codec="exact", lease_s=2.5, ping_s=0.5, piece_bytes=960, window_bytes=1920
+    )
+    world = World(1, 3, topology="all_to_all", values=600, settings=settings)
+    world.bytes_per_s = 4000
+    for device in world.devices.values():
+        device.start()
+    assert meet_in_a_round(world, set(world.names), 20.0)
+    whole = world.completed("peer-0")
+    assert {device.sent_bytes[whole] for device in world.devices.values()} == {2 * 600 * VALUE_BYTES}
+
+
+# -- one proposer after the other ------------------------------------------------------------------------------
+
+
+def test_a_peer_that_never_proposes_delays_the_others_by_a_lease_a_round(monkeypatch):
+    world, _ = calm(3)
+    lowest = world.devices["peer-0"].core
+    monkeypatch.setattr(lowest, "_proposes_at_s", lambda now_s: float("inf"))
+    world.pass_time(1.0)  # its last round
+    assert meet_in_a_round(world, set(world.names), SETTINGS.lease_s + SETTINGS.round_every_s + 0.2)
+    assert world.completed("peer-0").proposer == "peer-1"
+
+
+@pytest.mark.parametrize("topology", ["ring", "all_to_all"])
+def test_a_peer_that_leaves_in_order_costs_the_others_no_round(topology):
+    world, before = calm(5, topology)
+
+    def leaver():
+        through = [each for each in world.devices.values() if each.running and each.core.round is None]
+        return next((each for each in through if each.core.completed != before), None)
+
+    for _ in range(3):
+        assert world.run(leaver, 2.0)
+        leaves = leaver()
+        before = leaves.core.completed
+        members = world.members(before)
+        leaves.stop()
+        world.pass_time(0.2)
+        assert {name for known, name, _ in world.checks.applied if known == before} == members
+
+
+def test_two_groups_average_apart_and_meet_again():
+    world, _ = calm(4)
+    apart = [{"peer-0", "peer-1"}, {"peer-2", "peer-3"}]
+    for one in apart[0]:
+        for other in apart[1]:
+            world.cut[one, other] = world.cut[other, one] = float("inf")
+    for group in apart:
+        assert meet_in_a_round(world, group, 3.0)
+    world.cut.clear()
+    assert meet_in_a_round(world, set(world.names), 4.0)
+
+
+def test_a_peer_alone_trains_on_and_is_in_the_next_round_of_another():
+    world = World(0, 2, topology="ring", settings=SETTINGS)
+    first, second = world.devices.values()
+    first.start()
+    world.pass_time(5.0)
+    assert first.steps > 40
+    assert [report.event for _, report in first.reports] == ["alone"]
+    second.start()
+    assert meet_in_a_round(world, set(world.names), 1.0)
+
+
+def test_a_round_is_due_after_steps_if_times_do_not_say_so():
+    settings = msgspec.structs.replace(SETTINGS, round_every_s=None)
+    world = World(0, 3, settings=settings)
+    for device in world.devices.values():
+        device.start()
+    world.pass_time(5.0)
+    assert not world.checks.applied
+    world.devices["peer-0"].handle(RoundDue())
+    assert meet_in_a_round(world, set(world.names), 1.0)
+    world.pass_time(3.0)
+    assert len(world.checks.means) == 1
+
+
+# -- what a peer says is checked -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def middle():
+    """A world of three peers in the middle of a round, and the core of the second one."""
+    world, _ = calm(3)
+    core = world.devices["peer-1"].core
+    sent_bytes = world.devices["peer-1"].sent_bytes
+    assert world.run(lambda: core.round is not None and sent_bytes[core.round.id] > 0, 2.0)
+    return world, core
+
+
+def ping(core, number=0, **changes):
+    known = core.neighbours["peer-0"].ping
+    return msgspec.structs.replace(known, count=known.count + 1, number=number, **changes)
+
+
+def members(*names):
+    return tuple([RoundMember(name, 10) for name in names])
+
+
+def propose(core, number, proposer="peer-0", names=("peer-0", "peer-1", "peer-2"), **changes):
+    round_id = RoundId(number, proposer, 10)
+    return msgspec.structs.replace(core.round.proposal, round=round_id, members=members(*names), **changes)
+
+
+HOSTILE = {
+    "a message of a peer that is not on the list": lambda core: ("stranger", ping(core)),
+    "another model, or other ways to exchange it": lambda core: ("peer-0", ping(core, fingerprint="beef")),
+    "an old ping": lambda core: ("peer-0", core.neighbours["peer-0"].ping),
+    "a ping of an earlier start": lambda core: ("peer-0", ping(core, incarnation=9)),
+    "a round too far ahead": lambda core: ("peer-0", ping(core, number=2 * ROUND_LEAP_MAX)),
+    "a round in the name of another": lambda core: ("peer-2", propose(core, 9)),
+    "another round under the same number": lambda core: (
+        "peer-0", propose(core, core.round.id.number, names=("peer-0", "peer-1")),
+    ),
+    "a round that is over": lambda core: ("peer-0", propose(core, 0)),
+    "a round whose members are not in order": lambda core: (
+        "peer-0", propose(core, 9, names=("peer-1", "peer-0", "peer-2")),
+    ),
+    "a round without its proposer": lambda core: ("peer-0", propose(core, 9, names=("peer-1", "peer-2"))),
+    "a round without this start of this peer": lambda core: (
+        "peer-0", propose(core, 9, names=("peer-0", "peer-2")),
+    ),
+    "a round with a member that is not on the list": lambda core: (
+        "peer-0", propose(core, 9, names=("peer-0", "peer-1", "peer-9")),
+    ),
+    "a round with an unknown codec": lambda core: ("peer-0", propose(core, 9, codec="none")),
+    "a round of another topology, or with other pieces": lambda core: (
+        "peer-0", propose(core, 9, topology="all_to_all"),
+    ),
+    "a round that was not proposed": lambda core: ("peer-0", Offer(RoundId(9, "peer-0", 10), 0, 8, 0)),
+    "a step that is not this sender's": lambda core: ("peer-2", Offer(core.round.id, 0, 8, 0)),
+    "a payload that is too long": lambda core: ("peer-0", Offer(core.round.id, 3, 2**40, 0)),
+    "a piece that was not offered": lambda core: ("peer-0", PeerPiece(core.round.id, 3, 0, 0)),
+    "a credit for a payload that was not offered": lambda core: ("peer-2", PeerCredit(core.round.id, 3, 0)),
+    "a credit for bytes that were not sent": lambda core: ("peer-2", PeerCredit(core.round.id, 0, 2**50)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", HOSTILE)
+def test_what_does_not_fit_is_refused_by_name_and_the_next_round_is_whole(middle, why):
+    world, core = middle
+    before = core.refused[why]
+    sender, message = HOSTILE[why](core)
+    world.devices["peer-1"].handle(Received(sender, on_the_wire(message)))
+    assert core.refused[why] == before + 1
+    assert meet_in_a_round(world, set(world.names), 3.0)
+
+
+def test_messages_are_the_same_after_they_were_sent(middle):
+    _, core = middle
+    round_id = core.round.id
+    for message in (
+        ping(core, current=round_id), core.round.proposal, Offer(round_id, 1, 2, 2**64 - 1),
+        PeerCredit(round_id, 1, 2, again=True), PeerPiece(round_id, 1, 2, 3),
+        Abandon(round_id, "stalled", -1, ("peer-0",)),
+    ):  # fmt: skip
+        assert on_the_wire(message) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        PeerPing(1, 1, "", 2**63, ready=True, heard=()),
+        PeerPing(1, 1, "", 1, ready=True, heard=("peer",) * 65),
+        PeerPing(1, 1, "no digits", 1, ready=True, heard=()),
+        Propose(RoundId(1, "a", 1), "star", "identity", 24, members("a", "b")),
+        Propose(RoundId(1, "a", 1), "ring", "identity", 2**25, members("a", "b")),
+        Propose(RoundId(1, "a", 1), "ring", "identity", 24, members("a")),
+        Offer(RoundId(1, "no name", 1), 1, 1, 1),
+        Offer(RoundId(1, "a", 1), 128, 1, 1),
+        Abandon(RoundId(1, "a", 1), "boredom"),
+    ],
+)
+def test_messages_out_of_bounds_cannot_be_read(message):
+    with pytest.raises(msgspec.ValidationError):
+        on_the_wire(message)
+
+
+def test_no_message_makes_a_core_raise_or_its_memory_grow():
+    for seed in range(20):
+        world, _ = calm(4, ("ring", "all_to_all")[seed % 2])
+        world.pass_time(seed / 50)
+        rogue = world.devices["peer-3"]
+        rogue.kill()
+        speaker = Rogue(world, rogue, 0.0, seed)
+        for _ in range(300):
+            name = speaker.random.choice(world.names[:3])
+            message = speaker._message()
+            sender = speaker.random.choice([*world.names, "nobody"])
+            world.part = speaker.random.randbytes(speaker.random.randint(1, 40))
+            event = Received(sender, message, len(world.part), speaker.random.random() < 0.1)
+            world.devices[name].handle(event)
+            world.pass_time(0.001)
+        for name in world.names[:3]:
+            core = world.devices[name].core
+            assert len(core._told) <= 4 * REFUSED_KINDS_MAX
+            assert len(core._blame._left_out) <= 4

@@ -1,0 +1,132 @@
+"""The arithmetic of a round of peers: all have one mean, to the bit, and nothing of a payload is believed."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeasync.core.arrays.peer_round import NotFiniteError, PeerRound, check_peer_codec
+from edgeasync.core.peer.plan import plan_round
+
+RANDOM = np.random.default_rng(0)
+CODECS = ["identity", "float16", "bfloat16", "int8", "int8(stochastic)", "int4"]
+TOPOLOGIES = ["ring", "all_to_all"]
+
+
+def average(models, topology, codec):
+    """Carry out a round as its members do, step by step; return what each applies to its model."""
+    names = tuple(f"{number:02}" for number in range(len(models)))
+    plans = [plan_round(topology, names, name) for name in names]
+    segments = plans[0].segments
+    rounds = [PeerRound(model, segments, len(models), codec, ring=topology == "ring") for model in models]
+    payloads = {}
+    for step in range(max(len(plan.incoming) for plan in plans)):
+        for name, plan, of in zip(names, plans, rounds, strict=True):
+            for outgoing in plan.outgoing:
+                if outgoing.step == step and outgoing.source != "forward":
+                    payloads[name, step] = bytes(of.encode(outgoing.segment, outgoing.source, RANDOM))
+                elif outgoing.step == step:
+                    sender = names[names.index(name) - 1]
+                    payloads[name, step] = payloads[sender, outgoing.step - 1]
+        for name, plan, of in zip(names, plans, rounds, strict=True):
+            (incoming,) = [each for each in plan.incoming if each.step == step]
+            sender = name if incoming.own else incoming.sender
+            assert of.decode(payloads[sender, step], incoming.segment, incoming.way)
+    found = [model.copy() for model in models]
+    for of, model in zip(rounds, found, strict=True):
+        of.apply(model, len(model))
+    return found
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("codec", CODECS)
+@given(members=st.integers(2, 9), length=st.integers(1, 700), seed=st.integers(0, 99))
+def test_all_members_have_the_mean(topology, codec, members, length, seed):
+    models = list(np.random.default_rng(seed).normal(size=(members, length)).astype(np.float32))
+    found = average(models, topology, codec)
+    exact = np.mean(models, axis=0, dtype=np.float64)
+    error = {
+        "identity": 1e-6,
+        "float16": 1e-2,
+        "bfloat16": 1e-1,
+        "int8": 0.2,
+        "int8(stochastic)": 0.4,
+        "int4": 4.0,
+    }
+    assert np.abs(np.array(found) - exact).max() < error[codec]
+    assert np.ptp(found, axis=0).max() < 1e-6
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_what_was_learnt_since_the_snapshot_is_kept_and_statistics_are_the_mean(topology):
+    ring = topology == "ring"
+    before, other = np.array([1.0, 2.0, 3.0], np.float32), np.array([3.0, 2.0, 1.0], np.float32)
+    of = PeerRound(before, 1, 2, "identity", ring=ring)
+    if ring:
+        assert of.decode(((before + other) / 2).tobytes(), 0, "replace")
+    else:
+        assert of.decode(before.tobytes(), 0, "add")
+        assert of.decode(other.tobytes(), 0, "add")
+    now = before + np.array([0.5, 0.25, 7.0], np.float32)
+    of.apply(now, trained_length=2)
+    assert now.tolist() == [2.5, 2.25, 2.0]
+
+
+def test_a_model_that_has_diverged_since_becomes_the_mean():
+    of = PeerRound(np.zeros(2, np.float32), 1, 2, "identity", ring=True)
+    assert of.decode(np.ones(2, np.float32).tobytes(), 0, "replace")
+    now = np.array([np.nan, np.inf], np.float32)
+    of.apply(now, 2)
+    assert now.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("way", ["add", "replace"])
+def test_a_payload_that_is_not_finite_is_refused(value, way):
+    of = PeerRound(np.zeros(3, np.float32), 1, 2, "identity", ring=True)
+    assert not of.decode(np.array([0, value, 0], np.float32).tobytes(), 0, way)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@given(payload=st.binary(max_size=700))
+def test_whatever_a_payload_is_it_is_refused_or_finite(codec, payload):
+    of = PeerRound(np.zeros(100, np.float32), 1, 2, codec, ring=True)
+    if of.decode(payload, 0, "replace"):
+        of.apply(model := np.zeros(100, np.float32), 100)
+        assert np.isfinite(model).all()
+
+
+def test_a_sum_that_is_too_large_is_told_of_and_changes_nothing():
+    huge = np.full(4, 3e38, np.float32)
+    of = PeerRound(huge, 1, 2, "identity", ring=False)
+    for _ in range(2):
+        assert of.decode(huge.tobytes(), 0, "add")
+    model = huge.copy()
+    with pytest.raises(NotFiniteError):
+        of.apply(model, 4)
+    assert (model == huge).all()
+    with pytest.raises(NotFiniteError):
+        PeerRound(np.full(4, 1e6, np.float32), 1, 2, "float16", ring=True).encode(0, "sum", RANDOM)
+
+
+def test_a_model_that_is_not_finite_takes_part_in_no_round():
+    with pytest.raises(NotFiniteError):
+        PeerRound(np.array([np.nan], np.float32), 1, 2, "identity", ring=True)
+
+
+def test_what_is_sent_does_not_change_with_the_sum():
+    of = PeerRound(np.zeros(4, np.float32), 2, 2, "identity", ring=True)
+    payload = of.encode(0, "sum", RANDOM)
+    assert of.decode(np.ones(2, np.float32).tobytes(), 0, "replace")
+    assert bytes(payload) == bytes(8)
+
+
+@pytest.mark.parametrize("codec", ["top_k(0.1)", "low_rank(2)", "sign", "top_k(0.1)+int8", "what"])
+def test_codecs_that_drop_most_of_a_model_are_refused(codec):
+    with pytest.raises(ValueError, match="codec"):
+        check_peer_codec(codec)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_others_are_not(codec):
+    check_peer_codec(codec)
