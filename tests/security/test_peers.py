@@ -116,7 +116,7 @@ def test_a_key_of_the_list_cannot_end_a_peer(listed, frames):
         enemy.let_in()
         enemy.socket.send_multipart(frames)
         enemy.socket.send(b"no header")
-    listed.process.wait_for("refused", peer=name_of(2))
+        listed.process.wait_for("refused", peer=name_of(2))
     assert not listed.process.ended
 
 
