@@ -23,6 +23,7 @@ pytestmark = pytest.mark.process
 MODEL = SoftmaxModel(inputs=4, classes=2)
 ARRAYS = dict(MODEL.spec.views(MODEL.initial(0)))
 X = np.random.default_rng(0).normal(size=(400, 4)).astype(np.float32)
+WORKERS = {"worker-1", "worker-2"}
 DATA = X, (X[:, 0] > X[:, 1]).astype(np.int64)
 ROOT = Path(__file__).parents[2]
 
@@ -126,7 +127,9 @@ class Hangs(Trainer):
 @pytest.mark.parametrize("engine", ["tasks", "processes"])
 def test_the_hub_knows_how_many_examples_workers_have(engine, temporary, tmp_path):
     parts = [(X[:300], DATA[1][:300]), (X[300:], DATA[1][300:])]
-    train(MODEL, parts, run=tmp_path / "run", engine=engine, until=Stop(updates=5))
+    seen = []
+    until = Stop(when=lambda _: {event.device for event in seen if isinstance(event, events.Join)} == WORKERS)
+    train(MODEL, parts, run=tmp_path / "run", engine=engine, until=until, callbacks=[seen.append])
     replay = RunReplay(tmp_path / "run")
     replay.tell(lambda _: True)
     told = {name: member.profile.examples for name, member in replay.core.members.members.items()}

@@ -159,7 +159,7 @@ def test_faults_are_found_in_streams_of_sensors(start):
 
 
 def test_personal_heads(start):
-    shown = output(start("personal_heads.py", "--passes", 30 if WHOLE else 2), limit_s=WHOLE_S)
+    shown = output(start("personal_heads.py", "--passes", 30 if WHOLE else 2), quiet=False, limit_s=WHOLE_S)
     shared, _, heads, _ = percents(shown)
     assert min(shared, heads) > 40
     if WHOLE:

@@ -21,6 +21,9 @@ STEPS_S = 2.0
 
 STEP_S_SLOW = 10.0
 
+MOTIONLESS = SGD(learning_rate=1e-30)
+"""The optimizer of the measured steps: no step leads away from the model."""
+
 SMALLEST_GRAPH = bytes.fromhex(
     "080812003a370a100a017812017922084964656e746974791201675a0f0a0178120a0a08080112040a020801"
     "620f0a0179120a0a08080112040a02080142040a001011"
@@ -70,7 +73,7 @@ def _make_trainer(model: Model | Path, dataset: Dataset, provider: Provider, thr
     except OSError as error:
         raise ConfigError(f"{model}: cannot be read: {error.strerror}; give a training graph") from error
     spec = read_spec(graph, model)
-    return OnnxTrainer(graph, spec, dataset, [SGD(learning_rate=0.0)], threads=threads, provider=provider)
+    return OnnxTrainer(graph, spec, dataset, [MOTIONLESS], threads=threads, provider=provider)
 
 
 def read_spec(graph: bytes, path: Path) -> ParameterSpec:
