@@ -229,6 +229,7 @@ HOLDS = {
     "config": "settings from TOML",
     "states": "moves along tables",
     "errors": "the error tree",
+    "structs": "types that several threads read",
     "version": "the version of the package",
 }
 
@@ -261,7 +262,18 @@ def draw_layers() -> str:
     return picture(int(width), int(size), "The layers of edgeasync", parts)
 
 
-FILES = ("networks", "losses", "metrics", "plugins", "parameters", "config", "states", "errors", "version")
+FILES = (
+    "networks",
+    "losses",
+    "metrics",
+    "plugins",
+    "parameters",
+    "config",
+    "states",
+    "errors",
+    "structs",
+    "version",
+)
 
 
 # -- staleness --------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import inspect as types
 
 from edgeasync.errors import ConfigError, PluginError
+from edgeasync.structs import ready
 
 Settings = TypeVar("Settings")
 
@@ -74,7 +75,7 @@ def read_toml(path: Path, settings: type[Settings]) -> Settings:
 def convert(table: object, settings: type[Settings], *, where: str) -> Settings:
     """Check plain tables and values into `settings`; raises `ConfigError` beginning with `where`."""
     try:
-        return msgspec.convert(table, settings, dec_hook=_decode, str_keys=True)
+        return msgspec.convert(table, ready(settings), dec_hook=_decode, str_keys=True)
     except msgspec.ValidationError as error:
         kind = PluginError if isinstance(error.__cause__, _NoPluginError) else ConfigError
         raise kind(f"{where}: {_explain(str(error), table, settings)}") from error
@@ -140,7 +141,7 @@ def _read_kind(kinds: Kinds, table: object) -> object:
         if plugin is not None:
             settings, table = plugin, {**table, "kind": plugin.__struct_config__.tag}  # type: ignore[attr-defined]
     try:
-        return msgspec.convert(table, settings, dec_hook=_decode, str_keys=True)
+        return msgspec.convert(table, ready(settings), dec_hook=_decode, str_keys=True)
     except msgspec.ValidationError as error:
         more = list(kinds.installed()) if settings is kinds.own else []
         unknown = settings is kinds.own and isinstance(kind, str) and kind not in _tags(kinds.own)

@@ -20,6 +20,7 @@ from edgeasync.durable.disk import Disk
 from edgeasync.durable.tensors import read_tensors, tensor_parts
 from edgeasync.errors import ModelMismatchError, StorageError
 from edgeasync.protocol.wire import Buffer, checksum
+from edgeasync.structs import ready
 
 FORMAT = 3
 """The format that is written. A reader knows 1 and 2 too, whose rules have older names."""
@@ -97,7 +98,7 @@ class CheckpointStore:
         Raises `ValueError` for an array that is neither float32 nor uint8.
         """
         parts = tensor_parts(tensors)
-        manifest = msgspec.json.decode(msgspec.json.encode(manifest), type=Manifest)  # as it will be read
+        manifest = msgspec.json.decode(msgspec.json.encode(manifest), type=ready(Manifest))  # as it will be read
         name = self._free_name(manifest)
         try:
             nbytes, digest = self._replace(name + _TENSORS, parts)
@@ -262,13 +263,13 @@ class CheckpointStore:
         """Read and check a manifest; raises `StorageError`."""
         content = self._read(name + _MANIFEST)
         try:
-            version = msgspec.json.decode(content, type=_Format).format
+            version = msgspec.json.decode(content, type=ready(_Format)).format
             if version > FORMAT:
                 raise StorageError(
                     f"{name}: is of checkpoint format {version}, and this edgeasync reads format 1 to {FORMAT}; "
                     "start the version of edgeasync that wrote it, or a newer one"
                 )
-            manifest = msgspec.json.decode(content, type=Manifest)
+            manifest = msgspec.json.decode(content, type=ready(Manifest))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise StorageError(f"{name}{_MANIFEST}: damaged ({error}); {_REMEDY}") from error
         unsealed = msgspec.structs.replace(manifest, seal="")

@@ -10,6 +10,7 @@ from edgeasync.core.device.day import DayRecord
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import StorageError
 from edgeasync.protocol.messages import DAY_S, Count
+from edgeasync.structs import ready
 
 DAY_FILE = "day.json"
 DAY_FORMAT = 1
@@ -39,13 +40,13 @@ class DayFile:
         except OSError as error:
             raise StorageError(f"{self.path}: cannot be read: {error.strerror}; fix its rights") from error
         try:
-            written = msgspec.json.decode(content, type=_Format).format
+            written = msgspec.json.decode(content, type=ready(_Format)).format
             if written != DAY_FORMAT:
                 raise StorageError(
                     f"{self.path}: has format {written}, and this version knows {DAY_FORMAT}; "
                     "install the newer edgeasync again, or delete it to begin a new day"
                 )
-            day = msgspec.json.decode(content, type=_Day)
+            day = msgspec.json.decode(content, type=ready(_Day))
         except msgspec.DecodeError as error:
             raise StorageError(f"{self.path}: damaged ({error}); delete it to begin a new day") from error
         return DayRecord(day.used_bytes, day.remaining_s)

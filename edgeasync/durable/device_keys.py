@@ -8,6 +8,7 @@ from edgeasync.durable.allow_list import Key, read_key
 from edgeasync.durable.keys import KeyPair, Token
 from edgeasync.durable.secret_files import private_folder, read_secret, write_secret
 from edgeasync.errors import StorageError
+from edgeasync.structs import ready
 
 
 class HubRecord(msgspec.Struct, frozen=True):
@@ -49,7 +50,7 @@ class DeviceKeys:
     def hub(self) -> HubRecord:
         """Return the hub that the device belongs to; raises `StorageError`."""
         try:
-            record = msgspec.json.decode(read_secret(self._record), type=HubRecord)
+            record = msgspec.json.decode(read_secret(self._record), type=ready(HubRecord))
             read_key(record.key)
         except (msgspec.DecodeError, ValueError) as error:
             raise StorageError(f"{self._record}: damaged; delete it and enrol this device again") from error

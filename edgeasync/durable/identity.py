@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from edgeasync.durable.files import FolderLock, replace_file
 from edgeasync.errors import StorageError
+from edgeasync.structs import ready
 
 
 class DeviceIdentity(msgspec.Struct, frozen=True):
@@ -69,7 +70,7 @@ class DeviceFolder:
 def _next_incarnation(file: Path, device_id: str) -> DeviceIdentity:
     """Return the identity of the start after the one on disk, or a new one for another device."""
     try:
-        known = msgspec.json.decode(file.read_bytes(), type=DeviceIdentity) if file.exists() else None
+        known = msgspec.json.decode(file.read_bytes(), type=ready(DeviceIdentity)) if file.exists() else None
     except OSError as error:
         raise StorageError(f"{file}: cannot be read: {error.strerror}; fix its rights") from error
     except msgspec.DecodeError as error:

@@ -16,6 +16,7 @@ from zmq.utils import z85
 from edgeasync.durable.allow_list import Allowed, AllowList, Key, read_key
 from edgeasync.durable.secret_files import locked, private_folder, read_secret, write_secret
 from edgeasync.errors import ConfigError, StorageError
+from edgeasync.structs import ready
 
 TOKEN_S = 600.0
 """How long a token may be used, unless it is made for longer."""
@@ -94,7 +95,7 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
             raise wrong
         try:
             content = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
-            token = msgspec.msgpack.decode(content[4:], type=cls)
+            token = msgspec.msgpack.decode(content[4:], type=ready(cls))
         except (ValueError, msgspec.DecodeError):
             raise wrong from None
         if content[:4] != _digest(content[4:]) or len(token.secret) != 32 or len(token.hub) != 32:

@@ -17,6 +17,7 @@ from edgeasync.errors import ProtocolError, StorageError
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import check_codec_name
 from edgeasync.protocol.messages import ModelVersion, Push
+from edgeasync.structs import ready
 
 SPOOL_FILE = "spool.safetensors"
 HELD_FILE = "model.safetensors"
@@ -94,7 +95,7 @@ def _to_spool(metadata: dict[str, str], arrays: dict[str, npt.NDArray[Any]]) -> 
         push = wire.decode(bytes.fromhex(metadata["push"]))
         if isinstance(push, Push):
             check_codec_name(push.codec)
-        model = msgspec.json.decode(metadata["model"], type=ModelKey)
+        model = msgspec.json.decode(metadata["model"], type=ready(ModelKey))
         payload = arrays.pop(_PAYLOAD).data.cast("B")
     except (KeyError, ValueError, msgspec.DecodeError) as error:
         raise ProtocolError(f"of another version of this software ({error})") from error
@@ -106,8 +107,8 @@ def _to_spool(metadata: dict[str, str], arrays: dict[str, npt.NDArray[Any]]) -> 
 
 def _to_held(metadata: dict[str, str], arrays: dict[str, npt.NDArray[Any]]) -> HeldModel | None:
     try:
-        model = msgspec.json.decode(metadata["model"], type=ModelKey)
-        version = msgspec.json.decode(metadata["version"], type=ModelVersion)
+        model = msgspec.json.decode(metadata["model"], type=ready(ModelKey))
+        version = msgspec.json.decode(metadata["version"], type=ready(ModelVersion))
         values = arrays[_MODEL]
     except (KeyError, msgspec.DecodeError):
         return None

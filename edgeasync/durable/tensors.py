@@ -30,6 +30,9 @@ class _Place(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
+_read_place = msgspec.json.Decoder(_Place).decode
+
+
 def tensor_parts(
     tensors: Mapping[str, npt.NDArray[np.float32] | npt.NDArray[np.uint8]], metadata: dict[str, str] | None = None
 ) -> list[memoryview]:
@@ -60,7 +63,7 @@ def read_tensors(content: Buffer) -> dict[str, npt.NDArray[np.float32] | npt.NDA
     try:
         places = msgspec.json.decode(memoryview(content)[_LENGTH.size : data], type=dict[str, msgspec.Raw])
         places.pop(_METADATA, None)
-        return {name: _view(content, data, msgspec.json.decode(raw, type=_Place)) for name, raw in places.items()}
+        return {name: _view(content, data, _read_place(raw)) for name, raw in places.items()}
     except msgspec.DecodeError as error:
         raise ValueError(f"its header is damaged: {error}") from error
 

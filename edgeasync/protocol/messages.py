@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from edgeasync.parameters import ParameterSpec
+from edgeasync.structs import ready
 
 PROTOCOL_VERSION = 4
 """The newest version, which is used if both sides know it."""
@@ -401,7 +402,7 @@ class Wake(Message, frozen=True):
 
 
 MESSAGES: dict[int, type[Message]] = {
-    message.kind: message
+    message.kind: ready(message)
     for message in (
         Hello, Welcome, Fetch, Push, Ack, Assignment, Piece, Credit, Ping, Pong, Leave, Refuse,
         StatusRequest, Status, FetchGraph, Graph, Enrol, Enrolled, Wake,

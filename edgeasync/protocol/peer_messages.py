@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from edgeasync.protocol.messages import CodecName, Count, DeviceId, Message, Unsigned64
+from edgeasync.structs import ready
 
 PEERS_MAX = 64
 """The most members of a round, and the most names in a list of peers."""
@@ -131,5 +132,5 @@ class Abandon(Message, frozen=True, gc=False):
 PeerMessage = PeerPing | Propose | Offer | PeerCredit | PeerPiece | Abandon
 
 PEER_MESSAGES: dict[int, type[Message]] = {
-    message.kind: message for message in (PeerPing, Propose, Offer, PeerCredit, PeerPiece, Abandon)
+    message.kind: ready(message) for message in (PeerPing, Propose, Offer, PeerCredit, PeerPiece, Abandon)
 }

@@ -22,6 +22,7 @@ from edgeasync.protocol.messages import ModelVersion
 from edgeasync.runtime.hub import RECORD_FILE
 from edgeasync.runtime.model_file import BEST_FILE, MODEL_FILE, read_model
 from edgeasync.runtime.runs import is_in_use
+from edgeasync.structs import ready
 
 
 class TrainedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,6 +186,6 @@ def local_patterns(run: Path) -> list[str]:
 
 def _record(run: Path) -> _Record:
     try:
-        return msgspec.json.decode((run / RECORD_FILE).read_bytes(), type=_Record)
+        return msgspec.json.decode((run / RECORD_FILE).read_bytes(), type=ready(_Record))
     except (OSError, msgspec.DecodeError):
         return _Record(_Record.Hub())

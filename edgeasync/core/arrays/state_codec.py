@@ -10,6 +10,7 @@ import numpy.typing as npt
 from edgeasync.errors import StorageError
 from edgeasync.parameters import Vector
 from edgeasync.protocol import wire
+from edgeasync.structs import ready
 
 FORMAT = 9
 """The number of this format. Increase it when a field of a state changes: older versions then refuse the state."""
@@ -51,8 +52,8 @@ def decode_state(sealed: bytes, kind: type[State], upgrade: Upgrade | None = Non
         )
     try:
         if upgrade is None or made_by == FORMAT:
-            return msgspec.msgpack.decode(body, type=kind)
-        return msgspec.convert(upgrade(msgspec.msgpack.decode(body), made_by), kind, builtin_types=(bytes,))
+            return msgspec.msgpack.decode(body, type=ready(kind))
+        return msgspec.convert(upgrade(msgspec.msgpack.decode(body), made_by), ready(kind), builtin_types=(bytes,))
     except (msgspec.DecodeError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
         raise StorageError(f"not the state of a hub: {error}") from error
 

@@ -11,6 +11,7 @@ import msgspec
 
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.runtime.doctor.finding import Finding, fail, ok, warn
+from edgeasync.structs import ready
 
 SYNCED_BYTES = 4096
 
@@ -36,7 +37,7 @@ def examine_state(folder: Path, device_id: str, machine: str) -> Finding:
         return warn("state", f"{folder}: an agent runs with it", cure)
     file = folder / "identity.json"
     try:
-        identity = msgspec.json.decode(file.read_bytes(), type=DeviceIdentity)
+        identity = msgspec.json.decode(file.read_bytes(), type=ready(DeviceIdentity))
     except FileNotFoundError:
         return ok("state", f"{folder} is new")
     except (OSError, msgspec.DecodeError) as error:

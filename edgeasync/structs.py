@@ -1,0 +1,21 @@
+"""Types that msgspec reads into, used by several threads."""
+
+import threading
+from typing import TypeVar
+
+import msgspec
+
+Kind = TypeVar("Kind")
+
+_LOOKING = threading.RLock()
+
+
+def ready(kind: type[Kind]) -> type[Kind]:
+    """Return a type once msgspec knows its fields.
+
+    msgspec looks at them when it first reads the type, and crashes if a second thread reads the type meanwhile
+    (seen with 0.22). So a function that threads share reads `ready(Struct)`.
+    """
+    with _LOOKING:
+        msgspec.json.Decoder(kind)
+    return kind
