@@ -22,7 +22,18 @@ boot=$1 bundle=$2 settings=$3 data=$4 token=${5-}
 name=$(sed -n 's|^data = "/var/lib/edgeasync/\([^/"]*\)".*|\1|p' "$settings")
 [ -n "$name" ] || fail "$settings has no line data = \"/var/lib/edgeasync/FILE\", by which the board knows its data"
 grep -q '^\[agent\]$' "$settings" || fail "$settings has no line [agent]"
-if [ -n "$token" ] && grep -q '^enrol = ' "$settings"; then fail "$settings has a token of its own; take that line out"; fi
+[ "${data##*.}" = "${name##*.}" ] || fail "$settings names $name, and $data is of another kind; give .${name##*.} data, or correct the line data"
+says() { grep -qE "^[[:space:]]*$1[[:space:]]*=" "$settings"; }
+if [ -n "$token" ]; then
+    case ${token#edgeasync1_} in
+        "$token" | *[!A-Za-z0-9_-]*) fail "TOKEN is not a token; give the first line of 'edgeasync keys enrol'" ;;
+    esac
+    if says enrol; then fail "$settings has a token of its own; take that line out"; fi
+    if says hub_key; then fail "$settings has a hub_key, which does not go with a TOKEN; take that line out"; fi
+else
+    says enrol || says hub_key || says insecure ||
+        fail "without a TOKEN $settings has to say how the board comes in; give the first line of 'edgeasync keys enrol'"
+fi
 start='exec sh /boot/firmware/edgeasync/first-boot.sh'
 if [ -e "$boot/vendor-data" ] && ! grep -qxF "$start" "$boot/vendor-data"; then
     fail "$boot/vendor-data is there already; name $start in it, or take it away"

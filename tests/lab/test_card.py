@@ -73,8 +73,23 @@ def test_a_card_gets_all_that_its_first_boot_needs(things):
             lambda boot, bundle, settings, data: (boot / "vendor-data").write_text("#cloud-config\n"),
             "vendor-data is there already",
         ),
+        (
+            lambda boot, bundle, settings, data: settings.write_text(f'{SETTINGS}enrol="old"\n'),
+            "has a token of its own",
+        ),
+        (
+            lambda boot, bundle, settings, data: settings.write_text(f'{SETTINGS}hub_key = "00"\n'),
+            "has a hub_key",
+        ),
+        (
+            lambda boot, bundle, settings, data: settings.write_text(SETTINGS.replace(".npz", ".csv")),
+            "give .csv data",
+        ),
     ],
-    ids=["no card", "no bundle", "no settings", "no data", "data elsewhere", "two tokens", "vendor data"],
+    ids=[
+        "no card", "no bundle", "no settings", "no data", "data elsewhere", "two tokens", "vendor data",
+        "two tokens without spaces", "a knock and a token", "data of another kind",
+    ],
 )
 def test_a_mistake_is_told_before_anything_is_written(things, spoil, words):
     boot = things[0]
@@ -84,6 +99,23 @@ def test_a_mistake_is_told_before_anything_is_written(things, spoil, words):
     assert words in told
     assert len(told.splitlines()) == 1
     assert not (boot / "edgeasync").exists()
+
+
+@pytest.mark.parametrize("token", ["", 'edgeasync1_"\nhub = "tcp://elsewhere:5555', "an error message"])
+def test_a_card_without_a_way_in_is_not_made(things, token):
+    """The token is empty if the command that makes it has failed."""
+    told, code = prepare(*things, token)
+    assert code == 2
+    assert "edgeasync keys enrol" in told
+    assert not (things[0] / "edgeasync").exists()
+
+
+def test_a_card_whose_settings_say_the_way_in_needs_no_token(things):
+    for way in ('hub_key = "00"', "insecure = true", 'enrol = "edgeasync1_own"'):
+        things[2].write_text(f"{SETTINGS}{way}\n")
+        told, code = prepare(*things)
+        assert code == 0, told
+        assert (things[0] / "edgeasync/agent.toml").read_text() == f"{SETTINGS}{way}\n"
 
 
 if repetitions("cards that start for the first time"):
