@@ -87,8 +87,16 @@ def test_a_card_gets_all_that_its_first_boot_needs(things):
         ),
     ],
     ids=[
-        "no card", "no bundle", "no settings", "no data", "data elsewhere", "two tokens", "vendor data",
-        "two tokens without spaces", "a knock and a token", "data of another kind",
+        "no card",
+        "no bundle",
+        "no settings",
+        "no data",
+        "data elsewhere",
+        "two tokens",
+        "vendor data",
+        "two tokens without spaces",
+        "a knock and a token",
+        "data of another kind",
     ],
 )
 def test_a_mistake_is_told_before_anything_is_written(things, spoil, words):
