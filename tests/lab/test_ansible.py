@@ -58,6 +58,47 @@ def test_nobody_removes_all_boards_by_leaving_out_which(tmp_path):
     assert "unreachable=0" in told
 
 
+PROGRAM_THAT_FAILS = """#!/bin/sh
+case $* in
+    --version) echo 'edgeasync 1.0, Python 3.13' ;;
+    *'{failing}'*) echo 'edgeasync: what is wrong' >&2; exit 2 ;;
+    *) echo '{{"token": "edgeasync1_secret", "changed": []}}' ;;
+esac
+"""
+
+
+def play_with_a_program_that_fails(folder, failing, groups):
+    """Run agents.yml for one board, whose program and whose hub's fail at one command."""
+    (folder / "bundle").mkdir()
+    (folder / "bundle/edgeasync-1.0-py3-none-any.whl").touch()
+    program = folder / "edgeasync"
+    program.write_text(PROGRAM_THAT_FAILS.format(failing=failing))
+    program.chmod(0o755)
+    here = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ansible_become": False}
+    (folder / "inventory.yml").write_text(json.dumps({group: {"hosts": {f"{group}-1": here}} for group in groups}))
+    paths = {
+        "edgeasync_program": str(program),
+        "edgeasync_at_hub": str(program),
+        "edgeasync_bundle_there": str(folder / "there"),
+    }
+    return play(folder, "agents.yml", "-e", json.dumps(paths))
+
+
+@pytest.mark.parametrize("failing", ["keys enrol", "service install"])
+def test_a_task_that_hides_secrets_still_says_why_it_failed(tmp_path, failing):
+    told, code = play_with_a_program_that_fails(tmp_path, failing, ["hub", "agents"])
+    assert code != 0
+    assert "edgeasync: what is wrong" in told
+    assert "edgeasync1_secret" not in told
+
+
+def test_an_inventory_without_a_hub_is_told_so(tmp_path):
+    told, code = play_with_a_program_that_fails(tmp_path, "service install", ["agents"])
+    assert code != 0
+    assert "has no group hub" in told
+    assert "Make a token" not in told
+
+
 def changes(told):
     """Return how many tasks changed something on each board."""
     return {name: int(count) for name, count in re.findall(r"^(\S+) +: ok=\d+ +changed=(\d+)", told, re.MULTILINE)}
