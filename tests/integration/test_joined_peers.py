@@ -51,10 +51,10 @@ def take_steps(model, session, number, count):
 @pytest.mark.parametrize("topology", ["ring", "all_to_all"])
 @pytest.mark.parametrize("rounds", [{"round_steps": 5}, {"round_every_s": 0.02}], ids=["steps", "time"])
 def test_loops_agree_at_the_end(tmp_path, topology, rounds):
-    """Each is pulled to a number of its own, and ends at their mean."""
+    """Each is pulled to a number of its own, and all end between these."""
 
     def live(number, rest):
-        model = {"w": np.full(6, 9.0 * number, np.float32), "b": np.full(1, number, np.float32)}
+        model = {"w": np.full(6, number, np.float32), "b": np.full(1, number, np.float32)}
         with join(model=model, **how(tmp_path, number, topology=topology, **rounds)) as session:
             if "round_steps" in rounds:
                 take_steps(model, session, number, 100)
@@ -70,7 +70,7 @@ def test_loops_agree_at_the_end(tmp_path, topology, rounds):
     models, exchanges = zip(*together(live, tmp_path), strict=True)
     for model in models:
         assert np.allclose(model["w"], models[0]["w"], rtol=0.0, atol=1e-6)
-        assert np.allclose(model["w"], np.mean(TARGETS), atol=0.6 if "round_steps" in rounds else 1.5)
+        assert (np.abs(model["w"] - 1.0) < 1.9).all(), "nobody's own number: all pull"
         assert np.allclose(model["b"], models[0]["b"], rtol=0.0, atol=1e-6)
     assert min(exchanges) > 5
 
